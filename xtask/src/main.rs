@@ -1,0 +1,57 @@
+//! The chores of the repository, as `cargo xtask …`.
+//!
+//! Why a program and not scripts: a chore that is checked in should be compiled and tested like
+//! the rest, and need nothing that a machine with Rust does not have.
+
+// It talks to the person who called it.
+#![allow(clippy::print_stdout)]
+
+mod cargo;
+mod images;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use cargo::Workspace;
+
+/// Chores of the repository
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Build the image archives of the sandbox and of the tests
+    Images {
+        /// Where to; the default is target/images
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+        /// The static busybox that goes into the test image
+        #[arg(long, value_name = "FILE", default_value = "/bin/busybox")]
+        busybox: PathBuf,
+    },
+    /// Check the laws of the repository: dependencies, licences, sources, documents
+    Tidy,
+    /// List the licence of every package that we build with
+    Licences,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let chore = Arguments::parse().chore;
+    let workspace = Workspace::here()?;
+    match chore {
+        Chore::Images { out, busybox } => {
+            let out = out.unwrap_or_else(|| workspace.root.join("target/images"));
+            images::build(&workspace, &out, &busybox)?;
+        }
+        Chore::Tidy => return tidy::run(&workspace),
+        Chore::Licences => tidy::list_licences(&workspace)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

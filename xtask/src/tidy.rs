@@ -1,0 +1,82 @@
+//! The laws of the repository, checked.
+//!
+//! Why here and not in people's heads: a law that nothing checks holds until the first busy
+//! week. Each check answers one question, names every fault at once, and says what to do.
+
+mod decisions;
+mod dependencies;
+mod licences;
+mod links;
+mod manifests;
+mod rust_text;
+mod sources;
+mod spdx;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use crate::cargo::{Edges, Workspace};
+
+/// The outcome of one check.
+#[derive(Debug)]
+struct Finding {
+    /// The law, in a few words.
+    law: &'static str,
+    /// What was looked at, with numbers: a check of nothing should show.
+    seen: String,
+    faults: Vec<String>,
+}
+
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<ExitCode> {
+    let findings = check(workspace)?;
+    let mut broken = 0;
+    for Finding { law, seen, faults } in &findings {
+        let mark = if faults.is_empty() { "ok  " } else { "FAIL" };
+        println!("{mark} {law} ({seen})");
+        for fault in faults {
+            println!("     {fault}");
+        }
+        broken += usize::from(!faults.is_empty());
+    }
+    if broken == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{broken} of {} laws broken", findings.len());
+    Ok(ExitCode::FAILURE)
+}
+
+fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
+    let members = workspace.members()?;
+    let files = tree::files(&workspace.root)?;
+    let sources = sources::read(&workspace.root, &files)?;
+    Ok(vec![
+        dependencies::layers(&members),
+        dependencies::purity(&workspace.tree(Some(dependencies::PURE), Edges::Run)?),
+        dependencies::bans(&workspace.tree(None, Edges::All)?),
+        licences::allowed(&workspace.tree(None, Edges::Build)?),
+        manifests::lints(&members)?,
+        manifests::clippy_settings(&workspace.root, &files)?,
+        sources::length(&sources),
+        sources::names(&files),
+        sources::unsafe_code(&sources),
+        sources::ignored_tests(&sources),
+        links::lead_somewhere(&workspace.root, &files)?,
+        decisions::have_a_status(&workspace.root, &files)?,
+    ])
+}
+
+pub(crate) fn list_licences(workspace: &Workspace) -> anyhow::Result<()> {
+    let mut by_licence: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for package in workspace.tree(None, Edges::Build)? {
+        let named = format!("{} {}", package.name, package.version);
+        by_licence.entry(package.licence).or_default().push(named);
+    }
+    for (licence, packages) in by_licence {
+        println!("{licence}");
+        for package in packages {
+            println!("    {package}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! Who may depend on whom, and on what never.
+
+use std::collections::BTreeSet;
+
+use super::Finding;
+use crate::cargo::{Member, Package};
+
+/// The member that only chooses.
+pub(super) const PURE: &str = "podwright-core";
+
+/// The layers, from the ground up: each member, and which others it may use outside its tests.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("podwright-proto", &[]),
+    ("podwright-core", &["podwright-proto"]),
+    ("podwright-cri", &["podwright-core", "podwright-proto"]),
+    ("podwright-host", &["podwright-core", "podwright-proto"]),
+    ("podwright-node", &["podwright-core", "podwright-proto", "podwright-cri", "podwright-host"]),
+    ("podwright-apiserver", &["podwright-core", "podwright-proto"]),
+    ("podwright-pause", &[]),
+    (
+        "podwright",
+        &[
+            "podwright-core",
+            "podwright-proto",
+            "podwright-cri",
+            "podwright-host",
+            "podwright-node",
+            "podwright-apiserver",
+            "podwright-pause",
+        ],
+    ),
+    // From here on: what never ships.
+    (
+        "podwright-testkit",
+        &[
+            "podwright-core",
+            "podwright-proto",
+            "podwright-cri",
+            "podwright-host",
+            "podwright-node",
+            "podwright-apiserver",
+        ],
+    ),
+    (
+        "podwright-e2e",
+        &[
+            "podwright-core",
+            "podwright-proto",
+            "podwright-cri",
+            "podwright-host",
+            "podwright-pause",
+            "podwright-testkit",
+        ],
+    ),
+    ("podwright-testserver", &[]),
+    ("xtask", &["podwright", "podwright-pause"]),
+];
+
+/// What reaches out of the process, so that a decision could depend on it.
+const IMPURE: &[(&str, &str)] = &[
+    ("tokio", "a runtime: timers, sockets, tasks"),
+    ("async-io", "a runtime"),
+    ("smol", "a runtime"),
+    ("mio", "sockets"),
+    ("socket2", "sockets"),
+    ("hyper", "HTTP"),
+    ("reqwest", "HTTP"),
+    ("tonic", "gRPC calls; podwright-proto without its grpc feature has only the messages"),
+    ("tower", "calls"),
+    ("axum", "HTTP"),
+    ("kube", "the API client"),
+    ("kube-client", "the API client"),
+    ("kube-runtime", "the API client"),
+    ("rustls", "TLS"),
+    ("rustix", "system calls"),
+    ("nix", "system calls"),
+    ("libc", "system calls"),
+    ("inotify", "files"),
+    ("tempfile", "files"),
+    ("procfs", "the kernel's tables"),
+    ("zbus", "the message bus"),
+    ("redb", "files"),
+    ("getrandom", "chance: the same inputs must give the same plan"),
+    ("rand", "chance: the same inputs must give the same plan"),
+    ("fastrand", "chance: the same inputs must give the same plan"),
+    ("tracing", "a global: a decision carries its reason in its answer"),
+    ("log", "a global: a decision carries its reason in its answer"),
+];
+
+/// What is not built with, by anyone, and why.
+const BANS: &[(&str, &str)] = &[
+    ("openssl", "a C library to track; rustls is the one TLS here"),
+    ("openssl-sys", "a C library to track; rustls is the one TLS here"),
+    ("native-tls", "brings openssl; rustls is the one TLS here"),
+    ("aws-lc-rs", "a second crypto provider beside ring, and rustls panics if it must choose"),
+    ("aws-lc-sys", "a second crypto provider beside ring, and rustls panics if it must choose"),
+    ("chrono", "Kubernetes' types carry jiff; two notions of time do not meet"),
+    ("serde_yaml", "unmaintained; serde-saphyr reads YAML here"),
+    ("serde_yml", "RUSTSEC-2025-0068; serde-saphyr reads YAML here"),
+    ("unsafe-libyaml", "C turned into unsafe Rust; serde-saphyr reads YAML here"),
+    ("backoff", "unmaintained; back-off is data in podwright-core"),
+    ("atty", "unmaintained; std::io::IsTerminal does it"),
+    ("spdy-mux", "GPL-3.0; streams are passed through to the runtime unread"),
+];
+
+pub(super) fn layers(members: &[Member]) -> Finding {
+    let mut faults = Vec::new();
+    let mut uses = 0;
+    for member in members {
+        let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == member.name) else {
+            faults.push(format!("{}: has no place among the layers; give it one", member.name));
+            continue;
+        };
+        for used in member.uses.iter().filter(|used| !used.for_tests) {
+            uses += 1;
+            if !allowed.contains(&used.member.as_str()) {
+                faults.push(format!("{} must not depend on {}", member.name, used.member));
+            }
+        }
+    }
+    let seen = format!("{} members, {uses} dependencies between them", members.len());
+    Finding { law: "members depend only downwards", seen, faults }
+}
+
+pub(super) fn purity(tree: &[Package]) -> Finding {
+    Finding {
+        law: "podwright-core has no clock, no I/O and no chance in its tree",
+        seen: format!("{} packages", tree.len()),
+        faults: listed(tree, IMPURE),
+    }
+}
+
+pub(super) fn bans(tree: &[Package]) -> Finding {
+    Finding {
+        law: "no banned package is built with",
+        seen: format!("{} packages, {} bans", tree.len(), BANS.len()),
+        faults: listed(tree, BANS),
+    }
+}
+
+fn listed(tree: &[Package], list: &[(&str, &str)]) -> Vec<String> {
+    let names: BTreeSet<&str> = tree.iter().map(|package| package.name.as_str()).collect();
+    list.iter()
+        .filter(|(name, _)| names.contains(name))
+        .map(|(name, why)| format!("{name}: {why} (cargo tree --invert {name} shows who wants it)"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::{Edges, Use, Workspace};
+
+    fn member(name: &str, uses: &[(&str, bool)]) -> Member {
+        let uses = uses.iter().map(|(m, tests)| Use { member: (*m).into(), for_tests: *tests });
+        Member { name: name.into(), manifest: "Cargo.toml".into(), uses: uses.collect() }
+    }
+
+    fn package(name: &str) -> Package {
+        Package { name: name.into(), version: "1.0.0".into(), licence: "MIT".into() }
+    }
+
+    #[test]
+    fn a_dependency_upwards_or_sideways_is_a_fault() {
+        for (from, to) in [
+            ("podwright-core", "podwright-host"),
+            ("podwright-cri", "podwright-host"),
+            ("podwright-node", "podwright-apiserver"),
+            ("podwright-node", "podwright-testkit"),
+            ("podwright-apiserver", "podwright-node"),
+            ("podwright-apiserver", "podwright-cri"),
+            ("podwright-apiserver", "podwright-host"),
+            ("podwright", "podwright-testkit"),
+        ] {
+            let faults = layers(&[member(from, &[(to, false)])]).faults;
+            assert_eq!(faults, [format!("{from} must not depend on {to}")]);
+            assert_eq!(layers(&[member(from, &[(to, true)])]).faults, [""; 0], "for tests");
+        }
+        let ways = [("podwright-core", false), ("podwright-host", false)];
+        assert_eq!(layers(&[member("podwright-node", &ways)]).faults, [""; 0]);
+    }
+
+    #[test]
+    fn a_member_without_a_layer_is_a_fault() {
+        assert_eq!(layers(&[member("podwright-new", &[])]).faults.len(), 1);
+    }
+
+    #[test]
+    fn every_layer_is_listed_after_those_it_may_use() {
+        for (index, (name, allowed)) in LAYERS.iter().enumerate() {
+            for used in *allowed {
+                let before = LAYERS[..index].iter().any(|(name, _)| name == used);
+                assert!(before, "{name} may use {used}, which is not below it");
+            }
+        }
+    }
+
+    #[test]
+    fn this_workspace_keeps_the_law() {
+        let workspace = Workspace::here().unwrap();
+        assert_eq!(layers(&workspace.members().unwrap()).faults, [""; 0]);
+        let core = workspace.tree(Some(PURE), Edges::Run).unwrap();
+        assert!(core.iter().any(|package| package.name == "serde"), "{core:?}");
+        assert_eq!(purity(&core).faults, [""; 0]);
+        assert_eq!(bans(&workspace.tree(None, Edges::All).unwrap()).faults, [""; 0]);
+    }
+
+    #[test]
+    fn a_listed_package_is_a_fault_with_its_reason() {
+        let tree = [package("serde"), package("tokio"), package("tokio-macros")];
+        let faults = purity(&tree).faults;
+        assert_eq!(faults.len(), 1);
+        assert!(faults[0].starts_with("tokio: a runtime"), "{faults:?}");
+        assert_eq!(bans(&tree).faults, [""; 0]);
+        assert_eq!(bans(&[package("openssl")]).faults.len(), 1);
+    }
+}

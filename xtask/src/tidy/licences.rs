@@ -1,0 +1,74 @@
+//! Whether we may ship what we build with.
+
+use std::collections::BTreeSet;
+
+use super::{Finding, spdx};
+use crate::cargo::Package;
+
+/// Licences that ask for no more than to be named. Copyleft of any strength is not among them:
+/// whoever ships our binary should owe nobody their changes.
+const ALLOWED: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+const ALLOWED_WITH: &[(&str, &str)] = &[("Apache-2.0", "LLVM-exception")];
+
+pub(super) fn allowed(tree: &[Package]) -> Finding {
+    let expressions: BTreeSet<&str> = tree.iter().map(|p| p.licence.as_str()).collect();
+    Finding {
+        law: "every package has a licence that only asks to be named",
+        seen: format!("{} packages, {} expressions", tree.len(), expressions.len()),
+        faults: tree.iter().filter_map(fault).collect(),
+    }
+}
+
+fn fault(package: &Package) -> Option<String> {
+    let Package { name, version, licence } = package;
+    if licence.is_empty() {
+        return Some(format!("{name} {version}: its manifest names no licence"));
+    }
+    let verdict = spdx::permits(licence, |licence, exception| match exception {
+        None => ALLOWED.contains(&licence),
+        Some(exception) => ALLOWED_WITH.contains(&(licence, exception)),
+    });
+    match verdict {
+        Ok(true) => None,
+        Ok(false) => Some(format!("{name} {version}: {licence}")),
+        Err(error) => Some(format!("{name} {version}: cannot read {licence:?}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_licence_that_asks_for_little_passes() {
+        for (licence, passes) in [
+            ("Apache-2.0", true),
+            ("(MIT OR Apache-2.0) AND Unicode-3.0", true),
+            ("Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT", true),
+            ("MPL-2.0", false),
+            ("LGPL-3.0-or-later", false),
+            ("MIT OR GPL-3.0-only", true),
+            ("", false),
+            ("MIT OR", false),
+        ] {
+            let package =
+                Package { name: "p".into(), version: "1.0.0".into(), licence: licence.into() };
+            assert_eq!(allowed(&[package]).faults.is_empty(), passes, "{licence:?}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What the Rust sources may look like.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::{Finding, rust_text, tree};
+
+/// Longer than this, a file holds two things.
+const LINES: usize = 700;
+
+/// Files that are one thing and longer all the same, each with its reason.
+const LONG: &[(&str, &str)] = &[];
+
+/// Names that say nothing about what is inside.
+const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "util", "utils"];
+
+/// Where the compiler's guarantees may end: at the kernel.
+const UNSAFE_IN: &[&str] = &["crates/host", "crates/pause"];
+
+/// Tests that are not run by themselves, one for each time a file is listed, with the reason.
+const IGNORED: &[(&str, &str)] =
+    &[("crates/e2e/tests/e2e/clean_up.rs", "the process that other cases start and kill")];
+
+/// A Rust file.
+pub(super) struct Source {
+    path: PathBuf,
+    lines: usize,
+    /// Without comments and strings.
+    code: String,
+}
+
+pub(super) fn read(root: &Path, files: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
+    let rust = files.iter().filter(|path| tree::has_extension(path, "rs"));
+    rust.map(|path| {
+        let text = std::fs::read_to_string(root.join(path))
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Source {
+            path: path.clone(),
+            lines: text.lines().count(),
+            code: rust_text::code_only(&text),
+        })
+    })
+    .collect()
+}
+
+pub(super) fn length(sources: &[Source]) -> Finding {
+    length_with(sources, LONG)
+}
+
+fn length_with(sources: &[Source], exceptions: &[(&str, &str)]) -> Finding {
+    let excepted = |path: &Path| exceptions.iter().any(|(long, _)| path == Path::new(long));
+    let checked: Vec<&Source> = sources.iter().filter(|source| ships(&source.path)).collect();
+    let mut faults: Vec<String> = checked
+        .iter()
+        .filter(|source| source.lines > LINES && !excepted(&source.path))
+        .map(|source| {
+            format!("{}: {} lines; split it by noun", source.path.display(), source.lines)
+        })
+        .collect();
+    for (long, _) in exceptions {
+        let still = checked.iter().any(|s| s.path == Path::new(long) && s.lines > LINES);
+        if !still {
+            faults.push(format!("{long}: is not too long any more; take it off the list"));
+        }
+    }
+    let longest = checked.iter().map(|source| source.lines).max().unwrap_or_default();
+    let seen = format!("{} files, the longest {longest} lines", checked.len());
+    Finding { law: "no source is longer than 700 lines", seen, faults }
+}
+
+/// `crates/*/src/…` and our own.
+fn ships(path: &Path) -> bool {
+    let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
+    matches!(parts.as_slice(), ["crates", _, "src", ..] | ["xtask", "src", ..])
+}
+
+pub(super) fn names(files: &[PathBuf]) -> Finding {
+    let rust: Vec<&PathBuf> = files.iter().filter(|path| tree::has_extension(path, "rs")).collect();
+    let empty = |path: &Path| {
+        path.with_extension("")
+            .iter()
+            .any(|part| part.to_str().is_some_and(|part| EMPTY_NAMES.contains(&part)))
+    };
+    Finding {
+        law: "modules are named for what is in them",
+        seen: format!("{} files", rust.len()),
+        faults: rust
+            .iter()
+            .filter(|path| empty(path))
+            .map(|path| format!("{}: name it for what it is about", path.display()))
+            .collect(),
+    }
+}
+
+pub(super) fn unsafe_code(sources: &[Source]) -> Finding {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut faults = Vec::new();
+    for source in sources {
+        let home = UNSAFE_IN.iter().find(|home| source.path.starts_with(home));
+        for (line, _) in lines_with_word(&source.code, "unsafe") {
+            match home {
+                Some(home) => *counts.entry(home).or_default() += 1,
+                None => faults.push(format!("{}:{line}: unsafe", source.path.display())),
+            }
+        }
+    }
+    let counts = UNSAFE_IN.iter().map(|home| {
+        let count = counts.get(home).copied().unwrap_or_default();
+        format!("{count} in {home}")
+    });
+    let seen = counts.collect::<Vec<_>>().join(", ");
+    Finding { law: "unsafe code stays where the kernel is", seen, faults }
+}
+
+pub(super) fn ignored_tests(sources: &[Source]) -> Finding {
+    ignored_tests_with(sources, IGNORED)
+}
+
+fn ignored_tests_with(sources: &[Source], exceptions: &[(&str, &str)]) -> Finding {
+    let mut tests = 0;
+    let mut faults = Vec::new();
+    let mut excused: Vec<&Path> = exceptions.iter().map(|(path, _)| Path::new(path)).collect();
+    for Source { path, code, .. } in sources {
+        tests += attributes(code, "test").count();
+        for line in attributes(code, "ignore") {
+            match excused.iter().position(|it| it == path) {
+                Some(index) => drop(excused.swap_remove(index)),
+                None => {
+                    let fault = "a test that is not run is no test";
+                    faults.push(format!("{}:{line}: {fault}", path.display()));
+                }
+            }
+        }
+    }
+    let stale = excused
+        .iter()
+        .map(|path| format!("{}: ignores no test any more; take it off the list", path.display()));
+    faults.extend(stale);
+    Finding { law: "no test is ignored", seen: format!("{tests} tests"), faults }
+}
+
+/// The lines with an attribute in which the word stands.
+fn attributes<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> {
+    lines_with_word(code, word)
+        .filter(|(_, line)| line.trim_start().starts_with("#["))
+        .map(|it| it.0)
+}
+
+/// The lines, counted from 1, in which the word stands by itself.
+fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    (1..).zip(code.lines()).filter(move |(_, line)| line.split(|c| !is_part(c)).any(|w| w == word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::tests::repository;
+    use super::*;
+
+    fn sources(files: &[(&str, &str)]) -> Vec<Source> {
+        let root = repository(files);
+        read(root.path(), &tree::files(root.path()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_long_file_is_a_fault_where_it_ships() {
+        let long = "//\n".repeat(701);
+        let fits = "//\n".repeat(700);
+        let sources = sources(&[
+            ("crates/a/src/deep/long.rs", &long),
+            ("crates/a/src/fits.rs", &fits),
+            ("crates/a/tests/long.rs", &long),
+        ]);
+        let faults = length(&sources).faults;
+        assert_eq!(faults, ["crates/a/src/deep/long.rs: 701 lines; split it by noun"]);
+
+        let excepted = length_with(&sources, &[("crates/a/src/deep/long.rs", "a table")]);
+        assert_eq!(excepted.faults, [""; 0]);
+        let stale = length_with(&sources, &[("crates/a/src/fits.rs", "it was")]);
+        assert_eq!(stale.faults.len(), 2);
+    }
+
+    #[test]
+    fn a_name_that_says_nothing_is_a_fault_for_files_and_folders() {
+        let names_of = |paths: &[&str]| {
+            names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>()).faults.len()
+        };
+        assert_eq!(names_of(&["a/src/utils.rs", "a/src/common/mod.rs", "a/tests/helpers/x.rs"]), 3);
+        assert_eq!(names_of(&["a/src/commons.rs", "a/src/lib.rs", "docs/common.md"]), 0);
+    }
+
+    #[test]
+    fn unsafe_is_counted_at_home_and_a_fault_elsewhere() {
+        let finding = unsafe_code(&sources(&[
+            ("crates/host/src/a.rs", "// SAFETY: …\nunsafe { a() }\nunsafe { b() }\n"),
+            ("crates/core/src/b.rs", "fn a() {}\n\nfn b() { unsafe { c() } }\n"),
+            ("crates/core/src/c.rs", "// unsafe\nlet s = \"unsafe\"; not_unsafe()\n"),
+        ]));
+        assert_eq!(finding.faults, ["crates/core/src/b.rs:3: unsafe"]);
+        assert_eq!(finding.seen, "2 in crates/host, 0 in crates/pause");
+    }
+
+    #[test]
+    fn an_ignored_test_is_a_fault_and_an_ignored_word_is_not() {
+        let sources = sources(&[(
+            "crates/a/src/a.rs",
+            "#[test]\n#[ignore = \"slow\"]\nfn t() {}\n#[tokio::test]\nfn u() { ignore(x) }\n",
+        )]);
+        let finding = ignored_tests_with(&sources, &[]);
+        assert_eq!(finding.faults, ["crates/a/src/a.rs:2: a test that is not run is no test"]);
+        assert_eq!(finding.seen, "2 tests");
+
+        let excused = ignored_tests_with(&sources, &[("crates/a/src/a.rs", "why")]);
+        assert_eq!(excused.faults, [""; 0]);
+        let stale = ignored_tests_with(&sources, &[("crates/a/src/a.rs", "why"); 2]);
+        assert_eq!(stale.faults.len(), 1);
+    }
+}
