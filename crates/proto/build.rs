@@ -1,0 +1,48 @@
+//! Turns `proto/` into Rust, without protoc: a fresh machine needs nothing but cargo.
+
+use std::path::{Path, PathBuf};
+use std::{env, error, fs};
+
+use prost_types::FileDescriptorSet;
+use protox::prost::Message;
+
+/// Everything else is imported by one of these.
+const ROOTS: [&str; 5] = [
+    "cri/runtime_service.proto",
+    "cri/image_service.proto",
+    "containerd/events.proto",
+    "containerd/tasks.proto",
+    "grpc/health.proto",
+];
+
+/// Messages that carry secrets; src/redact.rs gives them a Debug that does not tell them.
+const SECRET: [&str; 2] = [".runtime.v1.AuthConfig", ".runtime.v1.KeyValue"];
+
+fn main() -> Result<(), Box<dyn error::Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let files = protox::compile(ROOTS, ["proto"])?;
+    if enabled("DESCRIPTORS") {
+        let out = PathBuf::from(env::var("OUT_DIR")?);
+        write_descriptors(files.clone(), &out.join("descriptors.bin"))?;
+    }
+    tonic_prost_build::configure()
+        .build_client(enabled("GRPC"))
+        .build_server(enabled("GRPC"))
+        .btree_map(".") // one order for the same labels: equal messages are equal bytes
+        .skip_debug(SECRET)
+        .emit_rerun_if_changed(false)
+        .compile_fds(files)?;
+    Ok(())
+}
+
+fn enabled(feature: &str) -> bool {
+    env::var_os(format!("CARGO_FEATURE_{feature}")).is_some()
+}
+
+/// Comments and positions stay out: nobody reads them at run time.
+fn write_descriptors(mut files: FileDescriptorSet, to: &Path) -> std::io::Result<()> {
+    for file in &mut files.file {
+        file.source_code_info = None;
+    }
+    fs::write(to, files.encode_to_vec())
+}

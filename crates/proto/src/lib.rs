@@ -1,0 +1,36 @@
+//! The wire formats Podwright speaks, generated from our own `.proto` files.
+//!
+//! Why our own files: names and field numbers are facts, and protobuf skips what is not
+//! declared, so these declare what a Linux node agent reads and writes, and no more.
+//! `tests/` proves every number against types that others publish.
+//!
+//! By default there are only messages, and nothing in the tree that could do I/O: this is what
+//! the pure core may depend on. Feature `grpc` adds tonic clients and servers, feature
+//! `descriptors` the compiled descriptors for turning messages into JSON.
+
+#![allow(unused_qualifications, reason = "generated code spells every path in full")]
+
+/// CRI `runtime.v1`, as the kubelet of Kubernetes v1.36 uses it.
+pub mod cri {
+    include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+}
+
+/// containerd's event stream, and the task events that travel in it.
+///
+/// Choose the message for an [`Envelope`](containerd_events::Envelope) by its topic,
+/// never by the type URL.
+pub mod containerd_events {
+    include!(concat!(env!("OUT_DIR"), "/containerd.services.events.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/containerd.events.rs"));
+}
+
+/// The gRPC health protocol, for gRPC probes.
+pub mod grpc_health {
+    include!(concat!(env!("OUT_DIR"), "/grpc.health.v1.rs"));
+}
+
+mod redact;
+
+/// All of the above as an encoded `google.protobuf.FileDescriptorSet`.
+#[cfg(feature = "descriptors")]
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
