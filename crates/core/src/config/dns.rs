@@ -1,0 +1,409 @@
+//! Which name servers a pod asks, and in which domains it looks.
+//!
+//! The base is the cluster's or the node's configuration, as `dnsPolicy` says; `dnsConfig` adds to
+//! it; what a resolver cannot take is cut off, and the pod's events say so.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1;
+use podwright_proto::cri;
+
+use super::error::ConfigError;
+use super::facts::NodeFacts;
+use super::sandbox::{About, Warning};
+use crate::pod::Pod;
+
+const MAX_SERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+/// Longer names abort some resolvers.
+const MAX_SEARCH_LENGTH: usize = 253;
+const MAX_SEARCH_LINE: usize = 2048;
+const NO_SERVER: &str =
+    "Encountered error while parsing resolv conf file. Error: nameserver list is empty ";
+
+/// The node's own resolver configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostDns {
+    /// `resolvConf: ""`: pods are not to use the node's.
+    Unused,
+    Read(ResolvConf),
+    /// The file cannot be read, and why.
+    Unreadable(String),
+}
+
+/// The content of a `resolv.conf`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvConf {
+    pub servers: Vec<String>,
+    pub searches: Vec<String>,
+    pub options: Vec<String>,
+}
+
+impl HostDns {
+    /// From a `resolv.conf`. Name servers add up, the last `search` wins, and so does the last of
+    /// each option.
+    pub fn parse(text: &str) -> Self {
+        let mut conf = ResolvConf::default();
+        let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+        for line in lines {
+            let mut fields = line.split_whitespace();
+            match fields.next() {
+                Some("nameserver") => match fields.next() {
+                    Some(server) => conf.servers.push(server.to_owned()),
+                    None => return Self::Unreadable(NO_SERVER.to_owned()),
+                },
+                Some("search") => {
+                    let undotted = |name: &str| name.strip_suffix('.').unwrap_or(name).to_owned();
+                    conf.searches = fields.filter(|name| *name != ".").map(undotted).collect();
+                }
+                Some("options") => {
+                    fields.for_each(|option| set_option(&mut conf.options, option.to_owned()));
+                }
+                _ => {}
+            }
+        }
+        Self::Read(conf)
+    }
+}
+
+/// What a pod's configuration starts from.
+enum Base {
+    Nothing,
+    Cluster,
+    Host,
+}
+
+/// The resolver configuration of a pod, and what had to be left out of it.
+pub fn for_pod(
+    pod: &Pod,
+    facts: &NodeFacts,
+) -> Result<(cri::DnsConfig, Vec<Warning>), ConfigError> {
+    let mut warnings = Vec::new();
+    let mut conf = match base(pod) {
+        Base::Nothing => ResolvConf::default(),
+        Base::Cluster if !facts.cluster_dns.is_empty() => cluster(pod, facts)?,
+        Base::Cluster => {
+            warnings.extend(no_cluster_dns(pod));
+            host(facts)?
+        }
+        Base::Host => host(facts)?,
+    };
+    let spec = pod.object.spec.as_ref();
+    if let Some(own) = spec.and_then(|spec| spec.dns_config.as_ref()) {
+        append(&mut conf, own);
+    }
+    warnings.extend(cut_servers(&mut conf.servers));
+    warnings.extend(cut_searches(&mut conf.searches));
+    let ResolvConf { servers, searches, options } = conf;
+    Ok((cri::DnsConfig { servers, searches, options }, warnings))
+}
+
+fn base(pod: &Pod) -> Base {
+    let policy = pod.object.spec.as_ref().and_then(|spec| spec.dns_policy.as_deref());
+    match policy {
+        Some("None") => Base::Nothing,
+        Some("Default") => Base::Host,
+        Some("ClusterFirst") if pod.host_network => Base::Host,
+        _ => Base::Cluster,
+    }
+}
+
+/// Only the cluster's servers; they ask the others if they have to.
+fn cluster(pod: &Pod, facts: &NodeFacts) -> Result<ResolvConf, ConfigError> {
+    let host = readable(&facts.host_dns)?.searches;
+    let searches = match facts.cluster_domain.as_str() {
+        "" => host,
+        domain => {
+            let mut searches = vec![
+                format!("{}.svc.{domain}", pod.name.namespace),
+                format!("svc.{domain}"),
+                domain.to_owned(),
+            ];
+            searches.extend(host);
+            without_duplicates(searches)
+        }
+    };
+    Ok(ResolvConf {
+        servers: facts.cluster_dns.iter().map(IpAddr::to_string).collect(),
+        searches,
+        options: vec!["ndots:5".to_owned()],
+    })
+}
+
+fn host(facts: &NodeFacts) -> Result<ResolvConf, ConfigError> {
+    match &facts.host_dns {
+        HostDns::Read(_) | HostDns::Unreadable(_) => readable(&facts.host_dns),
+        // Nobody answers there: without servers the runtime would fill in the node's.
+        HostDns::Unused => {
+            let loopback = |ip: &IpAddr| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned();
+            let mut servers: Vec<_> = facts.host_ips.iter().map(loopback).collect();
+            if servers.is_empty() {
+                servers.push("127.0.0.1".to_owned());
+            }
+            Ok(ResolvConf { servers, searches: vec![".".to_owned()], options: Vec::new() })
+        }
+    }
+}
+
+fn readable(host: &HostDns) -> Result<ResolvConf, ConfigError> {
+    match host {
+        HostDns::Unused => Ok(ResolvConf::default()),
+        HostDns::Read(conf) => Ok(conf.clone()),
+        HostDns::Unreadable(why) => Err(ConfigError::HostDns { why: why.clone() }),
+    }
+}
+
+fn append(conf: &mut ResolvConf, own: &v1::PodDNSConfig) {
+    conf.servers.extend(own.nameservers.iter().flatten().cloned());
+    conf.servers = without_duplicates(std::mem::take(&mut conf.servers));
+    conf.searches.extend(own.searches.iter().flatten().cloned());
+    conf.searches = without_duplicates(std::mem::take(&mut conf.searches));
+    for option in own.options.iter().flatten() {
+        let name = option.name.as_deref().unwrap_or_default();
+        let text = match option.value.as_deref().unwrap_or_default() {
+            "" => name.to_owned(),
+            value => format!("{name}:{value}"),
+        };
+        set_option(&mut conf.options, text);
+    }
+}
+
+/// Replaces the option of the same name, or adds it.
+fn set_option(options: &mut Vec<String>, option: String) {
+    fn name(option: &str) -> &str {
+        option.split_once(':').map_or(option, |(name, _)| name)
+    }
+    match options.iter_mut().find(|known| name(known) == name(&option)) {
+        Some(known) => *known = option,
+        None => options.push(option),
+    }
+}
+
+fn without_duplicates(all: Vec<String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::with_capacity(all.len());
+    for item in all {
+        if !kept.contains(&item) {
+            kept.push(item);
+        }
+    }
+    kept
+}
+
+fn no_cluster_dns(pod: &Pod) -> [Warning; 2] {
+    const TEXT: &str = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                        \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+    let warning = |about, message: String| Warning { about, reason: "MissingClusterDNS", message };
+    [
+        warning(About::Node, TEXT.to_owned()),
+        warning(About::Pod, format!("pod: {:?}. {TEXT}", pod.described())),
+    ]
+}
+
+fn cut_servers(servers: &mut Vec<String>) -> Option<Warning> {
+    (servers.len() > MAX_SERVERS).then(|| {
+        servers.truncate(MAX_SERVERS);
+        forming(format!(
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied \
+             nameserver line is: {}",
+            servers.join(" ")
+        ))
+    })
+}
+
+fn cut_searches(searches: &mut Vec<String>) -> Option<Warning> {
+    let before = searches.len();
+    searches.truncate(MAX_SEARCHES);
+    searches.retain(|search| search.len() <= MAX_SEARCH_LENGTH);
+    while line_length(searches) > MAX_SEARCH_LINE {
+        searches.pop();
+    }
+    (searches.len() < before).then(|| {
+        forming(format!(
+            "Search Line limits were exceeded, some search paths have been omitted, the applied \
+             search line is: {}",
+            searches.join(" ")
+        ))
+    })
+}
+
+/// Of the searches, with one space between two.
+fn line_length(searches: &[String]) -> usize {
+    searches.iter().map(|search| search.len() + 1).sum::<usize>().saturating_sub(1)
+}
+
+fn forming(message: String) -> Warning {
+    Warning { about: About::Pod, reason: "DNSConfigForming", message }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::sample;
+    use super::*;
+
+    fn words(all: &[&str]) -> Vec<String> {
+        all.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    fn conf(servers: &[&str], searches: &[&str], options: &[&str]) -> ResolvConf {
+        ResolvConf { servers: words(servers), searches: words(searches), options: words(options) }
+    }
+
+    #[test]
+    fn a_resolv_conf_is_read_as_resolvers_read_it() {
+        for (text, want) in [
+            ("", conf(&[], &[], &[])),
+            ("nameserver 1.2.3.4\n nameserver\t::1 # two", conf(&["1.2.3.4", "::1"], &[], &[])),
+            ("search a b\nsearch c. . d\n", conf(&[], &["c", "d"], &[])),
+            ("search a\nsearch", conf(&[], &[], &[])),
+            (
+                "options ndots:1 rotate\noptions ndots:2 attempts:3",
+                conf(&[], &[], &["ndots:2", "rotate", "attempts:3"]),
+            ),
+            (
+                "# nameserver 1.1.1.1\n; x\ndomain y\r\nnameserver 2.2.2.2\r\n",
+                conf(&["2.2.2.2"], &[], &[]),
+            ),
+        ] {
+            assert_eq!(HostDns::parse(text), HostDns::Read(want), "{text:?}");
+        }
+        assert_eq!(HostDns::parse("nameserver"), HostDns::Unreadable(NO_SERVER.to_owned()));
+    }
+
+    #[test]
+    fn the_policy_chooses_the_base_and_dns_config_adds_to_it() {
+        let host = conf(&["9.9.9.9"], &["corp", "svc.cluster.local"], &["rotate"]);
+        let cluster = ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp"];
+        let from_cluster = conf(&["10.96.0.10"], &cluster, &["ndots:5"]);
+        let own = json!({"nameservers": ["1.1.1.1", "9.9.9.9"], "searches": ["x", "corp"],
+            "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}, {"name": "rotate"}]});
+        for (case, spec, want) in [
+            ("None", json!({"dnsPolicy": "None"}), conf(&[], &[], &[])),
+            (
+                "None with a config",
+                json!({"dnsPolicy": "None", "dnsConfig": own}),
+                conf(&["1.1.1.1", "9.9.9.9"], &["x", "corp"], &["ndots:2", "edns0", "rotate"]),
+            ),
+            ("ClusterFirst", json!({"dnsPolicy": "ClusterFirst"}), from_cluster.clone()),
+            (
+                "ClusterFirst on the host's network",
+                json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}),
+                host.clone(),
+            ),
+            (
+                "ClusterFirstWithHostNet",
+                json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}),
+                from_cluster.clone(),
+            ),
+            (
+                "Default with a config",
+                json!({"dnsPolicy": "Default", "dnsConfig": own}),
+                conf(
+                    &["9.9.9.9", "1.1.1.1"],
+                    &["corp", "svc.cluster.local", "x"],
+                    &["rotate", "ndots:2", "edns0"],
+                ),
+            ),
+            ("an unknown policy", json!({"dnsPolicy": "Odd", "hostNetwork": true}), from_cluster),
+        ] {
+            let mut facts = sample::facts();
+            facts.host_dns = HostDns::Read(host.clone());
+            let (got, warnings) = for_pod(&sample::pod(spec), &facts).unwrap();
+            let got =
+                ResolvConf { servers: got.servers, searches: got.searches, options: got.options };
+            assert_eq!((got, warnings), (want, vec![]), "{case}");
+        }
+    }
+
+    #[test]
+    fn without_a_resolv_conf_a_pod_asks_itself() {
+        let pod = sample::pod(json!({"dnsPolicy": "Default"}));
+        for (ips, want) in [
+            (vec![], vec!["127.0.0.1"]),
+            (vec!["10.0.0.1"], vec!["127.0.0.1"]),
+            (vec!["10.0.0.1", "fd00::1"], vec!["127.0.0.1", "::1"]),
+        ] {
+            let mut facts = sample::facts();
+            facts.host_dns = HostDns::Unused;
+            facts.host_ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+            let (got, _) = for_pod(&pod, &facts).unwrap();
+            assert_eq!((got.servers, got.searches), (words(&want), words(&["."])));
+        }
+    }
+
+    #[test]
+    fn without_cluster_dns_the_hosts_is_used_and_pod_and_node_are_told() {
+        let mut facts = sample::facts();
+        facts.cluster_dns.clear();
+        let (got, warnings) = for_pod(&sample::pod(json!({})), &facts).unwrap();
+        assert_eq!(got.servers, ["127.0.0.1"]);
+        let text = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                    \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+        let said: Vec<_> =
+            warnings.iter().map(|w| (w.about, w.reason, w.message.as_str())).collect();
+        let pod_text = format!("pod: \"web_default(u1)\". {text}");
+        assert_eq!(
+            said,
+            [
+                (About::Node, "MissingClusterDNS", text),
+                (About::Pod, "MissingClusterDNS", pod_text.as_str())
+            ]
+        );
+    }
+
+    #[test]
+    fn without_a_cluster_domain_only_the_hosts_searches_remain() {
+        let mut facts = sample::facts();
+        facts.cluster_domain.clear();
+        facts.host_dns = HostDns::parse("search corp corp");
+        let (got, _) = for_pod(&sample::pod(json!({})), &facts).unwrap();
+        assert_eq!(got.searches, ["corp", "corp"]);
+    }
+
+    #[test]
+    fn what_a_resolver_cannot_take_is_cut_off_and_said() {
+        let names = |count: usize| (0..count).map(|n| format!("s{n}")).collect::<Vec<_>>();
+        let of_length = |length: usize| "x".repeat(length);
+        let wide: Vec<_> = (0..9).map(|n| format!("{n}{}", of_length(249))).collect();
+        for (case, searches, want) in [
+            ("as many as fit", names(32), names(32)),
+            ("one too many", names(33), names(32)),
+            (
+                "one too long",
+                vec![of_length(254), "a".into(), of_length(253)],
+                vec!["a".into(), of_length(253)],
+            ),
+            // eight names of 250 and the spaces between them are 2007, nine are 2258
+            ("together too long", wide.clone(), wide[..8].to_vec()),
+        ] {
+            let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": searches}});
+            let (got, warnings) = for_pod(&sample::pod(spec), &sample::facts()).unwrap();
+            assert_eq!(got.searches, want, "{case}");
+            let said: Vec<_> = warnings.iter().map(|w| (w.reason, w.message.clone())).collect();
+            let text = "Search Line limits were exceeded, some search paths have been omitted, the \
+                        applied search line is: ";
+            let expected = ("DNSConfigForming", format!("{text}{}", want.join(" ")));
+            assert_eq!(said, if searches == want { vec![] } else { vec![expected] }, "{case}");
+        }
+        let servers = ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"];
+        let spec = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": servers}});
+        let (got, warnings) = for_pod(&sample::pod(spec), &sample::facts()).unwrap();
+        assert_eq!(got.servers, servers[..3]);
+        assert_eq!(
+            warnings[0].message,
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied \
+             nameserver line is: 1.1.1.1 1.1.1.2 1.1.1.3"
+        );
+    }
+
+    #[test]
+    fn a_host_file_that_cannot_be_read_stops_only_pods_that_use_it() {
+        let mut facts = sample::facts();
+        facts.host_dns = HostDns::Unreadable("gone".to_owned());
+        for (policy, fails) in [("None", false), ("Default", true), ("ClusterFirst", true)] {
+            let got = for_pod(&sample::pod(json!({"dnsPolicy": policy})), &facts);
+            assert_eq!(got.is_err(), fails, "{policy}");
+        }
+    }
+}

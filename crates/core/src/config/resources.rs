@@ -1,0 +1,208 @@
+//! How much of the machine the runtime is told to give.
+//!
+//! The sums are `qos`, the formulas `cgroup`; this is which of them goes into which field.
+
+use std::collections::BTreeMap;
+
+use podwright_proto::cri;
+
+use super::error::ConfigError;
+use super::facts::{CgroupVersion, Machine, NodeFacts, Swap, SwapBehaviour};
+use crate::cgroup;
+use crate::pod::{Container, Pod};
+use crate::qos::{
+    CPU, HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, Requirements, ResourceList, amount,
+};
+use crate::quantity::Quantity;
+
+const OOM_GROUP: &str = "memory.oom.group";
+const SWAP_MAX: &str = "memory.swap.max";
+/// From here on a priority is the system's.
+const SYSTEM_PRIORITY: i32 = 2_000_000_000;
+const NODE_CRITICAL: &str = "system-node-critical";
+
+/// CPUs and memory nodes that a container has been given by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// As the kernel writes sets: `0-3,8`. Empty for any.
+    pub cpus: String,
+    pub memory_nodes: String,
+    /// Nobody else uses these CPUs, so there is no need for a quota.
+    pub exclusive: bool,
+}
+
+/// What one container may use. Also right for changing a running one.
+pub fn of_container(
+    pod: &Pod,
+    container: &Container,
+    facts: &NodeFacts,
+    placement: &Placement,
+) -> Result<cri::LinuxContainerResources, ConfigError> {
+    let machine = &facts.machine;
+    let resources = parsed(pod)?;
+    let class = QosClass::of(&pod.object)?;
+    let own = requirements(&resources, &container.name).cloned().unwrap_or_default();
+    let limit = |resource| {
+        let own = amount(&own.limits, resource);
+        let of_pod = resources.pod.as_ref().filter(|_| own.is_zero());
+        of_pod.map_or(own, |of_pod| amount(&of_pod.limits, resource))
+    };
+    let (cpu, memory) = (own.requests.get(CPU).copied(), limit(MEMORY));
+    let mut linux = basic(machine, cpu, limit(CPU), memory, placement.exclusive);
+    linux.oom_score_adj = i64::from(cgroup::oom_score_adj(
+        &resources,
+        class,
+        is_node_critical(pod),
+        &container.name,
+        machine.memory,
+    ));
+    linux.hugepage_limits = hugepages(machine, resources.pod.as_ref(), &own.limits);
+    linux.cpuset_cpus.clone_from(&placement.cpus);
+    linux.cpuset_mems.clone_from(&placement.memory_nodes);
+    if let Some(swap) = machine.swap {
+        let may_swap = class == QosClass::Burstable && !is_critical(pod);
+        set_swap(&mut linux, machine, swap, &own, may_swap);
+    }
+    Ok(linux)
+}
+
+/// What the pod's containers may use together, and what the sandbox itself costs.
+pub fn of_sandbox(
+    pod: &Pod,
+    facts: &NodeFacts,
+    exclusive_cpus: bool,
+) -> Result<(cri::LinuxContainerResources, cri::LinuxContainerResources), ConfigError> {
+    let machine = &facts.machine;
+    let resources = parsed(pod)?;
+    let requests = resources.requests(Overhead::Excluded);
+    let limits = resources.limits(Overhead::Excluded);
+    let (cpu, memory) = (amount(&limits, CPU), amount(&limits, MEMORY));
+    let together = basic(machine, requests.get(CPU).copied(), cpu, memory, exclusive_cpus);
+    let has_overhead = pod.object.spec.as_ref().is_some_and(|spec| spec.overhead.is_some());
+    let overhead = if has_overhead {
+        // It is what it is: request and limit in one.
+        let cpu = amount(&resources.overhead, CPU);
+        basic(machine, Some(cpu), cpu, amount(&resources.overhead, MEMORY), false)
+    } else {
+        cri::LinuxContainerResources::default()
+    };
+    Ok((together, overhead))
+}
+
+fn parsed(pod: &Pod) -> Result<PodResources, ConfigError> {
+    match &pod.object.spec {
+        Some(spec) => Ok(PodResources::parse(spec)?),
+        None => Ok(PodResources::default()),
+    }
+}
+
+/// What a container asks for. An ephemeral one is not among them: it asks for nothing.
+pub(super) fn requirements<'a>(
+    resources: &'a PodResources,
+    name: &str,
+) -> Option<&'a Requirements> {
+    let regular = resources.containers.iter().find(|regular| regular.name == name);
+    let init = || resources.init.iter().find(|init| init.name == name);
+    regular.map(|regular| &regular.resources).or_else(|| init().map(|init| &init.resources))
+}
+
+fn basic(
+    machine: &Machine,
+    cpu_request: Option<Quantity>,
+    cpu_limit: Quantity,
+    memory_limit: Quantity,
+    exclusive_cpus: bool,
+) -> cri::LinuxContainerResources {
+    let weighed = cpu_request.unwrap_or(cpu_limit);
+    let mut linux = cri::LinuxContainerResources {
+        cpu_shares: signed(cgroup::shares_from_milli_cpu(weighed.milli_value())),
+        memory_limit_in_bytes: signed(memory_limit.unsigned_value()),
+        ..Default::default()
+    };
+    if let Some(period) = machine.cpu_quota_period {
+        let quota = cgroup::quota_from_milli_cpu(cpu_limit.milli_value(), period);
+        linux.cpu_period = signed(period);
+        linux.cpu_quota = if exclusive_cpus { -1 } else { quota.map_or(0, signed) };
+    }
+    match machine.cgroups {
+        CgroupVersion::V2 if machine.whole_container_oom => {
+            linux.unified.insert(OOM_GROUP.to_owned(), "1".to_owned());
+        }
+        CgroupVersion::V1 | CgroupVersion::V2 => {}
+    }
+    linux
+}
+
+/// Every size of the machine: what is not allowed is forbidden. A container's limit goes before
+/// the pod's.
+fn hugepages(
+    machine: &Machine,
+    pod: Option<&Requirements>,
+    own: &ResourceList,
+) -> Vec<cri::HugepageLimit> {
+    let of_pod = pod.map(|pod| &pod.limits).into_iter().flatten();
+    let mut allowed = BTreeMap::new();
+    for (name, limit) in of_pod.chain(own) {
+        let size = name.strip_prefix(HUGEPAGES).and_then(|size| size.parse::<Quantity>().ok());
+        if let Some(size) = size {
+            let size = cgroup::hugepage_size_name(size.unsigned_value());
+            allowed.insert(size, limit.unsigned_value());
+        }
+    }
+    let limit = |page_size: &String| cri::HugepageLimit {
+        page_size: page_size.clone(),
+        limit: allowed.get(page_size).copied().unwrap_or(0),
+    };
+    machine.hugepage_sizes.iter().map(limit).collect()
+}
+
+/// With cgroup v1 the limit is on memory and swap together, so the best that can be said is that
+/// swap adds nothing to it.
+fn set_swap(
+    linux: &mut cri::LinuxContainerResources,
+    machine: &Machine,
+    swap: Swap,
+    own: &Requirements,
+    may_swap: bool,
+) {
+    match machine.cgroups {
+        CgroupVersion::V1 => linux.memory_swap_limit_in_bytes = linux.memory_limit_in_bytes,
+        CgroupVersion::V2 => {
+            let limit = match swap.behaviour {
+                SwapBehaviour::LimitedSwap if may_swap => share_of_swap(machine, swap, own),
+                SwapBehaviour::LimitedSwap | SwapBehaviour::NoSwap => 0,
+            };
+            linux.unified.insert(SWAP_MAX.to_owned(), limit.to_string());
+        }
+    }
+}
+
+/// As much of the swap as the container requests of the memory. Without a request there is nothing
+/// to go by, and one that equals the limit asks not to be swapped.
+fn share_of_swap(machine: &Machine, swap: Swap, own: &Requirements) -> u128 {
+    let request = amount(&own.requests, MEMORY);
+    if request == amount(&own.limits, MEMORY) || request.unsigned_value() > machine.memory {
+        return 0;
+    }
+    let share = u128::from(request.unsigned_value()) * u128::from(swap.total);
+    share.checked_div(u128::from(machine.memory)).unwrap_or(0)
+}
+
+/// The node is not whole without this pod.
+pub fn is_critical(pod: &Pod) -> bool {
+    let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority);
+    pod.is_static() || priority.is_some_and(|priority| priority >= SYSTEM_PRIORITY)
+}
+
+fn is_node_critical(pod: &Pod) -> bool {
+    let class = pod.object.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
+    is_critical(pod) && class == Some(NODE_CRITICAL)
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "resources/tests.rs"]
+mod tests;

@@ -1,0 +1,200 @@
+//! Image names as pods write them.
+//!
+//! The grammar is the one every registry and runtime agrees on; a name outside of it is refused
+//! before anybody is asked for it, with the words users know.
+
+/// A name nobody could pull.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadImageName {
+    #[error("couldn't parse image name {name:?}: invalid reference format")]
+    Format { name: String },
+    #[error(
+        "couldn't parse image name {name:?}: invalid reference format: repository name ({path}) must be lowercase"
+    )]
+    Uppercase { name: String, path: String },
+    #[error(
+        "couldn't parse image name {name:?}: invalid repository name ({name}), cannot specify 64-byte hexadecimal strings"
+    )]
+    Identifier { name: String },
+    #[error(
+        "couldn't parse image name {name:?}: repository name must not be more than 255 characters"
+    )]
+    TooLong { name: String },
+}
+
+/// The parts of a name; `registry` and `path` are filled in as pulling would.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference<'a> {
+    pub registry: &'a str,
+    pub path: &'a str,
+    pub tag: Option<&'a str>,
+    pub digest: Option<&'a str>,
+}
+
+const DEFAULT_REGISTRY: &str = "docker.io";
+
+/// Reads a name.
+pub fn parse(name: &str) -> Result<Reference<'_>, BadImageName> {
+    let bad = || BadImageName::Format { name: name.into() };
+    if name.len() == 64 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(BadImageName::Identifier { name: name.into() });
+    }
+    let (registry, rest) = match name.split_once('/') {
+        Some((first, rest)) if is_registry(first) => (first, rest),
+        Some(_) | None => (DEFAULT_REGISTRY, name),
+    };
+    let path_end = rest.find([':', '@']).unwrap_or(rest.len());
+    let (path, suffix) = rest.split_at_checked(path_end).ok_or_else(bad)?;
+    if path.bytes().any(|b| b.is_ascii_uppercase()) {
+        return Err(BadImageName::Uppercase { name: name.into(), path: path.into() });
+    }
+    let (tag, digest) = match suffix.split_once('@') {
+        Some((tag, digest)) => (tag, Some(digest)),
+        None => (suffix, None),
+    };
+    let tag = match tag.strip_prefix(':') {
+        Some(tag) => Some(tag),
+        None if tag.is_empty() => None,
+        None => return Err(bad()),
+    };
+    let sound = valid_registry(registry)
+        && path.split('/').all(valid_component)
+        && tag.is_none_or(valid_tag)
+        && digest.is_none_or(valid_digest);
+    if !sound {
+        return Err(bad());
+    }
+    if registry.len() + 1 + path.len() > 255 {
+        return Err(BadImageName::TooLong { name: name.into() });
+    }
+    Ok(Reference { registry, path, tag, digest })
+}
+
+/// The name with `:latest` where it says neither tag nor digest. Nothing else is added.
+pub fn with_default_tag(name: &str) -> Result<String, BadImageName> {
+    let reference = parse(name)?;
+    Ok(match (reference.tag, reference.digest) {
+        (None, None) => format!("{name}:latest"),
+        (Some(_), _) | (_, Some(_)) => name.into(),
+    })
+}
+
+/// Whether the part before the first slash is a host and not part of the path.
+fn is_registry(first: &str) -> bool {
+    first.contains(['.', ':'])
+        || first == "localhost"
+        || first.bytes().any(|b| b.is_ascii_uppercase())
+}
+
+fn valid_registry(registry: &str) -> bool {
+    let (host, port) = match registry.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((address, "")) => return address.parse::<std::net::Ipv6Addr>().is_ok(),
+            Some((address, port)) => {
+                if address.parse::<std::net::Ipv6Addr>().is_err() {
+                    return false;
+                }
+                ("", port.strip_prefix(':'))
+            }
+            None => return false,
+        },
+        None => match registry.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (registry, None),
+        },
+    };
+    let label = |label: &str| {
+        let ends = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = label.as_bytes();
+        ends(bytes.first())
+            && ends(bytes.last())
+            && bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-')
+    };
+    let port_ok = |port: &str| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    (host.is_empty() || host.split('.').all(label)) && port.is_none_or(port_ok)
+}
+
+/// Lowercase letters and digits, joined by one `.`, one or two `_`, or any number of `-`.
+fn valid_component(component: &str) -> bool {
+    let mut rest = component;
+    loop {
+        let word = rest.len()
+            - rest.trim_start_matches(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()).len();
+        if word == 0 {
+            return false;
+        }
+        rest = rest.get(word..).unwrap_or_default();
+        if rest.is_empty() {
+            return true;
+        }
+        rest = match rest.as_bytes() {
+            [b'-', ..] => rest.trim_start_matches('-'),
+            [b'_', b'_', ..] => rest.get(2..).unwrap_or_default(),
+            [b'.' | b'_', ..] => rest.get(1..).unwrap_or_default(),
+            _ => return false,
+        };
+    }
+}
+
+fn valid_tag(tag: &str) -> bool {
+    let word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_';
+    tag.len() <= 128
+        && tag.as_bytes().first().is_some_and(word)
+        && tag.as_bytes().iter().all(|b| word(b) || matches!(b, b'.' | b'-'))
+}
+
+fn valid_digest(digest: &str) -> bool {
+    let Some((algorithm, hex)) = digest.split_once(':') else { return false };
+    let starts = algorithm.as_bytes().first().is_some_and(u8::is_ascii_alphabetic);
+    starts
+        && algorithm
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'.' | b'_' | b'-'))
+        && hex.len() >= 32
+        && hex.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_completed_with_latest_and_nothing_else() {
+        let digest = format!("a/b@sha256:{}", "0".repeat(64));
+        for (name, want) in [
+            ("busybox", "busybox:latest"),
+            ("busybox:1", "busybox:1"),
+            ("localhost/podwright/test", "localhost/podwright/test:latest"),
+            ("registry:5000/a/b", "registry:5000/a/b:latest"),
+            ("registry:5000/a/b:c", "registry:5000/a/b:c"),
+            ("[fd00::1]:5000/a", "[fd00::1]:5000/a:latest"),
+            ("a__b/c---d.e", "a__b/c---d.e:latest"),
+            (&digest, &digest),
+        ] {
+            assert_eq!(with_default_tag(name).as_deref(), Ok(want));
+        }
+    }
+
+    #[test]
+    fn names_nobody_could_pull_are_refused_in_the_known_words() {
+        let hex = "ab".repeat(32);
+        let long = format!("a/{}", "b".repeat(250));
+        for (name, want) in [
+            ("", "invalid reference format"),
+            ("a b", "invalid reference format"),
+            ("a\u{7}", "invalid reference format"),
+            ("a//b", "invalid reference format"),
+            ("a:b:c", "invalid reference format"),
+            ("a@sha256:12", "invalid reference format"),
+            ("-a", "invalid reference format"),
+            ("a:", "invalid reference format"),
+            ("Busybox", "repository name (Busybox) must be lowercase"),
+            ("UPPER/Case:1", "repository name (Case) must be lowercase"),
+            (&hex, "cannot specify 64-byte hexadecimal strings"),
+            (&long, "must not be more than 255 characters"),
+        ] {
+            let error = with_default_tag(name).unwrap_err().to_string();
+            assert!(error.contains(want), "{name:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What the runtime shows of a pod, and since when we know.
+//!
+//! An observation is a fact with a time: the monotonic reading taken *before* the runtime was
+//! asked. Whoever acted later than that must not decide on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ContainerId, PodName, PodUid, SandboxId};
+use crate::pod::ContainerHash;
+use crate::time::Mono;
+
+/// Everything the runtime knows of one pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObservedPod {
+    pub uid: PodUid,
+    pub name: PodName,
+    /// Newest first.
+    pub sandboxes: Vec<Sandbox>,
+    /// Every instance the runtime still holds, newest first.
+    pub instances: Vec<Instance>,
+    pub as_of: Mono,
+}
+
+impl ObservedPod {
+    /// A pod the runtime has never heard of.
+    pub fn nothing(uid: PodUid, name: PodName, as_of: Mono) -> Self {
+        Self { uid, name, sandboxes: Vec::new(), instances: Vec::new(), as_of }
+    }
+
+    /// The newest instance of a container; older ones are history.
+    pub fn newest(&self, container: &str) -> Option<&Instance> {
+        self.instances.iter().find(|i| &*i.container == container)
+    }
+
+    pub fn instances_of<'a>(&'a self, container: &'a str) -> impl Iterator<Item = &'a Instance> {
+        self.instances.iter().filter(move |i| &*i.container == container)
+    }
+
+    pub fn newest_sandbox(&self) -> Option<&Sandbox> {
+        self.sandboxes.first()
+    }
+
+    pub fn ready_sandbox(&self) -> Option<&Sandbox> {
+        self.sandboxes.iter().find(|s| s.ready)
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = &Instance> {
+        self.instances.iter().filter(|i| i.is_running())
+    }
+
+    /// Something of the pod may still use CPU: a live container or a ready sandbox.
+    pub fn is_alive(&self) -> bool {
+        self.running().next().is_some() || self.ready_sandbox().is_some()
+    }
+
+    /// Newest first: by attempt for sandboxes, by creation for containers.
+    pub fn sort(&mut self) {
+        self.sandboxes.sort_by(|a, b| {
+            b.attempt.cmp(&a.attempt).then(b.created.cmp(&a.created)).then(a.id.cmp(&b.id))
+        });
+        self.instances.sort_by(|a, b| b.created.cmp(&a.created).then(b.attempt.cmp(&a.attempt)));
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    pub id: SandboxId,
+    pub attempt: u32,
+    pub created: Timestamp,
+    pub ready: bool,
+    /// It shares the node's network. `None`: the runtime does not say.
+    pub host_network: Option<bool>,
+    /// `None` until the sandbox was inspected; a list call does not tell addresses.
+    pub ips: Option<Vec<IpAddr>>,
+}
+
+/// One container as the runtime ran it. A restart makes a new instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    pub id: ContainerId,
+    pub container: Arc<str>,
+    pub sandbox: SandboxId,
+    /// The restart count it was created with.
+    pub attempt: u32,
+    pub hash: Option<ContainerHash>,
+    pub created: Timestamp,
+    pub state: State,
+    /// The image as the pod names it.
+    pub image: String,
+    /// The image the runtime resolved it to.
+    pub image_ref: String,
+    pub resources: Option<Resources>,
+    pub user: Option<User>,
+    /// Absolute path of its log file.
+    pub log_path: Option<String>,
+    pub mounts: Vec<Mount>,
+}
+
+impl Instance {
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running { .. })
+    }
+
+    pub fn exit(&self) -> Option<&Exit> {
+        match &self.state {
+            State::Exited(exit) => Some(exit),
+            State::Created | State::Running { .. } | State::Unknown => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    Created,
+    Running { started: Timestamp },
+    Exited(Exit),
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    pub code: i32,
+    /// `Completed`, `Error`, `OOMKilled`, …: the runtime's word.
+    pub reason: String,
+    /// The runtime's message and the termination message, as the API shows them.
+    pub message: String,
+    pub started: Timestamp,
+    pub finished: Timestamp,
+}
+
+impl Exit {
+    /// An OOM kill of a child may leave the main process with code 0; it failed all the same.
+    pub fn failed(&self) -> bool {
+        self.code != 0 || self.reason == "OOMKilled"
+    }
+}
+
+/// What the runtime enforces right now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    pub cpu_shares: Option<i64>,
+    pub cpu_quota: Option<i64>,
+    pub cpu_period: Option<i64>,
+    pub memory_limit: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub uid: i64,
+    pub gid: i64,
+    pub supplemental_groups: Vec<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    pub container_path: String,
+    pub host_path: String,
+    pub read_only: bool,
+    pub recursive_read_only: bool,
+}
+
+/// The short form a list call gives: enough to notice that something changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Glance {
+    Created,
+    Running,
+    Exited,
+    Unknown,
+}
+
+/// All containers and sandboxes of one pod at a glance, by runtime id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodGlance {
+    pub sandboxes: BTreeMap<Arc<str>, Glance>,
+    pub containers: BTreeMap<Arc<str>, Glance>,
+}
+
+impl PodGlance {
+    pub fn ids(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.sandboxes.keys().chain(self.containers.keys())
+    }
+
+    /// A container or sandbox of it runs.
+    pub fn is_alive(&self) -> bool {
+        self.sandboxes.values().chain(self.containers.values()).any(|g| *g == Glance::Running)
+    }
+
+    fn state(&self, id: &str) -> Option<Glance> {
+        self.sandboxes.get(id).or_else(|| self.containers.get(id)).copied()
+    }
+}
+
+/// What happened to a container between two relists. The names are upstream's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodEvent {
+    ContainerStarted(Arc<str>),
+    ContainerDied(Arc<str>),
+    ContainerRemoved(Arc<str>),
+    /// Created or unknown: worth a fresh look, not worth telling anyone.
+    ContainerChanged(Arc<str>),
+}
+
+/// Compares two glances at a pod. A sandbox counts like a container: it starts and dies.
+pub fn diff(before: &PodGlance, after: &PodGlance) -> Vec<PodEvent> {
+    let ids: BTreeSet<_> = before.ids().chain(after.ids()).collect();
+    let mut events = Vec::new();
+    for id in ids {
+        let (old, new) = (before.state(id), after.state(id));
+        if old == new {
+            continue;
+        }
+        match (old, new) {
+            (_, Some(Glance::Running)) => events.push(PodEvent::ContainerStarted(id.clone())),
+            (_, Some(Glance::Exited)) => events.push(PodEvent::ContainerDied(id.clone())),
+            (_, Some(Glance::Created | Glance::Unknown)) => {
+                events.push(PodEvent::ContainerChanged(id.clone()));
+            }
+            (Some(Glance::Exited), None) => events.push(PodEvent::ContainerRemoved(id.clone())),
+            (_, None) => {
+                events.push(PodEvent::ContainerDied(id.clone()));
+                events.push(PodEvent::ContainerRemoved(id.clone()));
+            }
+        }
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_state_gives_upstreams_events() {
+        use Glance::{Created, Exited, Running, Unknown};
+        use PodEvent::{ContainerChanged, ContainerDied, ContainerRemoved, ContainerStarted};
+        let id: Arc<str> = "a".into();
+        for (case, before, after, want) in [
+            ("nothing new", Some(Running), Some(Running), vec![]),
+            ("started", None, Some(Running), vec![ContainerStarted(id.clone())]),
+            (
+                "started and died between relists",
+                None,
+                Some(Exited),
+                vec![ContainerDied(id.clone())],
+            ),
+            ("died", Some(Running), Some(Exited), vec![ContainerDied(id.clone())]),
+            ("created", None, Some(Created), vec![ContainerChanged(id.clone())]),
+            ("lost", Some(Running), Some(Unknown), vec![ContainerChanged(id.clone())]),
+            ("removed after its exit", Some(Exited), None, vec![ContainerRemoved(id.clone())]),
+            (
+                "vanished while running",
+                Some(Running),
+                None,
+                vec![ContainerDied(id.clone()), ContainerRemoved(id.clone())],
+            ),
+        ] {
+            let glance = |state: Option<Glance>| PodGlance {
+                containers: state.map(|s| (id.clone(), s)).into_iter().collect(),
+                ..PodGlance::default()
+            };
+            assert_eq!(diff(&glance(before), &glance(after)), want, "{case}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! How a pod, or one container of it, is stopped: in which order and with how much time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::attempts::Attempts;
+use crate::ids::{ContainerId, SandboxId};
+use crate::observed::{Instance, ObservedPod};
+use crate::pod::{Container, ContainerKind, Pod, ProbeKind};
+
+/// What a container gets when nothing else is known.
+const LEAST_STOP: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopCause {
+    /// The pod ends or gets a new sandbox.
+    Pod,
+    SpecChanged,
+    LivenessFailed,
+    StartupFailed,
+    Unknown,
+    PostStartFailed,
+    RestartingAll,
+}
+
+/// One instance to stop.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stop {
+    pub instance: ContainerId,
+    pub container: Arc<str>,
+    /// Time for the preStop hook and the process together.
+    pub grace: Duration,
+    pub pre_stop: bool,
+    /// Instances of a later turn wait until all earlier ones ended. Sidecars go last, in reverse.
+    pub turn: u32,
+    pub cause: StopCause,
+    /// Text of the `Killing` event.
+    pub message: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KillPod {
+    pub stops: Vec<Stop>,
+    /// Stopped after the containers. All of them: a dead one may still hold an address.
+    pub sandboxes: Vec<SandboxId>,
+    /// A new sandbox follows: worth the event `SandboxChanged`.
+    pub replaced: bool,
+}
+
+impl KillPod {
+    pub fn summary(&self) -> String {
+        let names: Vec<&str> = self.stops.iter().map(|s| &*s.container).collect();
+        match names.as_slice() {
+            [] => "its sandbox".into(),
+            names => names.join(", "),
+        }
+    }
+}
+
+/// Stops all of a pod; `None` if there is nothing to stop.
+pub fn pod(
+    pod: &Pod,
+    observed: &ObservedPod,
+    attempts: &Attempts,
+    grace: Option<Duration>,
+) -> Option<KillPod> {
+    let stops = observed.running().map(|i| stop_for_pod(pod, i, grace)).collect();
+    some(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
+}
+
+/// Stops what runs of a pod whose spec is gone: no hooks, and the least time the runtime takes.
+pub fn orphan(observed: &ObservedPod, attempts: &Attempts) -> Option<KillPod> {
+    let stops = observed
+        .running()
+        .map(|i| Stop {
+            instance: i.id.clone(),
+            container: i.container.clone(),
+            grace: Duration::from_secs(1),
+            pre_stop: false,
+            turn: 0,
+            cause: StopCause::Pod,
+            message: format!("Stopping container {}", i.container),
+        })
+        .collect();
+    some(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
+}
+
+fn some(kill: KillPod) -> Option<KillPod> {
+    let nothing = kill.stops.is_empty() && kill.sandboxes.is_empty();
+    (!nothing).then_some(kill)
+}
+
+fn sandboxes(observed: &ObservedPod, attempts: &Attempts) -> Vec<SandboxId> {
+    let needs_stop = |s: &&crate::observed::Sandbox| s.ready || !attempts.sandbox_stopped(&s.id);
+    observed.sandboxes.iter().filter(needs_stop).map(|s| s.id.clone()).collect()
+}
+
+fn stop_for_pod(pod: &Pod, instance: &Instance, grace: Option<Duration>) -> Stop {
+    let container = pod.container(&instance.container);
+    Stop {
+        instance: instance.id.clone(),
+        container: instance.container.clone(),
+        grace: grace.unwrap_or_else(|| own_grace(pod, None)),
+        pre_stop: container.is_some_and(|c| c.pre_stop().is_some()),
+        turn: container.map_or(0, |c| turn(pod, c)),
+        cause: StopCause::Pod,
+        message: format!("Stopping container {}", instance.container),
+    }
+}
+
+/// Stops one container while its pod goes on.
+pub fn container(
+    pod: &Pod,
+    container: &Container,
+    instance: &Instance,
+    cause: StopCause,
+    message: String,
+) -> Stop {
+    let probe = match cause {
+        StopCause::LivenessFailed => container.probe_grace(ProbeKind::Liveness),
+        StopCause::StartupFailed => container.probe_grace(ProbeKind::Startup),
+        StopCause::RestartingAll => Some(Duration::ZERO),
+        StopCause::Pod
+        | StopCause::SpecChanged
+        | StopCause::Unknown
+        | StopCause::PostStartFailed => None,
+    };
+    let grace = own_grace(pod, probe);
+    Stop {
+        instance: instance.id.clone(),
+        container: instance.container.clone(),
+        pre_stop: container.pre_stop().is_some() && !grace.is_zero(),
+        grace,
+        turn: 0,
+        cause,
+        message,
+    }
+}
+
+/// The deletion's grace, else the probe's, else the pod's.
+fn own_grace(pod: &Pod, probe: Option<Duration>) -> Duration {
+    pod.deletion.and_then(|d| d.grace).or(probe).unwrap_or(pod.grace)
+}
+
+/// What is left for the process after the hook took its part: never less than the runtime needs.
+pub fn remaining(grace: Duration, spent: Duration) -> Duration {
+    let whole_seconds = Duration::from_secs(spent.as_secs());
+    grace.saturating_sub(whole_seconds).max(LEAST_STOP)
+}
+
+fn turn(pod: &Pod, container: &Container) -> u32 {
+    match container.kind {
+        ContainerKind::Init | ContainerKind::Regular | ContainerKind::Ephemeral => 0,
+        ContainerKind::Sidecar => {
+            let sidecars = pod.containers.iter().filter(|c| c.kind == ContainerKind::Sidecar);
+            let place = sidecars.rev().position(|c| c.name == container.name).unwrap_or(0);
+            u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1)
+        }
+    }
+}

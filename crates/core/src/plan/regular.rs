@@ -1,0 +1,128 @@
+//! Regular and ephemeral containers: which to keep, stop, start.
+
+use super::{Inputs, NextAttempt, Start, Stop, StopCause, kill};
+use crate::attempts::Attempts;
+use crate::observed::{Instance, State};
+use crate::pod::{AfterExit, Container, ProbeKind};
+
+/// What the pod's containers need, before back-off has its say.
+#[derive(Debug, Default)]
+pub(super) struct Actions<'a> {
+    pub stops: Vec<Stop>,
+    pub starts: Vec<Restart<'a>>,
+}
+
+/// A container that should start, and the instance it follows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Restart<'a> {
+    pub container: &'a Container,
+    pub follows: Option<&'a Instance>,
+}
+
+pub(super) fn restart<'a>(container: &'a Container, follows: Option<&'a Instance>) -> Restart<'a> {
+    Restart { container, follows }
+}
+
+impl Restart<'_> {
+    pub(super) fn step(&self, attempts: &Attempts) -> Start {
+        let taken = attempts.attempt_taken(&self.container.name);
+        let free = taken.map_or(0, |n| n.saturating_add(1));
+        let attempt = match self.follows {
+            Some(instance) => NextAttempt::Number(instance.attempt.saturating_add(1).max(free)),
+            None => NextAttempt::PastLogs(free),
+        };
+        let after = self.follows.filter(|i| i.exit().is_some()).map(|i| i.id.clone());
+        Start { container: self.container.name.clone(), attempt, after }
+    }
+}
+
+/// Adds what the regular containers need; returns how many run on as they are.
+pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> usize {
+    let mut kept = 0;
+    for container in inputs.pod.regular_containers() {
+        let instance = inputs.observed.newest(&container.name);
+        match need(inputs, container, instance) {
+            Need::Nothing => {}
+            Need::Keep => kept += 1,
+            Need::Start => actions.starts.push(restart(container, instance)),
+            Need::Stop { cause, start } => {
+                if let Some(instance) = instance {
+                    actions.stops.push(stop(inputs, container, instance, cause));
+                }
+                if start {
+                    actions.starts.push(restart(container, instance));
+                }
+            }
+        }
+    }
+    kept
+}
+
+/// Ephemeral containers run once, whenever the sandbox is there.
+pub(super) fn ephemeral<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) {
+    let unseen = |c: &&Container| inputs.observed.newest(&c.name).is_none();
+    let containers = inputs.pod.ephemeral_containers().filter(unseen);
+    actions.starts.extend(containers.map(|c| restart(c, None)));
+}
+
+enum Need {
+    Nothing,
+    Keep,
+    Start,
+    Stop { cause: StopCause, start: bool },
+}
+
+fn need(inputs: &Inputs<'_>, container: &Container, instance: Option<&Instance>) -> Need {
+    let pod = inputs.pod;
+    let running = instance.is_some_and(Instance::is_running);
+    if !running && pod.deletion.is_some() {
+        return Need::Nothing;
+    }
+    let Some(instance) = instance else { return Need::Start };
+    let after_probe = || container.restarts_after_probe_failure(pod.restart_policy);
+    match &instance.state {
+        State::Created => Need::Start,
+        // Never risk two live copies.
+        State::Unknown => Need::Stop { cause: StopCause::Unknown, start: true },
+        State::Exited(exit) => match container.after_exit(exit.code, pod.restart_policy) {
+            AfterExit::Restart | AfterExit::RestartAll => Need::Start,
+            AfterExit::Stay => Need::Nothing,
+        },
+        State::Running { .. } => {
+            if instance.hash.is_some_and(|h| h != container.hash) {
+                Need::Stop { cause: StopCause::SpecChanged, start: true }
+            } else if inputs.probed.failed(&instance.id, ProbeKind::Liveness) {
+                Need::Stop { cause: StopCause::LivenessFailed, start: after_probe() }
+            } else if inputs.probed.failed(&instance.id, ProbeKind::Startup) {
+                Need::Stop { cause: StopCause::StartupFailed, start: after_probe() }
+            } else {
+                Need::Keep
+            }
+        }
+    }
+}
+
+/// Stops one container, with the event text users know.
+pub(super) fn stop(
+    inputs: &Inputs<'_>,
+    container: &Container,
+    instance: &Instance,
+    cause: StopCause,
+) -> Stop {
+    let name = &container.name;
+    let back = container.restarts_after_probe_failure(inputs.pod.restart_policy);
+    let tail = if back { ", will be restarted" } else { "" };
+    let message = match cause {
+        StopCause::SpecChanged => {
+            format!("Container {name} definition changed, will be restarted")
+        }
+        StopCause::LivenessFailed => format!("Container {name} failed liveness probe{tail}"),
+        StopCause::StartupFailed => format!("Container {name} failed startup probe{tail}"),
+        StopCause::Unknown => {
+            "Container is in \"unknown\" state, try killing it before restart".into()
+        }
+        StopCause::PostStartFailed => "FailedPostStartHook".into(),
+        StopCause::Pod | StopCause::RestartingAll => format!("Stopping container {name}"),
+    };
+    kill::container(inputs.pod, container, instance, cause, message)
+}

@@ -1,0 +1,369 @@
+//! The plan for a pod that should run.
+//!
+//! In order: is it held back, is there a network, does it stand on its cgroup, is its sandbox
+//! sound, and then what each container needs. Back-off comes last: it only delays a start that
+//! was decided on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::regular::{Actions, Restart, restart};
+use super::{Hold, Inputs, KillPod, Plan, Step, Waiting, Why, init, kill, regular, sandbox};
+use crate::attempts::{PodStep, StartError};
+use crate::ids::ContainerId;
+use crate::observed::{Instance, State};
+use crate::pod::{AfterExit, ContainerKind, RestartPolicy};
+use crate::time::Mono;
+
+/// How soon a pod looks again whether the network came up; usually it is told.
+const NETWORK_RETRY: Duration = Duration::from_secs(1);
+/// A failed pull shows as itself this long, then as the back-off it leads to.
+const PULL_ERROR_SHOWN: Duration = Duration::from_secs(1);
+
+pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
+    if let Some(hold) = &inputs.surroundings.hold {
+        return held(inputs, hold);
+    }
+    if let Err(error) = &inputs.surroundings.network
+        && !inputs.pod.host_network
+    {
+        let why = Why::new(format!("network is not ready: {error}"))
+            .way_out("check the runtime's network plugin and its configuration folder");
+        let mut plan = Plan::idle(why);
+        plan.wake(inputs.now.mono + NETWORK_RETRY);
+        return plan;
+    }
+    let mut plan = if lost_its_cgroup(inputs) {
+        let why = "its containers run outside their cgroup; they are stopped and made anew";
+        kill_only(inputs, why)
+    } else if let Some(trigger) = restart_all_trigger(inputs) {
+        restart_all(inputs, trigger)
+    } else {
+        match sandbox::decide(inputs.pod, inputs.observed) {
+            sandbox::Need::New { attempt, replaces } => new_sandbox(inputs, attempt, replaces),
+            sandbox::Need::Keep(_) => in_sandbox(inputs),
+        }
+    };
+    if let Some(at) = deadline(inputs) {
+        plan.wake(at);
+    }
+    plan
+}
+
+fn held(inputs: &Inputs<'_>, hold: &Hold) -> Plan {
+    let why = Why::new(format!("held back: {} ({})", hold.message, hold.reason))
+        .way_out("remove the annotation podwright/hold");
+    let mut plan = killing(inputs, why, false);
+    for container in &inputs.pod.containers {
+        let blocked = Waiting { reason: "Blocked".into(), message: hold.message.clone() };
+        match container.kind {
+            ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
+                plan.waiting.insert(container.name.clone(), blocked);
+            }
+            ContainerKind::Ephemeral => {}
+        }
+    }
+    plan
+}
+
+/// Containers that run without the pod's cgroup run without its limits.
+fn lost_its_cgroup(inputs: &Inputs<'_>) -> bool {
+    !inputs.surroundings.cgroup && inputs.observed.running().next().is_some()
+}
+
+/// When `activeDeadlineSeconds` ends the pod.
+fn deadline(inputs: &Inputs<'_>) -> Option<Mono> {
+    let (limit, started) = (inputs.pod.active_deadline?, inputs.surroundings.started?);
+    let left = limit.saturating_sub(inputs.now.age_of(started, limit));
+    Some(inputs.now.mono + left)
+}
+
+fn kill_only(inputs: &Inputs<'_>, why: &str) -> Plan {
+    killing(inputs, Why::new(why), false)
+}
+
+fn killing(inputs: &Inputs<'_>, why: Why, replaced: bool) -> Plan {
+    let mut plan = Plan::idle(why);
+    if let Some(kill) = kill::pod(inputs.pod, inputs.observed, inputs.attempts, None)
+        && may_try(inputs, PodStep::Kill, &mut plan)
+    {
+        plan.steps.push(Step::KillPod(KillPod { replaced, ..kill }));
+    }
+    plan
+}
+
+/// The instance whose exit asks for all containers to start over.
+fn restart_all_trigger<'a>(inputs: &Inputs<'a>) -> Option<&'a Instance> {
+    inputs.pod.containers.iter().find_map(|c| {
+        let newest = inputs.observed.newest(&c.name)?;
+        let exit = newest.exit()?;
+        let after = c.after_exit(exit.code, inputs.pod.restart_policy);
+        (after == AfterExit::RestartAll).then_some(newest)
+    })
+}
+
+/// Stops and removes every instance, the trigger last: whoever is interrupted finds it again.
+fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
+    let text =
+        format!("container {} exited and its rule restarts all containers", trigger.container);
+    let mut plan = Plan::idle(Why::new(text));
+    for container in &inputs.pod.containers {
+        let newest = inputs.observed.newest(&container.name);
+        if let Some(instance) = newest.filter(|i| i.is_running())
+            && container.kind != ContainerKind::Ephemeral
+        {
+            let cause = super::StopCause::RestartingAll;
+            plan.steps.push(Step::StopContainer(regular::stop(inputs, container, instance, cause)));
+        }
+    }
+    let kind = |i: &Instance| inputs.pod.container(&i.container).map(|c| c.kind);
+    let of = |wanted: fn(ContainerKind) -> bool| {
+        let matching = move |i: &&Instance| kind(i).is_some_and(wanted) && i.id != trigger.id;
+        inputs.observed.instances.iter().filter(matching).map(|i| i.id.clone())
+    };
+    let mut remove: Vec<ContainerId> = of(|k| k == ContainerKind::Regular).collect();
+    remove.extend(of(ContainerKind::is_init));
+    remove.push(trigger.id.clone());
+    plan.steps.push(Step::RemoveInstances(remove));
+    plan
+}
+
+fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
+    let (pod, observed) = (inputs.pod, inputs.observed);
+    if pod.restart_policy == RestartPolicy::Never && attempt > 0 && !observed.instances.is_empty() {
+        return kill_only(inputs, "its sandbox is gone and its containers run only once");
+    }
+    let done = |instance: Option<&Instance>, policy: RestartPolicy| {
+        let code = instance.and_then(Instance::exit).map(|exit| exit.code);
+        policy == RestartPolicy::OnFailure && code == Some(0)
+    };
+    let candidates: Vec<Restart<'_>> = pod
+        .regular_containers()
+        .map(|c| restart(c, observed.newest(&c.name)))
+        .filter(|r| !done(r.follows, r.container.policy.unwrap_or(pod.restart_policy)))
+        .collect();
+    let any_seen = pod.regular_containers().any(|c| {
+        let state = observed.newest(&c.name).map(|i| &i.state);
+        matches!(state, Some(State::Created | State::Running { .. } | State::Exited(_)))
+    });
+    if candidates.is_empty() && any_seen {
+        return kill_only(inputs, "all its containers are done");
+    }
+    let first_init = pod.init_containers().next();
+    let starts = match first_init {
+        Some(init) => vec![restart(init, observed.newest(&init.name))],
+        None => candidates,
+    };
+    let text = if replaces { "its sandbox is replaced" } else { "its sandbox is created" };
+    let mut plan = killing(inputs, Why::new(text), replaces);
+    if !may_try(inputs, PodStep::Kill, &mut plan) {
+        return plan;
+    }
+    let stale: Vec<ContainerId> = pod
+        .init_containers()
+        .flat_map(|c| observed.instances_of(&c.name))
+        .map(|i| i.id.clone())
+        .collect();
+    if !stale.is_empty() {
+        plan.steps.push(Step::RemoveInstances(stale));
+    }
+    let (starts, _) = hold_back(inputs, starts, &[], &mut plan);
+    if prepare(inputs, &mut plan) && may_try(inputs, PodStep::Sandbox, &mut plan) {
+        plan.steps.push(Step::CreateSandbox { attempt });
+        plan.steps.extend(starts);
+    }
+    plan
+}
+
+fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
+    let mut actions = Actions::default();
+    regular::ephemeral(inputs, &mut actions);
+    match init::decide(inputs, &mut actions) {
+        init::Progress::Failed => {
+            return kill_only(inputs, "an init container failed and may not run again");
+        }
+        init::Progress::Underway => {}
+        init::Progress::Complete => {
+            let before = actions.starts.len();
+            let kept = regular::decide(inputs, &mut actions);
+            if kept == 0 && actions.starts.len() == before {
+                return kill_only(inputs, "all its containers are done");
+            }
+        }
+    }
+    let mut plan = Plan::idle(Why::new("running"));
+    let stopped: Vec<ContainerId> = actions.stops.iter().map(|s| s.instance.clone()).collect();
+    plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
+    prune_init(inputs, &mut plan);
+    let (starts, held) = hold_back(inputs, actions.starts, &stopped, &mut plan);
+    plan.why = why_in_sandbox(inputs, &plan, &starts, held.as_deref());
+    if !starts.is_empty() && prepare(inputs, &mut plan) {
+        plan.steps.extend(starts);
+    }
+    plan
+}
+
+fn why_in_sandbox(inputs: &Inputs<'_>, plan: &Plan, starts: &[Step], held: Option<&str>) -> Why {
+    let names = |steps: &[Step]| {
+        let name = |step: &Step| match step {
+            Step::StartContainer(start) => Some(start.container.to_string()),
+            Step::StopContainer(stop) => Some(stop.container.to_string()),
+            Step::EnsureCgroup
+            | Step::MakeDirectories
+            | Step::MountVolumes
+            | Step::KillPod(_)
+            | Step::RemoveInstances(_)
+            | Step::CreateSandbox { .. }
+            | Step::UnmountVolumes
+            | Step::DestroyCgroup => None,
+        };
+        steps.iter().filter_map(name).collect::<Vec<_>>().join(", ")
+    };
+    if !starts.is_empty() {
+        return Why::new(format!("starting {}", names(starts)));
+    }
+    if plan.steps.iter().any(|s| matches!(s, Step::StopContainer(_))) {
+        return Why::new(format!("stopping {}", names(&plan.steps)));
+    }
+    if let Some(held) = held
+        && let Some(waiting) = plan.waiting.get(held)
+    {
+        let way_out = match waiting.reason.as_str() {
+            "CrashLoopBackOff" => "see why it exits: kubectl logs --previous",
+            "ErrImagePull" | "ImagePullBackOff" => "check the image name and the registry",
+            "ErrImageNeverPull" => "load the image on this node or change imagePullPolicy",
+            _ => "the message says what to change",
+        };
+        let text = format!("{held} waits: {} ({})", waiting.message, waiting.reason);
+        return Why::new(text).way_out(way_out);
+    }
+    let init = inputs.pod.init_containers().find(|c| {
+        let newest = inputs.observed.newest(&c.name);
+        c.kind == ContainerKind::Init && newest.is_some_and(Instance::is_running)
+    });
+    match init {
+        Some(c) => Why::new(format!("waiting for init container {} to finish", c.name)),
+        None => Why::new("running"),
+    }
+}
+
+/// What must stand before anything is started.
+fn prepare(inputs: &Inputs<'_>, plan: &mut Plan) -> bool {
+    for (step, act) in [
+        (PodStep::Cgroup, Step::EnsureCgroup),
+        (PodStep::Directories, Step::MakeDirectories),
+        (PodStep::Volumes, Step::MountVolumes),
+    ] {
+        if !may_try(inputs, step, plan) {
+            return false;
+        }
+        plan.steps.push(act);
+    }
+    true
+}
+
+/// A step that failed is not tried again before its time; the plan then says what it waits for.
+fn may_try(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
+    match inputs.attempts.step_failure(step) {
+        Some(failed) if inputs.now.mono < failed.retry_at => {
+            plan.wake(failed.retry_at);
+            plan.why = Why::new(format!("{} (tried {} times)", failed.message, failed.times));
+            false
+        }
+        Some(_) | None => true,
+    }
+}
+
+/// Keeps the newest dead instance of each init container and drops the others.
+fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
+    let dead = |i: &&Instance| match i.state {
+        State::Exited(_) | State::Unknown => true,
+        State::Created | State::Running { .. } => false,
+    };
+    let old: Vec<ContainerId> = inputs
+        .pod
+        .init_containers()
+        .flat_map(|c| inputs.observed.instances_of(&c.name).filter(dead).skip(1))
+        .map(|i| i.id.clone())
+        .collect();
+    if !old.is_empty() {
+        plan.steps.push(Step::RemoveInstances(old));
+    }
+}
+
+/// Splits starts into those that may happen now, as steps, and the first one that must wait.
+fn hold_back(
+    inputs: &Inputs<'_>,
+    starts: Vec<Restart<'_>>,
+    stopped: &[ContainerId],
+    plan: &mut Plan,
+) -> (Vec<Step>, Option<Arc<str>>) {
+    let (mut now, mut held) = (Vec::new(), None);
+    for start in starts {
+        let waiting = waiting(inputs, &start, stopped);
+        if let Some((waiting, until)) = waiting {
+            let name = &start.container.name;
+            plan.waiting.insert(name.clone(), waiting);
+            if let Some(until) = until {
+                plan.wake(until);
+                held.get_or_insert_with(|| name.clone());
+                continue;
+            }
+        }
+        now.push(Step::StartContainer(start.step(inputs.attempts)));
+    }
+    (now, held)
+}
+
+/// Why a container waits, and until when it must (`None`: it is tried again now).
+fn waiting(
+    inputs: &Inputs<'_>,
+    start: &Restart<'_>,
+    stopped: &[ContainerId],
+) -> Option<(Waiting, Option<Mono>)> {
+    let (container, now) = (start.container, inputs.now);
+    let key = container.backoff_key;
+    // A container we stop ourselves did not crash; only an exit before that counts.
+    let crashed = inputs
+        .observed
+        .instances_of(&container.name)
+        .find(|i| i.exit().is_some() && !stopped.contains(&i.id));
+    let hold = crashed.and_then(|i| {
+        inputs.attempts.crash_hold(&container.name, key, i, now, inputs.crash_backoff)
+    });
+    if let Some((delay, until)) = hold {
+        let message = format!(
+            "back-off {} restarting failed container={} pod={}",
+            go_duration(delay),
+            container.name,
+            inputs.pod.described()
+        );
+        let reason = StartError::CrashLoopBackOff.as_str().into();
+        return Some((Waiting { reason, message }, Some(until)));
+    }
+    let failed = inputs.attempts.start_failure(&container.name, key)?;
+    let shown = Waiting { reason: failed.reason.as_str().into(), message: failed.message.clone() };
+    let tried_again = || (now.mono < failed.retry_at).then_some(failed.retry_at);
+    match inputs.attempts.pull_hold(&container.image, now) {
+        Some((until, error)) if failed.reason == StartError::ErrImagePull => {
+            let switch = failed.last + PULL_ERROR_SHOWN;
+            if now.mono < switch {
+                return Some((shown, Some(switch.min(until))));
+            }
+            let message =
+                format!("Back-off pulling image {:?}: ErrImagePull: {error}", &*container.image);
+            let reason = StartError::ImagePullBackOff.as_str().into();
+            Some((Waiting { reason, message }, Some(until)))
+        }
+        Some(_) | None => Some((shown, tried_again())),
+    }
+}
+
+/// `1m20s`, as Go prints whole seconds.
+fn go_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 60, seconds % 60) {
+        (0, s) => format!("{s}s"),
+        (m, s) => format!("{m}m{s}s"),
+    }
+}

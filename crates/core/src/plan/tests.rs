@@ -1,0 +1,415 @@
+//! What a pod needs next, case by case. Rows are those of the behaviour reference.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+use crate::builders::{case, observed, pod, t};
+use crate::lifecycle::{Kill, Request};
+use crate::observed::State;
+use crate::pod::{Pod, ProbeKind, RestartPolicy};
+use crate::probe::Verdict;
+
+/// A plan in short words, for comparing.
+fn told(case: &Case) -> Vec<String> {
+    decide(&case.inputs()).steps.iter().map(word).collect()
+}
+
+fn word(step: &Step) -> String {
+    match step {
+        Step::EnsureCgroup => "cgroup".into(),
+        Step::MakeDirectories => "directories".into(),
+        Step::MountVolumes => "volumes".into(),
+        Step::KillPod(kill) => format!(
+            "kill[{}]",
+            kill.stops.iter().map(|s| &*s.container).collect::<Vec<_>>().join(",")
+        ),
+        Step::StopContainer(stop) => format!("stop {}", stop.container),
+        Step::RemoveInstances(ids) => format!("remove {}", ids.len()),
+        Step::CreateSandbox { attempt } => format!("sandbox {attempt}"),
+        Step::StartContainer(start) => match start.attempt {
+            NextAttempt::Number(n) => format!("start {}#{n}", start.container),
+            NextAttempt::PastLogs(n) => format!("start {}>{n}", start.container),
+        },
+        Step::UnmountVolumes => "unmount".into(),
+        Step::DestroyCgroup => "destroy cgroup".into(),
+    }
+}
+
+const PREPARED: [&str; 3] = ["cgroup", "directories", "volumes"];
+
+fn prepared(rest: &[&str]) -> Vec<String> {
+    PREPARED.iter().chain(rest).map(|s| (*s).to_owned()).collect()
+}
+
+fn web() -> Pod {
+    pod("web").container("app").build()
+}
+
+#[test]
+fn a_new_pod_gets_a_sandbox_and_its_containers() {
+    let pod = pod("web").container("app").container("log").build();
+    let nothing = observed(&pod).build();
+    let want = prepared(&["sandbox 0", "start app>0", "start log>0"]);
+    assert_eq!(told(&case(pod, nothing, t(0))), want);
+}
+
+#[test]
+fn a_pod_that_runs_needs_nothing() {
+    let pod = web();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    let plan = decide(&case(pod, seen, t(5)).inputs());
+    assert_eq!((plan.steps, plan.wake_at), (vec![], None));
+}
+
+#[test]
+fn row_5_a_dead_sandbox_of_a_run_once_pod_is_only_stopped() {
+    let pod = pod("job").restart(RestartPolicy::Never).container("app").build();
+    let seen = observed(&pod).sandbox("s0", 0, false).exited("app", 1, t(1)).build();
+    assert_eq!(told(&case(pod, seen, t(5))), ["kill[]"]);
+}
+
+#[test]
+fn row_6_a_dead_sandbox_without_containers_is_replaced() {
+    let pod = pod("job").restart(RestartPolicy::Never).container("app").build();
+    let seen = observed(&pod).sandbox("s0", 0, false).build();
+    let mut want = vec!["kill[]".to_owned()];
+    want.extend(prepared(&["sandbox 1", "start app>0"]));
+    assert_eq!(told(&case(pod, seen, t(5))), want);
+}
+
+#[test]
+fn row_7_two_ready_sandboxes_are_both_replaced() {
+    let pod = web();
+    let seen = observed(&pod).sandbox("s0", 0, true).sandbox("s1", 1, true).build();
+    let case = case(pod, seen, t(5));
+    let plan = decide(&case.inputs());
+    let Some(Step::KillPod(kill)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!((kill.sandboxes.len(), kill.replaced), (2, true));
+    assert!(plan.steps.contains(&Step::CreateSandbox { attempt: 2 }));
+}
+
+#[test]
+fn row_8_a_sandbox_without_an_address_is_replaced_unless_the_network_is_the_hosts() {
+    let pods = [web(), pod("web").host_network().container("app").build()];
+    for (pod, replaced) in pods.into_iter().zip([true, false]) {
+        let seen = observed(&pod)
+            .sandbox_ready()
+            .edit_sandbox(|s| s.ips = Some(vec![]))
+            .running("app", t(1))
+            .build();
+        let steps = told(&case(pod.clone(), seen, t(5)));
+        assert_eq!(steps.contains(&"sandbox 1".to_owned()), replaced);
+    }
+}
+
+#[test]
+fn row_9_after_a_reboot_init_runs_again() {
+    let pod = pod("web").init("first").container("app").build();
+    let seen = observed(&pod)
+        .sandbox("s0", 0, false)
+        .exited("first", 0, t(1))
+        .exited("app", 137, t(2))
+        .build();
+    let mut want = vec!["kill[]".to_owned(), "remove 1".to_owned()];
+    want.extend(prepared(&["sandbox 1", "start first#1"]));
+    assert_eq!(told(&case(pod, seen, t(900))), want);
+}
+
+#[test]
+fn row_10_forgotten_init_containers_do_not_run_again_but_a_missing_sidecar_does() {
+    let pod = pod("web").init("first").sidecar("proxy").container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    assert_eq!(told(&case(pod, seen, t(5))), prepared(&["start proxy>0"]));
+}
+
+#[test]
+fn row_11_an_init_container_that_was_oom_killed_has_failed_whatever_its_code() {
+    let pod = pod("web").restart(RestartPolicy::OnFailure).init("first").container("app").build();
+    let seen = observed(&pod).sandbox_ready().exited_for("first", 0, "OOMKilled", t(1)).build();
+    assert_eq!(told(&case(pod, seen, t(900))), ["kill[]"], "code 0 is not restarted");
+}
+
+#[test]
+fn row_12_a_sidecar_comes_back_under_any_policy() {
+    let pod = pod("job").restart(RestartPolicy::Never).sidecar("proxy").container("app").build();
+    let seen = observed(&pod).sandbox_ready().exited("proxy", 0, t(1)).running("app", t(2)).build();
+    assert_eq!(told(&case(pod, seen, t(900))), prepared(&["start proxy#1"]));
+}
+
+#[test]
+fn row_13_when_the_work_is_done_the_sidecar_ends_too() {
+    let pod = pod("job").restart(RestartPolicy::Never).sidecar("proxy").container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("proxy", t(1)).exited("app", 0, t(2)).build();
+    assert_eq!(told(&case(pod, seen, t(5))), ["kill[proxy]"]);
+}
+
+#[test]
+fn row_14_the_next_init_container_waits_for_a_sidecars_startup_probe_only() {
+    let probes = json!({
+        "startupProbe": { "exec": { "command": ["true"] } },
+        "livenessProbe": { "exec": { "command": ["true"] } },
+    });
+    let pod = pod("web").sidecar_with("proxy", probes).init("second").container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("proxy", t(1)).build();
+    let mut case = case(pod, seen, t(5));
+    assert_eq!(told(&case), Vec::<String>::new());
+    case.probed.set(&ContainerId::new("proxy-0"), ProbeKind::Startup, Verdict::Success);
+    assert_eq!(told(&case), prepared(&["start second>0"]));
+}
+
+#[test]
+fn init_containers_run_one_after_the_other() {
+    let pod = pod("web").init("first").init("second").container("app").build();
+    let seen = observed(&pod).sandbox_ready().exited("first", 0, t(1)).build();
+    assert_eq!(told(&case(pod.clone(), seen, t(5))), prepared(&["start second>0"]));
+    let seen =
+        observed(&pod).sandbox_ready().exited("first", 0, t(1)).running("second", t(2)).build();
+    assert_eq!(told(&case(pod, seen, t(5))), Vec::<String>::new());
+}
+
+#[test]
+fn row_15_a_container_nobody_knows_about_is_stopped_before_it_starts_again() {
+    let pod = pod("job").restart(RestartPolicy::Never).container("app").build();
+    let seen = observed(&pod).sandbox_ready().instance("app", State::Unknown, t(1)).build();
+    let mut want = vec!["stop app".to_owned()];
+    want.extend(prepared(&["start app#1"]));
+    assert_eq!(told(&case(pod, seen, t(5))), want);
+}
+
+#[test]
+fn row_16_an_edited_image_restarts_the_container_under_any_policy() {
+    let before = pod("job").restart(RestartPolicy::Never).container("app").build();
+    let seen = observed(&before).sandbox_ready().running("app", t(1)).build();
+    let after = pod("job")
+        .restart(RestartPolicy::Never)
+        .container_with("app", json!({ "image": "other" }))
+        .build();
+    let case = case(after, seen, t(5));
+    let plan = decide(&case.inputs());
+    let Some(Step::StopContainer(stop)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!(stop.message, "Container app definition changed, will be restarted");
+    assert_eq!(told(&case).last().map(String::as_str), Some("start app#1"));
+}
+
+#[test]
+fn row_17_a_failed_liveness_probe_kills_and_the_policy_says_what_follows() {
+    // Its only container gone for good, the whole pod goes.
+    for (policy, first, starts) in
+        [(RestartPolicy::Never, "kill[app]", false), (RestartPolicy::Always, "stop app", true)]
+    {
+        let probe = json!({ "livenessProbe": { "exec": { "command": ["false"] } } });
+        let pod = pod("web").restart(policy).container_with("app", probe).build();
+        let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+        let mut case = case(pod, seen, t(5));
+        case.probed.set(&ContainerId::new("app-0"), ProbeKind::Liveness, Verdict::Failure);
+        let steps = told(&case);
+        assert_eq!(steps.first().map(String::as_str), Some(first), "{policy:?}");
+        assert_eq!(steps.contains(&"start app#1".to_owned()), starts, "{policy:?}");
+    }
+}
+
+#[test]
+fn row_18_a_restart_rule_counts_for_its_codes_only() {
+    let rules = json!({
+        "restartPolicy": "Never",
+        "restartPolicyRules": [
+            { "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } },
+        ],
+    });
+    let pod = pod("job").restart(RestartPolicy::Never).container_with("app", rules).build();
+    for (code, want) in [(42, prepared(&["start app#1"])), (1, vec!["kill[]".to_owned()])] {
+        let seen = observed(&pod).sandbox_ready().exited("app", code, t(1)).build();
+        assert_eq!(told(&case(pod.clone(), seen, t(900))), want, "exit code {code}");
+    }
+}
+
+#[test]
+fn row_19_a_crashed_container_waits_out_its_back_off() {
+    let pod = web();
+    let limits = BackoffLimits::DEFAULT;
+    let first = observed(&pod).sandbox_ready().exited("app", 1, t(100)).build();
+    let mut case = case(pod.clone(), first.clone(), t(100));
+    assert_eq!(told(&case), prepared(&["start app#1"]), "the first crash restarts at once");
+    let (name, key) = ("app".into(), pod.containers[0].backoff_key);
+    case.attempts.note_restart(&name, key, &first.instances[0], t(100), &limits);
+    case.observed =
+        observed(&pod).sandbox_ready().exited("app", 1, t(100)).exited("app", 1, t(101)).build();
+    case.now = t(105);
+    let plan = decide(&case.inputs());
+    assert_eq!((plan.steps.len(), plan.wake_at), (0, Some(t(111).mono)));
+    let waiting = &plan.waiting["app"];
+    assert_eq!(waiting.reason, "CrashLoopBackOff");
+    assert_eq!(
+        waiting.message,
+        "back-off 10s restarting failed container=app pod=web_default(uid-web)"
+    );
+    case.now = t(111);
+    assert_eq!(told(&case), prepared(&["start app#2"]));
+}
+
+#[test]
+fn a_kill_of_our_own_is_no_crash() {
+    let probe = json!({ "livenessProbe": { "exec": { "command": ["false"] } } });
+    let pod = pod("web").container_with("app", probe).build();
+    let seen =
+        observed(&pod).sandbox_ready().exited("app", 137, t(10)).running("app", t(11)).build();
+    let mut case = case(pod.clone(), seen.clone(), t(40));
+    let key = pod.containers[0].backoff_key;
+    let killed = seen.instances.last().unwrap();
+    case.attempts.note_restart(&"app".into(), key, killed, t(10), &BackoffLimits::DEFAULT);
+    case.probed.set(&ContainerId::new("app-1"), ProbeKind::Liveness, Verdict::Failure);
+    assert_eq!(told(&case).last().map(String::as_str), Some("start app#2"));
+}
+
+#[test]
+fn row_23_a_probes_own_grace_counts_for_its_kill_but_not_for_a_deletion() {
+    let probe = json!({ "livenessProbe": {
+        "exec": { "command": ["false"] }, "terminationGracePeriodSeconds": 5,
+    } });
+    let build = || pod("web").grace(60).container_with("app", probe.clone());
+    let pod = build().build();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    let mut alive = case(pod, seen.clone(), t(5));
+    alive.probed.set(&ContainerId::new("app-0"), ProbeKind::Liveness, Verdict::Failure);
+    let plan = decide(&alive.inputs());
+    let Some(Step::StopContainer(stop)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!(stop.grace, Duration::from_secs(5));
+    let deleted = build().deleted(5, 60).build();
+    let mut ending = case(deleted.clone(), seen, t(5));
+    ending.life.request(Request::Update, &deleted);
+    let plan = decide(&ending.inputs());
+    let Some(Step::KillPod(kill)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!(kill.stops[0].grace, Duration::from_secs(60));
+}
+
+#[test]
+fn row_24_sidecars_stop_last_and_in_reverse() {
+    let pod = pod("web").sidecar("one").sidecar("two").container("app").build();
+    let seen = observed(&pod)
+        .sandbox_ready()
+        .running("one", t(1))
+        .running("two", t(2))
+        .running("app", t(3))
+        .build();
+    let kill = kill::pod(&pod, &seen, &Attempts::default(), None).unwrap();
+    let mut turns: Vec<_> = kill.stops.iter().map(|s| (s.turn, &*s.container)).collect();
+    turns.sort_unstable();
+    assert_eq!(turns, [(0, "app"), (1, "two"), (2, "one")]);
+}
+
+#[test]
+fn a_hook_takes_from_the_grace_but_never_all_of_it() {
+    let s = Duration::from_secs;
+    for (grace, spent, want) in [(30, 0, 30), (30, 10, 20), (1, 1, 2), (5, 9, 2)] {
+        assert_eq!(kill::remaining(s(grace), s(spent)), s(want), "{grace} - {spent}");
+    }
+}
+
+#[test]
+fn a_held_pod_is_stopped_and_says_why_and_starts_when_released() {
+    let pod = web();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    let mut held = case(pod, seen, t(5));
+    held.surroundings.hold = Some(Hold { reason: "Held".into(), message: "maintenance".into() });
+    let plan = decide(&held.inputs());
+    assert_eq!(plan.steps.iter().map(word).collect::<Vec<_>>(), ["kill[app]"]);
+    assert_eq!(plan.waiting["app"].reason, "Blocked");
+    assert_eq!(plan.waiting["app"].message, "maintenance");
+    held.surroundings.hold = None;
+    assert_eq!(told(&held), Vec::<String>::new());
+}
+
+#[test]
+fn without_a_network_only_pods_of_the_hosts_network_start() {
+    let down = |pod: Pod| {
+        let nothing = observed(&pod).build();
+        let mut case = case(pod, nothing, t(5));
+        case.surroundings.network = Err("cni plugin not initialized".into());
+        case
+    };
+    let plan = decide(&down(web()).inputs());
+    assert_eq!((plan.steps.len(), plan.wake_at), (0, Some(t(6).mono)));
+    assert_eq!(plan.why.text, "network is not ready: cni plugin not initialized");
+    let host = pod("web").host_network().container("app").build();
+    assert_eq!(told(&down(host)), prepared(&["sandbox 0", "start app>0"]));
+}
+
+#[test]
+fn containers_without_their_cgroup_are_stopped() {
+    let pod = web();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    let mut case = case(pod, seen, t(5));
+    case.surroundings.cgroup = false;
+    assert_eq!(told(&case), ["kill[app]"]);
+}
+
+#[test]
+fn a_failed_step_is_not_tried_again_before_its_time() {
+    let pod = web();
+    let nothing = observed(&pod).build();
+    let mut case = case(pod, nothing, t(5));
+    let wait = Duration::from_secs(10);
+    case.attempts.note_step_failure(PodStep::Volumes, "no such secret".into(), t(5), wait);
+    let plan = decide(&case.inputs());
+    assert_eq!(plan.wake_at, Some(t(15).mono));
+    assert!(plan.why.text.contains("no such secret"));
+    assert!(!plan.steps.iter().any(|s| matches!(s, Step::CreateSandbox { .. })));
+    case.now = t(15);
+    assert_eq!(told(&case), prepared(&["sandbox 0", "start app>0"]));
+}
+
+#[test]
+fn an_attempt_whose_name_may_be_taken_is_passed_over() {
+    let pod = web();
+    let seen = observed(&pod).sandbox_ready().build();
+    let mut case = case(pod.clone(), seen, t(5));
+    case.attempts.note_attempt_taken(&"app".into(), pod.containers[0].backoff_key, 0);
+    assert_eq!(told(&case), prepared(&["start app>1"]));
+}
+
+#[test]
+fn a_pod_that_ends_never_starts_anything() {
+    let pod = pod("web").init("first").sidecar("proxy").container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("proxy", t(1)).build();
+    let mut case = case(pod.clone(), seen, t(5));
+    case.life.request(Request::Kill(Kill::default()), &pod);
+    assert_eq!(told(&case), ["kill[proxy]"]);
+    case.observed = observed(&pod).sandbox("sandbox", 0, false).build();
+    case.attempts.note_sandbox_stopped(SandboxId::new("sandbox"));
+    assert!(decide(&case.inputs()).stage_done);
+    case.life.stopped();
+    assert_eq!(told(&case), ["unmount", "destroy cgroup"]);
+}
+
+#[test]
+fn a_rule_to_restart_all_removes_every_instance_and_the_trigger_last() {
+    let rules = json!({
+        "restartPolicy": "Never",
+        "restartPolicyRules": [
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [7] } },
+        ],
+    });
+    let pod = pod("web").init("first").container("log").container_with("app", rules).build();
+    let seen = observed(&pod)
+        .sandbox_ready()
+        .exited("first", 0, t(1))
+        .running("log", t(2))
+        .exited("app", 7, t(3))
+        .build();
+    let plan = decide(&case(pod, seen, t(5)).inputs());
+    assert_eq!(plan.steps.iter().map(word).collect::<Vec<_>>(), ["stop log", "remove 3"]);
+    let Some(Step::RemoveInstances(ids)) = plan.steps.last() else { panic!("{:?}", plan.steps) };
+    assert_eq!(ids.last(), Some(&ContainerId::new("app-0")));
+}
+
+#[test]
+fn a_recorded_case_replays_to_the_same_plan() {
+    let pod = pod("web").init("first").container("app").build();
+    let seen = observed(&pod).sandbox_ready().exited("first", 1, t(1)).build();
+    let case = case(pod, seen, t(5));
+    let text = serde_json::to_string(&case).unwrap();
+    let replayed: Case = serde_json::from_str(&text).unwrap();
+    assert_eq!(decide(&replayed.inputs()), decide(&case.inputs()));
+}

@@ -1,0 +1,254 @@
+//! A pod as the agent sees it: the API object, parsed once into what decisions ask about.
+//!
+//! Decisions never look into the raw object for a restart policy or a container's kind: strings
+//! become enums here, and a pod that cannot be read is refused here, with a reason.
+
+pub mod container;
+pub mod defaults;
+pub mod hold;
+pub mod manifest;
+pub mod merge;
+pub mod registry;
+pub mod validation;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+use serde::{Deserialize, Serialize};
+
+pub use container::{
+    AfterExit, Container, ContainerHash, ContainerKind, ProbeKind, RestartPolicy, RestartRule,
+};
+
+use crate::ids::{PodName, PodUid};
+
+/// Where a pod was read from. Written into the annotation `kubernetes.io/config.source`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    Api,
+    File,
+    Http,
+}
+
+impl Source {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Api => "api",
+            Self::File => "file",
+            Self::Http => "http",
+        }
+    }
+}
+
+pub const ANNOTATION_SOURCE: &str = "kubernetes.io/config.source";
+pub const ANNOTATION_SEEN: &str = "kubernetes.io/config.seen";
+pub const ANNOTATION_HASH: &str = "kubernetes.io/config.hash";
+pub const ANNOTATION_MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Grace the API server would have defaulted to.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    Unknown,
+}
+
+impl Phase {
+    pub fn parse(text: Option<&str>) -> Self {
+        match text {
+            Some("Running") => Self::Running,
+            Some("Succeeded") => Self::Succeeded,
+            Some("Failed") => Self::Failed,
+            Some("Unknown") => Self::Unknown,
+            _ => Self::Pending,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// No container of the pod will run again.
+    pub fn is_terminal(self) -> bool {
+        match self {
+            Self::Succeeded | Self::Failed => true,
+            Self::Pending | Self::Running | Self::Unknown => false,
+        }
+    }
+}
+
+/// Someone asked the API server to delete the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deletion {
+    pub at: Timestamp,
+    pub grace: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Pod {
+    pub uid: PodUid,
+    pub name: PodName,
+    pub source: Source,
+    /// The defaulted object, `managedFields` stripped. For passing on, not for deciding.
+    pub object: Arc<v1::Pod>,
+    pub restart_policy: RestartPolicy,
+    /// Init containers in spec order, then regular ones in spec order, then ephemeral ones.
+    pub containers: Vec<Container>,
+    pub host_network: bool,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub grace: Duration,
+    pub active_deadline: Option<Duration>,
+    pub deletion: Option<Deletion>,
+    /// What the API object says; the node's own view is in the status manager.
+    pub api_phase: Phase,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPod {
+    #[error("pod {name} has no uid; the API server or the static pod defaulting sets it")]
+    NoUid { name: String },
+    #[error("pod with uid {uid:?} has no name")]
+    NoName { uid: String },
+    #[error("pod {name} has no spec")]
+    NoSpec { name: String },
+    #[error("pod {name}: spec.restartPolicy is {value:?}; it may be Always, OnFailure or Never")]
+    RestartPolicy { name: String, value: String },
+    #[error("pod {name}: container {container}: {problem}")]
+    Container { name: String, container: String, problem: String },
+}
+
+impl Pod {
+    pub fn parse(mut object: v1::Pod, source: Source) -> Result<Self, BadPod> {
+        object.metadata.managed_fields = None;
+        Self::from_object(Arc::new(object), source)
+    }
+
+    fn from_object(object: Arc<v1::Pod>, source: Source) -> Result<Self, BadPod> {
+        let meta = &object.metadata;
+        let uid = meta.uid.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        if name.is_empty() {
+            return Err(BadPod::NoName { uid: uid.to_owned() });
+        }
+        let name = PodName::new(meta.namespace.as_deref().unwrap_or("default"), name);
+        if uid.is_empty() {
+            return Err(BadPod::NoUid { name: name.to_string() });
+        }
+        let spec = object.spec.as_ref().ok_or_else(|| BadPod::NoSpec { name: name.to_string() })?;
+        let restart_policy = match spec.restart_policy.as_deref() {
+            None => RestartPolicy::Always,
+            Some(text) => RestartPolicy::parse(text).ok_or_else(|| BadPod::RestartPolicy {
+                name: name.to_string(),
+                value: text.to_owned(),
+            })?,
+        };
+        let containers = container::parse_all(spec).map_err(|(container, problem)| {
+            BadPod::Container { name: name.to_string(), container, problem }
+        })?;
+        let deletion = meta.deletion_timestamp.as_ref().map(|at| Deletion {
+            at: at.0,
+            grace: meta.deletion_grace_period_seconds.map(seconds),
+        });
+        Ok(Self {
+            uid: PodUid::new(uid),
+            restart_policy,
+            containers,
+            host_network: spec.host_network.unwrap_or(false),
+            grace: spec.termination_grace_period_seconds.map_or(DEFAULT_GRACE, seconds),
+            active_deadline: spec.active_deadline_seconds.filter(|s| *s > 0).map(seconds),
+            deletion,
+            api_phase: Phase::parse(object.status.as_ref().and_then(|s| s.phase.as_deref())),
+            name,
+            source,
+            object,
+        })
+    }
+
+    /// A pod read from a file or URL: it exists without the API server.
+    pub fn is_static(&self) -> bool {
+        match self.source {
+            Source::File | Source::Http => true,
+            Source::Api => false,
+        }
+    }
+
+    pub fn container(&self, name: &str) -> Option<&Container> {
+        self.containers.iter().find(|c| &*c.name == name)
+    }
+
+    /// Plain init containers and sidecars, in the order they start.
+    pub fn init_containers(&self) -> impl DoubleEndedIterator<Item = &Container> + Clone {
+        self.containers.iter().filter(|c| c.kind.is_init())
+    }
+
+    pub fn regular_containers(&self) -> impl DoubleEndedIterator<Item = &Container> + Clone {
+        self.containers.iter().filter(|c| c.kind == ContainerKind::Regular)
+    }
+
+    pub fn ephemeral_containers(&self) -> impl DoubleEndedIterator<Item = &Container> + Clone {
+        self.containers.iter().filter(|c| c.kind == ContainerKind::Ephemeral)
+    }
+
+    /// No container of this pod may ever start again once it ended.
+    pub fn runs_once(&self) -> bool {
+        self.restart_policy == RestartPolicy::Never
+            && self.containers.iter().all(|c| match c.kind {
+                ContainerKind::Sidecar => false,
+                ContainerKind::Init | ContainerKind::Regular => {
+                    c.policy.is_none_or(|p| p == RestartPolicy::Never) && c.rules.is_empty()
+                }
+                ContainerKind::Ephemeral => true,
+            })
+    }
+
+    pub fn generation(&self) -> Option<i64> {
+        self.object.metadata.generation
+    }
+
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// `name_namespace(uid)`, the form upstream's messages use.
+    pub fn described(&self) -> String {
+        format!("{}_{}({})", self.name.name, self.name.namespace, self.uid)
+    }
+}
+
+/// Negative durations in a spec mean "now", as they do upstream.
+fn seconds(value: i64) -> Duration {
+    Duration::from_secs(u64::try_from(value).unwrap_or(0))
+}
+
+/// A pod travels through recorded cases as its object and its source; the rest is parsed again.
+#[derive(Serialize, Deserialize)]
+struct Recorded {
+    source: Source,
+    object: Arc<v1::Pod>,
+}
+
+impl Serialize for Pod {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Recorded { source: self.source, object: self.object.clone() }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Pod {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let recorded = Recorded::deserialize(deserializer)?;
+        Self::from_object(recorded.object, recorded.source).map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,456 @@
+//! One container of a pod's spec, and what follows from its exit.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl RestartPolicy {
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "Always" => Some(Self::Always),
+            "OnFailure" => Some(Self::OnFailure),
+            "Never" => Some(Self::Never),
+            _ => None,
+        }
+    }
+
+    fn after(self, exit_code: i32) -> AfterExit {
+        match self {
+            Self::Always => AfterExit::Restart,
+            Self::OnFailure if exit_code != 0 => AfterExit::Restart,
+            Self::OnFailure | Self::Never => AfterExit::Stay,
+        }
+    }
+}
+
+/// What an exit of a container leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterExit {
+    Restart,
+    /// Every container of the pod starts over (`action: RestartAllContainers`).
+    RestartAll,
+    Stay,
+}
+
+/// One entry of `restartPolicyRules`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestartRule {
+    pub then: AfterExit,
+    /// `In`: the codes listed; otherwise `NotIn`: every other code.
+    pub listed: bool,
+    pub codes: Vec<i32>,
+}
+
+impl RestartRule {
+    fn matches(&self, exit_code: i32) -> bool {
+        self.codes.contains(&exit_code) == self.listed
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ContainerKind {
+    /// Runs to completion before the next one starts.
+    Init,
+    /// An init container with `restartPolicy: Always`: starts in order, runs as long as the pod.
+    Sidecar,
+    Regular,
+    Ephemeral,
+}
+
+impl ContainerKind {
+    pub fn is_init(self) -> bool {
+        match self {
+            Self::Init | Self::Sidecar => true,
+            Self::Regular | Self::Ephemeral => false,
+        }
+    }
+
+    /// Plain init and ephemeral containers are never probed.
+    pub fn is_probed(self) -> bool {
+        match self {
+            Self::Sidecar | Self::Regular => true,
+            Self::Init | Self::Ephemeral => false,
+        }
+    }
+
+    /// The list of the spec it stands in, as event field paths name it.
+    pub fn spec_field(self) -> &'static str {
+        match self {
+            Self::Init | Self::Sidecar => "initContainers",
+            Self::Regular => "containers",
+            Self::Ephemeral => "ephemeralContainers",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ProbeKind {
+    Startup,
+    Readiness,
+    Liveness,
+}
+
+impl ProbeKind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Startup => "Startup",
+            Self::Readiness => "Readiness",
+            Self::Liveness => "Liveness",
+        }
+    }
+}
+
+/// What makes an edited container a different container: name and image, hashed bit for bit as
+/// upstream does, so that taking over a node restarts nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ContainerHash(pub u32);
+
+impl ContainerHash {
+    pub fn of(name: &str, image: &str) -> Self {
+        let json = format!(r#"{{"image":{},"name":{}}}"#, go_json(image), go_json(name));
+        // Upstream hashes Go's dump of a byte slice, not the bytes.
+        let mut dump = String::from("([]uint8)[");
+        for (i, byte) in json.bytes().enumerate() {
+            if i > 0 {
+                dump.push(' ');
+            }
+            dump.push_str(&byte.to_string());
+        }
+        dump.push(']');
+        Self(fnv1a_32(dump.as_bytes()))
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        u32::from_str_radix(text, 16).ok().map(Self)
+    }
+}
+
+impl fmt::Display for ContainerHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl fmt::Debug for ContainerHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContainerHash({self})")
+    }
+}
+
+fn fnv1a_32(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// A JSON string as Go's encoder writes it: HTML characters are escaped too.
+fn go_json(text: &str) -> String {
+    let plain = serde_json::Value::from(text).to_string();
+    let mut out = String::with_capacity(plain.len());
+    for c in plain.chars() {
+        match c {
+            '<' => out.push_str("\\u003c"),
+            '>' => out.push_str("\\u003e"),
+            '&' => out.push_str("\\u0026"),
+            '\u{2028}' => out.push_str("\\u2028"),
+            '\u{2029}' => out.push_str("\\u2029"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[derive(Clone, Debug)]
+pub struct Container {
+    pub name: Arc<str>,
+    pub kind: ContainerKind,
+    pub image: Arc<str>,
+    pub hash: ContainerHash,
+    /// The container's own policy, which goes before the pod's.
+    pub policy: Option<RestartPolicy>,
+    pub rules: Vec<RestartRule>,
+    /// The spec as written. An ephemeral container's is converted to the common form.
+    pub spec: Arc<v1::Container>,
+    /// The container whose processes an ephemeral container is to see.
+    pub target: Option<Arc<str>>,
+    /// Changes with image and resources: an edited container starts with a clean slate.
+    pub backoff_key: u64,
+}
+
+impl Container {
+    /// What an exit with this code leads to. A sidecar always comes back. (A plain init container
+    /// that succeeded is done under any policy; its exit is not a question for this.)
+    pub fn after_exit(&self, exit_code: i32, pod: RestartPolicy) -> AfterExit {
+        match self.kind {
+            ContainerKind::Sidecar => AfterExit::Restart,
+            ContainerKind::Ephemeral => AfterExit::Stay,
+            ContainerKind::Init | ContainerKind::Regular => {
+                match self.rules.iter().find(|rule| rule.matches(exit_code)) {
+                    Some(rule) => rule.then,
+                    None => self.policy.unwrap_or(pod).after(exit_code),
+                }
+            }
+        }
+    }
+
+    /// Whether a container killed by its own probe comes back. Rules are for exits, not for this.
+    pub fn restarts_after_probe_failure(&self, pod: RestartPolicy) -> bool {
+        self.policy.unwrap_or(pod) != RestartPolicy::Never
+    }
+
+    pub fn probe(&self, kind: ProbeKind) -> Option<&v1::Probe> {
+        if !self.kind.is_probed() {
+            return None;
+        }
+        match kind {
+            ProbeKind::Startup => self.spec.startup_probe.as_ref(),
+            ProbeKind::Readiness => self.spec.readiness_probe.as_ref(),
+            ProbeKind::Liveness => self.spec.liveness_probe.as_ref(),
+        }
+    }
+
+    /// The probe's own termination grace, which goes before the pod's when the probe kills.
+    pub fn probe_grace(&self, kind: ProbeKind) -> Option<Duration> {
+        let grace = self.probe(kind)?.termination_grace_period_seconds?;
+        u64::try_from(grace).ok().map(Duration::from_secs)
+    }
+
+    pub fn pre_stop(&self) -> Option<&v1::LifecycleHandler> {
+        self.spec.lifecycle.as_ref()?.pre_stop.as_ref()
+    }
+
+    pub fn post_start(&self) -> Option<&v1::LifecycleHandler> {
+        self.spec.lifecycle.as_ref()?.post_start.as_ref()
+    }
+
+    /// `spec.containers{name}`: where events about this container point.
+    pub fn field_path(&self) -> String {
+        format!("spec.{}{{{}}}", self.kind.spec_field(), self.name)
+    }
+}
+
+/// Container name and what is wrong with it.
+type BadContainer = (String, String);
+
+pub(super) fn parse_all(spec: &v1::PodSpec) -> Result<Vec<Container>, BadContainer> {
+    let init = spec.init_containers.iter().flatten();
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let mut all = Vec::with_capacity(spec.containers.len());
+    for c in init {
+        let sidecar = c.restart_policy.as_deref() == Some("Always");
+        let kind = if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init };
+        all.push(parse(c.clone(), kind)?);
+    }
+    for c in &spec.containers {
+        all.push(parse(c.clone(), ContainerKind::Regular)?);
+    }
+    for c in ephemeral {
+        let mut parsed = parse(plain(c), ContainerKind::Ephemeral)?;
+        parsed.target = c.target_container_name.as_deref().filter(|t| !t.is_empty()).map(Arc::from);
+        all.push(parsed);
+    }
+    Ok(all)
+}
+
+fn parse(spec: v1::Container, kind: ContainerKind) -> Result<Container, BadContainer> {
+    let bad = |problem: String| (spec.name.clone(), problem);
+    if spec.name.is_empty() {
+        return Err(bad("it has no name".into()));
+    }
+    let policy = match spec.restart_policy.as_deref().filter(|p| !p.is_empty()) {
+        None => None,
+        Some(text) => Some(RestartPolicy::parse(text).ok_or_else(|| {
+            bad(format!("restartPolicy is {text:?}; it may be Always, OnFailure or Never"))
+        })?),
+    };
+    // Upstream reads rules only where the container has a policy of its own.
+    let rules = match policy {
+        None => Vec::new(),
+        Some(_) => spec
+            .restart_policy_rules
+            .iter()
+            .flatten()
+            .map(|rule| parse_rule(rule).map_err(&bad))
+            .collect::<Result<_, _>>()?,
+    };
+    let image: Arc<str> = spec.image.as_deref().unwrap_or_default().into();
+    Ok(Container {
+        name: spec.name.as_str().into(),
+        kind,
+        hash: ContainerHash::of(&spec.name, &image),
+        policy,
+        rules,
+        target: None,
+        backoff_key: backoff_key(&image, spec.resources.as_ref()),
+        image,
+        spec: Arc::new(spec),
+    })
+}
+
+fn parse_rule(rule: &v1::ContainerRestartRule) -> Result<RestartRule, String> {
+    let then = match rule.action.as_str() {
+        "Restart" => AfterExit::Restart,
+        "RestartAllContainers" => AfterExit::RestartAll,
+        other => {
+            return Err(format!(
+                "a restart rule's action is {other:?}; it may be Restart or RestartAllContainers"
+            ));
+        }
+    };
+    let Some(exit_codes) = &rule.exit_codes else {
+        return Err("a restart rule has no exitCodes".into());
+    };
+    let listed = match exit_codes.operator.as_str() {
+        "In" => true,
+        "NotIn" => false,
+        other => {
+            return Err(format!(
+                "a restart rule's exitCodes operator is {other:?}; it may be In or NotIn"
+            ));
+        }
+    };
+    Ok(RestartRule { then, listed, codes: exit_codes.values.clone().unwrap_or_default() })
+}
+
+fn backoff_key(image: &str, resources: Option<&v1::ResourceRequirements>) -> u64 {
+    let resources = resources.and_then(|r| serde_json::to_string(r).ok()).unwrap_or_default();
+    let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = image.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+    resources.as_bytes().iter().fold(fnv(hash, &0), fnv)
+}
+
+/// An ephemeral container has the same fields under another type.
+fn plain(c: &v1::EphemeralContainer) -> v1::Container {
+    let c = c.clone();
+    v1::Container {
+        args: c.args,
+        command: c.command,
+        env: c.env,
+        env_from: c.env_from,
+        image: c.image,
+        image_pull_policy: c.image_pull_policy,
+        lifecycle: c.lifecycle,
+        liveness_probe: c.liveness_probe,
+        name: c.name,
+        ports: c.ports,
+        readiness_probe: c.readiness_probe,
+        resize_policy: c.resize_policy,
+        resources: c.resources,
+        restart_policy: c.restart_policy,
+        restart_policy_rules: c.restart_policy_rules,
+        security_context: c.security_context,
+        startup_probe: c.startup_probe,
+        stdin: c.stdin,
+        stdin_once: c.stdin_once,
+        termination_message_path: c.termination_message_path,
+        termination_message_policy: c.termination_message_policy,
+        tty: c.tty,
+        volume_devices: c.volume_devices,
+        volume_mounts: c.volume_mounts,
+        working_dir: c.working_dir,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_equals_upstreams() {
+        assert_eq!(ContainerHash::of("test_container", "foo/image:v1").to_string(), "8e45cbd0");
+        assert_eq!(
+            ContainerHash::of("c", "docker.io/library/busybox:latest").to_string(),
+            "8468e76c"
+        );
+    }
+
+    fn container(
+        kind: ContainerKind,
+        policy: Option<&str>,
+        rules: &[(&str, &str, i32)],
+    ) -> Container {
+        let rules = rules
+            .iter()
+            .map(|(action, operator, code)| v1::ContainerRestartRule {
+                action: (*action).into(),
+                exit_codes: Some(v1::ContainerRestartRuleOnExitCodes {
+                    operator: (*operator).into(),
+                    values: Some(vec![*code]),
+                }),
+            })
+            .collect();
+        let spec = v1::Container {
+            name: "c".into(),
+            restart_policy: policy.map(Into::into),
+            restart_policy_rules: Some(rules),
+            ..Default::default()
+        };
+        parse(spec, kind).unwrap()
+    }
+
+    #[test]
+    fn an_exit_leads_to_what_rules_then_container_then_pod_say() {
+        use AfterExit::{Restart, RestartAll, Stay};
+        use ContainerKind::{Ephemeral, Init, Regular, Sidecar};
+        use RestartPolicy::{Always, Never, OnFailure};
+        for (case, kind, own, rules, pod, code, want) in [
+            ("pod policy Always", Regular, None, &[][..], Always, 0, Restart),
+            ("pod policy OnFailure, success", Regular, None, &[], OnFailure, 0, Stay),
+            ("pod policy OnFailure, failure", Regular, None, &[], OnFailure, 1, Restart),
+            ("pod policy Never", Regular, None, &[], Never, 1, Stay),
+            ("own policy beats the pod's", Regular, Some("Always"), &[], Never, 1, Restart),
+            (
+                "a rule beats both",
+                Regular,
+                Some("Never"),
+                &[("Restart", "In", 42)],
+                Never,
+                42,
+                Restart,
+            ),
+            (
+                "a rule for another code",
+                Regular,
+                Some("Never"),
+                &[("Restart", "In", 42)],
+                Always,
+                1,
+                Stay,
+            ),
+            ("NotIn", Regular, Some("Never"), &[("Restart", "NotIn", 42)], Never, 1, Restart),
+            (
+                "restart all",
+                Regular,
+                Some("Never"),
+                &[("RestartAllContainers", "In", 7)],
+                Never,
+                7,
+                RestartAll,
+            ),
+            (
+                "rules without an own policy are not read",
+                Regular,
+                None,
+                &[("Restart", "In", 42)],
+                Never,
+                42,
+                Stay,
+            ),
+            ("a failed init container", Init, None, &[], Always, 1, Restart),
+            ("a failed init container, Never", Init, None, &[], Never, 1, Stay),
+            ("a sidecar always comes back", Sidecar, Some("Always"), &[], Never, 0, Restart),
+            ("an ephemeral container never does", Ephemeral, None, &[], Always, 1, Stay),
+        ] {
+            assert_eq!(container(kind, own, rules).after_exit(code, pod), want, "{case}");
+        }
+    }
+}

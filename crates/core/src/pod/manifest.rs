@@ -1,0 +1,327 @@
+//! A manifest from a file or URL becomes a static pod.
+//!
+//! The pod gets what the API server would have given it: defaults, a UID, a node. The UID is a
+//! hash of the content and of where it was read, so that the same file is the same pod after a
+//! restart, and an edited file is a new one.
+
+use k8s_openapi::api::core::v1;
+use serde_json::Value;
+
+use super::{ANNOTATION_HASH, Source, defaults, validation};
+use crate::schema;
+
+/// Where a manifest was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    pub source: Source,
+    /// Path or URL.
+    pub location: &'a str,
+    pub node: &'a str,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    #[error("{location}: this is not YAML or JSON: {problem}")]
+    Syntax { location: String, problem: String },
+    #[error("{location}: expected a v1 {expected}, found {found}")]
+    Kind { location: String, expected: &'static str, found: String },
+    #[error("{location}: invalid pod: name is needed for the pod")]
+    NoName { location: String },
+    #[error("{location}: pod {name}: {problems}")]
+    Invalid { location: String, name: String, problems: String },
+    #[error("{location}: pod {name}: static pods may not reference {resource}")]
+    References { location: String, name: String, resource: &'static str },
+}
+
+/// One pod of a manifest file.
+pub fn pod(text: &str, origin: Origin<'_>) -> Result<v1::Pod, ManifestError> {
+    let value = parse(text, origin)?;
+    match kind(&value) {
+        ("v1", "Pod") => static_pod(&value, origin),
+        (version, kind) => Err(unexpected("Pod", version, kind, origin)),
+    }
+}
+
+/// The pods of a document from a URL: a Pod or a PodList. One bad pod does not hide the others.
+pub fn pods(
+    text: &str,
+    origin: Origin<'_>,
+) -> Result<Vec<Result<v1::Pod, ManifestError>>, ManifestError> {
+    let mut value = parse(text, origin)?;
+    match kind(&value) {
+        ("v1", "Pod") => Ok(vec![static_pod(&value, origin)]),
+        ("v1", "PodList" | "List") => {
+            let items = value.get_mut("items").map(Value::take).unwrap_or_default();
+            let items = items.as_array().cloned().unwrap_or_default();
+            Ok(items.iter().map(|item| static_pod(item, origin)).collect())
+        }
+        (version, kind) => Err(unexpected("Pod or PodList", version, kind, origin)),
+    }
+}
+
+fn parse(text: &str, origin: Origin<'_>) -> Result<Value, ManifestError> {
+    // `defaultMode: 0644` is octal to everyone who writes it.
+    let options = serde_saphyr::options! { legacy_octal_numbers: true };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| ManifestError::Syntax {
+        location: origin.location.into(),
+        problem: error.to_string(),
+    })
+}
+
+fn kind(value: &Value) -> (&str, &str) {
+    let field = |name| value.get(name).and_then(Value::as_str).unwrap_or_default();
+    (field("apiVersion"), field("kind"))
+}
+
+fn unexpected(
+    expected: &'static str,
+    version: &str,
+    kind: &str,
+    origin: Origin<'_>,
+) -> ManifestError {
+    let found = match (version, kind) {
+        ("", "") => "neither apiVersion nor kind".into(),
+        (version, kind) => format!("{version} {kind}"),
+    };
+    ManifestError::Kind { location: origin.location.into(), expected, found }
+}
+
+fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestError> {
+    let location = || origin.location.to_owned();
+    let mut pod = decode(&value)
+        .map_err(|problem| ManifestError::Syntax { location: location(), problem })?;
+    let Some(name) = pod.metadata.name.clone().filter(|name| !name.is_empty()) else {
+        return Err(ManifestError::NoName { location: location() });
+    };
+    pod.metadata.managed_fields = None;
+    pod.metadata.deletion_timestamp = None;
+    defaults::apply(&mut pod);
+    if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
+        pod.metadata.uid = Some(uid(&pod, origin));
+    }
+    pod.metadata.name = Some(format!("{name}-{}", origin.node.to_lowercase()));
+    if pod.metadata.namespace.as_deref().unwrap_or_default().is_empty() {
+        pod.metadata.namespace = Some("default".into());
+    }
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(ANNOTATION_HASH.into(), pod.metadata.uid.clone().unwrap_or_default());
+    pod.status = Some(v1::PodStatus { phase: Some("Pending".into()), ..Default::default() });
+    if let Some(spec) = &mut pod.spec {
+        spec.node_name = Some(origin.node.to_lowercase());
+        if origin.source == Source::File {
+            // A static pod is not to be evicted by a taint of its own node.
+            spec.tolerations.get_or_insert_default().push(v1::Toleration {
+                operator: Some("Exists".into()),
+                effect: Some("NoExecute".into()),
+                ..Default::default()
+            });
+        }
+    }
+    let problems = validation::create(&pod);
+    if !problems.is_empty() {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        return Err(ManifestError::Invalid {
+            location: location(),
+            name,
+            problems: problems.join("; "),
+        });
+    }
+    match api_reference(&pod) {
+        Some(resource) => Err(ManifestError::References { location: location(), name, resource }),
+        None => Ok(pod),
+    }
+}
+
+/// The object as the API server would read it: `cpu: 1` may be a number, for one.
+fn decode(value: &Value) -> Result<v1::Pod, String> {
+    let value = match schema::kind("", "Pod") {
+        Some(pod) => schema::decode(pod, value).map_err(|error| error.to_string())?.value,
+        None => value.clone(),
+    };
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+/// 32 hex digits that stay as long as content, node and location do.
+fn uid(pod: &v1::Pod, origin: Origin<'_>) -> String {
+    let content = serde_json::to_string(pod).unwrap_or_default();
+    let place = match origin.source {
+        Source::File | Source::Api => format!("host:{}file:{}", origin.node, origin.location),
+        Source::Http => format!("url:{}", origin.location),
+    };
+    format!("{:032x}", fnv1a_128(content.bytes().chain(place.bytes())))
+}
+
+fn fnv1a_128(bytes: impl Iterator<Item = u8>) -> u128 {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+/// A static pod must run without the API server, so it may not need anything from it.
+fn api_reference(pod: &v1::Pod) -> Option<&'static str> {
+    let spec = pod.spec.as_ref()?;
+    if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
+        return Some("serviceaccounts");
+    }
+    if spec.resource_claims.iter().flatten().next().is_some() {
+        return Some("resourceclaims");
+    }
+    let init = spec.init_containers.iter().flatten();
+    if let Some(found) = spec.containers.iter().chain(init).find_map(container_reference) {
+        return Some(found);
+    }
+    if spec.image_pull_secrets.iter().flatten().next().is_some() {
+        return Some("secrets");
+    }
+    spec.volumes.iter().flatten().find_map(volume_reference)
+}
+
+fn container_reference(container: &v1::Container) -> Option<&'static str> {
+    for source in container.env_from.iter().flatten() {
+        if source.config_map_ref.is_some() {
+            return Some("configmaps");
+        }
+        if source.secret_ref.is_some() {
+            return Some("secrets");
+        }
+    }
+    for from in container.env.iter().flatten().filter_map(|env| env.value_from.as_ref()) {
+        if from.config_map_key_ref.is_some() {
+            return Some("configmaps");
+        }
+        if from.secret_key_ref.is_some() {
+            return Some("secrets");
+        }
+    }
+    None
+}
+
+fn volume_reference(volume: &v1::Volume) -> Option<&'static str> {
+    if volume.secret.is_some() {
+        return Some("secrets");
+    }
+    if volume.config_map.is_some() {
+        return Some("configmaps");
+    }
+    if volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() {
+        return Some("persistentvolumeclaims");
+    }
+    if volume.csi.is_some() {
+        return Some("csi volumes");
+    }
+    if volume.glusterfs.is_some() {
+        return Some("endpoints");
+    }
+    if volume.azure_file.is_some() {
+        return Some("secrets");
+    }
+    let sources = volume.projected.as_ref().and_then(|p| p.sources.as_ref());
+    sources.into_iter().flatten().find_map(|source| {
+        if source.secret.is_some() {
+            Some("secrets")
+        } else if source.config_map.is_some() {
+            Some("configmaps")
+        } else if source.service_account_token.is_some() {
+            Some("serviceaccounts")
+        } else if source.cluster_trust_bundle.is_some() {
+            Some("clustertrustbundles")
+        } else if source.pod_certificate.is_some() {
+            Some("podcertificates")
+        } else {
+            None
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(location: &str) -> Origin<'_> {
+        Origin { source: Source::File, location, node: "Node-A" }
+    }
+
+    const WEB: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
+                       spec: {containers: [{name: c, image: i, resources: {limits: {cpu: 1}}}]}\n";
+
+    #[test]
+    fn row_1_a_manifest_becomes_a_static_pod_of_this_node() {
+        let pod = pod(WEB, origin("/m/web.yaml")).unwrap();
+        let meta = &pod.metadata;
+        assert_eq!(meta.name.as_deref(), Some("web-node-a"));
+        assert_eq!(meta.namespace.as_deref(), Some("default"));
+        let uid = meta.uid.as_deref().unwrap();
+        assert_eq!(uid.len(), 32);
+        assert_eq!(meta.annotations.as_ref().unwrap()[ANNOTATION_HASH], uid);
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.node_name.as_deref(), Some("node-a"));
+        let toleration = &spec.tolerations.unwrap()[0];
+        assert_eq!(toleration.effect.as_deref(), Some("NoExecute"));
+        assert_eq!(toleration.operator.as_deref(), Some("Exists"));
+    }
+
+    #[test]
+    fn row_2_the_same_file_is_the_same_pod_and_another_file_is_another() {
+        let uid = |location| pod(WEB, origin(location)).unwrap().metadata.uid;
+        assert_eq!(uid("/m/a.yaml"), uid("/m/a.yaml"));
+        assert_ne!(uid("/m/a.yaml"), uid("/m/b.yaml"));
+        let edited = WEB.replace("image: i", "image: j");
+        assert_ne!(pod(&edited, origin("/m/a.yaml")).unwrap().metadata.uid, uid("/m/a.yaml"));
+    }
+
+    #[test]
+    fn a_uid_of_the_manifest_is_kept() {
+        let named = WEB.replace("{name: web}", "{name: web, uid: mine}");
+        assert_eq!(pod(&named, origin("/m")).unwrap().metadata.uid.as_deref(), Some("mine"));
+    }
+
+    #[test]
+    fn row_3_what_needs_the_api_server_is_refused() {
+        let with = |extra: &str| WEB.replace("spec: {", &format!("spec: {{{extra}, "));
+        for (extra, resource) in [
+            ("volumes: [{name: v, secret: {secretName: s}}]", "secrets"),
+            ("volumes: [{name: v, configMap: {name: m}}]", "configmaps"),
+            (
+                "volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]",
+                "persistentvolumeclaims",
+            ),
+            ("serviceAccountName: robot", "serviceaccounts"),
+            ("imagePullSecrets: [{name: s}]", "secrets"),
+        ] {
+            let error = pod(&with(extra), origin("/m/x.yaml")).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("static pods may not reference {resource}")),
+                "{error}"
+            );
+            assert!(error.starts_with("/m/x.yaml: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn bad_manifests_are_refused_by_name() {
+        for (text, want) in [
+            ("{", "this is not YAML or JSON"),
+            ("a: 1", "expected a v1 Pod, found neither apiVersion nor kind"),
+            ("apiVersion: v1\nkind: Service", "expected a v1 Pod, found v1 Service"),
+            ("apiVersion: v1\nkind: Pod\nspec: {}", "name is needed for the pod"),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: 5}", "containers"),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}",
+                "spec.containers",
+            ),
+        ] {
+            let error = pod(text, origin("/m/x.yaml")).unwrap_err().to_string();
+            assert!(error.contains(want), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_list_gives_its_good_pods_and_names_the_bad_ones() {
+        let list = "{apiVersion: v1, kind: PodList, items: [\
+            {metadata: {name: a}, spec: {containers: [{name: c, image: i}]}}, {metadata: {}}]}";
+        let source = Source::Http;
+        let origin = Origin { source, location: "http://x/", node: "n" };
+        let pods = pods(list, origin).unwrap();
+        assert_eq!(pods.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false]);
+    }
+}

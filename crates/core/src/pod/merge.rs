@@ -1,0 +1,275 @@
+//! Turns what the sources deliver into changes.
+//!
+//! Files and URLs deliver their whole set each time, the API watch its single objects; here both
+//! become the same five kinds of change, by UID. A change of the status alone is told apart,
+//! because it is usually the echo of our own report and needs no work.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+
+use super::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, BadPod, Pod, Source};
+use crate::ids::{PodName, PodUid};
+
+/// News from one source.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// Everything it has.
+    All(Vec<v1::Pod>),
+    /// One object appeared or changed.
+    Changed(Box<v1::Pod>),
+    /// One object is gone.
+    Gone(PodUid),
+}
+
+/// What changed, in the order in which it must be handled.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    pub removed: Vec<Arc<Pod>>,
+    pub added: Vec<Arc<Pod>>,
+    pub updated: Vec<Arc<Pod>>,
+    /// Updated, and now to be deleted. Handled like any update.
+    pub deleting: Vec<Arc<Pod>>,
+    /// Only the status differs.
+    pub reconciled: Vec<Arc<Pod>>,
+    /// Objects nobody can run, with the reason.
+    pub refused: Vec<Refused>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub name: PodName,
+    pub reason: String,
+}
+
+/// The pods of all sources.
+#[derive(Debug, Default)]
+pub struct Merge {
+    sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
+    delivered: BTreeSet<Source>,
+}
+
+impl Merge {
+    /// Folds news in. `now` is written into the pods seen for the first time.
+    pub fn fold(&mut self, source: Source, news: News, now: Timestamp) -> Changes {
+        let mut changes = Changes::default();
+        match news {
+            News::All(objects) => {
+                self.delivered.insert(source);
+                self.replace(source, objects, now, &mut changes);
+            }
+            News::Changed(object) => self.put(source, *object, now, &mut changes),
+            News::Gone(uid) => {
+                let pods = self.sources.entry(source).or_default();
+                changes.removed.extend(pods.remove(&uid));
+            }
+        }
+        changes
+    }
+
+    /// Whether this source has told its whole set at least once.
+    pub fn has_delivered(&self, source: Source) -> bool {
+        self.delivered.contains(&source)
+    }
+
+    fn replace(
+        &mut self,
+        source: Source,
+        objects: Vec<v1::Pod>,
+        now: Timestamp,
+        changes: &mut Changes,
+    ) {
+        let mut names = BTreeSet::new();
+        let mut kept = BTreeSet::new();
+        for object in objects {
+            let name = name_of(&object);
+            if !names.insert(name.clone()) {
+                let reason = format!("{} delivered two pods of this name", source.as_str());
+                changes.refused.push(Refused { name, reason });
+                continue;
+            }
+            if let Some(uid) = object.metadata.uid.as_deref() {
+                kept.insert(PodUid::new(uid));
+            }
+            self.put(source, object, now, changes);
+        }
+        let pods = self.sources.entry(source).or_default();
+        let gone: Vec<PodUid> = pods.keys().filter(|uid| !kept.contains(*uid)).cloned().collect();
+        changes.removed.extend(gone.iter().filter_map(|uid| pods.remove(uid)));
+    }
+
+    fn put(&mut self, source: Source, mut object: v1::Pod, now: Timestamp, changes: &mut Changes) {
+        let pods = self.sources.entry(source).or_default();
+        let known = object.metadata.uid.as_deref().and_then(|uid| pods.get(uid));
+        let seen = known.and_then(|pod| pod.annotation(ANNOTATION_SEEN).map(str::to_owned));
+        let annotations = object.metadata.annotations.get_or_insert_default();
+        annotations.insert(ANNOTATION_SOURCE.into(), source.as_str().into());
+        annotations.insert(ANNOTATION_SEEN.into(), seen.unwrap_or_else(|| rfc3339_nano(now)));
+        let name = name_of(&object);
+        let pod = match Pod::parse(object, source) {
+            Ok(pod) => Arc::new(pod),
+            Err(bad) => return changes.refused.push(refused(name, &bad)),
+        };
+        match known {
+            None => changes.added.push(pod.clone()),
+            Some(old) if differs(&old.object, &pod.object) => {
+                let list = if pod.deletion.is_some() {
+                    &mut changes.deleting
+                } else {
+                    &mut changes.updated
+                };
+                list.push(pod.clone());
+            }
+            Some(old) if old.object.status != pod.object.status => {
+                changes.reconciled.push(pod.clone());
+            }
+            // Nothing we look at changed; the fresh metadata is kept all the same.
+            Some(_) => {}
+        }
+        pods.insert(pod.uid.clone(), pod);
+    }
+}
+
+fn refused(name: PodName, bad: &BadPod) -> Refused {
+    Refused { name, reason: bad.to_string() }
+}
+
+fn name_of(object: &v1::Pod) -> PodName {
+    let meta = &object.metadata;
+    PodName::new(
+        meta.namespace.as_deref().unwrap_or("default"),
+        meta.name.as_deref().unwrap_or_default(),
+    )
+}
+
+/// Anything the node acts on: spec, labels, deletion, and annotations that are not our own.
+fn differs(old: &v1::Pod, new: &v1::Pod) -> bool {
+    old.spec != new.spec
+        || old.metadata.labels != new.metadata.labels
+        || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
+        || old.metadata.deletion_grace_period_seconds != new.metadata.deletion_grace_period_seconds
+        || !foreign_annotations(old).eq(foreign_annotations(new))
+}
+
+fn foreign_annotations(pod: &v1::Pod) -> impl Iterator<Item = (&String, &String)> {
+    const LOCAL: [&str; 3] = [ANNOTATION_SOURCE, ANNOTATION_SEEN, ANNOTATION_MIRROR];
+    let annotations = pod.metadata.annotations.iter().flatten();
+    annotations.filter(|(key, _)| !LOCAL.contains(&key.as_str()))
+}
+
+/// Nine fractional digits, as the annotation has them upstream.
+fn rfc3339_nano(time: Timestamp) -> String {
+    format!("{time:.9}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(uid: &str, name: &str) -> v1::Pod {
+        serde_json::from_value(serde_json::json!({
+            "metadata": { "name": name, "namespace": "default", "uid": uid },
+            "spec": { "containers": [{ "name": "c", "image": "i" }] },
+        }))
+        .unwrap()
+    }
+
+    fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
+        pods.iter().map(|p| &*p.name.name).collect()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn a_whole_set_gives_additions_and_removals() {
+        let mut merge = Merge::default();
+        assert!(!merge.has_delivered(Source::File));
+        let first =
+            merge.fold(Source::File, News::All(vec![object("1", "a"), object("2", "b")]), at(1));
+        assert_eq!(names(&first.added), ["a", "b"]);
+        assert!(merge.has_delivered(Source::File));
+        let second =
+            merge.fold(Source::File, News::All(vec![object("2", "b"), object("3", "c")]), at(2));
+        assert_eq!((names(&second.added), names(&second.removed)), (vec!["c"], vec!["a"]));
+        assert!(second.updated.is_empty() && second.reconciled.is_empty());
+    }
+
+    #[test]
+    fn sources_do_not_remove_each_others_pods() {
+        let mut merge = Merge::default();
+        merge.fold(Source::File, News::All(vec![object("1", "a")]), at(1));
+        let changes = merge.fold(Source::Api, News::All(vec![object("2", "a")]), at(1));
+        assert_eq!((names(&changes.added), changes.removed.len()), (vec!["a"], 0));
+    }
+
+    #[test]
+    fn each_difference_is_the_change_upstream_calls_it() {
+        type Edit = fn(&mut v1::Pod);
+        let cases: [(&str, Edit, [usize; 3]); 7] = [
+            ("nothing", |_| {}, [0, 0, 0]),
+            ("spec", |p| p.spec.as_mut().unwrap().priority = Some(5), [1, 0, 0]),
+            ("label", |p| p.metadata.labels = Some([("a".into(), "b".into())].into()), [1, 0, 0]),
+            (
+                "annotation",
+                |p| p.metadata.annotations = Some([("a".into(), "b".into())].into()),
+                [1, 0, 0],
+            ),
+            ("resourceVersion only", |p| p.metadata.resource_version = Some("9".into()), [0, 0, 0]),
+            (
+                "deletion",
+                |p| {
+                    let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(9));
+                    p.metadata.deletion_timestamp = Some(time);
+                },
+                [0, 1, 0],
+            ),
+            (
+                "status",
+                |p| {
+                    p.status =
+                        Some(v1::PodStatus { phase: Some("Running".into()), ..Default::default() });
+                },
+                [0, 0, 1],
+            ),
+        ];
+        for (case, edit, want) in cases {
+            let mut merge = Merge::default();
+            merge.fold(Source::Api, News::Changed(Box::new(object("1", "a"))), at(1));
+            let mut edited = object("1", "a");
+            edit(&mut edited);
+            let c = merge.fold(Source::Api, News::Changed(Box::new(edited)), at(2));
+            let got = [c.updated.len(), c.deleting.len(), c.reconciled.len()];
+            assert_eq!(got, want, "{case}");
+        }
+    }
+
+    #[test]
+    fn the_first_sight_stays_and_the_source_is_written_over() {
+        let mut merge = Merge::default();
+        let mut posing = object("1", "a");
+        posing.metadata.annotations = Some([(ANNOTATION_SOURCE.into(), "file".into())].into());
+        let pod = merge.fold(Source::Api, News::Changed(Box::new(posing)), at(1)).added.remove(0);
+        assert_eq!(pod.annotation(ANNOTATION_SOURCE), Some("api"));
+        assert_eq!(pod.annotation(ANNOTATION_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
+        let mut edited = object("1", "a");
+        edited.spec.as_mut().unwrap().priority = Some(1);
+        let pod = merge.fold(Source::Api, News::Changed(Box::new(edited)), at(7)).updated.remove(0);
+        assert_eq!(pod.annotation(ANNOTATION_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
+    }
+
+    #[test]
+    fn a_second_pod_of_one_name_and_a_pod_nobody_can_read_are_refused() {
+        let mut merge = Merge::default();
+        let mut bad = object("3", "c");
+        bad.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
+        let set = vec![object("1", "a"), object("2", "a"), bad];
+        let changes = merge.fold(Source::File, News::All(set), at(1));
+        assert_eq!(names(&changes.added), ["a"]);
+        let refused: Vec<_> = changes.refused.iter().map(|r| r.name.to_string()).collect();
+        assert_eq!(refused, ["default/a", "default/c"]);
+    }
+}

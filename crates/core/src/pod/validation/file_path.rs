@@ -1,0 +1,43 @@
+//! Paths of files that a pod's author names.
+
+use super::field::Errors;
+use crate::schema::Path;
+
+const STEP_UP: &str = "must not contain '..'";
+
+pub(super) fn is_absolute(path: &str) -> bool {
+    path.starts_with('/')
+}
+
+pub fn steps_up(path: &str) -> bool {
+    path.split('/').any(|part| part == "..")
+}
+
+pub fn no_steps_up(path: &str, field: &Path<'_>, errors: &mut Errors) {
+    if steps_up(path) {
+        errors.invalid(field, path, STEP_UP);
+    }
+}
+
+/// Stays below the folder it starts from.
+pub(super) fn below(path: &str, field: &Path<'_>, errors: &mut Errors) {
+    if is_absolute(path) {
+        errors.invalid(field, path, "must be a relative path");
+    }
+    no_steps_up(path, field, errors);
+}
+
+/// Below, and does not look like the links by which a volume is updated at once.
+pub(super) fn below_and_free(path: &str, field: &Path<'_>, errors: &mut Errors) {
+    below(path, field, errors);
+    if path.starts_with("..") && !path.starts_with("../") {
+        errors.invalid(field, path, "must not start with '..'");
+    }
+}
+
+pub(super) fn mode(mode: Option<i32>, field: &Path<'_>, errors: &mut Errors) {
+    if let Some(mode) = mode.filter(|mode| !(0..=0o777).contains(mode)) {
+        let detail = "must be a number between 0 and 0777 (octal), both inclusive";
+        errors.invalid(field, mode, detail);
+    }
+}

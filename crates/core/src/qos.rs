@@ -1,0 +1,302 @@
+//! What a pod asks for, added up, and the quality-of-service class that follows from it.
+//!
+//! The class names the pod's cgroup and the order in which the kernel and we give pods up; the
+//! totals are its cgroup's limits and what admission counts. Both are API, so the rules are
+//! upstream's to the letter. Amounts are parsed once, here, so that nothing behind this module
+//! meets text that is no quantity: a manifest from disk has been through no API server.
+//!
+//! Requests are expected to be defaulted from limits already, as for every pod that we run.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::{ParseQuantityError, Quantity};
+
+pub const CPU: &str = "cpu";
+pub const MEMORY: &str = "memory";
+/// Prefix of `hugepages-2Mi` and its like.
+pub const HUGEPAGES: &str = "hugepages-";
+
+/// Amounts by resource name.
+pub type ResourceList = BTreeMap<String, Quantity>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum QosClass {
+    BestEffort,
+    Burstable,
+    Guaranteed,
+}
+
+/// Requests and limits of a container, or of a pod as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requirements {
+    pub requests: ResourceList,
+    pub limits: ResourceList,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerResources {
+    pub name: String,
+    pub resources: Requirements,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InitResources {
+    pub name: String,
+    pub resources: Requirements,
+    /// It stays while the others run (`restartPolicy: Always`), so its share is added to theirs.
+    pub sidecar: bool,
+}
+
+/// Everything in a pod's spec that says how much it wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodResources {
+    pub containers: Vec<ContainerResources>,
+    /// In the order in which they run.
+    pub init: Vec<InitResources>,
+    /// Set for the pod as a whole; only if it names a resource that may be set so.
+    pub pod: Option<Requirements>,
+    /// What the runtime class says that the sandbox itself costs.
+    pub overhead: ResourceList,
+}
+
+/// Whether a total counts what the sandbox itself costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overhead {
+    Included,
+    Excluded,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{holder}: {field} of {resource}")]
+pub struct ResourceError {
+    /// `container "web"`, or `the pod`.
+    holder: String,
+    field: &'static str,
+    resource: String,
+    source: ParseQuantityError,
+}
+
+impl QosClass {
+    /// The class that the pod was given when it was admitted, or else the one that its spec makes.
+    pub fn of(pod: &Pod) -> Result<Self, ResourceError> {
+        let given = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
+        match given.and_then(Self::parse) {
+            Some(class) => Ok(class),
+            None => match &pod.spec {
+                Some(spec) => PodResources::parse(spec).map(|resources| resources.class()),
+                None => Ok(Self::BestEffort),
+            },
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Guaranteed, Self::Burstable, Self::BestEffort]
+            .into_iter()
+            .find(|class| class.as_str() == text)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        }
+    }
+}
+
+impl fmt::Display for QosClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl PodResources {
+    pub fn parse(spec: &PodSpec) -> Result<Self, ResourceError> {
+        let of = |container: &Container| {
+            Requirements::parse(container.resources.as_ref(), || {
+                format!("container {:?}", container.name)
+            })
+        };
+        let mut containers = Vec::with_capacity(spec.containers.len());
+        for container in &spec.containers {
+            let resources = of(container)?;
+            containers.push(ContainerResources { name: container.name.clone(), resources });
+        }
+        let mut init = Vec::new();
+        for container in spec.init_containers.iter().flatten() {
+            init.push(InitResources {
+                name: container.name.clone(),
+                resources: of(container)?,
+                sidecar: container.restart_policy.as_deref() == Some("Always"),
+            });
+        }
+        let whole = Requirements::parse(spec.resources.as_ref(), || "the pod".to_owned())?;
+        let overhead = parse_list(spec.overhead.as_ref(), "overhead", || "the pod".to_owned())?;
+        let counts = whole.requests.keys().chain(whole.limits.keys()).any(|name| pod_level(name));
+        Ok(Self { containers, init, pod: counts.then_some(whole), overhead })
+    }
+
+    /// The class that these resources make.
+    pub fn class(&self) -> QosClass {
+        if let Some(pod) = &self.pod {
+            return pod.class();
+        }
+        let mut classes = self.every_container().map(Requirements::class);
+        let Some(first) = classes.next() else { return QosClass::BestEffort };
+        if classes.all(|class| class == first) { first } else { QosClass::Burstable }
+    }
+
+    /// The most that the pod requests at any time of its life.
+    pub fn requests(&self, overhead: Overhead) -> ResourceList {
+        let mut total = self.peak(|resources| &resources.requests);
+        if let Some(pod) = &self.pod {
+            set_pod_level(&mut total, &pod.requests);
+        }
+        if overhead == Overhead::Included {
+            add(&mut total, &self.overhead);
+        }
+        total
+    }
+
+    /// The most that the pod may use at any time of its life, as far as its containers say.
+    pub fn limits(&self, overhead: Overhead) -> ResourceList {
+        let mut total = self.peak(|resources| &resources.limits);
+        if let Some(pod) = &self.pod {
+            set_pod_level(&mut total, &pod.limits);
+        }
+        if overhead == Overhead::Included {
+            for (name, cost) in &self.overhead {
+                // No limit plus overhead is still no limit.
+                if let Some(limit) = total.get_mut(name).filter(|limit| !limit.is_zero()) {
+                    *limit += *cost;
+                }
+            }
+        }
+        total
+    }
+
+    /// What the containers request together, whatever the pod as a whole says.
+    pub fn container_requests(&self) -> ResourceList {
+        self.peak(|resources| &resources.requests)
+    }
+
+    /// Does every container have a limit for `resource`, or the pod as a whole?
+    pub fn is_limited(&self, resource: &str) -> bool {
+        let has_limit = |resources: &Requirements| !amount(&resources.limits, resource).is_zero();
+        self.pod.as_ref().is_some_and(has_limit) || self.every_container().all(has_limit)
+    }
+
+    /// Init containers run one after the other, each beside the sidecars started before it; then
+    /// the regular ones run beside all sidecars. The peak of that is what counts.
+    fn peak(&self, of: impl Fn(&Requirements) -> &ResourceList) -> ResourceList {
+        let mut running = ResourceList::new();
+        for container in &self.containers {
+            add(&mut running, of(&container.resources));
+        }
+        let mut sidecars = ResourceList::new();
+        let mut starting = ResourceList::new();
+        for container in &self.init {
+            let own = of(&container.resources);
+            let mut now = sidecars.clone();
+            add(&mut now, own);
+            if container.sidecar {
+                add(&mut running, own);
+                sidecars.clone_from(&now);
+            }
+            raise(&mut starting, &now);
+        }
+        raise(&mut running, &starting);
+        running
+    }
+
+    fn every_container(&self) -> impl Iterator<Item = &Requirements> {
+        let init = self.init.iter().map(|container| &container.resources);
+        init.chain(self.containers.iter().map(|container| &container.resources))
+    }
+}
+
+impl Requirements {
+    fn parse(
+        api: Option<&ResourceRequirements>,
+        holder: impl Fn() -> String,
+    ) -> Result<Self, ResourceError> {
+        let Some(api) = api else { return Ok(Self::default()) };
+        Ok(Self {
+            requests: parse_list(api.requests.as_ref(), "request", &holder)?,
+            limits: parse_list(api.limits.as_ref(), "limit", &holder)?,
+        })
+    }
+
+    /// Only CPU and memory make a class.
+    fn class(&self) -> QosClass {
+        let class_of = |resource| {
+            let request = amount(&self.requests, resource);
+            if request != amount(&self.limits, resource) {
+                QosClass::Burstable
+            } else if request.is_zero() {
+                QosClass::BestEffort
+            } else {
+                QosClass::Guaranteed
+            }
+        };
+        let (cpu, memory) = (class_of(CPU), class_of(MEMORY));
+        if cpu == memory { cpu } else { QosClass::Burstable }
+    }
+}
+
+/// The amount of a resource; zero if it is not listed.
+pub fn amount(list: &ResourceList, resource: &str) -> Quantity {
+    list.get(resource).copied().unwrap_or_default()
+}
+
+/// Which resources a pod may set as a whole.
+fn pod_level(resource: &str) -> bool {
+    resource == CPU || resource == MEMORY || resource.starts_with(HUGEPAGES)
+}
+
+fn set_pod_level(total: &mut ResourceList, pod: &ResourceList) {
+    let set = pod.iter().filter(|(name, _)| pod_level(name));
+    total.extend(set.map(|(name, quantity)| (name.clone(), *quantity)));
+}
+
+fn add(total: &mut ResourceList, more: &ResourceList) {
+    for (name, quantity) in more {
+        match total.get_mut(name) {
+            Some(sum) => *sum += *quantity,
+            None => {
+                total.insert(name.clone(), *quantity);
+            }
+        }
+    }
+}
+
+fn raise(total: &mut ResourceList, other: &ResourceList) {
+    for (name, quantity) in other {
+        if total.get(name).is_none_or(|current| quantity > current) {
+            total.insert(name.clone(), *quantity);
+        }
+    }
+}
+
+fn parse_list(
+    api: Option<&BTreeMap<String, ApiQuantity>>,
+    field: &'static str,
+    holder: impl Fn() -> String,
+) -> Result<ResourceList, ResourceError> {
+    let parse = |(name, quantity): (&String, &ApiQuantity)| match Quantity::try_from(quantity) {
+        Ok(quantity) => Ok((name.clone(), quantity)),
+        Err(source) => {
+            Err(ResourceError { holder: holder(), field, resource: name.clone(), source })
+        }
+    };
+    api.into_iter().flatten().map(parse).collect()
+}
+
+#[cfg(test)]
+#[path = "qos/tests.rs"]
+mod tests;

@@ -1,0 +1,352 @@
+//! The conditions of a pod: questions with an answer, a reason and a time.
+//!
+//! A pod's list has many writers. The agent answers only the questions it owns, takes the answers
+//! of others as they are in the API, and shares one (`DisruptionTarget`) with those who disrupt.
+
+use std::fmt::Write as _;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
+
+use super::container::{Shown, find};
+use super::{Sources, text};
+use crate::plan::usable_sandbox;
+use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
+
+pub const READY: &str = "Ready";
+pub const CONTAINERS_READY: &str = "ContainersReady";
+pub const INITIALIZED: &str = "Initialized";
+pub const POD_SCHEDULED: &str = "PodScheduled";
+pub const READY_TO_START: &str = "PodReadyToStartContainers";
+pub const ALL_RESTARTING: &str = "AllContainersRestarting";
+pub const RESIZE_PENDING: &str = "PodResizePending";
+pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+
+const TRUE: &str = "True";
+const FALSE: &str = "False";
+
+const POD_COMPLETED: &str = "PodCompleted";
+const POD_FAILED: &str = "PodFailed";
+const UNKNOWN_STATUSES: &str = "UnknownContainerStatuses";
+const NOT_READY: &str = "ContainersNotReady";
+const NOT_INITIALIZED: &str = "ContainersNotInitialized";
+const GATES_NOT_READY: &str = "ReadinessGatesNotReady";
+const RESTART_STARTED: &str = "RestartAllContainersStarted";
+const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
+
+/// Who writes a type of condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Agent,
+    Shared,
+    Foreign,
+}
+
+pub fn owner(type_: &str) -> Owner {
+    match type_ {
+        READY | CONTAINERS_READY | INITIALIZED | POD_SCHEDULED | READY_TO_START
+        | ALL_RESTARTING | RESIZE_PENDING | RESIZE_IN_PROGRESS => Owner::Agent,
+        DISRUPTION_TARGET => Owner::Shared,
+        _ => Owner::Foreign,
+    }
+}
+
+pub fn condition<'a>(status: &'a PodStatus, type_: &str) -> Option<&'a PodCondition> {
+    in_list(status.conditions.as_deref().unwrap_or_default(), type_)
+}
+
+fn in_list<'a>(conditions: &'a [PodCondition], type_: &str) -> Option<&'a PodCondition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+pub fn is_true(status: &PodStatus, type_: &str) -> bool {
+    condition(status, type_).is_some_and(|condition| condition.status == TRUE)
+}
+
+/// Puts a condition in the place of the one of its type, or at the end.
+pub(super) fn put(conditions: &mut Vec<PodCondition>, condition: PodCondition) {
+    match conditions.iter_mut().find(|other| other.type_ == condition.type_) {
+        Some(other) => *other = condition,
+        None => conditions.push(condition),
+    }
+}
+
+/// An answer, not yet tied to a type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Answer {
+    yes: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl Answer {
+    fn yes(reason: &'static str) -> Self {
+        Self { yes: true, reason, message: String::new() }
+    }
+
+    fn no(reason: &'static str, message: String) -> Self {
+        Self { yes: false, reason, message }
+    }
+
+    fn to(&self, type_: &str, generation: Option<i64>) -> PodCondition {
+        PodCondition {
+            type_: type_.into(),
+            observed_generation: generation,
+            status: if self.yes { TRUE } else { FALSE }.into(),
+            reason: text(self.reason),
+            message: text(&self.message),
+            ..PodCondition::default()
+        }
+    }
+}
+
+/// All conditions of a pod, in the order in which they are shown.
+pub(super) fn all(sources: &Sources<'_>, shown: Shown<'_>, phase: Phase) -> Vec<PodCondition> {
+    let pod = sources.pod();
+    let (generation, old) = (pod.generation(), sources.old());
+    let mut all = Vec::with_capacity(8);
+    let in_api = sources.api().and_then(|api| api.conditions.as_deref()).unwrap_or_default();
+    all.extend(in_api.iter().filter(|c| owner(&c.type_) != Owner::Agent).cloned());
+    if !sources.is_terminal() {
+        let resize = [RESIZE_PENDING, RESIZE_IN_PROGRESS];
+        all.extend(resize.iter().filter_map(|type_| condition(old?, type_)).cloned());
+    }
+    if let Some(disrupted) = disruption(sources) {
+        put(&mut all, disrupted);
+    }
+    let sandbox = usable_sandbox(pod, sources.inputs.observed).is_some();
+    let ready_to_start = Answer { yes: sandbox, reason: "", message: String::new() };
+    all.push(ready_to_start.to(READY_TO_START, generation));
+    all.push(initialized(pod, shown, phase, old).to(INITIALIZED, generation));
+    let containers_ready = containers_ready(pod, shown, phase);
+    let ready = behind_gates(pod, &all, &containers_ready);
+    all.push(ready.as_ref().unwrap_or(&containers_ready).to(READY, generation));
+    all.push(containers_ready.to(CONTAINERS_READY, generation));
+    all.push(Answer::yes("").to(POD_SCHEDULED, generation));
+    if could_restart_all(pod) {
+        // Of all conditions this one alone tells no generation.
+        all.push(restarting_all(sources, phase).to(ALL_RESTARTING, None));
+    }
+    all
+}
+
+/// Ready and ContainersReady as these container statuses and conditions make them.
+pub(super) fn readiness(
+    pod: &Pod,
+    shown: Shown<'_>,
+    conditions: &[PodCondition],
+    phase: Phase,
+) -> [PodCondition; 2] {
+    let containers_ready = containers_ready(pod, shown, phase);
+    let ready = behind_gates(pod, conditions, &containers_ready);
+    let ready = ready.as_ref().unwrap_or(&containers_ready).to(READY, pod.generation());
+    [ready, containers_ready.to(CONTAINERS_READY, pod.generation())]
+}
+
+/// Ready and ContainersReady of a pod that is over.
+pub(super) fn unready_at_the_end(phase: Phase, generation: Option<i64>) -> [PodCondition; 2] {
+    let answer = Answer::no(end_reason(phase), String::new());
+    [answer.to(READY, generation), answer.to(CONTAINERS_READY, generation)]
+}
+
+/// The API shows a Ready condition that a readiness gate, changed by its owner, has overtaken.
+pub fn ready_is_stale(pod: &Pod) -> bool {
+    let gates = pod.object.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
+    let (Some(status), Some(_)) = (&pod.object.status, gates.filter(|g| !g.is_empty())) else {
+        return false;
+    };
+    let Some(shown) = condition(status, READY) else { return false };
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let [ready, _] = readiness(pod, Shown::of(status), conditions, pod.api_phase);
+    shown.status != ready.status || shown.message != ready.message
+}
+
+fn containers_ready(pod: &Pod, shown: Shown<'_>, phase: Phase) -> Answer {
+    if shown.is_empty() {
+        return Answer::no(UNKNOWN_STATUSES, String::new());
+    }
+    let mut missing = Named::new("containers with unknown status");
+    let mut unready = Named::new("containers with unready status");
+    for container in &pod.containers {
+        let list = match container.kind {
+            ContainerKind::Sidecar => shown.init,
+            ContainerKind::Regular => shown.regular,
+            ContainerKind::Init | ContainerKind::Ephemeral => continue,
+        };
+        match find(list, &container.name) {
+            None => missing.push(container),
+            Some(status) if !status.ready => unready.push(container),
+            Some(_) => {}
+        }
+    }
+    let over = match phase {
+        Phase::Succeeded => missing.is_empty(),
+        Phase::Failed => true,
+        Phase::Pending | Phase::Running | Phase::Unknown => false,
+    };
+    if over {
+        return Answer::no(end_reason(phase), String::new());
+    }
+    match Named::sentence([missing, unready]) {
+        Some(message) => Answer::no(NOT_READY, message),
+        None => Answer::yes(""),
+    }
+}
+
+fn end_reason(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Succeeded => POD_COMPLETED,
+        Phase::Failed => POD_FAILED,
+        Phase::Pending | Phase::Running | Phase::Unknown => "",
+    }
+}
+
+/// What the readiness gates say, if the containers are ready at all.
+fn behind_gates(pod: &Pod, conditions: &[PodCondition], containers: &Answer) -> Option<Answer> {
+    let gates = pod.object.spec.as_ref()?.readiness_gates.as_ref()?;
+    if !containers.yes {
+        return None;
+    }
+    let mut message = String::new();
+    for gate in gates {
+        let type_ = &gate.condition_type;
+        let found = in_list(conditions, type_).map(|condition| condition.status.as_str());
+        if found == Some(TRUE) {
+            continue;
+        }
+        if !message.is_empty() {
+            message.push_str(", ");
+        }
+        let written = match found {
+            None => write!(
+                message,
+                "corresponding condition of pod readiness gate {type_:?} does not exist."
+            ),
+            Some(status) => write!(
+                message,
+                "the status of pod readiness gate {type_:?} is not \"True\", but {status}"
+            ),
+        };
+        written.ok()?; // writing into a String does not fail
+    }
+    (!message.is_empty()).then(|| Answer::no(GATES_NOT_READY, message))
+}
+
+fn initialized(pod: &Pod, shown: Shown<'_>, phase: Phase, old: Option<&PodStatus>) -> Answer {
+    let mut missing = Named::new("containers with unknown status");
+    let mut incomplete = Named::new("containers with incomplete status");
+    for container in pod.init_containers() {
+        match find(shown.init, &container.name) {
+            None => missing.push(container),
+            Some(status) if !has_passed(container, status) => incomplete.push(container),
+            Some(_) => {}
+        }
+    }
+    if shown.is_empty() && !missing.is_empty() {
+        return Answer::no(UNKNOWN_STATUSES, String::new());
+    }
+    if phase == Phase::Succeeded && missing.is_empty() {
+        return Answer::yes(POD_COMPLETED);
+    }
+    let has_run = |status: &ContainerStatus| {
+        let state = status.state.as_ref();
+        state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+    };
+    // A pod does not become uninitialised: its sidecars may restart, all its containers may too.
+    if shown.regular.iter().any(has_run) || old.is_some_and(|old| is_true(old, INITIALIZED)) {
+        return Answer::yes("");
+    }
+    match Named::sentence([missing, incomplete]) {
+        Some(message) => Answer::no(NOT_INITIALIZED, message),
+        None => Answer::yes(""),
+    }
+}
+
+fn has_passed(container: &Container, status: &ContainerStatus) -> bool {
+    match container.kind {
+        ContainerKind::Sidecar => status.started == Some(true),
+        ContainerKind::Init | ContainerKind::Regular | ContainerKind::Ephemeral => status.ready,
+    }
+}
+
+/// The pod was, or is being, taken away by the node.
+fn disruption(sources: &Sources<'_>) -> Option<PodCondition> {
+    let told = sources.old().and_then(|old| condition(old, DISRUPTION_TARGET));
+    if let Some(told) = told {
+        return Some(told.clone());
+    }
+    let obituary = sources.inputs.life.obituary().filter(|obituary| obituary.disruption)?;
+    let answer =
+        Answer { yes: true, reason: TERMINATION_BY_KUBELET, message: obituary.message.clone() };
+    Some(answer.to(DISRUPTION_TARGET, sources.pod().generation()))
+}
+
+pub(super) fn could_restart_all(pod: &Pod) -> bool {
+    pod.containers.iter().flat_map(|c| &c.rules).any(|rule| rule.then == AfterExit::RestartAll)
+}
+
+/// A container exited with a code whose rule makes all containers start over.
+pub(super) fn is_restarting_all(sources: &Sources<'_>) -> bool {
+    if !could_restart_all(sources.pod()) {
+        return false;
+    }
+    let begun = sources.old().is_some_and(|old| is_true(old, ALL_RESTARTING));
+    let (pod, observed) = (sources.pod(), sources.inputs.observed);
+    begun
+        || pod.containers.iter().any(|container| {
+            let exit = observed.newest(&container.name).and_then(|newest| newest.exit());
+            exit.is_some_and(|exit| {
+                let after = container.after_exit(exit.code, pod.restart_policy);
+                after == AfterExit::RestartAll
+            })
+        })
+}
+
+fn restarting_all(sources: &Sources<'_>, phase: Phase) -> Answer {
+    if phase.is_terminal() {
+        return Answer::no(end_reason(phase), String::new());
+    }
+    let remains = sources.pod().containers.iter().any(|container| match container.kind {
+        ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
+            sources.inputs.observed.newest(&container.name).is_some()
+        }
+        ContainerKind::Ephemeral => false,
+    });
+    if !remains || !is_restarting_all(sources) {
+        return Answer::no("", String::new());
+    }
+    Answer {
+        yes: true,
+        reason: RESTART_STARTED,
+        message: "a container exited and its restart rule starts all containers over".into(),
+    }
+}
+
+/// Containers that share a fault: `containers with unready status: [a b]`.
+struct Named<'a> {
+    fault: &'static str,
+    names: Vec<&'a str>,
+}
+
+impl<'a> Named<'a> {
+    fn new(fault: &'static str) -> Self {
+        Self { fault, names: Vec::new() }
+    }
+
+    fn push(&mut self, container: &'a Container) {
+        self.names.push(&container.name);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    fn sentence(faults: [Self; 2]) -> Option<String> {
+        let parts: Vec<String> = faults
+            .into_iter()
+            .filter(|fault| !fault.is_empty())
+            .map(|fault| format!("{}: [{}]", fault.fault, fault.names.join(" ")))
+            .collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+}

@@ -1,0 +1,54 @@
+//! The last report of a pod, written when nothing of it is left on the node.
+//!
+//! Whatever was never seen to end counts as failed: better a job that runs again than one that is
+//! believed to have succeeded. Containers of a pod that never got past its init containers are
+//! left as they are; the failed init container says enough.
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+
+use super::container::{
+    end_of, is_running, is_waiting, last_end_of, lost_end, terminated, told_of,
+};
+use super::phase_of;
+use crate::pod::{ContainerKind, Phase, Pod};
+
+/// The status with which a pod ends. `last` is our last report, or the API's copy if there is none.
+pub fn terminate_pod(pod: &Pod, last: &PodStatus) -> PodStatus {
+    let mut status = last.clone();
+    if was_initialized(pod) {
+        status.container_statuses.iter_mut().flatten().for_each(end);
+    }
+    if let Some(init) = &mut status.init_container_statuses {
+        let has_trace =
+            |status: &ContainerStatus| !is_waiting(status) || last_end_of(status).is_some();
+        let begun = init.iter().rposition(has_trace).unwrap_or(0);
+        init.iter_mut().take(begun + 1).for_each(end);
+    }
+    if !pod.is_static() && !phase_of(&status).is_terminal() {
+        status.phase = Some(Phase::Failed.as_str().into());
+    }
+    status
+}
+
+fn end(status: &mut ContainerStatus) {
+    if end_of(status).is_none() {
+        status.state = Some(terminated(lost_end()));
+    }
+}
+
+/// The API's copy shows that the pod got as far as its regular containers.
+fn was_initialized(pod: &Pod) -> bool {
+    let Some(last_init) = pod.init_containers().next_back() else { return true };
+    let Some(status) = &pod.object.status else { return false };
+    let began = |status: &ContainerStatus| last_end_of(status).is_some() || !is_waiting(status);
+    let succeeded = |status: &ContainerStatus| {
+        [end_of(status), last_end_of(status)].into_iter().flatten().any(|end| end.exit_code == 0)
+    };
+    status.container_statuses.iter().flatten().any(began)
+        || told_of(status, last_init).is_some_and(|status| match last_init.kind {
+            ContainerKind::Sidecar => is_running(status) && status.started == Some(true),
+            ContainerKind::Init | ContainerKind::Regular | ContainerKind::Ephemeral => {
+                succeeded(status)
+            }
+        })
+}

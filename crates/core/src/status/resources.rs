@@ -1,0 +1,139 @@
+//! Which resources a container and its pod have, as far as the node can tell.
+//!
+//! What was allocated is reported, and over it what is really enforced, so that a resize shows
+//! when it has happened and not when it was asked for. A value that means the same keeps the
+//! spelling of the spec: `100M` does not become `100000000` because a kernel counts bytes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use crate::observed::{Instance, Resources};
+use crate::pod::{Container, Pod};
+use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
+use crate::quantity::Quantity;
+
+type ApiList = BTreeMap<String, ApiQuantity>;
+
+/// The kernel cannot express fewer shares; smaller requests all become this.
+const LEAST_SHARES: i64 = 2;
+/// The kernel cannot express a shorter quota; smaller limits all become this many millicores.
+const LEAST_LIMIT: i64 = 10;
+
+pub(super) struct OfPod {
+    pub allocated: Option<ApiList>,
+    pub enforced: Option<ResourceRequirements>,
+}
+
+/// The pod's totals; `cgroup` is what its cgroup says, if it was read.
+pub(super) fn of_pod(pod: &Pod, cgroup: Option<&Resources>, old: Option<&PodStatus>) -> OfPod {
+    let spec = pod.object.spec.as_ref();
+    let totals = spec.and_then(|spec| PodResources::parse(spec).ok()).unwrap_or_default();
+    let allocated = to_api(&totals.requests(Overhead::Included));
+    let mut enforced = ResourceRequirements {
+        requests: allocated.clone(),
+        limits: to_api(&totals.limits(Overhead::Included)),
+        claims: None,
+    };
+    if let Some(cgroup) = cgroup {
+        let last = old.and_then(|old| old.resources.as_ref());
+        overlay(&mut enforced, &Enforced::read(cgroup), last);
+    }
+    OfPod { allocated, enforced: Some(enforced) }
+}
+
+/// `same` is the last report of this very instance.
+pub(super) fn of_container(
+    container: &Container,
+    newest: &Instance,
+    same: Option<&ContainerStatus>,
+) -> ResourceRequirements {
+    let mut resources = container.spec.resources.clone().unwrap_or_default();
+    if newest.is_running() {
+        let enforced = newest.resources.as_ref().map(Enforced::read).unwrap_or_default();
+        let last = same.filter(|same| super::container::is_running(same));
+        overlay(&mut resources, &enforced, last.and_then(|last| last.resources.as_ref()));
+    }
+    resources
+}
+
+/// What the container was given when it was admitted.
+pub(super) fn requests(container: &Container) -> Option<ApiList> {
+    container.spec.resources.as_ref()?.requests.clone().filter(|requests| !requests.is_empty())
+}
+
+/// What the kernel was told; `None` where it was told nothing, or no limit.
+#[derive(Default)]
+struct Enforced {
+    cpu_request: Option<Quantity>,
+    cpu_limit: Option<Quantity>,
+    memory_limit: Option<Quantity>,
+}
+
+impl Enforced {
+    fn read(resources: &Resources) -> Self {
+        let positive = |value: Option<i64>| value.filter(|value| *value > 0);
+        let milli = |value: i64, of: i64, up: i64| {
+            let milli = (i128::from(value) * 1000 + i128::from(up)) / i128::from(of);
+            i64::try_from(milli).ok().filter(|milli| *milli > 0).map(Quantity::from_milli)
+        };
+        let quota = positive(resources.cpu_quota).zip(positive(resources.cpu_period));
+        let bytes = positive(resources.memory_limit).and_then(|bytes| u64::try_from(bytes).ok());
+        Self {
+            // Millicores become shares rounded down, so back again is rounded up.
+            cpu_request: positive(resources.cpu_shares).and_then(|s| milli(s, 1024, 1023)),
+            cpu_limit: quota.and_then(|(quota, period)| milli(quota, period, 0)),
+            memory_limit: bytes.map(Quantity::from_bytes),
+        }
+    }
+}
+
+fn overlay(
+    allocated: &mut ResourceRequirements,
+    enforced: &Enforced,
+    last: Option<&ResourceRequirements>,
+) {
+    let last_of =
+        |list: Option<&ApiList>, name: &str| list.and_then(|list| list.get(name).cloned());
+    if let Some(limits) = &mut allocated.limits {
+        let last = last.and_then(|last| last.limits.as_ref());
+        set(limits, CPU, enforced.cpu_limit, LEAST_LIMIT, || last_of(last, CPU));
+        set(limits, MEMORY, enforced.memory_limit, 0, || last_of(last, MEMORY));
+    }
+    if let Some(requests) = &mut allocated.requests {
+        let last = last.and_then(|last| last.requests.as_ref());
+        // A memory request reaches no cgroup: being allocated is all there is to it.
+        set(requests, CPU, enforced.cpu_request, LEAST_SHARES, || last_of(last, CPU));
+    }
+}
+
+/// Writes an enforced amount over the allocated one, or the last report if none is known.
+/// Amounts at or below `least` (in thousandths) are all the same to the kernel.
+fn set(
+    list: &mut ApiList,
+    name: &str,
+    enforced: Option<Quantity>,
+    least: i64,
+    last: impl Fn() -> Option<ApiQuantity>,
+) {
+    let Some(enforced) = enforced else {
+        if let Some(last) = last() {
+            list.insert(name.to_owned(), last);
+        }
+        return;
+    };
+    let allocated = list.get(name).and_then(|text| Quantity::try_from(text).ok());
+    let means_the_same = |allocated: Quantity| {
+        let both_tiny = enforced.milli_value() <= least && allocated.milli_value() <= least;
+        enforced == allocated || both_tiny
+    };
+    if !means_the_same(allocated.unwrap_or_default()) {
+        list.insert(name.to_owned(), enforced.into());
+    }
+}
+
+fn to_api(list: &ResourceList) -> Option<ApiList> {
+    let api = || list.iter().map(|(name, amount)| (name.clone(), (*amount).into())).collect();
+    (!list.is_empty()).then(api)
+}

@@ -1,0 +1,244 @@
+use serde_json::json;
+
+use super::scene::{Scene, answer, container, phase};
+use crate::pod::ProbeKind;
+use crate::probe::Verdict;
+use crate::status::conditions::{Owner, owner, ready_is_stale};
+
+fn types(status: &k8s_openapi::api::core::v1::PodStatus) -> Vec<&str> {
+    status.conditions.iter().flatten().map(|condition| condition.type_.as_str()).collect()
+}
+
+#[test]
+fn conditions_come_in_upstreams_order_with_those_of_others_first() {
+    let mut scene = Scene::edited("Always", &["c"], |o| {
+        o["status"] = json!({ "conditions": [
+            { "type": "Ready", "status": "False" },
+            { "type": "PodResizeInProgress", "status": "True", "observedGeneration": 1 },
+            { "type": "example.com/ok", "status": "True" },
+        ]});
+        o["spec"]["containers"][0]["restartPolicy"] = "Never".into();
+        o["spec"]["containers"][0]["restartPolicyRules"] = json!([
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [9] } },
+        ]);
+    });
+    scene.sandbox(&["10.0.0.5"]).runs("c").evict("no memory");
+    assert_eq!(
+        types(&scene.status()),
+        [
+            "example.com/ok",
+            "PodResizeInProgress",
+            "DisruptionTarget",
+            "PodReadyToStartContainers",
+            "Initialized",
+            "Ready",
+            "ContainersReady",
+            "PodScheduled",
+            "AllContainersRestarting",
+        ]
+    );
+}
+
+#[test]
+fn every_condition_of_ours_tells_the_generation_it_speaks_of_except_one() {
+    let mut scene = Scene::edited("Always", &["c"], |o| {
+        o["metadata"]["generation"] = 7.into();
+        o["spec"]["containers"][0]["restartPolicy"] = "Never".into();
+        o["spec"]["containers"][0]["restartPolicyRules"] = json!([
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [9] } },
+        ]);
+    });
+    let status = scene.sandbox(&["10.0.0.5"]).runs("c").status();
+    assert_eq!(status.observed_generation, Some(7));
+    for condition in status.conditions.unwrap() {
+        let want = (condition.type_ != "AllContainersRestarting").then_some(7);
+        assert_eq!(condition.observed_generation, want, "{}", condition.type_);
+    }
+}
+
+#[test]
+fn ready_to_start_means_a_sound_sandbox() {
+    for (case, host_network, ips, extra, want) in [
+        ("with an address", false, &["10.0.0.5"][..], false, "True"),
+        ("without one", false, &[], false, "False"),
+        ("on the host network", true, &[], false, "True"),
+        ("beside another ready one", false, &["10.0.0.5"], true, "False"),
+    ] {
+        let mut scene = Scene::edited("Always", &["c"], |o| {
+            o["spec"]["hostNetwork"] = host_network.into();
+        });
+        if extra {
+            scene.sandbox(ips);
+        }
+        scene.sandbox(ips);
+        scene.observed.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = true);
+        let status = scene.status();
+        assert_eq!(answer(&status, "PodReadyToStartContainers").unwrap()[0], want, "{case}");
+    }
+    let none = Scene::new("Always", &["c"]).status();
+    assert_eq!(answer(&none, "PodReadyToStartContainers"), Some(["False", "", ""]));
+}
+
+#[test]
+fn initialized_names_the_init_containers_that_are_not_done() {
+    let mut scene = Scene::new("Always", &["sidecar:s", "init:i", "c"]);
+    let init = |scene: &Scene| scene.status();
+    let told = |s: &Scene| answer(&init(s), "Initialized").map(|a| a.map(str::to_owned)).unwrap();
+    let not = |names: &str| {
+        let message = format!("containers with incomplete status: [{names}]");
+        ["False".to_owned(), "ContainersNotInitialized".to_owned(), message]
+    };
+    assert_eq!(told(&scene), not("s i"));
+    scene.sandbox(&["10.0.0.5"]).runs("s");
+    assert_eq!(told(&scene), not("i"));
+    scene.exits("i", 0);
+    assert_eq!(told(&scene), ["True", "", ""].map(str::to_owned));
+    scene.runs("c").report().exits("s", 1);
+    assert_eq!(told(&scene), ["True", "", ""].map(str::to_owned), "the sidecar restarts");
+}
+
+#[test]
+fn a_pod_does_not_become_uninitialized() {
+    let mut scene = Scene::new("Always", &["init:i", "c"]);
+    scene.sandbox(&["10.0.0.5"]).exits("i", 0).runs("c").report();
+    scene.sandbox_dies().report();
+    scene.forgets("i").forgets("c").sandbox(&["10.0.0.6"]).runs("i");
+    let status = scene.status();
+    assert_eq!((phase(&status), answer(&status, "Initialized").unwrap()[0]), ("Pending", "True"));
+}
+
+#[test]
+fn containers_ready_names_sidecars_and_regular_containers_that_are_not() {
+    let mut scene = Scene::edited("Always", &["sidecar:s", "init:i", "a", "b"], |o| {
+        o["spec"]["initContainers"][0]["readinessProbe"] = json!({ "exec": {} });
+        o["spec"]["containers"][1]["readinessProbe"] = json!({ "exec": {} });
+    });
+    scene.sandbox(&["10.0.0.5"]).runs("s").exits("i", 0).runs("a").runs("b");
+    let want = ["False", "ContainersNotReady", "containers with unready status: [s b]"];
+    let status = scene.status();
+    assert_eq!(answer(&status, "ContainersReady"), Some(want));
+    assert_eq!(answer(&status, "Ready"), Some(want));
+    scene.probe("s", ProbeKind::Readiness, Verdict::Success);
+    scene.probe("b", ProbeKind::Readiness, Verdict::Success);
+    assert_eq!(answer(&scene.status(), "Ready"), Some(["True", "", ""]));
+}
+
+#[test]
+fn ready_waits_for_its_gates_and_says_which() {
+    let mut scene = Scene::edited("Always", &["c"], |o| {
+        o["spec"]["readinessGates"] =
+            json!([{ "conditionType": "a.io/x" }, { "conditionType": "b.io/y" }]);
+        o["status"] = json!({ "conditions": [{ "type": "b.io/y", "status": "False" }] });
+    });
+    scene.sandbox(&["10.0.0.5"]);
+    assert_eq!(answer(&scene.status(), "Ready").unwrap()[1], "ContainersNotReady");
+    scene.runs("c");
+    let status = scene.status();
+    assert_eq!(
+        answer(&status, "Ready"),
+        Some([
+            "False",
+            "ReadinessGatesNotReady",
+            "corresponding condition of pod readiness gate \"a.io/x\" does not exist., \
+             the status of pod readiness gate \"b.io/y\" is not \"True\", but False",
+        ])
+    );
+    assert_eq!(answer(&status, "ContainersReady"), Some(["True", "", ""]));
+}
+
+#[test]
+fn a_gate_that_changed_makes_the_shown_ready_stale() {
+    let mut scene = Scene::edited("Always", &["sidecar:s", "c"], |o| {
+        o["spec"]["readinessGates"] = json!([{ "conditionType": "a.io/x" }]);
+    });
+    scene.sandbox(&["10.0.0.5"]).runs("s").runs("c").report().sent();
+    assert!(!ready_is_stale(&scene.pod));
+    scene.edit(|o| {
+        let conditions = o["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({ "type": "a.io/x", "status": "True" }));
+    });
+    assert!(ready_is_stale(&scene.pod));
+    scene.report().sent();
+    assert!(!ready_is_stale(&scene.pod));
+}
+
+#[test]
+fn a_pod_that_is_over_is_not_ready_whatever_its_containers_do() {
+    for (code, phase_word, reason, initialized) in
+        [(0, "Succeeded", "PodCompleted", "PodCompleted"), (3, "Failed", "PodFailed", "")]
+    {
+        let mut scene = Scene::new("Never", &["c"]);
+        let status = scene.sandbox(&["10.0.0.5"]).exits("c", code).status();
+        assert_eq!(phase(&status), phase_word);
+        assert_eq!(answer(&status, "Ready"), Some(["False", reason, ""]));
+        assert_eq!(answer(&status, "ContainersReady"), Some(["False", reason, ""]));
+        assert_eq!(answer(&status, "Initialized"), Some(["True", initialized, ""]));
+    }
+    let mut evicted = Scene::new("Always", &["c"]);
+    let status = evicted.sandbox(&["10.0.0.5"]).runs("c").evict("no memory").status();
+    assert!(container(&status, "c").ready, "the container itself is as ready as before");
+    assert_eq!(answer(&status, "Ready"), Some(["False", "PodFailed", ""]));
+}
+
+#[test]
+fn a_disruption_is_told_once_and_then_kept() {
+    let mut scene = Scene::new("Always", &["c"]);
+    scene.sandbox(&["10.0.0.5"]).runs("c").evict("no memory").report();
+    let want = Some(["True", "TerminationByKubelet", "no memory"]);
+    assert_eq!(answer(scene.reported(), "DisruptionTarget"), want);
+    scene.exits("c", 137).stopped().report();
+    assert_eq!(answer(scene.reported(), "DisruptionTarget"), want);
+}
+
+#[test]
+fn resize_conditions_live_as_long_as_the_pod() {
+    let mut scene = Scene::edited("Always", &["c"], |o| {
+        o["status"] = json!({ "conditions": [
+            { "type": "PodResizePending", "status": "True", "reason": "Deferred",
+              "message": "no room", "observedGeneration": 3 },
+        ]});
+    });
+    scene.sandbox(&["10.0.0.5"]).runs("c").report();
+    assert_eq!(answer(scene.reported(), "PodResizePending"), Some(["True", "Deferred", "no room"]));
+    scene.delete().exits("c", 0).stopped();
+    assert_eq!(answer(&scene.status(), "PodResizePending"), None);
+}
+
+#[test]
+fn all_containers_restarting_is_true_until_the_last_instance_is_removed() {
+    let mut scene = Scene::edited("Never", &["a", "b"], |o| {
+        o["spec"]["containers"][0]["restartPolicy"] = "Never".into();
+        o["spec"]["containers"][0]["restartPolicyRules"] = json!([
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [9] } },
+        ]);
+    });
+    scene.sandbox(&["10.0.0.5"]).runs("a").runs("b").report();
+    let told = |scene: &Scene| {
+        answer(scene.reported(), "AllContainersRestarting").unwrap()[..2]
+            .iter()
+            .map(|text| (*text).to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(told(&scene), ["False", ""]);
+    scene.exits("a", 9).report();
+    assert_eq!(told(&scene), ["True", "RestartAllContainersStarted"]);
+    scene.forgets("b").report();
+    assert_eq!(told(&scene), ["True", "RestartAllContainersStarted"]);
+    scene.forgets("a").report();
+    assert_eq!(told(&scene), ["False", ""]);
+    assert_eq!(phase(scene.reported()), "Running");
+}
+
+#[test]
+fn some_types_are_ours_one_is_shared_and_the_rest_are_not_ours() {
+    for (type_, want) in [
+        ("Ready", Owner::Agent),
+        ("PodResizePending", Owner::Agent),
+        ("AllContainersRestarting", Owner::Agent),
+        ("DisruptionTarget", Owner::Shared),
+        ("example.com/ok", Owner::Foreign),
+        ("", Owner::Foreign),
+    ] {
+        assert_eq!(owner(type_), want, "{type_}");
+    }
+}

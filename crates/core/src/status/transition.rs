@@ -1,0 +1,30 @@
+//! Which container may leave the state "terminated".
+//!
+//! A report that lets a finished container run again would undo what a job controller has already
+//! counted; it comes from a mistake and is refused as a whole.
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use super::conditions::could_restart_all;
+use super::container::{end_of, told_of};
+use crate::pod::{AfterExit, Container, ContainerKind, Pod, RestartPolicy};
+
+/// The name of the first container that ended for good in `old` and has not in `new`.
+pub(super) fn illegal<'a>(pod: &'a Pod, old: &PodStatus, new: &PodStatus) -> Option<&'a str> {
+    if pod.restart_policy == RestartPolicy::Always || could_restart_all(pod) {
+        return None;
+    }
+    let revived = |container: &&Container| match container.kind {
+        ContainerKind::Sidecar | ContainerKind::Ephemeral => false,
+        ContainerKind::Init | ContainerKind::Regular => is_revived(pod, container, old, new),
+    };
+    pod.containers.iter().find(revived).map(|container| &*container.name)
+}
+
+fn is_revived(pod: &Pod, container: &Container, old: &PodStatus, new: &PodStatus) -> bool {
+    let end = told_of(old, container).and_then(end_of);
+    let (Some(end), Some(new)) = (end, told_of(new, container)) else { return false };
+    let failed = end.exit_code != 0 && pod.restart_policy == RestartPolicy::OnFailure;
+    let stays = container.after_exit(end.exit_code, pod.restart_policy) == AfterExit::Stay;
+    !failed && stays && end_of(new).is_none()
+}

@@ -1,0 +1,87 @@
+//! Two clocks, two types.
+//!
+//! Waits and grace periods are measured on the monotonic clock, because the wall clock may be
+//! stepped by an hour and no pod should notice. The wall clock is for reporting, and is compared
+//! only with times that were stored by someone else (a container's exit, a deletion request); the
+//! difference is clamped, never trusted.
+
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// A reading of the monotonic clock: time since an arbitrary start.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Mono(pub Duration);
+
+impl Mono {
+    pub const ZERO: Self = Self(Duration::ZERO);
+
+    /// Time passed since `earlier`; zero if `earlier` is in the future.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Mono {
+    type Output = Self;
+
+    fn add(self, wait: Duration) -> Self {
+        Self(self.0.saturating_add(wait))
+    }
+}
+
+impl Sub<Duration> for Mono {
+    type Output = Self;
+
+    fn sub(self, back: Duration) -> Self {
+        Self(self.0.saturating_sub(back))
+    }
+}
+
+/// One moment, read on both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Now {
+    pub wall: Timestamp,
+    pub mono: Mono,
+}
+
+impl Now {
+    /// How long ago a stored wall time was, never negative and never more than `limit`.
+    ///
+    /// A clock that was stepped makes the raw difference meaningless; the limit bounds the harm.
+    pub fn age_of(&self, stored: Timestamp, limit: Duration) -> Duration {
+        let age = self.wall.duration_since(stored);
+        Duration::try_from(age).unwrap_or(Duration::ZERO).min(limit)
+    }
+
+    /// The monotonic reading at which a stored wall time happened, as far as we can tell.
+    pub fn mono_at(&self, stored: Timestamp, limit: Duration) -> Mono {
+        self.mono - self.age_of(stored, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_time_in_the_future_has_no_age() {
+        let now = Now { wall: Timestamp::UNIX_EPOCH, mono: Mono(Duration::from_secs(100)) };
+        let tomorrow = Timestamp::from_second(86_400).unwrap();
+        assert_eq!(now.age_of(tomorrow, Duration::from_secs(600)), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_absurd_age_is_cut_to_the_limit() {
+        let now = Now { wall: Timestamp::from_second(1_000_000).unwrap(), mono: Mono::ZERO };
+        assert_eq!(
+            now.age_of(Timestamp::UNIX_EPOCH, Duration::from_secs(600)),
+            Duration::from_secs(600)
+        );
+    }
+}
