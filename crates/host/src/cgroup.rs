@@ -1,0 +1,374 @@
+//! Control groups: making, limiting, measuring and taking them down.
+//!
+//! Two kernel interfaces (v1, one tree per controller; v2, one tree) times two owners (we make
+//! the directories, or systemd does and must be told) give four ways to do the same few things;
+//! [`Cgroups`] is those few things. Names and values come from `podwright_core::cgroup`.
+//!
+//! Every act can be done again after having been cut off anywhere: a group that exists is used,
+//! one that is gone is removed.
+
+mod directory;
+mod pressure;
+pub mod systemd;
+mod v1;
+mod v2;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Hugepages, PodTree};
+use podwright_core::ids::PodUid;
+use podwright_core::qos::QosClass;
+
+pub use self::pressure::{Pressure, Stall};
+use self::systemd::{UnitError, Units};
+use crate::mounts::Mount;
+
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Cgroups(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    tree: Tree,
+    owner: Owner,
+    /// Sizes that the machine knows, in bytes.
+    hugepage_sizes: Vec<u64>,
+}
+
+/// Who makes the directories.
+#[derive(Debug)]
+pub enum Owner {
+    Us,
+    Systemd(Units),
+}
+
+#[derive(Debug)]
+enum Tree {
+    V1(v1::Hierarchies),
+    V2(v2::Unified),
+}
+
+/// Which of the kernel's interfaces is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    V1,
+    /// v1, and beside it a v2 tree without the controllers that matter; to us it is v1.
+    Hybrid,
+    V2,
+}
+
+/// What a group uses now. Absent where its controller is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// CPU time since the group was made.
+    pub cpu_nanos: Option<u64>,
+    pub memory: Option<MemoryUsage>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+    pub cpu_pressure: Option<Pressure>,
+    pub memory_pressure: Option<Pressure>,
+    pub io_pressure: Option<Pressure>,
+}
+
+/// Bytes, and counts since the group was made; all of it with the groups below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUsage {
+    pub usage: u64,
+    /// What cannot be dropped at once: without file pages that nobody used lately.
+    pub working_set: u64,
+    /// Anonymous memory.
+    pub rss: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
+    pub limit: Option<u64>,
+    /// Absent where the kernel does not count it.
+    pub swap: Option<u64>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    #[error("no cgroup hierarchy is mounted at {}; mount cgroup2 there", root.display())]
+    NotMounted { root: PathBuf },
+    #[error("cannot {attempt} cgroup {}", path.display())]
+    Io { attempt: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot set {} to {value:?}", path.display())]
+    Set { path: PathBuf, value: String, source: io::Error },
+    #[error("{} does not hold {what}", path.display())]
+    Unexpected { path: PathBuf, what: &'static str },
+    #[error(
+        "cgroup {} lacks the controllers {}; let the groups above it pass them on in \
+         cgroup.subtree_control",
+        path.display(), missing.join(", ")
+    )]
+    ControllersMissing { path: PathBuf, missing: Vec<String> },
+    #[error("cgroup {} still has processes {pids:?} after {passes} rounds of SIGKILL", path.display())]
+    Undying { path: PathBuf, pids: Vec<u32>, passes: u32 },
+    #[error("cgroup {name}")]
+    Unit { name: String, source: UnitError },
+    #[error("{entry:?} is not the name of a cgroup's directory")]
+    Entry { entry: String },
+    #[error("the root cgroup holds every process of the machine and cannot be destroyed")]
+    Root,
+}
+
+pub type Result<T> = std::result::Result<T, CgroupError>;
+
+/// Which interface the mounts at or below `root` (`/sys/fs/cgroup`) show.
+pub fn detect(table: &[Mount], root: &Path) -> Result<Mode> {
+    let here: Vec<_> = table.iter().filter(|mount| mount.point.starts_with(root)).collect();
+    // What was mounted last on the root itself is what one sees there.
+    if here.iter().rev().find(|mount| mount.point == root).is_some_and(|m| m.fs_type == "cgroup2") {
+        return Ok(Mode::V2);
+    }
+    let has = |fs_type: &str| here.iter().any(|mount| mount.fs_type == fs_type);
+    match (has("cgroup"), has("cgroup2")) {
+        (true, true) => Ok(Mode::Hybrid),
+        (true, false) => Ok(Mode::V1),
+        (false, _) => Err(CgroupError::NotMounted { root: root.to_owned() }),
+    }
+}
+
+impl Cgroups {
+    /// `table` is the mount table and `root` is `/sys/fs/cgroup`; a test brings its own.
+    pub fn open(
+        table: &[Mount],
+        root: &Path,
+        owner: Owner,
+        hugepage_sizes: Vec<u64>,
+    ) -> Result<Self> {
+        let tree = match detect(table, root)? {
+            Mode::V1 | Mode::Hybrid => Tree::V1(v1::Hierarchies::find(table, root)),
+            Mode::V2 => Tree::V2(v2::Unified::open(root)?),
+        };
+        Ok(Self(Arc::new(Inner { tree, owner, hugepage_sizes })))
+    }
+
+    pub fn driver(&self) -> Driver {
+        match &self.0.owner {
+            Owner::Us => Driver::Cgroupfs,
+            Owner::Systemd(_) => Driver::Systemd,
+        }
+    }
+
+    /// 1 or 2.
+    pub fn version(&self) -> u32 {
+        match &self.0.tree {
+            Tree::V1(_) => 1,
+            Tree::V2(_) => 2,
+        }
+    }
+
+    /// Controllers that we would use but the machine does not offer: limits of theirs do nothing.
+    pub fn missing_controllers(&self) -> Vec<&'static str> {
+        match &self.0.tree {
+            Tree::V1(tree) => tree.missing_controllers(),
+            Tree::V2(tree) => tree.missing_controllers(),
+        }
+    }
+
+    /// The path within a hierarchy; this is what the runtime gets as a container's parent.
+    pub fn path(&self, name: &CgroupName) -> String {
+        name.path(self.driver())
+    }
+
+    /// Makes the group, and those above it, as far as they are missing, and sets `config`.
+    ///
+    /// It is set on a group that exists, too: one that we were killed over while making it must
+    /// not stay without limits.
+    pub async fn ensure(&self, name: &CgroupName, config: &CgroupConfig) -> Result<()> {
+        match &self.0.owner {
+            Owner::Us => {}
+            Owner::Systemd(units) => {
+                units.start(name, self.version()).await.map_err(unit_error(name))?;
+            }
+        }
+        self.blocking(name, |inner, path| match &inner.tree {
+            Tree::V1(tree) => tree.create(path),
+            Tree::V2(tree) => tree.create(path),
+        })
+        .await?;
+        self.update(name, config).await
+    }
+
+    /// Sets what `config` says on a group that exists, and leaves the rest.
+    pub async fn update(&self, name: &CgroupName, config: &CgroupConfig) -> Result<()> {
+        let mut config = config.clone();
+        match &self.0.owner {
+            Owner::Us => {}
+            Owner::Systemd(units) => {
+                config = units.set(name, config, self.version()).await.map_err(unit_error(name))?;
+            }
+        }
+        self.blocking(name, move |inner, path| match &inner.tree {
+            Tree::V1(tree) => tree.apply(path, &config, &inner.hugepage_sizes),
+            Tree::V2(tree) => tree.apply(path, &config, &inner.hugepage_sizes),
+        })
+        .await
+    }
+
+    /// Is the group there, with all that we use of it?
+    pub async fn exists(&self, name: &CgroupName) -> Result<bool> {
+        self.blocking(name, |inner, path| match &inner.tree {
+            Tree::V1(tree) => Ok(tree.exists(path)),
+            Tree::V2(tree) => tree.exists(path),
+        })
+        .await
+    }
+
+    /// Kills whatever still runs in the group and removes it with all below. No error if it is
+    /// gone already.
+    pub async fn destroy(&self, name: &CgroupName) -> Result<()> {
+        if name.is_root() {
+            return Err(CgroupError::Root);
+        }
+        self.blocking(name, |inner, path| inner.kill(path)).await?;
+        match &self.0.owner {
+            Owner::Us => {}
+            Owner::Systemd(units) => units.stop(name).await.map_err(unit_error(name))?,
+        }
+        self.blocking(name, |inner, path| match &inner.tree {
+            Tree::V1(tree) => tree.remove(path),
+            Tree::V2(tree) => tree.remove(path),
+        })
+        .await
+    }
+
+    /// Every pod that has a group, in whatever hierarchy; that of a pod that is no more is to be
+    /// destroyed.
+    pub async fn pods(&self, pods: &PodTree) -> Result<Vec<(PodUid, CgroupName)>> {
+        let mut found = BTreeMap::new();
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            for entry in self.children(&pods.class(class)).await? {
+                let uid = pods.pod_of_entry(class, &entry, self.driver());
+                // A UID that comes from a name makes the same name again.
+                if let Some((uid, Ok(name))) = uid.map(|uid| (uid.clone(), pods.pod(class, &uid))) {
+                    found.insert(name, uid);
+                }
+            }
+        }
+        Ok(found.into_iter().map(|(name, uid)| (uid, name)).collect())
+    }
+
+    /// Names of the directories directly below the group.
+    pub async fn children(&self, name: &CgroupName) -> Result<BTreeSet<String>> {
+        self.blocking(name, |inner, path| inner.children(path)).await
+    }
+
+    /// Processes in the group and below.
+    pub async fn pids(&self, name: &CgroupName) -> Result<BTreeSet<u32>> {
+        self.blocking(name, |inner, path| inner.pids(path)).await
+    }
+
+    pub async fn usage(&self, name: &CgroupName) -> Result<Usage> {
+        self.blocking(name, |inner, path| inner.usage(path)).await
+    }
+
+    /// The usage of one of the group's [`Self::children`], such as a container's own group, which
+    /// the runtime has named.
+    pub async fn usage_of_child(&self, name: &CgroupName, entry: &str) -> Result<Usage> {
+        let plain = !matches!(entry, "" | "." | "..") && !entry.contains(['/', '\0']);
+        if !plain {
+            return Err(CgroupError::Entry { entry: entry.to_owned() });
+        }
+        let entry = entry.to_owned();
+        self.blocking(name, move |inner, path| inner.usage(&format!("{path}/{entry}"))).await
+    }
+
+    /// CPU, memory and pids as they are set now.
+    pub async fn settings(&self, name: &CgroupName) -> Result<CgroupConfig> {
+        self.blocking(name, |inner, path| match &inner.tree {
+            Tree::V1(tree) => tree.settings(path),
+            Tree::V2(tree) => tree.settings(path),
+        })
+        .await
+    }
+
+    /// Whether the kernel, out of memory, kills all of the group at once. Only v2 can.
+    pub async fn set_oom_group(&self, name: &CgroupName, together: bool) -> Result<()> {
+        self.blocking(name, move |inner, path| match &inner.tree {
+            Tree::V1(_) => Ok(()),
+            Tree::V2(tree) => tree.set_oom_group(path, together),
+        })
+        .await
+    }
+
+    /// The kernel takes its time over groups, more than a worker thread should be held up.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        name: &CgroupName,
+        act: impl FnOnce(&Inner, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (inner, path) = (Arc::clone(&self.0), self.path(name));
+        match tokio::task::spawn_blocking(move || act(&inner, &path)).await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(CgroupError::Io {
+                    attempt: "finish work on",
+                    path: name.to_string().into(),
+                    source: io::Error::other("the runtime is shutting down"),
+                }),
+            },
+        }
+    }
+}
+
+impl Inner {
+    fn kill(&self, path: &str) -> Result<()> {
+        match &self.tree {
+            Tree::V1(tree) => tree.thaw(path)?,
+            Tree::V2(tree) => tree.kill_at_once(path),
+        }
+        directory::kill_all(Path::new(path), || self.pids(path))
+    }
+
+    fn pids(&self, path: &str) -> Result<BTreeSet<u32>> {
+        match &self.tree {
+            Tree::V1(tree) => tree.pids(path),
+            Tree::V2(tree) => tree.pids(path),
+        }
+    }
+
+    fn children(&self, path: &str) -> Result<BTreeSet<String>> {
+        match &self.tree {
+            Tree::V1(tree) => tree.children(path),
+            Tree::V2(tree) => tree.children(path),
+        }
+    }
+
+    fn usage(&self, path: &str) -> Result<Usage> {
+        match &self.tree {
+            Tree::V1(tree) => tree.usage(path),
+            Tree::V2(tree) => tree.usage(path),
+        }
+    }
+}
+
+fn unit_error(name: &CgroupName) -> impl FnOnce(UnitError) -> CgroupError {
+    |source| CgroupError::Unit { name: name.to_string(), source }
+}
+
+/// Where a group is in a hierarchy that is mounted on `point`.
+fn below(point: &Path, path: &str) -> PathBuf {
+    point.join(path.trim_start_matches('/'))
+}
+
+/// Bytes to allow for each page size of the machine.
+fn hugepage_limits<'a>(
+    limits: &'a Hugepages,
+    sizes: &'a [u64],
+) -> impl Iterator<Item = (u64, u64)> + 'a {
+    const UNLIMITED: u64 = 1 << 62; // more than any machine has
+    let limit = move |size: &u64| match limits {
+        Hugepages::Leave => None,
+        Hugepages::Unlimited => Some((*size, UNLIMITED)),
+        Hugepages::Only(limits) => Some((*size, limits.get(size).copied().unwrap_or(0))),
+    };
+    sizes.iter().filter_map(limit)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! One group's directory, in whichever hierarchy.
+//!
+//! These are not ordinary files: they exist as soon as the directory does, take one value per
+//! write, may vanish between two system calls, and a directory goes with `rmdir` although it is
+//! full of them, once no process and no group is left in it.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::libc::ENODEV;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use super::{CgroupError, Result};
+
+/// Rounds of SIGKILL before we give up.
+const KILL_PASSES: u32 = 5;
+/// How long a round waits for those it has killed.
+const KILL_WAIT: Duration = Duration::from_millis(500);
+/// How long a directory may stay busy although its processes are gone.
+const BUSY_TRIES: u32 = 10;
+
+pub(super) fn io_error(
+    attempt: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> CgroupError {
+    move |source| CgroupError::Io { attempt, path: path.to_owned(), source }
+}
+
+/// `None` if there is no such file: its controller is off, or the group is gone.
+pub(super) fn read(dir: &Path, file: &str) -> Result<Option<String>> {
+    let path = dir.join(file);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(io_error("read", &path)(error)),
+    }
+}
+
+/// A file that holds one number, or `max`, which is `None` inside.
+pub(super) fn read_number(dir: &Path, file: &str) -> Result<Option<Option<u64>>> {
+    let Some(text) = read(dir, file)? else { return Ok(None) };
+    match text.trim() {
+        "max" => Ok(Some(None)),
+        number => match number.parse() {
+            Ok(number) => Ok(Some(Some(number))),
+            Err(_) => Err(CgroupError::Unexpected { path: dir.join(file), what: "a number" }),
+        },
+    }
+}
+
+/// The value of `key` in a file of `key value` lines; zero if it is not listed.
+pub(super) fn keyed(stat: &str, key: &str) -> u64 {
+    let mut pairs = stat.lines().filter_map(|line| line.split_once(' '));
+    let found = pairs.find(|(name, _)| *name == key);
+    found.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Writes to a file that the kernel has made; it is never made by us.
+pub(super) fn set(dir: &Path, file: &str, value: &str) -> Result<()> {
+    let path = dir.join(file);
+    let written = OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(value.as_bytes()));
+    written.map_err(|source| CgroupError::Set { path, value: value.to_owned(), source })
+}
+
+/// As [`set`], but it is no error if this kernel has no such file.
+pub(super) fn set_if_there(dir: &Path, file: &str, value: &str) -> Result<()> {
+    match set(dir, file, value) {
+        Err(CgroupError::Set { source, .. }) if is_gone(&source) => Ok(()),
+        result => result,
+    }
+}
+
+pub(super) fn is_invalid(error: &CgroupError) -> bool {
+    matches!(error, CgroupError::Set { source, .. } if source.kind() == io::ErrorKind::InvalidInput)
+}
+
+/// Every directory from the one below `point` to `dir`, outermost first.
+pub(super) fn levels(point: &Path, dir: &Path) -> Vec<PathBuf> {
+    let mut levels: Vec<_> =
+        dir.ancestors().take_while(|level| *level != point).map(Path::to_owned).collect();
+    levels.reverse();
+    levels
+}
+
+pub(super) fn make(dir: &Path) -> Result<()> {
+    match std::fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(io_error("create", dir)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Names of the groups directly below; none if the group is gone.
+pub(super) fn children(dir: &Path) -> Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(names),
+        Err(error) => return Err(io_error("list", dir)(error)),
+    };
+    for entry in entries {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) if is_gone(&error) => return Ok(names),
+            Err(error) => return Err(io_error("list", dir)(error)),
+        };
+        // Not following links: the kernel makes none here.
+        if entry.file_type().is_ok_and(|file_type| file_type.is_dir()) {
+            // Names that are no text are not ours.
+            names.extend(entry.file_name().into_string().ok());
+        }
+    }
+    Ok(names)
+}
+
+/// Adds the processes in the group and below to `pids`.
+pub(super) fn collect_pids(dir: &Path, pids: &mut BTreeSet<u32>) -> Result<()> {
+    let mut open = vec![dir.to_owned()];
+    while let Some(dir) = open.pop() {
+        let listed = read(&dir, "cgroup.procs")?.unwrap_or_default();
+        // Zero stands for a process that our namespace does not know.
+        let listed = listed.lines().filter_map(|line| line.trim().parse::<u32>().ok());
+        pids.extend(listed.filter(|pid| *pid != 0));
+        open.extend(children(&dir)?.into_iter().map(|name| dir.join(name)));
+    }
+    Ok(())
+}
+
+/// Kills all that `list` names until it names none.
+///
+/// A number read from the list may belong to someone else by the time that a signal is sent, so
+/// each process is first pinned by a handle, and signalled only if it is then still listed.
+pub(super) fn kill_all(path: &Path, list: impl Fn() -> Result<BTreeSet<u32>>) -> Result<()> {
+    let others = || {
+        let mut pids = list()?;
+        pids.remove(&std::process::id());
+        Ok::<_, CgroupError>(pids)
+    };
+    for _ in 0..KILL_PASSES {
+        let listed = others()?;
+        if listed.is_empty() {
+            return Ok(());
+        }
+        let pinned: Vec<_> = listed.into_iter().filter_map(|pid| Some((pid, pin(pid)?))).collect();
+        let still = others()?;
+        let killed: Vec<_> = pinned
+            .into_iter()
+            .filter(|(pid, _)| still.contains(pid))
+            .filter(|(_, fd)| rustix::process::pidfd_send_signal(fd, Signal::KILL).is_ok())
+            .map(|(_, fd)| fd)
+            .collect();
+        wait_for_exit(&killed);
+    }
+    let pids: Vec<_> = others()?.into_iter().collect();
+    if pids.is_empty() {
+        return Ok(());
+    }
+    Err(CgroupError::Undying { path: path.to_owned(), pids, passes: KILL_PASSES })
+}
+
+fn pin(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Until all have exited, or the time of one round is over.
+fn wait_for_exit(processes: &[OwnedFd]) {
+    let end = Instant::now() + KILL_WAIT;
+    for process in processes {
+        let left = end.saturating_duration_since(Instant::now());
+        let Ok(timeout) = Timespec::try_from(left) else { return };
+        // Readable once it has exited. An error means that the next pass will look again.
+        let _ = rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout));
+    }
+}
+
+/// Removes the group and those below it, innermost first. No error if it is gone.
+pub(super) fn remove(dir: &Path) -> Result<()> {
+    for name in children(dir)? {
+        remove(&dir.join(name))?;
+    }
+    let mut wait = Duration::from_millis(1);
+    for tried in 1.. {
+        match rustix::fs::rmdir(dir) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            // Those who were in it have exited, but the kernel has not finished with them.
+            Err(Errno::BUSY) if tried < BUSY_TRIES => {
+                std::thread::sleep(wait);
+                wait *= 2;
+            }
+            Err(errno) => return Err(io_error("remove", dir)(errno.into())),
+        }
+    }
+    Ok(())
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ENODEV)
+}

@@ -1,0 +1,441 @@
+//! Files beneath one directory, and never anywhere else.
+//!
+//! We are root, and much of what lies below our directory was put there by containers: a symlink
+//! swapped in between a check and a write would make us overwrite the host. So nothing here takes
+//! an absolute path apart and checks it; the kernel itself refuses to leave the directory
+//! (`openat2`, Linux 5.6), in the same call that opens the file.
+//!
+//! What a reader must find whole is written to a temporary name and renamed. What must survive a
+//! power cut is synced, too.
+
+mod removal;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// An open directory; all paths given to it are relative and stay beneath it.
+#[derive(Debug)]
+pub struct Root {
+    fd: OwnedFd,
+    /// For messages only.
+    path: PathBuf,
+}
+
+/// What to do with symbolic links on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// There should be none: this tree is ours.
+    Refuse,
+    /// Follow those that stay beneath the root: this tree is a user's volume.
+    FollowBeneath,
+}
+
+/// Whether a write must survive a power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// It must: file and directory are synced.
+    Disk,
+    /// It is made again after a reboot; readers still never see half of it.
+    Cache,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    File,
+    Directory,
+    Symlink,
+    Other,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("cannot {attempt} {}", path.display())]
+    Io { attempt: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot {attempt} {}: the path or a symbolic link in it leads out of its place", path.display())]
+    Escapes { attempt: &'static str, path: PathBuf },
+    #[error("cannot {attempt} {}: something is mounted there; unmount it first", path.display())]
+    Mounted { attempt: &'static str, path: PathBuf },
+    #[error("{} is larger than {limit} bytes, which is more than we read", path.display())]
+    TooLarge { path: PathBuf, limit: u64 },
+}
+
+impl FileError {
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    pub fn is_already_there(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
+    }
+}
+
+pub type Result<T> = std::result::Result<T, FileError>;
+
+impl Root {
+    /// Opens a directory that exists. This path is the configuration's and is followed as it is.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat(CWD, &path, flags, Mode::empty()) {
+            Ok(fd) => Ok(Self { fd, path }),
+            Err(errno) => {
+                Err(FileError::Io { attempt: "open directory", path, source: errno.into() })
+            }
+        }
+    }
+
+    /// Makes the directory and those above it if they are missing, then opens it.
+    pub fn create(path: impl Into<PathBuf>, mode: u32) -> Result<Self> {
+        let path = path.into();
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        std::fs::create_dir_all(parent.unwrap_or(Path::new("."))).map_err(|source| {
+            FileError::Io { attempt: "create the directories above", path: path.clone(), source }
+        })?;
+        match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
+            Ok(()) => {
+                let root = Self::open(path)?;
+                root.set_mode(&root.fd, mode, Path::new(""))?;
+                Ok(root)
+            }
+            Err(Errno::EXIST) => Self::open(path),
+            Err(errno) => {
+                Err(FileError::Io { attempt: "create directory", path, source: errno.into() })
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A root of its own for a directory beneath this one.
+    pub fn sub(&self, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        Ok(Self { fd: self.open_dir(path)?, path: self.path.join(path) })
+    }
+
+    /// A handle that stays on the same file however names change; good for bind mounts.
+    pub fn pin(&self, path: impl AsRef<Path>, links: Links) -> Result<OwnedFd> {
+        self.open_at("find", path.as_ref(), OFlags::PATH, links)
+    }
+
+    pub fn open_file(&self, path: impl AsRef<Path>, links: Links) -> Result<File> {
+        // Not to hang on a pipe that someone put there.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        self.open_at("open", path.as_ref(), flags, links).map(File::from)
+    }
+
+    /// For files that take a write as a command, as the kernel's do. It must exist.
+    pub fn open_for_writing(&self, path: impl AsRef<Path>, links: Links) -> Result<File> {
+        let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        self.open_at("open for writing", path.as_ref(), flags, links).map(File::from)
+    }
+
+    /// The whole file, if it is no larger than `limit`.
+    pub fn read(&self, path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
+        let path = path.as_ref();
+        let file = self.open_file(path, Links::Refuse)?;
+        let mut bytes = Vec::new();
+        file.take(limit.saturating_add(1))
+            .read_to_end(&mut bytes)
+            .map_err(|source| self.error("read", path, source))?;
+        if u64::try_from(bytes.len()).is_ok_and(|len| len <= limit) {
+            return Ok(bytes);
+        }
+        Err(FileError::TooLarge { path: self.path.join(path), limit })
+    }
+
+    /// What is there, not following a link at the end; `None` if nothing is.
+    pub fn kind(&self, path: impl AsRef<Path>) -> Result<Option<Kind>> {
+        let path = path.as_ref();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let fd = match self.open_at("look at", path, flags, Links::Refuse) {
+            Ok(fd) => fd,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| self.error("look at", path, errno))?;
+        Ok(Some(Kind::from(FileType::from_raw_mode(stat.st_mode))))
+    }
+
+    /// Names in a directory, in no order.
+    pub fn list(&self, path: impl AsRef<Path>) -> Result<Vec<(OsString, Kind)>> {
+        let path = path.as_ref();
+        let fd = self.open_dir(path)?;
+        entries(&fd).map_err(|source| self.error("list", path, source))
+    }
+
+    /// Makes one directory with exactly this mode, whatever the umask. It must not exist.
+    pub fn create_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        let path = path.as_ref();
+        let (parent, name) = self.parent(path)?;
+        // Nobody may look in before the mode is what was asked for.
+        rustix::fs::mkdirat(&parent, name, Mode::RWXU)
+            .map_err(|errno| self.error("create directory", path, errno))?;
+        self.set_mode(&self.open_dir(path)?, mode, path)
+    }
+
+    /// Makes the directory and those above it as far as they are missing; existing ones are kept
+    /// as they are.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        let mut so_far = PathBuf::new();
+        for component in path.as_ref().components() {
+            so_far.push(component);
+            match self.create_dir(&so_far, mode) {
+                Ok(()) => {}
+                Err(error) if error.is_already_there() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // What was there already may be a file.
+        self.open_dir(path.as_ref()).map(drop)
+    }
+
+    /// Puts a file in place such that a reader sees the old one or the new one, whole.
+    pub fn write_atomic(
+        &self,
+        path: impl AsRef<Path>,
+        bytes: &[u8],
+        mode: u32,
+        durability: Durability,
+    ) -> Result<()> {
+        let path = path.as_ref();
+        let (parent, name) = self.parent(path)?;
+        let temporary = temporary_name(name);
+        let made =
+            self.write_new(&parent, &temporary, bytes, mode, durability, path).and_then(|()| {
+                rustix::fs::renameat(&parent, &temporary, &parent, name)
+                    .map_err(|errno| self.error("replace", path, errno))
+            });
+        if made.is_err() {
+            // Best effort: the error that matters is the first one.
+            let _ = rustix::fs::unlinkat(&parent, &temporary, AtFlags::empty());
+        }
+        made?;
+        match durability {
+            Durability::Disk => {
+                rustix::fs::fsync(&parent).map_err(|errno| self.error("sync", path, errno))
+            }
+            Durability::Cache => Ok(()),
+        }
+    }
+
+    fn write_new(
+        &self,
+        parent: &OwnedFd,
+        name: &OsStr,
+        bytes: &[u8],
+        mode: u32,
+        durability: Durability,
+        path: &Path,
+    ) -> Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| self.error("write", path, errno))?;
+        let mut file = File::from(fd);
+        file.write_all(bytes).map_err(|source| self.error("write", path, source))?;
+        self.set_mode(&file, mode, path)?;
+        match durability {
+            Durability::Disk => file.sync_all().map_err(|source| self.error("sync", path, source)),
+            Durability::Cache => Ok(()),
+        }
+    }
+
+    /// Removes what a [`Self::write_atomic`] of an earlier process, killed in it, left behind.
+    pub fn sweep_temporaries(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        for (name, kind) in self.list(path)? {
+            if kind == Kind::File && is_left_over(&name) {
+                self.remove_file(path.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a file or a link; it is no error if there is none.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.unlink("remove", path.as_ref(), AtFlags::empty())
+    }
+
+    /// Removes an empty directory; it is no error if there is none.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.unlink("remove directory", path.as_ref(), AtFlags::REMOVEDIR)
+    }
+
+    fn unlink(&self, attempt: &'static str, path: &Path, flags: AtFlags) -> Result<()> {
+        let (parent, name) = match self.parent(path) {
+            Ok(found) => found,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        match rustix::fs::unlinkat(&parent, name, flags) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(self.error(attempt, path, errno)),
+        }
+    }
+
+    /// Removes a directory and all in it, following no link and entering no mount. Whatever could
+    /// not be removed is an error; it is none if nothing is there.
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        removal::remove(self, path.as_ref())
+    }
+
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let (from_parent, from_name) = self.parent(from)?;
+        let (to_parent, to_name) = self.parent(to)?;
+        rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name)
+            .map_err(|errno| self.error("rename", from, errno))
+    }
+
+    /// Makes a link that says `target`, wherever that leads.
+    pub fn symlink(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (parent, name) = self.parent(path)?;
+        rustix::fs::symlinkat(target.as_ref(), &parent, name)
+            .map_err(|errno| self.error("create link", path, errno))
+    }
+
+    fn open_dir(&self, path: &Path) -> Result<OwnedFd> {
+        self.open_at("open directory", path, OFlags::RDONLY | OFlags::DIRECTORY, Links::Refuse)
+    }
+
+    /// The directory that holds `path`, and its name in it.
+    fn parent<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
+        let Some(Component::Normal(name)) = path.components().next_back() else {
+            return Err(FileError::Escapes { attempt: "name", path: self.path.join(path) });
+        };
+        let parent = path.parent().unwrap_or(Path::new(""));
+        Ok((self.open_dir(parent)?, name))
+    }
+
+    fn open_at(
+        &self,
+        attempt: &'static str,
+        path: &Path,
+        flags: OFlags,
+        links: Links,
+    ) -> Result<OwnedFd> {
+        let resolve = match links {
+            Links::Refuse => ResolveFlags::NO_SYMLINKS,
+            Links::FollowBeneath => ResolveFlags::empty(),
+        };
+        let resolve = resolve | ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        open_beneath(self.fd.as_fd(), path, flags, resolve)
+            .map_err(|errno| self.error(attempt, path, errno))
+    }
+
+    fn set_mode(&self, fd: impl AsFd, mode: u32, path: &Path) -> Result<()> {
+        rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
+            .map_err(|errno| self.error("set the mode of", path, errno))
+    }
+
+    fn error(&self, attempt: &'static str, path: &Path, source: impl Into<io::Error>) -> FileError {
+        let path = self.path.join(path);
+        let source = source.into();
+        match Errno::from_io_error(&source) {
+            Some(Errno::LOOP | Errno::XDEV) => FileError::Escapes { attempt, path },
+            Some(Errno::BUSY) => FileError::Mounted { attempt, path },
+            _ => FileError::Io { attempt, path, source },
+        }
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<FileType> for Kind {
+    fn from(file_type: FileType) -> Self {
+        match file_type {
+            FileType::RegularFile => Self::File,
+            FileType::Directory => Self::Directory,
+            FileType::Symlink => Self::Symlink,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// `openat2`, trying again where the kernel saw a rename on the way and wants us to.
+fn open_beneath(
+    dir: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    const TRIES: usize = 64;
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        match rustix::fs::openat2(dir, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) if tried < TRIES => {}
+            result => return result,
+        }
+    }
+}
+
+fn entries(dir: impl AsFd) -> io::Result<Vec<(OsString, Kind)>> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let file_type = match entry.file_type() {
+            // Some filesystems do not say.
+            FileType::Unknown => match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(errno.into()),
+            },
+            known => known,
+        };
+        found.push((OsStr::from_bytes(name.to_bytes()).to_owned(), Kind::from(file_type)));
+    }
+    Ok(found)
+}
+
+const TEMPORARY: &str = ".podwright-tmp";
+
+/// Different for every call and every process, so that no two writers ever share one.
+fn temporary_name(name: &OsStr) -> OsString {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let mut temporary = OsString::from(".");
+    // Leave room for what follows within the 255 bytes of a name.
+    let kept = name.as_bytes().get(..180).unwrap_or(name.as_bytes());
+    temporary.push(OsStr::from_bytes(kept));
+    temporary.push(format!(".{count}{}", this_process()));
+    temporary
+}
+
+/// A process id would not do: in a container it is the same after every restart.
+fn this_process() -> &'static str {
+    static SUFFIX: OnceLock<String> = OnceLock::new();
+    SUFFIX
+        .get_or_init(|| format!("-{:016x}{TEMPORARY}", RandomState::new().build_hasher().finish()))
+}
+
+fn is_left_over(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    name.starts_with(b".")
+        && name.ends_with(TEMPORARY.as_bytes())
+        && !name.ends_with(this_process().as_bytes())
+}
+
+#[cfg(test)]
+mod tests;

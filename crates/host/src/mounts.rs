@@ -1,0 +1,278 @@
+//! The mount table, and changing it.
+//!
+//! A volume is torn down only if we know what is mounted below it, so the table is read from the
+//! kernel each time and never remembered. Paths in it are bytes, escaped where they would break
+//! the format: a volume's name may hold a space, and a container may name a directory anything.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+
+/// One line of `/proc/self/mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub id: u64,
+    pub parent: u64,
+    /// Which part of the filesystem is mounted; `/` unless it is a bind mount or a subvolume.
+    pub root: PathBuf,
+    pub point: PathBuf,
+    /// Of this mount: `rw,nosuid,relatime`.
+    pub options: String,
+    /// Mounts that appear below it also appear in its peers.
+    pub shared: bool,
+    pub fs_type: String,
+    pub source: OsString,
+    /// Of the filesystem as a whole.
+    pub super_options: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    #[error("cannot read the mount table {}", path.display())]
+    Table { path: PathBuf, source: io::Error },
+    #[error("cannot {attempt} {} on {}", what.display(), target.display())]
+    Mount { attempt: &'static str, what: PathBuf, target: PathBuf, source: io::Error },
+    #[error("cannot {attempt} {}", target.display())]
+    Change { attempt: &'static str, target: PathBuf, source: io::Error },
+}
+
+pub type Result<T> = std::result::Result<T, MountError>;
+
+/// The table of this process's mount namespace, as of now; `proc` is where procfs is.
+pub fn table(proc: &Path) -> Result<Vec<Mount>> {
+    let path = proc.join("self/mountinfo");
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(parse(&bytes)),
+        Err(source) => Err(MountError::Table { path, source }),
+    }
+}
+
+/// Lines that make no sense are left out: a newer kernel may know more than we do.
+pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
+    mountinfo.split(|b| *b == b'\n').filter_map(parse_line).collect()
+}
+
+/// Mounts on `path` itself and below it, those mounted last first: the order to unmount them in.
+pub fn at_or_below<'a>(table: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
+    // Path comparison is by component: /a/b is not below /a/bc.
+    table.iter().rev().filter(|mount| mount.point.starts_with(path)).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|b| *b == b' ');
+    let id = number(fields.next()?)?;
+    let parent = number(fields.next()?)?;
+    let _device = fields.next()?;
+    let root = unescape(fields.next()?).into();
+    let point = unescape(fields.next()?).into();
+    let options = text(fields.next()?);
+    let mut shared = false;
+    loop {
+        match fields.next()? {
+            b"-" => break,
+            tag => shared |= tag.starts_with(b"shared:"),
+        }
+    }
+    let fs_type = text(fields.next()?);
+    let source = unescape(fields.next()?);
+    let super_options = text(fields.next().unwrap_or_default());
+    Some(Mount { id, parent, root, point, options, shared, fs_type, source, super_options })
+}
+
+fn number(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+fn text(field: &[u8]) -> String {
+    unescape(field).to_string_lossy().into_owned()
+}
+
+/// `\040` is a space; three octal digits follow a backslash, always.
+fn unescape(field: &[u8]) -> OsString {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let escaped = after.get(..3).filter(|_| *first == b'\\').and_then(octal);
+        match escaped {
+            Some(byte) => {
+                plain.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                plain.push(*first);
+                rest = after;
+            }
+        }
+    }
+    OsString::from_vec(plain)
+}
+
+fn octal(digits: &[u8]) -> Option<u8> {
+    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
+}
+
+/// Is something mounted on exactly this path? A link at its end is not followed.
+pub fn is_mount_point(path: &Path) -> Result<bool> {
+    let failed = |errno: Errno| MountError::Change {
+        attempt: "look at",
+        target: path.into(),
+        source: errno.into(),
+    };
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = match rustix::fs::statx(CWD, path, flags, StatxFlags::empty()) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
+        Err(errno) => return Err(failed(errno)),
+    };
+    if stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
+        return Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    }
+    // Before Linux 5.8 only the table knows.
+    let parent = path.parent().unwrap_or(path);
+    let parent = std::fs::canonicalize(parent).map_err(|source| MountError::Change {
+        attempt: "look at",
+        target: path.into(),
+        source,
+    })?;
+    let plain = path.file_name().map_or(parent.clone(), |name| parent.join(name));
+    Ok(table(Path::new("/proc"))?.iter().any(|mount| mount.point == plain))
+}
+
+/// Mounts a filesystem, such as a tmpfs for secrets.
+pub fn mount(
+    fs_type: &str,
+    source: &str,
+    target: &Path,
+    flags: MountFlags,
+    options: &str,
+) -> Result<()> {
+    let options = std::ffi::CString::new(options).map_err(|source| MountError::Mount {
+        attempt: "mount",
+        what: fs_type.into(),
+        target: target.into(),
+        source: source.into(),
+    })?;
+    rustix::mount::mount(source, target, fs_type, flags, &*options).map_err(|errno| {
+        MountError::Mount {
+            attempt: "mount",
+            what: format!("{fs_type} {source}").into(),
+            target: target.into(),
+            source: errno.into(),
+        }
+    })
+}
+
+/// Whether mounts below the source come along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    This,
+    Recursive,
+}
+
+/// Makes `source` appear on `target`, which must exist.
+pub fn bind(source: &Path, target: &Path, depth: Depth) -> Result<()> {
+    let bound = match depth {
+        Depth::This => rustix::mount::mount_bind(source, target),
+        Depth::Recursive => rustix::mount::mount_bind_recursive(source, target),
+    };
+    bound.map_err(|errno| MountError::Mount {
+        attempt: "bind",
+        what: source.into(),
+        target: target.into(),
+        source: errno.into(),
+    })
+}
+
+/// Binds the very file behind a handle, however its name may have changed since it was opened.
+pub fn bind_pinned(source: impl AsFd, target: &Path, depth: Depth) -> Result<()> {
+    let path = format!("/proc/self/fd/{}", source.as_fd().as_raw_fd());
+    bind(Path::new(&path), target, depth)
+}
+
+/// Makes a bind mount read-only. What else the mount forbids stays forbidden.
+pub fn remount_read_only(target: &Path) -> Result<()> {
+    let failed = |errno: Errno| MountError::Change {
+        attempt: "make read-only",
+        target: target.into(),
+        source: errno.into(),
+    };
+    // A remount sets all flags anew, so those that are set have to be said again.
+    let now = rustix::fs::statvfs(target).map_err(failed)?.f_flag;
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+    for (set, keep) in [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+    ] {
+        if now.contains(set) {
+            flags |= keep;
+        }
+    }
+    rustix::mount::mount_remount(target, flags, c"").map_err(failed)
+}
+
+/// Changes the size or mode of a mounted filesystem, such as a tmpfs.
+pub fn reconfigure(target: &Path, flags: MountFlags, options: &str) -> Result<()> {
+    let failed =
+        |source| MountError::Change { attempt: "reconfigure", target: target.into(), source };
+    let options = std::ffi::CString::new(options).map_err(|error| failed(error.into()))?;
+    rustix::mount::mount_remount(target, flags, &*options).map_err(|errno| failed(errno.into()))
+}
+
+/// Lets mounts below `target` be seen by its peers: pods with `mountPropagation` depend on it.
+pub fn make_shared(target: &Path) -> Result<()> {
+    let flags = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
+    rustix::mount::mount_change(target, flags).map_err(|errno| MountError::Change {
+        attempt: "make shared",
+        target: target.into(),
+        source: errno.into(),
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmount {
+    /// Fails while someone uses it.
+    Now,
+    /// Gone for all who look anew; freed when the last user is gone.
+    Lazy,
+}
+
+/// Takes one mount off `target`, not following a link there. No error if there is none.
+pub fn unmount(target: &Path, how: Unmount) -> Result<()> {
+    let flags = match how {
+        Unmount::Now => UnmountFlags::NOFOLLOW,
+        Unmount::Lazy => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+    };
+    match rustix::mount::unmount(target, flags) {
+        // Not mounted, or not there at all.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(errno) => Err(MountError::Change {
+            attempt: "unmount",
+            target: target.into(),
+            source: errno.into(),
+        }),
+    }
+}
+
+impl Mount {
+    /// For cgroup v1, these name the controllers.
+    pub fn super_option_list(&self) -> impl Iterator<Item = &str> {
+        self.super_options.split(',')
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.options.split(',').any(|option| option == "ro")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
