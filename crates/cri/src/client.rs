@@ -1,0 +1,638 @@
+//! The calls.
+//!
+//! A mutating call, once sent, is never cancelled by us: a cancelled create leaves its name
+//! reserved in the runtime. So each of them runs in a task of its own up to its deadline, and
+//! dropping the future only stops the *waiting*. Reads, pulls and exec may be dropped.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
+use podwright_core::labels;
+use podwright_core::observed::{Glance, ObservedPod, PodGlance, Sandbox};
+use podwright_core::time::Mono;
+use podwright_proto::cri;
+use podwright_proto::cri::image_service_client::ImageServiceClient;
+use podwright_proto::cri::runtime_service_client::RuntimeServiceClient;
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+use tonic::transport::{Channel, Uri};
+use tonic::{Request, Response, Status};
+
+use crate::convert::{self, SeenContainer};
+use crate::endpoint::Endpoint;
+use crate::error::{Error, Kind};
+
+/// Replies larger than this are refused, as upstream does: 16 MiB.
+const MAX_REPLY: usize = 16 * 1024 * 1024;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// `runtimeRequestTimeout`: for every call that has no rule of its own.
+    pub call: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { call: Duration::from_secs(120) }
+    }
+}
+
+/// Told of every finished call: operation, duration, success.
+pub type Meter = Arc<dyn Fn(&'static str, Duration, bool) + Send + Sync>;
+
+#[derive(Clone)]
+pub struct Client {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    pub(crate) channel: Channel,
+    timeouts: Timeouts,
+    meter: Meter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    pub runtime_name: String,
+    pub runtime_version: String,
+    pub runtime_api_version: String,
+}
+
+/// The runtime's view of itself. `Err` carries `reason` and `message`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuntimeStatus {
+    pub runtime: Result<(), String>,
+    pub network: Result<(), String>,
+    pub handlers: Vec<cri::RuntimeHandler>,
+    pub features: Option<cri::RuntimeFeatures>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOutput {
+    pub exit_code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    pub id: String,
+    pub tags: Vec<String>,
+    pub digests: Vec<String>,
+    pub size: u64,
+    pub uid: Option<i64>,
+    pub username: String,
+    pub pinned: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullResult {
+    pub image_ref: String,
+}
+
+impl Client {
+    /// A client of a runtime behind a unix socket. It connects with the first call, and again
+    /// whenever the connection broke.
+    pub fn new(endpoint: &Endpoint, timeouts: Timeouts) -> Self {
+        let path = endpoint.path().to_owned();
+        let connector = tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+        });
+        let endpoint = tonic::transport::Endpoint::from_static("http://localhost")
+            .connect_timeout(Duration::from_secs(5));
+        Self::over(endpoint.connect_with_connector_lazy(connector), timeouts)
+    }
+
+    /// A client over any channel; tests hand in one end of a pipe.
+    pub fn over(channel: Channel, timeouts: Timeouts) -> Self {
+        Self {
+            runtime: RuntimeServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_REPLY),
+            images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_REPLY),
+            channel,
+            timeouts,
+            meter: Arc::new(|_, _, _| {}),
+        }
+    }
+
+    pub fn metered(mut self, meter: Meter) -> Self {
+        self.meter = meter;
+        self
+    }
+
+    // === The runtime itself ===
+
+    /// Asks who is there, and checks that we speak its language.
+    pub async fn version(&self) -> Result<Version, Error> {
+        let mut client = self.runtime.clone();
+        let request = cri::VersionRequest { version: "0.1.0".into() };
+        let call = client.version(self.within(request, self.timeouts.call));
+        let reply = self.run("version", "Version", "", call).await?;
+        if reply.version != "0.1.0" {
+            let text = format!("runtime api version is not supported: {:?}", reply.version);
+            return Err(Error::bad_reply("Version", "", text));
+        }
+        let fields = [
+            ("runtime_name", &reply.runtime_name),
+            ("runtime_version", &reply.runtime_version),
+            ("runtime_api_version", &reply.runtime_api_version),
+        ];
+        let missing: Vec<&str> =
+            fields.iter().filter(|(_, value)| value.is_empty()).map(|(name, _)| *name).collect();
+        if !missing.is_empty() {
+            let missing = missing.join(", ");
+            let text = format!("not all fields are set in VersionResponse (missing {missing})");
+            return Err(Error::bad_reply("Version", "", text));
+        }
+        Ok(Version {
+            runtime_name: reply.runtime_name,
+            runtime_version: reply.runtime_version,
+            runtime_api_version: reply.runtime_api_version,
+        })
+    }
+
+    pub async fn status(&self) -> Result<RuntimeStatus, Error> {
+        let mut client = self.runtime.clone();
+        let request = cri::StatusRequest { verbose: false };
+        let call = client.status(self.within(request, self.timeouts.call));
+        let reply = self.run("status", "Status", "", call).await?;
+        let conditions = reply.status.unwrap_or_default().conditions;
+        let find = |kind: &str| {
+            let condition = conditions.iter().find(|c| c.r#type == kind)?;
+            if condition.status {
+                return Some(Ok(()));
+            }
+            let cri::RuntimeCondition { reason, message, .. } = condition;
+            Some(Err(format!("{kind}=false reason:{reason} message:{message}")))
+        };
+        match (find("RuntimeReady"), find("NetworkReady")) {
+            (Some(runtime), Some(network)) => Ok(RuntimeStatus {
+                runtime,
+                network,
+                handlers: reply.runtime_handlers,
+                features: reply.features,
+            }),
+            _ => {
+                let text = "RuntimeReady or NetworkReady condition are not set";
+                Err(Error::bad_reply("Status", "", text))
+            }
+        }
+    }
+
+    /// The cgroup driver the runtime uses; `None` if it is too old to tell.
+    pub async fn cgroup_driver(&self) -> Result<Option<cri::CgroupDriver>, Error> {
+        let mut client = self.runtime.clone();
+        let call =
+            client.runtime_config(self.within(cri::RuntimeConfigRequest {}, self.timeouts.call));
+        match self.run("runtime_config", "RuntimeConfig", "", call).await {
+            Ok(reply) => Ok(reply.linux.map(|linux| linux.cgroup_driver())),
+            Err(error) if error.kind == Kind::Unimplemented => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub async fn set_pod_cidr(&self, pod_cidr: &str) -> Result<(), Error> {
+        let network_config = Some(cri::NetworkConfig { pod_cidr: pod_cidr.into() });
+        let request = cri::UpdateRuntimeConfigRequest {
+            runtime_config: Some(cri::RuntimeConfig { network_config }),
+        };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client) = (self.clone(), self.runtime.clone());
+        let object = pod_cidr.to_owned();
+        detached("UpdateRuntimeConfig", async move {
+            let call = client.update_runtime_config(request);
+            this.run("update_runtime_config", "UpdateRuntimeConfig", &object, call).await.map(drop)
+        })
+        .await
+    }
+
+    // === Looking ===
+
+    /// Everything the runtime holds, at a glance.
+    pub async fn glance(&self) -> Result<BTreeMap<PodUid, (PodName, PodGlance)>, Error> {
+        let (sandboxes, containers) =
+            tokio::try_join!(self.list_sandboxes(None), self.list_containers(None))?;
+        let mut pods: BTreeMap<PodUid, (PodName, PodGlance)> = BTreeMap::new();
+        for sandbox in sandboxes {
+            let ready = convert::sandbox_ready(sandbox.state);
+            let state = if ready { Glance::Running } else { Glance::Exited };
+            if let Some(pod) = entry(&mut pods, &sandbox.labels) {
+                pod.sandboxes.insert(sandbox.id.into(), state);
+            }
+        }
+        for container in containers {
+            if let Some(pod) = entry(&mut pods, &container.labels) {
+                pod.containers.insert(container.id.into(), convert::glance(container.state));
+            }
+        }
+        Ok(pods)
+    }
+
+    /// Everything the runtime knows of one pod. `as_of` is the reading taken before this call.
+    pub async fn observe(
+        &self,
+        uid: &PodUid,
+        name: &PodName,
+        as_of: Mono,
+    ) -> Result<(ObservedPod, Vec<SeenContainer>), Error> {
+        let (sandboxes, containers) =
+            tokio::try_join!(self.list_sandboxes(Some(uid)), self.list_containers(Some(uid)))?;
+        let mut observed = ObservedPod::nothing(uid.clone(), name.clone(), as_of);
+        for sandbox in sandboxes {
+            let seen = self.sandbox_status(&SandboxId::new(sandbox.id)).await;
+            observed.sandboxes.extend(unless_gone(seen)?);
+        }
+        let mut seen_containers = Vec::with_capacity(containers.len());
+        for container in containers {
+            let sandbox = SandboxId::new(container.pod_sandbox_id);
+            let seen = self.container_status(&ContainerId::new(container.id), sandbox).await;
+            seen_containers.extend(unless_gone(seen)?);
+        }
+        observed.instances = seen_containers.iter().map(|seen| seen.instance.clone()).collect();
+        observed.sort();
+        Ok((observed, seen_containers))
+    }
+
+    pub async fn list_sandboxes(&self, of: Option<&PodUid>) -> Result<Vec<cri::PodSandbox>, Error> {
+        let mut client = self.runtime.clone();
+        let filter = of.map(|uid| cri::PodSandboxFilter {
+            label_selector: [(labels::POD_UID.to_owned(), uid.to_string())].into(),
+            ..Default::default()
+        });
+        let request = cri::ListPodSandboxRequest { filter };
+        let call = client.list_pod_sandbox(self.within(request, self.timeouts.call));
+        let reply = self.run("list_podsandbox", "ListPodSandbox", "", call).await?;
+        Ok(reply.items)
+    }
+
+    pub async fn list_containers(&self, of: Option<&PodUid>) -> Result<Vec<cri::Container>, Error> {
+        let mut client = self.runtime.clone();
+        let filter = of.map(|uid| cri::ContainerFilter {
+            label_selector: [(labels::POD_UID.to_owned(), uid.to_string())].into(),
+            ..Default::default()
+        });
+        let request = cri::ListContainersRequest { filter };
+        let call = client.list_containers(self.within(request, self.timeouts.call));
+        let reply = self.run("list_containers", "ListContainers", "", call).await?;
+        Ok(reply.containers)
+    }
+
+    pub async fn sandbox_status(&self, id: &SandboxId) -> Result<Sandbox, Error> {
+        const CALL: &str = "PodSandboxStatus";
+        let mut client = self.runtime.clone();
+        let request =
+            cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
+        let call = client.pod_sandbox_status(self.within(request, self.timeouts.call));
+        let reply = self.run("podsandbox_status", CALL, id.as_str(), call).await?;
+        let status =
+            reply.status.ok_or_else(|| Error::bad_reply(CALL, id.as_str(), "no status"))?;
+        convert::sandbox(&status)
+    }
+
+    pub async fn container_status(
+        &self,
+        id: &ContainerId,
+        sandbox: SandboxId,
+    ) -> Result<SeenContainer, Error> {
+        const CALL: &str = "ContainerStatus";
+        let mut client = self.runtime.clone();
+        let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
+        let call = client.container_status(self.within(request, self.timeouts.call));
+        let reply = self.run("container_status", CALL, id.as_str(), call).await?;
+        let status =
+            reply.status.ok_or_else(|| Error::bad_reply(CALL, id.as_str(), "no status"))?;
+        convert::container(&status, sandbox)
+    }
+
+    // === Sandboxes ===
+
+    pub async fn run_sandbox(
+        &self,
+        config: cri::PodSandboxConfig,
+        runtime_handler: &str,
+    ) -> Result<SandboxId, Error> {
+        const CALL: &str = "RunPodSandbox";
+        let object = config.metadata.as_ref().map(|m| format!("{}/{}", m.namespace, m.name));
+        let object = object.unwrap_or_default();
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config),
+            runtime_handler: runtime_handler.into(),
+        };
+        let request = self.within(request, self.timeouts.call * 2);
+        let (this, mut client) = (self.clone(), self.runtime.clone());
+        detached(CALL, async move {
+            let call = client.run_pod_sandbox(request);
+            let reply = this.run("run_podsandbox", CALL, &object, call).await?;
+            if reply.pod_sandbox_id.is_empty() {
+                return Err(Error::bad_reply(CALL, &object, "pod_sandbox_id is not set"));
+            }
+            Ok(SandboxId::new(reply.pod_sandbox_id))
+        })
+        .await
+    }
+
+    pub async fn stop_sandbox(&self, id: &SandboxId) -> Result<(), Error> {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client, id) = (self.clone(), self.runtime.clone(), id.clone());
+        detached("StopPodSandbox", async move {
+            let call = client.stop_pod_sandbox(request);
+            let reply = this.run("stop_podsandbox", "StopPodSandbox", id.as_str(), call).await;
+            unless_gone(reply).map(drop)
+        })
+        .await
+    }
+
+    pub async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), Error> {
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_string() };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client, id) = (self.clone(), self.runtime.clone(), id.clone());
+        detached("RemovePodSandbox", async move {
+            let call = client.remove_pod_sandbox(request);
+            let reply = this.run("remove_podsandbox", "RemovePodSandbox", id.as_str(), call).await;
+            unless_gone(reply).map(drop)
+        })
+        .await
+    }
+
+    /// `Ok(false)`: the runtime does not offer the call.
+    pub async fn update_sandbox_resources(
+        &self,
+        request: cri::UpdatePodSandboxResourcesRequest,
+    ) -> Result<bool, Error> {
+        const CALL: &str = "UpdatePodSandboxResources";
+        let object = request.pod_sandbox_id.clone();
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client) = (self.clone(), self.runtime.clone());
+        let result = detached(CALL, async move {
+            let call = client.update_pod_sandbox_resources(request);
+            this.run("update_podsandbox_resources", CALL, &object, call).await
+        })
+        .await;
+        match result {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind == Kind::Unimplemented => Ok(false),
+            // CRI-O before 1.33 says it in words.
+            Err(error) if error.message.contains("not implemented") => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    // === Containers ===
+
+    pub async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: cri::ContainerConfig,
+        sandbox_config: cri::PodSandboxConfig,
+    ) -> Result<ContainerId, Error> {
+        const CALL: &str = "CreateContainer";
+        let object = config.metadata.as_ref().map(|m| m.name.clone()).unwrap_or_default();
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_string(),
+            config: Some(config),
+            sandbox_config: Some(sandbox_config),
+        };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client) = (self.clone(), self.runtime.clone());
+        detached(CALL, async move {
+            let call = client.create_container(request);
+            let reply = this.run("create_container", CALL, &object, call).await?;
+            if reply.container_id.is_empty() {
+                return Err(Error::bad_reply(CALL, &object, "container_id is not set"));
+            }
+            Ok(ContainerId::new(reply.container_id))
+        })
+        .await
+    }
+
+    pub async fn start_container(&self, id: &ContainerId) -> Result<(), Error> {
+        let request = cri::StartContainerRequest { container_id: id.to_string() };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client, id) = (self.clone(), self.runtime.clone(), id.clone());
+        detached("StartContainer", async move {
+            let call = client.start_container(request);
+            this.run("start_container", "StartContainer", id.as_str(), call).await.map(drop)
+        })
+        .await
+    }
+
+    /// Asks the container to end, and makes it after `grace`.
+    pub async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), Error> {
+        let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
+        let request = cri::StopContainerRequest { container_id: id.to_string(), timeout };
+        let request = self.within(request, self.timeouts.call + grace);
+        let (this, mut client, id) = (self.clone(), self.runtime.clone(), id.clone());
+        detached("StopContainer", async move {
+            let call = client.stop_container(request);
+            let reply = this.run("stop_container", "StopContainer", id.as_str(), call).await;
+            unless_gone(reply).map(drop)
+        })
+        .await
+    }
+
+    pub async fn remove_container(&self, id: &ContainerId) -> Result<(), Error> {
+        let request = cri::RemoveContainerRequest { container_id: id.to_string() };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client, id) = (self.clone(), self.runtime.clone(), id.clone());
+        detached("RemoveContainer", async move {
+            let call = client.remove_container(request);
+            let reply = this.run("remove_container", "RemoveContainer", id.as_str(), call).await;
+            unless_gone(reply).map(drop)
+        })
+        .await
+    }
+
+    pub async fn update_container_resources(
+        &self,
+        id: &ContainerId,
+        linux: cri::LinuxContainerResources,
+    ) -> Result<(), Error> {
+        const CALL: &str = "UpdateContainerResources";
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: id.to_string(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client, id) = (self.clone(), self.runtime.clone(), id.clone());
+        detached(CALL, async move {
+            let call = client.update_container_resources(request);
+            this.run("update_container", CALL, id.as_str(), call).await.map(drop)
+        })
+        .await
+    }
+
+    pub async fn reopen_log(&self, id: &ContainerId) -> Result<(), Error> {
+        const CALL: &str = "ReopenContainerLog";
+        let mut client = self.runtime.clone();
+        let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
+        let call = client.reopen_container_log(self.within(request, self.timeouts.call));
+        self.run("reopen_container_log", CALL, id.as_str(), call).await.map(drop)
+    }
+
+    /// Runs a command in a container and waits for it; `None`: as long as it takes.
+    pub async fn exec(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        timeout: Option<Duration>,
+    ) -> Result<ExecOutput, Error> {
+        const CALL: &str = "ExecSync";
+        let mut client = self.runtime.clone();
+        let seconds = timeout.map_or(0, |t| i64::try_from(t.as_secs()).unwrap_or(i64::MAX));
+        let shown = command.join(" ");
+        let request =
+            cri::ExecSyncRequest { container_id: id.to_string(), cmd: command, timeout: seconds };
+        let request = match timeout {
+            Some(timeout) => self.within(request, self.timeouts.call + timeout),
+            None => Request::new(request),
+        };
+        let call = client.exec_sync(request);
+        let reply = self.run("exec_sync", CALL, id.as_str(), call).await;
+        match reply {
+            Ok(reply) => Ok(ExecOutput {
+                exit_code: reply.exit_code,
+                stdout: reply.stdout,
+                stderr: reply.stderr,
+            }),
+            Err(error) if error.kind == Kind::TimedOut => {
+                let after = timeout.unwrap_or_default().as_secs();
+                let message = format!("command timed out: {shown:?} timed out after {after}s");
+                Err(Error { message, ..error })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    // === Images ===
+
+    /// `None`: the image is not here.
+    pub async fn image_status(&self, image: &str) -> Result<Option<Image>, Error> {
+        const CALL: &str = "ImageStatus";
+        let mut client = self.images.clone();
+        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
+        let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
+        let call = client.image_status(self.within(request, self.timeouts.call));
+        let reply = self.run("image_status", CALL, image, call).await?;
+        match reply.image {
+            None => Ok(None),
+            Some(found) if found.id.is_empty() || found.size == 0 => {
+                Err(Error::bad_reply(CALL, image, "id or size is not set"))
+            }
+            Some(found) => Ok(Some(image_from(found))),
+        }
+    }
+
+    pub async fn list_images(&self) -> Result<Vec<Image>, Error> {
+        let mut client = self.images.clone();
+        let request = cri::ListImagesRequest { filter: None };
+        let call = client.list_images(self.within(request, self.timeouts.call));
+        let reply = self.run("list_images", "ListImages", "", call).await?;
+        Ok(reply.images.into_iter().map(image_from).collect())
+    }
+
+    /// Pulls with one set of credentials. Has no deadline; dropping the future ends the pull.
+    pub async fn pull_image(
+        &self,
+        image: cri::ImageSpec,
+        auth: Option<cri::AuthConfig>,
+        sandbox_config: Option<cri::PodSandboxConfig>,
+    ) -> Result<PullResult, Error> {
+        const CALL: &str = "PullImage";
+        let mut client = self.images.clone();
+        let name = image.image.clone();
+        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config };
+        let call = client.pull_image(Request::new(request));
+        let reply = self.run("pull_image", CALL, &name, call).await?;
+        if reply.image_ref.is_empty() {
+            return Err(Error::bad_reply(CALL, &name, "image_ref is not set"));
+        }
+        Ok(PullResult { image_ref: reply.image_ref })
+    }
+
+    pub async fn remove_image(&self, image: &str) -> Result<(), Error> {
+        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
+        let request = cri::RemoveImageRequest { image: Some(spec) };
+        let request = self.within(request, self.timeouts.call);
+        let (this, mut client, image) = (self.clone(), self.images.clone(), image.to_owned());
+        detached("RemoveImage", async move {
+            let call = client.remove_image(request);
+            this.run("remove_image", "RemoveImage", &image, call).await.map(drop)
+        })
+        .await
+    }
+
+    pub async fn image_fs_info(&self) -> Result<cri::ImageFsInfoResponse, Error> {
+        let mut client = self.images.clone();
+        let call =
+            client.image_fs_info(self.within(cri::ImageFsInfoRequest {}, self.timeouts.call));
+        self.run("image_fs_info", "ImageFsInfo", "", call).await
+    }
+
+    // === How a call is made ===
+
+    fn within<T>(&self, message: T, deadline: Duration) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(deadline);
+        request
+    }
+
+    async fn run<T>(
+        &self,
+        operation: &'static str,
+        call: &'static str,
+        object: &str,
+        reply: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        let began = Instant::now();
+        let result = reply.await;
+        (self.meter)(operation, began.elapsed(), result.is_ok());
+        match result {
+            Ok(response) => Ok(response.into_inner()),
+            Err(status) => Err(Error::from_status(call, object, &status)),
+        }
+    }
+}
+
+/// The pod an object belongs to; what has no pod labels is not ours.
+fn entry<'a>(
+    pods: &'a mut BTreeMap<PodUid, (PodName, PodGlance)>,
+    labels: &BTreeMap<String, String>,
+) -> Option<&'a mut PodGlance> {
+    let (uid, name) = convert::owner(labels)?;
+    Some(&mut pods.entry(uid).or_insert_with(|| (name, PodGlance::default())).1)
+}
+
+/// Lets a mutating call finish even if nobody waits for it any more.
+async fn detached<T: Send + 'static>(
+    call: &'static str,
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    tokio::spawn(work).await.unwrap_or_else(|ended| {
+        Err(Error::internal(call, format!("the task of the call ended early: {ended}")))
+    })
+}
+
+/// What is gone needs no further care.
+fn unless_gone<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind == Kind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn image_from(image: cri::Image) -> Image {
+    Image {
+        id: image.id,
+        tags: image.repo_tags,
+        digests: image.repo_digests,
+        size: image.size,
+        uid: image.uid.map(|uid| uid.value),
+        username: image.username,
+        pinned: image.pinned,
+    }
+}

@@ -1,0 +1,247 @@
+//! From the runtime's replies to observations. A reply is outside data: it is checked here.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
+use podwright_core::labels;
+use podwright_core::observed::{Exit, Glance, Instance, Mount, Resources, Sandbox, State, User};
+use podwright_core::pod::ContainerHash;
+use podwright_proto::cri;
+
+use crate::error::Error;
+
+/// A container with what is needed to read its termination message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenContainer {
+    pub instance: Instance,
+    pub termination: Termination,
+}
+
+/// Where a container leaves its last words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Termination {
+    /// The file on the host behind `terminationMessagePath`.
+    pub host_path: Option<String>,
+    /// `FallbackToLogsOnError`: without a file, the end of the log will do.
+    pub fallback_to_logs: bool,
+}
+
+/// The pod an object belongs to, from its labels.
+pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<(PodUid, PodName)> {
+    let label = |key| labels.get(key).filter(|v| !v.is_empty()).map(String::as_str);
+    let uid = PodUid::new(label(labels::POD_UID)?);
+    Some((uid, PodName::new(label(labels::POD_NAMESPACE)?, label(labels::POD_NAME)?)))
+}
+
+pub(crate) fn glance(state: i32) -> Glance {
+    match cri::ContainerState::try_from(state) {
+        Ok(cri::ContainerState::ContainerCreated) => Glance::Created,
+        Ok(cri::ContainerState::ContainerRunning) => Glance::Running,
+        Ok(cri::ContainerState::ContainerExited) => Glance::Exited,
+        Ok(cri::ContainerState::ContainerUnknown) | Err(_) => Glance::Unknown,
+    }
+}
+
+pub(crate) fn sandbox_ready(state: i32) -> bool {
+    state == cri::PodSandboxState::SandboxReady as i32
+}
+
+pub(crate) fn sandbox(status: &cri::PodSandboxStatus) -> Result<Sandbox, Error> {
+    const CALL: &str = "PodSandboxStatus";
+    let bad = |missing: &str| Error::bad_reply(CALL, &status.id, format!("{missing} is not set"));
+    if status.id.is_empty() {
+        return Err(bad("id"));
+    }
+    let Some(meta) = &status.metadata else { return Err(bad("metadata")) };
+    if meta.name.is_empty() || meta.namespace.is_empty() || meta.uid.is_empty() {
+        return Err(bad("metadata.name, namespace or uid"));
+    }
+    let created = nanos(status.created_at).ok_or_else(|| bad("created_at"))?;
+    let options = status.linux.as_ref().and_then(|l| l.namespaces.as_ref()?.options.as_ref());
+    let host_network = options.map(|o| o.network == cri::NamespaceMode::Node as i32);
+    let ips = status.network.as_ref().map(|network| {
+        let more = network.additional_ips.iter().map(|ip| ip.ip.as_str());
+        let all = std::iter::once(network.ip.as_str()).chain(more).filter(|ip| !ip.is_empty());
+        // One address nobody can read makes all of them doubtful.
+        all.map(str::parse::<IpAddr>).collect::<Result<Vec<_>, _>>().unwrap_or_default()
+    });
+    Ok(Sandbox {
+        id: SandboxId::new(status.id.as_str()),
+        attempt: meta.attempt,
+        created,
+        ready: sandbox_ready(status.state),
+        host_network,
+        ips,
+    })
+}
+
+pub(crate) fn container(
+    status: &cri::ContainerStatus,
+    sandbox: SandboxId,
+) -> Result<SeenContainer, Error> {
+    const CALL: &str = "ContainerStatus";
+    let bad = |missing: &str| Error::bad_reply(CALL, &status.id, format!("{missing} is not set"));
+    if status.id.is_empty() {
+        return Err(bad("id"));
+    }
+    let name = status.metadata.as_ref().map(|m| m.name.as_str()).filter(|n| !n.is_empty());
+    let Some(name) = name else { return Err(bad("metadata.name")) };
+    let created = nanos(status.created_at).ok_or_else(|| bad("created_at"))?;
+    let image = status.image.as_ref().map(|i| i.image.clone()).filter(|i| !i.is_empty());
+    let Some(image) = image else { return Err(bad("image")) };
+    if status.image_ref.is_empty() {
+        return Err(bad("image_ref"));
+    }
+    let annotation = |key| status.annotations.get(key).map(String::as_str);
+    let attempt = annotation(labels::RESTART_COUNT).and_then(|count| count.parse().ok());
+    let started = nanos(status.started_at).unwrap_or(created);
+    let state = match glance(status.state) {
+        Glance::Created => State::Created,
+        Glance::Running => State::Running { started },
+        Glance::Exited => State::Exited(Exit {
+            code: status.exit_code,
+            reason: status.reason.clone(),
+            message: status.message.clone(),
+            started,
+            finished: nanos(status.finished_at).unwrap_or(started),
+        }),
+        Glance::Unknown => State::Unknown,
+    };
+    let path = annotation(labels::TERMINATION_MESSAGE_PATH).filter(|p| !p.is_empty());
+    let host_path = path.and_then(|path| {
+        let mount = status.mounts.iter().find(|m| m.container_path == path)?;
+        Some(mount.host_path.clone())
+    });
+    let policy = annotation(labels::TERMINATION_MESSAGE_POLICY);
+    let termination =
+        Termination { host_path, fallback_to_logs: policy == Some("FallbackToLogsOnError") };
+    let instance = Instance {
+        id: ContainerId::new(status.id.as_str()),
+        container: name.into(),
+        sandbox,
+        attempt: attempt.or_else(|| Some(status.metadata.as_ref()?.attempt)).unwrap_or(0),
+        hash: annotation(labels::CONTAINER_HASH).and_then(ContainerHash::parse),
+        created,
+        state,
+        image,
+        image_ref: status.image_ref.clone(),
+        resources: status.resources.as_ref().and_then(|r| r.linux.as_ref()).map(resources),
+        user: status.user.as_ref().and_then(|u| u.linux.as_ref()).map(|user| User {
+            uid: user.uid,
+            gid: user.gid,
+            supplemental_groups: user.supplemental_groups.clone(),
+        }),
+        log_path: Some(status.log_path.clone()).filter(|p| !p.is_empty()),
+        mounts: status.mounts.iter().map(mount).collect(),
+    };
+    Ok(SeenContainer { instance, termination })
+}
+
+fn mount(mount: &cri::Mount) -> Mount {
+    Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        read_only: mount.readonly,
+        recursive_read_only: mount.recursive_read_only,
+    }
+}
+
+fn resources(linux: &cri::LinuxContainerResources) -> Resources {
+    let set = |value: i64| (value != 0).then_some(value);
+    Resources {
+        cpu_shares: set(linux.cpu_shares),
+        cpu_quota: set(linux.cpu_quota),
+        cpu_period: set(linux.cpu_period),
+        memory_limit: set(linux.memory_limit_in_bytes),
+    }
+}
+
+/// The runtime's times are nanoseconds since 1970, zero for "never".
+fn nanos(value: i64) -> Option<Timestamp> {
+    if value <= 0 {
+        return None;
+    }
+    Timestamp::from_nanosecond(i128::from(value)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    fn status() -> cri::ContainerStatus {
+        cri::ContainerStatus {
+            id: "c1".into(),
+            metadata: Some(cri::ContainerMetadata { name: "app".into(), attempt: 3 }),
+            created_at: 1_000_000_000,
+            image: Some(cri::ImageSpec { image: "i".into(), ..Default::default() }),
+            image_ref: "sha256:1".into(),
+            ..Default::default()
+        }
+    }
+
+    fn read(status: cri::ContainerStatus) -> Result<SeenContainer, Error> {
+        container(&status, SandboxId::new("s1"))
+    }
+
+    #[test]
+    fn a_container_reply_that_lacks_what_it_must_have_is_refused() {
+        type Edit = fn(&mut cri::ContainerStatus);
+        let cases: [(&str, Edit); 5] = [
+            ("id", |s| s.id.clear()),
+            ("metadata.name", |s| s.metadata = None),
+            ("created_at", |s| s.created_at = 0),
+            ("image", |s| s.image = None),
+            ("image_ref", |s| s.image_ref.clear()),
+        ];
+        for (field, edit) in cases {
+            let mut status = status();
+            edit(&mut status);
+            let error = read(status).unwrap_err();
+            assert_eq!(error.kind, Kind::BadReply, "{field}");
+            assert!(error.message.contains(field), "{field}: {error}");
+        }
+        assert!(read(status()).is_ok());
+    }
+
+    #[test]
+    fn the_restart_count_is_the_annotations() {
+        let mut seen = status();
+        seen.annotations.insert(labels::RESTART_COUNT.into(), "7".into());
+        assert_eq!(read(seen).unwrap().instance.attempt, 7);
+        assert_eq!(read(status()).unwrap().instance.attempt, 3, "else the attempt's");
+    }
+
+    #[test]
+    fn a_state_nobody_knows_is_unknown() {
+        let odd = cri::ContainerStatus { state: 99, ..status() };
+        assert_eq!(read(odd).unwrap().instance.state, State::Unknown);
+    }
+
+    #[test]
+    fn one_unreadable_address_discards_all() {
+        let meta = cri::PodSandboxMetadata {
+            name: "p".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            attempt: 0,
+        };
+        let network = |ip: &str, more: &str| cri::PodSandboxNetworkStatus {
+            ip: ip.into(),
+            additional_ips: vec![cri::PodIp { ip: more.into() }],
+        };
+        let with = |network| cri::PodSandboxStatus {
+            id: "s".into(),
+            metadata: Some(meta.clone()),
+            created_at: 1,
+            network,
+            ..Default::default()
+        };
+        let ips = |network| sandbox(&with(network)).unwrap().ips;
+        assert_eq!(ips(None), None);
+        assert_eq!(ips(Some(network("10.0.0.1", "fd00::1"))).unwrap().len(), 2);
+        assert_eq!(ips(Some(network("10.0.0.1", "nonsense"))), Some(vec![]));
+    }
+}

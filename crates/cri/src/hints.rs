@@ -1,0 +1,127 @@
+//! Word from the runtime that something happened.
+//!
+//! An event is a hint, never a fact: it says *where* to look, and the look tells what is true.
+//! So a lost, doubled or late event costs nothing but time, and the slow relist catches up.
+
+use futures::stream::{BoxStream, StreamExt, TryStreamExt};
+use podwright_core::ids::PodUid;
+use podwright_proto::containerd_events as containerd;
+use podwright_proto::containerd_events::events_client::EventsClient;
+use podwright_proto::cri;
+use podwright_proto::cri::runtime_service_client::RuntimeServiceClient;
+use prost::Message;
+use tonic::Request;
+
+use crate::client::Client;
+use crate::error::{Error, Kind};
+
+/// Somewhere to look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    Pod(PodUid),
+    /// A container or sandbox, by runtime id; the pod is looked up by who hears it.
+    Id(String),
+}
+
+pub type Hints = BoxStream<'static, Result<Hint, Error>>;
+
+/// containerd runs everybody's containers; those of the CRI live in this namespace.
+const CRI_NAMESPACE: &str = "k8s.io";
+
+impl Client {
+    /// The runtime's events: the CRI's own where it has them, else containerd's.
+    pub async fn hints(&self, runtime_name: &str) -> Result<Hints, Error> {
+        match self.cri_hints().await {
+            Err(error) if error.kind == Kind::Unimplemented && runtime_name == "containerd" => {
+                self.containerd_hints().await
+            }
+            other => other,
+        }
+    }
+
+    async fn cri_hints(&self) -> Result<Hints, Error> {
+        const CALL: &str = "GetContainerEvents";
+        let mut client = RuntimeServiceClient::new(self.channel.clone());
+        let reply = client.get_container_events(Request::new(cri::GetEventsRequest {})).await;
+        let failed = |status: &tonic::Status| Error::from_status(CALL, "", status);
+        let mut stream = reply.map_err(|status| failed(&status))?.into_inner();
+        // A runtime without the call says so only with the first message.
+        let first = match futures::poll!(stream.next()) {
+            std::task::Poll::Ready(Some(Err(status))) => return Err(failed(&status)),
+            std::task::Poll::Ready(Some(Ok(event))) => Some(event),
+            std::task::Poll::Ready(None) | std::task::Poll::Pending => None,
+        };
+        let rest = stream.map_err(move |status| failed(&status));
+        let all = futures::stream::iter(first.map(Ok)).chain(rest);
+        Ok(all.map_ok(cri_hint).boxed())
+    }
+
+    async fn containerd_hints(&self) -> Result<Hints, Error> {
+        const CALL: &str = "Events/Subscribe";
+        let mut client = EventsClient::new(self.channel.clone());
+        let filters = vec![format!("namespace=={CRI_NAMESPACE},topic~=|^/tasks/|")];
+        let reply = client.subscribe(Request::new(containerd::SubscribeRequest { filters })).await;
+        let failed = |status: &tonic::Status| Error::from_status(CALL, "", status);
+        let stream = reply.map_err(|status| failed(&status))?.into_inner();
+        let hints = stream.map_err(move |status| failed(&status));
+        Ok(hints.try_filter_map(|envelope| async move { Ok(containerd_hint(&envelope)) }).boxed())
+    }
+}
+
+fn cri_hint(event: cri::ContainerEventResponse) -> Hint {
+    let uid = event.pod_sandbox_status.and_then(|s| s.metadata).map(|m| m.uid);
+    match uid.filter(|uid| !uid.is_empty()) {
+        Some(uid) => Hint::Pod(PodUid::new(uid)),
+        None => Hint::Id(event.container_id),
+    }
+}
+
+/// Only starts and ends of whole tasks matter; exec'd processes come and go with every probe.
+fn containerd_hint(envelope: &containerd::Envelope) -> Option<Hint> {
+    let payload = envelope.event.as_ref()?.value.as_slice();
+    let id = match envelope.topic.as_str() {
+        "/tasks/start" => containerd::TaskStart::decode(payload).ok()?.container_id,
+        "/tasks/exit" => {
+            let exit = containerd::TaskExit::decode(payload).ok()?;
+            if exit.id != exit.container_id {
+                return None;
+            }
+            exit.container_id
+        }
+        "/tasks/oom" => containerd::TaskOom::decode(payload).ok()?.container_id,
+        _ => return None,
+    };
+    Some(Hint::Id(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn envelope(topic: &str, event: &impl Message) -> containerd::Envelope {
+        containerd::Envelope {
+            topic: topic.into(),
+            event: Some(prost_types::Any { type_url: String::new(), value: event.encode_to_vec() }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_exit_of_a_probe_in_a_container_is_no_hint() {
+        let exit = |id: &str| containerd::TaskExit {
+            container_id: "c1".into(),
+            id: id.into(),
+            ..Default::default()
+        };
+        let hint = |id| containerd_hint(&envelope("/tasks/exit", &exit(id)));
+        assert_eq!(hint("c1"), Some(Hint::Id("c1".into())));
+        assert_eq!(hint("exec-7"), None);
+    }
+
+    #[test]
+    fn garbage_in_an_event_is_passed_over() {
+        let mut garbage = envelope("/tasks/exit", &containerd::TaskStart::default());
+        garbage.event.as_mut().unwrap().value = vec![0xff; 9];
+        assert_eq!(containerd_hint(&garbage), None);
+    }
+}

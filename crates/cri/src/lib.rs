@@ -1,0 +1,17 @@
+//! The container runtime, spoken to over the CRI, in Podwright's own types.
+//!
+//! The rest of the node never sees a gRPC status or a protobuf enum: calls take and give the
+//! types of `podwright_core`, replies are validated here, and every error says which call failed
+//! on which object and whether it is worth another try.
+
+pub mod client;
+pub mod convert;
+pub mod endpoint;
+pub mod error;
+pub mod hints;
+
+pub use client::{Client, ExecOutput, Image, PullResult, RuntimeStatus, Timeouts, Version};
+pub use convert::{SeenContainer, Termination};
+pub use endpoint::Endpoint;
+pub use error::{Error, Kind};
+pub use hints::Hint;
