@@ -1,0 +1,222 @@
+//! Events: what happened, for whoever runs `kubectl describe`.
+//!
+//! Recording never waits and never fails: an event goes into a bounded queue, and one task
+//! carries it to the API server. The same event again raises a count instead of making a new
+//! object. With no API server the log is all there is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use podwright_core::pod::{Container, Pod};
+use podwright_host::clock::Clock;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// More than this waiting means the API server is away; the oldest news is then not worth more.
+const QUEUE: usize = 1024;
+/// How many recent events are remembered to count repetitions.
+const REMEMBERED: usize = 512;
+const TRIES: u32 = 12;
+const RETRY: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+impl Severity {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+/// Something that happened to an object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Occurrence {
+    pub object: v1::ObjectReference,
+    pub severity: Severity,
+    pub reason: &'static str,
+    pub message: String,
+    pub at: Timestamp,
+}
+
+#[derive(Clone)]
+pub struct Recorder {
+    queue: mpsc::Sender<Occurrence>,
+    clock: Clock,
+}
+
+impl Recorder {
+    /// A recorder and the end that [`deliver`] reads.
+    pub fn new(clock: Clock) -> (Self, mpsc::Receiver<Occurrence>) {
+        let (queue, events) = mpsc::channel(QUEUE);
+        (Self { queue, clock }, events)
+    }
+
+    pub fn pod(&self, pod: &Pod, severity: Severity, reason: &'static str, message: String) {
+        self.record(reference(pod, None), severity, reason, message);
+    }
+
+    pub fn container(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        severity: Severity,
+        reason: &'static str,
+        message: String,
+    ) {
+        self.record(reference(pod, Some(container)), severity, reason, message);
+    }
+
+    pub fn record(
+        &self,
+        object: v1::ObjectReference,
+        severity: Severity,
+        reason: &'static str,
+        message: String,
+    ) {
+        let name = object.name.as_deref().unwrap_or_default();
+        let namespace = object.namespace.as_deref().unwrap_or_default();
+        match severity {
+            Severity::Normal => tracing::info!(namespace, name, reason, message, "event"),
+            Severity::Warning => tracing::warn!(namespace, name, reason, message, "event"),
+        }
+        let at = self.clock.now().wall;
+        if self.queue.try_send(Occurrence { object, severity, reason, message, at }).is_err() {
+            tracing::debug!(reason, "the event queue is full; one event is not reported");
+        }
+    }
+}
+
+fn reference(pod: &Pod, container: Option<&Container>) -> v1::ObjectReference {
+    v1::ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(pod.name.namespace.to_string()),
+        name: Some(pod.name.name.to_string()),
+        uid: Some(pod.uid.to_string()),
+        resource_version: pod.object.metadata.resource_version.clone(),
+        field_path: container.map(Container::field_path),
+    }
+}
+
+/// An event that is in the API already, and how often it came.
+struct Known {
+    occurrence: Occurrence,
+    name: String,
+    count: i32,
+}
+
+/// Carries events to the API server until stopped.
+pub async fn deliver(
+    mut events: mpsc::Receiver<Occurrence>,
+    client: Option<kube::Client>,
+    node: Arc<str>,
+    stop: CancellationToken,
+) {
+    let mut known: VecDeque<Known> = VecDeque::new();
+    let work = async {
+        while let Some(event) = events.recv().await {
+            if let Some(client) = &client {
+                report(client, &node, event, &mut known).await;
+            }
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+async fn report(client: &kube::Client, node: &str, event: Occurrence, known: &mut VecDeque<Known>) {
+    let namespace = event.object.namespace.clone().unwrap_or_else(|| "default".into());
+    let api: Api<v1::Event> = Api::namespaced(client.clone(), &namespace);
+    if let Some(place) = known.iter().position(|k| same(&k.occurrence, &event))
+        && let Some(mut again) = known.remove(place)
+    {
+        again.count = again.count.saturating_add(1);
+        let patch = serde_json::json!({ "count": again.count, "lastTimestamp": Time(event.at) });
+        let patched = retry(|| async {
+            let patch = Patch::Strategic(&patch);
+            api.patch(&again.name, &PatchParams::default(), &patch).await.map(drop)
+        })
+        .await;
+        if patched {
+            known.push_back(again);
+            return;
+        }
+    }
+    let name = event_name(&event);
+    let object = object(&event, &name, &namespace, node);
+    let posted =
+        retry(|| async { api.create(&PostParams::default(), &object).await.map(drop) }).await;
+    if posted {
+        if known.len() == REMEMBERED {
+            known.pop_front();
+        }
+        known.push_back(Known { occurrence: event, name, count: 1 });
+    }
+}
+
+/// Tries while the server is away; an answer, even a refusal, is final.
+async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut() -> F) -> bool {
+    for _ in 0..TRIES {
+        match call().await {
+            Ok(()) => return true,
+            Err(kube::Error::Api(status)) if status.code < 500 && status.code != 429 => {
+                tracing::debug!(message = status.message, "the API server refused an event");
+                return false;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot report an event; will try again");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+    false
+}
+
+fn same(a: &Occurrence, b: &Occurrence) -> bool {
+    a.reason == b.reason
+        && a.message == b.message
+        && a.severity == b.severity
+        && a.object.uid == b.object.uid
+        && a.object.name == b.object.name
+        && a.object.field_path == b.object.field_path
+}
+
+/// The object's name and the time in hex, as everyone's events are called.
+fn event_name(event: &Occurrence) -> String {
+    let name = event.object.name.as_deref().unwrap_or("unknown");
+    format!("{name}.{:x}", event.at.as_nanosecond())
+}
+
+fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Event {
+    v1::Event {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            namespace: Some(namespace.into()),
+            ..ObjectMeta::default()
+        },
+        involved_object: event.object.clone(),
+        reason: Some(event.reason.into()),
+        message: Some(event.message.clone()),
+        type_: Some(event.severity.as_str().into()),
+        source: Some(v1::EventSource {
+            component: Some("kubelet".into()),
+            host: Some(node.into()),
+        }),
+        reporting_component: Some("kubelet".into()),
+        reporting_instance: Some(node.into()),
+        first_timestamp: Some(Time(event.at)),
+        last_timestamp: Some(Time(event.at)),
+        count: Some(1),
+        ..v1::Event::default()
+    }
+}

@@ -1,0 +1,192 @@
+//! Lets only so many starts through the runtime at a time.
+//!
+//! containerd makes sandboxes no faster with a hundred calls under way than with four; it only
+//! makes every one of them late. So starts take turns: static and critical pods first, then the
+//! oldest. A call that hangs gives its place back after a while: ten pods with a broken network
+//! must not keep the eleventh from starting.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use podwright_core::pod::Pod;
+use tokio::sync::oneshot;
+
+/// After this long a call is assumed to hang and no longer counts.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pods at or above this priority go first, like static ones.
+const CRITICAL: i32 = 2_000_000_000;
+
+/// Who goes first: smaller is earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    ordinary: bool,
+    created: Option<Timestamp>,
+}
+
+impl Rank {
+    pub fn of(pod: &Pod) -> Self {
+        let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
+        Self {
+            ordinary: !pod.is_static() && priority < CRITICAL,
+            created: pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Waiter {
+    rank: Rank,
+    arrival: u64,
+    admit: oneshot::Sender<Place>,
+}
+
+impl PartialEq for Waiter {
+    fn eq(&self, other: &Self) -> bool {
+        (self.rank, self.arrival) == (other.rank, other.arrival)
+    }
+}
+impl Eq for Waiter {}
+impl PartialOrd for Waiter {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiter {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.rank, self.arrival).cmp(&(other.rank, other.arrival))
+    }
+}
+
+#[derive(Debug)]
+struct Queue {
+    free: usize,
+    arrivals: u64,
+    waiting: BinaryHeap<Reverse<Waiter>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<Mutex<Queue>>);
+
+/// A place in the runtime. Given back when dropped.
+#[derive(Debug)]
+pub struct Place(Option<Gate>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(gate) = self.0.take() {
+            gate.give_back();
+        }
+    }
+}
+
+impl Gate {
+    pub fn new(places: usize) -> Self {
+        let queue = Queue { free: places.max(1), arrivals: 0, waiting: BinaryHeap::new() };
+        Self(Arc::new(Mutex::new(queue)))
+    }
+
+    /// Runs `call` when it is this pod's turn.
+    pub async fn pass<T>(&self, rank: Rank, call: impl Future<Output = T>) -> T {
+        let place = self.enter(rank).await;
+        tokio::pin!(call);
+        tokio::select! { biased;
+            result = &mut call => return result,
+            () = tokio::time::sleep(PATIENCE) => drop(place),
+        }
+        call.await
+    }
+
+    async fn enter(&self, rank: Rank) -> Place {
+        let admitted = {
+            let mut queue = self.0.lock();
+            if queue.free > 0 && queue.waiting.is_empty() {
+                queue.free -= 1;
+                return Place(Some(self.clone()));
+            }
+            let (admit, admitted) = oneshot::channel();
+            let arrival = queue.arrivals;
+            queue.arrivals += 1;
+            queue.waiting.push(Reverse(Waiter { rank, arrival, admit }));
+            admitted
+        };
+        // The sender lives in the queue, and the queue lives as long as we hold `self`.
+        admitted.await.unwrap_or(Place(None))
+    }
+
+    fn give_back(&self) {
+        let mut queue = self.0.lock();
+        queue.free += 1;
+        while queue.free > 0 {
+            let Some(Reverse(next)) = queue.waiting.pop() else { break };
+            queue.free -= 1;
+            // A waiter that left returns the place unused; disarm it so as not to lock again.
+            if let Err(mut place) = next.admit.send(Place(Some(self.clone()))) {
+                place.0 = None;
+                queue.free += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(ordinary: bool, second: i64) -> Rank {
+        Rank { ordinary, created: Timestamp::from_second(second).ok() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn critical_pods_go_first_and_then_the_oldest() {
+        let gate = Gate::new(1);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let first = gate.enter(rank(true, 0)).await;
+        let mut tasks = Vec::new();
+        for (name, rank) in
+            [("young", rank(true, 9)), ("old", rank(true, 1)), ("static", rank(false, 10))]
+        {
+            let (gate, order) = (gate.clone(), order.clone());
+            tasks.push(tokio::spawn(async move {
+                gate.pass(rank, async { order.lock().push(name) }).await;
+            }));
+        }
+        tokio::task::yield_now().await;
+        drop(first);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*order.lock(), ["static", "old", "young"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_hangs_gives_its_place_back() {
+        let gate = Gate::new(2);
+        let began = tokio::time::Instant::now();
+        for _ in 0..10 {
+            let gate = gate.clone();
+            tokio::spawn(
+                async move { gate.pass(rank(true, 0), std::future::pending::<()>()).await },
+            );
+        }
+        tokio::task::yield_now().await;
+        gate.pass(rank(true, 1), async {}).await;
+        assert!(began.elapsed() <= PATIENCE * 5, "ten hung calls through two places");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_that_gave_up_does_not_take_a_place_with_it() {
+        let gate = Gate::new(1);
+        let held = gate.enter(rank(true, 0)).await;
+        {
+            let gone = gate.enter(rank(true, 1));
+            tokio::pin!(gone);
+            assert!(futures::poll!(&mut gone).is_pending());
+        }
+        drop(held);
+        gate.pass(rank(true, 2), async {}).await;
+    }
+}

@@ -1,0 +1,119 @@
+//! What happened to a pod lately, and why: the last few decisions and acts, for people.
+
+use std::collections::VecDeque;
+
+use jiff::Timestamp;
+use podwright_core::plan::{Case, Why};
+use podwright_core::time::Now;
+use serde::Serialize;
+
+/// Enough to tell a story, little enough to keep for every pod.
+const KEPT: usize = 32;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    pub at: Timestamp,
+    pub text: String,
+    /// The same thing came this often in a row.
+    pub times: u32,
+}
+
+/// A call to the runtime that has not answered yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Underway {
+    pub since: Timestamp,
+    pub what: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Journal {
+    entries: VecDeque<Entry>,
+    why: Option<Why>,
+    why_since: Option<Timestamp>,
+    underway: Option<Underway>,
+    /// The inputs of the last decision, for `why --record`.
+    #[serde(skip)]
+    last: Option<Box<Case>>,
+}
+
+impl Journal {
+    pub fn note(&mut self, now: Now, text: impl Into<String>) {
+        let text = text.into();
+        if let Some(last) = self.entries.back_mut().filter(|last| last.text == text) {
+            last.times = last.times.saturating_add(1);
+            return;
+        }
+        if self.entries.len() == KEPT {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(Entry { at: now.wall, text, times: 1 });
+    }
+
+    /// The reason of the newest plan. Its time is when this reason began, not when it was renewed.
+    pub fn decided(&mut self, now: Now, why: &Why) {
+        if self.why.as_ref() != Some(why) {
+            self.why = Some(why.clone());
+            self.why_since = Some(now.wall);
+        }
+    }
+
+    pub fn begin(&mut self, now: Now, what: impl Into<String>) {
+        self.underway = Some(Underway { since: now.wall, what: what.into() });
+    }
+
+    pub fn end(&mut self) {
+        self.underway = None;
+    }
+
+    pub fn record(&mut self, case: Case) {
+        self.last = Some(Box::new(case));
+    }
+
+    pub fn last_case(&self) -> Option<&Case> {
+        self.last.as_deref()
+    }
+
+    pub fn why(&self) -> Option<(&Why, Timestamp)> {
+        Some((self.why.as_ref()?, self.why_since?))
+    }
+
+    pub fn underway(&self) -> Option<&Underway> {
+        self.underway.as_ref()
+    }
+
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use podwright_core::time::Mono;
+
+    use super::*;
+
+    fn at(second: i64) -> Now {
+        Now { wall: Timestamp::from_second(second).unwrap(), mono: Mono::ZERO }
+    }
+
+    #[test]
+    fn it_keeps_the_newest_and_counts_repetitions() {
+        let mut journal = Journal::default();
+        for second in 0..100 {
+            journal.note(at(second), format!("step {}", second / 2));
+        }
+        let entries: Vec<_> = journal.entries().collect();
+        assert_eq!(entries.len(), KEPT);
+        assert_eq!((entries[KEPT - 1].text.as_str(), entries[KEPT - 1].times), ("step 49", 2));
+    }
+
+    #[test]
+    fn a_reason_that_stays_keeps_its_first_time() {
+        let mut journal = Journal::default();
+        journal.decided(at(1), &Why::new("waits"));
+        journal.decided(at(5), &Why::new("waits"));
+        assert_eq!(journal.why().unwrap().1, at(1).wall);
+        journal.decided(at(9), &Why::new("runs"));
+        assert_eq!(journal.why().unwrap().1, at(9).wall);
+    }
+}

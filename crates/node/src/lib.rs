@@ -1,0 +1,26 @@
+//! The node agent: the tasks that carry decisions out.
+//!
+//! The modules are named in the order a pod meets them: [`sources`] deliver it, [`pods`] merges
+//! and admits it, its [`worker`] decides and acts, [`pleg`] sees what came of it, [`status`]
+//! reports it. What they choose is in `podwright_core`; here is only what they do.
+
+pub mod admission;
+pub mod cell;
+pub mod cgroups;
+pub mod events;
+pub mod gate;
+pub mod hooks;
+pub mod http_get;
+pub mod images;
+pub mod journal;
+mod last_words;
+pub mod metrics;
+pub mod node;
+pub mod objects;
+pub mod pleg;
+pub mod pods;
+pub mod sources;
+pub mod status;
+pub mod tools;
+pub mod volumes;
+pub mod worker;

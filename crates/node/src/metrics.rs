@@ -1,0 +1,266 @@
+//! What the agent counts and measures, all of it defined here.
+//!
+//! Names, types and labels are upstream's, because dashboards depend on them. The text format is
+//! written by [`exposition`]; a metric is a few atomics and costs nothing while nobody looks.
+
+pub mod exposition;
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+pub use exposition::{Counter, Exposition, Gauge, Histogram, TimeGauge};
+
+/// Upstream's default buckets, in seconds.
+const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const POD_START: &[f64] = &[
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
+    300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+const STATUS_SYNC: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+
+#[derive(Default)]
+pub struct Metrics {
+    pub pleg: PlegMetrics,
+    pub worker: WorkerMetrics,
+    pub status: StatusMetrics,
+    pub runtime: RuntimeMetrics,
+    pub pods: PodMetrics,
+}
+
+impl Metrics {
+    pub fn write(&self, out: &mut Exposition) {
+        self.pleg.write(out);
+        self.worker.write(out);
+        self.status.write(out);
+        self.runtime.write(out);
+        self.pods.write(out);
+    }
+}
+
+/// Counted by the pod lifecycle event generator.
+pub struct PlegMetrics {
+    pub duration: Histogram,
+    pub interval: Histogram,
+    pub last_seen: TimeGauge,
+    pub running_pods: Gauge,
+    pub containers: ContainerStates,
+}
+
+#[derive(Default)]
+pub struct ContainerStates {
+    pub created: Gauge,
+    pub running: Gauge,
+    pub exited: Gauge,
+    pub unknown: Gauge,
+}
+
+impl Default for PlegMetrics {
+    fn default() -> Self {
+        Self {
+            duration: Histogram::new(DEFAULT),
+            interval: Histogram::new(DEFAULT),
+            last_seen: TimeGauge::default(),
+            running_pods: Gauge::default(),
+            containers: ContainerStates::default(),
+        }
+    }
+}
+
+impl PlegMetrics {
+    fn write(&self, out: &mut Exposition) {
+        out.histogram(
+            "kubelet_pleg_relist_duration_seconds",
+            "Duration in seconds for relisting pods in PLEG.",
+            &self.duration,
+        );
+        out.histogram(
+            "kubelet_pleg_relist_interval_seconds",
+            "Interval in seconds between relisting in PLEG.",
+            &self.interval,
+        );
+        out.time("kubelet_pleg_last_seen_seconds", "When PLEG was last active.", &self.last_seen);
+        let help = "Number of pods that have a running pod sandbox";
+        out.gauge("kubelet_running_pods", help, &[(&[], &self.running_pods)]);
+        let states = &self.containers;
+        out.gauge(
+            "kubelet_running_containers",
+            "Number of containers by their state",
+            &[
+                (&[("container_state", "created")], &states.created),
+                (&[("container_state", "exited")], &states.exited),
+                (&[("container_state", "running")], &states.running),
+                (&[("container_state", "unknown")], &states.unknown),
+            ],
+        );
+    }
+}
+
+/// What a worker was woken for, as upstream names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Operation {
+    Create,
+    Update,
+    Sync,
+    Kill,
+    Terminated,
+}
+
+impl Operation {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Sync => "sync",
+            Self::Kill => "kill",
+            Self::Terminated => "terminated",
+        }
+    }
+}
+
+/// Counted by pod workers.
+pub struct WorkerMetrics {
+    durations: Mutex<BTreeMap<Operation, Histogram>>,
+    pub start: Histogram,
+    pub pod_start: Histogram,
+}
+
+impl Default for WorkerMetrics {
+    fn default() -> Self {
+        Self {
+            durations: Mutex::default(),
+            start: Histogram::new(DEFAULT),
+            pod_start: Histogram::new(POD_START),
+        }
+    }
+}
+
+impl WorkerMetrics {
+    pub fn dispatched(&self, operation: Operation, took: std::time::Duration) {
+        let mut durations = self.durations.lock();
+        durations.entry(operation).or_insert_with(|| Histogram::new(DEFAULT)).observe(took);
+    }
+
+    fn write(&self, out: &mut Exposition) {
+        let durations = self.durations.lock();
+        out.histograms(
+            "kubelet_pod_worker_duration_seconds",
+            "Duration in seconds to sync a single pod, by operation.",
+            durations.iter().map(|(op, h)| (vec![("operation_type", op.as_str())], h)),
+        );
+        out.histogram(
+            "kubelet_pod_worker_start_duration_seconds",
+            "Duration in seconds from the node seeing a pod to starting to work on it.",
+            &self.start,
+        );
+        out.histogram(
+            "kubelet_pod_start_duration_seconds",
+            "Duration in seconds from the node seeing a pod for the first time to the pod running",
+            &self.pod_start,
+        );
+    }
+}
+
+/// Counted by the status manager.
+pub struct StatusMetrics {
+    pub sync: Histogram,
+}
+
+impl Default for StatusMetrics {
+    fn default() -> Self {
+        Self { sync: Histogram::new(STATUS_SYNC) }
+    }
+}
+
+impl StatusMetrics {
+    fn write(&self, out: &mut Exposition) {
+        out.histogram(
+            "kubelet_pod_status_sync_duration_seconds",
+            "Duration in seconds to sync a pod status update to the API server.",
+            &self.sync,
+        );
+    }
+}
+
+/// Counted for every CRI call.
+#[derive(Default)]
+pub struct RuntimeMetrics {
+    operations: Mutex<BTreeMap<&'static str, RuntimeOperation>>,
+}
+
+struct RuntimeOperation {
+    total: Counter,
+    errors: Counter,
+    duration: Histogram,
+}
+
+impl RuntimeMetrics {
+    pub fn called(&self, operation: &'static str, took: std::time::Duration, ok: bool) {
+        let mut operations = self.operations.lock();
+        let entry = operations.entry(operation).or_insert_with(|| RuntimeOperation {
+            total: Counter::default(),
+            errors: Counter::default(),
+            duration: Histogram::new(DEFAULT),
+        });
+        entry.total.inc();
+        if !ok {
+            entry.errors.inc();
+        }
+        entry.duration.observe(took);
+    }
+
+    fn write(&self, out: &mut Exposition) {
+        let operations = self.operations.lock();
+        let label = |name: &'static str| vec![("operation_type", name)];
+        out.counters(
+            "kubelet_runtime_operations_total",
+            "Cumulative number of runtime operations by operation type.",
+            operations.iter().map(|(name, op)| (label(name), &op.total)),
+        );
+        out.counters(
+            "kubelet_runtime_operations_errors_total",
+            "Cumulative number of runtime operation errors by operation type.",
+            operations
+                .iter()
+                .filter(|(_, op)| op.errors.get() > 0)
+                .map(|(name, op)| (label(name), &op.errors)),
+        );
+        out.histograms(
+            "kubelet_runtime_operations_duration_seconds",
+            "Duration in seconds of runtime operations, by operation type.",
+            operations.iter().map(|(name, op)| (label(name), &op.duration)),
+        );
+    }
+}
+
+/// Counted by the pod manager and housekeeping.
+#[derive(Default)]
+pub struct PodMetrics {
+    pub desired: Gauge,
+    pub desired_static: Gauge,
+    pub mirrors: Gauge,
+    pub restarted: Counter,
+    pub orphaned_runtime_pods: Counter,
+}
+
+impl PodMetrics {
+    fn write(&self, out: &mut Exposition) {
+        out.gauge(
+            "kubelet_desired_pods",
+            "The number of pods the node is told to run.",
+            &[(&[("static", "")], &self.desired), (&[("static", "true")], &self.desired_static)],
+        );
+        let help = "The number of mirror pods the node tries to create (one per static pod).";
+        out.gauge("kubelet_mirror_pods", help, &[(&[], &self.mirrors)]);
+        out.counters(
+            "kubelet_orphaned_runtime_pods_total",
+            "Number of pods found running in the runtime without being known to the pod workers.",
+            [(vec![], &self.orphaned_runtime_pods)].into_iter(),
+        );
+        out.counters(
+            "kubelet_restarted_pods_total",
+            "Number of pods restarted because they were deleted and recreated under the same UID.",
+            [(vec![], &self.restarted)].into_iter(),
+        );
+    }
+}

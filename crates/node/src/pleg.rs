@@ -1,0 +1,314 @@
+//! Sees what came of our acts: the pod lifecycle event generator, and the cache of what it saw.
+//!
+//! Two ways lead to a fresh look at a pod. The runtime's event stream hints at the one pod where
+//! something happened, at once; a relist of everything finds whatever no event told. Neither is
+//! applied as state: both only poke the pod's worker, which looks for itself. So a lost event
+//! costs time, a doubled one nothing, and a look that hangs keeps only its own pod waiting.
+//!
+//! The relist runs every second without an event stream, and slower while one is healthy.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use parking_lot::Mutex;
+use podwright_core::ids::{ContainerId, PodName, PodUid};
+use podwright_core::observed::{self, Glance, ObservedPod, PodEvent, PodGlance, State};
+use podwright_core::time::Mono;
+use podwright_cri as cri;
+use podwright_host::clock::Clock;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::last_words;
+use crate::metrics::Metrics;
+
+/// How often everything is listed when nobody tells us of changes.
+const RELIST: Duration = Duration::from_secs(1);
+/// And when the runtime does: the list is only the safety net.
+const RELIST_WITH_HINTS: Duration = Duration::from_secs(10);
+/// Without a relist for this long, what we know is no longer worth much.
+const STALE: Duration = Duration::from_secs(180);
+const RECONNECT: Duration = Duration::from_secs(1);
+
+/// Who wants to know that the runtime has news of a pod.
+pub trait Listener: Send + Sync + 'static {
+    /// The runtime shows changes of this pod, or its cache is stale.
+    fn poke(&self, uid: &PodUid, events: &[PodEvent]);
+}
+
+type Known = BTreeMap<PodUid, (PodName, PodGlance)>;
+
+pub struct Pleg {
+    runtime: cri::Client,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    /// What the last relist showed.
+    last: Mutex<Known>,
+    cache: Mutex<HashMap<PodUid, watch::Sender<Option<Arc<ObservedPod>>>>>,
+    /// Which pod a runtime id belongs to, for hints that name only the id.
+    owners: Mutex<HashMap<Arc<str>, PodUid>>,
+    relisted: watch::Sender<Option<Relist>>,
+    hinted: watch::Sender<bool>,
+}
+
+/// The newest complete relist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relist {
+    pub began: Mono,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("pod {name}: cannot see what the runtime has of it")]
+pub struct LookError {
+    name: PodName,
+    #[source]
+    source: cri::Error,
+}
+
+impl Pleg {
+    pub fn new(runtime: cri::Client, clock: Clock, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            clock,
+            metrics,
+            last: Mutex::default(),
+            cache: Mutex::default(),
+            owners: Mutex::default(),
+            relisted: watch::Sender::new(None),
+            hinted: watch::Sender::new(false),
+        })
+    }
+
+    /// Relists until stopped.
+    pub async fn relist_loop(&self, listener: &impl Listener, stop: CancellationToken) {
+        let mut hinted = self.hinted.subscribe();
+        loop {
+            let wait = if *hinted.borrow_and_update() { RELIST_WITH_HINTS } else { RELIST };
+            let began = tokio::time::Instant::now();
+            if let Err(error) = self.relist(listener).await {
+                tracing::warn!(%error, "cannot list the runtime's pods; will try again");
+            }
+            tokio::select! { biased;
+                () = stop.cancelled() => return,
+                // Cancel-safe: a change is seen again by the next borrow.
+                changed = hinted.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep_until(began + wait) => {}
+            }
+        }
+    }
+
+    /// Lists everything once and pokes the pods where something changed.
+    pub async fn relist(&self, listener: &impl Listener) -> Result<(), cri::Error> {
+        let began = self.clock.now().mono;
+        if let Some(previous) = *self.relisted.borrow() {
+            self.metrics.pleg.interval.observe(began.since(previous.began));
+        }
+        let seen = self.runtime.glance().await;
+        self.metrics.pleg.duration.observe(self.clock.now().mono.since(began));
+        let seen = seen?;
+        self.count(&seen);
+        let changes = {
+            let mut last = self.last.lock();
+            let changes = compare(&last, &seen);
+            *self.owners.lock() = owners(&seen);
+            *last = seen;
+            changes
+        };
+        for (uid, events) in &changes {
+            if events.iter().any(|e| matches!(e, PodEvent::ContainerRemoved(_))) {
+                self.forget_if_gone(uid);
+            }
+            listener.poke(uid, events);
+        }
+        self.relisted.send_replace(Some(Relist { began }));
+        self.metrics.pleg.last_seen.set(self.clock.now().wall);
+        Ok(())
+    }
+
+    /// Follows the runtime's event stream until stopped; while it is down, relists are frequent.
+    pub async fn hint_loop(&self, listener: &impl Listener, stop: CancellationToken) {
+        let work = async {
+            loop {
+                if let Err(error) = self.follow_hints(listener).await {
+                    match error.kind {
+                        cri::Kind::Unimplemented => {
+                            tracing::info!(
+                                "the runtime has no event stream; relisting each second"
+                            );
+                            return;
+                        }
+                        _ => tracing::debug!(%error, "the runtime's event stream ended"),
+                    }
+                }
+                self.hinted.send_if_modified(|up| std::mem::replace(up, false));
+                tokio::time::sleep(RECONNECT).await;
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    async fn follow_hints(&self, listener: &impl Listener) -> Result<(), cri::Error> {
+        let version = self.runtime.version().await?;
+        let mut hints = self.runtime.hints(&version.runtime_name).await?;
+        // What happened before we listened is found by one more list.
+        self.relist(listener).await?;
+        self.hinted.send_replace(true);
+        while let Some(hint) = hints.next().await {
+            let uid = match hint? {
+                cri::Hint::Pod(uid) => Some(uid),
+                cri::Hint::Id(id) => self.owners.lock().get(id.as_str()).cloned(),
+            };
+            if let Some(uid) = uid {
+                listener.poke(&uid, &[]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at one pod now, and remembers what it saw.
+    pub async fn look(&self, uid: &PodUid, name: &PodName) -> Result<Arc<ObservedPod>, LookError> {
+        let as_of = self.clock.now().mono;
+        let looked = self.runtime.observe(uid, name, as_of).await;
+        let (mut observed, seen) =
+            looked.map_err(|source| LookError { name: name.clone(), source })?;
+        let before = self.cached(uid);
+        for mut seen in seen {
+            if seen.instance.exit().is_some() {
+                match before.as_ref().and_then(|old| exited(old, &seen.instance.id)) {
+                    // An exit does not change any more; its words are read once.
+                    Some(state) => seen.instance.state = state,
+                    None => last_words::complete(&mut seen).await,
+                }
+                let known = observed.instances.iter_mut().find(|i| i.id == seen.instance.id);
+                if let Some(instance) = known {
+                    instance.state = seen.instance.state;
+                }
+            }
+        }
+        self.note_owners(&observed);
+        keep_addresses(before.as_deref(), &mut observed);
+        let observed = Arc::new(observed);
+        let mut cache = self.cache.lock();
+        cache.entry(uid.clone()).or_default().send_replace(Some(observed.clone()));
+        Ok(observed)
+    }
+
+    /// What was last seen of a pod.
+    pub fn cached(&self, uid: &PodUid) -> Option<Arc<ObservedPod>> {
+        self.cache.lock().get(uid).and_then(|cell| cell.borrow().clone())
+    }
+
+    /// Waits for a view of the pod that is newer than `than`.
+    pub async fn newer(&self, uid: &PodUid, than: Mono) -> Option<Arc<ObservedPod>> {
+        let mut cell = self.cache.lock().entry(uid.clone()).or_default().subscribe();
+        let fresh = |view: &Option<Arc<ObservedPod>>| view.as_ref().is_some_and(|v| v.as_of > than);
+        cell.wait_for(fresh).await.ok()?.clone()
+    }
+
+    /// Waits until everything was listed once.
+    pub async fn first_relist(&self) {
+        let mut relisted = self.relisted.subscribe();
+        let _ = relisted.wait_for(Option::is_some).await;
+    }
+
+    /// The pods the runtime holds, by the last relist.
+    pub fn runtime_pods(&self) -> Vec<(PodUid, PodName, bool)> {
+        let last = self.last.lock();
+        last.iter().map(|(uid, (name, g))| (uid.clone(), name.clone(), g.is_alive())).collect()
+    }
+
+    /// Whether the runtime showed something of this pod running.
+    pub fn is_alive(&self, uid: &PodUid) -> bool {
+        self.last.lock().get(uid).is_some_and(|(_, glance)| glance.is_alive())
+    }
+
+    /// Why what we know of the runtime is out of date; `None` while it is not.
+    pub fn unhealthy(&self) -> Option<String> {
+        let now = self.clock.now().mono;
+        match *self.relisted.borrow() {
+            None => Some("pleg has yet to be successful".into()),
+            Some(last) if now.since(last.began) > STALE => {
+                let ago = now.since(last.began).as_secs();
+                Some(format!("pleg was last seen active {ago}s ago; threshold is 3m0s"))
+            }
+            Some(_) => None,
+        }
+    }
+
+    pub fn forget(&self, uid: &PodUid) {
+        self.cache.lock().remove(uid);
+    }
+
+    fn forget_if_gone(&self, uid: &PodUid) {
+        if !self.last.lock().contains_key(uid) {
+            self.forget(uid);
+        }
+    }
+
+    fn note_owners(&self, observed: &ObservedPod) {
+        let mut owners = self.owners.lock();
+        let ids = observed.sandboxes.iter().map(|s| s.id.as_str());
+        for id in ids.chain(observed.instances.iter().map(|i| i.id.as_str())) {
+            owners.entry(id.into()).or_insert_with(|| observed.uid.clone());
+        }
+    }
+
+    fn count(&self, seen: &Known) {
+        let containers = |wanted: Glance| {
+            let states = seen.values().flat_map(|(_, glance)| glance.containers.values());
+            states.filter(|state| **state == wanted).count()
+        };
+        let metrics = &self.metrics.pleg;
+        metrics.running_pods.set(seen.values().filter(|(_, glance)| glance.is_alive()).count());
+        metrics.containers.created.set(containers(Glance::Created));
+        metrics.containers.running.set(containers(Glance::Running));
+        metrics.containers.exited.set(containers(Glance::Exited));
+        metrics.containers.unknown.set(containers(Glance::Unknown));
+    }
+}
+
+/// Pods whose glance changed, with the events that follow.
+fn compare(before: &Known, after: &Known) -> Vec<(PodUid, Vec<PodEvent>)> {
+    let mut changes = Vec::new();
+    for (uid, (_, glance)) in after {
+        let nothing = PodGlance::default();
+        let old = before.get(uid).map_or(&nothing, |(_, glance)| glance);
+        let events = observed::diff(old, glance);
+        if !events.is_empty() {
+            changes.push((uid.clone(), events));
+        }
+    }
+    for (uid, (_, glance)) in before.iter().filter(|(uid, _)| !after.contains_key(*uid)) {
+        changes.push((uid.clone(), observed::diff(glance, &PodGlance::default())));
+    }
+    changes
+}
+
+fn owners(seen: &Known) -> HashMap<Arc<str>, PodUid> {
+    seen.iter()
+        .flat_map(|(uid, (_, glance))| glance.ids().map(|id| (id.clone(), uid.clone())))
+        .collect()
+}
+
+fn exited(old: &ObservedPod, id: &ContainerId) -> Option<State> {
+    let instance = old.instances.iter().find(|i| &i.id == id)?;
+    instance.exit().map(|exit| State::Exited(exit.clone()))
+}
+
+/// A sandbox that ended has no address any more; the pod is still reported under its last one.
+fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
+    if now.ready_sandbox().is_some() {
+        return;
+    }
+    let Some(before) = before else { return };
+    for sandbox in &mut now.sandboxes {
+        let old = before.sandboxes.iter().find(|s| s.id == sandbox.id);
+        if sandbox.ips.as_ref().is_none_or(Vec::is_empty)
+            && let Some(old) = old
+        {
+            sandbox.ips.clone_from(&old.ips);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Which pods this node runs: sources in, workers out.
+//!
+//! One task hears all sources, merges what they say, and folds each change into the pod's cell;
+//! the pod's worker does the rest. It never waits for a pod, so one that hangs delays nobody.
+//! Every two seconds it looks for what nobody takes care of any more.
+
+mod directory;
+mod housekeeping;
+mod orphan;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use podwright_core::ids::{PodName, PodUid};
+use podwright_core::lifecycle::{Kill, Lifecycle, Request};
+use podwright_core::pod::merge::{Changes, Merge, News};
+use podwright_core::pod::registry::is_mirror;
+use podwright_core::pod::{Pod, Source};
+use podwright_core::status;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use directory::Directory;
+
+use crate::admission::{self, Rejection};
+use crate::cell::PodCell;
+use crate::events::Severity;
+use crate::tools::Tools;
+use crate::worker::{Outcome, Worker};
+
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+/// News from a source, as it arrives here.
+#[derive(Debug)]
+pub struct Delivery {
+    pub source: Source,
+    pub news: News,
+}
+
+pub struct Pods {
+    tools: Arc<Tools>,
+    directory: Arc<Directory>,
+    merge: Merge,
+    /// The sources this node has; until all were heard nothing is taken for gone.
+    sources: Vec<Source>,
+    /// Static pods that wait for another one of their name to end.
+    queues: HashMap<PodName, VecDeque<PodUid>>,
+    workers: TaskTracker,
+    ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
+    /// Pods of the runtime that are being ended.
+    orphans: HashSet<PodUid>,
+    orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
+    stop: CancellationToken,
+}
+
+impl Pods {
+    pub fn new(
+        tools: Arc<Tools>,
+        directory: Arc<Directory>,
+        sources: Vec<Source>,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            tools,
+            directory,
+            merge: Merge::default(),
+            sources,
+            queues: HashMap::new(),
+            workers: TaskTracker::new(),
+            ended: mpsc::unbounded_channel(),
+            orphans: HashSet::new(),
+            orphan_ended: mpsc::unbounded_channel(),
+            stop,
+        }
+    }
+
+    /// Runs until stopped, then waits for the workers; containers run on.
+    pub async fn run(mut self, mut deliveries: mpsc::Receiver<Delivery>) {
+        let stop = self.stop.clone();
+        // Before the first look at the runtime nobody knows which pods are alive.
+        if stop.run_until_cancelled(self.tools.pleg.first_relist()).await.is_none() {
+            return;
+        }
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! { biased;
+                () = stop.cancelled() => break,
+                // All are cancel-safe: nothing is taken that is not handled below.
+                Some(uid) = self.ended.1.recv() => self.forget_or_restart(&uid),
+                Some(uid) = self.orphan_ended.1.recv() => drop(self.orphans.remove(&uid)),
+                Some(delivery) = deliveries.recv() => self.hear(delivery),
+                _ = housekeeping.tick() => self.keep_house().await,
+            }
+        }
+        self.workers.close();
+        self.workers.wait().await;
+    }
+
+    /// Folds one delivery in and hands the changes on, in upstream's order.
+    fn hear(&mut self, delivery: Delivery) {
+        let now = self.tools.clock.now().wall;
+        let changes = self.merge.fold(delivery.source, delivery.news, now);
+        self.handle(changes);
+        let heard = self.sources.iter().all(|source| self.merge.has_delivered(*source));
+        self.directory.set_sources_ready(heard);
+    }
+
+    fn handle(&mut self, changes: Changes) {
+        for refused in &changes.refused {
+            tracing::warn!(pod = %refused.name, reason = refused.reason, "cannot run this pod");
+        }
+        for pod in changes.removed {
+            self.remove(&pod);
+        }
+        let mut added = changes.added;
+        added.sort_by_key(|a| created(a));
+        for pod in added {
+            self.add(pod);
+        }
+        for pod in changes.updated.into_iter().chain(changes.deleting) {
+            self.update(pod);
+        }
+        for pod in changes.reconciled {
+            self.reconcile(pod);
+        }
+    }
+
+    fn add(&mut self, pod: Arc<Pod>) {
+        self.directory.put(pod.clone());
+        if is_mirror(&pod) {
+            return self.mirror_changed(&pod);
+        }
+        if let Some(cell) = self.directory.cell(&pod.uid) {
+            cell.update(pod, Request::Create);
+            return;
+        }
+        let over = pod.api_phase.is_terminal() || pod.deletion.is_some();
+        if !over && let Err(rejection) = self.admit(&pod) {
+            return self.reject(&pod, &rejection);
+        }
+        self.start_in_order(pod);
+    }
+
+    fn update(&mut self, pod: Arc<Pod>) {
+        self.directory.put(pod.clone());
+        if is_mirror(&pod) {
+            return self.mirror_changed(&pod);
+        }
+        match self.directory.cell(&pod.uid) {
+            Some(cell) => drop(cell.update(pod, Request::Update)),
+            // A rejected pod that is now to be deleted still has to be finished.
+            None if pod.deletion.is_some() => self.start_in_order(pod),
+            None => {}
+        }
+    }
+
+    fn remove(&mut self, pod: &Arc<Pod>) {
+        self.directory.remove(pod);
+        if is_mirror(pod) {
+            return self.mirror_changed(pod);
+        }
+        if let Some(cell) = self.directory.cell(&pod.uid) {
+            cell.request(Request::Kill(Kill::default()));
+        }
+    }
+
+    /// Only the status changed in the API: usually our own report coming back.
+    fn reconcile(&mut self, pod: Arc<Pod>) {
+        self.directory.put(pod.clone());
+        let gates = pod.object.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
+        if gates.is_some_and(|gates| !gates.is_empty())
+            && let Some(cell) = self.directory.cell(&pod.uid)
+        {
+            cell.update(pod, Request::Update);
+        }
+    }
+
+    /// The static pod behind a mirror looks after it.
+    fn mirror_changed(&self, mirror: &Pod) {
+        let cell = self.directory.behind(mirror).and_then(|pod| self.directory.cell(&pod.uid));
+        if let Some(cell) = cell {
+            cell.retry();
+        }
+    }
+
+    fn admit(&self, pod: &Pod) -> Result<(), Rejection> {
+        admission::admit(pod, &self.directory.active_pods(), &self.tools.settings.admission)
+    }
+
+    fn reject(&self, pod: &Pod, rejection: &Rejection) {
+        let Rejection { reason, message } = rejection;
+        self.tools.events.pod(pod, Severity::Warning, reason, message.clone());
+        self.tools.status.set(pod, status::rejected(pod, reason, message));
+    }
+
+    /// A static pod waits until the one before it under the same name has ended.
+    fn start_in_order(&mut self, pod: Arc<Pod>) {
+        if !pod.is_static() {
+            return self.start(pod);
+        }
+        let running = self.directory.other_static(&pod);
+        let queue = self.queues.entry(pod.name.clone()).or_default();
+        if running || !queue.is_empty() {
+            tracing::info!(pod = %pod.name, "waits for the static pod of the same name to end");
+            queue.push_back(pod.uid.clone());
+            return;
+        }
+        self.start(pod);
+    }
+
+    fn start(&mut self, pod: Arc<Pod>) {
+        let alive = self.tools.pleg.is_alive(&pod.uid);
+        let mut life = Lifecycle::begin(&pod, alive);
+        life.request(Request::Update, &pod);
+        let cell = PodCell::new(pod.clone(), life);
+        self.directory.put_cell(pod.uid.clone(), cell.clone());
+        let worker = Worker::new(cell, self.tools.clone());
+        let (ended, stop) = (self.ended.0.clone(), self.stop.clone());
+        self.workers.spawn(async move {
+            match worker.run(stop).await {
+                // The receiver lives as long as the task that spawned us.
+                Outcome::Finished => drop(ended.send(pod.uid.clone())),
+                Outcome::Stopped => {}
+            }
+        });
+    }
+
+    /// A life ended. The UID may be wanted again, its name by another static pod.
+    fn forget_or_restart(&mut self, uid: &PodUid) {
+        let Some(cell) = self.directory.cell(uid) else { return };
+        let (pod, life) = (cell.pod(), cell.life());
+        if life.is_wanted_again()
+            && let Some(pod) = self.directory.pod(uid)
+        {
+            self.directory.drop_cell(uid);
+            self.tools.metrics.pods.restarted.inc();
+            self.start_in_order(pod);
+        } else if self.directory.pod(uid).is_none() {
+            self.directory.drop_cell(uid);
+            self.tools.pleg.forget(uid);
+        }
+        if pod.is_static() {
+            self.start_next(&pod.name);
+        }
+    }
+
+    fn start_next(&mut self, name: &PodName) {
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        while let Some(uid) = queue.pop_front() {
+            // One that was removed before it could start has nothing to end.
+            if let Some(pod) = self.directory.pod(&uid) {
+                return self.start(pod);
+            }
+        }
+        self.queues.remove(name);
+    }
+}
+
+fn created(pod: &Pod) -> Option<jiff::Timestamp> {
+    pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}

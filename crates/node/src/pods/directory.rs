@@ -1,0 +1,132 @@
+//! Who is who: the one place where the rest of the node looks pods up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::RwLock;
+use podwright_core::ids::{PodName, PodUid};
+use podwright_core::lifecycle::{Stage, Standing};
+use podwright_core::observed::PodEvent;
+use podwright_core::pod::Pod;
+use podwright_core::pod::registry::{ApiUid, Mirror, Registry};
+
+use crate::cell::PodCell;
+use crate::pleg::Listener;
+
+#[derive(Default)]
+pub struct Directory {
+    registry: RwLock<Registry>,
+    cells: RwLock<HashMap<PodUid, Arc<PodCell>>>,
+    sources_ready: AtomicBool,
+    /// Every wanted pod has a worker: what has none is not wanted.
+    all_known: AtomicBool,
+}
+
+impl Directory {
+    pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.registry.read().by_uid(uid).cloned()
+    }
+
+    pub fn pod_by_name(&self, name: &PodName) -> Option<Arc<Pod>> {
+        self.registry.read().by_name(name).cloned()
+    }
+
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        self.registry.read().pods().cloned().collect()
+    }
+
+    /// The pod that a UID from outside means, be it a mirror's.
+    pub fn resolve(&self, uid: &str) -> Option<Arc<Pod>> {
+        self.registry.read().resolve(uid).cloned()
+    }
+
+    /// The UID under which the API knows a pod.
+    pub fn api_uid(&self, uid: &PodUid) -> Option<ApiUid> {
+        self.registry.read().api_uid(uid)
+    }
+
+    pub fn mirror_of(&self, pod: &Pod) -> Option<Mirror> {
+        self.registry.read().mirror_of(pod).cloned()
+    }
+
+    pub fn behind(&self, mirror: &Pod) -> Option<Arc<Pod>> {
+        self.registry.read().behind(mirror).cloned()
+    }
+
+    pub fn orphaned_mirrors(&self) -> Vec<Mirror> {
+        self.registry.read().orphaned_mirrors().cloned().collect()
+    }
+
+    pub fn mirror_count(&self) -> usize {
+        self.registry.read().mirrors().count()
+    }
+
+    pub fn cell(&self, uid: &PodUid) -> Option<Arc<PodCell>> {
+        self.cells.read().get(uid).cloned()
+    }
+
+    pub fn cells(&self) -> Vec<(PodUid, Arc<PodCell>)> {
+        self.cells.read().iter().map(|(uid, cell)| (uid.clone(), cell.clone())).collect()
+    }
+
+    /// Asks a question about a pod's standing.
+    pub fn standing<T>(&self, uid: &PodUid, ask: impl FnOnce(Standing<'_>) -> T) -> T {
+        let life = self.cell(uid).map(|cell| cell.life());
+        ask(Standing { life: life.as_ref(), all_pods_known: self.all_known.load(Relaxed) })
+    }
+
+    /// Pods that hold resources of the node: wanted and not known to be over.
+    pub fn active_pods(&self) -> Vec<Arc<Pod>> {
+        let cells = self.cells.read();
+        let active = |uid: &PodUid| cells.get(uid).is_some_and(|c| c.stage() < Stage::Terminated);
+        self.registry.read().pods().filter(|pod| active(&pod.uid)).cloned().collect()
+    }
+
+    /// Whether another static pod of this name still lives.
+    pub fn other_static(&self, pod: &Pod) -> bool {
+        self.cells.read().iter().any(|(uid, cell)| {
+            let other = cell.pod();
+            *uid != pod.uid
+                && other.is_static()
+                && other.name == pod.name
+                && cell.stage() != Stage::Finished
+        })
+    }
+
+    pub fn sources_ready(&self) -> bool {
+        self.sources_ready.load(Relaxed)
+    }
+
+    pub(super) fn set_sources_ready(&self, ready: bool) {
+        self.sources_ready.store(ready, Relaxed);
+    }
+
+    pub(super) fn set_all_known(&self) {
+        self.all_known.store(true, Relaxed);
+    }
+
+    pub(super) fn put(&self, pod: Arc<Pod>) {
+        self.registry.write().put(pod);
+    }
+
+    pub(super) fn remove(&self, pod: &Pod) {
+        self.registry.write().remove(pod);
+    }
+
+    pub(super) fn put_cell(&self, uid: PodUid, cell: Arc<PodCell>) {
+        self.cells.write().insert(uid, cell);
+    }
+
+    pub(super) fn drop_cell(&self, uid: &PodUid) {
+        self.cells.write().remove(uid);
+    }
+}
+
+impl Listener for Directory {
+    fn poke(&self, uid: &PodUid, _events: &[PodEvent]) {
+        if let Some(cell) = self.cell(uid) {
+            cell.poke();
+        }
+    }
+}

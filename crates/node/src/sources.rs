@@ -1,0 +1,5 @@
+//! Where pods come from: the API server, manifest files, a URL.
+
+pub mod api;
+pub mod file;
+pub mod url;

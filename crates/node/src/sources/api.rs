@@ -1,0 +1,73 @@
+//! Pods that the API server assigned to this node.
+
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1;
+use kube::Api;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use podwright_core::ids::PodUid;
+use podwright_core::pod::Source;
+use podwright_core::pod::merge::News;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::pods::Delivery;
+
+/// Lists and watches until stopped. A watch that broke is taken up again; nothing is lost.
+pub async fn run(
+    client: kube::Client,
+    node: &str,
+    deliveries: mpsc::Sender<Delivery>,
+    stop: CancellationToken,
+) {
+    let work = async {
+        let pods: Api<v1::Pod> = Api::all(client);
+        let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let events = watcher::watcher(pods, config).default_backoff();
+        let mut events = std::pin::pin!(events);
+        let mut listing = Vec::new();
+        loop {
+            let event = match events.try_next().await {
+                Ok(Some(event)) => event,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "lost the watch on this node's pods; taking it up again");
+                    continue;
+                }
+            };
+            if let Some(news) = news(event, &mut listing)
+                && deliveries.send(Delivery { source: Source::Api, news }).await.is_err()
+            {
+                return;
+            }
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+/// One event of the watch, as news. A list arrives in pieces and is told when it is whole.
+fn news(event: Event<v1::Pod>, listing: &mut Vec<v1::Pod>) -> Option<News> {
+    match event {
+        Event::Init => {
+            listing.clear();
+            None
+        }
+        Event::InitApply(pod) => {
+            listing.push(slim(pod));
+            None
+        }
+        Event::InitDone => Some(News::All(std::mem::take(listing))),
+        Event::Apply(pod) => Some(News::Changed(Box::new(slim(pod)))),
+        Event::Delete(pod) => uid(&pod).map(News::Gone),
+    }
+}
+
+fn uid(pod: &v1::Pod) -> Option<PodUid> {
+    pod.metadata.uid.as_deref().map(PodUid::new)
+}
+
+/// Half of an object is its field ownership, which nobody here reads.
+fn slim(mut pod: v1::Pod) -> v1::Pod {
+    pod.metadata.managed_fields = None;
+    pod
+}

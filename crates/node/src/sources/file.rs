@@ -1,0 +1,189 @@
+//! Static pods from a folder or a single file, followed as they change.
+//!
+//! The kernel tells of each change, so nobody waits for a poll; a slow re-read remains, because a
+//! network filesystem tells nothing. A file that cannot be read as a pod keeps the pod it was
+//! before: a typo in an editor must not take a node's network or proxy down. Only a file that is
+//! gone removes its pod.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use inotify::{EventStream, Inotify, WatchMask};
+use k8s_openapi::api::core::v1;
+use podwright_core::pod::Source;
+use podwright_core::pod::manifest::{self, ManifestError, Origin};
+use podwright_core::pod::merge::News;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::pods::Delivery;
+
+/// Larger files are not manifests.
+const LARGEST: u64 = 10 * 1024 * 1024;
+/// An editor writes in bursts; one look after the burst is enough.
+const SETTLE: Duration = Duration::from_millis(20);
+
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error("cannot read it")]
+    Io(#[from] io::Error),
+    #[error("it is larger than 10 MiB")]
+    TooLarge,
+    #[error("it is not UTF-8")]
+    NotText,
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+}
+
+pub struct Manifests {
+    path: PathBuf,
+    node: Arc<str>,
+    /// `fileCheckFrequency`: the safety net.
+    recheck: Duration,
+    /// The last good pod of each file.
+    good: BTreeMap<PathBuf, v1::Pod>,
+    /// Problems already told, so that each is told once.
+    told: BTreeMap<PathBuf, String>,
+}
+
+impl Manifests {
+    pub fn new(path: PathBuf, node: Arc<str>, recheck: Duration) -> Self {
+        Self { path, node, recheck, good: BTreeMap::new(), told: BTreeMap::new() }
+    }
+
+    /// Delivers the whole set, again after every change, until stopped.
+    pub async fn run(mut self, deliveries: mpsc::Sender<Delivery>, stop: CancellationToken) {
+        let work = async {
+            let mut changes = self.watch();
+            loop {
+                let news = News::All(self.read_all());
+                if deliveries.send(Delivery { source: Source::File, news }).await.is_err() {
+                    return;
+                }
+                self.changed(&mut changes).await;
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    /// Waits for a change, or for the time to look anyway.
+    async fn changed(&self, changes: &mut Option<EventStream<[u8; 4096]>>) {
+        match changes {
+            Some(stream) => match tokio::time::timeout(self.recheck, stream.next()).await {
+                Ok(Some(Ok(_))) => tokio::time::sleep(SETTLE).await,
+                Ok(Some(Err(_)) | None) => *changes = self.watch(),
+                Err(_elapsed) => {}
+            },
+            None => {
+                tokio::time::sleep(self.recheck.min(Duration::from_secs(1))).await;
+                *changes = self.watch();
+            }
+        }
+    }
+
+    /// Watches the folder; for a single file the folder it is in, since editors replace files.
+    fn watch(&self) -> Option<EventStream<[u8; 4096]>> {
+        let folder =
+            if self.path.is_dir() { Some(self.path.as_path()) } else { self.path.parent() };
+        let changes = WatchMask::CREATE
+            | WatchMask::CLOSE_WRITE
+            | WatchMask::ATTRIB
+            | WatchMask::MOVE
+            | WatchMask::DELETE
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF;
+        let inotify = Inotify::init().ok()?;
+        inotify.watches().add(folder?, changes).ok()?;
+        inotify.into_event_stream([0; 4096]).ok()
+    }
+
+    fn read_all(&mut self) -> Vec<v1::Pod> {
+        let files = match files(&self.path) {
+            Ok(files) => files,
+            Err(error) => {
+                self.tell(&self.path.clone(), format!("cannot list it: {error}"));
+                // Whatever was there cannot be told apart from "gone"; keep it.
+                return self.good.values().cloned().collect();
+            }
+        };
+        self.good.retain(|path, _| files.contains(path));
+        self.told.retain(|path, _| files.contains(path) || *path == self.path);
+        for file in files {
+            match self.read(&file) {
+                Ok(pod) => {
+                    if self.told.remove(&file).is_some() {
+                        tracing::info!(file = %file.display(), "the manifest can be read again");
+                    }
+                    self.good.insert(file, pod);
+                }
+                Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    self.good.remove(&file);
+                }
+                Err(error) => self.tell(&file, crate::worker::chain(&error)),
+            }
+        }
+        last_of_each_name(self.good.values())
+    }
+
+    fn read(&self, file: &Path) -> Result<v1::Pod, ReadError> {
+        if std::fs::metadata(file)?.len() > LARGEST {
+            return Err(ReadError::TooLarge);
+        }
+        let text = String::from_utf8(std::fs::read(file)?).map_err(|_| ReadError::NotText)?;
+        let location = file.to_string_lossy();
+        let origin = Origin { source: Source::File, location: &location, node: &self.node };
+        Ok(manifest::pod(&text, origin)?)
+    }
+
+    fn tell(&mut self, file: &Path, problem: String) {
+        if self.told.get(file) == Some(&problem) {
+            return;
+        }
+        let kept = self.good.contains_key(file);
+        tracing::warn!(
+            file = %file.display(),
+            problem,
+            kept,
+            "this manifest is not used until it is mended; its pod, if it had one, runs on"
+        );
+        self.told.insert(file.to_owned(), problem);
+    }
+}
+
+/// Regular files, in order; names that begin with a dot are not for us.
+fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    if !metadata.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let path = entry?.path();
+        let hidden = path.file_name().and_then(OsStr::to_str).is_none_or(|n| n.starts_with('.'));
+        // Follows links: manifests are often linked in from elsewhere.
+        if !hidden && std::fs::metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Two files with a pod of one name: the last one counts.
+fn last_of_each_name<'a>(pods: impl Iterator<Item = &'a v1::Pod>) -> Vec<v1::Pod> {
+    let mut by_name = BTreeMap::new();
+    for pod in pods {
+        let meta = &pod.metadata;
+        by_name.insert((meta.namespace.clone(), meta.name.clone()), pod.clone());
+    }
+    by_name.into_values().collect()
+}

@@ -1,0 +1,196 @@
+//! The status manager: what is reported of each pod, and getting it to the API server.
+//!
+//! Reports are filed at once and sent when it matters: a change of Ready or of the phase goes out
+//! immediately and before all others, the small steps of a start wait a moment and often become
+//! one. A report that could not be sent is sent later; none is lost. The patch is made against
+//! the newest copy we hold, so in the normal case one report is one request.
+
+mod sync;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1;
+use parking_lot::Mutex;
+use podwright_core::ids::{ContainerId, PodUid};
+use podwright_core::pod::Pod;
+use podwright_core::status::conditions::READY_TO_START;
+use podwright_core::status::dropped::Dropped;
+use podwright_core::status::manager::{self, Acceptance, Entry, Occasion, Remains, Update};
+use podwright_core::status::{ending, phase_of};
+use podwright_core::time::Mono;
+use podwright_host::clock::Clock;
+use tokio::sync::Notify;
+
+use crate::metrics::Metrics;
+use crate::pods::Directory;
+
+/// Small steps of a start are worth this much patience.
+const COALESCE: Duration = Duration::from_millis(100);
+
+/// What of a pod is still on this node.
+pub type Leftovers = Arc<dyn Fn(&PodUid) -> Remains + Send + Sync>;
+
+/// One pod's report and how far it got.
+struct Tracked {
+    entry: Entry,
+    /// The version the API server has, under which of its UIDs.
+    sent: Option<(Arc<str>, u64)>,
+    /// The object as the server last answered; newer than the watch's copy for a moment.
+    answer: Option<Arc<v1::Pod>>,
+    /// Not before this time: it may yet be overtaken, or the server refused it lately.
+    not_before: Mono,
+    failures: u32,
+}
+
+pub struct StatusManager {
+    tracked: Mutex<HashMap<PodUid, Tracked>>,
+    /// Fields this server does not keep, learned from its answers.
+    dropped: Mutex<Dropped>,
+    changed: Notify,
+    directory: Arc<Directory>,
+    leftovers: Leftovers,
+    runtime_name: String,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+}
+
+impl StatusManager {
+    pub fn new(
+        directory: Arc<Directory>,
+        leftovers: Leftovers,
+        runtime_name: String,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            tracked: Mutex::default(),
+            dropped: Mutex::default(),
+            changed: Notify::new(),
+            directory,
+            leftovers,
+            runtime_name,
+            clock,
+            metrics,
+        })
+    }
+
+    /// The last report of a pod.
+    pub fn get(&self, uid: &PodUid) -> Option<Arc<v1::PodStatus>> {
+        self.tracked.lock().get(uid).map(|tracked| tracked.entry.status.clone())
+    }
+
+    /// Files a new report, if it is legal and says anything.
+    pub fn set(&self, pod: &Pod, status: v1::PodStatus) {
+        self.file(pod, Occasion::Sync, |_| Some(status));
+    }
+
+    /// A readiness probe spoke. Unknown pods and containers are passed over.
+    pub fn set_container_readiness(&self, pod: &Pod, container: &ContainerId, ready: bool) {
+        let shown = self.shown(container);
+        self.file(pod, Occasion::Probe, |old| {
+            manager::set_container_readiness(pod, old?, &shown, ready)
+        });
+    }
+
+    /// A startup probe spoke.
+    pub fn set_container_startup(&self, pod: &Pod, container: &ContainerId, started: bool) {
+        let shown = self.shown(container);
+        self.file(pod, Occasion::Probe, |old| {
+            manager::set_container_startup(old?, &shown, started)
+        });
+    }
+
+    /// The sandbox stands; images may still take a while.
+    pub fn sandbox_ready(&self, pod: &Pod) {
+        self.file(pod, Occasion::Sync, |old| {
+            let mut status = old?.clone();
+            let conditions = status.conditions.iter_mut().flatten();
+            let ready = conditions.filter(|c| c.type_ == READY_TO_START && c.status != "True");
+            let mut changed = false;
+            for condition in ready {
+                condition.status = "True".into();
+                changed = true;
+            }
+            changed.then_some(status)
+        });
+    }
+
+    /// Nothing of the pod is left on this node.
+    pub fn terminate(&self, pod: &Pod) {
+        self.file(pod, Occasion::End, |old| {
+            let old = old.or(pod.object.status.as_ref());
+            let nothing = v1::PodStatus::default();
+            Some(ending::terminate_pod(pod, old.unwrap_or(&nothing)))
+        });
+    }
+
+    /// Forgets pods that nobody wants any more.
+    pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
+        self.tracked.lock().retain(|uid, _| keep(uid));
+    }
+
+    /// A container id as statuses show it.
+    fn shown(&self, container: &ContainerId) -> String {
+        format!("{}://{container}", self.runtime_name)
+    }
+
+    fn file(
+        &self,
+        pod: &Pod,
+        occasion: Occasion,
+        make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
+    ) {
+        let mirror = self.directory.mirror_of(pod);
+        let now = self.clock.now();
+        let mut all = self.tracked.lock();
+        let known = all.get(&pod.uid).map(|tracked| &tracked.entry);
+        let Some(new) = make(known.map(|entry| &*entry.status)) else { return };
+        let update = Update {
+            pod,
+            cached: known,
+            mirror: mirror.as_ref().and_then(|m| m.pod.object.status.as_ref()),
+            occasion,
+            now,
+        };
+        match manager::accept(&update, new) {
+            Acceptance::Unchanged => return,
+            Acceptance::Refused(refusal) => {
+                tracing::error!(pod = %pod.name, %refusal, "Status update on pod aborted");
+                return;
+            }
+            Acceptance::Accepted { entry, left_out } => {
+                for kind in left_out {
+                    tracing::error!(pod = %pod.name, kind, "not a condition of ours; left out");
+                }
+                let urgent = is_urgent(known.map(|entry| &*entry.status), &entry.status, occasion);
+                let wait = if urgent { Duration::ZERO } else { COALESCE };
+                let tracked = all.entry(pod.uid.clone()).or_insert_with(|| Tracked {
+                    entry: entry.clone(),
+                    sent: None,
+                    answer: None,
+                    not_before: now.mono + wait,
+                    failures: 0,
+                });
+                tracked.entry = entry;
+                if urgent && tracked.failures == 0 {
+                    tracked.not_before = now.mono;
+                }
+            }
+        }
+        drop(all);
+        self.changed.notify_one();
+    }
+}
+
+/// Whether someone may act on this change.
+fn is_urgent(old: Option<&v1::PodStatus>, new: &v1::PodStatus, occasion: Occasion) -> bool {
+    match (occasion, old) {
+        (Occasion::End, _) => true,
+        (Occasion::Sync | Occasion::Probe, Some(old)) => {
+            manager::changes_ready(old, new) || phase_of(old) != phase_of(new)
+        }
+        (Occasion::Sync | Occasion::Probe, None) => phase_of(new).is_terminal(),
+    }
+}

@@ -1,0 +1,262 @@
+//! Sends reports to the API server: `syncBatch` and `syncPod`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use k8s_openapi::api::core::v1;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use podwright_core::ids::PodUid;
+use podwright_core::pod::Pod;
+use podwright_core::pod::registry::ApiUid;
+use podwright_core::status::merge::merge;
+use podwright_core::status::{manager, patch};
+use podwright_core::time::Mono;
+use tokio_util::sync::CancellationToken;
+
+use super::StatusManager;
+
+/// How often everything is compared with what the API shows.
+const RECONCILE: Duration = Duration::from_secs(10);
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_secs(10);
+/// Requests under way at once. A report of Ready does not wait behind others: it is sorted first.
+const AT_ONCE: usize = 16;
+
+/// A pod whose report should be sent now.
+struct Due {
+    uid: PodUid,
+    api_uid: ApiUid,
+    ready_changes: bool,
+}
+
+/// What became of one report.
+enum Outcome {
+    Sent {
+        version: u64,
+        answer: Option<Arc<v1::Pod>>,
+    },
+    /// The object is gone, or another one has its name.
+    Gone,
+    Deleted,
+    Failed(String),
+}
+
+impl StatusManager {
+    /// Sends until stopped: on every change, and every ten seconds what differs.
+    pub async fn run(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
+        let work = async {
+            let mut under_way = FuturesUnordered::new();
+            let mut busy: Vec<PodUid> = Vec::new();
+            let mut reconcile = tokio::time::interval(RECONCILE);
+            loop {
+                let (due, next) = self.due(&busy, AT_ONCE - busy.len());
+                for due in due {
+                    busy.push(due.uid.clone());
+                    let (this, client) = (self.clone(), client.clone());
+                    under_way.push(async move {
+                        let began = this.clock.now();
+                        let outcome = this.sync_pod(&client, &due).await;
+                        (due, outcome, began)
+                    });
+                }
+                let until = next.map(|at| at.since(self.clock.now().mono));
+                tokio::select! { biased;
+                    Some((due, outcome, began)) = under_way.next(), if !under_way.is_empty() => {
+                        busy.retain(|uid| *uid != due.uid);
+                        self.settle(&due, outcome, began.mono);
+                    }
+                    // Cancel-safe: a permit that was not taken stays.
+                    () = self.changed.notified() => {}
+                    () = sleep(until) => {}
+                    _ = reconcile.tick() => self.reconcile(),
+                }
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    /// Which reports to send now, those that change Ready first; and when to look again.
+    fn due(&self, busy: &[PodUid], room: usize) -> (Vec<Due>, Option<Mono>) {
+        let now = self.clock.now().mono;
+        let (mut due, mut next) = (Vec::new(), None::<Mono>);
+        let tracked = self.tracked.lock();
+        for (uid, tracked) in tracked.iter().filter(|(uid, _)| !busy.contains(uid)) {
+            // A static pod without a mirror has nowhere to report to.
+            let Some(api_uid) = self.directory.api_uid(uid) else { continue };
+            let sent = tracked.sent.as_ref().filter(|(to, _)| **to == *api_uid.as_str());
+            let Some(api) = self.newest(uid, tracked.answer.as_ref()) else { continue };
+            let remains = (self.leftovers)(uid);
+            if !manager::needs_update(&tracked.entry, sent.map(|(_, v)| *v), Some(&api), remains) {
+                continue;
+            }
+            if now < tracked.not_before {
+                next = Some(next.map_or(tracked.not_before, |n| n.min(tracked.not_before)));
+                continue;
+            }
+            let nothing = v1::PodStatus::default();
+            let shown = api.status.as_ref().unwrap_or(&nothing);
+            let ready_changes = manager::changes_ready(shown, &tracked.entry.status);
+            due.push(Due { uid: uid.clone(), api_uid, ready_changes });
+        }
+        due.sort_by_key(|due| !due.ready_changes);
+        due.truncate(room);
+        (due, next)
+    }
+
+    /// Forgets what was sent of pods whose status somebody else edited.
+    fn reconcile(&self) {
+        let mut all = self.tracked.lock();
+        let dropped = self.dropped.lock();
+        for (uid, tracked) in all.iter_mut() {
+            let (Some(pod), Some(api)) =
+                (self.directory.pod(uid), self.newest(uid, tracked.answer.as_ref()))
+            else {
+                continue;
+            };
+            if tracked.sent.is_some()
+                && let Some(shown) = &api.status
+                && manager::needs_reconcile(&pod, shown, &tracked.entry, &dropped)
+            {
+                tracing::debug!(pod = %pod.name, "the API shows another status; sending ours again");
+                tracked.sent = None;
+            }
+        }
+    }
+
+    /// The newest copy of the API object: the watch's, or the answer to our last patch.
+    fn newest(&self, uid: &PodUid, answer: Option<&Arc<v1::Pod>>) -> Option<Arc<v1::Pod>> {
+        let pod = self.directory.pod(uid)?;
+        let watched = match pod.is_static() {
+            true => self.directory.mirror_of(&pod)?.pod.object.clone(),
+            false => pod.object.clone(),
+        };
+        let same = answer.filter(|answer| answer.metadata.uid == watched.metadata.uid);
+        Some(match same {
+            Some(answer) if version(answer) > version(&watched) => answer.clone(),
+            Some(_) | None => watched,
+        })
+    }
+
+    async fn sync_pod(&self, client: &kube::Client, due: &Due) -> Outcome {
+        let (entry, answer) = match self.tracked.lock().get(&due.uid) {
+            Some(tracked) => (tracked.entry.clone(), tracked.answer.clone()),
+            None => return Outcome::Gone,
+        };
+        let Some(pod) = self.directory.pod(&due.uid) else { return Outcome::Gone };
+        let api: Api<v1::Pod> = Api::namespaced(client.clone(), &pod.name.namespace);
+        let Some(mut newest) = self.newest(&due.uid, answer.as_ref()) else { return Outcome::Gone };
+        // Against the copy we hold; if the server knows better, against a fresh one.
+        for fresh in [false, true] {
+            if fresh {
+                newest = match api.get(&pod.name.name).await {
+                    Ok(live) => Arc::new(live),
+                    Err(error) if is_not_found(&error) => return Outcome::Gone,
+                    Err(error) => return Outcome::Failed(error.to_string()),
+                };
+                if newest.metadata.uid.as_deref() != Some(due.api_uid.as_str()) {
+                    return Outcome::Gone;
+                }
+            }
+            match self.send(&api, &pod, due, &entry, newest.clone()).await {
+                Ok(outcome) => return outcome,
+                Err(error) if is_not_found(&error) => return Outcome::Gone,
+                Err(error) if !fresh && is_refusal(&error) => {
+                    tracing::debug!(pod = %pod.name, %error, "refused; asking for the live object");
+                }
+                Err(error) => return Outcome::Failed(error.to_string()),
+            }
+        }
+        Outcome::Gone
+    }
+
+    async fn send(
+        &self,
+        api: &Api<v1::Pod>,
+        pod: &Pod,
+        due: &Due,
+        entry: &manager::Entry,
+        newest: Arc<v1::Pod>,
+    ) -> Result<Outcome, kube::Error> {
+        let may_run = self.directory.standing(&due.uid, |s| s.could_have_running_containers());
+        let merged = merge(&newest, &entry.status, may_run, self.clock.now().wall);
+        let nothing = v1::PodStatus::default();
+        let before = newest.status.as_ref().unwrap_or(&nothing);
+        let uid = due.api_uid.as_str();
+        let body = patch::worth_sending(before, &merged, uid, &self.dropped.lock());
+        let answer = match body {
+            None => newest,
+            Some(body) => {
+                let params = PatchParams::default();
+                let patch = Patch::Strategic(&body);
+                let answer = api.patch_status(&pod.name.name, &params, &patch).await?;
+                if let Some(kept) = &answer.status {
+                    self.dropped.lock().learn(&body, kept);
+                }
+                Arc::new(answer)
+            }
+        };
+        if manager::can_be_deleted(&answer, entry, (self.leftovers)(&due.uid)) {
+            let params = DeleteParams {
+                grace_period_seconds: Some(0),
+                preconditions: Some(Preconditions {
+                    uid: Some(uid.into()),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            api.delete(&pod.name.name, &params).await?;
+            return Ok(Outcome::Deleted);
+        }
+        Ok(Outcome::Sent { version: entry.version, answer: Some(answer) })
+    }
+
+    fn settle(&self, due: &Due, outcome: Outcome, began: Mono) {
+        let now = self.clock.now().mono;
+        self.metrics.status.sync.observe(now.since(began));
+        let mut all = self.tracked.lock();
+        match outcome {
+            Outcome::Sent { version, answer } => {
+                if let Some(tracked) = all.get_mut(&due.uid) {
+                    tracked.entry.note_sent(version);
+                    tracked.sent = Some((due.api_uid.as_str().into(), version));
+                    tracked.answer = answer;
+                    tracked.failures = 0;
+                    tracked.not_before = now;
+                }
+            }
+            Outcome::Gone | Outcome::Deleted => drop(all.remove(&due.uid)),
+            Outcome::Failed(error) => {
+                if let Some(tracked) = all.get_mut(&due.uid) {
+                    let wait =
+                        (RETRY_FIRST * 2u32.saturating_pow(tracked.failures)).min(RETRY_MOST);
+                    tracked.failures = tracked.failures.saturating_add(1).min(8);
+                    tracked.not_before = now + wait;
+                    tracing::warn!(uid = %due.uid, error, "cannot report a pod's status yet");
+                }
+            }
+        }
+    }
+}
+
+async fn sleep(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn version(pod: &v1::Pod) -> Option<u64> {
+    pod.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// The server understood and said no: our copy is out of date, or the name is another pod's.
+fn is_refusal(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 409 | 422))
+}

@@ -1,0 +1,362 @@
+//! One task per pod: wait, decide, act.
+//!
+//! The worker owns what was tried; everything else it reads. It never decides on a view of the
+//! runtime that is older than its last act, or it would start a container twice.
+
+mod announce;
+mod execute;
+mod lane;
+mod start;
+mod stop;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1;
+use podwright_core::attempts::{Attempts, BackoffLimits};
+use podwright_core::ids::{PodName, PodUid};
+use podwright_core::lifecycle::{Lifecycle, Stage};
+use podwright_core::observed::ObservedPod;
+use podwright_core::plan::{self, Case, Inputs, Plan, Surroundings};
+use podwright_core::pod::{Phase, Pod, hold};
+use podwright_core::probe::Probed;
+use podwright_core::status::{self, Sources};
+use podwright_core::time::{Mono, Now};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::cell::{Desired, PodCell};
+use crate::metrics::Operation;
+use crate::tools::{NodeState, Tools};
+use lane::Lane;
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The pod's life is over.
+    Finished,
+    /// The node stops; containers run on.
+    Stopped,
+}
+
+/// How long to wait before asking a runtime again that would not answer.
+const LOOK_RETRY: Duration = Duration::from_secs(1);
+
+pub struct Worker {
+    uid: PodUid,
+    name: PodName,
+    cell: Arc<PodCell>,
+    tools: Arc<Tools>,
+    attempts: Attempts,
+    lane: Lane,
+    seen: Option<Arc<ObservedPod>>,
+    /// When our last act ended. A view must be newer.
+    acted: Mono,
+    last_plan: Option<Plan>,
+    reported_start: bool,
+}
+
+/// Everything that can wake the worker.
+struct Wakes {
+    desired: watch::Receiver<Desired>,
+    probed: watch::Receiver<Probed>,
+    poked: watch::Receiver<u64>,
+    node: watch::Receiver<NodeState>,
+}
+
+impl Wakes {
+    /// Waits for any news. Cancel-safe: `changed` keeps what it did not report.
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.desired.changed() => {}
+            _ = self.probed.changed() => {}
+            _ = self.poked.changed() => {}
+            _ = self.node.changed() => {}
+        }
+    }
+
+    /// Waits until the pod should end sooner than the plan under way assumes.
+    async fn preempted(&mut self, life: &Lifecycle) {
+        let sooner =
+            |now: &Desired| now.life.stage() != life.stage() || now.life.grace() != life.grace();
+        // The sender lives in the cell, which the worker holds.
+        let _ = self.desired.wait_for(sooner).await;
+    }
+}
+
+/// A decision with the inputs that outlive it.
+struct Decision {
+    pod: Arc<Pod>,
+    life: Lifecycle,
+    plan: Plan,
+    status: v1::PodStatus,
+}
+
+impl Worker {
+    pub fn new(cell: Arc<PodCell>, tools: Arc<Tools>) -> Self {
+        let pod = cell.pod();
+        Self {
+            uid: pod.uid.clone(),
+            name: pod.name.clone(),
+            cell,
+            tools,
+            attempts: Attempts::default(),
+            lane: Lane::default(),
+            seen: None,
+            acted: Mono::ZERO,
+            last_plan: None,
+            reported_start: false,
+        }
+    }
+
+    /// Runs until the pod is finished or the node stops; stopping leaves containers running.
+    pub async fn run(self, stop: CancellationToken) -> Outcome {
+        let span = tracing::info_span!("pod", pod = %self.name, uid = %self.uid);
+        let work = self.work().instrument(span);
+        stop.run_until_cancelled(work).await.map_or(Outcome::Stopped, |()| Outcome::Finished)
+    }
+
+    async fn work(mut self) {
+        let mut wakes = Wakes {
+            desired: self.cell.desired(),
+            probed: self.cell.probed(),
+            poked: self.cell.poked(),
+            node: self.tools.node.clone(),
+        };
+        self.tools.pleg.first_relist().await;
+        let mut retries = 0;
+        let mut operation = Operation::Create;
+        loop {
+            let view = self.view(&mut wakes).await;
+            let began = self.tools.clock.now();
+            let (desired, probed) = (
+                wakes.desired.borrow_and_update().clone(),
+                wakes.probed.borrow_and_update().clone(),
+            );
+            let network = wakes.node.borrow_and_update().network.clone();
+            if desired.retry != retries {
+                retries = desired.retry;
+                self.attempts.retry_now(began);
+            }
+            let cgroup = self.tools.cgroups.has_pod(&desired.pod).await;
+            let decision = self.decide(&view, &desired, &probed, network, cgroup, began);
+            self.report(&decision, began);
+            if self.advance(&decision) {
+                if self.cell.stage() == Stage::Finished {
+                    self.tools.metrics.worker.dispatched(operation, Duration::ZERO);
+                    return;
+                }
+                continue;
+            }
+            if decision.plan.steps.is_empty() {
+                self.note_operation(operation, began);
+                self.rest(&decision.plan, &mut wakes).await;
+                operation = Operation::Sync;
+                continue;
+            }
+            self.note_start(&decision.pod, began);
+            self.act(&decision, &view, &mut wakes).await;
+            operation = self.note_operation(operation_of(&decision.life, operation), began);
+            if self.cell.stage() == Stage::Finished {
+                return;
+            }
+        }
+    }
+
+    /// A view of the runtime that is newer than our last act and than the last poke.
+    async fn view(&mut self, wakes: &mut Wakes) -> Arc<ObservedPod> {
+        loop {
+            let poked = wakes.poked.has_changed().unwrap_or(false);
+            if let Some(seen) = &self.seen
+                && !poked
+                && seen.as_of >= self.acted
+            {
+                return seen.clone();
+            }
+            self.lane.idle().await;
+            wakes.poked.mark_unchanged();
+            match self.tools.pleg.look(&self.uid, &self.name).await {
+                Ok(seen) => self.seen = Some(seen),
+                Err(error) => {
+                    let now = self.tools.clock.now();
+                    self.cell.journal.lock().note(now, chain(&error));
+                    tracing::warn!(error = chain(&error), "will look again");
+                    wakes.poked.mark_changed();
+                    tokio::time::sleep(LOOK_RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn decide(
+        &mut self,
+        view: &ObservedPod,
+        desired: &Desired,
+        probed: &Probed,
+        network: Result<(), String>,
+        cgroup: bool,
+        now: Now,
+    ) -> Decision {
+        let pod = &desired.pod;
+        for container in &pod.containers {
+            for instance in view.instances_of(&container.name) {
+                self.attempts.note_exit(&container.name, container.backoff_key, instance, now);
+            }
+        }
+        let old = self.tools.status.get(&self.uid);
+        let old = old.as_deref().or(pod.object.status.as_ref());
+        let surroundings = Surroundings {
+            network,
+            cgroup,
+            hold: hold::objection(pod),
+            started: old.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+        };
+        let inputs = Inputs {
+            pod,
+            observed: view,
+            attempts: &self.attempts,
+            life: &desired.life,
+            probed,
+            surroundings: &surroundings,
+            crash_backoff: &self.tools.settings.crash_backoff,
+            now,
+        };
+        let plan = plan::decide(&inputs);
+        let status = status::generate(&Sources {
+            inputs: &inputs,
+            plan: &plan,
+            old,
+            node: &self.tools.settings.addresses,
+            agent_started: self.tools.started,
+            runtime: status::Runtime {
+                name: &self.tools.settings.runtime_name,
+                recursive_read_only: self.tools.facts.supports_recursive_read_only(""),
+            },
+            pod_cgroup: None,
+        });
+        if self.tools.settings.record {
+            let case = case(&inputs, &self.tools.settings.crash_backoff);
+            self.cell.journal.lock().record(case);
+        }
+        Decision { pod: pod.clone(), life: desired.life.clone(), plan, status }
+    }
+
+    /// Tells the status manager, the journal and, where something began, the events.
+    fn report(&mut self, decision: &Decision, now: Now) {
+        let Decision { pod, plan, status, .. } = decision;
+        self.tools.status.set(pod, status.clone());
+        self.cell.journal.lock().decided(now, &plan.why);
+        announce::changes(&self.tools.events, pod, self.last_plan.as_ref(), plan);
+        self.last_plan = Some(plan.clone());
+        if !self.reported_start && status.phase.as_deref() == Some("Running") {
+            self.reported_start = true;
+            if let Some(seen) = seen_at(pod) {
+                self.tools.metrics.worker.pod_start.observe(now.age_of(seen, Duration::MAX));
+            }
+        }
+    }
+
+    /// Moves the pod along in its life. True: it moved, decide again.
+    fn advance(&mut self, decision: &Decision) -> bool {
+        let phase = Phase::parse(decision.status.phase.as_deref());
+        match decision.life.stage() {
+            Stage::Syncing if phase.is_terminal() => self.cell.advance(Lifecycle::complete),
+            Stage::Terminating if decision.plan.stage_done => self.cell.advance(Lifecycle::stopped),
+            Stage::Syncing | Stage::Terminating | Stage::Terminated => return false,
+            Stage::Finished => {}
+        }
+        true
+    }
+
+    async fn rest(&self, plan: &Plan, wakes: &mut Wakes) {
+        match plan.wake_at {
+            None => wakes.any().await,
+            Some(at) => {
+                let wait = at.since(self.tools.clock.now().mono);
+                // Elapsed is as good a reason to decide again as any news.
+                let _ = tokio::time::timeout(wait, wakes.any()).await;
+            }
+        }
+    }
+
+    async fn act(&mut self, decision: &Decision, view: &Arc<ObservedPod>, wakes: &mut Wakes) {
+        let done = {
+            let execution = execute::Execution {
+                tools: &self.tools,
+                cell: &self.cell,
+                pod: &decision.pod,
+                attempts: &mut self.attempts,
+                lane: &self.lane,
+                view,
+            };
+            tokio::select! { biased;
+                // Dropping the wait is safe: a mutating call goes on in the lane's own task.
+                () = wakes.preempted(&decision.life) => false,
+                // Boxed: a pod that only waits does not carry the room for acting around.
+                done = Box::pin(execution.carry_out(&decision.plan)) => done,
+            }
+        };
+        self.cell.journal.lock().end();
+        self.lane.idle().await;
+        self.acted = self.tools.clock.now().mono;
+        if done && decision.life.stage() == Stage::Terminated {
+            self.cell.advance(Lifecycle::released);
+            self.tools.status.terminate(&decision.pod);
+        }
+    }
+
+    fn note_operation(&self, operation: Operation, began: Now) -> Operation {
+        let took = self.tools.clock.now().mono.since(began.mono);
+        self.tools.metrics.worker.dispatched(operation, took);
+        Operation::Sync
+    }
+
+    /// How long it took from seeing the pod to working on it.
+    fn note_start(&mut self, pod: &Pod, now: Now) {
+        if self.last_plan.is_some() && self.acted != Mono::ZERO {
+            return;
+        }
+        match seen_at(pod) {
+            Some(seen) => self.tools.metrics.worker.start.observe(now.age_of(seen, Duration::MAX)),
+            None => tracing::info!("the pod does not say when it was first seen"),
+        }
+    }
+}
+
+fn operation_of(life: &Lifecycle, otherwise: Operation) -> Operation {
+    match life.stage() {
+        Stage::Syncing => otherwise,
+        Stage::Terminating => Operation::Kill,
+        Stage::Terminated | Stage::Finished => Operation::Terminated,
+    }
+}
+
+fn seen_at(pod: &Pod) -> Option<jiff::Timestamp> {
+    pod.annotation(podwright_core::pod::ANNOTATION_SEEN)?.parse().ok()
+}
+
+fn case(inputs: &Inputs<'_>, crash_backoff: &BackoffLimits) -> Case {
+    Case {
+        pod: inputs.pod.clone(),
+        observed: inputs.observed.clone(),
+        attempts: inputs.attempts.clone(),
+        life: inputs.life.clone(),
+        probed: inputs.probed.clone(),
+        surroundings: inputs.surroundings.clone(),
+        crash_backoff: *crash_backoff,
+        now: inputs.now,
+    }
+}
+
+/// An error with all its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,287 @@
+//! Carries a plan out, step by step. One match, no choices: a failure is written down, and the
+//! next decision makes of it what it will.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use podwright_core::attempts::{Attempts, PodStep};
+use podwright_core::ids::{ContainerId, SandboxId};
+use podwright_core::observed::ObservedPod;
+use podwright_core::plan::{self, Plan, Step};
+use podwright_core::pod::Pod;
+use podwright_core::time::Now;
+
+use super::chain;
+use super::lane::Lane;
+use super::start::Ground;
+use crate::cell::PodCell;
+use crate::events::Severity;
+use crate::gate::Rank;
+use crate::tools::Tools;
+
+/// How long a failed step rests; a little longer each time for some, so that not all pods of a
+/// node come back in the same instant.
+const RETRY: Duration = Duration::from_secs(10);
+
+pub(super) struct Execution<'a> {
+    pub tools: &'a Arc<Tools>,
+    pub cell: &'a Arc<PodCell>,
+    pub pod: &'a Arc<Pod>,
+    pub attempts: &'a mut Attempts,
+    pub lane: &'a Lane,
+    pub view: &'a Arc<ObservedPod>,
+}
+
+/// A step failed; what it leads to is written down.
+pub(super) struct Failed;
+
+impl Execution<'_> {
+    /// Returns whether every step succeeded.
+    pub(super) async fn carry_out(mut self, plan: &Plan) -> bool {
+        let mut ground = Ground::in_sandbox(self.pod, self.view);
+        let mut all = true;
+        self.prefetch(plan);
+        for step in &plan.steps {
+            match self.step(step, &mut ground).await {
+                Ok(()) => {}
+                // One container that does not start keeps no other from starting, unless it is
+                // an init container: those behind it wait for it.
+                Err(Failed) if self.may_go_on_after(step) => all = false,
+                Err(Failed) => return false,
+            }
+        }
+        all
+    }
+
+    async fn step(&mut self, step: &Step, ground: &mut Ground) -> Result<(), Failed> {
+        match step {
+            Step::EnsureCgroup => self.ensure_cgroup().await,
+            Step::MakeDirectories => self.make_directories(),
+            Step::MountVolumes => self.mount_volumes().await,
+            Step::KillPod(kill) => self.kill_pod(kill).await,
+            Step::StopContainer(stop) => self.stop_container(stop).await,
+            Step::RemoveInstances(ids) => self.remove_instances(ids).await,
+            Step::CreateSandbox { attempt } => {
+                *ground = self.create_sandbox(*attempt).await?;
+                Ok(())
+            }
+            Step::StartContainer(start) => Box::pin(self.start_container(start, ground)).await,
+            Step::UnmountVolumes => self.unmount_volumes().await,
+            Step::DestroyCgroup => self.destroy_cgroup().await,
+        }
+    }
+
+    fn may_go_on_after(&self, step: &Step) -> bool {
+        match step {
+            Step::StartContainer(start) => {
+                let kind = self.pod.container(&start.container).map(|c| c.kind);
+                kind != Some(podwright_core::pod::ContainerKind::Init)
+            }
+            Step::EnsureCgroup
+            | Step::MakeDirectories
+            | Step::MountVolumes
+            | Step::KillPod(_)
+            | Step::StopContainer(_)
+            | Step::RemoveInstances(_)
+            | Step::CreateSandbox { .. }
+            | Step::UnmountVolumes
+            | Step::DestroyCgroup => false,
+        }
+    }
+
+    /// Starts pulling what the plan will need while the sandbox is still being made.
+    fn prefetch(&self, plan: &Plan) {
+        for step in &plan.steps {
+            if let Step::StartContainer(start) = step
+                && let Some(container) = self.pod.container(&start.container)
+            {
+                self.tools.images.prefetch(self.pod, container);
+            }
+        }
+    }
+
+    async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
+        match self.tools.cgroups.ensure_pod(self.pod).await {
+            Ok(()) => {
+                self.attempts.note_step_done(PodStep::Cgroup);
+                Ok(())
+            }
+            Err(error) => {
+                let text = format!("unable to ensure pod container exists: {}", chain(&error));
+                self.failed(PodStep::Cgroup, "FailedCreatePodContainer", text)
+            }
+        }
+    }
+
+    fn make_directories(&mut self) -> Result<(), Failed> {
+        match self.tools.volumes.make_directories(self.pod) {
+            Ok(()) => {
+                self.attempts.note_step_done(PodStep::Directories);
+                Ok(())
+            }
+            Err(error) => {
+                let text = format!("error making pod data directories: {}", chain(&error));
+                self.failed(PodStep::Directories, "Failed", text)
+            }
+        }
+    }
+
+    async fn mount_volumes(&mut self) -> Result<(), Failed> {
+        self.begin("mounting volumes");
+        match self.tools.volumes.mount(self.pod).await {
+            Ok(()) => {
+                self.attempts.note_step_done(PodStep::Volumes);
+                Ok(())
+            }
+            Err(errors) => {
+                for error in &errors {
+                    let text = error.to_string();
+                    self.tools.events.pod(self.pod, Severity::Warning, "FailedMount", text);
+                }
+                let text = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                let now = self.note(&text);
+                self.attempts.note_step_failure(PodStep::Volumes, text, now, self.retry());
+                Err(Failed)
+            }
+        }
+    }
+
+    async fn create_sandbox(&mut self, attempt: u32) -> Result<Ground, Failed> {
+        let ready = match self.sandbox_config(attempt) {
+            Ok(ready) => ready,
+            Err(error) => {
+                let text = format!(
+                    "GeneratePodSandboxConfig for pod {:?} failed: {}",
+                    self.pod.described(),
+                    chain(&error)
+                );
+                return self.failed(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+            }
+        };
+        self.begin("creating the pod's sandbox");
+        let (runtime, gate, rank) =
+            (self.tools.runtime.clone(), self.tools.gate.clone(), Rank::of(self.pod));
+        let (config, handler) = (ready.config.clone(), ready.handler.clone());
+        let made = self
+            .lane
+            .run(async move { gate.pass(rank, runtime.run_sandbox(config, &handler)).await })
+            .await;
+        let id = match made {
+            Ok(id) => id,
+            Err(error) => {
+                let text = format!("Failed to create pod sandbox: {}", error.rpc_text());
+                return self.failed(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+            }
+        };
+        let ips = match self.tools.runtime.sandbox_status(&id).await {
+            Ok(sandbox) => sandbox.ips.unwrap_or_default(),
+            Err(error) => {
+                let text = format!("Unable to get pod sandbox status: {}", error.rpc_text());
+                return self.failed(PodStep::Sandbox, "FailedPodSandBoxStatus", text);
+            }
+        };
+        self.attempts.note_step_done(PodStep::Sandbox);
+        self.note("sandbox created");
+        self.tools.status.sandbox_ready(self.pod);
+        Ok(Ground { sandbox: Some(id), attempt, ips })
+    }
+
+    async fn remove_instances(&mut self, ids: &[ContainerId]) -> Result<(), Failed> {
+        for id in ids {
+            let (runtime, id) = (self.tools.runtime.clone(), id.clone());
+            let removed = self.lane.run(async move { runtime.remove_container(&id).await }).await;
+            if let Err(error) = removed {
+                self.note(&error.to_string());
+                return Err(Failed);
+            }
+        }
+        Ok(())
+    }
+
+    async fn kill_pod(&mut self, kill: &plan::KillPod) -> Result<(), Failed> {
+        if kill.replaced {
+            let text = "Pod sandbox changed, it will be killed and re-created.";
+            self.tools.events.pod(self.pod, Severity::Normal, "SandboxChanged", text.into());
+        }
+        if !kill.stops.is_empty() {
+            self.begin(format!("stopping {}", kill.summary()));
+        }
+        let mut errors = self.stop_in_turn(&kill.stops).await;
+        for sandbox in &kill.sandboxes {
+            if let Err(error) = self.stop_sandbox(sandbox).await {
+                errors.push(error.to_string());
+            }
+        }
+        if errors.is_empty() {
+            self.attempts.note_step_done(PodStep::Kill);
+            return Ok(());
+        }
+        let text = format!("error killing pod: {}", errors.join("; "));
+        self.failed(PodStep::Kill, "FailedKillPod", text)
+    }
+
+    async fn stop_sandbox(&mut self, sandbox: &SandboxId) -> Result<(), podwright_cri::Error> {
+        self.begin("stopping the pod's sandbox");
+        let (runtime, id) = (self.tools.runtime.clone(), sandbox.clone());
+        self.lane.run(async move { runtime.stop_sandbox(&id).await }).await?;
+        self.attempts.note_sandbox_stopped(sandbox.clone());
+        Ok(())
+    }
+
+    async fn unmount_volumes(&mut self) -> Result<(), Failed> {
+        self.begin("unmounting volumes");
+        match self.tools.volumes.unmount(&self.pod.uid).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let text = chain(&error);
+                let now = self.note(&text);
+                self.attempts.note_step_failure(PodStep::Teardown, text, now, self.retry());
+                Err(Failed)
+            }
+        }
+    }
+
+    async fn destroy_cgroup(&mut self) -> Result<(), Failed> {
+        match self.tools.cgroups.destroy_pod(self.pod).await {
+            Ok(()) => {
+                self.attempts.note_step_done(PodStep::Teardown);
+                Ok(())
+            }
+            Err(error) => {
+                let text = chain(&error);
+                let now = self.note(&text);
+                self.attempts.note_step_failure(PodStep::Teardown, text, now, self.retry());
+                Err(Failed)
+            }
+        }
+    }
+
+    /// Writes a failure down, for users as an event and for the next decision as an attempt.
+    fn failed<T>(
+        &mut self,
+        step: PodStep,
+        reason: &'static str,
+        text: String,
+    ) -> Result<T, Failed> {
+        self.tools.events.pod(self.pod, Severity::Warning, reason, text.clone());
+        let now = self.note(&text);
+        self.attempts.note_step_failure(step, text, now, self.retry());
+        Err(Failed)
+    }
+
+    pub(super) fn begin(&self, what: impl Into<String>) {
+        self.cell.journal.lock().begin(self.tools.clock.now(), what);
+    }
+
+    pub(super) fn note(&self, text: &str) -> Now {
+        let now = self.tools.clock.now();
+        self.cell.journal.lock().note(now, text);
+        now
+    }
+
+    /// Ten to fifteen seconds, different for each pod.
+    pub(super) fn retry(&self) -> Duration {
+        let spread = self.pod.uid.as_str().bytes().fold(0u32, |sum, b| sum.wrapping_add(b.into()));
+        RETRY + RETRY * (spread % 100) / 200
+    }
+}

@@ -1,0 +1,455 @@
+//! Starting one container: image, configuration, create, start, hook.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use podwright_core::attempts::StartError;
+use podwright_core::config::mounts::{self as mount_plan, Mountable, VolumeSource, Volumes};
+use podwright_core::config::{
+    self, ConfigError, ContainerInputs, ContainerProvision, EnvInputs, Environment, HostNames,
+    ImageUser, MountedVolume, PodProvision, ResolvedImage, env,
+};
+use podwright_core::ids::{ContainerId, SandboxId};
+use podwright_core::observed::ObservedPod;
+use podwright_core::plan::{self, NextAttempt, Start};
+use podwright_core::pod::{Container, Pod};
+use podwright_host::files::{Durability, FileError};
+use podwright_proto::cri::{ContainerConfig, PodSandboxConfig};
+
+use super::execute::{Execution, Failed};
+use super::{chain, stop};
+use crate::cgroups::PodCgroupError;
+use crate::events::Severity;
+use crate::gate::Rank;
+use crate::hooks;
+
+/// The sandbox containers are started in.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ground {
+    pub sandbox: Option<SandboxId>,
+    pub attempt: u32,
+    pub ips: Vec<IpAddr>,
+}
+
+impl Ground {
+    /// The sandbox that is there already.
+    pub(super) fn in_sandbox(pod: &Pod, view: &ObservedPod) -> Self {
+        let usable = plan::usable_sandbox(pod, view);
+        let sandbox = view.sandboxes.iter().find(|s| Some(&s.id) == usable.as_ref());
+        sandbox.map_or_else(Self::default, |sandbox| Self {
+            sandbox: Some(sandbox.id.clone()),
+            attempt: sandbox.attempt,
+            ips: sandbox.ips.clone().unwrap_or_default(),
+        })
+    }
+}
+
+/// A sandbox ready to be made.
+pub(super) struct ReadySandbox {
+    pub config: PodSandboxConfig,
+    pub handler: String,
+}
+
+/// Something on this node is in the way of a container's configuration.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PrepareError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Cgroup(#[from] PodCgroupError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("cannot make the log folder {path}")]
+    Logs { path: String, source: std::io::Error },
+    #[error("failed to prepare subPath for volumeMount {volume:?} of container {container:?}")]
+    SubPath { volume: String, container: String },
+}
+
+/// Why a container did not start, in the words of its waiting state.
+struct NotStarted {
+    reason: StartError,
+    message: String,
+}
+
+impl Execution<'_> {
+    pub(super) fn sandbox_config(&self, attempt: u32) -> Result<ReadySandbox, PrepareError> {
+        let provision = self.provision()?;
+        let made = config::sandbox(self.pod, attempt, &self.tools.facts, &provision)?;
+        for warning in made.warnings {
+            let (reason, message) = (warning.reason, warning.message);
+            match warning.about {
+                config::About::Pod | config::About::Node => {
+                    self.tools.events.pod(self.pod, Severity::Warning, reason, message);
+                }
+            }
+        }
+        let logs = &made.config.log_directory;
+        make_folder(logs).map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
+        Ok(ReadySandbox { config: made.config, handler: provision.runtime_handler })
+    }
+
+    fn provision(&self) -> Result<PodProvision, PodCgroupError> {
+        let spec = self.pod.object.spec.as_ref();
+        let class = spec.and_then(|spec| spec.runtime_class_name.clone());
+        Ok(PodProvision {
+            cgroup_parent: self.tools.cgroups.parent(self.pod)?,
+            runtime_handler: class.unwrap_or_default(),
+            ..PodProvision::default()
+        })
+    }
+
+    pub(super) async fn start_container(
+        &mut self,
+        start: &Start,
+        ground: &Ground,
+    ) -> Result<(), Failed> {
+        let pod = self.pod.clone();
+        let Some(container) = pod.container(&start.container) else { return Ok(()) };
+        let (name, key) = (&container.name, container.backoff_key);
+        if let Some(after) = &start.after
+            && let Some(instance) = self.view.instances.iter().find(|i| i.id == *after)
+        {
+            let limits = &self.tools.settings.crash_backoff;
+            self.attempts.note_restart(name, key, instance, self.tools.clock.now(), limits);
+        }
+        match self.try_start(container, start, ground).await {
+            Ok(()) => {
+                self.attempts.note_started(name, key);
+                Ok(())
+            }
+            Err(NotStarted { reason, message }) => {
+                let shown = match reason {
+                    StartError::CreateContainerConfigError
+                    | StartError::CreateContainerError
+                    | StartError::RunContainerError => message.clone(),
+                    _ => reason.as_str().to_owned(),
+                };
+                if reason != StartError::PostStartHookError {
+                    let text = format!("Error: {shown}");
+                    self.tools.events.container(&pod, container, Severity::Warning, "Failed", text);
+                }
+                let now = self.note(&format!("{name} did not start: {message}"));
+                if reason == StartError::ErrImagePull {
+                    self.attempts.note_pull_failure(&container.image, message.clone(), now);
+                }
+                let retry = self.retry();
+                self.attempts.note_start_failure(name, key, reason, message, now, retry);
+                Err(Failed)
+            }
+        }
+    }
+
+    async fn try_start(
+        &mut self,
+        container: &Container,
+        start: &Start,
+        ground: &Ground,
+    ) -> Result<(), NotStarted> {
+        let name = &container.name;
+        let Some(sandbox) = &ground.sandbox else {
+            let message = "the pod has no sandbox".into();
+            return Err(NotStarted { reason: StartError::CreateContainerError, message });
+        };
+        self.begin(format!("getting the image of {name}"));
+        let image = self.tools.images.ensure(self.pod, container).await;
+        let image = image
+            .map_err(|absent| NotStarted { reason: absent.reason, message: absent.message })?;
+        self.attempts.note_pulled(&container.image);
+        let attempt = self.attempt_number(container, start.attempt);
+        let image = ResolvedImage {
+            reference: image.image_ref,
+            user: ImageUser::new(image.uid, &image.username),
+        };
+        let prepared = self.configure(container, attempt, &image, ground).await;
+        let (config, sandbox_config) = prepared.map_err(|error| NotStarted {
+            reason: StartError::CreateContainerConfigError,
+            message: chain(&error),
+        })?;
+        let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
+        self.run(container, attempt, &id).await?;
+        self.post_start(container, &id, ground).await
+    }
+
+    /// The restart count: one past the newest instance, or past the newest log.
+    fn attempt_number(&self, container: &Container, next: NextAttempt) -> u32 {
+        match next {
+            NextAttempt::Number(number) => number,
+            NextAttempt::PastLogs(least) => {
+                let logs = config::log_directory(self.pod, &self.tools.facts);
+                past_logs(&Path::new(&logs).join(&*container.name)).max(least)
+            }
+        }
+    }
+
+    async fn configure(
+        &self,
+        container: &Container,
+        attempt: u32,
+        image: &ResolvedImage,
+        ground: &Ground,
+    ) -> Result<(ContainerConfig, PodSandboxConfig), PrepareError> {
+        let (pod, tools) = (self.pod, self.tools);
+        let provision = self.provision()?;
+        let sandbox = config::sandbox(pod, ground.attempt, &tools.facts, &provision)?;
+        let fetched = tools.objects.fetch(pod, env::needs(container)).await;
+        let services = match pod.is_static() {
+            true => Some(Arc::default()),
+            false => tools.objects.services(),
+        };
+        let environment = Environment::build(&EnvInputs {
+            pod,
+            container,
+            pod_ips: &ground.ips,
+            facts: &tools.facts,
+            services: services.as_ref().map(|services| services.as_slice()),
+            sources: &fetched,
+            granted: &[],
+        })?;
+        let volumes = self.volumes();
+        let handler = &provision.runtime_handler;
+        let mounts =
+            mount_plan::requests(pod, container, &environment, &volumes, &tools.facts, handler)?;
+        let sub_paths = self.bind_sub_paths(container, &mounts)?;
+        let (etc_hosts, termination_log) = self.write_files(container, ground)?;
+        let logs = format!("{}/{}", config::log_directory(pod, &tools.facts), container.name);
+        make_folder(&logs).map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
+        let target = container.target.as_ref().and_then(|name| self.view.newest(name));
+        let config = config::container(&ContainerInputs {
+            pod,
+            container,
+            attempt,
+            facts: &tools.facts,
+            pod_provision: &provision,
+            provision: &ContainerProvision::default(),
+            image,
+            environment: &environment,
+            mounts: &mounts,
+            sub_paths: &sub_paths,
+            block_devices: &mount_plan::block_devices(container, &volumes)?,
+            etc_hosts: etc_hosts.as_deref(),
+            termination_log: termination_log.as_deref(),
+            target: target.map(|instance| &instance.id),
+        })?;
+        Ok((config, sandbox.config))
+    }
+
+    fn volumes(&self) -> Volumes {
+        let spec = self.pod.object.spec.as_ref();
+        let volumes = spec.and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        let mounted = volumes.iter().filter_map(|volume| {
+            let path = self.tools.volumes.data(self.pod, &volume.name)?;
+            let source = VolumeSource::Directory(path.to_string_lossy().into_owned());
+            Some((volume.name.clone(), MountedVolume { source, read_only: false, relabel: false }))
+        });
+        mounted.collect()
+    }
+
+    fn bind_sub_paths(
+        &self,
+        container: &Container,
+        mounts: &[mount_plan::MountRequest],
+    ) -> Result<BTreeMap<usize, String>, PrepareError> {
+        let mut bound = BTreeMap::new();
+        for mount in mounts {
+            if let Mountable::SubPath { volume_path, sub_path } = &mount.what {
+                let failed = |error: &dyn std::error::Error| {
+                    // The user is told nothing of the node's files; the log is.
+                    tracing::warn!(error = chain(error), volume = mount.volume, "subPath");
+                    PrepareError::SubPath {
+                        volume: mount.volume.clone(),
+                        container: container.name.to_string(),
+                    }
+                };
+                let place = format!("{}/{}/{}", mount.volume, container.name, mount.index);
+                let path = self
+                    .tools
+                    .volumes
+                    .bind_sub_path(&self.pod.uid, Path::new(volume_path), sub_path, &place)
+                    .map_err(|error| failed(&error))?;
+                bound.insert(mount.index, path.to_string_lossy().into_owned());
+            }
+        }
+        Ok(bound)
+    }
+
+    /// `/etc/hosts` and the file for the container's last words.
+    fn write_files(
+        &self,
+        container: &Container,
+        ground: &Ground,
+    ) -> Result<(Option<String>, Option<String>), PrepareError> {
+        let (pod, tools) = (self.pod, self.tools);
+        let folder = tools.volumes.open_pod_dir(&pod.uid)?;
+        let mut etc_hosts = None;
+        if mount_plan::needs_etc_hosts(pod, container, &ground.ips) {
+            let names = HostNames::of(pod, &tools.facts)?;
+            let own = match pod.host_network {
+                true => std::fs::read("/etc/hosts").unwrap_or_default(),
+                false => Vec::new(),
+            };
+            let content = config::hosts::etc_hosts(pod, &ground.ips, &names, &own);
+            folder.write_atomic("etc-hosts", &content, 0o644, Durability::Cache)?;
+            etc_hosts = Some(folder.path().join("etc-hosts").to_string_lossy().into_owned());
+        }
+        let mut termination_log = None;
+        if mount_plan::termination_message_path(container).is_some() {
+            let place = Path::new("containers").join(&*container.name);
+            folder.create_dir_all(&place, 0o750)?;
+            let now = tools.clock.now();
+            let file = place.join(format!("{:08x}", fresh_number(now.wall.as_nanosecond())));
+            folder.write_atomic(&file, b"", 0o666, Durability::Cache)?;
+            termination_log = Some(folder.path().join(file).to_string_lossy().into_owned());
+        }
+        Ok((etc_hosts, termination_log))
+    }
+
+    async fn create(
+        &mut self,
+        container: &Container,
+        attempt: u32,
+        sandbox: &SandboxId,
+        config: ContainerConfig,
+        sandbox_config: PodSandboxConfig,
+    ) -> Result<ContainerId, NotStarted> {
+        self.begin(format!("creating {}", container.name));
+        let (runtime, gate, rank, sandbox) = (
+            self.tools.runtime.clone(),
+            self.tools.gate.clone(),
+            Rank::of(self.pod),
+            sandbox.clone(),
+        );
+        let created = self
+            .lane
+            .run(async move {
+                gate.pass(rank, runtime.create_container(&sandbox, config, sandbox_config)).await
+            })
+            .await;
+        match created {
+            Ok(id) => {
+                let text = "Container created".into();
+                self.tools.events.container(self.pod, container, Severity::Normal, "Created", text);
+                Ok(id)
+            }
+            Err(error) => {
+                // It may exist after all; another try must not collide with its name.
+                if error.is_ambiguous() {
+                    let (name, key) = (&container.name, container.backoff_key);
+                    self.attempts.note_attempt_taken(name, key, attempt);
+                }
+                let reason = StartError::CreateContainerError;
+                Err(NotStarted { reason, message: error.message })
+            }
+        }
+    }
+
+    async fn run(
+        &mut self,
+        container: &Container,
+        attempt: u32,
+        id: &ContainerId,
+    ) -> Result<(), NotStarted> {
+        self.begin(format!("starting {}", container.name));
+        let (runtime, gate, rank) =
+            (self.tools.runtime.clone(), self.tools.gate.clone(), Rank::of(self.pod));
+        let started = id.clone();
+        let started = self
+            .lane
+            .run(async move { gate.pass(rank, runtime.start_container(&started)).await })
+            .await;
+        if let Err(error) = started {
+            let reason = StartError::RunContainerError;
+            return Err(NotStarted { reason, message: error.message });
+        }
+        let text = "Container started".into();
+        self.tools.events.container(self.pod, container, Severity::Normal, "Started", text);
+        self.note(&format!("{} started", container.name));
+        self.link_log(container, attempt, id);
+        Ok(())
+    }
+
+    /// The link by which log collectors find a container's log.
+    fn link_log(&self, container: &Container, attempt: u32, id: &ContainerId) {
+        let logs = config::log_directory(self.pod, &self.tools.facts);
+        let log = Path::new(&logs).join(config::log_path(&container.name, attempt));
+        if !log.exists() {
+            return;
+        }
+        let podwright_core::ids::PodName { namespace, name } = &self.pod.name;
+        let file = link_name(&format!("{name}_{namespace}_{}-{id}", container.name));
+        let link = self.tools.settings.log_links_dir.join(file);
+        if let Err(error) = std::os::unix::fs::symlink(&log, &link) {
+            tracing::debug!(%error, link = %link.display(), "no link to the log");
+        }
+    }
+
+    async fn post_start(
+        &mut self,
+        container: &Container,
+        id: &ContainerId,
+        ground: &Ground,
+    ) -> Result<(), NotStarted> {
+        let Some(handler) = container.post_start() else { return Ok(()) };
+        self.begin(format!("running the postStart hook of {}", container.name));
+        let pod_ip = ground.ips.first().copied().or_else(|| stop::pod_ip(self.pod, self.view));
+        let place = hooks::Place { pod: self.pod, container, instance: id, pod_ip };
+        let Err(error) = hooks::run(self.tools, &place, handler).await else { return Ok(()) };
+        let text = "PostStartHook failed".into();
+        let reason = "FailedPostStartHook";
+        self.tools.events.container(self.pod, container, Severity::Warning, reason, text);
+        self.stop_after_hook(container, id.clone()).await;
+        Err(NotStarted { reason: StartError::PostStartHookError, message: error.to_string() })
+    }
+}
+
+fn make_folder(path: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+/// One more than the largest N among `N.log` and what rotation made of it.
+fn past_logs(folder: &Path) -> u32 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let number = |name: std::ffi::OsString| {
+        let name = name.into_string().ok()?;
+        let (number, rest) = name.split_once('.')?;
+        rest.starts_with("log").then(|| number.parse::<u32>().ok())?
+    };
+    let largest = entries.flatten().filter_map(|entry| number(entry.file_name())).max();
+    largest.map_or(0, |number| number.saturating_add(1))
+}
+
+/// A file name has room for 255 bytes; the ending stays.
+fn link_name(stem: &str) -> String {
+    const ROOM: usize = 255 - ".log".len();
+    let end = (0..=stem.len().min(ROOM)).rev().find(|end| stem.is_char_boundary(*end));
+    format!("{}.log", stem.get(..end.unwrap_or(0)).unwrap_or_default())
+}
+
+/// Eight hex digits that differ from start to start.
+fn fresh_number(nanos: i128) -> u32 {
+    let bytes = nanos.to_le_bytes();
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_21_the_attempt_follows_the_newest_log() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(past_logs(folder.path()), 0);
+        for name in ["0.log", "3.log.20260101-000000.gz", "2.log", "notes.txt", "9.txt"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        assert_eq!(past_logs(folder.path()), 4);
+    }
+
+    #[test]
+    fn a_long_link_name_keeps_its_ending() {
+        let name = link_name(&"x".repeat(300));
+        assert_eq!((name.len(), name.ends_with(".log")), (255, true));
+    }
+}

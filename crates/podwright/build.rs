@@ -1,0 +1,15 @@
+//! Tells the program which compiler made it, for `podwright version`.
+
+use std::env;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=RUSTC");
+    let compiler = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = Command::new(compiler).arg("--version").output();
+    let version = version.ok().and_then(|output| String::from_utf8(output.stdout).ok());
+    // "rustc 1.95.0 (hash date)" to "1.95.0".
+    let number = version.as_deref().and_then(|text| text.split_whitespace().nth(1));
+    println!("cargo::rustc-env=PODWRIGHT_RUSTC={}", number.unwrap_or("unknown"));
+}

@@ -1,0 +1,335 @@
+//! From validated settings to a running node.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Context;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use podwright_core::attempts::BackoffLimits;
+use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
+use podwright_core::config::{
+    CgroupVersion, HostDns, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
+};
+use podwright_core::qos::ResourceList;
+use podwright_core::quantity::Quantity;
+use podwright_cri::{Client, Endpoint, Timeouts, Version};
+use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
+use podwright_host::clock::Clock;
+use podwright_host::machine::{self, Machine};
+use podwright_host::process::{self, Permitted};
+use podwright_host::{mounts, sysctl};
+use podwright_node::node::{Config, Node, World};
+use podwright_node::sources::url::Remote;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::KubeletSettings;
+use crate::config::kubelet::{ImagePulls, KubeletConfiguration, SwapBehavior};
+
+/// What differs between a node in a cluster and one alone on a machine.
+pub struct Surroundings {
+    /// Where links to container logs go.
+    pub log_links: PathBuf,
+    /// The cgroup root is ours to make.
+    pub make_cgroup_root: bool,
+    pub api: Option<kube::Client>,
+}
+
+/// How long to wait for a runtime that is not there yet before saying so.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Runs the node until it is told to stop. Containers run on.
+pub async fn run(
+    settings: &KubeletSettings,
+    surroundings: Surroundings,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let node = start(settings, surroundings, stop.clone()).await?;
+    let Some(node) = node else { return Ok(()) };
+    crate::service::ready();
+    let trim = trim_heap_now_and_then();
+    tokio::select! {
+        () = node.stopped() => {}
+        () = trim => {}
+    }
+    tracing::info!("stopped; the containers run on");
+    Ok(())
+}
+
+/// Brings the node up; `None` if it was told to stop before it could.
+async fn start(
+    settings: &KubeletSettings,
+    surroundings: Surroundings,
+    stop: CancellationToken,
+) -> anyhow::Result<Option<Node>> {
+    let configuration = &settings.configuration;
+    prepare_process(configuration);
+    let endpoint: Endpoint = configuration.container_runtime_endpoint.parse()?;
+    let call = configuration.runtime_request_timeout.to_std();
+    let runtime = Client::new(&endpoint, Timeouts { call });
+    let Some(version) = stop.run_until_cancelled(wait_for(&runtime, &endpoint)).await else {
+        return Ok(None);
+    };
+    tracing::info!(
+        runtime = version.runtime_name,
+        version = version.runtime_version,
+        "found the runtime"
+    );
+    let cgroups = open_cgroups(configuration, &runtime).await?;
+    let root = CgroupName::parse(&configuration.cgroup_root)?;
+    if surroundings.make_cgroup_root {
+        cgroups.ensure(&root, &CgroupConfig::default()).await?;
+    }
+    let machine = Machine::at("/");
+    let capacity = machine.capacity()?;
+    let status = runtime.status().await.ok();
+    let handlers = status.map(|status| status.handlers).unwrap_or_default();
+    let facts = facts(settings, &machine, &capacity, &cgroups, handlers)?;
+    let allocatable = facts.allocatable.clone();
+    let config = Config {
+        node_name: settings.node_name.as_str().into(),
+        root_dir: settings.options.root_dir.clone(),
+        log_links_dir: surroundings.log_links,
+        manifests: manifests(configuration),
+        manifest_url: manifest_url(settings)?,
+        facts,
+        pod_tree: PodTree::below(&root),
+        pod_policy: PodPolicy {
+            enforce_cpu_quota: configuration.cpu_cfs_quota,
+            period_micros: micros(configuration.cpu_cfs_quota_period.to_std()),
+            pids_limit: u64::try_from(configuration.pod_pids_limit).ok().filter(|n| *n > 0),
+        },
+        all_pods: CgroupConfig::for_all_pods(&allocatable, Some(capacity.cpu_list.clone())),
+        crash_backoff: crash_backoff(configuration),
+        max_pods: max_pods(configuration, capacity.cpus),
+        parallel_pulls: parallel_pulls(configuration),
+        parallel_starts: usize::try_from(capacity.cpus).unwrap_or(1) * 2,
+    };
+    std::fs::create_dir_all(&config.log_links_dir)?;
+    let world = World { runtime, cgroups, clock: Clock::real(), api: surroundings.api };
+    Ok(Some(Node::start(config, world, version.runtime_name, stop).await?))
+}
+
+/// What is asked of the kernel for this process itself. Refusals are told once and lived with.
+fn prepare_process(configuration: &KubeletConfiguration) {
+    let proc = Path::new("/proc");
+    match process::set_own_oom_score_adj(proc, configuration.oom_score_adj) {
+        Ok(Permitted::Yes) => {}
+        Ok(Permitted::No) => tracing::warn!(
+            wanted = configuration.oom_score_adj,
+            "the kernel does not let us lower our oom_score_adj (CAP_SYS_RESOURCE is missing)"
+        ),
+        Err(error) => tracing::warn!(%error, "cannot set oom_score_adj"),
+    }
+    let files = u64::try_from(configuration.max_open_files).unwrap_or(0);
+    if let Err(error) = process::raise_open_files(files) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
+/// Waits for the runtime. It may come up after us, and says so meanwhile.
+async fn wait_for(runtime: &Client, endpoint: &Endpoint) -> Version {
+    let mut told = false;
+    loop {
+        match runtime.version().await {
+            Ok(version) => return version,
+            Err(error) if !told => {
+                told = true;
+                let socket = endpoint.path().display();
+                tracing::warn!(%error, %socket, "waiting for the container runtime");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(RUNTIME_PATIENCE).await;
+    }
+}
+
+async fn open_cgroups(
+    configuration: &KubeletConfiguration,
+    runtime: &Client,
+) -> anyhow::Result<Cgroups> {
+    use podwright_proto::cri::CgroupDriver as Told;
+    let driver = match runtime.cgroup_driver().await? {
+        Some(Told::Systemd) => Driver::Systemd,
+        Some(Told::Cgroupfs) => Driver::Cgroupfs,
+        None => match configuration.cgroup_driver {
+            crate::config::kubelet::CgroupDriver::Systemd => Driver::Systemd,
+            crate::config::kubelet::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
+        },
+    };
+    let owner = match driver {
+        Driver::Cgroupfs => Owner::Us,
+        Driver::Systemd => Owner::Systemd(Units::system()),
+    };
+    let table = mounts::table(Path::new("/proc"))?;
+    let sizes = machine::hugepage_sizes(Path::new("/"))?;
+    Ok(Cgroups::open(&table, Path::new("/sys/fs/cgroup"), owner, sizes)?)
+}
+
+fn facts(
+    settings: &KubeletSettings,
+    machine: &Machine,
+    capacity: &machine::Capacity,
+    cgroups: &Cgroups,
+    handlers: Vec<podwright_proto::cri::RuntimeHandler>,
+) -> anyhow::Result<NodeFacts> {
+    let configuration = &settings.configuration;
+    let host_ips = match settings.options.node_ip.0.as_slice() {
+        [] => node_addresses(machine)?,
+        given => given.to_vec(),
+    };
+    let cluster_dns: Result<Vec<IpAddr>, _> =
+        configuration.cluster_dns.iter().map(|ip| ip.parse()).collect();
+    let v2 = cgroups.version() == 2;
+    let behaviour = match configuration.memory_swap.swap_behavior {
+        Some(SwapBehavior::LimitedSwap) => SwapBehaviour::LimitedSwap,
+        Some(SwapBehavior::NoSwap) | None => SwapBehaviour::NoSwap,
+    };
+    let whole = configuration.cpu_cfs_quota.then(|| configuration.cpu_cfs_quota_period.to_std());
+    Ok(NodeFacts {
+        host_ips,
+        cluster_dns: cluster_dns.context("clusterDNS")?,
+        cluster_domain: configuration.cluster_domain.clone(),
+        host_dns: host_dns(&configuration.resolv_conf),
+        root_dir: settings.options.root_dir.to_string_lossy().into_owned(),
+        pod_logs_dir: configuration.pod_logs_dir.clone(),
+        seccomp_default: configuration.seccomp_default,
+        selinux: Path::new("/sys/fs/selinux/enforce").exists(),
+        thermal_paths: thermal_paths(),
+        allocatable: allocatable(configuration, capacity)?,
+        machine: MachineFacts {
+            memory: capacity.memory,
+            hugepage_sizes: capacity
+                .hugepages
+                .keys()
+                .map(|bytes| cgroup::hugepage_size_name(*bytes))
+                .collect(),
+            cgroups: if v2 { CgroupVersion::V2 } else { CgroupVersion::V1 },
+            cpu_quota_period: whole.map(micros),
+            whole_container_oom: v2 && !configuration.single_process_oom_kill.unwrap_or(false),
+            swap: v2.then_some(Swap { behaviour, total: capacity.swap }),
+        },
+        handlers,
+    })
+}
+
+fn node_addresses(machine: &Machine) -> anyhow::Result<Vec<IpAddr>> {
+    let routes = machine.default_routes()?;
+    let addresses = machine::node_addresses(&routes, &machine::interface_addresses()?);
+    if addresses.is_empty() {
+        tracing::warn!("this machine has no address but its own; pods see the node at 127.0.0.1");
+        return Ok(vec![IpAddr::from([127, 0, 0, 1])]);
+    }
+    Ok(addresses)
+}
+
+fn host_dns(path: &str) -> HostDns {
+    if path.is_empty() {
+        return HostDns::Unused;
+    }
+    match std::fs::read_to_string(path) {
+        Ok(text) => HostDns::parse(&text),
+        Err(error) => HostDns::Unreadable(error.to_string()),
+    }
+}
+
+/// Capacity less what is reserved; hard eviction thresholds are the node object's business.
+fn allocatable(
+    configuration: &KubeletConfiguration,
+    capacity: &machine::Capacity,
+) -> anyhow::Result<ResourceList> {
+    let milli = i64::from(capacity.cpus) * 1000;
+    let whole: ResourceList = [
+        ("cpu".to_owned(), Quantity::from_milli(milli)),
+        ("memory".to_owned(), Quantity::from_bytes(capacity.memory)),
+    ]
+    .into();
+    let parse = |list: &std::collections::BTreeMap<String, String>| {
+        let read = |(name, text): (&String, &String)| {
+            let quantity = Quantity::from_str(text).with_context(|| format!("{name}: {text}"))?;
+            Ok((name.clone(), quantity))
+        };
+        list.iter().map(read).collect::<anyhow::Result<ResourceList>>()
+    };
+    let reserved = [parse(&configuration.system_reserved)?, parse(&configuration.kube_reserved)?];
+    Ok(cgroup::less_reserved(&whole, &[&reserved[0], &reserved[1]]))
+}
+
+/// Folders that tell how hot the machine is; containers need not know.
+fn thermal_paths() -> Vec<String> {
+    let Ok(cpus) = std::fs::read_dir("/sys/devices/system/cpu") else { return Vec::new() };
+    let mut paths: Vec<String> = cpus
+        .flatten()
+        .map(|cpu| cpu.path().join("thermal_throttle"))
+        .filter(|path| path.exists())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect();
+    paths.sort();
+    paths
+}
+
+fn manifests(configuration: &KubeletConfiguration) -> Option<(PathBuf, Duration)> {
+    let path = Some(&configuration.static_pod_path).filter(|path| !path.is_empty())?;
+    Some((PathBuf::from(path), configuration.file_check_frequency.to_std()))
+}
+
+fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<Remote>> {
+    let configuration = &settings.configuration;
+    if configuration.static_pod_url.is_empty() {
+        return Ok(None);
+    }
+    let url = Uri::from_str(&configuration.static_pod_url).context("staticPodURL")?;
+    let mut headers = HeaderMap::new();
+    for (name, values) in &configuration.static_pod_url_header.0 {
+        for value in values {
+            let name = HeaderName::from_str(name).context("staticPodURLHeader")?;
+            headers.append(name, HeaderValue::from_str(value).context("staticPodURLHeader")?);
+        }
+    }
+    let node = settings.node_name.as_str().into();
+    let every = configuration.http_check_frequency.to_std();
+    Ok(Some(Remote { url, headers, node, every }))
+}
+
+fn crash_backoff(configuration: &KubeletConfiguration) -> BackoffLimits {
+    match configuration.crash_loop_back_off.max_container_restart_period {
+        Some(max) => BackoffLimits::capped(max.to_std()),
+        None => BackoffLimits::DEFAULT,
+    }
+}
+
+fn max_pods(configuration: &KubeletConfiguration, cpus: u32) -> usize {
+    let most = usize::try_from(configuration.max_pods).unwrap_or(0);
+    let per_core = usize::try_from(configuration.pods_per_core).unwrap_or(0);
+    match per_core.saturating_mul(usize::try_from(cpus).unwrap_or(1)) {
+        0 => most,
+        by_cores => most.min(by_cores),
+    }
+}
+
+fn parallel_pulls(configuration: &KubeletConfiguration) -> usize {
+    match configuration.image_pulls() {
+        ImagePulls::OneAtATime => 1,
+        ImagePulls::Parallel { at_most } => usize::try_from(at_most).unwrap_or(1),
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// glibc keeps what was freed; a node that started a hundred pods gives it back.
+async fn trim_heap_now_and_then() {
+    const EVERY: Duration = Duration::from_secs(60);
+    loop {
+        tokio::time::sleep(EVERY).await;
+        process::trim_heap();
+    }
+}
+
+/// `net.ipv4.ip_forward` as it is.
+pub fn ip_forward() -> anyhow::Result<String> {
+    let sysctls = sysctl::Sysctls::at("/proc/sys")?;
+    Ok(sysctls.read("net.ipv4.ip_forward")?)
+}

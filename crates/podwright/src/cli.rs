@@ -1,0 +1,296 @@
+//! The command line: which command, with what arguments.
+//!
+//! Clap reads everything but the kubelet's flags, which have upstream's syntax and are read from
+//! their own table. Both are one clap command for the help text, completions and man pages, so that
+//! what is documented is what exists.
+
+mod kubelet;
+mod reference;
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
+
+pub use reference::{completion, man_pages};
+
+use crate::commands;
+use crate::config::flags::Flags;
+use crate::config::host::Host;
+use crate::config::{self, Preset};
+use crate::logging;
+
+/// Where `podwright up` keeps what must outlive it.
+pub const STATE_DIR: &str = "/var/lib/podwright";
+
+const EXAMPLES: &str = "\
+Examples:
+  podwright doctor                            what this machine still lacks
+  podwright up                                kubectl on this machine, no control plane
+  podwright kubelet --kubeconfig=FILE         join a cluster
+  podwright kubelet --pod-manifest-path=DIR   run the static pods in a folder
+
+Started under the name `kubelet`, it is `podwright kubelet`.";
+
+/// A Kubernetes node agent, joined to a cluster or alone on one machine
+#[derive(Debug, Parser)]
+#[command(name = "podwright", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a node and an API server on this machine, for kubectl
+    Up(UpArgs),
+    /// Stop what `podwright up` started, and keep its data
+    Down(DownArgs),
+    /// Show the node's pods at a glance
+    Status(StatusArgs),
+    /// List the node's images, or load some without a registry
+    Images(ImagesArgs),
+    /// Replay a recorded decision and print what is decided, and why
+    Plan {
+        /// A case, as recorded from a running node
+        #[arg(value_name = "CASE.json", value_hint = ValueHint::FilePath)]
+        case: PathBuf,
+    },
+    /// Check whether this machine can run pods, and say what to do if not
+    Doctor(DoctorArgs),
+    /// Print versions
+    Version(VersionArgs),
+    /// Print a completion script for a shell
+    #[command(
+        after_help = "Example:\n  podwright completion bash > /etc/bash_completion.d/podwright"
+    )]
+    Completion {
+        /// The shell to complete for
+        shell: Shell,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct UpArgs {
+    /// Folder for everything that must survive a restart
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// Use this runtime instead of starting a private containerd
+    #[arg(long, value_name = "ENDPOINT", value_hint = ValueHint::FilePath)]
+    pub container_runtime_endpoint: Option<String>,
+    /// Network of the pods; without it, one that nothing on this machine uses
+    #[arg(long, value_name = "CIDR")]
+    pub pod_cidr: Option<String>,
+    /// Stay in the foreground, as a service manager wants it
+    #[arg(long)]
+    pub foreground: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DownArgs {
+    /// Folder that was given to `podwright up`
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    /// Folder that was given to `podwright up`
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// How to print it
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Output,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ImagesArgs {
+    /// Folder that was given to `podwright up`
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    #[command(subcommand)]
+    pub command: ImagesCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum ImagesCommand {
+    /// Load images from OCI or Docker archives
+    Load {
+        /// Archives, as `docker save` or `skopeo copy` write them
+        #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        archives: Vec<PathBuf>,
+    },
+    /// List the images that are here
+    List,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Exits with 0 if nothing fails, with 1 otherwise.")]
+pub struct DoctorArgs {
+    /// Runtime that must be there; without it, the usual one is looked for
+    #[arg(long, value_name = "ENDPOINT", value_hint = ValueHint::FilePath)]
+    pub container_runtime_endpoint: Option<String>,
+    /// Configuration of the node to be; its ports and folders are checked
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// How to print the findings
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Output,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct VersionArgs {
+    /// How to print the versions
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Text,
+    Json,
+}
+
+/// The whole command line as clap knows it, the kubelet's flags included.
+pub fn command() -> clap::Command {
+    Cli::command().subcommand(kubelet::command().display_order(0))
+}
+
+/// Runs the program with its arguments, the first being its name.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let outcome = match Invocation::read(arguments) {
+        Invocation::Kubelet(flags) => run_kubelet(flags),
+        Invocation::Podwright(arguments) => run_command(arguments),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // If stderr is gone too, the exit code still says it.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Which of its two names the program answers to.
+enum Invocation {
+    /// The kubelet, with the arguments that follow.
+    Kubelet(Vec<OsString>),
+    /// Any other command, with all arguments.
+    Podwright(Vec<OsString>),
+}
+
+impl Invocation {
+    fn read(arguments: impl IntoIterator<Item = OsString>) -> Self {
+        let arguments: Vec<OsString> = arguments.into_iter().collect();
+        match arguments.as_slice() {
+            [name, flags @ ..] if Path::new(name).file_name() == Some(OsStr::new("kubelet")) => {
+                Self::Kubelet(flags.to_vec())
+            }
+            [_, command, flags @ ..] if command == "kubelet" => Self::Kubelet(flags.to_vec()),
+            _ => Self::Podwright(arguments),
+        }
+    }
+}
+
+fn run_kubelet(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
+    let flags = Flags::parse(arguments)?;
+    if flags.help {
+        kubelet::print_help()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if flags.version {
+        writeln!(io::stdout(), "Kubernetes {}", commands::version::KUBELET)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let host = Host::observe().context("cannot find out about this machine")?;
+    let settings = config::resolve(&flags, &Preset::kubelet(), &host)?;
+    logging::start(&settings.configuration.logging).context("cannot start logging")?;
+    for warning in &settings.warnings {
+        tracing::warn!("{warning}");
+    }
+    commands::kubelet::run(&settings)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
+    let matches = command().try_get_matches_from(arguments);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        // Clap's exit code: 0 for help and version, 2 for a wrong command line.
+        Err(error) => {
+            error.print()?;
+            return Ok(u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from));
+        }
+    };
+    match cli.command {
+        Command::Up(arguments) => commands::up::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Down(arguments) => commands::down::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Plan { case } => commands::plan::run(&case).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Version(arguments) => {
+            commands::version::print(arguments.output, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Completion { shell } => {
+            completion(shell, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Whether nobody reads our output any more, as with `podwright doctor | head`.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let cause = error.root_cause().downcast_ref::<io::Error>();
+    cause.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_has_no_contradictions() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn the_program_answers_to_the_name_kubelet() {
+        let kubelet = |line: &str| {
+            let read = Invocation::read(line.split(' ').map(OsString::from));
+            match read {
+                Invocation::Kubelet(flags) => Some(flags),
+                Invocation::Podwright(_) => None,
+            }
+        };
+        for (line, want) in [
+            ("kubelet --v=2", Some(vec!["--v=2"])),
+            ("/usr/bin/kubelet", Some(vec![])),
+            ("podwright kubelet --v=2", Some(vec!["--v=2"])),
+            ("podwright up", None),
+            ("podwright up kubelet", None),
+            ("podwright", None),
+            ("mykubelet --v=2", None),
+        ] {
+            let want = want.map(|flags| flags.into_iter().map(OsString::from).collect());
+            assert_eq!(kubelet(line), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn every_command_says_what_it_does() {
+        for command in command().get_subcommands() {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(about.len() > 10 && !about.ends_with('.'), "{}: {about}", command.get_name());
+        }
+    }
+}

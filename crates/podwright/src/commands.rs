@@ -1,0 +1,10 @@
+//! What each command does.
+
+pub mod doctor;
+pub mod down;
+pub mod images;
+pub mod kubelet;
+pub mod plan;
+pub mod status;
+pub mod up;
+pub mod version;

@@ -1,0 +1,78 @@
+//! Disks and swap.
+
+use std::path::{Path, PathBuf};
+
+use super::{Finding, Machine, Plan, Space};
+use crate::config::host::active_swap;
+
+const DISK: &str = "disk";
+const SWAP: &str = "swap";
+
+/// Too little for an image and a log.
+const LEAST_FREE: u64 = 1 << 30;
+
+/// Below this share the default eviction thresholds see disk pressure.
+const LEAST_PERCENT: u64 = 10;
+
+pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = [
+        plan.options.root_dir.as_path(),
+        Path::new("/var/lib/containerd"),
+        Path::new(&plan.configuration.pod_logs_dir),
+    ]
+    .into_iter()
+    .map(|folder| disk(machine, folder))
+    .collect();
+    findings.push(swap(machine, plan));
+    findings
+}
+
+fn disk(machine: &dyn Machine, folder: &Path) -> Finding {
+    let shown = folder.display();
+    let space = match machine.space(&nearest_existing(machine, folder)) {
+        Ok(space) => space,
+        Err(error) => {
+            let fix = "see that the file system is mounted and can be read";
+            return Finding::failure(DISK, format!("{shown}: {error}"), fix);
+        }
+    };
+    let free = space.bytes_free >> 20;
+    let fix = format!("free some space on the file system of {shown}, or mount a larger one there");
+    if space.bytes_free < LEAST_FREE {
+        return Finding::failure(DISK, format!("{shown}: only {free} MiB free"), fix);
+    }
+    let Space { bytes, bytes_free, inodes, inodes_free } = space;
+    for (what, all, rest) in [("space", bytes, bytes_free), ("inodes", inodes, inodes_free)] {
+        // Some file systems do not count inodes.
+        if all > 0 && u128::from(rest) * 100 < u128::from(all) * u128::from(LEAST_PERCENT) {
+            return Finding::warning(
+                DISK,
+                format!("{shown}: less than {LEAST_PERCENT}% of {what} free"),
+                fix,
+            );
+        }
+    }
+    Finding::ok(DISK, format!("{shown}: {free} MiB free"))
+}
+
+/// The folder itself, or the one it would be made in.
+fn nearest_existing(machine: &dyn Machine, folder: &Path) -> PathBuf {
+    let existing = folder.ancestors().find(|ancestor| machine.exists(ancestor));
+    machine.at(existing.unwrap_or(Path::new("/")))
+}
+
+fn swap(machine: &dyn Machine, plan: &Plan) -> Finding {
+    let active = active_swap(&machine.at("/proc/swaps"));
+    if active.is_empty() {
+        return Finding::ok(SWAP, "off");
+    }
+    let says = format!("on: {}", active.join(", "));
+    if !plan.configuration.fail_swap_on {
+        return Finding::ok(SWAP, format!("{says}; the configuration allows it"));
+    }
+    Finding::warning(
+        SWAP,
+        format!("{says}; `podwright kubelet` refuses to start, `podwright up` does not mind"),
+        "run `swapoff -a`, or set failSwapOn: false",
+    )
+}

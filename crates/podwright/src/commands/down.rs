@@ -1,0 +1,18 @@
+//! `podwright down`: the opposite of `podwright up`.
+
+use std::io::Write;
+
+use crate::cli::DownArgs;
+use crate::service;
+use crate::standalone::{Layout, teardown};
+
+/// Stops what `podwright up` started.
+pub fn run(arguments: &DownArgs) -> anyhow::Result<()> {
+    super::up::require_root("podwright down")?;
+    let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
+    let say = |text: &str| {
+        // If nobody reads it, nobody misses it.
+        let _ = writeln!(std::io::stdout(), "{text}");
+    };
+    service::runtime()?.block_on(teardown::down(&layout, say))
+}

@@ -1,0 +1,165 @@
+//! `podwright status`: the node's pods at a glance, straight from its runtime.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use anyhow::Context;
+use jiff::Timestamp;
+use podwright_core::ids::{PodName, PodUid};
+use podwright_core::observed::{Instance, ObservedPod, State};
+use podwright_core::time::Mono;
+use podwright_cri::Client;
+use serde::Serialize;
+
+use crate::cli::{Output, StatusArgs};
+use crate::service;
+use crate::standalone::containerd::Containerd;
+use crate::standalone::{Layout, teardown};
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodLine {
+    namespace: String,
+    name: String,
+    uid: String,
+    ready_sandbox: bool,
+    ip: Option<String>,
+    /// Containers that run, and all of them.
+    running: usize,
+    containers: usize,
+    restarts: u32,
+    since: Option<Timestamp>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    agent: bool,
+    runtime: bool,
+    pods: Vec<PodLine>,
+}
+
+pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
+    let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
+    let containerd = Containerd::new(&layout);
+    let runtime = containerd.daemon().running()?.is_some();
+    let pods = match runtime {
+        true => service::runtime()?.block_on(pods(&containerd.client()?))?,
+        false => Vec::new(),
+    };
+    let agent = teardown::agent(&layout).running()?.is_some();
+    let status = Status { agent, runtime, pods };
+    let mut out = std::io::stdout();
+    match arguments.output {
+        Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&status)?)?,
+        Output::Text => write!(out, "{}", text(&status, Timestamp::now()))?,
+    }
+    Ok(())
+}
+
+async fn pods(client: &Client) -> anyhow::Result<Vec<PodLine>> {
+    let known = client.glance().await.context("the runtime does not answer")?;
+    let mut newest: BTreeMap<PodName, ObservedPod> = BTreeMap::new();
+    for (uid, (name, _)) in known {
+        let (observed, _) = client.observe(&uid, &name, Mono::ZERO).await?;
+        let begun = |pod: &ObservedPod| pod.newest_sandbox().map(|s| s.created);
+        // The runtime remembers the dead; of one name only the newest pod is of interest.
+        match newest.get(&name) {
+            Some(other) if begun(other) >= begun(&observed) => {}
+            Some(_) | None => drop(newest.insert(name, observed)),
+        }
+    }
+    Ok(newest.into_values().map(|pod| line(&pod)).collect())
+}
+
+fn line(pod: &ObservedPod) -> PodLine {
+    let mut names: Vec<&str> = pod.instances.iter().map(|i| &*i.container).collect();
+    names.sort_unstable();
+    names.dedup();
+    let current: Vec<&Instance> = names.iter().filter_map(|name| pod.newest(name)).collect();
+    let ready = pod.ready_sandbox();
+    let ip = ready.and_then(|s| s.ips.as_ref()?.first().map(ToString::to_string));
+    let uid: &PodUid = &pod.uid;
+    PodLine {
+        namespace: pod.name.namespace.to_string(),
+        name: pod.name.name.to_string(),
+        uid: uid.to_string(),
+        ready_sandbox: ready.is_some(),
+        ip,
+        running: current.iter().filter(|i| matches!(i.state, State::Running { .. })).count(),
+        containers: current.len(),
+        restarts: current.iter().map(|i| i.attempt).sum(),
+        since: pod.newest_sandbox().map(|s| s.created),
+    }
+}
+
+fn text(status: &Status, now: Timestamp) -> String {
+    let word = |up: bool| if up { "runs" } else { "does not run" };
+    let mut text = format!("agent {}, containerd {}\n", word(status.agent), word(status.runtime));
+    if status.pods.is_empty() {
+        text.push_str("no pods\n");
+        return text;
+    }
+    let mut rows =
+        vec![["NAMESPACE", "NAME", "RUNNING", "RESTARTS", "IP", "AGE"].map(str::to_owned)];
+    rows.extend(status.pods.iter().map(|pod| {
+        let age = pod.since.map_or(0, |since| now.duration_since(since).as_secs().max(0));
+        [
+            pod.namespace.clone(),
+            pod.name.clone(),
+            format!("{}/{}", pod.running, pod.containers),
+            pod.restarts.to_string(),
+            pod.ip.clone().unwrap_or_else(|| "-".into()),
+            short_age(age),
+        ]
+    }));
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..6).map(width).collect();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// `5s`, `3m`, `2h`, `4d`.
+fn short_age(seconds: i64) -> String {
+    match seconds {
+        s if s < 120 => format!("{s}s"),
+        s if s < 7200 => format!("{}m", s / 60),
+        s if s < 172_800 => format!("{}h", s / 3600),
+        s => format!("{}d", s / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_a_pod_without_an_address_shows_a_dash() {
+        let pod = |name: &str, ip: Option<&str>| PodLine {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: "u".into(),
+            ready_sandbox: ip.is_some(),
+            ip: ip.map(Into::into),
+            running: 1,
+            containers: 2,
+            restarts: 0,
+            since: Some(Timestamp::UNIX_EPOCH),
+        };
+        let pods = vec![pod("a", Some("10.0.0.2")), pod("longer", None)];
+        let now = Timestamp::from_second(300).unwrap();
+        assert_eq!(
+            text(&Status { agent: true, runtime: true, pods }, now),
+            "agent runs, containerd runs\n\
+             NAMESPACE  NAME    RUNNING  RESTARTS  IP        AGE\n\
+             default    a       1/2      0         10.0.0.2  5m\n\
+             default    longer  1/2      0         -         5m\n"
+        );
+    }
+}

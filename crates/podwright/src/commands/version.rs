@@ -1,0 +1,44 @@
+//! `podwright version`.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::cli::Output;
+
+/// What a Node object shows as its kubelet's version: the upstream release we behave like, and who
+/// we are.
+pub const KUBELET: &str = concat!("v1.36.4+podwright.", env!("CARGO_PKG_VERSION"));
+
+/// Everything there is to know about which program this is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Versions {
+    pub podwright: &'static str,
+    pub kubelet: &'static str,
+    pub rustc: &'static str,
+    /// Known in builds that were told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<&'static str>,
+}
+
+pub const VERSIONS: Versions = Versions {
+    podwright: env!("CARGO_PKG_VERSION"),
+    kubelet: KUBELET,
+    rustc: env!("PODWRIGHT_RUSTC"),
+    commit: option_env!("PODWRIGHT_COMMIT"),
+};
+
+pub fn print(output: Output, out: &mut dyn Write) -> io::Result<()> {
+    match output {
+        Output::Json => {
+            serde_json::to_writer_pretty(&mut *out, &VERSIONS)?;
+            writeln!(out)
+        }
+        Output::Text => {
+            writeln!(out, "podwright {}", VERSIONS.podwright)?;
+            writeln!(out, "kubelet   {}", VERSIONS.kubelet)?;
+            writeln!(out, "rustc     {}", VERSIONS.rustc)?;
+            VERSIONS.commit.map_or(Ok(()), |commit| writeln!(out, "commit    {commit}"))
+        }
+    }
+}

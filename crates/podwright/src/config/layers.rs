@@ -1,0 +1,142 @@
+//! The configuration while it is put together, and who set what.
+//!
+//! Defaults, presets, the `--config` file, its drop-ins and the flags are laid over each other as
+//! plain documents; only the result is given types. Each place remembers who touched it last, so
+//! that an error in the result still names the file or flag to edit.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::field::FieldPath;
+use super::problem::Source;
+
+/// A document with an author for each of its values. No `Debug`: it may hold secrets.
+#[derive(Clone)]
+pub struct Layers {
+    document: Value,
+    authors: BTreeMap<FieldPath, Source>,
+}
+
+impl Default for Layers {
+    fn default() -> Self {
+        Self { document: Value::Object(Map::new()), authors: BTreeMap::new() }
+    }
+}
+
+impl Layers {
+    pub fn document(&self) -> &Value {
+        &self.document
+    }
+
+    /// Lays a document over this one by the rules of a JSON merge patch: objects merge, everything
+    /// else replaces, null removes.
+    pub fn merge(&mut self, patch: &Value, source: &Source) {
+        self.merge_at(&FieldPath::default(), patch, source);
+    }
+
+    fn merge_at(&mut self, path: &FieldPath, patch: &Value, source: &Source) {
+        match patch {
+            Value::Null => self.remove(path),
+            Value::Object(entries) => {
+                if !path.find(&self.document).is_some_and(Value::is_object) {
+                    self.set(path, Value::Object(Map::new()), source);
+                }
+                for (key, value) in entries {
+                    self.merge_at(&path.key(key), value, source);
+                }
+            }
+            Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                self.set(path, patch.clone(), source);
+            }
+        }
+    }
+
+    /// Puts one value in its place, whatever was there.
+    pub fn set(&mut self, path: &FieldPath, value: Value, source: &Source) {
+        self.remove(path);
+        path.put(&mut self.document, value);
+        self.authors.insert(path.clone(), source.clone());
+    }
+
+    /// Takes a value away, as if nobody had set it.
+    pub fn remove(&mut self, path: &FieldPath) {
+        path.remove(&mut self.document);
+        self.authors.retain(|known, _| !known.starts_with(path));
+    }
+
+    pub fn get(&self, path: &FieldPath) -> Option<&Value> {
+        path.find(&self.document)
+    }
+
+    /// Who set the value at a place. For a part of a value it is the author of the whole; for an
+    /// object without an author of its own, the author of its first part.
+    pub fn source_of(&self, path: &FieldPath) -> Source {
+        let mut place = Some(path.clone());
+        while let Some(at) = place {
+            if let Some(source) = self.authors.get(&at) {
+                return source.clone();
+            }
+            place = at.parent();
+        }
+        let part = self.authors.iter().find(|(known, _)| known.starts_with(path));
+        part.map_or(Source::Default, |(_, source)| source.clone())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn file(name: &str) -> Source {
+        Source::File(name.into())
+    }
+
+    #[test]
+    fn objects_merge_lists_replace_and_null_removes() {
+        let mut layers = Layers::default();
+        layers.merge(
+            &json!({"maxPods": 10, "clusterDNS": ["a", "b"], "evictionHard": {"x": "1", "y": "2"}}),
+            &file("base"),
+        );
+        layers.merge(
+            &json!({"maxPods": null, "clusterDNS": ["c"], "evictionHard": {"y": "3"}}),
+            &file("dropin"),
+        );
+        assert_eq!(
+            layers.document(),
+            &json!({"clusterDNS": ["c"], "evictionHard": {"x": "1", "y": "3"}})
+        );
+    }
+
+    #[test]
+    fn every_value_remembers_who_set_it_last() {
+        let mut layers = Layers::default();
+        layers.merge(&json!({"a": {"b": 1, "c": 2}, "d": [1, 2]}), &file("base"));
+        layers.merge(&json!({"a": {"c": 3}}), &file("dropin"));
+        layers.set(&FieldPath::of("e"), json!(1), &Source::Flag("e-flag"));
+        for (path, want) in [
+            (FieldPath::of("a.b"), file("base")),
+            (FieldPath::of("a.c"), file("dropin")),
+            (FieldPath::of("d").index(1), file("base")),
+            (FieldPath::of("e"), Source::Flag("e-flag")),
+            (FieldPath::of("never.set"), Source::Default),
+        ] {
+            assert_eq!(layers.source_of(&path), want, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_removed_value_has_no_author() {
+        let mut layers = Layers::default();
+        layers.merge(&json!({"a": {"b": 1}}), &file("base"));
+        layers.merge(&json!({"a": {"b": null}}), &file("dropin"));
+        assert_eq!(layers.get(&FieldPath::of("a.b")), None);
+        assert_eq!(layers.source_of(&FieldPath::of("a.b")), file("base"), "author of the object");
+        layers.remove(&FieldPath::of("a"));
+        assert_eq!(layers.source_of(&FieldPath::of("a.b")), Source::Default);
+    }
+}

@@ -1,0 +1,64 @@
+//! `/configz` against a recording of upstream's.
+
+use serde_json::{Map, Value, json};
+
+use super::super::kubelet::KubeletConfiguration;
+use super::*;
+
+/// The recording, where this machine has it.
+fn recorded() -> Option<Value> {
+    let folder = std::env::var_os("PODWRIGHT_GOLDEN")?;
+    let text = fs::read_to_string(Path::new(&folder).join("server/configz.json")).unwrap();
+    let document: Value = serde_json::from_str(&text).unwrap();
+    Some(document["kubeletconfig"].clone())
+}
+
+#[test]
+fn what_upstream_shows_is_read_and_shown_the_same() {
+    let Some(recorded) = recorded() else { return };
+    let read: KubeletConfiguration = serde_json::from_value(recorded.clone()).unwrap();
+    assert_eq!(read.to_configz()["kubeletconfig"], recorded);
+}
+
+#[test]
+fn a_node_configured_like_the_recorded_one_shows_the_same_but_for_the_listed_differences() {
+    let Some(recorded) = recorded() else { return };
+    // Only what the recorded node was told; the rest must come out by itself.
+    let told = [
+        "clusterDNS",
+        "clusterDomain",
+        "containerRuntimeEndpoint",
+        "evictionHard",
+        "failSwapOn",
+        "maxPods",
+        "podLogsDir",
+        "resolvConf",
+        "staticPodPath",
+        "tlsCertFile",
+        "tlsPrivateKeyFile",
+        "volumePluginDir",
+        "authentication",
+    ];
+    // Placeholders in the recording stand where absolute paths were.
+    let real = |value: &Value| {
+        let text = value.to_string().replace("\"<", "\"/<").replace("unix://<", "unix:///<");
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let mut file = Map::from_iter([
+        ("apiVersion".to_owned(), recorded["apiVersion"].clone()),
+        ("kind".to_owned(), recorded["kind"].clone()),
+    ]);
+    for field in told {
+        file.insert(field.to_owned(), real(&recorded[field]));
+    }
+    let bench = Bench::new().raw_file("kubelet.json", &Value::Object(file).to_string());
+    let settings = bench.settings("--kubeconfig=/k --config=kubelet.json");
+    let mut shown = settings.configuration.to_configz()["kubeletconfig"].clone();
+
+    // docs/differences.md: images are pulled in parallel, at most five at once.
+    assert_eq!(shown["serializeImagePulls"], json!(false));
+    assert_eq!(shown["maxParallelImagePulls"], json!(5));
+    shown["serializeImagePulls"] = recorded["serializeImagePulls"].clone();
+    shown.as_object_mut().unwrap().remove("maxParallelImagePulls");
+    assert_eq!(shown, real(&recorded));
+}

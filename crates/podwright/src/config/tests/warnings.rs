@@ -1,0 +1,126 @@
+//! What is accepted with a word.
+
+use super::*;
+
+fn warnings(text: &str, flags: &str) -> Vec<String> {
+    let bench = Bench::new().file("kubelet.yaml", text);
+    let settings = bench.settings(&format!("--kubeconfig=/k --config=kubelet.yaml {flags}"));
+    settings.warnings.iter().map(|warning| bench.here(warning)).collect()
+}
+
+/// So that the default thresholds, which every file brings, do not appear in each case.
+const QUIET: &str = "evictionHard: {}\n";
+
+// Row 5.
+#[test]
+fn an_unknown_key_is_named_with_its_file_and_the_node_starts() {
+    assert_eq!(
+        warnings(&format!("{QUIET}maxPod: 5\nlogging: {{formt: json}}\nport: 1\nport: 2\n"), ""),
+        [
+            "kubelet.yaml: port is written more than once; the last one counts",
+            r#"kubelet.yaml: unknown field logging.formt is ignored (did you mean "format"?)"#,
+            r#"kubelet.yaml: unknown field maxPod is ignored (did you mean "maxPods"?)"#,
+        ]
+    );
+}
+
+#[test]
+fn all_that_has_no_effect_is_named_in_one_warning() {
+    assert_eq!(
+        warnings(
+            "cpuManagerPolicy: static\nhairpinMode: none\n",
+            "--housekeeping-interval=10s --experimental-mounter-path=/x --hairpin-mode=none \
+             --topology-manager-scope=container --max-pods=5",
+        ),
+        ["accepted, but without effect: --experimental-mounter-path, --hairpin-mode, \
+          --housekeeping-interval, --topology-manager-scope, evictionHard, cpuManagerPolicy"]
+    );
+    assert_eq!(warnings(QUIET, ""), Vec::<String>::new());
+}
+
+#[test]
+fn feature_gates_without_effect_are_named_in_one_warning() {
+    assert_eq!(
+        warnings(
+            &format!("{QUIET}featureGates: {{EventedPLEG: true, MemoryQoS: true, NodeSwap: true}}"),
+            ""
+        ),
+        ["feature gates accepted, but without effect: EventedPLEG, MemoryQoS"]
+    );
+}
+
+#[test]
+fn an_open_door_is_pointed_at() {
+    assert_eq!(
+        warnings(QUIET, "--anonymous-auth --authorization-mode=AlwaysAllow"),
+        ["--anonymous-auth: authentication.anonymous.enabled with authorization.mode AlwaysAllow \
+          lets anyone who reaches 0.0.0.0:10250 run commands in every container"]
+    );
+    let on_loopback =
+        warnings(QUIET, "--anonymous-auth --authorization-mode=AlwaysAllow --address=127.0.0.1");
+    assert_eq!(on_loopback, Vec::<String>::new());
+}
+
+#[test]
+fn what_is_left_out_of_a_list_is_said() {
+    assert_eq!(
+        warnings(
+            &format!(
+                "{QUIET}clusterDNS: [10.0.0.1, dns.example]\n\
+                 tlsCipherSuites: [TLS_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA25]\n"
+            ),
+            ""
+        ),
+        [
+            r#"kubelet.yaml: clusterDNS[1] is ignored: "dns.example" is not an IP address"#,
+            r#"kubelet.yaml: tlsCipherSuites[1] is ignored: "TLS_AES_128_GCM_SHA25" is not among our cipher suites (did you mean "TLS_AES_128_GCM_SHA256"?)"#,
+        ]
+    );
+}
+
+/// Installers write every field, most of them as zeroes. That must read as the defaults, and in
+/// silence.
+#[test]
+fn a_file_written_by_an_installer_needs_no_words_but_about_eviction() {
+    let text = "\
+authentication:
+  anonymous: {enabled: false}
+  webhook: {cacheTTL: 0s, enabled: true}
+  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
+authorization:
+  mode: Webhook
+  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}
+cgroupDriver: systemd
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cpuManagerReconcilePeriod: 0s
+crashLoopBackOff: {}
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzBindAddress: 127.0.0.1
+healthzPort: 10248
+httpCheckFrequency: 0s
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+logging:
+  flushFrequency: 0
+  options:
+    json: {infoBufferSize: \"0\"}
+    text: {infoBufferSize: \"0\"}
+  verbosity: 0
+memorySwap: {}
+nodeStatusReportFrequency: 0s
+nodeStatusUpdateFrequency: 0s
+resolvConf: /run/systemd/resolve/resolv.conf
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+shutdownGracePeriodCriticalPods: 0s
+staticPodPath: /etc/kubernetes/manifests
+streamingConnectionIdleTimeout: 0s
+syncFrequency: 0s
+volumeStatsAggPeriod: 0s
+";
+    assert_eq!(warnings(text, ""), ["accepted, but without effect: evictionHard"]);
+}

@@ -1,0 +1,85 @@
+//! Eviction thresholds.
+
+use podwright_core::quantity::Quantity;
+
+use super::super::duration::GoDuration;
+use super::super::field::FieldPath;
+use super::super::suggestion::did_you_mean;
+use super::Examination;
+
+/// What can run short.
+const SIGNALS: [&str; 9] = [
+    "allocatableMemory.available",
+    "containerfs.available",
+    "containerfs.inodesFree",
+    "imagefs.available",
+    "imagefs.inodesFree",
+    "memory.available",
+    "nodefs.available",
+    "nodefs.inodesFree",
+    "pid.available",
+];
+
+/// Whether nothing at all is an amount too.
+#[derive(Clone, Copy, PartialEq)]
+enum Zero {
+    Sound,
+    Pointless,
+}
+
+pub(super) fn examine(exam: &mut Examination<'_>) {
+    let c = exam.configuration;
+    for (field, thresholds, zero) in [
+        ("evictionHard", &c.eviction_hard, Zero::Pointless),
+        ("evictionSoft", &c.eviction_soft, Zero::Pointless),
+        ("evictionMinimumReclaim", &c.eviction_minimum_reclaim, Zero::Sound),
+    ] {
+        for (signal, amount) in thresholds {
+            let field = FieldPath::of(field).key(signal);
+            known_signal(exam, &field, signal);
+            if let Some(trouble) = amount_trouble(amount, zero) {
+                exam.refuse(&field, trouble);
+            }
+        }
+    }
+    for (signal, period) in &c.eviction_soft_grace_period {
+        let field = FieldPath::of("evictionSoftGracePeriod").key(signal);
+        known_signal(exam, &field, signal);
+        match period.parse::<GoDuration>() {
+            Ok(period) if period.is_negative() => exam.refuse(&field, "must not be negative"),
+            Ok(_) => {}
+            Err(error) => exam.refuse(&field, error.to_string()),
+        }
+    }
+    for signal in c.eviction_soft.keys() {
+        if !c.eviction_soft_grace_period.contains_key(signal) {
+            let field = FieldPath::of("evictionSoft").key(signal);
+            exam.refuse(&field, format!("needs evictionSoftGracePeriod[{signal:?}]"));
+        }
+    }
+}
+
+fn known_signal(exam: &mut Examination<'_>, field: &FieldPath, signal: &str) {
+    if !SIGNALS.contains(&signal) {
+        let near = did_you_mean(signal, SIGNALS);
+        exam.refuse(
+            field,
+            format!("is for an unknown signal{near}; known are {}", SIGNALS.join(", ")),
+        );
+    }
+}
+
+/// What is wrong with an amount, which is a quantity or a share in percent.
+fn amount_trouble(amount: &str, zero: Zero) -> Option<&'static str> {
+    if let Some(share) = amount.strip_suffix('%') {
+        let share: Option<f32> = share.parse().ok();
+        return (!share.is_some_and(|share| (0.0..=100.0).contains(&share)))
+            .then_some("must be from 0% to 100%");
+    }
+    match amount.parse::<Quantity>() {
+        Err(_) => Some("must be a quantity such as 100Mi, or a share such as 10%"),
+        Ok(amount) if amount.is_negative() => Some("must not be negative"),
+        Ok(amount) if amount.is_zero() && zero == Zero::Pointless => Some("must be more than 0"),
+        Ok(_) => None,
+    }
+}

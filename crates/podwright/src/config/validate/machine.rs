@@ -1,0 +1,44 @@
+//! Settings that this machine cannot meet.
+
+use super::super::field::FieldPath;
+use super::super::host::CgroupVersion;
+use super::super::kubelet::SwapBehavior;
+use super::super::problem::{Problem, Source};
+use super::Examination;
+
+pub(super) fn examine(exam: &mut Examination<'_>) {
+    let c = exam.configuration;
+    let host = exam.host;
+    if c.fail_swap_on && !host.swap.is_empty() {
+        exam.problems.push(Problem::with_field(
+            Source::Machine,
+            FieldPath::of("failSwapOn"),
+            None,
+            format!(
+                "running with swap on is not supported, please disable swap or set --fail-swap-on \
+                 flag to false; active: {}",
+                host.swap.join(", ")
+            ),
+        ));
+    }
+    match host.cgroups {
+        CgroupVersion::V2 => {}
+        CgroupVersion::V1 => {
+            exam.require(
+                !c.fail_cgroup_v1,
+                "failCgroupV1",
+                "forbids this machine, which has cgroup v1; boot it with cgroup v2 or set it to false",
+            );
+            exam.require(
+                c.single_process_oom_kill != Some(false),
+                "singleProcessOOMKill",
+                "must not be false on this machine: cgroup v1 cannot kill a group",
+            );
+            exam.require(
+                c.memory_swap.swap_behavior != Some(SwapBehavior::LimitedSwap),
+                "memorySwap.swapBehavior",
+                "needs cgroup v2, which this machine does not have",
+            );
+        }
+    }
+}

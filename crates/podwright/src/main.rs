@@ -1,0 +1,7 @@
+//! See the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    podwright::cli::run(std::env::args_os())
+}

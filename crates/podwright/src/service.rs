@@ -1,0 +1,50 @@
+//! What a service manager is told, and what it tells us.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// The node is up. Without a service manager this says nothing to nobody.
+pub fn ready() {
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::debug!(%error, "no service manager to tell");
+    }
+    if let Some(interval) = sd_notify::watchdog_enabled() {
+        tokio::spawn(feed_watchdog(interval / 2));
+    }
+}
+
+/// A process that hangs stops feeding, and is started anew.
+async fn feed_watchdog(every: Duration) {
+    loop {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// Cancelled by SIGTERM or SIGINT.
+pub fn stop_signal() -> anyhow::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let token = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        tracing::info!("told to stop");
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        token.cancel();
+    });
+    Ok(stop)
+}
+
+/// The threads of a node: two are plenty, and each one costs memory.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build()
+}

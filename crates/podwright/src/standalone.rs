@@ -1,0 +1,161 @@
+//! A node alone on one machine, with a container runtime of its own.
+//!
+//! Everything it makes is its own: a private containerd with its own socket, folders, images,
+//! network bridge and cgroup root. The machine's containerd, Docker or kubelet does not notice,
+//! and `down` takes away exactly what `up` made. What must be known for that is written into
+//! [`Layout::record`] *before* it is made, so that a killed `up` can be cleaned up as well.
+
+pub mod containerd;
+pub mod daemon;
+pub mod network;
+pub mod teardown;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use network::Network;
+
+/// The cgroup below which all pods of this node live.
+pub const CGROUP_ROOT: &str = "/podwright";
+
+/// Where everything is.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    state: PathBuf,
+}
+
+impl Layout {
+    pub fn new(state_dir: &Path) -> Self {
+        Self { state: state_dir.to_owned() }
+    }
+
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    pub fn manifests(&self) -> PathBuf {
+        self.state.join("manifests")
+    }
+
+    pub fn root_dir(&self) -> PathBuf {
+        self.state.join("kubelet")
+    }
+
+    pub fn pod_logs(&self) -> PathBuf {
+        self.state.join("logs/pods")
+    }
+
+    pub fn log_links(&self) -> PathBuf {
+        self.state.join("logs/containers")
+    }
+
+    pub fn agent_log(&self) -> PathBuf {
+        self.state.join("logs/agent.log")
+    }
+
+    pub fn containerd(&self) -> PathBuf {
+        self.state.join("containerd")
+    }
+
+    pub fn cni(&self) -> PathBuf {
+        self.state.join("cni")
+    }
+
+    /// Pid files, sockets and what else is worth nothing after a reboot.
+    ///
+    /// A socket's path has room for 108 bytes, so it cannot live below a deep state folder.
+    pub fn run(&self) -> PathBuf {
+        Path::new("/run/podwright").join(self.instance())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.run().join("containerd.sock")
+    }
+
+    /// Tells nodes with different state folders apart.
+    fn instance(&self) -> String {
+        let fnv = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        let path = self.state.as_os_str().as_encoded_bytes();
+        format!("{:08x}", path.iter().fold(0x811c_9dc5, fnv))
+    }
+
+    /// The bridge of this node; a link's name has room for 15 bytes.
+    pub fn bridge(&self) -> String {
+        format!("pw-{}", self.instance())
+    }
+
+    /// The cgroup of this node, beside those of other nodes on the machine.
+    pub fn cgroup_root(&self) -> String {
+        format!("{CGROUP_ROOT}-{}", self.instance())
+    }
+
+    fn record_path(&self) -> PathBuf {
+        self.state.join("made.json")
+    }
+
+    /// Makes the folders. Only root may look into them.
+    pub fn make(&self) -> anyhow::Result<()> {
+        for folder in [
+            self.state.clone(),
+            self.manifests(),
+            self.root_dir(),
+            self.pod_logs(),
+            self.log_links(),
+            self.containerd(),
+            self.cni(),
+            self.run(),
+        ] {
+            std::fs::create_dir_all(&folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        use std::os::unix::fs::PermissionsExt;
+        let private = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(&self.state, private.clone())?;
+        std::fs::set_permissions(self.run(), private)?;
+        Ok(())
+    }
+
+    pub fn record(&self) -> anyhow::Result<Option<Record>> {
+        let path = self.record_path();
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).context(format!("cannot read {}", path.display())),
+        };
+        let record = serde_json::from_str(&text).with_context(|| {
+            format!("{} is damaged; move it away to start afresh", path.display())
+        })?;
+        Ok(Some(record))
+    }
+
+    pub fn write_record(&self, record: &Record) -> anyhow::Result<()> {
+        let path = self.record_path();
+        let mut file = tempfile::NamedTempFile::new_in(&self.state)?;
+        serde_json::to_writer_pretty(&mut file, record)?;
+        file.as_file().sync_all()?;
+        file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(())
+    }
+
+    pub fn forget_record(&self) -> anyhow::Result<()> {
+        match std::fs::remove_file(self.record_path()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// What `up` made or changed outside of its folders.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    pub network: Network,
+    pub cgroup_root: String,
+    /// `net.ipv4.ip_forward` as it was.
+    pub ip_forward: String,
+    /// Chains of the network plugins that were there before us.
+    pub chains: Vec<String>,
+    /// The runtime is ours to stop.
+    pub private_runtime: bool,
+}

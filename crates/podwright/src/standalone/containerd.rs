@@ -1,0 +1,193 @@
+//! The private containerd.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context;
+use podwright_cri::{Client, Endpoint, Timeouts, Version};
+
+use super::Layout;
+use super::daemon::Daemon;
+use super::network::Network;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How containerd makes cgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cgroups {
+    pub systemd: bool,
+    /// The agent lacks CAP_SYS_RESOURCE, so nobody may lower an oom_score_adj.
+    pub restrict_oom: bool,
+}
+
+pub struct Containerd<'a> {
+    layout: &'a Layout,
+}
+
+impl<'a> Containerd<'a> {
+    pub fn new(layout: &'a Layout) -> Self {
+        Self { layout }
+    }
+
+    pub fn daemon(&self) -> Daemon {
+        Daemon::new(self.layout.run().join("containerd.pid"))
+    }
+
+    pub fn endpoint(&self) -> anyhow::Result<Endpoint> {
+        let socket = self.layout.socket();
+        Ok(socket.to_string_lossy().parse()?)
+    }
+
+    pub fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::new(&self.endpoint()?, Timeouts::default()))
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.layout.state().join("logs/containerd.log")
+    }
+
+    /// Starts it unless it runs already; says which.
+    pub fn start(&self, network: &Network, cgroups: Cgroups) -> anyhow::Result<Started> {
+        if self.daemon().running()?.is_some() {
+            return Ok(Started::Already);
+        }
+        let program = find("containerd")
+            .context("containerd is not installed; on Debian: apt-get install containerd runc")?;
+        let conf_dir = self.layout.cni().join("net.d");
+        std::fs::create_dir_all(&conf_dir)?;
+        let conflist = network.conflist(&self.layout.cni().join("addresses"));
+        write(&conf_dir.join("10-podwright.conflist"), &conflist)?;
+        let config = self.layout.containerd().join("config.toml");
+        write(&config, &self.config(network, &conf_dir, cgroups))?;
+        let mut command = Command::new(program);
+        command.arg("--config").arg(&config);
+        self.daemon().start(&mut command, &self.log())?;
+        Ok(Started::Now)
+    }
+
+    /// Waits until it answers.
+    pub async fn ready(&self) -> anyhow::Result<Version> {
+        let client = self.client()?;
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let error = match client.version().await {
+                Ok(version) => return Ok(version),
+                Err(error) => error,
+            };
+            let log = self.log();
+            if self.daemon().running()?.is_none() {
+                anyhow::bail!("containerd ended; its log is {}", log.display());
+            }
+            if tokio::time::Instant::now() > deadline {
+                anyhow::bail!("containerd does not answer ({error}); its log is {}", log.display());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Loads an image archive into the runtime.
+    pub fn load(&self, archive: &Path) -> anyhow::Result<()> {
+        let ctr = find("ctr").context("ctr is not installed; it comes with containerd")?;
+        let output = Command::new(ctr)
+            .arg("--address")
+            .arg(self.layout.socket())
+            .args(["--namespace", "k8s.io", "images", "import", "--digests=false"])
+            .arg(archive)
+            .output()
+            .context("cannot run ctr")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            anyhow::bail!("cannot load {}: {}", archive.display(), said.trim());
+        }
+        Ok(())
+    }
+
+    /// The sandbox image that this program carries with it.
+    pub async fn load_pause_image(&self) -> anyhow::Result<Started> {
+        let client = self.client()?;
+        if client.image_status(podwright_pause::IMAGE).await?.is_some() {
+            return Ok(Started::Already);
+        }
+        let mut archive = tempfile::NamedTempFile::new_in(self.layout.state())?;
+        archive.write_all(&podwright_pause::archive()?)?;
+        self.load(archive.path())?;
+        Ok(Started::Now)
+    }
+
+    fn config(&self, network: &Network, conf_dir: &Path, cgroups: Cgroups) -> String {
+        let quoted = |path: &Path| toml_string(&path.to_string_lossy());
+        let containerd = self.layout.containerd();
+        format!(
+            r#"# Written by podwright up; it is written anew at every start.
+version = 2
+root = {root}
+state = {state}
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.nri.v1.nri",
+]
+
+[grpc]
+  address = {socket}
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = {opt}
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = {pause}
+  restrict_oom_score_adj = {restrict_oom}
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = {plugins}
+    conf_dir = {conf_dir}
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = {systemd}
+      Root = {runc}
+"#,
+            root = quoted(&containerd.join("root")),
+            state = quoted(&self.layout.run().join("containerd")),
+            socket = quoted(&self.layout.socket()),
+            opt = quoted(&containerd.join("opt")),
+            pause = toml_string(podwright_pause::IMAGE),
+            restrict_oom = cgroups.restrict_oom,
+            plugins = quoted(&network.plugins),
+            conf_dir = quoted(conf_dir),
+            systemd = cgroups.systemd,
+            runc = quoted(&self.layout.run().join("runc")),
+        )
+    }
+}
+
+/// Whether something had to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Started {
+    Now,
+    Already,
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A string as TOML and JSON both write it.
+fn toml_string(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A program on the path, or where root's programs are.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
+    let folders = std::env::split_paths(&path).chain(more.iter().map(PathBuf::from));
+    folders.map(|folder| folder.join(program)).find(|candidate| candidate.is_file())
+}

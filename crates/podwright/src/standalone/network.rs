@@ -1,0 +1,200 @@
+//! The pods' network: a bridge of our own, addresses of our own.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// Tried in order; the first that nothing on this machine uses is taken.
+const CANDIDATES: [&str; 4] =
+    ["10.213.0.0/16", "10.87.0.0/16", "172.29.0.0/16", "192.168.213.0/24"];
+/// Where distributions put the network plugins.
+const PLUGIN_FOLDERS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
+const PLUGINS: [&str; 5] = ["bridge", "host-local", "portmap", "bandwidth", "loopback"];
+
+/// An IPv4 network in CIDR form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet {
+    base: Ipv4Addr,
+    prefix: u8,
+}
+
+impl Subnet {
+    fn mask(self) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
+    }
+
+    fn overlaps(self, other: Self) -> bool {
+        let mask = self.mask() & other.mask();
+        self.base.to_bits() & mask == other.base.to_bits() & mask
+    }
+
+    /// The address of the bridge.
+    pub fn gateway(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits((self.base.to_bits() & self.mask()) + 1)
+    }
+}
+
+impl FromStr for Subnet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("{text:?} is not a network such as 10.213.0.0/16");
+        let (base, prefix) = text.split_once('/').ok_or_else(bad)?;
+        let base: Ipv4Addr = base.parse().map_err(|_| bad())?;
+        let prefix: u8 = prefix.parse().ok().filter(|p| (8..=28).contains(p)).ok_or_else(bad)?;
+        Ok(Self { base, prefix })
+    }
+}
+
+impl std::fmt::Display for Subnet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
+/// The network of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    pub bridge: String,
+    pub subnet: String,
+    pub plugins: PathBuf,
+}
+
+impl Network {
+    /// A network nobody uses; `wanted` is checked, not replaced.
+    pub fn choose(bridge: String, wanted: Option<&str>) -> anyhow::Result<Self> {
+        let used = used_networks()?;
+        let plugins = find_plugins()?;
+        let clash = |subnet: Subnet| used.iter().find(|(net, _)| net.overlaps(subnet));
+        if let Some(wanted) = wanted {
+            let subnet: Subnet = wanted.parse().map_err(anyhow::Error::msg)?;
+            if let Some((net, link)) = clash(subnet) {
+                anyhow::bail!(
+                    "the pod network {subnet} overlaps {net} of {link}; choose another with --pod-cidr"
+                );
+            }
+            return Ok(Self { bridge, subnet: subnet.to_string(), plugins });
+        }
+        let free = CANDIDATES.iter().filter_map(|c| c.parse().ok()).find(|s| clash(*s).is_none());
+        let subnet: Subnet = free.with_context(|| {
+            let tried = CANDIDATES.join(", ");
+            format!(
+                "each of {tried} is in use on this machine; name a free network with --pod-cidr"
+            )
+        })?;
+        Ok(Self { bridge, subnet: subnet.to_string(), plugins })
+    }
+
+    /// The list of plugins the runtime calls for each sandbox.
+    pub fn conflist(&self, data_dir: &Path) -> String {
+        let list = json!({
+            "cniVersion": "0.4.0",
+            "name": self.bridge,
+            "plugins": [
+                {
+                    "type": "bridge",
+                    "bridge": self.bridge,
+                    "isGateway": true,
+                    "ipMasq": true,
+                    "hairpinMode": true,
+                    "ipam": {
+                        "type": "host-local",
+                        "dataDir": data_dir,
+                        "ranges": [[{ "subnet": self.subnet }]],
+                        "routes": [{ "dst": "0.0.0.0/0" }],
+                    },
+                },
+                { "type": "portmap", "capabilities": { "portMappings": true } },
+                { "type": "bandwidth", "capabilities": { "bandwidth": true } },
+            ],
+        });
+        format!("{list:#}\n")
+    }
+}
+
+fn find_plugins() -> anyhow::Result<PathBuf> {
+    let has_all = |folder: &&&str| PLUGINS.iter().all(|p| Path::new(folder).join(p).exists());
+    let found = PLUGIN_FOLDERS.iter().find(has_all).map(PathBuf::from);
+    found.with_context(|| {
+        format!(
+            "the network plugins {} are not in any of {}; on Debian: apt-get install containernetworking-plugins",
+            PLUGINS.join(", "),
+            PLUGIN_FOLDERS.join(", ")
+        )
+    })
+}
+
+/// The networks this machine has routes to, with the link they go through.
+fn used_networks() -> anyhow::Result<Vec<(Subnet, String)>> {
+    let table = std::fs::read_to_string("/proc/net/route").context("cannot read the routes")?;
+    Ok(parse_routes(&table))
+}
+
+fn parse_routes(table: &str) -> Vec<(Subnet, String)> {
+    let number = |text: &str| u32::from_str_radix(text, 16).ok().map(u32::swap_bytes);
+    let network = |line: &str| {
+        let mut columns = line.split_whitespace();
+        let link = columns.next()?.to_owned();
+        let base = Ipv4Addr::from_bits(number(columns.next()?)?);
+        let mask = number(columns.nth(5)?)?;
+        let prefix = u8::try_from(mask.leading_ones()).ok().filter(|prefix| *prefix > 0)?;
+        Some((Subnet { base, prefix }, link))
+    };
+    table.lines().skip(1).filter_map(network).collect()
+}
+
+/// Chains that network plugins made; those that were there before us stay.
+pub fn plugin_chains() -> anyhow::Result<Vec<String>> {
+    let saved = Command::new("iptables-save").output().context("cannot run iptables-save")?;
+    let text = String::from_utf8_lossy(&saved.stdout);
+    let mut table = "";
+    let mut chains = Vec::new();
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        } else if let Some(chain) = line.strip_prefix(":CNI-") {
+            let name = chain.split_whitespace().next().unwrap_or_default();
+            chains.push(format!("{table} CNI-{name}"));
+        }
+    }
+    Ok(chains)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_that_share_an_address_overlap() {
+        let net = |text: &str| text.parse::<Subnet>().unwrap();
+        assert!(net("10.213.0.0/16").overlaps(net("10.213.4.0/24")));
+        assert!(net("10.213.4.0/24").overlaps(net("10.0.0.0/8")));
+        assert!(!net("10.213.0.0/16").overlaps(net("10.214.0.0/16")));
+        assert_eq!(net("10.213.0.0/16").gateway(), Ipv4Addr::new(10, 213, 0, 1));
+    }
+
+    #[test]
+    fn nonsense_is_not_a_network() {
+        for text in ["", "10.0.0.0", "10.0.0.0/33", "10.0.0/8", "10.0.0.0/30", "::/64"] {
+            assert!(text.parse::<Subnet>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_routes_are_read() {
+        let table = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+                     eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
+                     eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
+        let routes = parse_routes(table);
+        assert_eq!(routes.len(), 1, "the default route is no network of anybody's");
+        assert_eq!(
+            (routes[0].0.to_string(), routes[0].1.as_str()),
+            ("192.168.0.0/24".into(), "eth0")
+        );
+    }
+}
