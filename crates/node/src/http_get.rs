@@ -151,13 +151,14 @@ where
         let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
         read(response, body_limit).await
     };
-    tokio::pin!(connection);
+    tokio::pin!(work);
     tokio::select! {
-        answer = work => answer,
-        ended = &mut connection => Err(match ended {
-            Ok(()) => "the connection was closed before an answer".into(),
-            Err(error) => error.to_string(),
-        }),
+        answer = &mut work => answer,
+        ended = connection => match ended {
+            // The answer may have come with the end of the connection; whoever reads it knows.
+            Ok(()) => work.await,
+            Err(error) => Err(error.to_string()),
+        },
     }
 }
 

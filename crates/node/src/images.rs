@@ -53,6 +53,15 @@ pub struct Images {
     pulls: Arc<Mutex<HashMap<String, WeakShared<Pull>>>>,
 }
 
+/// A pull nobody waits for yet. Dropped, it ends, unless somebody joined it meanwhile.
+pub struct Prefetch(tokio::task::AbortHandle);
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 enum PullPolicy {
     Always,
     IfNotPresent,
@@ -80,11 +89,11 @@ impl Images {
     }
 
     /// Begins to pull what a container will need, while something else is still being made.
-    pub fn prefetch(self: &Arc<Self>, pod: &Pod, container: &Container) {
-        let Ok(image) = image::with_default_tag(&container.image) else { return };
+    pub fn prefetch(self: &Arc<Self>, pod: &Pod, container: &Container) -> Option<Prefetch> {
+        let image = image::with_default_tag(&container.image).ok()?;
         let policy = PullPolicy::of(container);
         let (this, name) = (self.clone(), pod.name.clone());
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let missing = match policy {
                 PullPolicy::Never => false,
                 PullPolicy::Always => true,
@@ -96,6 +105,7 @@ impl Images {
                 tracing::debug!(pod = %name, image, error, "prefetch failed");
             }
         });
+        Some(Prefetch(task.abort_handle()))
     }
 
     /// Makes sure the image of a container is here, as its pull policy says.

@@ -9,6 +9,7 @@ pub mod cell;
 pub mod cgroups;
 pub mod events;
 pub mod gate;
+pub mod health;
 pub mod hooks;
 pub mod http_get;
 pub mod images;

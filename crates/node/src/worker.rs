@@ -50,7 +50,8 @@ pub struct Worker {
     tools: Arc<Tools>,
     attempts: Attempts,
     lane: Lane,
-    seen: Option<Arc<ObservedPod>>,
+    /// The last view, and the poke it was taken after.
+    seen: Option<(Arc<ObservedPod>, u64)>,
     /// When our last act ended. A view must be newer.
     acted: Mono,
     last_plan: Option<Plan>,
@@ -167,22 +168,20 @@ impl Worker {
     /// A view of the runtime that is newer than our last act and than the last poke.
     async fn view(&mut self, wakes: &mut Wakes) -> Arc<ObservedPod> {
         loop {
-            let poked = wakes.poked.has_changed().unwrap_or(false);
-            if let Some(seen) = &self.seen
-                && !poked
+            let poke = *wakes.poked.borrow_and_update();
+            if let Some((seen, after)) = &self.seen
+                && *after == poke
                 && seen.as_of >= self.acted
             {
                 return seen.clone();
             }
             self.lane.idle().await;
-            wakes.poked.mark_unchanged();
             match self.tools.pleg.look(&self.uid, &self.name).await {
-                Ok(seen) => self.seen = Some(seen),
+                Ok(seen) => self.seen = Some((seen, poke)),
                 Err(error) => {
                     let now = self.tools.clock.now();
                     self.cell.journal.lock().note(now, chain(&error));
                     tracing::warn!(error = chain(&error), "will look again");
-                    wakes.poked.mark_changed();
                     tokio::time::sleep(LOOK_RETRY).await;
                 }
             }

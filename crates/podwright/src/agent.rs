@@ -1,6 +1,6 @@
 //! From validated settings to a running node.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -43,18 +43,42 @@ const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
 pub async fn run(
     settings: &KubeletSettings,
     surroundings: Surroundings,
+    on_ready: impl FnOnce() -> anyhow::Result<()>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let health = health(&settings.configuration, stop.clone()).await?;
     let node = start(settings, surroundings, stop.clone()).await?;
     let Some(node) = node else { return Ok(()) };
+    let health = tokio::spawn(health);
+    on_ready()?;
     crate::service::ready();
     let trim = trim_heap_now_and_then();
     tokio::select! {
         () = node.stopped() => {}
         () = trim => {}
     }
+    // It ends with the same token; what it still had to say is said.
+    let _ = health.await;
     tracing::info!("stopped; the containers run on");
     Ok(())
+}
+
+/// The health port, taken before anything else: a second agent with the same settings ends here.
+async fn health(
+    configuration: &KubeletConfiguration,
+    stop: CancellationToken,
+) -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
+    let port = u16::try_from(configuration.healthz_port).unwrap_or(0);
+    let address = SocketAddr::new(configuration.healthz_bind_address, port);
+    let serving = match port {
+        0 => None,
+        _ => Some(podwright_node::health::serve(address, stop).await?),
+    };
+    Ok(async move {
+        if let Some(serving) = serving {
+            serving.await;
+        }
+    })
 }
 
 /// Brings the node up; `None` if it was told to stop before it could.
@@ -280,6 +304,11 @@ fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<Remote>> {
         return Ok(None);
     }
     let url = Uri::from_str(&configuration.static_pod_url).context("staticPodURL")?;
+    if url.scheme_str() != Some("http") {
+        anyhow::bail!(
+            "staticPodURL {url}: only http is served yet; use it on loopback, or a folder"
+        );
+    }
     let mut headers = HeaderMap::new();
     for (name, values) in &configuration.static_pod_url_header.0 {
         for value in values {

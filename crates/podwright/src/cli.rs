@@ -30,7 +30,7 @@ pub const STATE_DIR: &str = "/var/lib/podwright";
 const EXAMPLES: &str = "\
 Examples:
   podwright doctor                            what this machine still lacks
-  podwright up                                kubectl on this machine, no control plane
+  podwright up                                a node on this machine, no control plane
   podwright kubelet --kubeconfig=FILE         join a cluster
   podwright kubelet --pod-manifest-path=DIR   run the static pods in a folder
 
@@ -47,7 +47,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a node and an API server on this machine, for kubectl
+    /// Run a node on this machine alone, with a container runtime of its own
     Up(UpArgs),
     /// Stop what `podwright up` started, and keep its data
     Down(DownArgs),

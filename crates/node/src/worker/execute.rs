@@ -17,6 +17,7 @@ use super::start::Ground;
 use crate::cell::PodCell;
 use crate::events::Severity;
 use crate::gate::Rank;
+use crate::images::Prefetch;
 use crate::tools::Tools;
 
 /// How long a failed step rests; a little longer each time for some, so that not all pods of a
@@ -40,7 +41,7 @@ impl Execution<'_> {
     pub(super) async fn carry_out(mut self, plan: &Plan) -> bool {
         let mut ground = Ground::in_sandbox(self.pod, self.view);
         let mut all = true;
-        self.prefetch(plan);
+        let _prefetched = self.prefetch(plan);
         for step in &plan.steps {
             match self.step(step, &mut ground).await {
                 Ok(()) => {}
@@ -90,14 +91,20 @@ impl Execution<'_> {
     }
 
     /// Starts pulling what the plan will need while the sandbox is still being made.
-    fn prefetch(&self, plan: &Plan) {
-        for step in &plan.steps {
-            if let Step::StartContainer(start) = step
-                && let Some(container) = self.pod.container(&start.container)
-            {
-                self.tools.images.prefetch(self.pod, container);
-            }
-        }
+    fn prefetch(&self, plan: &Plan) -> Vec<Prefetch> {
+        let starts = plan.steps.iter().filter_map(|step| match step {
+            Step::StartContainer(start) => self.pod.container(&start.container),
+            Step::EnsureCgroup
+            | Step::MakeDirectories
+            | Step::MountVolumes
+            | Step::KillPod(_)
+            | Step::StopContainer(_)
+            | Step::RemoveInstances(_)
+            | Step::CreateSandbox { .. }
+            | Step::UnmountVolumes
+            | Step::DestroyCgroup => None,
+        });
+        starts.filter_map(|container| self.tools.images.prefetch(self.pod, container)).collect()
     }
 
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {

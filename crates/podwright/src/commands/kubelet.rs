@@ -1,6 +1,6 @@
 //! `podwright kubelet`: a node with validated settings.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -8,9 +8,6 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use crate::agent::{self, Surroundings};
 use crate::config::KubeletSettings;
 use crate::service;
-
-/// Where log collectors look for container logs.
-const LOG_LINKS: &str = "/var/log/containers";
 
 /// Runs the node until it is told to stop.
 pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
@@ -20,10 +17,16 @@ pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
             None => None,
             Some(path) => Some(client(path.clone()).await?),
         };
-        let surroundings =
-            Surroundings { log_links: PathBuf::from(LOG_LINKS), make_cgroup_root: false, api };
-        agent::run(settings, surroundings, stop).await
+        let log_links = log_links(&settings.configuration.pod_logs_dir);
+        let surroundings = Surroundings { log_links, make_cgroup_root: false, api };
+        agent::run(settings, surroundings, || Ok(()), stop).await
     })
+}
+
+/// Where log collectors look for container logs: `containers` beside the folder of the pods' logs,
+/// which with the default is upstream's `/var/log/containers`.
+fn log_links(pod_logs: &str) -> PathBuf {
+    Path::new(pod_logs).parent().unwrap_or(Path::new("/")).join("containers")
 }
 
 async fn client(path: PathBuf) -> anyhow::Result<kube::Client> {

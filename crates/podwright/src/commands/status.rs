@@ -44,7 +44,7 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
     let containerd = Containerd::new(&layout);
     let runtime = containerd.daemon().running()?.is_some();
     let pods = match runtime {
-        true => service::runtime()?.block_on(pods(&containerd.client()?))?,
+        true => service::runtime()?.block_on(async { pods(&containerd.client()?).await })?,
         false => Vec::new(),
     };
     let agent = teardown::agent(&layout).running()?.is_some();

@@ -44,7 +44,7 @@ pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
 
 /// Becomes the agent.
 async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let settings = prepare(layout, arguments, &|text| tracing::info!("{text}")).await?;
+    let settings = prepare(layout, arguments, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
@@ -55,19 +55,20 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let surroundings =
         Surroundings { log_links: layout.log_links(), make_cgroup_root: true, api: None };
     let ready = layout.run().join("agent.ready");
-    std::fs::write(&ready, "")?;
-    let outcome = agent::run(&settings, surroundings, stop).await;
+    let on_ready = || std::fs::write(&ready, "").context("cannot say that the node is ready");
+    let outcome = agent::run(&settings, surroundings, on_ready, stop).await;
     let _ = std::fs::remove_file(&ready);
     me.forget();
     outcome
 }
 
+/// If nobody reads it, nobody misses it.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 /// Prepares, starts the agent behind us, and says how to go on.
 async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let say = |text: &str| {
-        // If nobody reads it, nobody misses it.
-        let _ = writeln!(std::io::stdout(), "{text}");
-    };
     let settings = prepare(layout, arguments, &say).await?;
     if teardown::agent(layout).running()?.is_some() {
         say("agent: runs already");
@@ -114,6 +115,8 @@ async fn prepare(
         "cgroupRoot": layout.cgroup_root(),
         "cgroupDriver": "cgroupfs",
         "makeIPTablesUtilChains": false,
+        // Nobody asks a node that is alone, and two of them would want the same port.
+        "healthzPort": 0,
     }));
     let root_dir = format!("--root-dir={}", layout.root_dir().display());
     let flags = Flags::parse([root_dir.into()])?;
@@ -157,6 +160,8 @@ fn start_agent(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     if let Some(endpoint) = &arguments.container_runtime_endpoint {
         command.args(["--container-runtime-endpoint", endpoint]);
     }
+    // Left by an agent that was killed: it says nothing about the one we start.
+    let _ = std::fs::remove_file(layout.run().join("agent.ready"));
     let agent = teardown::agent(layout);
     agent.start(&mut command, &layout.agent_log())?;
     wait_until_ready(layout)

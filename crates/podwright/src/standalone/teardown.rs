@@ -133,7 +133,8 @@ async fn remove_cgroups(record: &Record) -> anyhow::Result<()> {
 
 fn remove_network(record: &Record) -> anyhow::Result<()> {
     let bridge = &record.network.bridge;
-    if Path::new("/sys/class/net").join(bridge).exists() {
+    // Asked of ip and not of /sys, which may show another network namespace than ours.
+    if run("ip", &["link", "show", "dev", bridge]).is_ok() {
         run("ip", &["link", "delete", bridge])?;
     }
     remove_chains(record)

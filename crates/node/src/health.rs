@@ -1,0 +1,62 @@
+//! The health port: plain HTTP on loopback, answers `ok` while this process answers at all.
+//!
+//! Whether pods are synced is another question, asked at the authenticated port.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for health checks; set healthzPort to another port or to 0")]
+pub struct BindError {
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
+/// Takes the port; the returned future serves it until stopped.
+pub async fn serve(
+    address: SocketAddr,
+    stop: CancellationToken,
+) -> Result<impl Future<Output = ()> + Send, BindError> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|source| BindError { address, source })?;
+    let router = Router::new().route("/healthz", get(|| async { "ok" }));
+    Ok(async move {
+        let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+        if let Err(error) = serving.await {
+            tracing::warn!(%error, "the health port is closed");
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http_get::{self, Question, Scheme};
+
+    #[tokio::test]
+    async fn it_answers_and_says_how_to_move_it_when_the_port_is_taken() {
+        let stop = CancellationToken::new();
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let Err(error) = serve(address, stop.clone()).await else { panic!("the port is taken") };
+        assert!(error.to_string().contains("healthzPort"), "{error}");
+        drop(taken);
+        let serving = tokio::spawn(serve(address, stop.clone()).await.unwrap());
+        let question = Question {
+            scheme: Scheme::Http,
+            host: "127.0.0.1".into(),
+            port: address.port(),
+            path: "/healthz".into(),
+            headers: vec![],
+            user_agent: "test",
+        };
+        let answer = http_get::get(&question, 100).await.unwrap();
+        assert_eq!((answer.status, answer.body.as_slice()), (200, b"ok".as_slice()));
+        stop.cancel();
+        serving.await.unwrap();
+    }
+}
