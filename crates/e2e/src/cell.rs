@@ -1,0 +1,64 @@
+//! A view of the machine that one test has to itself: its own processes, mounts, network and /run.
+//!
+//! Why: to see that nothing is left behind one has to compare the whole machine, and a machine has
+//! other users, other beds among them. Only the cgroups are everyone's: those of others must be
+//! left out of a listing by their names.
+
+use std::ffi::OsStr;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::process::output;
+
+/// Set inside a cell.
+const MARK: &str = "PODWRIGHT_CELL";
+
+/// Gets the cell ready and runs the program as a child, so that the shell is there to take the exit
+/// codes of orphans. Containers of others are unmounted, in this view only, if they are still there: it
+/// would keep them from going. The folders are those that runtimes share whatever they are told.
+const SETUP: &str = r#"
+set -e
+tac /proc/self/mounts | while read -r _ point kind _; do
+    case $kind:$point in
+        *:/) ;;
+        overlay:* | nsfs:* | *:/run/* | *:/var/tmp/podwright-beds/*) umount -lq "$point" || : ;;
+    esac
+done
+for folder in /run /var/lib/cni /var/log/containers; do
+    mkdir -p "$folder"
+    mount -t tmpfs tmpfs "$folder"
+done
+ip link set lo up
+set +e
+"$@"
+exit $?
+"#;
+
+/// Whether this process is in a cell.
+pub fn inside() -> bool {
+    std::env::var_os(MARK).is_some()
+}
+
+/// A command that runs in a cell of its own. Nothing can be installed or fetched there: what it
+/// needs must be [provided](crate::tools::provide) before.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation=private", "--net", "--pid", "--fork", "--mount-proc"])
+        .args(["sh", "-c", SETUP, "cell"])
+        .arg(program)
+        .env(MARK, "1")
+        .env("PODWRIGHT_BEDS", "/run/podwright-beds");
+    command
+}
+
+/// Runs a test of this test binary again, in a cell; its failure carries what it printed.
+pub fn run_test(name: &str) -> Result<()> {
+    let me = std::env::current_exe().context("finding this test binary")?;
+    let mut command = command(me);
+    command.args(["--exact", "--nocapture", name]);
+    let said = output(&mut command)?;
+    anyhow::ensure!(said.contains("test result: ok. 1 passed"), "no test is called {name}: {said}");
+    Ok(())
+}

@@ -1,0 +1,374 @@
+//! A real control plane: etcd, kube-apiserver and kube-controller-manager, with the access rules of
+//! a real cluster. There is no scheduler: tests set `spec.nodeName`.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use http::Request;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::{Api, PostParams};
+use serde_json::{Value, json};
+
+use crate::audit::{self, Audited};
+use crate::ground::Ground;
+use crate::http::{Tls, send};
+use crate::kubeconfig::{self, Credential};
+use crate::netns::NODE_ADDRESS;
+use crate::pki::{Authority, PairFiles};
+use crate::process::Daemon;
+use crate::tools::provide;
+
+/// The API server compiles its schema at every start, and two cores may serve several of them.
+const START: Duration = Duration::from_secs(120);
+
+const ETCD: &str = "http://127.0.0.1:2379";
+const API_PORT: u16 = 6443;
+const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+
+/// What the token of a bootstrap kubeconfig is.
+const BOOTSTRAP_TOKEN: (&str, &str) = ("podwri", "0123456789abcdef");
+
+/// Under their old names, which the current release takes as well.
+const CONTROLLERS: [&str; 8] = [
+    "csrapproving",
+    "csrcleaner",
+    "csrsigning",
+    "garbagecollector",
+    "namespace",
+    "root-ca-cert-publisher",
+    "serviceaccount",
+    "serviceaccount-token",
+];
+
+/// What may differ from bed to bed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wishes {
+    pub(crate) controllers: Vec<String>,
+    pub(crate) signing_duration: Option<String>,
+    pub(crate) apiserver_flags: Vec<String>,
+}
+
+pub struct ControlPlane {
+    ground: Arc<Ground>,
+    wishes: Wishes,
+    authority: Authority,
+    /// Dropped in this order: who depends on the others first.
+    controller_manager: Daemon,
+    apiserver: Daemon,
+    etcd: Daemon,
+}
+
+impl ControlPlane {
+    pub(crate) async fn start(ground: Arc<Ground>, wishes: Wishes) -> Result<Self> {
+        let authority = Authority::create(ground.path("pki"))?;
+        issue(&ground, &authority)?;
+        let etcd = start_etcd(&ground).await?;
+        let apiserver = launch_apiserver(&ground, &authority, &wishes)?;
+        ready(&ground, &apiserver).await?;
+        let controller_manager = launch_controller_manager(&ground, &authority, &wishes)?;
+        let plane = Self { ground, wishes, authority, controller_manager, apiserver, etcd };
+        plane.furnish().await?;
+        Ok(plane)
+    }
+
+    /// Where the API server is, inside the namespace.
+    pub fn url(&self) -> String {
+        api_url()
+    }
+
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    pub fn etcd(&self) -> &Daemon {
+        &self.etcd
+    }
+
+    pub fn apiserver(&self) -> &Daemon {
+        &self.apiserver
+    }
+
+    pub fn controller_manager(&self) -> &Daemon {
+        &self.controller_manager
+    }
+
+    /// A kubeconfig of a cluster administrator.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        kubeconfig_path(&self.ground, "admin")
+    }
+
+    /// A kubeconfig for anyone: `NAME.kubeconfig` in the bed's folder.
+    pub fn kubeconfig(&self, name: &str, credential: &Credential) -> Result<PathBuf> {
+        save_kubeconfig(&self.ground, &self.authority, name, credential)
+    }
+
+    /// A kubeconfig with the client certificate of a node.
+    pub fn node_kubeconfig(&self, node: &str) -> Result<PathBuf> {
+        let pair = self.authority.client(&format!("system:node:{node}"), &["system:nodes"])?;
+        self.kubeconfig(&format!("node-{node}"), &Credential::Certificate(pair))
+    }
+
+    /// A kubeconfig with a bootstrap token, which may only ask for a node's client certificate.
+    pub fn bootstrap_kubeconfig(&self) -> Result<PathBuf> {
+        let (id, secret) = BOOTSTRAP_TOKEN;
+        self.kubeconfig("bootstrap", &Credential::Token(format!("{id}.{secret}")))
+    }
+
+    /// A client for a kubeconfig; the test itself need not be in the namespace.
+    pub async fn client(&self, kubeconfig: &std::path::Path) -> Result<kube::Client> {
+        kubeconfig::client(kubeconfig, self.ground.netns()).await
+    }
+
+    pub async fn admin(&self) -> Result<kube::Client> {
+        self.client(&self.admin_kubeconfig()).await
+    }
+
+    /// The minor version of the API server: 20 for 1.20. What it is too old to know, a case skips.
+    pub async fn minor_version(&self) -> Result<u32> {
+        let version = self.admin().await?.apiserver_version().await?;
+        let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().with_context(|| format!("the server calls itself {version:?}"))
+    }
+
+    /// Every request the API server has answered so far, and every watch it has begun.
+    pub fn audit(&self) -> Result<Vec<Audited>> {
+        audit::read(&self.ground.path("logs/audit.json"))
+    }
+
+    /// Takes the API server away.
+    pub async fn kill_apiserver(&self) -> Result<()> {
+        self.apiserver.kill().await.map(drop)
+    }
+
+    /// Brings it back, and waits until it is ready.
+    pub async fn restart_apiserver(&mut self) -> Result<()> {
+        self.kill_apiserver().await?;
+        self.apiserver = launch_apiserver(&self.ground, &self.authority, &self.wishes)?;
+        ready(&self.ground, &self.apiserver).await
+    }
+
+    /// Lets new nodes in, and waits until pods may be made in `default`.
+    async fn furnish(&self) -> Result<()> {
+        let client = self.admin().await?;
+        let bindings = Api::<ClusterRoleBinding>::all(client.clone());
+        for (role, group) in [
+            ("system:node-bootstrapper", "system:bootstrappers"),
+            (
+                "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+                "system:bootstrappers",
+            ),
+            (
+                "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
+                "system:nodes",
+            ),
+        ] {
+            bindings.create(&PostParams::default(), &binding(role, group)?).await?;
+        }
+        let secrets = Api::<Secret>::namespaced(client.clone(), "kube-system");
+        secrets.create(&PostParams::default(), &bootstrap_token()?).await?;
+        self.welcomes_pods("default").await
+    }
+
+    /// Makes a namespace and waits until pods may be made in it.
+    pub async fn create_namespace(&self, name: &str) -> Result<()> {
+        let namespaces = Api::<Namespace>::all(self.admin().await?);
+        let namespace = parsed(json!({ "metadata": { "name": name } }))?;
+        namespaces.create(&PostParams::default(), &namespace).await?;
+        self.welcomes_pods(name).await
+    }
+
+    /// Waits until controllers have made what a pod needs: a service account, for old servers its
+    /// token, and the authority's certificate.
+    async fn welcomes_pods(&self, namespace: &str) -> Result<()> {
+        let client = self.admin().await?;
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+        let maps = Api::<ConfigMap>::namespaced(client, namespace);
+        let container = json!({ "name": "app", "image": "localhost/none" });
+        let pod: Pod = parsed(json!({
+            "metadata": { "name": "welcome" },
+            "spec": { "containers": [container] },
+        }))?;
+        let rehearsal = PostParams { dry_run: true, ..PostParams::default() };
+        let welcome = async || {
+            pods.create(&rehearsal, &pod).await?;
+            Ok(maps.get_opt("kube-root-ca.crt").await?.map(drop))
+        };
+        let what = format!("pods to be welcome in {namespace}");
+        self.controller_manager.until(what, START, welcome).await
+    }
+}
+
+fn api_url() -> String {
+    format!("https://{NODE_ADDRESS}:{API_PORT}")
+}
+
+fn kubeconfig_path(ground: &Ground, name: &str) -> PathBuf {
+    ground.path(format!("{name}.kubeconfig"))
+}
+
+fn save_kubeconfig(
+    ground: &Ground,
+    authority: &Authority,
+    name: &str,
+    credential: &Credential,
+) -> Result<PathBuf> {
+    let path = kubeconfig_path(ground, name);
+    let document = kubeconfig::document(&api_url(), &authority.certificate(), credential);
+    kubeconfig::save(&path, &document)?;
+    Ok(path)
+}
+
+/// Everyone's certificates, keys and kubeconfigs.
+fn issue(ground: &Ground, authority: &Authority) -> Result<()> {
+    let names = [
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    ];
+    let addresses = [NODE_ADDRESS, SERVICE_ADDRESS, Ipv4Addr::LOCALHOST].map(IpAddr::V4);
+    let server = authority.server("kube-apiserver", &names, &addresses)?;
+    authority.save("apiserver", &server)?;
+    let to_kubelets = authority.client("kube-apiserver-kubelet-client", &["system:masters"])?;
+    authority.save("apiserver-kubelet-client", &to_kubelets)?;
+    authority.signing_key("service-accounts")?;
+    for (name, user, group) in [
+        ("admin", "kubernetes-admin", "system:masters"),
+        ("controller-manager", "system:kube-controller-manager", "system:authenticated"),
+    ] {
+        let pair = authority.client(user, &[group])?;
+        save_kubeconfig(ground, authority, name, &Credential::Certificate(pair))?;
+    }
+    Ok(())
+}
+
+async fn start_etcd(ground: &Ground) -> Result<Daemon> {
+    let mut command = ground.command(provide("etcd")?.join("etcd"));
+    command
+        .args(["--name=bed", "--unsafe-no-fsync", "--listen-peer-urls=http://127.0.0.1:2380"])
+        .arg(format!("--listen-client-urls={ETCD}"))
+        .arg(format!("--advertise-client-urls={ETCD}"))
+        .arg(format!("--data-dir={}", ground.path("etcd").display()));
+    let etcd = ground.daemon("etcd", command)?;
+    let healthy = async || {
+        let request = Request::get(format!("{ETCD}/health")).body(Default::default())?;
+        let answer = send(ground.netns(), request, &Tls::default()).await?;
+        Ok(answer.text().contains("\"true\"").then_some(()))
+    };
+    etcd.until("etcd to be healthy", START, healthy).await?;
+    Ok(etcd)
+}
+
+/// Flags that 1.20 and the current release both know.
+fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> Result<Daemon> {
+    let pki = |file: &str| ground.path("pki").join(file);
+    let policy = ground.path("audit-policy.yaml");
+    std::fs::write(&policy, audit::POLICY)?;
+    let mut command = ground.command(provide("kube-apiserver")?.join("kube-apiserver"));
+    for (flag, file) in [
+        ("audit-log-path", ground.path("logs/audit.json")),
+        ("audit-policy-file", policy),
+        ("cert-dir", ground.path("pki")),
+        ("client-ca-file", authority.files().certificate),
+        ("kubelet-client-certificate", pki("apiserver-kubelet-client.crt")),
+        ("kubelet-client-key", pki("apiserver-kubelet-client.key")),
+        ("service-account-key-file", pki("service-accounts.pub")),
+        ("service-account-signing-key-file", pki("service-accounts.key")),
+        ("tls-cert-file", pki("apiserver.crt")),
+        ("tls-private-key-file", pki("apiserver.key")),
+    ] {
+        command.arg(format!("--{flag}={}", file.display()));
+    }
+    command
+        .arg(format!("--etcd-servers={ETCD}"))
+        .arg(format!("--secure-port={API_PORT}"))
+        .arg(format!("--advertise-address={NODE_ADDRESS}"))
+        .args([
+            "--allow-privileged",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--enable-bootstrap-token-auth",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.96.0.0/16",
+        ])
+        .args(&wishes.apiserver_flags);
+    ground.daemon("kube-apiserver", command)
+}
+
+/// Waits until the server has made its default roles, which is the last thing it does.
+async fn ready(ground: &Ground, apiserver: &Daemon) -> Result<()> {
+    let client = kubeconfig::client(&kubeconfig_path(ground, "admin"), ground.netns()).await?;
+    let ready = async || {
+        let request = Request::get("/readyz").body(Vec::new())?;
+        Ok((client.request_text(request).await? == "ok").then_some(()))
+    };
+    apiserver.until("the API server to be ready", START, ready).await
+}
+
+fn launch_controller_manager(
+    ground: &Ground,
+    authority: &Authority,
+    wishes: &Wishes,
+) -> Result<Daemon> {
+    let PairFiles { certificate, key } = authority.files();
+    let kubeconfig = kubeconfig_path(ground, "controller-manager");
+    let program = provide("kube-controller-manager")?.join("kube-controller-manager");
+    let mut command = ground.command(program);
+    for (flag, file) in [
+        ("authentication-kubeconfig", &kubeconfig),
+        ("authorization-kubeconfig", &kubeconfig),
+        ("cert-dir", &ground.path("pki")),
+        ("cluster-signing-cert-file", &certificate),
+        ("cluster-signing-key-file", &key),
+        ("kubeconfig", &kubeconfig),
+        ("root-ca-file", &certificate),
+        ("service-account-private-key-file", &ground.path("pki/service-accounts.key")),
+    ] {
+        command.arg(format!("--{flag}={}", file.display()));
+    }
+    let controllers = CONTROLLERS.map(str::to_owned).into_iter();
+    let controllers: Vec<_> = controllers.chain(wishes.controllers.iter().cloned()).collect();
+    command
+        .arg("--bind-address=127.0.0.1")
+        .arg("--leader-elect=false")
+        .arg("--use-service-account-credentials") // each controller in its own role
+        .arg(format!("--controllers={}", controllers.join(",")));
+    if let Some(duration) = &wishes.signing_duration {
+        command.arg(format!("--cluster-signing-duration={duration}"));
+    }
+    ground.daemon("kube-controller-manager", command)
+}
+
+fn binding(role: &str, group: &str) -> Result<ClusterRoleBinding> {
+    let object = json!({
+        "metadata": { "name": format!("bed:{role}") },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+        "subjects": [
+            { "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group },
+        ],
+    });
+    parsed(object)
+}
+
+fn bootstrap_token() -> Result<Secret> {
+    let (id, secret) = BOOTSTRAP_TOKEN;
+    parsed(json!({
+        "metadata": { "name": format!("bootstrap-token-{id}") },
+        "type": "bootstrap.kubernetes.io/token",
+        "stringData": {
+            "token-id": id,
+            "token-secret": secret,
+            "usage-bootstrap-authentication": "true",
+        },
+    }))
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(object: Value) -> Result<T> {
+    serde_json::from_value(object).context("an object of our own")
+}

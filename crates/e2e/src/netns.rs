@@ -1,0 +1,169 @@
+//! A network namespace of one bed: a host of its own, with one address and no way out.
+//!
+//! It is kept alive by a mount inside the bed's folder, not below /run/netns, so that whoever
+//! removes the folder's mounts has removed the namespace, its links and its packet filter rules.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::Command;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::sync::oneshot;
+
+use crate::process::{output, output_of};
+
+/// The node's address; every bed has the same one, each in its own namespace.
+pub const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 10);
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// What `ip` is told. A veth pair with both ends inside stands for the network card, because not
+/// every kernel has dummy links; the gateway exists only in the routing table.
+const LINKS: &str = "\
+link set lo up
+link add eth0 type veth peer name uplink
+link set uplink up
+link set eth0 up
+address add 10.99.0.10/24 dev eth0
+route add default via 10.99.0.1 dev eth0
+";
+
+#[derive(Clone, Debug)]
+pub struct NetNs {
+    file: PathBuf,
+}
+
+impl NetNs {
+    /// Makes the namespace and its links; `file` is where it is mounted.
+    pub(crate) fn create(file: PathBuf) -> Result<Self> {
+        File::create(&file).with_context(|| format!("creating {}", file.display()))?;
+        let mut net = OsStr::new("--net=").to_owned();
+        net.push(&file);
+        output(Command::new("unshare").arg(net).arg("true"))?;
+        let namespace = Self { file };
+        output_of(namespace.command("ip").args(["-batch", "-"]), LINKS.as_bytes())?;
+        output(namespace.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]))?;
+        Ok(namespace)
+    }
+
+    /// The file the namespace is mounted on.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// A command that runs inside. Not `ip netns exec`: that remounts /sys, and the cgroup mounts
+    /// are gone.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut net = OsStr::new("--net=").to_owned();
+        net.push(&self.file);
+        let mut command = Command::new("nsenter");
+        command.arg(net).arg("--").arg(program);
+        command
+    }
+
+    /// Does `act` inside, on a thread of its own: a namespace belongs to a thread, and the threads
+    /// of the runtime are shared.
+    pub async fn within<T: Send + 'static>(
+        &self,
+        act: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let file = File::open(&self.file)?;
+        let (done, answer) = oneshot::channel();
+        std::thread::Builder::new().name("netns".into()).spawn(move || {
+            let entered = move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network));
+            // Nobody waits any more if the send fails; then nobody wants the result.
+            let _ = done.send(entered.map_err(io::Error::from).and_then(|()| act()));
+        })?;
+        answer.await.map_err(|_| io::Error::other("the thread in the namespace panicked"))?
+    }
+
+    /// Opens a TCP connection from inside; the socket stays there wherever it is used.
+    pub async fn connect(&self, address: SocketAddr) -> io::Result<tokio::net::TcpStream> {
+        let stream = self
+            .within(move || {
+                let stream = TcpStream::connect_timeout(&address, CONNECT_LIMIT)?;
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+                Ok(stream)
+            })
+            .await?;
+        tokio::net::TcpStream::from_std(stream)
+    }
+
+    /// Listens inside, for a server that a test itself plays.
+    pub async fn listen(&self, address: SocketAddr) -> io::Result<tokio::net::TcpListener> {
+        let listener = self
+            .within(move || {
+                let listener = std::net::TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(listener)
+            })
+            .await?;
+        tokio::net::TcpListener::from_std(listener)
+    }
+}
+
+/// Opens the connections of an HTTP client inside the namespace: what `kube::Client` is built on.
+#[derive(Clone, Debug)]
+pub struct Connector(pub NetNs);
+
+impl tower::Service<Uri> for Connector {
+    type Response = TokioIo<tokio::net::TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let namespace = self.0.clone();
+        Box::pin(async move {
+            let address = address_of(&uri).map_err(io::Error::other)?;
+            namespace.connect(address).await.map(TokioIo::new)
+        })
+    }
+}
+
+/// The address a URL names. There is no name server inside, so only addresses and `localhost` do.
+pub(crate) fn address_of(uri: &Uri) -> Result<SocketAddr> {
+    let host = uri.host().context("the URL has no host")?;
+    let ip = match host.trim_matches(['[', ']']) {
+        "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        host => host.parse().with_context(|| format!("{host} is not an IP address"))?,
+    };
+    let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+    Ok(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_names_an_address() {
+        for (url, want) in [
+            ("http://10.88.0.2:8080/x", Some("10.88.0.2:8080")),
+            ("https://10.99.0.10", Some("10.99.0.10:443")),
+            ("http://localhost", Some("127.0.0.1:80")),
+            ("http://[fd00::1]:81/", Some("[fd00::1]:81")),
+            ("http://example.com/", None),
+            ("/no/host", None),
+        ] {
+            let address = address_of(&url.parse().unwrap()).ok().map(|a| a.to_string());
+            assert_eq!(address.as_deref(), want, "{url}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The real programs a bed is made of, from the cache that `testbed/provide` fills.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+
+/// The root of the repository, where cargo built this from.
+pub(crate) fn repository() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here)
+}
+
+/// The folder that holds the programs of `name`, obtained first if need be. The first time can take
+/// minutes (`kube-apiserver` is built from source); progress goes to standard error.
+pub fn provide(name: &str) -> Result<PathBuf> {
+    let script = repository().join("testbed/provide");
+    let output = Command::new(&script)
+        .arg(name)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .with_context(|| format!("running {}", script.display()))?;
+    let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    anyhow::ensure!(
+        output.status.success() && !folder.is_empty(),
+        "{} {name} ended with {}",
+        script.display(),
+        output.status
+    );
+    Ok(folder.into())
+}
+
+/// The agent under test: `PODWRIGHT_BIN`, or whichever build in `target` is the newest.
+pub fn podwright() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("PODWRIGHT_BIN") {
+        return Ok(path.into());
+    }
+    let target = repository().join("target");
+    let builds = ["debug", "release"].map(|profile| target.join(profile).join("podwright"));
+    let newest = builds.into_iter().max_by_key(|path| built(path));
+    newest.filter(|path| built(path).is_some()).with_context(|| {
+        format!(
+            "no podwright below {}: cargo build, or name one in PODWRIGHT_BIN",
+            target.display()
+        )
+    })
+}
+
+fn built(path: &Path) -> Option<SystemTime> {
+    path.metadata().and_then(|file| file.modified()).ok()
+}
+
+/// The upstream kubelet to compare with, if `PODWRIGHT_REFERENCE` names one.
+pub fn reference() -> Option<PathBuf> {
+    std::env::var_os("PODWRIGHT_REFERENCE").map(PathBuf::from)
+}

@@ -1,0 +1,12 @@
+//! Black-box cases on real parts. One binary, so that it is linked once; each module is a subject.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+mod agent;
+mod bed;
+mod clean_up;
+mod control_plane;
+mod privilege;
+mod standalone;
+mod static_pods;
+mod vm;

@@ -1,0 +1,155 @@
+//! A manifest becomes a running container, follows its file, and survives the agent.
+
+use std::fs;
+use std::time::Duration;
+
+use podwright_e2e::bed::Bed;
+use podwright_e2e::cri::Cri;
+use podwright_e2e::wait;
+use podwright_proto::cri::ContainerState;
+use serde_json::{Value, json};
+
+use crate::privilege::needs_root;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const UID: &str = "io.kubernetes.pod.uid";
+
+/// A pod that waits for its end and goes at once when told to.
+fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{
+                "name": "app",
+                "image": "localhost/podwright/test:latest",
+                "imagePullPolicy": "Never",
+                "args": ["serve", "--http", "8080"],
+            }],
+        },
+    })
+}
+
+/// Ids of the containers that run, with their pods' names, UIDs and restart counts.
+async fn running(cri: &Cri) -> anyhow::Result<Vec<(String, String, String)>> {
+    let label = |container: &podwright_proto::cri::Container, key: &str| {
+        container.labels.get(key).cloned().unwrap_or_default()
+    };
+    let containers = cri.containers().await?;
+    let alive = containers.iter().filter(|c| c.state() == ContainerState::ContainerRunning);
+    let mut found: Vec<_> =
+        alive.map(|c| (label(c, "io.kubernetes.pod.name"), label(c, UID), c.id.clone())).collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Waits until just these pods run, and returns them.
+async fn until_running(cri: &Cri, names: &[&str]) -> Vec<(String, String, String)> {
+    let look = async || {
+        let found = running(cri).await?;
+        let same = found.iter().map(|(name, _, _)| name.as_str()).eq(names.iter().copied());
+        Ok(same.then_some(found))
+    };
+    wait::until(&format!("{names:?} to run"), LIMIT, look).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_manifest_starts_a_pod_an_edit_replaces_it_and_removal_ends_it() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let cri = bed.cri().await.unwrap();
+
+    let file = agent.add_manifest("web", &pod("web")).unwrap();
+    let first = until_running(&cri, &["web-node-1"]).await;
+    let sandboxes = cri.sandboxes().await.unwrap();
+    let status = cri.sandbox_status(&sandboxes[0].id).await.unwrap();
+    let page = format!("http://{}:8080/", status.network.unwrap().ip);
+    let answer = async || Ok(bed.http_get(&page).await.is_ok());
+    wait::until_true("the pod to answer", LIMIT, answer).await.unwrap();
+
+    let mut edited = pod("web");
+    edited["spec"]["containers"][0]["env"] = json!([{ "name": "COLOUR", "value": "blue" }]);
+    agent.add_manifest("web", &edited).unwrap();
+    let replaced = async || {
+        let now = running(&cri).await?;
+        Ok(now.len() == 1 && now[0].1 != first[0].1)
+    };
+    wait::until_true("the edited pod to replace the first", LIMIT, replaced).await.unwrap();
+
+    fs::write(&file, "{ this is no manifest").unwrap();
+    fs::write(agent.manifests().join("other.yaml"), format!("{}", pod("other"))).unwrap();
+    until_running(&cri, &["other-node-1", "web-node-1"]).await;
+
+    fs::remove_file(&file).unwrap();
+    fs::remove_file(agent.manifests().join("other.yaml")).unwrap();
+    until_running(&cri, &[]).await;
+    let empty = async || Ok(fs::read_dir(agent.root_dir().join("pods"))?.next().is_none());
+    wait::until_true("the pods' folders to go", LIMIT, empty).await.unwrap();
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_agent_finds_its_pods_again_and_ends_those_removed_meanwhile() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let mut agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let cri = bed.cri().await.unwrap();
+    agent.add_manifest("a", &pod("a")).unwrap();
+    let gone = agent.add_manifest("b", &pod("b")).unwrap();
+    let before = until_running(&cri, &["a-node-1", "b-node-1"]).await;
+
+    agent.kill().await.unwrap();
+    fs::remove_file(gone).unwrap();
+    agent.restart().await.unwrap();
+    agent.healthy().await.unwrap();
+    let after = until_running(&cri, &["a-node-1"]).await;
+    assert_eq!(after[0], before[0], "the same container, not a new one");
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn a_container_that_ends_is_started_again() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let cri = bed.cri().await.unwrap();
+    let mut once = pod("again");
+    once["spec"]["containers"][0]["args"] = json!(["exit", "7", "--after", "1"]);
+    agent.add_manifest("again", &once).unwrap();
+    let restarted = async || {
+        let containers = cri.containers().await?;
+        Ok(containers.iter().any(|c| c.metadata.as_ref().is_some_and(|m| m.attempt > 0)))
+    };
+    wait::until_true("the second attempt", LIMIT, restarted).await.unwrap();
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn two_nodes_side_by_side_leave_each_others_pods_alone() {
+    needs_root!();
+    let one = Bed::builder().start().await.unwrap();
+    let two = Bed::builder().start().await.unwrap();
+    let agents = [one.agent("node-1").start().unwrap(), two.agent("node-2").start().unwrap()];
+    for (agent, name) in agents.iter().zip(["a", "b"]) {
+        agent.healthy().await.unwrap();
+        agent.add_manifest(name, &pod(name)).unwrap();
+    }
+    let (cri_one, cri_two) = (one.cri().await.unwrap(), two.cri().await.unwrap());
+    let first = until_running(&cri_one, &["a-node-1"]).await;
+    let second = until_running(&cri_two, &["b-node-2"]).await;
+    // That nothing happens can only be waited for: three rounds of housekeeping of both.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(running(&cri_one).await.unwrap(), first);
+    assert_eq!(running(&cri_two).await.unwrap(), second);
+    drop(agents);
+    one.close().unwrap();
+    two.close().unwrap();
+}
