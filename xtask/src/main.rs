@@ -8,6 +8,7 @@
 
 mod cargo;
 mod images;
+mod papers;
 mod tidy;
 
 use std::path::PathBuf;
@@ -36,6 +37,12 @@ enum Chore {
         #[arg(long, value_name = "FILE", default_value = "/bin/busybox")]
         busybox: PathBuf,
     },
+    /// Write the man pages and shell completions, made from the command line itself
+    Papers {
+        /// Where to; the default is target/papers
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<PathBuf>,
+    },
     /// Check the laws of the repository: dependencies, licences, sources, documents
     Tidy,
     /// List the licence of every package that we build with
@@ -49,6 +56,10 @@ fn main() -> anyhow::Result<ExitCode> {
         Chore::Images { out, busybox } => {
             let out = out.unwrap_or_else(|| workspace.root.join("target/images"));
             images::build(&workspace, &out, &busybox)?;
+        }
+        Chore::Papers { out } => {
+            let out = out.unwrap_or_else(|| workspace.root.join("target/papers"));
+            papers::write(&workspace, &out)?;
         }
         Chore::Tidy => return tidy::run(&workspace),
         Chore::Licences => tidy::list_licences(&workspace)?,

@@ -8,6 +8,7 @@ pub mod defaults;
 pub mod hold;
 pub mod manifest;
 pub mod merge;
+pub mod mirror;
 pub mod registry;
 pub mod validation;
 

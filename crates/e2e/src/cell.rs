@@ -15,8 +15,9 @@ use crate::process::output;
 const MARK: &str = "PODWRIGHT_CELL";
 
 /// Gets the cell ready and runs the program as a child, so that the shell is there to take the exit
-/// codes of orphans. Containers of others are unmounted, in this view only, if they are still there: it
-/// would keep them from going. The folders are those that runtimes share whatever they are told.
+/// codes of orphans. Containers of others are unmounted, in this view only: it would keep them from
+/// going, unless they have gone already. The folders are those that runtimes share whatever they
+/// are told.
 const SETUP: &str = r#"
 set -e
 tac /proc/self/mounts | while read -r _ point kind _; do

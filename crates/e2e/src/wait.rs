@@ -1,7 +1,7 @@
 //! Waiting for a condition, with a limit.
 //!
-//! Nothing in this crate sleeps for a fixed time: a test asks its question again and again until the
-//! answer is there, and when it never comes it fails with the last reason heard.
+//! Nothing in this crate sleeps for a fixed time: a test asks its question again and again until
+//! the answer is there, and when it never comes it fails with the last reason heard.
 
 use std::fmt::Display;
 use std::time::Duration;

@@ -16,6 +16,7 @@ pub mod images;
 pub mod journal;
 mod last_words;
 pub mod metrics;
+pub mod mirrors;
 pub mod node;
 pub mod objects;
 pub mod pleg;

@@ -24,6 +24,7 @@ use crate::events::{self, Recorder};
 use crate::gate::Gate;
 use crate::images::Images;
 use crate::metrics::Metrics;
+use crate::mirrors::Mirrors;
 use crate::objects::Objects;
 use crate::pleg::Pleg;
 use crate::pods::{Directory, Pods};
@@ -201,6 +202,12 @@ impl Node {
         self.tasks.spawn(self.tools.objects.clone().follow_services(self.stop.clone()));
         self.tasks.spawn(events::deliver(occurrences, api.clone(), node_name, stop));
         if let Some(client) = api {
+            let mirrors = Mirrors {
+                client: client.clone(),
+                directory: self.directory.clone(),
+                node_name: self.tools.settings.node_name.clone(),
+            };
+            self.tasks.spawn(mirrors.run(self.stop.clone()));
             self.tasks.spawn(self.tools.status.clone().run(client, self.stop.clone()));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1;
@@ -15,6 +16,8 @@ use podwright_core::pod::Pod;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+const SERVICES_PATIENCE: Duration = Duration::from_secs(5);
+
 type Services = Option<Arc<Vec<ServiceView>>>;
 
 pub struct Objects {
@@ -27,9 +30,15 @@ impl Objects {
         Arc::new(Self { client, services: watch::Sender::new(None) })
     }
 
-    /// The services of the cluster; `None` until they were read once.
-    pub fn services(&self) -> Services {
-        self.services.borrow().clone()
+    /// The services of the cluster; `None` if they were never read. A node that just started
+    /// waits a moment for them instead of failing its first containers.
+    pub async fn services(&self) -> Services {
+        let mut services = self.services.subscribe();
+        let read = services.wait_for(Option::is_some);
+        match tokio::time::timeout(SERVICES_PATIENCE, read).await {
+            Ok(Ok(services)) => services.clone(),
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     /// Reads what a container's variables need.
@@ -57,7 +66,8 @@ impl Objects {
     pub async fn follow_services(self: Arc<Self>, stop: CancellationToken) {
         let Some(client) = self.client.clone() else { return };
         let work = async {
-            let config = watcher::Config::default().fields("spec.clusterIP!=None");
+            // Headless services are left out here: older servers cannot select them away.
+            let config = watcher::Config::default();
             let events = watcher::watcher(Api::<v1::Service>::all(client), config);
             let mut events = std::pin::pin!(events.default_backoff());
             let mut known: BTreeMap<(String, String), ServiceView> = BTreeMap::new();

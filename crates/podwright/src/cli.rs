@@ -73,6 +73,17 @@ enum Command {
         /// The shell to complete for
         shell: Shell,
     },
+    /// Write the manual as man pages
+    #[command(hide = true)]
+    Man(ManArgs),
+}
+
+/// For packagers, through `cargo xtask papers`.
+#[derive(Clone, Debug, Args)]
+pub struct ManArgs {
+    /// Folder for the pages
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub folder: PathBuf,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -242,6 +253,10 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         }
         Command::Completion { shell } => {
             completion(shell, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man(arguments) => {
+            man_pages(&arguments.folder)?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod agent;
+mod api_pods;
 mod bed;
 mod clean_up;
 mod control_plane;

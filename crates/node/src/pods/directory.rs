@@ -9,7 +9,9 @@ use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Stage, Standing};
 use podwright_core::observed::PodEvent;
 use podwright_core::pod::Pod;
+use podwright_core::pod::mirror::Static;
 use podwright_core::pod::registry::{ApiUid, Mirror, Registry};
+use tokio::sync::watch;
 
 use crate::cell::PodCell;
 use crate::pleg::Listener;
@@ -19,6 +21,8 @@ pub struct Directory {
     registry: RwLock<Registry>,
     cells: RwLock<HashMap<PodUid, Arc<PodCell>>>,
     sources_ready: AtomicBool,
+    /// Grows with every change of pods, mirrors and lives.
+    changed: watch::Sender<u64>,
     /// Every wanted pod has a worker: what has none is not wanted.
     all_known: AtomicBool,
 }
@@ -54,12 +58,29 @@ impl Directory {
         self.registry.read().behind(mirror).cloned()
     }
 
-    pub fn orphaned_mirrors(&self) -> Vec<Mirror> {
-        self.registry.read().orphaned_mirrors().cloned().collect()
+    pub fn mirrors(&self) -> Vec<Mirror> {
+        self.registry.read().mirrors().cloned().collect()
     }
 
-    pub fn mirror_count(&self) -> usize {
-        self.registry.read().mirrors().count()
+    /// Static pods that are wanted, and those that are gone but have not ended yet.
+    pub fn static_pods(&self) -> Vec<Static> {
+        let registry = self.registry.read();
+        let wanted = registry.pods().filter(|pod| pod.is_static());
+        let mut pods: Vec<Static> =
+            wanted.map(|pod| Static { pod: pod.clone(), ending: false }).collect();
+        for cell in self.cells.read().values() {
+            let pod = cell.pod();
+            let ending = pod.is_static() && cell.stage() < Stage::Terminated;
+            if ending && !pods.iter().any(|other| other.pod.name == pod.name) {
+                pods.push(Static { pod, ending });
+            }
+        }
+        pods
+    }
+
+    /// Told of every change of pods, mirrors and lives.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     pub fn cell(&self, uid: &PodUid) -> Option<Arc<PodCell>> {
@@ -100,6 +121,7 @@ impl Directory {
 
     pub(super) fn set_sources_ready(&self, ready: bool) {
         self.sources_ready.store(ready, Relaxed);
+        self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn set_all_known(&self) {
@@ -108,18 +130,22 @@ impl Directory {
 
     pub(super) fn put(&self, pod: Arc<Pod>) {
         self.registry.write().put(pod);
+        self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn remove(&self, pod: &Pod) {
         self.registry.write().remove(pod);
+        self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn put_cell(&self, uid: PodUid, cell: Arc<PodCell>) {
         self.cells.write().insert(uid, cell);
+        self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn drop_cell(&self, uid: &PodUid) {
         self.cells.write().remove(uid);
+        self.changed.send_modify(|count| *count += 1);
     }
 }
 

@@ -119,6 +119,6 @@ impl Pods {
         let metrics = &self.tools.metrics.pods;
         metrics.desired_static.set(static_pods);
         metrics.desired.set(pods.len() - static_pods);
-        metrics.mirrors.set(self.directory.mirror_count());
+        metrics.mirrors.set(self.directory.mirrors().len());
     }
 }

@@ -196,7 +196,7 @@ impl Execution<'_> {
         let fetched = tools.objects.fetch(pod, env::needs(container)).await;
         let services = match pod.is_static() {
             true => Some(Arc::default()),
-            false => tools.objects.services(),
+            false => tools.objects.services().await,
         };
         let environment = Environment::build(&EnvInputs {
             pod,

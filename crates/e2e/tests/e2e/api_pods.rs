@@ -1,0 +1,213 @@
+//! Pods that a real API server assigns, and what it is told of them.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use podwright_e2e::agent::Agent;
+use podwright_e2e::bed::Bed;
+use podwright_e2e::wait;
+use serde_json::{Value, json};
+
+use crate::privilege::needs_root;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const NAMESPACE: &str = "shop";
+
+/// A bed with a control plane, a node object and an agent that joined as that node.
+struct Cluster {
+    bed: Bed,
+    agent: Agent,
+    client: kube::Client,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let bed = Bed::builder().control_plane().start().await.unwrap();
+        let client = bed.client().await.unwrap();
+        bed.control_plane().unwrap().create_namespace(NAMESPACE).await.unwrap();
+        let node = json!({ "metadata": { "name": "node-1" } });
+        let node: Node = serde_json::from_value(node).unwrap();
+        let nodes: Api<Node> = Api::all(client.clone());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        let agent = bed.agent("node-1").joined().unwrap().start().unwrap();
+        agent.healthy().await.unwrap();
+        Self { bed, agent, client }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn create(&self, pod: Value) -> Pod {
+        let pod = serde_json::from_value(pod).unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap()
+    }
+
+    /// Waits until the pod's status answers a question, and returns the pod.
+    async fn until(&self, name: &str, what: &str, asked: impl Fn(&Value) -> bool) -> Pod {
+        let pods = self.pods();
+        let look = async || {
+            let pod = pods.get(name).await?;
+            let status = serde_json::to_value(&pod.status)?;
+            Ok(asked(&status).then_some(pod))
+        };
+        wait::until(format!("{name}: {what}"), LIMIT, look).await.unwrap()
+    }
+
+    async fn until_gone(&self, name: &str) {
+        let pods = self.pods();
+        let gone = async || Ok(pods.get_opt(name).await?.is_none());
+        wait::until_true(format!("{name} to be gone"), LIMIT, gone).await.unwrap();
+    }
+
+    fn close(self) {
+        drop(self.agent);
+        self.bed.close().unwrap();
+    }
+}
+
+fn pod(name: &str, args: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "nodeName": "node-1",
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{
+                "name": "app",
+                "image": "localhost/podwright/test:latest",
+                "imagePullPolicy": "Never",
+                "args": args,
+            }],
+        },
+    })
+}
+
+fn ready(status: &Value) -> bool {
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+#[tokio::test]
+async fn a_pod_runs_reports_itself_and_is_gone_when_deleted() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let uid = cluster.create(pod("web", &["serve"])).await.metadata.uid;
+    let running = cluster.until("web", "ready", ready).await;
+    let status = running.status.unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    assert!(status.pod_ip.is_some() && status.start_time.is_some());
+    assert_eq!(status.qos_class.as_deref(), Some("BestEffort"));
+
+    cluster.pods().delete("web", &DeleteParams::default()).await.unwrap();
+    cluster.until_gone("web").await;
+    let cri = cluster.bed.cri().await.unwrap();
+    let stopped = cri.containers().await.unwrap();
+    let ours = stopped.iter().filter(|c| c.labels.get("io.kubernetes.pod.uid") == uid.as_ref());
+    assert!(ours.clone().all(|c| c.state != 1), "its container runs on");
+
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), NAMESPACE);
+    let told = async || {
+        let list = events.list(&ListParams::default()).await?;
+        let reasons: Vec<String> = list.items.into_iter().filter_map(|e| e.reason).collect();
+        let wanted = ["Pulled", "Created", "Started", "Killing"];
+        Ok(wanted.iter().all(|reason| reasons.iter().any(|r| r == reason)))
+    };
+    wait::until_true("its events", LIMIT, told).await.unwrap();
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_run_once_pod_ends_in_the_phase_of_its_exit() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    for (name, code, phase) in [("good", "0", "Succeeded"), ("bad", "7", "Failed")] {
+        let mut once = pod(name, &["exit", code]);
+        once["spec"]["restartPolicy"] = json!("Never");
+        cluster.create(once).await;
+        let ended = cluster.until(name, phase, |status| status["phase"] == phase).await;
+        let status = serde_json::to_value(ended.status).unwrap();
+        let end = &status["containerStatuses"][0]["state"]["terminated"];
+        assert_eq!(end["exitCode"].to_string(), code);
+    }
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_held_pod_waits_with_its_reason_and_starts_when_released() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let mut held = pod("held", &["serve"]);
+    held["metadata"]["annotations"] = json!({ "podwright/hold": "maintenance" });
+    cluster.create(held).await;
+    let waits = |status: &Value| {
+        status["containerStatuses"][0]["state"]["waiting"]["reason"] == "Blocked"
+            && status["phase"] == "Pending"
+    };
+    cluster.until("held", "blocked", waits).await;
+    let release = json!({ "metadata": { "annotations": { "podwright/hold": null } } });
+    let params = PatchParams::default();
+    cluster.pods().patch("held", &params, &Patch::Merge(release)).await.unwrap();
+    cluster.until("held", "ready", ready).await;
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_static_pod_shows_in_the_api_and_its_mirror_comes_back() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let mut manifest = pod("proxy", &["serve"]);
+    manifest["metadata"]["namespace"] = json!(NAMESPACE);
+    let file = cluster.agent.add_manifest("proxy", &manifest).unwrap();
+    let mirror = cluster.until("proxy-node-1", "ready", ready).await;
+    let owners = mirror.metadata.owner_references.clone().unwrap();
+    assert_eq!((owners[0].kind.as_str(), owners[0].name.as_str()), ("Node", "node-1"));
+
+    let id = |pod: &Pod| {
+        let status = pod.status.clone().unwrap();
+        status.container_statuses.unwrap()[0].container_id.clone()
+    };
+    let (uid, container) = (mirror.metadata.uid.clone(), id(&mirror));
+    let now = DeleteParams::default().grace_period(0);
+    cluster.pods().delete("proxy-node-1", &now).await.unwrap();
+    let pods = cluster.pods();
+    let back = async || {
+        let pod = pods.get_opt("proxy-node-1").await?;
+        let status = pod.as_ref().map(|pod| serde_json::to_value(&pod.status)).transpose()?;
+        Ok(pod.filter(|pod| pod.metadata.uid != uid && ready(&status.unwrap_or_default())))
+    };
+    let again = wait::until("a new mirror", LIMIT, back).await.unwrap();
+    assert_eq!(id(&again), container, "the pod itself ran on");
+
+    std::fs::remove_file(file).unwrap();
+    cluster.until_gone("proxy-node-1").await;
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_killed_agent_finishes_a_deletion_it_did_not_see() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    for name in ["kept", "deleted"] {
+        cluster.create(pod(name, &["serve"])).await;
+    }
+    cluster.until("deleted", "ready", ready).await;
+    let before = cluster.until("kept", "ready", ready).await;
+    cluster.agent.kill().await.unwrap();
+    cluster.pods().delete("deleted", &DeleteParams::default()).await.unwrap();
+    cluster.agent.restart().await.unwrap();
+    cluster.until_gone("deleted").await;
+    let after = cluster.pods().get("kept").await.unwrap();
+    let shown = |pod: &Pod| {
+        let status = pod.status.clone().unwrap();
+        (
+            status.container_statuses.unwrap()[0].clone(),
+            ready(&json!({ "conditions": status.conditions })),
+        )
+    };
+    assert_eq!(shown(&after), shown(&before), "nothing restarted and Ready did not flip");
+    cluster.close();
+}
