@@ -15,7 +15,7 @@ use crate::cargo::Workspace;
 const SHELLS: [(&str, &str); 3] =
     [("bash", "podwright.bash"), ("zsh", "_podwright"), ("fish", "podwright.fish")];
 
-pub fn write(workspace: &Workspace, out: &Path) -> anyhow::Result<()> {
+pub(crate) fn write(workspace: &Workspace, out: &Path) -> anyhow::Result<()> {
     let (man, completions) = (out.join("man1"), out.join("completions"));
     fs::create_dir_all(&man)?;
     fs::create_dir_all(&completions)?;

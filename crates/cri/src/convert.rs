@@ -182,8 +182,8 @@ mod tests {
         }
     }
 
-    fn read(status: cri::ContainerStatus) -> Result<SeenContainer, Error> {
-        container(&status, SandboxId::new("s1"))
+    fn read(status: &cri::ContainerStatus) -> Result<SeenContainer, Error> {
+        container(status, SandboxId::new("s1"))
     }
 
     #[test]
@@ -199,25 +199,25 @@ mod tests {
         for (field, edit) in cases {
             let mut status = status();
             edit(&mut status);
-            let error = read(status).unwrap_err();
+            let error = read(&status).unwrap_err();
             assert_eq!(error.kind, Kind::BadReply, "{field}");
             assert!(error.message.contains(field), "{field}: {error}");
         }
-        assert!(read(status()).is_ok());
+        assert!(read(&status()).is_ok());
     }
 
     #[test]
     fn the_restart_count_is_the_annotations() {
         let mut seen = status();
         seen.annotations.insert(labels::RESTART_COUNT.into(), "7".into());
-        assert_eq!(read(seen).unwrap().instance.attempt, 7);
-        assert_eq!(read(status()).unwrap().instance.attempt, 3, "else the attempt's");
+        assert_eq!(read(&seen).unwrap().instance.attempt, 7);
+        assert_eq!(read(&status()).unwrap().instance.attempt, 3, "else the attempt's");
     }
 
     #[test]
     fn a_state_nobody_knows_is_unknown() {
         let odd = cri::ContainerStatus { state: 99, ..status() };
-        assert_eq!(read(odd).unwrap().instance.state, State::Unknown);
+        assert_eq!(read(&odd).unwrap().instance.state, State::Unknown);
     }
 
     #[test]

@@ -20,8 +20,7 @@ const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "util", "u
 const UNSAFE_IN: &[&str] = &["crates/host", "crates/pause"];
 
 /// Tests that are not run by themselves, one for each time a file is listed, with the reason.
-const IGNORED: &[(&str, &str)] =
-    &[("crates/e2e/tests/e2e/clean_up.rs", "the process that other cases start and kill")];
+const IGNORED: &[(&str, &str)] = &[];
 
 /// A Rust file.
 pub(super) struct Source {
