@@ -64,6 +64,8 @@ impl Error {
             Code::NotFound => Kind::NotFound,
             Code::Unimplemented => Kind::Unimplemented,
             Code::DeadlineExceeded => Kind::TimedOut,
+            // The connection broke under the call: nobody knows how far it got.
+            _ if is_broken(status) => Kind::Unavailable,
             // tonic reports its own expired deadline as a cancellation.
             Code::Cancelled => Kind::TimedOut,
             Code::Unavailable => Kind::Unavailable,
@@ -100,6 +102,11 @@ impl Error {
             | Kind::Other => false,
         }
     }
+}
+
+/// Whether the failure came from the transport and not from the runtime, nor from the clock.
+fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some() && status.message() != "Timeout expired"
 }
 
 fn code_name(code: Code) -> &'static str {

@@ -8,6 +8,8 @@ pub mod client;
 pub mod convert;
 pub mod endpoint;
 pub mod error;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 pub mod hints;
 
 pub use client::{Client, ExecOutput, Image, PullResult, RuntimeStatus, Timeouts, Version};

@@ -151,10 +151,17 @@ impl Pleg {
 
     async fn follow_hints(&self, listener: &impl Listener) -> Result<(), cri::Error> {
         let version = self.runtime.version().await?;
-        let mut hints = self.runtime.hints(&version.runtime_name).await?;
-        // What happened before we listened is found by one more list.
+        let mut asked = std::pin::pin!(self.runtime.hints(&version.runtime_name));
+        // The runtime answers with its first event, a refusal comes at once: silence means that
+        // it listens. What happened before is found by one more list.
+        let early = tokio::time::timeout(RECONNECT, &mut asked).await;
+        let early = early.ok().transpose()?;
         self.relist(listener).await?;
         self.hinted.send_replace(true);
+        let mut hints = match early {
+            Some(hints) => hints,
+            None => asked.await?,
+        };
         while let Some(hint) = hints.next().await {
             let uid = match hint? {
                 cri::Hint::Pod(uid) => Some(uid),

@@ -88,8 +88,8 @@ fn unexpected(
 
 fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestError> {
     let location = || origin.location.to_owned();
-    let mut pod = decode(value)
-        .map_err(|problem| ManifestError::Syntax { location: location(), problem })?;
+    let mut pod =
+        decode(value).map_err(|problem| ManifestError::Syntax { location: location(), problem })?;
     let Some(name) = pod.metadata.name.clone().filter(|name| !name.is_empty()) else {
         return Err(ManifestError::NoName { location: location() });
     };

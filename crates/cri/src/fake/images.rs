@@ -22,7 +22,13 @@ pub struct FakeImage {
 
 impl FakeImage {
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), size: 1 << 20, user: None, username: String::new(), pinned: false }
+        Self {
+            name: name.into(),
+            size: 1 << 20,
+            user: None,
+            username: String::new(),
+            pinned: false,
+        }
     }
 
     pub fn size(mut self, bytes: u64) -> Self {
@@ -48,8 +54,14 @@ impl FakeImage {
     }
 }
 
-impl<T: Into<String>> From<T> for FakeImage {
-    fn from(name: T) -> Self {
+impl From<&str> for FakeImage {
+    fn from(name: &str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl From<String> for FakeImage {
+    fn from(name: String) -> Self {
         Self::new(name)
     }
 }
@@ -240,8 +252,7 @@ fn admits(pull: &Pull, auth: Option<&cri::AuthConfig>) -> bool {
 pub(super) fn full_name(name: &str) -> Result<String, image::BadImageName> {
     let parts = image::parse(name)?;
     let (registry, path) = (parts.registry, parts.path);
-    let library =
-        if registry == "docker.io" && !path.contains('/') { "library/" } else { "" };
+    let library = if registry == "docker.io" && !path.contains('/') { "library/" } else { "" };
     let end = match (parts.digest, parts.tag) {
         (Some(digest), _) => format!("@{digest}"),
         (None, Some(tag)) => format!(":{tag}"),

@@ -100,7 +100,7 @@ pub(super) struct Journal {
 #[derive(Debug)]
 struct UnderWay {
     call: Call,
-    line: u64,
+    line: Option<u64>,
     deadline: Option<Instant>,
     /// The timeout of a StopContainer.
     grace: Option<i64>,
@@ -113,7 +113,7 @@ pub(super) struct Arrival {
     pub(super) about: About,
     pub(super) at: Duration,
     /// The connection it came by.
-    pub(super) line: u64,
+    pub(super) line: Option<u64>,
     pub(super) deadline: Option<Instant>,
     pub(super) grace: Option<i64>,
 }
@@ -206,7 +206,7 @@ impl Journal {
         let gone: Vec<u64> = self
             .under_way
             .iter()
-            .filter(|(_, call)| call.line == line)
+            .filter(|(_, call)| call.line == Some(line))
             .map(|(seq, _)| *seq)
             .collect();
         for seq in gone {
@@ -226,8 +226,7 @@ fn hurries(rpc: Rpc, grace: Option<i64>, under_way: &UnderWay) -> bool {
 /// What is dead may be removed while its successor starts, and different containers of a pod have
 /// nothing to do with each other; but ending a sandbox ends everything in it, grace or not.
 fn clash(a: &Call, b: &Call) -> bool {
-    let same_sandbox =
-        a.about.sandbox_id.is_some() && a.about.sandbox_id == b.about.sandbox_id;
+    let same_sandbox = a.about.sandbox_id.is_some() && a.about.sandbox_id == b.about.sandbox_id;
     match (&a.about.container, &b.about.container) {
         (None, None) => same_sandbox || (a.rpc == Rpc::RunPodSandbox && b.rpc == a.rpc),
         (Some(_), None) => same_sandbox && ends_sandbox(b.rpc),
@@ -261,7 +260,7 @@ mod tests {
     }
 
     fn arrival(rpc: Rpc, about: About, grace: Option<i64>) -> Arrival {
-        Arrival { rpc, about, at: Duration::ZERO, line: 1, deadline: None, grace }
+        Arrival { rpc, about, at: Duration::ZERO, line: Some(1), deadline: None, grace }
     }
 
     #[tokio::test(start_paused = true)]
@@ -321,7 +320,7 @@ mod tests {
         };
         journal.arrive(stop);
         tokio::time::advance(Duration::from_secs(1)).await;
-        journal.arrive(Arrival { line: 2, ..arrival(Rpc::StopContainer, app(), Some(30)) });
+        journal.arrive(Arrival { line: Some(2), ..arrival(Rpc::StopContainer, app(), Some(30)) });
         journal.cut(2, Duration::ZERO);
         journal.arrive(arrival(Rpc::RemoveContainer, app(), None));
         assert_eq!(journal.violations(), []);

@@ -5,9 +5,22 @@ use std::fmt;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_proto::cri;
 
-/// A method of the three services, by its name on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Rpc {
+macro_rules! rpcs {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A method of the three services, by its name on the wire.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Rpc {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Rpc {
+            /// Every one, for a matrix of faults.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+    };
+}
+
+rpcs! {
     Version,
     Status,
     RuntimeConfig,
@@ -48,46 +61,6 @@ pub enum Rpc {
 }
 
 impl Rpc {
-    /// All that a node agent sends, for a matrix of faults over every one of them.
-    pub const ALL: [Self; 36] = [
-        Self::Version,
-        Self::Status,
-        Self::RuntimeConfig,
-        Self::UpdateRuntimeConfig,
-        Self::RunPodSandbox,
-        Self::StopPodSandbox,
-        Self::RemovePodSandbox,
-        Self::ListPodSandbox,
-        Self::PodSandboxStatus,
-        Self::UpdatePodSandboxResources,
-        Self::CreateContainer,
-        Self::StartContainer,
-        Self::StopContainer,
-        Self::RemoveContainer,
-        Self::ListContainers,
-        Self::ContainerStatus,
-        Self::UpdateContainerResources,
-        Self::ReopenContainerLog,
-        Self::CheckpointContainer,
-        Self::ExecSync,
-        Self::Exec,
-        Self::Attach,
-        Self::PortForward,
-        Self::GetContainerEvents,
-        Self::ContainerStats,
-        Self::ListContainerStats,
-        Self::PodSandboxStats,
-        Self::ListPodSandboxStats,
-        Self::ListMetricDescriptors,
-        Self::ListPodSandboxMetrics,
-        Self::PullImage,
-        Self::ImageStatus,
-        Self::ListImages,
-        Self::RemoveImage,
-        Self::ImageFsInfo,
-        Self::Subscribe,
-    ];
-
     /// Whether it changes a pod: its sandbox or one of its containers.
     pub fn changes_pods(self) -> bool {
         matches!(

@@ -184,11 +184,7 @@ impl Script {
     pub(super) fn run(&self, n: u32) -> Run {
         let n = usize::try_from(n).unwrap_or(usize::MAX);
         let run = self.runs.get(n).or(self.runs.last());
-        run.cloned().unwrap_or(Run {
-            begins: Begin::Starts,
-            ends: None,
-            on_term: OnTerm::Ignores,
-        })
+        run.cloned().unwrap_or(Run { begins: Begin::Starts, ends: None, on_term: OnTerm::Ignores })
     }
 
     pub(super) fn reply_to(&self, command: &[String]) -> ExecReply {
@@ -205,7 +201,8 @@ mod tests {
 
     #[test]
     fn each_start_plays_the_next_run_and_the_last_repeats() {
-        let script = Script::exits(3, SECOND).then(Script::crash_loop(SECOND)).then(Script::forever());
+        let script =
+            Script::exits(3, SECOND).then(Script::crash_loop(SECOND)).then(Script::forever());
         let codes: Vec<Option<i32>> =
             (0..5).map(|n| script.run(n).ends.map(|(_, end)| end.code)).collect();
         assert_eq!(codes, [Some(3), Some(1), None, None, None]);

@@ -1,0 +1,46 @@
+//! What the server does by itself: the objects that every cluster has, the contents of each
+//! namespace, the dependents of deleted objects, the events that have had their time.
+//!
+//! Each controller is one loop: it waits for the store to change, looks at what changed, and
+//! acts through the same verbs as any client. What it did not get done, because somebody wrote
+//! in between or a disk failed, it finds again the next time it looks.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::server::ApiServer;
+
+mod bootstrap;
+mod dependents;
+mod namespaces;
+
+pub(crate) use bootstrap::namespace_contents;
+
+/// How often the store is asked to let old events go when nothing is written.
+const EXPIRE_EVERY: Duration = Duration::from_secs(60);
+/// After something failed; what failed is tried again then even if nothing changes.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+impl ApiServer {
+    /// Runs all of them until told to stop.
+    pub async fn run_controllers(&self, stop: CancellationToken) {
+        tokio::join!(
+            self.tend_namespaces(stop.clone()),
+            self.tend_dependents(stop.clone()),
+            self.expire_events(stop),
+        );
+    }
+
+    async fn expire_events(&self, stop: CancellationToken) {
+        loop {
+            tokio::select! { biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(EXPIRE_EVERY) => {}
+            }
+            if let Err(error) = self.store().expire().await {
+                tracing::warn!(%error, "cannot let old events go; trying again in a minute");
+            }
+        }
+    }
+}

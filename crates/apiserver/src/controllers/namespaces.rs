@@ -1,0 +1,158 @@
+//! Keeps in every namespace what belongs there, and empties the ones that are being deleted.
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::document::Revision;
+use crate::object::Object;
+use crate::options::{DeleteOptions, Propagation};
+use crate::registry::{
+    CONFIG_MAPS, EVENTS_V1, NAMESPACES, RESOURCES, Resource, SERVICE_ACCOUNTS, Verb,
+};
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::ApiError;
+use crate::store::{HistoryError, Key, Scope};
+use crate::strategy::NAMESPACE_FINALIZER;
+
+use super::RETRY_AFTER;
+use super::bootstrap::{ROOT_CA, contents};
+
+impl ApiServer {
+    pub(super) async fn tend_namespaces(&self, stop: CancellationToken) {
+        let mut changes = self.store().changes();
+        let mut seen: Option<Revision> = None;
+        let mut emptying = true;
+        loop {
+            let now = *changes.borrow_and_update();
+            let mut failed = false;
+            if emptying || seen.is_none_or(|seen| self.touched(seen)) {
+                match self.tend_all().await {
+                    Ok(more) => emptying = more,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot tend the namespaces; trying again shortly");
+                        failed = true;
+                    }
+                }
+            }
+            if !failed {
+                seen = Some(now);
+            }
+            tokio::select! { biased;
+                () = stop.cancelled() => return,
+                changed = changes.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(RETRY_AFTER), if failed => {}
+            }
+        }
+    }
+
+    /// Whether anything that this controller looks at has changed.
+    fn touched(&self, since: Revision) -> bool {
+        [&NAMESPACES, &SERVICE_ACCOUNTS, &CONFIG_MAPS].into_iter().any(|resource| {
+            match self.store().history(&Scope::new(resource, None), since, 1) {
+                Ok(history) => !history.events.is_empty(),
+                Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,
+            }
+        })
+    }
+
+    /// Says whether a namespace is still being emptied.
+    async fn tend_all(&self) -> Result<bool, ApiError> {
+        let (namespaces, _) = self.store().list(&Scope::new(&NAMESPACES, None), None)?;
+        let mut emptying = false;
+        for (_, document) in namespaces {
+            let namespace = document.object(&NAMESPACES)?;
+            if namespace.is_being_deleted() {
+                emptying |= !self.empty(&namespace).await?;
+            } else {
+                self.furnish(namespace.name()).await?;
+            }
+        }
+        Ok(emptying)
+    }
+
+    /// The default account, and the certificates as they are now.
+    async fn furnish(&self, namespace: &str) -> Result<(), ApiError> {
+        for (resource, wanted) in contents(self, namespace) {
+            let key = Key::new(resource, namespace, wanted.name());
+            let Some(found) = self.read(resource, &key)? else {
+                self.insert_built_in(resource, wanted).await?;
+                continue;
+            };
+            if wanted.name() == ROOT_CA && found.get("data") != wanted.get("data") {
+                let mut updated = found;
+                updated.set("data", wanted.get("data").cloned());
+                self.update(&named(resource, namespace, ROOT_CA), updated, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what is left; once nothing is, lets the namespace go and says so.
+    async fn empty(&self, namespace: &Object) -> Result<bool, ApiError> {
+        let options = DeleteOptions {
+            propagation: Some(Propagation::Background),
+            ..DeleteOptions::default()
+        };
+        let mut empty = true;
+        for resource in inhabitants() {
+            let scope = Scope::new(resource, Some(namespace.name()));
+            let (objects, _) = self.store().list(&scope, None)?;
+            for (key, document) in objects {
+                let object = document.object(resource)?;
+                if object.is_being_deleted() {
+                    empty = false;
+                    continue;
+                }
+                let info = named(resource, namespace.name(), key.name());
+                match self.delete(&info, &options).await {
+                    Ok(deleted) => empty &= deleted.removed,
+                    Err(error) if error.code == 404 => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        if empty {
+            self.release(namespace).await?;
+        }
+        Ok(empty)
+    }
+
+    async fn release(&self, namespace: &Object) -> Result<(), ApiError> {
+        let info = RequestInfo {
+            verb: Verb::Update,
+            subresource: NAMESPACES.subresource("finalize"),
+            ..named(&NAMESPACES, "", namespace.name())
+        };
+        let mut released = namespace.clone();
+        released.edit(|value| {
+            let list = value.pointer_mut("/spec/finalizers").and_then(Value::as_array_mut);
+            if let Some(list) = list {
+                list.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
+            }
+        });
+        match self.update(&info, released, false).await {
+            Err(error) if error.code != 404 => Err(error),
+            Ok(_) | Err(_) => Ok(()), // gone is what was wanted
+        }
+    }
+}
+
+/// Everything that can be in a namespace and be deleted, each set of objects once.
+fn inhabitants() -> impl Iterator<Item = &'static Resource> {
+    RESOURCES
+        .iter()
+        .copied()
+        .filter(|resource| resource.namespaced && resource.allows(Verb::Delete))
+        .filter(|resource| **resource != EVENTS_V1)
+}
+
+pub(super) fn named(resource: &'static Resource, namespace: &str, name: &str) -> RequestInfo {
+    RequestInfo {
+        verb: Verb::Delete,
+        resource,
+        subresource: None,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}

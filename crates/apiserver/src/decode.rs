@@ -1,0 +1,283 @@
+//! A request body becomes an object of the kind that its address promises.
+//!
+//! The shape of each kind is the table of `podwright_core::schema`: it drops and names unknown
+//! fields, refuses wrong types, and brings what is left into the one form that is stored.
+
+use podwright_core::schema;
+use serde_json::{Map, Value};
+
+use crate::object::Object;
+use crate::options::FieldValidation;
+use crate::protobuf;
+use crate::registry::Resource;
+use crate::status::ApiError;
+
+mod duplicates;
+mod syntax;
+
+/// A body as it came.
+#[derive(Clone, Copy, Debug)]
+pub enum Encoded<'a> {
+    Json(&'a [u8]),
+    Protobuf(&'a [u8]),
+}
+
+/// A decoded object and what the client should be warned of.
+#[derive(Debug)]
+pub struct Decoded {
+    pub object: Object,
+    pub warnings: Vec<String>,
+}
+
+/// Reads a whole object of this resource.
+pub fn object(
+    resource: &Resource,
+    body: Encoded<'_>,
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    let (value, duplicates, body) = match body {
+        Encoded::Json(body) => {
+            let (value, duplicates) = duplicates::parse(body).map_err(|error| {
+                let why = syntax::error(body).unwrap_or_else(|| error.to_string());
+                let why = format!("couldn't get version/kind; json parse error: {why}");
+                unrecognized(resource, &why, body)
+            })?;
+            (value, duplicates, body)
+        }
+        Encoded::Protobuf(body) => {
+            let value = protobuf::read(body)
+                .map_err(|error| unrecognized(resource, &error.to_string(), body))?;
+            (value, Vec::new(), body)
+        }
+    };
+    let Value::Object(mut root) = value else {
+        let why = format!(
+            "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go value of type struct {{ \
+             APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}",
+            kind_of(&value)
+        );
+        return Err(unrecognized(resource, &why, body));
+    };
+    check_type(resource, &mut root)?;
+    known_fields(resource, &Value::Object(root), duplicates, validation, |why| {
+        ApiError::bad_request(format!(
+            "{} in version \"{}\" cannot be handled as a {}: {why}",
+            resource.kind, resource.version, resource.kind
+        ))
+    })
+}
+
+/// Reads a small object of a kind that is never stored, called `kind` in complaints.
+pub fn loose(kind: &str, body: Encoded<'_>) -> Result<Value, ApiError> {
+    let refuse = |why: &str| ApiError::bad_request(format!("the body is not a {kind}: {why}"));
+    match body {
+        Encoded::Json(body) => serde_json::from_slice(body)
+            .map_err(|error| refuse(&syntax::error(body).unwrap_or_else(|| error.to_string()))),
+        Encoded::Protobuf(body) => protobuf::read(body).map_err(|error| refuse(&error.to_string())),
+    }
+}
+
+/// A patch, parsed: its value, and the keys that stood in it twice.
+#[derive(Debug)]
+pub struct PatchText {
+    pub value: Value,
+    duplicates: Vec<String>,
+}
+
+/// Reads a patch; `Err` is the fault in it.
+pub fn patch(text: &[u8]) -> Result<PatchText, String> {
+    duplicates::parse(text)
+        .map(|(value, duplicates)| PatchText { value, duplicates })
+        .map_err(|error| syntax::error(text).unwrap_or_else(|| error.to_string()))
+}
+
+/// Checks an object that a patch has made; complaints show it as `shown`.
+pub fn patched(
+    resource: &Resource,
+    object: &Value,
+    patch: &PatchText,
+    shown: impl Fn() -> String,
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    known_fields(resource, object, patch.duplicates.clone(), validation, |why| {
+        let error = crate::status::FieldError {
+            reason: "FieldValueInvalid",
+            field: "patch".to_owned(),
+            message: format!("Invalid value: {:?}: {why}", shown()),
+        };
+        ApiError::invalid("", "", "", &[error])
+    })
+}
+
+/// What is wrong with a text that is not JSON, as Go would say it.
+pub fn json_fault(text: &[u8]) -> Option<String> {
+    syntax::error(text)
+}
+
+fn unrecognized(resource: &Resource, why: &str, body: &[u8]) -> ApiError {
+    ApiError::bad_request(format!(
+        "the object provided is unrecognized (must be of type {}): {why} ({})",
+        resource.kind,
+        summary(body)
+    ))
+}
+
+/// The beginning of the body, as text if it looks like JSON.
+fn summary(body: &[u8]) -> String {
+    const LONGEST: usize = 30;
+    let shown = body.get(..LONGEST.min(body.len())).unwrap_or_default();
+    let mut text = match body.first() {
+        None => "<empty>".to_owned(),
+        Some(b'{') => String::from_utf8_lossy(shown).into_owned(),
+        Some(_) => shown.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    if body.len() > LONGEST {
+        text.push_str(" ...");
+    }
+    text
+}
+
+/// A body may leave `kind` and `apiVersion` out, but not name others.
+fn check_type(resource: &Resource, root: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let want = resource.api_version();
+    let version = root.get("apiVersion").and_then(Value::as_str).unwrap_or(&want);
+    let kind = root.get("kind").and_then(Value::as_str).unwrap_or(resource.kind);
+    if kind != resource.kind {
+        let short = version.rsplit('/').next().unwrap_or_default();
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version \"{short}\" cannot be handled as a {}: unknown conversion",
+            resource.kind
+        )));
+    }
+    if version != want {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({version}) does not match the expected API version ({want})"
+        )));
+    }
+    root.insert("apiVersion".to_owned(), want.into());
+    root.insert("kind".to_owned(), resource.kind.into());
+    Ok(())
+}
+
+fn known_fields(
+    resource: &Resource,
+    value: &Value,
+    duplicates: Vec<String>,
+    validation: FieldValidation,
+    refuse: impl Fn(&str) -> ApiError,
+) -> Result<Decoded, ApiError> {
+    let shape = schema::kind(resource.group, resource.kind)
+        .ok_or_else(|| refuse(&format!("no shape of {} is known", resource.kind)))?;
+    let known = schema::decode(shape, value).map_err(|error| refuse(&error.to_string()))?;
+    let unknown = known.unknown.into_iter().map(|path| format!("unknown field \"{path}\""));
+    let duplicates = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\""));
+    let complaints: Vec<String> = unknown.chain(duplicates).collect();
+    let warnings = match validation {
+        FieldValidation::Strict if !complaints.is_empty() => {
+            return Err(refuse(&format!("strict decoding error: {}", complaints.join(", "))));
+        }
+        FieldValidation::Strict | FieldValidation::Ignore => Vec::new(),
+        FieldValidation::Warn => complaints,
+    };
+    let object = Object::try_from(known.value).map_err(|error| refuse(&error.to_string()))?;
+    Ok(Decoded { object, warnings })
+}
+
+/// The name of a JSON type.
+pub const fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::registry;
+
+    fn pod(body: &str, validation: FieldValidation) -> Result<(Value, Vec<String>), String> {
+        object(&registry::PODS, Encoded::Json(body.as_bytes()), validation)
+            .map(|decoded| (decoded.object.into_value(), decoded.warnings))
+            .map_err(|error| error.message)
+    }
+
+    #[test]
+    fn unknown_and_duplicate_fields_are_refused_warned_of_or_ignored() {
+        let body = r#"{"metadata":{"name":"a"},"spec":{"foo":1,"containers":[{"name":"c","bar":{}}],"hostPID":true,"hostPID":false}}"#;
+        let clean = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "c", "resources": {}}]}, "status": {}});
+        let complaints = vec![
+            "unknown field \"spec.foo\"".to_owned(),
+            "unknown field \"spec.containers[0].bar\"".to_owned(),
+            "duplicate field \"spec.hostPID\"".to_owned(),
+        ];
+        assert_eq!(pod(body, FieldValidation::Ignore), Ok((clean.clone(), vec![])));
+        assert_eq!(pod(body, FieldValidation::Warn), Ok((clean, complaints)));
+        assert_eq!(
+            pod(body, FieldValidation::Strict),
+            Err("Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: unknown field \"spec.foo\", \
+                 unknown field \"spec.containers[0].bar\", duplicate field \"spec.hostPID\""
+                .to_owned())
+        );
+    }
+
+    #[test]
+    fn a_body_of_another_kind_is_refused() {
+        for (body, message) in [
+            (
+                r#"{"apiVersion":"v1","kind":"Secret"}"#,
+                "Secret in version \"v1\" cannot be handled as a Pod: unknown conversion",
+            ),
+            (
+                r#"{"apiVersion":"v2","kind":"Pod"}"#,
+                "the API version in the data (v2) does not match the expected API version (v1)",
+            ),
+            (
+                "{nope",
+                "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse \
+                 error: invalid character 'n' looking for beginning of object key string ({nope)",
+            ),
+            (
+                "",
+                "the object provided is unrecognized (must be of type Pod): couldn't get version/kind; json parse \
+                 error: unexpected end of JSON input (<empty>)",
+            ),
+        ] {
+            assert_eq!(pod(body, FieldValidation::Strict), Err(message.to_owned()), "{body}");
+        }
+    }
+
+    #[test]
+    fn quantities_may_be_numbers() {
+        let body = r#"{"spec":{"containers":[{"name":"c","resources":{"limits":{"cpu":1,"memory":1.5}}}]}}"#;
+        let limits = pod(body, FieldValidation::Strict)
+            .map(|(pod, _)| pod["spec"]["containers"][0]["resources"]["limits"].clone());
+        assert_eq!(limits, Ok(json!({"cpu": "1", "memory": "1500m"})));
+    }
+
+    #[test]
+    fn hostile_bodies_are_refused_and_nothing_worse() {
+        let deep = "[".repeat(100_000);
+        for body in [
+            "null",
+            "[]",
+            "1",
+            "\"x\"",
+            "{\"metadata\":1}",
+            "{\"spec\":[]}",
+            &deep,
+            "\u{0}",
+            "{\"a\":\"\\ud800\"}",
+        ] {
+            let refused = pod(body, FieldValidation::Ignore);
+            assert!(refused.is_err(), "{body:.20}: {refused:?}");
+        }
+    }
+}

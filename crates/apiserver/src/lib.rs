@@ -1,0 +1,46 @@
+//! The embedded API server: Kubernetes' API for one machine, in one process.
+//!
+//! It is what `podwright up` puts before `kubectl`, and what the node's simulation tests talk to:
+//! a real server either way, reached through HTTPS or, in-process, as a [`tower::Service`] that a
+//! `kube::Client` is made of ([`ApiServer::service`]).
+//!
+//! Read it in the order of a request: [`router`] -> [`request`] (what is asked) -> [`access`] (who
+//! asks) -> [`decode`] -> [`rest`] (what each verb means) -> [`store`] -> [`watch`]. What is
+//! particular to a kind stands in [`registry`], [`strategy`], [`admission`], [`defaults`] and
+//! [`validation`].
+
+pub mod access;
+pub mod admission;
+pub mod clock;
+pub mod controllers;
+pub mod decode;
+pub mod defaults;
+pub mod discovery;
+pub mod document;
+pub mod events;
+pub mod negotiate;
+pub mod object;
+pub mod options;
+pub mod patch;
+pub mod present;
+pub mod protobuf;
+pub mod registry;
+pub mod request;
+pub mod rest;
+pub mod review;
+pub mod router;
+pub mod selector;
+pub mod server;
+pub mod status;
+pub mod store;
+pub mod strategy;
+pub mod table;
+pub mod tokens;
+pub mod tree;
+pub mod validation;
+pub mod watch;
+
+pub use access::Identity;
+pub use clock::{Clock, Ids};
+pub use server::{ApiServer, Settings};
+pub use store::{Limits, Store};

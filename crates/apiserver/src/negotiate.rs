@@ -1,0 +1,157 @@
+//! In which form the client wants its answer: the `Accept` header.
+//!
+//! JSON is the only encoding. A table (`kubectl get`) or the metadata alone are other *views*
+//! of the same objects, asked for by parameters of the media type.
+
+use http::{HeaderMap, header};
+
+use crate::status::ApiError;
+
+/// What to show of the objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    Whole,
+    /// `meta.k8s.io` Table, as `kubectl get` prints it.
+    Table,
+    /// Kind, version and metadata.
+    Metadata,
+}
+
+/// What discovery documents may look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discovery {
+    /// One document per group and version.
+    Plain,
+    /// Everything in one document.
+    Aggregated,
+}
+
+const ACCEPTED: &str = "application/json";
+
+struct Range<'a> {
+    media: &'a str,
+    parameters: Vec<(&'a str, &'a str)>,
+}
+
+impl Range<'_> {
+    fn parameter(&self, name: &str) -> &str {
+        let found = self.parameters.iter().find(|(key, _)| *key == name);
+        found.map_or("", |(_, value)| value)
+    }
+
+    fn is_json(&self) -> bool {
+        matches!(self.media, "application/json" | "application/*" | "*/*")
+    }
+}
+
+/// In the order of the client's preference.
+fn ranges(headers: &HeaderMap) -> Vec<Range<'_>> {
+    let lines = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    let mut ranges: Vec<Range<'_>> = lines
+        .flat_map(|line| line.split(','))
+        .map(str::trim)
+        .filter(|range| !range.is_empty())
+        .map(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let media = parts.next().unwrap_or_default();
+            let parameters = parts.filter_map(|part| part.split_once('=')).collect();
+            Range { media, parameters }
+        })
+        .collect();
+    ranges.sort_by(|one, other| quality(other).total_cmp(&quality(one))); // stable
+    ranges
+}
+
+fn quality(range: &Range<'_>) -> f32 {
+    match range.parameter("q") {
+        "" => 1.0,
+        q => q.parse().unwrap_or(0.0),
+    }
+}
+
+/// The first view on the client's list that this server has.
+pub fn view(headers: &HeaderMap) -> Result<View, ApiError> {
+    if !headers.contains_key(header::ACCEPT) {
+        return Ok(View::Whole);
+    }
+    for range in ranges(headers).iter().filter(|range| range.is_json()) {
+        let meta = (range.parameter("g"), range.parameter("v")) == ("meta.k8s.io", "v1");
+        match range.parameter("as") {
+            "" => return Ok(View::Whole),
+            "Table" if meta => return Ok(View::Table),
+            "PartialObjectMetadata" | "PartialObjectMetadataList" if meta => {
+                return Ok(View::Metadata);
+            }
+            _ => {}
+        }
+    }
+    Err(ApiError::not_acceptable(ACCEPTED))
+}
+
+pub fn discovery(headers: &HeaderMap) -> Discovery {
+    for range in ranges(headers).iter().filter(|range| range.is_json()) {
+        let kind = (range.parameter("g"), range.parameter("v"), range.parameter("as"));
+        match kind {
+            ("apidiscovery.k8s.io", "v2", "APIGroupDiscoveryList") => return Discovery::Aggregated,
+            (_, _, "") => return Discovery::Plain,
+            _ => {}
+        }
+    }
+    Discovery::Plain
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn headers(accept: &'static str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        if !accept.is_empty() {
+            headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+        }
+        headers
+    }
+
+    #[test]
+    fn the_clients_order_decides_the_view() {
+        for (accept, want) in [
+            ("", Ok(View::Whole)),
+            ("*/*", Ok(View::Whole)),
+            ("application/json", Ok(View::Whole)),
+            ("application/json;stream=watch", Ok(View::Whole)),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Ok(View::Table)),
+            ("application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json", Ok(View::Whole)),
+            (
+                "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
+                Ok(View::Metadata),
+            ),
+            ("application/vnd.kubernetes.protobuf,application/json", Ok(View::Whole)),
+            ("application/vnd.kubernetes.protobuf", Err(406)),
+            (
+                "application/json;q=0.1, application/json;as=Table;v=v1;g=meta.k8s.io;q=0.9",
+                Ok(View::Table),
+            ),
+        ] {
+            assert_eq!(view(&headers(accept)).map_err(|e| e.code), want, "{accept}");
+        }
+    }
+
+    #[test]
+    fn aggregated_discovery_is_given_to_those_who_ask() {
+        for (accept, want) in [
+            ("application/json", Discovery::Plain),
+            (
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json",
+                Discovery::Aggregated,
+            ),
+            (
+                "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json",
+                Discovery::Plain,
+            ),
+        ] {
+            assert_eq!(discovery(&headers(accept)), want, "{accept}");
+        }
+    }
+}

@@ -1,0 +1,446 @@
+//! The options of a request: its query, and for a deletion also its body.
+
+use axum::extract::Query as Extract;
+use http::Uri;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::registry::Verb;
+use crate::request::RequestInfo;
+use crate::selector::Selector;
+use crate::status::{ApiError, FieldError};
+
+/// The query of a request, parsed once.
+#[derive(Debug, Default)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub fn of(uri: &Uri) -> Result<Self, ApiError> {
+        Extract::<Vec<(String, String)>>::try_from_uri(uri)
+            .map(|Extract(pairs)| Self(pairs))
+            .map_err(|error| ApiError::bad_request(error.to_string()))
+    }
+
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.get(name).unwrap_or_default()
+    }
+
+    /// `1`, `true` and a bare name mean yes.
+    pub fn flag(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|value| !matches!(value, "0" | "false" | "False" | "FALSE"))
+    }
+
+    fn integer(&self, name: &str) -> Result<Option<i64>, ApiError> {
+        match self.get(name) {
+            None | Some("") => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|_| {
+                ApiError::bad_request(format!(
+                    "strconv.ParseInt: parsing \"{text}\": invalid syntax"
+                ))
+            }),
+        }
+    }
+}
+
+/// How fresh an answer must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// The newest there is. (A cache may answer "any" with something older; we have no cache.)
+    Newest,
+    /// Any version will do: for a watch, start with what there is.
+    Any,
+    /// At least this old a client has already seen.
+    NotOlderThan(u64),
+    /// This one and no other.
+    Exactly(u64),
+}
+
+#[derive(Debug)]
+pub struct ListOptions {
+    pub selector: Selector,
+    pub freshness: Freshness,
+    /// 0 is no limit.
+    pub limit: usize,
+    pub continue_token: Option<String>,
+    pub watch: WatchOptions,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WatchOptions {
+    pub bookmarks: bool,
+    pub timeout_seconds: Option<u64>,
+    /// Start with what there is, then say where that ends.
+    pub send_initial_events: Option<bool>,
+}
+
+impl ListOptions {
+    /// Of a list or a watch, as the request is one or the other.
+    pub fn parse(info: &RequestInfo, query: &Query) -> Result<Self, ApiError> {
+        check_match(query, info.verb == Verb::Watch)?;
+        let continue_token =
+            query.get("continue").filter(|token| !token.is_empty()).map(str::to_owned);
+        let selector = Selector::parse(
+            info.resource,
+            query.text("labelSelector"),
+            query.text("fieldSelector"),
+        )
+        .map_err(|error| ApiError::bad_request(error.to_string()))?;
+        let limit = query.integer("limit")?.unwrap_or(0);
+        let limit = usize::try_from(limit).map_err(|_| {
+            ApiError::bad_request(format!("limit must be at least 0, and is {limit}"))
+        })?;
+        let freshness = match (Freshness::of_get(query)?, query.text("resourceVersionMatch")) {
+            (Freshness::NotOlderThan(_) | Freshness::Exactly(_), _) if continue_token.is_some() => {
+                return Err(ApiError::bad_request(
+                    "specifying resource version is not allowed when using continue",
+                ));
+            }
+            (Freshness::NotOlderThan(number), "Exact") => Freshness::Exactly(number),
+            (freshness, _) => freshness,
+        };
+        let seconds = query.integer("timeoutSeconds")?;
+        Ok(Self {
+            selector,
+            freshness,
+            limit,
+            continue_token,
+            watch: WatchOptions {
+                bookmarks: query.flag("allowWatchBookmarks"),
+                timeout_seconds: seconds
+                    .and_then(|seconds| u64::try_from(seconds).ok())
+                    .filter(|seconds| *seconds > 0),
+                send_initial_events: query
+                    .get("sendInitialEvents")
+                    .map(|_| query.flag("sendInitialEvents")),
+            },
+        })
+    }
+}
+
+impl Freshness {
+    /// As a request for one object has it, with nothing but a version.
+    pub fn of_get(query: &Query) -> Result<Self, ApiError> {
+        match query.text("resourceVersion") {
+            "" => Ok(Self::Newest),
+            "0" => Ok(Self::Any),
+            text => Ok(Self::NotOlderThan(parse_version(text)?)),
+        }
+    }
+}
+
+/// How versions are matched must fit what else is asked. All that does not is told at once.
+fn check_match(query: &Query, watching: bool) -> Result<(), ApiError> {
+    let mut errors = Vec::new();
+    let mut forbid = |field: &str, why: &str| {
+        errors.push(FieldError {
+            reason: "FieldValueForbidden",
+            field: field.to_owned(),
+            message: format!("Forbidden: {why}"),
+        });
+    };
+    let field = "resourceVersionMatch";
+    let version = query.text("resourceVersion");
+    let matching = query.text(field);
+    let initial = query.get("sendInitialEvents").is_some();
+    let continued = !query.text("continue").is_empty();
+    if watching {
+        if initial && matching != "NotOlderThan" {
+            forbid(
+                field,
+                "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            );
+        }
+        if !matching.is_empty() && !initial {
+            let why =
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            forbid(field, why);
+        }
+    } else {
+        if !matching.is_empty() && version.is_empty() {
+            forbid(field, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+        }
+        if matching == "Exact" && version == "0" {
+            forbid(field, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+        }
+        if initial {
+            forbid("sendInitialEvents", "sendInitialEvents is forbidden for list");
+        }
+    }
+    if !matching.is_empty() && continued {
+        forbid(field, "resourceVersionMatch is forbidden when continue is provided");
+    }
+    let (supported, listed): (&[&str], _) = if watching {
+        (&["", "NotOlderThan"], "\"NotOlderThan\"")
+    } else {
+        (&["", "NotOlderThan", "Exact"], "\"Exact\", \"NotOlderThan\", \"\"")
+    };
+    if !supported.contains(&matching) {
+        errors.push(unsupported(field, &format!("{matching:?}"), listed));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::invalid("ListOptions", "meta.k8s.io", "", &errors))
+}
+
+/// A `resourceVersion` as a number.
+pub fn parse_version(text: &str) -> Result<u64, ApiError> {
+    text.parse().map_err(|_| {
+        ApiError::bad_request(format!(
+            "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"
+        ))
+    })
+}
+
+/// `value` is written as JSON writes it.
+fn unsupported(field: &str, value: &str, supported: &str) -> FieldError {
+    FieldError {
+        reason: "FieldValueNotSupported",
+        field: field.to_owned(),
+        message: format!("Unsupported value: {value}: supported values: {supported}"),
+    }
+}
+
+/// What to do about fields that the server does not know, or finds twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FieldValidation {
+    Ignore,
+    /// Take the rest, and say so in a header.
+    #[default]
+    Warn,
+    Strict,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WriteOptions {
+    pub dry_run: bool,
+    pub field_validation: FieldValidation,
+}
+
+impl WriteOptions {
+    /// `kind` is `CreateOptions`, `UpdateOptions` or `PatchOptions`, for messages.
+    pub fn parse(kind: &'static str, query: &Query) -> Result<Self, ApiError> {
+        let field_validation = match query.text("fieldValidation") {
+            "" | "Warn" => FieldValidation::Warn,
+            "Ignore" => FieldValidation::Ignore,
+            "Strict" => FieldValidation::Strict,
+            other => {
+                let supported = "\"\", \"Ignore\", \"Strict\", \"Warn\"";
+                let error = unsupported("fieldValidation", &format!("{other:?}"), supported);
+                return Err(ApiError::invalid(kind, "meta.k8s.io", "", &[error]));
+            }
+        };
+        Ok(Self { dry_run: dry_run(kind, query.get("dryRun"))?, field_validation })
+    }
+}
+
+fn dry_run(kind: &'static str, value: Option<&str>) -> Result<bool, ApiError> {
+    match value {
+        None | Some("") => Ok(false),
+        Some("All") => Ok(true),
+        Some(other) => {
+            let error = unsupported("dryRun", &format!("[{other:?}]"), "\"All\"");
+            Err(ApiError::invalid(kind, "meta.k8s.io", "", &[error]))
+        }
+    }
+}
+
+/// What becomes of the objects that name the deleted one as their owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    /// They stay, and no longer name it.
+    Orphan,
+    /// They are deleted after it.
+    Background,
+    /// They are deleted before it.
+    Foreground,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeleteOptions {
+    pub grace: Option<i64>,
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+    pub propagation: Option<Propagation>,
+    /// The client said that dependents go too, and is told if that takes time.
+    pub cascades: bool,
+    pub dry_run: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct DeleteBody {
+    grace_period_seconds: Option<i64>,
+    preconditions: Option<Preconditions>,
+    propagation_policy: Option<String>,
+    orphan_dependents: Option<bool>,
+    dry_run: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Preconditions {
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+impl DeleteOptions {
+    /// The body wins; the query serves where there is none.
+    pub fn parse(query: &Query, body: Option<&Value>) -> Result<Self, ApiError> {
+        let Some(body) = body else {
+            return Self::from_body(DeleteBody {
+                grace_period_seconds: query.integer("gracePeriodSeconds")?,
+                preconditions: None,
+                propagation_policy: query.get("propagationPolicy").map(str::to_owned),
+                orphan_dependents: query
+                    .get("orphanDependents")
+                    .map(|_| query.flag("orphanDependents")),
+                dry_run: query.get("dryRun").map(|value| vec![value.to_owned()]),
+            });
+        };
+        Self::from_value(body)
+    }
+
+    /// As it stands in a body, or inside an Eviction.
+    pub fn from_value(value: &Value) -> Result<Self, ApiError> {
+        let refuse =
+            |why: &str| ApiError::bad_request(format!("DeleteOptions cannot be read: {why}"));
+        if !value.is_object() {
+            return Err(refuse("they are not a JSON object"));
+        }
+        let body = DeleteBody::deserialize(value).map_err(|error| refuse(&error.to_string()))?;
+        Self::from_body(body)
+    }
+
+    fn from_body(body: DeleteBody) -> Result<Self, ApiError> {
+        let policy = body.propagation_policy.as_deref();
+        let mut errors = Vec::new();
+        if let (Some(policy), Some(_)) = (policy, body.orphan_dependents) {
+            let why = "orphanDependents and deletionPropagation cannot be both set";
+            errors.push(FieldError {
+                reason: "FieldValueInvalid",
+                field: "propagationPolicy".to_owned(),
+                message: format!("Invalid value: {policy:?}: {why}"),
+            });
+        }
+        let propagation = match (policy, body.orphan_dependents) {
+            (None, None) => None,
+            (None, Some(true)) | (Some("Orphan"), _) => Some(Propagation::Orphan),
+            (None, Some(false)) | (Some("Background"), _) => Some(Propagation::Background),
+            (Some("Foreground"), _) => Some(Propagation::Foreground),
+            (Some(other), _) => {
+                let supported = "\"Foreground\", \"Background\", \"Orphan\", \"nil\"";
+                let value = format!("{other:?}");
+                errors.push(unsupported("propagationPolicy", &value, supported));
+                None
+            }
+        };
+        if !errors.is_empty() {
+            return Err(ApiError::invalid("DeleteOptions", "meta.k8s.io", "", &errors));
+        }
+        let mut dry = false;
+        for value in body.dry_run.iter().flatten() {
+            dry |= dry_run("DeleteOptions", Some(value))?;
+        }
+        let preconditions = body.preconditions.unwrap_or_default();
+        Ok(Self {
+            grace: body.grace_period_seconds,
+            uid: preconditions.uid,
+            resource_version: preconditions.resource_version,
+            propagation,
+            cascades: propagation == Some(Propagation::Foreground)
+                || body.orphan_dependents == Some(false),
+            dry_run: dry,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry;
+
+    fn query(text: &str) -> Query {
+        let uri = Uri::try_from(format!("/x?{text}")).unwrap_or_default();
+        Query::of(&uri).unwrap_or_default()
+    }
+
+    #[test]
+    fn list_options_are_read_or_refused() {
+        let fresh = |text: &str| {
+            let verb = if text.contains("watch") { Verb::Watch } else { Verb::List };
+            let info = RequestInfo {
+                verb,
+                resource: &registry::PODS,
+                subresource: None,
+                namespace: String::new(),
+                name: String::new(),
+            };
+            ListOptions::parse(&info, &query(text)).map(|o| o.freshness).map_err(|e| e.code)
+        };
+        for (text, want) in [
+            ("", Ok(Freshness::Newest)),
+            ("resourceVersion=0", Ok(Freshness::Any)),
+            ("resourceVersion=7", Ok(Freshness::NotOlderThan(7))),
+            ("resourceVersion=7&resourceVersionMatch=Exact", Ok(Freshness::Exactly(7))),
+            ("resourceVersion=7&resourceVersionMatch=NotOlderThan", Ok(Freshness::NotOlderThan(7))),
+            ("resourceVersion=0&resourceVersionMatch=Exact", Err(422)),
+            ("resourceVersionMatch=Exact", Err(422)),
+            ("resourceVersion=7&resourceVersionMatch=Nope", Err(422)),
+            ("resourceVersion=7&continue=x", Err(400)),
+            ("resourceVersion=-7", Err(400)),
+            ("limit=-1", Err(400)),
+            ("limit=x", Err(400)),
+            (
+                "watch&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+                Ok(Freshness::Newest),
+            ),
+            ("watch&sendInitialEvents=true", Err(422)),
+            ("watch&resourceVersion=7&resourceVersionMatch=NotOlderThan", Err(422)),
+            ("watch&resourceVersion=7", Ok(Freshness::NotOlderThan(7))),
+            ("sendInitialEvents=true", Err(422)),
+        ] {
+            assert_eq!(fresh(text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn deletion_is_told_by_body_or_query() {
+        let told = |text: &str, body: &str| {
+            let body = serde_json::from_str(body).ok();
+            DeleteOptions::parse(&query(text), body.as_ref()).map_err(|e| e.code)
+        };
+        let plain = DeleteOptions::default();
+        for (text, body, want) in [
+            ("", "", Ok(plain.clone())),
+            ("gracePeriodSeconds=3", "", Ok(DeleteOptions { grace: Some(3), ..plain.clone() })),
+            ("gracePeriodSeconds=3", "{}", Ok(plain.clone())),
+            (
+                "",
+                r#"{"gracePeriodSeconds":0,"preconditions":{"uid":"u"}}"#,
+                Ok(DeleteOptions { grace: Some(0), uid: Some("u".to_owned()), ..plain.clone() }),
+            ),
+            (
+                "propagationPolicy=Foreground",
+                "",
+                Ok(DeleteOptions {
+                    propagation: Some(Propagation::Foreground),
+                    cascades: true,
+                    ..plain.clone()
+                }),
+            ),
+            ("dryRun=All", "", Ok(DeleteOptions { dry_run: true, ..plain })),
+            ("dryRun=Some", "", Err(422)),
+            ("propagationPolicy=Nope", "", Err(422)),
+            ("propagationPolicy=Orphan&orphanDependents=true", "", Err(422)),
+            ("", r#"{"gracePeriodSeconds":"soon"}"#, Err(400)),
+            ("", "[1]", Err(400)),
+        ] {
+            assert_eq!(told(text, body), want, "{text} {body}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Objects on their way out: as a whole, as a list, as a table, as metadata alone.
+//!
+//! A whole object is its stored text and is not parsed on the way; the other views are made of
+//! the parsed object.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use crate::document::{Document, DocumentError};
+use crate::events;
+use crate::negotiate::View;
+use crate::object::Object;
+use crate::registry::{EVENTS_V1, Resource};
+use crate::rest::Page;
+use crate::{table, tree};
+
+/// How one client sees one resource.
+#[derive(Clone, Copy, Debug)]
+pub struct Presenter {
+    pub resource: &'static Resource,
+    pub view: View,
+    pub include: Include,
+}
+
+/// What a row of a table carries beside its cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Include {
+    None,
+    #[default]
+    Metadata,
+    Object,
+}
+
+impl Include {
+    pub fn parse(text: Option<&str>) -> Self {
+        match text {
+            Some("None") => Self::None,
+            Some("Object") => Self::Object,
+            _ => Self::Metadata,
+        }
+    }
+}
+
+impl Presenter {
+    pub fn whole(resource: &'static Resource) -> Self {
+        Self { resource, view: View::Whole, include: Include::default() }
+    }
+
+    /// One stored object.
+    pub fn document(&self, document: &Document, now: Timestamp) -> Result<Vec<u8>, DocumentError> {
+        if self.view == View::Whole && self.resource != &EVENTS_V1 {
+            let mut out = Vec::with_capacity(document.text.len() + 96);
+            document.write(self.resource, &mut out);
+            return Ok(out);
+        }
+        let object = document.object(events::stored_as(self.resource))?;
+        Ok(self.object(object, now))
+    }
+
+    /// One object, given in its stored form.
+    pub fn object(&self, object: Object, now: Timestamp) -> Vec<u8> {
+        let mut object = events::from_stored(self.resource, object);
+        object.set_meta("managedFields", None);
+        let shown = match self.view {
+            View::Whole => object.into_value(),
+            View::Metadata => partial(object.into_value()),
+            View::Table => {
+                let version = object.resource_version().to_owned();
+                let mut table = self.table(vec![object.into_value()], now);
+                tree::put(&mut table, &["metadata", "resourceVersion"], Some(version.into()));
+                table
+            }
+        };
+        shown.to_string().into_bytes()
+    }
+
+    /// A page of stored objects.
+    pub fn page(&self, page: &Page, now: Timestamp) -> Result<Vec<u8>, DocumentError> {
+        let metadata = list_metadata(page);
+        if self.view == View::Whole && self.resource != &EVENTS_V1 {
+            return Ok(self.plain_list(page, &metadata));
+        }
+        let mut objects = Vec::with_capacity(page.items.len());
+        for (_, document) in &page.items {
+            let object = document.object(events::stored_as(self.resource))?;
+            objects.push(events::from_stored(self.resource, object).into_value());
+        }
+        let shown = match self.view {
+            View::Whole => {
+                objects.iter_mut().filter_map(Value::as_object_mut).for_each(|object| {
+                    object.remove("kind");
+                    object.remove("apiVersion");
+                });
+                json!({
+                    "kind": format!("{}List", self.resource.kind),
+                    "apiVersion": self.resource.api_version(),
+                    "metadata": metadata,
+                    "items": objects,
+                })
+            }
+            View::Metadata => json!({
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": metadata,
+                "items": objects.into_iter().map(partial).collect::<Vec<_>>(),
+            }),
+            View::Table => {
+                let mut table = self.table(objects, now);
+                tree::put(&mut table, &["metadata"], Some(metadata));
+                table
+            }
+        };
+        Ok(shown.to_string().into_bytes())
+    }
+
+    fn plain_list(&self, page: &Page, metadata: &Value) -> Vec<u8> {
+        let size: usize = page.items.iter().map(|(_, document)| document.text.len() + 64).sum();
+        let mut out = Vec::with_capacity(size + 256);
+        let head = format!(
+            "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{metadata},\"items\":[",
+            self.resource.kind,
+            self.resource.api_version()
+        );
+        out.extend_from_slice(head.as_bytes());
+        for (at, (_, document)) in page.items.iter().enumerate() {
+            if at > 0 {
+                out.push(b',');
+            }
+            document.write_item(&mut out);
+        }
+        out.extend_from_slice(b"]}");
+        out
+    }
+
+    /// Rows carry metadata unless the client asked for more or less.
+    fn table(&self, objects: Vec<Value>, now: Timestamp) -> Value {
+        let mut table = table::rows(self.resource, &objects, now);
+        if self.include != Include::Metadata {
+            let rows = table.get_mut("rows").and_then(Value::as_array_mut);
+            for (row, object) in rows.into_iter().flatten().zip(objects) {
+                match (self.include, row.as_object_mut()) {
+                    (Include::Object, Some(row)) => _ = row.insert("object".to_owned(), object),
+                    (Include::None, Some(row)) => _ = row.remove("object"),
+                    (Include::Metadata, _) | (_, None) => {}
+                }
+            }
+        }
+        table
+    }
+}
+
+fn list_metadata(page: &Page) -> Value {
+    let mut metadata = Map::new();
+    metadata.insert("resourceVersion".to_owned(), page.revision.to_string().into());
+    if let Some(token) = &page.continue_token {
+        metadata.insert("continue".to_owned(), token.clone().into());
+    }
+    if let Some(remaining) = page.remaining {
+        metadata.insert("remainingItemCount".to_owned(), remaining.into());
+    }
+    Value::Object(metadata)
+}
+
+/// Kind, version and metadata.
+fn partial(mut object: Value) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": object.get_mut("metadata").map(Value::take).unwrap_or_default(),
+    })
+}

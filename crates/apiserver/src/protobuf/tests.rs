@@ -1,0 +1,197 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::collections::BTreeSet;
+
+use podwright_core::schema;
+use prost::encoding::{encode_key, encode_varint};
+use serde_json::json;
+
+use super::*;
+
+/// A message in the making.
+#[derive(Clone, Default)]
+struct Wired(Vec<u8>);
+
+impl Wired {
+    fn number(mut self, field: u32, value: i64) -> Self {
+        encode_key(field, WireType::Varint, &mut self.0);
+        encode_varint(value.cast_unsigned(), &mut self.0);
+        self
+    }
+
+    fn bytes(mut self, field: u32, bytes: &[u8]) -> Self {
+        encode_key(field, WireType::LengthDelimited, &mut self.0);
+        encode_varint(bytes.len() as u64, &mut self.0);
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn text(self, field: u32, text: &str) -> Self {
+        self.bytes(field, text.as_bytes())
+    }
+
+    fn message(self, field: u32, inner: &Self) -> Self {
+        self.bytes(field, &inner.0)
+    }
+}
+
+fn body(api_version: &str, kind: &str, object: &Wired) -> Vec<u8> {
+    let types = Wired::default().text(1, api_version).text(2, kind);
+    let envelope = Wired::default().message(1, &types).message(2, object).text(3, "").text(4, "");
+    [MAGIC, &envelope.0].concat()
+}
+
+/// The names of a type's fields, with those of the types that stand inline in it.
+fn names(ty: &str) -> BTreeSet<&'static str> {
+    let mut names = BTreeSet::new();
+    for field in TYPES[ty].fields.values() {
+        match (field.name, field.ty) {
+            ("", Type::Message(inner)) => names.extend(self::names(inner)),
+            (name, _) => _ = names.insert(name),
+        }
+    }
+    names
+}
+
+#[test]
+fn the_table_has_every_field_of_every_type_and_no_other() {
+    let mut wrong = Vec::new();
+    for ty in TYPES.keys() {
+        let Some(shape) = schema::find(ty) else { continue };
+        let mut known: BTreeSet<&str> = BTreeSet::new();
+        for field in &shape.fields {
+            // Who manages which field is not kept here.
+            if field.side != schema::Side::Internal && field.name != "managedFields" {
+                known.insert(field.name);
+            }
+        }
+        let ours = names(ty);
+        wrong.extend(known.difference(&ours).map(|name| format!("{ty}.{name} has no number")));
+        wrong.extend(ours.difference(&known).map(|name| format!("{ty}.{name} is not in the API")));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_type_that_the_table_names_is_in_it() {
+    for (ty, shape) in TYPES.iter() {
+        for field in shape.fields.values() {
+            if let Type::Message(inner) = field.ty {
+                assert!(TYPES.contains_key(inner), "{ty}.{}: {inner}", field.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_says_what_its_json_would() {
+    let quantity = |text: &str| Wired::default().text(1, text);
+    let entry = |key: &str, value: &Wired| Wired::default().text(1, key).message(2, value);
+    let time = Wired::default().number(1, 1_700_000_000).number(2, 0);
+    let probe = {
+        let port = Wired::default().number(1, 1).number(2, 0).text(3, "web");
+        let http = Wired::default().text(1, "/").message(2, &port).text(3, "").text(4, "HTTP");
+        let handler = Wired::default().message(2, &http); // stands inline
+        Wired::default().message(1, &handler).number(2, 5)
+    };
+    let container = Wired::default()
+        .text(1, "c")
+        .text(2, "busybox")
+        .text(3, "sh")
+        .text(3, "-c")
+        .message(8, &Wired::default().message(1, &entry("cpu", &quantity("100m"))))
+        .message(10, &probe);
+    let volume = Wired::default()
+        .text(1, "v")
+        .message(2, &Wired::default().message(1, &Wired::default().text(1, "/x")));
+    let security = Wired::default().number(2, 1000).number(4, 1).number(4, 2);
+    let meta = Wired::default()
+        .text(1, "a")
+        .text(6, "")
+        .message(8, &Wired::default()) // no creation time
+        .message(9, &time)
+        .message(11, &Wired::default().text(1, "k").text(2, "v"))
+        .number(7, 3);
+    let spec = Wired::default()
+        .message(1, &volume)
+        .message(2, &container)
+        .number(4, -1)
+        .number(11, 1)
+        .message(14, &security)
+        .number(9999, 1); // of a newer client
+    let pod = Wired::default().message(1, &meta).message(2, &spec);
+    assert_eq!(
+        read(&body("v1", "Pod", &pod)).unwrap(),
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "a", "resourceVersion": "", "creationTimestamp": null, "generation": 3,
+                "deletionTimestamp": "2023-11-14T22:13:20Z", "labels": {"k": "v"},
+            },
+            "spec": {
+                "volumes": [{"name": "v", "hostPath": {"path": "/x"}}],
+                "containers": [{
+                    "name": "c", "image": "busybox", "command": ["sh", "-c"],
+                    "resources": {"limits": {"cpu": "100m"}},
+                    "livenessProbe": {
+                        "httpGet": {"path": "/", "port": "web", "host": "", "scheme": "HTTP"},
+                        "initialDelaySeconds": 5,
+                    },
+                }],
+                "terminationGracePeriodSeconds": -1,
+                "hostNetwork": true,
+                "securityContext": {"runAsUser": 1000, "supplementalGroups": [1, 2]},
+            },
+        })
+    );
+}
+
+#[test]
+fn bytes_and_fine_times_are_written_as_json_writes_them() {
+    let entry = Wired::default().text(1, "k").bytes(2, &[0, 255]);
+    let secret = Wired::default().message(2, &entry);
+    assert_eq!(read(&body("v1", "Secret", &secret)).unwrap()["data"], json!({"k": "AP8="}));
+    let renewed = Wired::default().number(1, 1_700_000_000).number(2, 123_456_000);
+    let lease = Wired::default().message(2, &Wired::default().message(4, &renewed));
+    let lease = read(&body("coordination.k8s.io/v1", "Lease", &lease)).unwrap();
+    assert_eq!(lease["spec"]["renewTime"], "2023-11-14T22:13:20.123456Z");
+    let event = Wired::default().text(7, "note");
+    let event = read(&body("events.k8s.io/v1", "Event", &event)).unwrap();
+    assert_eq!(event.get("message"), None, "the two kinds of event have numbers of their own");
+}
+
+#[test]
+fn hostile_messages_are_refused_and_nothing_worse() {
+    let nested = (0..200).fold(Wired::default(), |inner, _| Wired::default().message(1, &inner));
+    let pod = Wired::default().message(2, &Wired::default().message(18, &nested));
+    let affinity = body("v1", "Pod", &pod);
+    let good = body("v1", "Pod", &Wired::default().message(1, &Wired::default().text(1, "a")));
+    for (case, bytes) in [
+        ("empty", Vec::new()),
+        ("JSON", b"{}".to_vec()),
+        ("of an unknown kind", body("apps/v1", "Deployment", &Wired::default())),
+        (
+            "text that is none",
+            body("v1", "Pod", &Wired::default().message(1, &Wired::default().bytes(1, &[255]))),
+        ),
+        ("a number for a message", body("v1", "Pod", &Wired::default().number(1, 1))),
+        ("a length beyond the end", [MAGIC, &[0x12, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat()),
+        ("an endless number", [MAGIC, &[0xff; 20]].concat()),
+    ] {
+        assert!(read(&bytes).is_err(), "{case}");
+    }
+    for end in 0..good.len() {
+        let _ = read(&good[..end]); // whatever it says, it says something
+    }
+    let _ = read(&affinity);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_bytes_make_it_fall(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        for kind in ["Pod", "Node", "DeleteOptions"] {
+            let _ = read(&body("v1", kind, &Wired(bytes.clone())));
+        }
+        let _ = read(&[MAGIC, &bytes].concat());
+    }
+}

@@ -1,0 +1,287 @@
+//! What a request is about, read from its method and path.
+//!
+//! Why by hand and not with a route per kind: every kind has the same dozen paths, and whoever
+//! authorizes a request needs these facts in one value before anything else happens.
+
+use http::Method;
+
+use crate::registry::{self, RESOURCES, Resource, Subresource, Verb};
+
+/// A parsed path.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `/api`
+    CoreVersions,
+    /// `/apis`
+    Groups,
+    /// `/apis/{group}`
+    Group(&'static str),
+    /// `/api/v1`, `/apis/{group}/{version}`
+    GroupVersion {
+        group: &'static str,
+        version: &'static str,
+    },
+    Version,
+    /// `/healthz`, `/livez`, `/readyz`, and what stands below them.
+    Health,
+    /// `/openapi/…`
+    OpenApi,
+    Resource(RequestInfo),
+}
+
+/// A request for objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestInfo {
+    pub verb: Verb,
+    pub resource: &'static Resource,
+    pub subresource: Option<&'static Subresource>,
+    /// Empty for the whole cluster.
+    pub namespace: String,
+    /// Empty for a collection.
+    pub name: String,
+}
+
+impl RequestInfo {
+    /// `pods` or `pods/status`.
+    pub fn full_resource(&self) -> String {
+        match self.subresource {
+            Some(sub) => format!("{}/{}", self.resource.plural, sub.name),
+            None => self.resource.plural.to_owned(),
+        }
+    }
+
+    pub fn namespace_option(&self) -> Option<&str> {
+        Some(self.namespace.as_str()).filter(|namespace| !namespace.is_empty())
+    }
+}
+
+/// Why a path leads nowhere.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PathError {
+    /// Nothing of the kind exists.
+    Unknown,
+    /// Kubernetes has it and this server does not; named as a person would name it.
+    NotServed(String),
+    MethodNotAllowed,
+    BadName(String),
+}
+
+/// Groups that a person may expect to find, so that the answer can say that they are not here.
+const KNOWN_GROUPS: [&str; 22] = [
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "metrics.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+];
+
+/// Finds out what is asked for. `watching` is whether the query asks for a watch.
+pub fn parse(method: &Method, path: &str, watching: bool) -> Result<Target, PathError> {
+    let mut segments = Vec::new();
+    for segment in path.split('/').filter(|segment| !segment.is_empty()) {
+        segments.push(decode(segment).ok_or_else(|| PathError::BadName(segment.to_owned()))?);
+    }
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match segments.as_slice() {
+        ["api"] => Ok(Target::CoreVersions),
+        ["apis"] => Ok(Target::Groups),
+        ["version"] => Ok(Target::Version),
+        ["healthz" | "livez" | "readyz", ..] => Ok(Target::Health),
+        ["openapi", ..] => Ok(Target::OpenApi),
+        ["api", version] => group_version("", version),
+        ["apis", group] => group_of(group).map(Target::Group),
+        ["apis", group, version] => group_version(group, version),
+        ["api", version, rest @ ..] => resource(method, "", version, rest, watching),
+        ["apis", group, version, rest @ ..] => resource(method, group, version, rest, watching),
+        _ => Err(PathError::Unknown),
+    }
+}
+
+fn group_of(group: &str) -> Result<&'static str, PathError> {
+    let served = RESOURCES.iter().find(|r| !r.group.is_empty() && r.group == group);
+    served.map(|resource| resource.group).ok_or_else(|| absent_group(group))
+}
+
+fn group_version(group: &str, version: &str) -> Result<Target, PathError> {
+    let served = RESOURCES.iter().find(|r| r.group == group && r.version == version);
+    served
+        .map(|r| Target::GroupVersion { group: r.group, version: r.version })
+        .ok_or_else(|| absent_group(group))
+}
+
+fn absent_group(group: &str) -> PathError {
+    if KNOWN_GROUPS.contains(&group) {
+        PathError::NotServed(format!("the API group {group}"))
+    } else {
+        PathError::Unknown
+    }
+}
+
+fn resource(
+    method: &Method,
+    group: &str,
+    version: &str,
+    rest: &[&str],
+    watching: bool,
+) -> Result<Target, PathError> {
+    let served = RESOURCES.iter().any(|r| r.group == group && r.version == version);
+    let (namespace, plural, rest) = match rest {
+        // A namespace is itself an object, and the first part of the path of what is in it.
+        ["namespaces", name, sub @ ("status" | "finalize")] if group.is_empty() => {
+            ("", "namespaces", vec![*name, *sub])
+        }
+        ["namespaces", name] if group.is_empty() => ("", "namespaces", vec![*name]),
+        ["namespaces", namespace, plural, rest @ ..] => (*namespace, *plural, rest.to_vec()),
+        [plural, rest @ ..] => ("", *plural, rest.to_vec()),
+        [] => return Err(PathError::Unknown),
+    };
+    let Some(resource) = registry::find(group, version, plural) else {
+        return Err(match (served, KNOWN_GROUPS.contains(&group)) {
+            (true, _) if group.is_empty() => PathError::NotServed(plural.to_owned()),
+            (true, _) | (false, true) => PathError::NotServed(format!("{plural}.{group}")),
+            (false, false) => PathError::Unknown,
+        });
+    };
+    let (name, subresource) = match rest.as_slice() {
+        [] => ("", None),
+        [name] => (*name, None),
+        [name, sub, ..] => {
+            let found = resource.subresource(sub);
+            let missing = || PathError::NotServed(format!("{plural}/{sub}"));
+            (*name, Some(found.ok_or_else(missing)?))
+        }
+    };
+    for part in [namespace, name] {
+        if part == "." || part == ".." || part.contains(['/', '%']) {
+            return Err(PathError::BadName(part.to_owned()));
+        }
+    }
+    if !resource.namespaced && !namespace.is_empty() {
+        return Err(PathError::Unknown);
+    }
+    if resource.namespaced && namespace.is_empty() && !name.is_empty() {
+        return Err(PathError::Unknown);
+    }
+    let verb = verb(method, !name.is_empty(), watching).ok_or(PathError::MethodNotAllowed)?;
+    if verb == Verb::Create && name.is_empty() != subresource.is_none() {
+        return Err(PathError::MethodNotAllowed);
+    }
+    Ok(Target::Resource(RequestInfo {
+        verb,
+        resource,
+        subresource,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }))
+}
+
+fn verb(method: &Method, named: bool, watching: bool) -> Option<Verb> {
+    match (method.as_str(), named) {
+        ("GET" | "HEAD", false) if watching => Some(Verb::Watch),
+        ("GET" | "HEAD", false) => Some(Verb::List),
+        ("GET" | "HEAD", true) if watching => Some(Verb::Watch),
+        ("GET" | "HEAD", true) => Some(Verb::Get),
+        ("POST", _) => Some(Verb::Create),
+        ("PUT", true) => Some(Verb::Update),
+        ("PATCH", true) => Some(Verb::Patch),
+        ("DELETE", true) => Some(Verb::Delete),
+        ("DELETE", false) => Some(Verb::DeleteCollection),
+        _ => None,
+    }
+}
+
+/// Percent-decoding; `None` where the result is not text.
+fn decode(segment: &str) -> Option<String> {
+    if !segment.contains('%') {
+        return Some(segment.to_owned());
+    }
+    let mut out = Vec::with_capacity(segment.len());
+    let mut bytes = segment.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+            let (high, low) = (digit(bytes.next())?, digit(bytes.next())?);
+            out.push(u8::try_from(high * 16 + low).ok()?);
+        } else {
+            out.push(byte);
+        }
+    }
+    String::from_utf8(out).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short(method: &str, path: &str) -> String {
+        let method = Method::from_bytes(method.as_bytes()).unwrap_or_default();
+        match parse(&method, path, false) {
+            Ok(Target::Resource(info)) => {
+                format!(
+                    "{} {} ns={} name={}",
+                    info.verb,
+                    info.full_resource(),
+                    info.namespace,
+                    info.name
+                )
+            }
+            Ok(other) => format!("{other:?}"),
+            Err(error) => format!("{error:?}"),
+        }
+    }
+
+    #[test]
+    fn paths_say_what_is_asked_for() {
+        for (method, path, want) in [
+            ("GET", "/api", "CoreVersions"),
+            ("GET", "/apis/", "Groups"),
+            ("GET", "/api/v1", "GroupVersion { group: \"\", version: \"v1\" }"),
+            ("GET", "/apis/node.k8s.io", "Group(\"node.k8s.io\")"),
+            ("GET", "/api/v1/pods", "list pods ns= name="),
+            ("GET", "/api/v1/namespaces/a/pods", "list pods ns=a name="),
+            ("GET", "/api/v1/namespaces/a/pods/p", "get pods ns=a name=p"),
+            ("POST", "/api/v1/namespaces/a/pods", "create pods ns=a name="),
+            ("POST", "/api/v1/namespaces/a/pods/p", "MethodNotAllowed"),
+            ("POST", "/api/v1/namespaces/a/pods/p/binding", "create pods/binding ns=a name=p"),
+            ("PUT", "/api/v1/nodes/n/status", "update nodes/status ns= name=n"),
+            ("PATCH", "/api/v1/namespaces/a", "patch namespaces ns= name=a"),
+            ("PUT", "/api/v1/namespaces/a/finalize", "update namespaces/finalize ns= name=a"),
+            ("DELETE", "/api/v1/namespaces/a/secrets", "deletecollection secrets ns=a name="),
+            ("PUT", "/api/v1/namespaces/a/secrets", "MethodNotAllowed"),
+            (
+                "GET",
+                "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
+                "get leases ns=kube-node-lease name=n",
+            ),
+            ("GET", "/api/v1/namespaces/a/pods/p%2Fq", "BadName(\"p/q\")"),
+            ("GET", "/api/v1/namespaces/a/pods/%ff", "BadName(\"%ff\")"),
+            ("GET", "/api/v1/namespaces/a/pods/..", "BadName(\"..\")"),
+            ("GET", "/api/v1/pods/p", "Unknown"),
+            ("GET", "/api/v1/namespaces/a/nodes/n", "Unknown"),
+            ("GET", "/api/v1/replicationcontrollers", "NotServed(\"replicationcontrollers\")"),
+            ("GET", "/apis/apps/v1/namespaces/a/deployments", "NotServed(\"deployments.apps\")"),
+            ("GET", "/apis/apps/v1", "NotServed(\"the API group apps\")"),
+            ("GET", "/apis/nope.example/v1", "Unknown"),
+            ("GET", "/nope", "Unknown"),
+        ] {
+            assert_eq!(short(method, path), want, "{method} {path}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What each verb means: create, read, update, patch, delete, the same for every kind.
+//!
+//! Every write is: read the object, make the new one from it, check, and commit on the condition
+//! that nobody wrote in between; if somebody did, from the top. So nothing is locked, and a
+//! slow or hostile request holds up nobody.
+
+use crate::document::{Document, DocumentError, Revision};
+use crate::events;
+use crate::object::Object;
+use crate::registry::Resource;
+use crate::request::RequestInfo;
+use crate::selector::Facets;
+use crate::server::ApiServer;
+use crate::status::{ApiError, FieldError};
+use crate::store::{Act, Change, CommitError, Expect, Key, StoreError};
+
+mod create;
+mod delete;
+mod patch;
+mod pods;
+mod read;
+mod update;
+
+pub(crate) use create::read_only;
+pub use delete::Deleted;
+pub(crate) use delete::{FOREGROUND, ORPHAN};
+pub use patch::PatchBody;
+pub use read::Page;
+pub use update::Updated;
+
+/// How often a write is begun again before its client is told to.
+const ATTEMPTS: usize = 32;
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        tracing::error!(%error, "store failed");
+        Self::internal(error.to_string())
+    }
+}
+
+impl From<DocumentError> for ApiError {
+    fn from(error: DocumentError) -> Self {
+        tracing::error!(%error, "stored object cannot be read");
+        Self::internal(error.to_string())
+    }
+}
+
+impl ApiServer {
+    /// An object in its stored form.
+    pub(crate) fn read(
+        &self,
+        resource: &'static Resource,
+        key: &Key,
+    ) -> Result<Option<Object>, ApiError> {
+        let document = self.store().get(key)?;
+        Ok(document.map(|document| document.object(events::stored_as(resource))).transpose()?)
+    }
+
+    /// The object that a request names, with the revision it was read at.
+    fn named(&self, info: &RequestInfo) -> Result<(Key, Object, Revision), ApiError> {
+        let key = Key::new(info.resource, &info.namespace, &info.name);
+        let document = self.store().get(&key)?;
+        let document = document.ok_or_else(|| ApiError::not_found(info.resource, &info.name))?;
+        let object = document.object(events::stored_as(info.resource))?;
+        Ok((key, object, document.revision))
+    }
+}
+
+/// The object is there, but not the one that the client meant.
+fn precondition_failed(info: &RequestInfo, what: &str, asked: &str, found: &str) -> ApiError {
+    let folder = match info.resource.storage {
+        "nodes" => "minions", // their name in the storage since before they were nodes
+        storage => storage,
+    };
+    let path = match info.namespace.as_str() {
+        "" => format!("/registry/{folder}/{}", info.name),
+        namespace => format!("/registry/{folder}/{namespace}/{}", info.name),
+    };
+    ApiError::conflict(
+        info.resource.plural,
+        info.resource.group,
+        &info.name,
+        &format!(
+            "StorageError: invalid object, Code: 4, Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: Precondition \
+             failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+        ),
+    )
+}
+
+fn invalid(resource: &'static Resource, name: &str, errors: &[FieldError]) -> Result<(), ApiError> {
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::invalid(resource.kind, resource.group, name, errors))
+}
+
+fn at_revision(mut object: Object, revision: Revision) -> Object {
+    object.set_meta("resourceVersion", Some(revision.to_string().into()));
+    object
+}
+
+/// The change that writes `new` over `old`.
+fn put(key: Key, old: Option<(&Object, Revision)>, new: &Object) -> Change {
+    let previous = old.and_then(|(old, _)| {
+        let moved = Facets::of(old.value()) != Facets::of(new.value());
+        moved.then(|| Document::text(old.clone()))
+    });
+    Change {
+        key,
+        expect: old.map_or(Expect::Absent, |(_, revision)| Expect::At(revision)),
+        act: Act::Put { text: Document::text(new.clone()), previous },
+    }
+}
+
+fn remove(key: Key, revision: Revision, last: &Object) -> Change {
+    Change {
+        key,
+        expect: Expect::At(revision),
+        act: Act::Delete { last: Document::text(last.clone()) },
+    }
+}
+
+/// A failed commit: `Ok` means that somebody else wrote first.
+fn lost_race(error: CommitError) -> Result<(), ApiError> {
+    match error {
+        CommitError::Conflict { .. } => Ok(()),
+        CommitError::Store(error) => Err(error.into()),
+    }
+}
+
+fn revision_of(revisions: &[Revision]) -> Revision {
+    revisions.first().copied().unwrap_or_default()
+}

@@ -1,0 +1,161 @@
+//! POST to a collection.
+
+use crate::clock::rfc3339;
+use crate::controllers::namespace_contents;
+use crate::events;
+use crate::object::Object;
+use crate::registry::{self, Resource};
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::ApiError;
+use crate::store::{CommitError, Key};
+use crate::{defaults, strategy, validation};
+
+use super::{at_revision, invalid, put, revision_of};
+
+/// How many generated names are tried.
+const GENERATED_NAMES: usize = 8;
+/// Longer bases are cut, so that the name with its random end fits.
+const LONGEST_BASE: usize = 58;
+
+impl ApiServer {
+    /// Stores a new object, given in its stored form, and returns it as stored.
+    pub async fn create(
+        &self,
+        info: &RequestInfo,
+        mut object: Object,
+        dry_run: bool,
+    ) -> Result<Object, ApiError> {
+        let resource = info.resource;
+        if !resource.allows(registry::Verb::Create) {
+            return Err(read_only(resource));
+        }
+        match_namespace(info, &mut object)?;
+        if !matches!(object.resource_version(), "" | "0") {
+            return Err(ApiError::unclassified(
+                "resourceVersion should not be set on objects to be created",
+            ));
+        }
+        object.set_meta("resourceVersion", None);
+        self.check_namespace(info, &object)?;
+        let stored_as = events::stored_as(resource);
+        object.edit(|value| defaults::apply(stored_as, value));
+        if resource == &registry::PODS {
+            self.admit_pod(&mut object)?;
+        }
+        strategy::prepare_create(stored_as, &mut object);
+        object.edit(|value| defaults::on_create(stored_as, value));
+        object.set_meta("uid", Some(self.ids().uid().into()));
+        object.set_meta("creationTimestamp", Some(rfc3339(self.now()).into()));
+        let base = object.text("/metadata/generateName").to_owned();
+        if !object.name().is_empty() || base.is_empty() {
+            return self.insert(info, object, dry_run).await;
+        }
+        let mut taken = String::new();
+        for _ in 0..GENERATED_NAMES {
+            let mut named = object.clone();
+            let name = format!("{}{}", shortened(&base), self.ids().suffix());
+            named.set_meta("name", Some(name.clone().into()));
+            match self.insert(info, named, dry_run).await {
+                Err(error) if error.reason == "AlreadyExists" => taken = name,
+                other => return other,
+            }
+        }
+        Err(ApiError::generated_name_taken(resource, &taken))
+    }
+
+    async fn insert(
+        &self,
+        info: &RequestInfo,
+        mut object: Object,
+        dry_run: bool,
+    ) -> Result<Object, ApiError> {
+        let resource = info.resource;
+        let stored_as = events::stored_as(resource);
+        strategy::finish_create(stored_as, &mut object);
+        invalid(resource, object.name(), &validation::create(stored_as, object.value()))?;
+        let key = Key::new(resource, &info.namespace, object.name());
+        if dry_run {
+            return match self.store().get(&key)? {
+                Some(_) => Err(ApiError::already_exists(resource, object.name())),
+                None => Ok(object),
+            };
+        }
+        let mut changes = vec![put(key.clone(), None, &object)];
+        if resource == &registry::NAMESPACES {
+            changes.extend(namespace_contents(self, object.name()));
+        }
+        match self.store().commit(changes).await {
+            Ok(revisions) => Ok(at_revision(object, revision_of(&revisions))),
+            Err(CommitError::Store(error)) => Err(error.into()),
+            // Something is left of a namespace of that name: it comes back to what it had.
+            Err(CommitError::Conflict { key: found, .. }) if found != key => {
+                let changes = vec![put(key, None, &object)];
+                match self.store().commit(changes).await {
+                    Ok(revisions) => Ok(at_revision(object, revision_of(&revisions))),
+                    Err(CommitError::Store(error)) => Err(error.into()),
+                    Err(CommitError::Conflict { .. }) => {
+                        Err(ApiError::already_exists(resource, object.name()))
+                    }
+                }
+            }
+            Err(CommitError::Conflict { .. }) => {
+                Err(ApiError::already_exists(resource, object.name()))
+            }
+        }
+    }
+
+    /// Nothing is created in a namespace that is not there, or on its way out.
+    fn check_namespace(&self, info: &RequestInfo, object: &Object) -> Result<(), ApiError> {
+        if !info.resource.namespaced {
+            return Ok(());
+        }
+        let key = Key::new(&registry::NAMESPACES, "", &info.namespace);
+        let Some(namespace) = self.read(&registry::NAMESPACES, &key)? else {
+            return Err(ApiError::not_found(&registry::NAMESPACES, &info.namespace));
+        };
+        if namespace.is_being_deleted() {
+            let name = object.shown_name();
+            return Err(ApiError::namespace_terminating(info.resource, name, &info.namespace));
+        }
+        Ok(())
+    }
+}
+
+/// The namespace of the address is the object's.
+pub(super) fn match_namespace(info: &RequestInfo, object: &mut Object) -> Result<(), ApiError> {
+    if !info.resource.namespaced {
+        object.set_meta("namespace", None);
+        return Ok(());
+    }
+    if info.namespace.is_empty() {
+        return Err(ApiError::method_not_allowed());
+    }
+    if !object.namespace().is_empty() && object.namespace() != info.namespace {
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    object.set_meta("namespace", Some(info.namespace.clone().into()));
+    Ok(())
+}
+
+pub(crate) fn read_only(resource: &Resource) -> ApiError {
+    if resource == &registry::SERVICES {
+        return ApiError::not_supported(
+            resource,
+            "services are read-only here: a Service needs a proxy and a DNS server for the whole cluster, and podwright \
+             runs one machine without them; reach a pod by its IP, a hostPort or `kubectl port-forward`, or join a \
+             cluster with `podwright kubelet --kubeconfig`",
+        );
+    }
+    ApiError::method_not_allowed()
+}
+
+fn shortened(base: &str) -> &str {
+    let mut end = base.len().min(LONGEST_BASE);
+    while !base.is_char_boundary(end) {
+        end -= 1;
+    }
+    base.get(..end).unwrap_or_default()
+}

@@ -1,0 +1,101 @@
+//! PATCH.
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::decode::PatchText;
+use crate::object::Object;
+use crate::options::WriteOptions;
+use crate::patch::{self, PatchType};
+use crate::registry::Verb;
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::ApiError;
+use crate::{decode, defaults, events};
+
+use super::create::{match_namespace, read_only};
+
+/// A patch as it came.
+#[derive(Debug)]
+pub struct PatchBody {
+    pub kind: PatchType,
+    pub text: Bytes,
+}
+
+impl ApiServer {
+    /// Applies a patch to the newest version, and again if that changed meanwhile. Returns the
+    /// object in its stored form, and what the client should be warned of.
+    pub async fn patch(
+        &self,
+        info: &RequestInfo,
+        body: &PatchBody,
+        options: WriteOptions,
+    ) -> Result<(Object, Vec<String>), ApiError> {
+        if info.subresource.is_none() && !info.resource.allows(Verb::Patch) {
+            return Err(read_only(info.resource));
+        }
+        let patch = read(body)?;
+        let warnings = Mutex::new(Vec::new());
+        let object = self
+            .rewrite(info, options.dry_run, |old| {
+                let original = events::from_stored(info.resource, old.clone());
+                let patched =
+                    patch::apply(body.kind, info.resource, original.value(), &patch.value)?;
+                let shown = || match body.kind {
+                    PatchType::Strategic => in_go(&patch.value),
+                    PatchType::Json | PatchType::Merge => patched.to_string(),
+                };
+                let decoded = decode::patched(
+                    info.resource,
+                    &patched,
+                    &patch,
+                    shown,
+                    options.field_validation,
+                )?;
+                *warnings.lock() = decoded.warnings;
+                let mut new = events::to_stored(info.resource, decoded.object);
+                match_namespace(info, &mut new)?;
+                new.edit(|value| defaults::apply(events::stored_as(info.resource), value));
+                Ok(new)
+            })
+            .await?;
+        Ok((object, warnings.into_inner()))
+    }
+}
+
+fn read(body: &PatchBody) -> Result<PatchText, ApiError> {
+    let prefix = match body.kind {
+        PatchType::Json | PatchType::Merge => "error decoding patch: ",
+        PatchType::Strategic => "",
+    };
+    let refuse = |why: &str| ApiError::bad_request(format!("{prefix}{why}"));
+    let patch = decode::patch(&body.text).map_err(|why| refuse(&why))?;
+    let (fits, wanted) = match body.kind {
+        PatchType::Json => (patch.value.is_array(), "[]handlers.jsonPatchOp"),
+        PatchType::Merge | PatchType::Strategic => {
+            (patch.value.is_object(), "map[string]interface {}")
+        }
+    };
+    if !fits {
+        let found = decode::kind_of(&patch.value);
+        let why = format!("json: cannot unmarshal {found} into Go value of type {wanted}");
+        return Err(refuse(&why));
+    }
+    Ok(patch)
+}
+
+/// A value as Go prints it.
+fn in_go(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(" ");
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => format!("[{}]", joined(list.iter().map(in_go).collect())),
+        Value::Object(map) => {
+            let entry = |(key, value): (&String, &Value)| format!("{key}:{}", in_go(value));
+            format!("map[{}]", joined(map.iter().map(entry).collect()))
+        }
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    }
+}

@@ -1,0 +1,159 @@
+//! The subresources of a pod that are acts: binding it to a node, and evicting it.
+
+use serde_json::{Value, json};
+
+use crate::clock::rfc3339;
+use crate::object::Object;
+use crate::options::DeleteOptions;
+use crate::registry::PODS;
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::ApiError;
+use crate::tree;
+
+use super::{ATTEMPTS, lost_race, precondition_failed, put};
+
+impl ApiServer {
+    /// `POST …/binding`: the pod gets its node, once and for all.
+    pub async fn bind(
+        &self,
+        info: &RequestInfo,
+        binding: &Object,
+        dry_run: bool,
+    ) -> Result<(), ApiError> {
+        if binding.name() != info.name {
+            return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
+        }
+        check_target(binding)?;
+        for _ in 0..ATTEMPTS {
+            let (key, pod, revision) = self.named(info)?;
+            may_bind(info, &pod, binding)?;
+            let mut new = pod.clone();
+            assign(&mut new, binding, &rfc3339(self.now()));
+            if dry_run {
+                return Ok(());
+            }
+            match self.store().commit(vec![put(key, Some((&pod, revision)), &new)]).await {
+                Ok(_) => return Ok(()),
+                Err(error) => lost_race(error)?,
+            }
+        }
+        Err(ApiError::stale(&PODS, &info.name))
+    }
+
+    /// `POST …/eviction`: a deletion that says why. Nothing here budgets disruptions.
+    pub async fn evict(
+        &self,
+        info: &RequestInfo,
+        eviction: &Object,
+        dry_run: bool,
+    ) -> Result<(), ApiError> {
+        if eviction.name() != info.name {
+            return Err(ApiError::bad_request(
+                "name in URL does not match name in Eviction object",
+            ));
+        }
+        let mut options = match eviction.get("deleteOptions") {
+            None | Some(Value::Null) => DeleteOptions::default(),
+            Some(options) => DeleteOptions::from_value(options)?,
+        };
+        options.dry_run |= dry_run;
+        let now = rfc3339(self.now());
+        self.delete_marked(info, &options, |pod| {
+            let condition = json!({
+                "type": "DisruptionTarget",
+                "status": "True",
+                "lastProbeTime": null,
+                "lastTransitionTime": now,
+                "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting",
+            });
+            set_condition(pod, condition);
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+/// What kube-apiserver says of a bad target has no reason, and the code of a fault of its own.
+fn check_target(binding: &Object) -> Result<(), ApiError> {
+    let kind = binding.text("/target/kind");
+    let mut faults = Vec::new();
+    if !matches!(kind, "" | "Node") {
+        faults.push(format!(
+            "target.kind: Unsupported value: {kind:?}: supported values: \"Node\", \"<empty>\""
+        ));
+    }
+    if binding.text("/target/name").is_empty() {
+        faults.push("target.name: Required value".to_owned());
+    }
+    match faults.as_slice() {
+        [] => Ok(()),
+        [fault] => Err(ApiError::unclassified(fault)),
+        faults => Err(ApiError::unclassified(format!("[{}]", faults.join(", ")))),
+    }
+}
+
+fn may_bind(info: &RequestInfo, pod: &Object, binding: &Object) -> Result<(), ApiError> {
+    for (what, asked, found) in [
+        ("UID", binding.uid(), pod.uid()),
+        ("ResourceVersion", binding.resource_version(), pod.resource_version()),
+    ] {
+        if !asked.is_empty() && asked != found {
+            return Err(precondition_failed(info, what, asked, found));
+        }
+    }
+    let name = &info.name;
+    if pod.is_being_deleted() {
+        let why = format!("pod {name} is being deleted, cannot be assigned to a host");
+        return Err(conflict(name, &why));
+    }
+    let bound = pod.text("/spec/nodeName");
+    if !bound.is_empty() {
+        let why = format!("pod {name} is already assigned to node \"{bound}\"");
+        return Err(conflict(name, &why));
+    }
+    let gates = pod.value().pointer("/spec/schedulingGates").and_then(Value::as_array);
+    if gates.is_some_and(|gates| !gates.is_empty()) {
+        return Err(conflict(name, &format!("pod {name} has non-empty .spec.schedulingGates")));
+    }
+    Ok(())
+}
+
+fn conflict(name: &str, why: &str) -> ApiError {
+    ApiError::conflict("pods/binding", "", name, why)
+}
+
+fn assign(pod: &mut Object, binding: &Object, now: &str) {
+    pod.put(&["spec", "nodeName"], Some(binding.text("/target/name").into()));
+    pod.put(&["status", "nominatedNodeName"], None);
+    for field in ["labels", "annotations"] {
+        let added = binding.meta().get(field).and_then(Value::as_object);
+        for (key, text) in added.into_iter().flatten().filter(|(_, text)| text.is_string()) {
+            pod.put(&["metadata", field, key], Some(text.clone()));
+        }
+    }
+    set_condition(
+        pod,
+        json!({
+            "type": "PodScheduled",
+            "status": "True",
+            "lastProbeTime": null,
+            "lastTransitionTime": now,
+        }),
+    );
+}
+
+/// Puts a condition in the place of the one of its type; the time stays if the status does.
+fn set_condition(pod: &mut Object, mut condition: Value) {
+    pod.edit(|value| {
+        let conditions = tree::list_at(value, &["status", "conditions"]);
+        let same = conditions.iter_mut().find(|other| other.get("type") == condition.get("type"));
+        let Some(old) = same else { return conditions.push(condition) };
+        if old.get("status") == condition.get("status") {
+            let since = old.get("lastTransitionTime").cloned();
+            tree::put(&mut condition, &["lastTransitionTime"], since);
+        }
+        *old = condition;
+    });
+}

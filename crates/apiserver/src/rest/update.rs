@@ -1,0 +1,132 @@
+//! PUT, and what every change of an existing object has in common.
+
+use crate::events;
+use crate::object::Object;
+use crate::registry::{self, Verb};
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::{ApiError, FieldError};
+use crate::{admission, defaults, strategy, validation};
+
+use super::create::{match_namespace, read_only};
+use super::{
+    ATTEMPTS, at_revision, invalid, lost_race, precondition_failed, put, remove, revision_of,
+};
+
+/// An object after a write.
+#[derive(Debug)]
+pub struct Updated {
+    pub object: Object,
+    pub created: bool,
+}
+
+impl ApiServer {
+    /// Replaces an object by one given in its stored form.
+    pub async fn update(
+        &self,
+        info: &RequestInfo,
+        mut object: Object,
+        dry_run: bool,
+    ) -> Result<Updated, ApiError> {
+        if info.subresource.is_none() && !info.resource.allows(Verb::Update) {
+            return Err(read_only(info.resource));
+        }
+        match_namespace(info, &mut object)?;
+        if !object.name().is_empty() && object.name() != info.name {
+            return Err(ApiError::bad_request(format!(
+                "the name of the object ({}) does not match the name on the URL ({})",
+                object.name(),
+                info.name
+            )));
+        }
+        object.set_meta("name", Some(info.name.clone().into()));
+        let stored_as = events::stored_as(info.resource);
+        object.edit(|value| defaults::apply(stored_as, value));
+        let unversioned = matches!(object.resource_version(), "" | "0");
+        let rewritten = self
+            .rewrite(info, dry_run, |old| {
+                if !object.uid().is_empty() && object.uid() != old.uid() {
+                    return Err(precondition_failed(info, "UID", object.uid(), old.uid()));
+                }
+                if unversioned && !strategy::updates_unconditionally(info.resource) {
+                    return Err(version_missing(info));
+                }
+                Ok(object.clone())
+            })
+            .await;
+        match rewritten {
+            Err(error) if error.code == 404 && strategy::creates_on_update(info.resource) => {
+                object.set_meta("resourceVersion", None);
+                let object = self.create(info, object, dry_run).await?;
+                Ok(Updated { object, created: true })
+            }
+            Err(error) => Err(error),
+            Ok(object) => Ok(Updated { object, created: false }),
+        }
+    }
+
+    /// Reads the object, lets `change` say what it is to become, checks that, and writes it.
+    /// An object that a client has read at a version is written only if it is still at that.
+    pub(super) async fn rewrite(
+        &self,
+        info: &RequestInfo,
+        dry_run: bool,
+        change: impl Fn(&Object) -> Result<Object, ApiError>,
+    ) -> Result<Object, ApiError> {
+        let resource = info.resource;
+        let stored_as = events::stored_as(resource);
+        let subresource = info.subresource.map(|sub| sub.name);
+        for _ in 0..ATTEMPTS {
+            let (key, old, revision) = self.named(info)?;
+            let mut new = change(&old)?;
+            if !matches!(new.resource_version(), "" | "0")
+                && new.resource_version() != old.resource_version()
+            {
+                return Err(ApiError::stale(resource, &info.name));
+            }
+            if resource == &registry::PODS && subresource.is_none() {
+                admission::admit_pod_update(&mut new, &old);
+            }
+            strategy::prepare_update(stored_as, subresource, &mut new, &old);
+            new.set_meta("resourceVersion", old.meta().get("resourceVersion").cloned());
+            new.set_type(stored_as);
+            let errors = validation::update(stored_as, subresource, new.value(), old.value());
+            invalid(resource, &info.name, &errors)?;
+            if new == old || dry_run {
+                return Ok(new);
+            }
+            let change = if nothing_holds(stored_as, &new) {
+                remove(key, revision, &new)
+            } else {
+                put(key, Some((&old, revision)), &new)
+            };
+            match self.store().commit(vec![change]).await {
+                Ok(revisions) => return Ok(at_revision(new, revision_of(&revisions))),
+                Err(error) => lost_race(error)?,
+            }
+        }
+        Err(ApiError::stale(resource, &info.name))
+    }
+}
+
+/// Whether an object on its way out has just lost the last thing that kept it.
+fn nothing_holds(resource: &registry::Resource, object: &Object) -> bool {
+    if !object.is_being_deleted() || !object.finalizers().is_empty() {
+        return false;
+    }
+    if resource == &registry::NAMESPACES {
+        let finalizers = object.value().pointer("/spec/finalizers");
+        return finalizers.and_then(serde_json::Value::as_array).is_none_or(Vec::is_empty);
+    }
+    object.deletion_grace().unwrap_or(0) == 0
+}
+
+fn version_missing(info: &RequestInfo) -> ApiError {
+    let error = FieldError {
+        reason: "FieldValueInvalid",
+        field: "metadata.resourceVersion".to_owned(),
+        message: "Invalid value: 0: must be specified for an update".to_owned(),
+    };
+    // Kube-apiserver names the resource where it names the kind elsewhere.
+    ApiError::invalid(info.resource.plural, info.resource.group, &info.name, &[error])
+}

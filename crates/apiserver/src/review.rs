@@ -1,0 +1,80 @@
+//! Questions put as objects: may I do this, whose token is that? They are answered, not stored.
+
+use serde_json::{Value, json};
+
+use crate::access::{Asked, Attributes, Identity};
+use crate::object::Object;
+use crate::registry::{
+    Resource, SELF_SUBJECT_ACCESS_REVIEWS, SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS,
+};
+use crate::server::ApiServer;
+use crate::status::ApiError;
+
+impl ApiServer {
+    /// The review with its answer in `status`.
+    pub(crate) fn review(
+        &self,
+        resource: &Resource,
+        who: &Identity,
+        mut review: Object,
+    ) -> Result<Object, ApiError> {
+        let status = if resource == &TOKEN_REVIEWS {
+            self.review_token(&review)
+        } else if resource == &SELF_SUBJECT_ACCESS_REVIEWS {
+            self.review_access(who, &review)
+        } else if resource == &SUBJECT_ACCESS_REVIEWS {
+            self.review_access(&subject(&review), &review)
+        } else {
+            return Err(ApiError::method_not_allowed());
+        };
+        review.set_type(resource);
+        review.set("status", Some(status));
+        Ok(review)
+    }
+
+    fn review_token(&self, review: &Object) -> Value {
+        let audiences = review.value().pointer("/spec/audiences").and_then(Value::as_array);
+        let audiences: Vec<&str> =
+            audiences.into_iter().flatten().filter_map(Value::as_str).collect();
+        match self.identify(review.text("/spec/token"), &audiences) {
+            Some(who) => json!({
+                "authenticated": true,
+                "user": {"username": who.user, "uid": who.uid, "groups": who.groups},
+            }),
+            None => json!({"user": {}, "error": "invalid bearer token"}),
+        }
+    }
+
+    fn review_access(&self, who: &Identity, review: &Object) -> Value {
+        let asked = if review.value().pointer("/spec/nonResourceAttributes").is_some() {
+            Asked::Path {
+                verb: review.text("/spec/nonResourceAttributes/verb"),
+                path: review.text("/spec/nonResourceAttributes/path"),
+            }
+        } else {
+            Asked::Objects(Attributes {
+                verb: review.text("/spec/resourceAttributes/verb"),
+                group: review.text("/spec/resourceAttributes/group"),
+                resource: review.text("/spec/resourceAttributes/resource"),
+                subresource: review.text("/spec/resourceAttributes/subresource"),
+                namespace: review.text("/spec/resourceAttributes/namespace"),
+                name: review.text("/spec/resourceAttributes/name"),
+            })
+        };
+        match self.settings().authorizer.authorize(who, &asked) {
+            Ok(()) => json!({"allowed": true}),
+            Err(why) if why.is_empty() => json!({"allowed": false}),
+            Err(why) => json!({"allowed": false, "reason": why}),
+        }
+    }
+}
+
+fn subject(review: &Object) -> Identity {
+    let groups = review.value().pointer("/spec/groups").and_then(Value::as_array);
+    let groups = groups.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+    Identity {
+        user: review.text("/spec/user").to_owned(),
+        uid: review.text("/spec/uid").to_owned(),
+        groups: groups.collect(),
+    }
+}

@@ -1,0 +1,356 @@
+//! From an HTTP request to a verb, and back.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+
+use crate::access::{Asked, Attributes, Identity, denied};
+use crate::decode::Encoded;
+use crate::negotiate::{self, Discovery};
+use crate::object::Object;
+use crate::options::{DeleteOptions, Freshness, ListOptions, Query, WriteOptions};
+use crate::patch::PatchType;
+use crate::present::{Include, Presenter};
+use crate::registry::Verb;
+use crate::request::{self, PathError, RequestInfo, Target};
+use crate::rest::{PatchBody, read_only};
+use crate::server::ApiServer;
+use crate::status::{ApiError, Details, success};
+use crate::{decode, discovery, events, protobuf, strategy};
+
+/// No larger body is read; kube-apiserver's limit.
+const LARGEST_BODY: usize = 3 << 20;
+
+impl ApiServer {
+    /// The server as a service for the network: whatever stands before it must attach an
+    /// [`Identity`] to each request, and a request without one is refused.
+    pub fn router(&self) -> Router {
+        Router::new().fallback(handle).with_state(self.clone())
+    }
+
+    /// The server as a service for this process, all of whose requests are `who`'s. A
+    /// `kube::Client` can be made from it.
+    pub fn service(&self, who: Identity) -> Router {
+        self.router().layer(axum::Extension(who))
+    }
+}
+
+async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Response {
+    match answer(&server, request).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn answer(server: &ApiServer, request: Request<Body>) -> Result<Response, ApiError> {
+    let who = request.extensions().get::<Identity>().cloned();
+    let who = who.ok_or_else(ApiError::unauthorized)?;
+    let query = Query::of(request.uri())?;
+    let path = request.uri().path();
+    let target = match request::parse(request.method(), path, query.flag("watch")) {
+        Ok(target) => target,
+        Err(PathError::Unknown) => return Ok(page_not_found()),
+        Err(PathError::NotServed(what)) => return Err(ApiError::not_served(&what)),
+        Err(PathError::MethodNotAllowed) => return Err(ApiError::method_not_allowed()),
+        Err(PathError::BadName(name)) => {
+            return Err(ApiError::bad_request(format!("invalid resource name {name:?}")));
+        }
+    };
+    match target {
+        Target::Resource(info) => {
+            let asked = Asked::Objects(Attributes::from(&info));
+            let allowed = server.settings().authorizer.authorize(&who, &asked);
+            allowed.map_err(|why| denied(&who, &info, &why))?;
+            serve(server, info, who, query, request).await
+        }
+        other => {
+            let asked = Asked::Path { verb: "get", path };
+            if server.settings().authorizer.authorize(&who, &asked).is_err() {
+                return Err(ApiError::path_forbidden(&who.user, path));
+            }
+            if !matches!(*request.method(), Method::GET | Method::HEAD) {
+                return Err(ApiError::method_not_allowed());
+            }
+            describe(server, &other, request.headers())
+        }
+    }
+}
+
+fn page_not_found() -> Response {
+    (
+        StatusCode::NOT_FOUND,
+        [(header::CONTENT_TYPE, "text/plain; charset=utf-8")],
+        "404 page not found\n",
+    )
+        .into_response()
+}
+
+/// Everything that is not about objects.
+fn describe(
+    server: &ApiServer,
+    target: &Target,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let aggregated = negotiate::discovery(headers) == Discovery::Aggregated;
+    let body = match target {
+        Target::CoreVersions | Target::Groups if aggregated => {
+            let body = discovery::aggregated(*target == Target::CoreVersions);
+            let kind = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+            return Ok(json_response(StatusCode::OK, body.to_string().into(), kind));
+        }
+        Target::CoreVersions => discovery::core_versions(&server.settings().service.to_string()),
+        Target::Groups => discovery::groups(),
+        Target::Group(name) => discovery::group(name),
+        Target::GroupVersion { group, version } => discovery::resources(group, version),
+        Target::Version => discovery::version(),
+        Target::Health => return Ok("ok".into_response()),
+        Target::OpenApi | Target::Resource(_) => return Ok(page_not_found()),
+    };
+    Ok(plain_json(StatusCode::OK, body.to_string().into()))
+}
+
+fn plain_json(code: StatusCode, body: Bytes) -> Response {
+    json_response(code, body, "application/json")
+}
+
+fn json_response(code: StatusCode, body: Bytes, kind: &'static str) -> Response {
+    (code, [(header::CONTENT_TYPE, kind)], body).into_response()
+}
+
+/// A request that is allowed.
+async fn serve(
+    server: &ApiServer,
+    info: RequestInfo,
+    who: Identity,
+    query: Query,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    if let Some(sub) = info.subresource
+        && !sub.verbs.contains(&info.verb)
+    {
+        return Err(ApiError::method_not_allowed());
+    }
+    let streams = ["attach", "exec", "log", "portforward"];
+    if info.subresource.is_some_and(|sub| streams.contains(&sub.name)) {
+        return connect(server, info, request).await;
+    }
+    let (parts, body) = request.into_parts();
+    let presenter = Presenter {
+        resource: info.resource,
+        view: negotiate::view(&parts.headers)?,
+        include: Include::parse(query.get("includeObject")),
+    };
+    let call = Call { server, info, presenter, query, headers: parts.headers };
+    match call.info.verb {
+        Verb::Get => call.get(),
+        Verb::List => call.list(),
+        Verb::Watch => call.watch(),
+        Verb::Create => call.create(&who, read_body(body).await?).await,
+        Verb::Update => call.update(read_body(body).await?).await,
+        Verb::Patch => call.patch(read_body(body).await?).await,
+        Verb::Delete => call.delete(read_body(body).await?).await,
+        Verb::DeleteCollection => call.delete_collection(read_body(body).await?).await,
+    }
+}
+
+async fn read_body(body: Body) -> Result<Bytes, ApiError> {
+    match Limited::new(body, LARGEST_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => {
+            Err(ApiError::too_large(LARGEST_BODY))
+        }
+        Err(error) => Err(ApiError::bad_request(format!("cannot read the body: {error}"))),
+    }
+}
+
+/// Logs, exec, attach and port-forward are the node's to serve.
+async fn connect(
+    server: &ApiServer,
+    info: RequestInfo,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let document = server.get(&info, Freshness::Newest)?;
+    let pod = document.object(info.resource)?;
+    let Some(connector) = server.settings().pod_connector.clone() else {
+        return Err(ApiError::unavailable("no node is connected to this server"));
+    };
+    Ok(connector.connect(pod, info, request).await)
+}
+
+/// One request, once its parts are known.
+struct Call<'a> {
+    server: &'a ApiServer,
+    info: RequestInfo,
+    presenter: Presenter,
+    query: Query,
+    headers: HeaderMap,
+}
+
+impl Call<'_> {
+    fn get(&self) -> Result<Response, ApiError> {
+        let document = self.server.get(&self.info, Freshness::of_get(&self.query)?)?;
+        let body = self.presenter.document(&document, self.server.now())?;
+        Ok(plain_json(StatusCode::OK, body.into()))
+    }
+
+    fn list(&self) -> Result<Response, ApiError> {
+        if !self.info.resource.allows(Verb::List) {
+            return Err(ApiError::method_not_allowed());
+        }
+        let options = ListOptions::parse(&self.info, &self.query)?;
+        let page = self.server.list(&self.info, &options)?;
+        Ok(plain_json(StatusCode::OK, self.presenter.page(&page, self.server.now())?.into()))
+    }
+
+    fn watch(&self) -> Result<Response, ApiError> {
+        if !self.info.resource.allows(Verb::Watch) {
+            return Err(ApiError::method_not_allowed());
+        }
+        let options = ListOptions::parse(&self.info, &self.query)?;
+        let body = self.server.watch(&self.info, options, self.presenter)?;
+        Ok((StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response())
+    }
+
+    async fn create(&self, who: &Identity, body: Bytes) -> Result<Response, ApiError> {
+        let options = WriteOptions::parse("CreateOptions", &self.query)?;
+        if self.info.resource.storage.is_empty() {
+            let review = self.loose_object(&body)?;
+            let answer = self.server.review(self.info.resource, who, review)?;
+            return Ok(plain_json(StatusCode::CREATED, answer.value().to_string().into()));
+        }
+        match self.info.subresource.map(|sub| sub.name) {
+            Some("binding") => {
+                let binding = self.loose_object(&body)?;
+                self.server.bind(&self.info, &binding, options.dry_run).await?;
+                return Ok(success(Some(StatusCode::CREATED), None));
+            }
+            Some("eviction") => {
+                let eviction = self.loose_object(&body)?;
+                self.server.evict(&self.info, &eviction, options.dry_run).await?;
+                return Ok(success(Some(StatusCode::CREATED), None));
+            }
+            Some("token") => return self.issue_token(&body),
+            Some(_) => return Err(ApiError::method_not_allowed()),
+            None => {}
+        }
+        if !self.info.resource.allows(Verb::Create) {
+            return Err(read_only(self.info.resource));
+        }
+        let decoded =
+            decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
+        let object = events::to_stored(self.info.resource, decoded.object);
+        let stored = self.server.create(&self.info, object, options.dry_run).await?;
+        Ok(self.written(StatusCode::CREATED, stored, &decoded.warnings))
+    }
+
+    fn issue_token(&self, body: &[u8]) -> Result<Response, ApiError> {
+        let request = self.loose_object(body)?;
+        let answer = self.server.issue_token(&self.info, request)?;
+        Ok(plain_json(StatusCode::CREATED, answer.value().to_string().into()))
+    }
+
+    /// A small object of a kind that is never stored.
+    fn loose_object(&self, body: &[u8]) -> Result<Object, ApiError> {
+        let kind = self.info.subresource.map_or(self.info.resource.kind, |sub| sub.kind);
+        let value = decode::loose(kind, self.encoded(body)?)?;
+        Object::try_from(value)
+            .map_err(|error| ApiError::bad_request(format!("the body is not a {kind}: {error}")))
+    }
+
+    fn delete_options(&self, body: &[u8]) -> Result<DeleteOptions, ApiError> {
+        if body.is_empty() {
+            return DeleteOptions::parse(&self.query, None);
+        }
+        let options = decode::loose("DeleteOptions", self.encoded(body)?)?;
+        DeleteOptions::parse(&self.query, Some(&options))
+    }
+
+    async fn update(&self, body: Bytes) -> Result<Response, ApiError> {
+        let options = WriteOptions::parse("UpdateOptions", &self.query)?;
+        let decoded =
+            decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
+        let object = events::to_stored(self.info.resource, decoded.object);
+        let updated = self.server.update(&self.info, object, options.dry_run).await?;
+        let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
+        Ok(self.written(code, updated.object, &decoded.warnings))
+    }
+
+    async fn patch(&self, text: Bytes) -> Result<Response, ApiError> {
+        let kind = self.patch_type()?;
+        let options = WriteOptions::parse("PatchOptions", &self.query)?;
+        let body = PatchBody { kind, text };
+        let (object, warnings) = self.server.patch(&self.info, &body, options).await?;
+        Ok(self.written(StatusCode::OK, object, &warnings))
+    }
+
+    async fn delete(&self, body: Bytes) -> Result<Response, ApiError> {
+        let options = self.delete_options(&body)?;
+        let deleted = self.server.delete(&self.info, &options).await?;
+        if !deleted.removed || strategy::shows_deleted(self.info.resource) {
+            let pending = !deleted.removed && options.cascades;
+            let code = if pending { StatusCode::ACCEPTED } else { StatusCode::OK };
+            return Ok(self.written(code, deleted.object, &[]));
+        }
+        let details = Details {
+            name: self.info.name.clone(),
+            group: self.info.resource.group,
+            kind: self.info.resource.plural.to_owned(),
+            uid: deleted.object.uid().to_owned(),
+            ..Details::default()
+        };
+        Ok(success(None, Some(&details)))
+    }
+
+    async fn delete_collection(&self, body: Bytes) -> Result<Response, ApiError> {
+        let list = ListOptions::parse(&self.info, &self.query)?;
+        let options = self.delete_options(&body)?;
+        let page = self.server.delete_collection(&self.info, &list, &options).await?;
+        Ok(plain_json(StatusCode::OK, self.presenter.page(&page, self.server.now())?.into()))
+    }
+
+    /// An object after a write, with the warnings that came up on the way.
+    fn written(&self, code: StatusCode, object: Object, warnings: &[String]) -> Response {
+        let body = self.presenter.object(object, self.server.now());
+        let mut response = plain_json(code, body.into());
+        for warning in warnings {
+            let text = format!("299 - {warning:?}");
+            if let Ok(value) = HeaderValue::from_str(&text) {
+                response.headers_mut().append(header::WARNING, value);
+            }
+        }
+        response
+    }
+
+    fn content_type(&self) -> &str {
+        let header = self.headers.get(header::CONTENT_TYPE);
+        let text = header.and_then(|value| value.to_str().ok()).unwrap_or_default();
+        text.split(';').next().unwrap_or_default().trim()
+    }
+
+    fn encoded<'b>(&self, body: &'b [u8]) -> Result<Encoded<'b>, ApiError> {
+        match self.content_type() {
+            "" | "application/json" => Ok(Encoded::Json(body)),
+            protobuf::MEDIA_TYPE => Ok(Encoded::Protobuf(body)),
+            _ => Err(ApiError::unsupported_media_type(&format!(
+                "application/json, {}",
+                protobuf::MEDIA_TYPE
+            ))),
+        }
+    }
+
+    fn patch_type(&self) -> Result<PatchType, ApiError> {
+        match self.content_type() {
+            "application/json-patch+json" => Ok(PatchType::Json),
+            "application/merge-patch+json" => Ok(PatchType::Merge),
+            "application/strategic-merge-patch+json" => Ok(PatchType::Strategic),
+            _ => Err(ApiError::unsupported_media_type(
+                "application/json-patch+json, application/merge-patch+json, \
+                 application/strategic-merge-patch+json",
+            )),
+        }
+    }
+}

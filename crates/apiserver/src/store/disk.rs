@@ -1,0 +1,315 @@
+//! The part of the store that survives: redb's tables and what is read from them.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redb::{
+    Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition,
+    WriteTransaction,
+};
+
+use super::{Event, Key, Scope, StoreError, What};
+use crate::document::{Document, Revision};
+
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const OBJECTS: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("objects");
+const LOG: TableDefinition<u64, Entry<'static>> = TableDefinition::new("log");
+
+/// What happened, to which key, its text then and, where it matters, before.
+type Entry<'a> = (u8, &'a str, &'a [u8], Option<&'a [u8]>);
+
+/// Raised when a change to the tables makes them unreadable to older programs.
+const FORMAT: u64 = 1;
+const FORMAT_KEY: &str = "format";
+const REVISION_KEY: &str = "revision";
+const RESERVED_KEY: &str = "reserved";
+const FORGOTTEN_KEY: &str = "forgotten";
+
+/// Opens the database in a file, and makes it if there is none. It is made under another name
+/// and takes its own when it is whole: the power may fail at any time, and half a database
+/// could never be opened again.
+pub(super) fn open(path: &Path, cache_bytes: usize) -> Result<Database, StoreError> {
+    let create = |source| StoreError::Create { path: path.to_owned(), source: Arc::new(source) };
+    if !path.exists() {
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(".new");
+        let draft = Path::new(&draft);
+        if draft.exists() {
+            fs::remove_file(draft).map_err(create)?; // left by a start that did not finish
+        }
+        drop(Disk::prepare(open_file(draft, cache_bytes)?)?);
+        fs::rename(draft, path).map_err(create)?;
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            File::open(folder).and_then(|folder| folder.sync_all()).map_err(create)?;
+        }
+    }
+    open_file(path, cache_bytes)
+}
+
+/// A file that only its owner can read: Secrets are in it.
+fn open_file(path: &Path, cache_bytes: usize) -> Result<Database, StoreError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(|source| StoreError::Create { path: path.to_owned(), source: Arc::new(source) })?;
+    Builder::new().set_cache_size(cache_bytes).create_file(file).map_err(|source| {
+        StoreError::Open { path: path.to_owned(), source: Arc::new(source.into()) }
+    })
+}
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    database: Database,
+}
+
+/// What the writer must know when it starts.
+#[derive(Debug, Default)]
+pub(super) struct Position {
+    pub(super) last: Revision,
+    pub(super) reserved: Revision,
+    pub(super) log_entries: usize,
+    pub(super) log_bytes: usize,
+}
+
+impl Disk {
+    /// Checks the format, and makes the tables where there are none.
+    pub(super) fn prepare(database: Database) -> Result<Self, StoreError> {
+        let write = database.begin_write().map_err(StoreError::at("prepare"))?;
+        let is_new = {
+            let mut meta = write.open_table(META).map_err(StoreError::at("prepare"))?;
+            let found = number(&meta, FORMAT_KEY)?;
+            match found {
+                None => {
+                    meta.insert(FORMAT_KEY, FORMAT).map_err(StoreError::at("prepare"))?;
+                    true
+                }
+                Some(found) if found > FORMAT => {
+                    return Err(StoreError::NewerFormat { found, known: FORMAT });
+                }
+                Some(_) => false,
+            }
+        };
+        if is_new {
+            write.open_table(OBJECTS).map_err(StoreError::at("prepare"))?;
+            write.open_table(LOG).map_err(StoreError::at("prepare"))?;
+            write.commit().map_err(StoreError::at("prepare"))?;
+        } else {
+            write.abort().map_err(StoreError::at("prepare"))?;
+        }
+        Ok(Self { database })
+    }
+
+    pub(super) fn position(&self) -> Result<Position, StoreError> {
+        let read = self.read()?;
+        let meta = read.open_table(META).map_err(StoreError::at("read"))?;
+        let log = read.open_table(LOG).map_err(StoreError::at("read"))?;
+        let reserved = number(&meta, RESERVED_KEY)?.unwrap_or(0);
+        let mut position = Position {
+            last: number(&meta, REVISION_KEY)?.unwrap_or(0).max(reserved),
+            reserved,
+            ..Position::default()
+        };
+        for entry in log.iter().map_err(StoreError::at("read"))? {
+            let (_, value) = entry.map_err(StoreError::at("read"))?;
+            let (_, key, text, previous) = value.value();
+            position.log_entries += 1;
+            position.log_bytes += weight(key, text, previous);
+        }
+        Ok(position)
+    }
+
+    fn read(&self) -> Result<ReadTransaction, StoreError> {
+        self.database.begin_read().map_err(StoreError::at("read"))
+    }
+
+    pub(super) fn write(&self) -> Result<WriteTransaction, StoreError> {
+        self.database.begin_write().map_err(StoreError::at("write to"))
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Result<Option<Document>, StoreError> {
+        let read = self.read()?;
+        let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
+        let found = objects.get(key.as_str()).map_err(StoreError::at("read"))?;
+        Ok(found.map(|guard| {
+            let (revision, text) = guard.value();
+            Document { revision, text: Bytes::copy_from_slice(text) }
+        }))
+    }
+
+    pub(super) fn list(
+        &self,
+        scope: &Scope,
+        after: Option<&str>,
+    ) -> Result<(Vec<(Key, Document)>, Revision), StoreError> {
+        if !scope.may_be_on_disk() {
+            return Ok((Vec::new(), 0));
+        }
+        let read = self.read()?;
+        let meta = read.open_table(META).map_err(StoreError::at("read"))?;
+        let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
+        let revision = number(&meta, REVISION_KEY)?.unwrap_or(0);
+        let end = scope.end();
+        let start = after.filter(|after| *after > scope.prefix()).unwrap_or(scope.prefix());
+        let mut found = Vec::new();
+        if start < end.as_str() {
+            let range = objects.range(start..end.as_str()).map_err(StoreError::at("read"))?;
+            for entry in range {
+                let (key, value) = entry.map_err(StoreError::at("read"))?;
+                if after == Some(key.value()) {
+                    continue;
+                }
+                let (revision, text) = value.value();
+                let document = Document { revision, text: Bytes::copy_from_slice(text) };
+                found.push((Key::from_stored(key.value()), document));
+            }
+        }
+        Ok((found, revision))
+    }
+
+    /// Events of the scope in `(after, upto]`, at most `limit`; and the revision up to which
+    /// history has been forgotten.
+    pub(super) fn history(
+        &self,
+        scope: &Scope,
+        after: Revision,
+        upto: Revision,
+        limit: usize,
+    ) -> Result<(Vec<Event>, Revision), StoreError> {
+        if !scope.may_be_on_disk() {
+            return Ok((Vec::new(), 0));
+        }
+        let read = self.read()?;
+        let meta = read.open_table(META).map_err(StoreError::at("read"))?;
+        let log = read.open_table(LOG).map_err(StoreError::at("read"))?;
+        let forgotten = number(&meta, FORGOTTEN_KEY)?.unwrap_or(0);
+        let mut events = Vec::new();
+        if after < upto {
+            let range = log.range(after + 1..=upto).map_err(StoreError::at("read"))?;
+            for entry in range {
+                let (revision, value) = entry.map_err(StoreError::at("read"))?;
+                let (what, key, text, previous) = value.value();
+                if !scope.holds(key) {
+                    continue;
+                }
+                events.push(Event {
+                    revision: revision.value(),
+                    key: Key::from_stored(key),
+                    what: what_from(what),
+                    text: Bytes::copy_from_slice(text),
+                    previous: previous.map(Bytes::copy_from_slice),
+                });
+                if events.len() == limit {
+                    break;
+                }
+            }
+        }
+        Ok((events, forgotten))
+    }
+}
+
+/// The tables of one write transaction.
+pub(super) struct Tables<'t> {
+    meta: Table<'t, &'static str, u64>,
+    objects: Table<'t, &'static str, (u64, &'static [u8])>,
+    log: Table<'t, u64, Entry<'static>>,
+}
+
+impl<'t> Tables<'t> {
+    pub(super) fn open(write: &'t WriteTransaction) -> Result<Self, StoreError> {
+        Ok(Self {
+            meta: write.open_table(META).map_err(StoreError::at("write to"))?,
+            objects: write.open_table(OBJECTS).map_err(StoreError::at("write to"))?,
+            log: write.open_table(LOG).map_err(StoreError::at("write to"))?,
+        })
+    }
+
+    pub(super) fn revision_of(&self, key: &Key) -> Result<Option<Revision>, StoreError> {
+        let found = self.objects.get(key.as_str()).map_err(StoreError::at("write to"))?;
+        Ok(found.map(|guard| guard.value().0))
+    }
+
+    /// Writes an event and what it does to its object; returns how much the log grew.
+    pub(super) fn record(&mut self, event: &Event) -> Result<usize, StoreError> {
+        let key = event.key.as_str();
+        let text = event.text.as_ref();
+        match event.what {
+            What::Created | What::Updated => {
+                self.objects
+                    .insert(key, (event.revision, text))
+                    .map_err(StoreError::at("write to"))?;
+            }
+            What::Deleted => {
+                self.objects.remove(key).map_err(StoreError::at("write to"))?;
+            }
+        }
+        let entry = (what_to(event.what), key, text, event.previous.as_deref());
+        self.log.insert(event.revision, entry).map_err(StoreError::at("write to"))?;
+        Ok(weight(key, text, event.previous.as_deref()))
+    }
+
+    /// Drops the oldest entry of the log; returns what it weighed.
+    pub(super) fn forget_oldest(&mut self) -> Result<Option<usize>, StoreError> {
+        let (revision, weighed) = {
+            let Some((revision, value)) =
+                self.log.pop_first().map_err(StoreError::at("write to"))?
+            else {
+                return Ok(None);
+            };
+            let (_, key, text, previous) = value.value();
+            (revision.value(), weight(key, text, previous))
+        };
+        self.meta.insert(FORGOTTEN_KEY, revision).map_err(StoreError::at("write to"))?;
+        Ok(Some(weighed))
+    }
+
+    pub(super) fn set_revision(&mut self, revision: Revision) -> Result<(), StoreError> {
+        self.meta.insert(REVISION_KEY, revision).map_err(StoreError::at("write to"))?;
+        Ok(())
+    }
+
+    pub(super) fn set_reserved(&mut self, reserved: Revision) -> Result<(), StoreError> {
+        self.meta.insert(RESERVED_KEY, reserved).map_err(StoreError::at("write to"))?;
+        Ok(())
+    }
+}
+
+fn number(
+    meta: &impl ReadableTable<&'static str, u64>,
+    key: &str,
+) -> Result<Option<u64>, StoreError> {
+    Ok(meta.get(key).map_err(StoreError::at("read"))?.map(|guard| guard.value()))
+}
+
+fn weight(key: &str, text: &[u8], previous: Option<&[u8]>) -> usize {
+    key.len() + text.len() + previous.map_or(0, <[u8]>::len)
+}
+
+const fn what_to(what: What) -> u8 {
+    match what {
+        What::Created => 1,
+        What::Updated => 2,
+        What::Deleted => 3,
+    }
+}
+
+const fn what_from(code: u8) -> What {
+    match code {
+        1 => What::Created,
+        3 => What::Deleted,
+        _ => What::Updated,
+    }
+}
+
+#[cfg(test)]
+pub(super) fn set_format(database: &Database, format: u64) -> Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    write.open_table(META)?.insert(FORMAT_KEY, format)?;
+    Ok(write.commit()?)
+}

@@ -1,0 +1,112 @@
+//! The part of the store that a restart forgets: node leases and events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+use jiff::Timestamp;
+
+use super::{Event, Key, Limits, Scope, What};
+use crate::document::{Document, Revision};
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    objects: BTreeMap<Key, Document>,
+    log: VecDeque<Event>,
+    log_bytes: usize,
+    /// History up to here is not kept.
+    oldest: Revision,
+    /// Fading objects by their last change, which is also the order in which they fade.
+    fading: BTreeMap<Revision, (Key, Timestamp)>,
+}
+
+impl Memory {
+    pub(super) fn new(start: Revision) -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            log: VecDeque::new(),
+            log_bytes: 0,
+            oldest: start,
+            fading: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<Document> {
+        self.objects.get(key).cloned()
+    }
+
+    pub(super) fn revision_of(&self, key: &Key) -> Option<Revision> {
+        self.objects.get(key).map(|document| document.revision)
+    }
+
+    pub(super) fn oldest(&self) -> Revision {
+        self.oldest
+    }
+
+    pub(super) fn list<'a>(
+        &'a self,
+        scope: &'a Scope,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = (Key, Document)> + 'a {
+        let start = match after.filter(|after| *after > scope.prefix()) {
+            Some(after) => Bound::Excluded(Key::from_stored(after)),
+            None => Bound::Included(Key::from_stored(scope.prefix())),
+        };
+        self.objects
+            .range((start, Bound::Unbounded))
+            .take_while(|(key, _)| scope.holds(key.as_str()))
+            .map(|(key, document)| (key.clone(), document.clone()))
+    }
+
+    pub(super) fn history<'a>(
+        &'a self,
+        scope: &'a Scope,
+        after: Revision,
+        upto: Revision,
+    ) -> impl Iterator<Item = Event> + 'a {
+        let start = self.log.partition_point(|event| event.revision <= after);
+        self.log
+            .range(start..)
+            .take_while(move |event| event.revision <= upto)
+            .filter(|event| scope.holds(event.key.as_str()))
+            .cloned()
+    }
+
+    pub(super) fn record(&mut self, event: Event, now: Timestamp, limits: &Limits) {
+        let old = match event.what {
+            What::Created | What::Updated => {
+                if event.key.fades() {
+                    self.fading.insert(event.revision, (event.key.clone(), now));
+                }
+                self.objects.insert(event.key.clone(), event.document())
+            }
+            What::Deleted => self.objects.remove(&event.key),
+        };
+        if let Some(old) = old {
+            self.fading.remove(&old.revision);
+        }
+        self.log_bytes += weight(&event);
+        self.log.push_back(event);
+        while self.log.len() > limits.log_entries || self.log_bytes > limits.log_bytes {
+            let Some(dropped) = self.log.pop_front() else { break };
+            self.log_bytes -= weight(&dropped);
+            self.oldest = dropped.revision;
+        }
+    }
+
+    /// The fading object that has to go next, if one must: the oldest, when its time is over or
+    /// there are too many.
+    pub(super) fn faded(&self, now: Timestamp, limits: &Limits) -> Option<(Key, Document)> {
+        let (_, (key, since)) = self.fading.first_key_value()?;
+        let age = now.duration_since(*since);
+        let over = age >= jiff::SignedDuration::try_from(limits.fading_after).ok()?;
+        if over || self.fading.len() > limits.fading_objects {
+            return Some((key.clone(), self.objects.get(key)?.clone()));
+        }
+        None
+    }
+}
+
+fn weight(event: &Event) -> usize {
+    let previous = event.previous.as_ref().map_or(0, bytes::Bytes::len);
+    event.key.as_str().len() + event.text.len() + previous
+}

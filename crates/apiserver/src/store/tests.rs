@@ -1,0 +1,337 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::*;
+use crate::registry::{CONFIG_MAPS, EVENTS, LEASES, PODS, Resource};
+
+const SMALL: Limits = Limits {
+    cache_bytes: 1 << 20,
+    log_entries: 4,
+    log_bytes: 1 << 20,
+    fading_objects: 3,
+    fading_after: Duration::from_secs(60),
+};
+
+fn memory(limits: Limits) -> Store {
+    Store::in_memory(limits, Clock::system()).unwrap()
+}
+
+fn key(resource: &Resource, name: &str) -> Key {
+    Key::new(resource, "ns", name)
+}
+
+fn text(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+fn create(key: &Key, body: &str) -> Change {
+    let act = Act::Put { text: text(body), previous: None };
+    Change { key: key.clone(), expect: Expect::Absent, act }
+}
+
+fn update(key: &Key, at: Revision, body: &str) -> Change {
+    let act = Act::Put { text: text(body), previous: None };
+    Change { key: key.clone(), expect: Expect::At(at), act }
+}
+
+fn delete(key: &Key, at: Revision) -> Change {
+    Change { key: key.clone(), expect: Expect::At(at), act: Act::Delete { last: text("gone") } }
+}
+
+fn seen(store: &Store, resource: &Resource) -> Vec<(String, String)> {
+    let (objects, _) = store.list(&Scope::new(resource, None), None).unwrap();
+    let pair = |(key, document): (Key, Document)| {
+        (key.name().to_owned(), String::from_utf8_lossy(&document.text).into_owned())
+    };
+    objects.into_iter().map(pair).collect()
+}
+
+#[tokio::test]
+async fn a_write_happens_only_if_the_object_is_as_the_writer_believed() {
+    for resource in [&PODS, &EVENTS] {
+        let store = memory(Limits::default());
+        let pod = key(resource, "a");
+        let other = store.commit(vec![create(&key(resource, "z"), "z")]).await.unwrap()[0];
+        let first = store.commit(vec![create(&pod, "1")]).await.unwrap()[0];
+        let second = store.commit(vec![update(&pod, first, "2")]).await.unwrap()[0];
+        for (case, change, found) in [
+            ("create what is there", create(&pod, "x"), Some(second)),
+            ("update an older one", update(&pod, first, "x"), Some(second)),
+            ("update another's", update(&pod, other, "x"), Some(second)),
+            ("delete an older one", delete(&pod, first), Some(second)),
+            ("update what is not there", update(&key(resource, "b"), first, "x"), None),
+            ("delete what is not there", delete(&key(resource, "b"), first), None),
+        ] {
+            let refused = store.commit(vec![change]).await.unwrap_err();
+            assert!(
+                matches!(refused, CommitError::Conflict { found: f, .. } if f == found),
+                "{case}: {refused}"
+            );
+        }
+        assert_eq!(store.get(&pod).unwrap().unwrap().text, text("2"));
+        assert_eq!(store.revision(), second, "a refused write uses no revision");
+        store.commit(vec![delete(&pod, second)]).await.unwrap();
+        assert_eq!(store.get(&pod).unwrap(), None);
+    }
+}
+
+#[tokio::test]
+async fn changes_are_committed_together_or_not_at_all() {
+    let store = memory(Limits::default());
+    let (map, event) = (key(&CONFIG_MAPS, "a"), key(&EVENTS, "e"));
+    let taken = key(&CONFIG_MAPS, "taken");
+    store.commit(vec![create(&taken, "t")]).await.unwrap();
+    let refused =
+        store.commit(vec![create(&map, "1"), create(&event, "1"), create(&taken, "x")]).await;
+    assert!(matches!(refused, Err(CommitError::Conflict { .. })));
+    assert_eq!((store.get(&map).unwrap(), store.get(&event).unwrap()), (None, None));
+    let revisions = store.commit(vec![create(&map, "1"), create(&event, "1")]).await.unwrap();
+    assert_eq!(revisions[1], revisions[0] + 1);
+    assert_eq!(store.get(&map).unwrap().unwrap().revision, revisions[0]);
+    assert_eq!(store.get(&event).unwrap().unwrap().revision, revisions[1]);
+}
+
+#[tokio::test]
+async fn a_list_is_in_order_and_starts_after_the_key_it_is_told() {
+    let store = memory(Limits::default());
+    for (namespace, name) in
+        [("kube-node-lease", "n2"), ("b", "x"), ("kube-node-lease", "n1"), ("z", "y")]
+    {
+        store.commit(vec![create(&Key::new(&LEASES, namespace, name), name)]).await.unwrap();
+    }
+    // node leases are in memory and the others on disk; a list shows them as one
+    let names = |after: Option<&str>| -> Vec<String> {
+        let (found, _) = store.list(&Scope::new(&LEASES, None), after).unwrap();
+        found.into_iter().map(|(key, _)| key.name().to_owned()).collect()
+    };
+    assert_eq!(names(None), ["x", "n1", "n2", "y"]);
+    assert_eq!(names(Some("leases/kube-node-lease/n1")), ["n2", "y"]);
+    assert_eq!(names(Some("leases/a")), ["x", "n1", "n2", "y"]);
+    assert_eq!(names(Some("leases/z/y")), Vec::<String>::new());
+    assert_eq!(names(Some("zzz")), Vec::<String>::new(), "a start behind the scope");
+}
+
+#[tokio::test]
+async fn history_tells_every_change_in_order_and_says_when_it_has_forgotten() {
+    let store = memory(SMALL);
+    let pod = key(&PODS, "a");
+    let mut at = store.commit(vec![create(&pod, "0")]).await.unwrap()[0];
+    let start = at;
+    for i in 1..=3 {
+        store.commit(vec![create(&key(&EVENTS, &format!("e{i}")), "e")]).await.unwrap();
+        at = store.commit(vec![update(&pod, at, &i.to_string())]).await.unwrap()[0];
+    }
+    let told = |after, limit| {
+        let history = store.history(&Scope::new(&PODS, Some("ns")), after, limit)?;
+        let texts = history
+            .events
+            .iter()
+            .map(|e| String::from_utf8_lossy(&e.text).into_owned())
+            .collect::<Vec<_>>();
+        Ok::<_, HistoryError>((texts, history.upto))
+    };
+    assert_eq!(told(0, 10).unwrap(), (vec!["0".into(), "1".into(), "2".into(), "3".into()], at));
+    assert_eq!(told(start, 10).unwrap(), (vec!["1".into(), "2".into(), "3".into()], at));
+    assert_eq!(told(start, 1).unwrap(), (vec!["1".into()], start + 2), "and goes on from there");
+    assert_eq!(told(at, 10).unwrap(), (vec![], at));
+    assert_eq!(
+        told(at + 100, 10).unwrap(),
+        (vec![], at + 100),
+        "a place in the future stays there"
+    );
+    // four entries are kept: one more, and the oldest goes
+    store.commit(vec![update(&pod, at, "4")]).await.unwrap();
+    assert!(
+        matches!(told(0, 10), Err(HistoryError::TooOld { asked: 0, oldest }) if oldest == start)
+    );
+    assert_eq!(told(start, 1).unwrap().0, ["1"]);
+}
+
+#[tokio::test]
+async fn history_is_bounded_in_bytes_too() {
+    let store = memory(Limits { log_entries: 1000, log_bytes: 10_000, ..SMALL });
+    let pod = key(&PODS, "a");
+    let mut at = store.commit(vec![create(&pod, "")]).await.unwrap()[0];
+    for _ in 0..30 {
+        at = store.commit(vec![update(&pod, at, &"x".repeat(1000))]).await.unwrap()[0];
+    }
+    let scope = Scope::new(&PODS, None);
+    assert!(matches!(store.history(&scope, at - 12, 100), Err(HistoryError::TooOld { .. })));
+    assert_eq!(store.history(&scope, at - 8, 100).unwrap().events.len(), 8);
+}
+
+#[tokio::test]
+async fn events_fade_with_time_and_in_number() {
+    let seconds = Arc::new(AtomicI64::new(0));
+    let clock = Clock::new({
+        let seconds = seconds.clone();
+        move || Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds.load(Ordering::Relaxed))
+    });
+    let store = Store::in_memory(SMALL, clock).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        store.commit(vec![create(&key(&EVENTS, name), name)]).await.unwrap();
+        seconds.fetch_add(10, Ordering::Relaxed);
+    }
+    let names =
+        |store: &Store| seen(store, &EVENTS).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(names(&store), ["b", "c", "d"], "three may stay");
+    // one that is written again begins anew
+    let at = store.get(&key(&EVENTS, "b")).unwrap().unwrap().revision;
+    store.commit(vec![update(&key(&EVENTS, "b"), at, "again")]).await.unwrap();
+    seconds.store(85, Ordering::Relaxed);
+    let before = store.revision();
+    store.expire().await.unwrap();
+    assert_eq!(names(&store), ["b", "d"]);
+    let told = store.history(&Scope::new(&EVENTS, None), before, 10).unwrap().events;
+    assert_eq!(
+        (told.len(), told[0].what, told[0].key.name()),
+        (1, What::Deleted, "c"),
+        "watchers are told"
+    );
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_after_a_restart_and_no_revision_comes_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.redb");
+    let open = || Store::open(&path, SMALL, Clock::system()).unwrap();
+    let (pod, lease) = (key(&PODS, "a"), Key::new(&LEASES, "kube-node-lease", "n1"));
+    let store = open();
+    let at = store.commit(vec![create(&pod, "1")]).await.unwrap()[0];
+    let mut leased = store.commit(vec![create(&lease, "0")]).await.unwrap()[0];
+    for i in 0..10 {
+        leased = store.commit(vec![update(&lease, leased, &i.to_string())]).await.unwrap()[0];
+    }
+    drop(store);
+    let store = open();
+    assert_eq!(store.get(&pod).unwrap(), Some(Document { revision: at, text: text("1") }));
+    assert_eq!(store.get(&lease).unwrap(), None, "a lease lives in memory");
+    assert!(store.revision() >= leased);
+    let next = store.commit(vec![create(&key(&PODS, "b"), "1")]).await.unwrap()[0];
+    assert!(next > leased);
+    // a watch of pods goes on where it was; one of leases cannot
+    let pods = store.history(&Scope::new(&PODS, None), at, 10).unwrap();
+    assert_eq!(pods.events.iter().map(|e| e.revision).collect::<Vec<_>>(), [next]);
+    let leases = store.history(&Scope::new(&LEASES, None), leased - 1, 10);
+    assert!(matches!(leases, Err(HistoryError::TooOld { .. })));
+}
+
+#[tokio::test]
+async fn a_restart_begins_beyond_every_revision_that_memory_handed_out() {
+    for (on_disk, in_memory) in [(1, 100), (1, 400), (150, 100), (150, 150), (190, 2), (300, 80)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store.redb");
+        let store = Store::open(&path, SMALL, Clock::system()).unwrap();
+        let (pod, event) = (key(&PODS, "a"), key(&EVENTS, "e"));
+        let mut at = store.commit(vec![create(&pod, "")]).await.unwrap()[0];
+        for _ in 1..on_disk {
+            at = store.commit(vec![update(&pod, at, "")]).await.unwrap()[0];
+        }
+        let mut newest = store.commit(vec![create(&event, "")]).await.unwrap()[0];
+        for _ in 1..in_memory {
+            newest = store.commit(vec![update(&event, newest, "")]).await.unwrap()[0];
+        }
+        drop(store);
+        let store = Store::open(&path, SMALL, Clock::system()).unwrap();
+        let begun = store.revision();
+        assert!(begun >= newest, "{on_disk} and {in_memory}: {begun} after {newest}");
+    }
+}
+
+#[tokio::test]
+async fn the_file_is_its_owners_alone_and_one_process_uses_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.redb");
+    let store = Store::open(&path, SMALL, Clock::system()).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let second = Store::open(&path, SMALL, Clock::system()).map(|_| ()).unwrap_err();
+    assert!(second.to_string().contains("already open"), "{second}");
+    drop(store);
+    Store::open(&path, SMALL, Clock::system()).unwrap();
+}
+
+#[test]
+fn a_newer_format_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.redb");
+    drop(Store::open(&path, SMALL, Clock::system()).unwrap());
+    disk::set_format(&redb::Database::open(&path).unwrap(), 7).unwrap();
+    let refused = Store::open(&path, SMALL, Clock::system()).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, StoreError::NewerFormat { found: 7, known: 1 }), "{refused}");
+}
+
+#[test]
+fn a_start_that_was_cut_short_is_begun_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.redb");
+    std::fs::write(folder.path().join("store.redb.new"), [0; 4096]).unwrap();
+    drop(Store::open(&path, SMALL, Clock::system()).unwrap());
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["store.redb"]);
+}
+
+#[test]
+fn what_is_no_database_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.redb");
+    std::fs::write(&path, "not a database, but long enough to be looked at as if it were one")
+        .unwrap();
+    let refused = Store::open(&path, SMALL, Clock::system()).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("store.redb"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn writers_at_the_same_time_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(
+        Store::open(&folder.path().join("s"), Limits::default(), Clock::system()).unwrap(),
+    );
+    let counter = key(&CONFIG_MAPS, "counter");
+    store.commit(vec![create(&counter, "0")]).await.unwrap();
+    let adder = |store: Arc<Store>, counter: Key| async move {
+        for _ in 0..25 {
+            loop {
+                let found = store.get(&counter).unwrap().unwrap();
+                let sum: u32 = std::str::from_utf8(&found.text).unwrap().parse().unwrap();
+                let change = update(&counter, found.revision, &(sum + 1).to_string());
+                if store.commit(vec![change]).await.is_ok() {
+                    break;
+                }
+            }
+        }
+    };
+    let adders: Vec<_> =
+        (0..8).map(|_| tokio::spawn(adder(store.clone(), counter.clone()))).collect();
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    assert_eq!(store.get(&counter).unwrap().unwrap().text, text("200"));
+}
+
+#[tokio::test]
+async fn the_file_stays_small_however_often_objects_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.redb");
+    let limits = Limits { log_bytes: 256 << 10, ..Limits::default() };
+    let store = Store::open(&path, limits, Clock::system()).unwrap();
+    let body = "x".repeat(5000);
+    let mut at = store.commit(vec![create(&key(&PODS, "p"), &body)]).await.unwrap()[0];
+    for _ in 0..60 {
+        let mut changes = Vec::new();
+        for i in 0..32 {
+            changes.push(create(&key(&CONFIG_MAPS, &format!("m{i}")), &body));
+        }
+        changes.push(update(&key(&PODS, "p"), at, &body));
+        let revisions = store.commit(changes).await.unwrap();
+        at = revisions[32];
+        let changes = (0..32).map(|i| delete(&key(&CONFIG_MAPS, &format!("m{i}")), revisions[i]));
+        store.commit(changes.collect()).await.unwrap();
+    }
+    let size = std::fs::metadata(&path).unwrap().len();
+    assert!(size < 8 << 20, "{size} bytes for one pod, after writing 10 MB of others");
+}

@@ -1,0 +1,273 @@
+//! Tokens of service accounts: issued to pods through their node, and checked when they come back.
+//!
+//! A token is a JSON Web Token signed with a key that never leaves this server, so HMAC is enough.
+//! It is bound to its account and, where asked, to one pod or node: once that object is gone, or
+//! another has its name, the token is worth nothing, however long it would still run.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use jiff::{SignedDuration, Timestamp};
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::access::Identity;
+use crate::clock::rfc3339;
+use crate::object::Object;
+use crate::options::Freshness;
+use crate::registry::{NODES, PODS, Resource, SECRETS, SERVICE_ACCOUNTS};
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::{ApiError, FieldError};
+use crate::store::Key;
+
+/// Who says so, and whom a token is for unless it says otherwise.
+const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+const DEFAULT_SECONDS: i64 = 3600;
+const SHORTEST_SECONDS: i64 = 600;
+const LONGEST_SECONDS: i64 = 1 << 32;
+const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
+
+/// The key that tokens are signed with.
+#[derive(Clone)]
+pub struct TokenKey(hmac::Key);
+
+impl TokenKey {
+    /// From at least 32 bytes that nobody can guess.
+    pub fn new(secret: &[u8; 32]) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+    }
+}
+
+impl fmt::Debug for TokenKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenKey(…)")
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Claims {
+    aud: Vec<String>,
+    exp: i64,
+    iat: i64,
+    nbf: i64,
+    iss: String,
+    jti: String,
+    sub: String,
+    #[serde(rename = "kubernetes.io")]
+    kubernetes: Bound,
+}
+
+/// The objects without which the token is void.
+#[derive(Debug, Serialize, Deserialize)]
+struct Bound {
+    namespace: String,
+    serviceaccount: Reference,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<Reference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<Reference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<Reference>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Reference {
+    name: String,
+    uid: String,
+}
+
+impl Reference {
+    fn to(object: &Object) -> Self {
+        Self { name: object.name().to_owned(), uid: object.uid().to_owned() }
+    }
+}
+
+impl ApiServer {
+    /// `POST serviceaccounts/{name}/token`
+    pub(crate) fn issue_token(
+        &self,
+        info: &RequestInfo,
+        mut request: Object,
+    ) -> Result<Object, ApiError> {
+        let seconds = seconds(&request)?;
+        let document = self.get(info, Freshness::Newest)?;
+        let account = document.object(&SERVICE_ACCOUNTS)?;
+        let Some(key) = &self.settings().token_key else {
+            return Err(ApiError::unavailable("this server has no key to sign tokens with"));
+        };
+        let bound = self.bind_token(&account, &request)?;
+        let now = self.now();
+        let audiences = audiences(&request);
+        let expires = now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
+        let claims = Claims {
+            aud: audiences.clone(),
+            exp: expires.as_second(),
+            iat: now.as_second(),
+            nbf: now.as_second(),
+            iss: ISSUER.to_owned(),
+            jti: self.ids().uid(),
+            sub: format!("system:serviceaccount:{}:{}", account.namespace(), account.name()),
+            kubernetes: bound,
+        };
+        let token = sign(key, &claims)?;
+        let reference = request.value().pointer("/spec/boundObjectRef").cloned();
+        request.put(&["kind"], Some("TokenRequest".into()));
+        request.put(&["apiVersion"], Some("authentication.k8s.io/v1".into()));
+        request.set_meta("name", Some(account.name().into()));
+        request.set_meta("namespace", Some(account.namespace().into()));
+        request.set_meta("creationTimestamp", Some(rfc3339(now).into()));
+        let spec = json!({
+            "audiences": audiences,
+            "expirationSeconds": seconds,
+            "boundObjectRef": reference,
+        });
+        request.put(&["spec"], Some(spec));
+        let status = json!({"token": token, "expirationTimestamp": rfc3339(expires)});
+        request.put(&["status"], Some(status));
+        Ok(request)
+    }
+
+    fn bind_token(&self, account: &Object, request: &Object) -> Result<Bound, ApiError> {
+        let mut bound = Bound {
+            namespace: account.namespace().to_owned(),
+            serviceaccount: Reference::to(account),
+            pod: None,
+            node: None,
+            secret: None,
+        };
+        let name = request.text("/spec/boundObjectRef/name");
+        let uid = request.text("/spec/boundObjectRef/uid");
+        match request.text("/spec/boundObjectRef/kind") {
+            "" => {}
+            "Pod" => {
+                let pod = self.bound_object(&PODS, account.namespace(), name, uid)?;
+                if pod.text("/spec/serviceAccountName") != account.name() {
+                    return Err(ApiError::bad_request(format!(
+                        "cannot bind token for serviceaccount \"{}\" to pod running with different serviceaccount name.",
+                        account.name()
+                    )));
+                }
+                let node = Key::new(&NODES, "", pod.text("/spec/nodeName"));
+                bound.node = self.read(&NODES, &node)?.as_ref().map(Reference::to);
+                bound.pod = Some(Reference::to(&pod));
+            }
+            "Node" => {
+                let node = self.bound_object(&NODES, "", name, uid)?;
+                bound.node = Some(Reference::to(&node));
+            }
+            "Secret" => {
+                let secret = self.bound_object(&SECRETS, account.namespace(), name, uid)?;
+                bound.secret = Some(Reference::to(&secret));
+            }
+            other => {
+                return Err(ApiError::bad_request(format!(
+                    "cannot bind token to object of type {other}"
+                )));
+            }
+        }
+        Ok(bound)
+    }
+
+    fn bound_object(
+        &self,
+        resource: &'static Resource,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<Object, ApiError> {
+        let found = self.read(resource, &Key::new(resource, namespace, name))?;
+        let object = found.ok_or_else(|| ApiError::not_found(resource, name))?;
+        if !uid.is_empty() && uid != object.uid() {
+            return Err(ApiError::conflict(
+                resource.plural,
+                resource.group,
+                name,
+                &format!(
+                    "the UID in the bound object reference ({uid}) does not match the UID in record. The object might \
+                     have been deleted and then recreated"
+                ),
+            ));
+        }
+        Ok(object)
+    }
+
+    /// Whose token it is; `None` if it is nobody's, or no longer good. It must be for one of the
+    /// audiences; none given means this server.
+    pub fn identify(&self, token: &str, audiences: &[&str]) -> Option<Identity> {
+        let claims = verify(self.settings().token_key.as_ref()?, token)?;
+        let now = self.now().as_second();
+        let wanted = if audiences.is_empty() { &[ISSUER] } else { audiences };
+        let for_us = claims.aud.iter().any(|audience| wanted.contains(&audience.as_str()));
+        if claims.iss != ISSUER || now >= claims.exp || now < claims.nbf || !for_us {
+            return None;
+        }
+        let Bound { namespace, serviceaccount, pod, node, secret } = claims.kubernetes;
+        let lives = |resource: &'static Resource, namespace: &str, reference: &Reference| {
+            let key = Key::new(resource, namespace, &reference.name);
+            let found = self.read(resource, &key).ok().flatten();
+            found.is_some_and(|object| object.uid() == reference.uid)
+        };
+        let bound = lives(&SERVICE_ACCOUNTS, &namespace, &serviceaccount)
+            && pod.is_none_or(|pod| lives(&PODS, &namespace, &pod))
+            && node.is_none_or(|node| lives(&NODES, "", &node))
+            && secret.is_none_or(|secret| lives(&SECRETS, &namespace, &secret));
+        bound.then(|| Identity {
+            user: claims.sub,
+            uid: serviceaccount.uid,
+            groups: vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{namespace}"),
+                "system:authenticated".to_owned(),
+            ],
+        })
+    }
+}
+
+fn seconds(request: &Object) -> Result<i64, ApiError> {
+    let asked = request.value().pointer("/spec/expirationSeconds").and_then(Value::as_i64);
+    let seconds = asked.unwrap_or(DEFAULT_SECONDS);
+    let why = if seconds < SHORTEST_SECONDS {
+        "may not specify a duration less than 10 minutes"
+    } else if seconds > LONGEST_SECONDS {
+        "may not specify a duration larger than 2^32 seconds"
+    } else {
+        return Ok(seconds);
+    };
+    let error = FieldError {
+        reason: "FieldValueInvalid",
+        field: "spec.expirationSeconds".to_owned(),
+        message: format!("Invalid value: {seconds}: {why}"),
+    };
+    Err(ApiError::invalid("TokenRequest", "authentication.k8s.io", "", &[error]))
+}
+
+fn audiences(request: &Object) -> Vec<String> {
+    let given = request.value().pointer("/spec/audiences").and_then(Value::as_array);
+    let given: Vec<String> =
+        given.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+    if given.is_empty() { vec![ISSUER.to_owned()] } else { given }
+}
+
+fn sign(key: &TokenKey, claims: &Claims) -> Result<String, ApiError> {
+    let claims = serde_json::to_vec(claims)
+        .map_err(|error| ApiError::internal(format!("cannot write a token: {error}")))?;
+    let mut token = BASE64_URL_SAFE_NO_PAD.encode(HEADER);
+    token.push('.');
+    token.push_str(&BASE64_URL_SAFE_NO_PAD.encode(claims));
+    let signature = hmac::sign(&key.0, token.as_bytes());
+    token.push('.');
+    token.push_str(&BASE64_URL_SAFE_NO_PAD.encode(signature));
+    Ok(token)
+}
+
+/// The claims, if the signature is ours. The header is not asked which algorithm to believe in.
+fn verify(key: &TokenKey, token: &str) -> Option<Claims> {
+    let (signed, signature) = token.rsplit_once('.')?;
+    let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
+    hmac::verify(&key.0, signed.as_bytes(), &signature).ok()?;
+    let (_, claims) = signed.split_once('.')?;
+    serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
+}

@@ -1,0 +1,212 @@
+//! Whether an object makes sense, in kube-apiserver's words.
+//!
+//! Pods are checked by core, which checks static pods too. The other kinds are checked here, as
+//! JSON: they are small, and a typed form of each would only make the program larger. The object
+//! is expected defaulted.
+
+mod cluster;
+mod config;
+mod event;
+mod node;
+mod storage;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use podwright_core::pod::validation as pods;
+use podwright_core::pod::validation::field::Errors;
+use podwright_core::pod::validation::format::{self, Problems};
+use podwright_core::pod::validation::meta::{self, Rules};
+use podwright_core::schema::Path;
+use serde_json::Value;
+
+pub use podwright_core::pod::validation::FieldError;
+
+use crate::registry::Resource;
+
+const METADATA: Path<'static> = Path::new("metadata");
+
+/// What is wrong with a new object.
+pub fn create(resource: &Resource, object: &Value) -> Vec<FieldError> {
+    let errors = match typed_pod(resource, object) {
+        Some(pod) => pods::create(&pod),
+        None => {
+            let mut errors = Errors::new();
+            itself(resource, object, &mut errors);
+            errors.into_vec()
+        }
+    };
+    if !errors.is_empty() {
+        return errors;
+    }
+    let mut errors = Errors::new();
+    meta::check(&metadata(object), common_rules(resource), &METADATA, &mut errors);
+    errors.into_vec()
+}
+
+/// What is wrong with a change of an object, or of the part of it that a subresource is.
+pub fn update(
+    resource: &Resource,
+    subresource: Option<&str>,
+    new: &Value,
+    old: &Value,
+) -> Vec<FieldError> {
+    let mut errors = Errors::new();
+    let rules = common_rules(resource);
+    let (new_meta, old_meta) = (metadata(new), metadata(old));
+    meta::check(&new_meta, rules, &METADATA, &mut errors);
+    meta::check_update(&new_meta, &old_meta, rules, &METADATA, &mut errors);
+    let mut errors = errors.into_vec();
+    if let (Some(new), Some(old)) = (typed_pod(resource, new), typed_pod(resource, old)) {
+        errors.extend(match subresource {
+            None => pods::update(&new, &old),
+            Some("status") => pods::update_status(&new, &old),
+            Some("ephemeralcontainers") => pods::update_ephemeral_containers(&new, &old),
+            Some("resize") => pods::resize(&new, &old),
+            Some(_) => Vec::new(),
+        });
+        return errors;
+    }
+    let mut of_kind = Errors::new();
+    change(resource, subresource, new, old, &mut of_kind);
+    errors.extend(of_kind.into_vec());
+    errors
+}
+
+fn typed_pod(resource: &Resource, object: &Value) -> Option<Pod> {
+    if resource.storage != "pods" {
+        return None;
+    }
+    serde_json::from_value(object.clone()).ok()
+}
+
+/// An object of its kind, taken by itself.
+fn itself(resource: &Resource, object: &Value, errors: &mut Errors) {
+    if let Some(rules) = rules(resource) {
+        meta::check(&metadata(object), rules, &METADATA, errors);
+    }
+    match resource.storage {
+        "configmaps" => config::config_map(object, errors),
+        "secrets" => config::secret(object, errors),
+        "namespaces" => cluster::namespace(object, errors),
+        "nodes" => node::check(object, errors),
+        "events" => event::check(object, errors),
+        "leases" => cluster::lease(object, errors),
+        "runtimeclasses" => cluster::runtime_class(object, errors),
+        "priorityclasses" => cluster::priority_class(object, errors),
+        "persistentvolumes" => storage::volume(object, errors),
+        "persistentvolumeclaims" => storage::claim(object, errors),
+        _ => {}
+    }
+}
+
+/// The order of the steps is kube-apiserver's, and so is that some say a thing twice.
+fn change(
+    resource: &Resource,
+    subresource: Option<&str>,
+    new: &Value,
+    old: &Value,
+    errors: &mut Errors,
+) {
+    let alone = |errors: &mut Errors| itself(resource, new, errors);
+    let identity = |errors: &mut Errors| {
+        if let Some(rules) = rules(resource) {
+            meta::check_update(&metadata(new), &metadata(old), rules, &METADATA, errors);
+        }
+    };
+    match (resource.storage, subresource) {
+        ("configmaps", _) => {
+            identity(errors);
+            config::config_map_change(new, old, errors);
+            alone(errors);
+        }
+        ("secrets", _) => {
+            identity(errors);
+            config::secret_change(new, old, errors);
+            alone(errors);
+        }
+        ("serviceaccounts", _) => {
+            identity(errors);
+            alone(errors);
+        }
+        ("events", _) => alone(errors),
+        ("namespaces", None) => {
+            alone(errors);
+            identity(errors);
+        }
+        ("namespaces", Some(part)) => {
+            identity(errors);
+            cluster::namespace_change(part, new, errors);
+        }
+        ("nodes", part) => {
+            if part.is_none() {
+                alone(errors);
+            }
+            identity(errors);
+            node::change(new, old, errors);
+        }
+        ("leases", _) => {
+            identity(errors);
+            cluster::lease(new, errors);
+        }
+        ("runtimeclasses", _) => {
+            alone(errors);
+            identity(errors);
+            cluster::runtime_class_change(new, old, errors);
+        }
+        ("priorityclasses", _) => {
+            identity(errors);
+            cluster::priority_class_change(new, old, errors);
+        }
+        ("persistentvolumes", None) => {
+            alone(errors);
+            alone(errors);
+            storage::volume_change(new, old, errors);
+        }
+        ("persistentvolumeclaims", None) => {
+            identity(errors);
+            alone(errors);
+            storage::claim_change(new, old, errors);
+        }
+        ("persistentvolumeclaims", Some(_)) => {
+            identity(errors);
+            storage::claim_status(new, errors);
+        }
+        _ => identity(errors),
+    }
+}
+
+/// How the objects of a kind are named.
+fn rules(resource: &Resource) -> Option<Rules> {
+    let name = match resource.storage {
+        "namespaces" => format::dns_label,
+        "events" => return None,
+        _ => format::dns_subdomain,
+    };
+    let known_finalizers = !matches!(resource.storage, "leases" | "runtimeclasses");
+    Some(Rules { namespaced: resource.namespaced, name, known_finalizers })
+}
+
+/// What every object must be able to do: stand in an address.
+fn common_rules(resource: &Resource) -> Rules {
+    Rules { namespaced: resource.namespaced, name: path_segment, known_finalizers: false }
+}
+
+fn path_segment(name: &str) -> Problems {
+    if name == "." || name == ".." {
+        return vec![format!("may not be '{name}'")];
+    }
+    let bad = ["/", "%"].into_iter().filter(|part| name.contains(part));
+    bad.map(|part| format!("may not contain '{part}'")).collect()
+}
+
+fn metadata(object: &Value) -> ObjectMeta {
+    let given = object.get("metadata").cloned().unwrap_or_default();
+    serde_json::from_value(given).unwrap_or_default()
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

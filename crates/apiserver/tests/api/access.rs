@@ -1,0 +1,57 @@
+use axum::body::Body;
+use http::Request;
+use podwright_apiserver::Identity;
+use serde_json::json;
+use tower::ServiceExt as _;
+
+use super::world::{NS, World};
+
+fn stranger() -> Identity {
+    Identity {
+        user: "jane".to_owned(),
+        uid: String::new(),
+        groups: vec!["system:authenticated".to_owned()],
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_nobody_vouches_for_is_refused() {
+    let world = World::new().await;
+    let request = Request::get("/api/v1/pods").body(Body::empty()).unwrap();
+    let response = world.server.router().oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 401);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stranger_may_look_at_what_is_served_and_at_nothing_in_it() {
+    let world = World { who: stranger(), ..World::new().await };
+    for (path, code) in
+        [("/api", 200), ("/version", 200), ("/api/v1/nodes", 403), ("/healthz", 200)]
+    {
+        assert_eq!(world.get(path).await.code, code, "{path}");
+    }
+    let refused = world.get(&format!("{NS}/pods/p")).await;
+    assert_eq!(
+        refused.message(),
+        "pods \"p\" is forbidden: User \"jane\" cannot get resource \"pods\" in API group \"\" in the namespace \"default\""
+    );
+    let refused = world.post("/api/v1/nodes", json!({})).await;
+    assert_eq!(
+        refused.message(),
+        "nodes is forbidden: User \"jane\" cannot create resource \"nodes\" in API group \"\" at the cluster scope"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn everybody_can_ask_what_they_may() {
+    let world = World::new().await;
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let question = json!({"spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}});
+    assert_eq!(
+        world.post(path, question.clone()).await.ok().body["status"],
+        json!({"allowed": true})
+    );
+    let other = json!({"spec": {"user": "jane", "resourceAttributes": {"verb": "get", "resource": "pods"}}});
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    assert_eq!(world.post(path, other).await.ok().body["status"], json!({"allowed": false}));
+}

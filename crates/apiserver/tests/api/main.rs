@@ -1,0 +1,15 @@
+//! The server from outside: everything here goes through requests and their answers.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
+
+mod access;
+mod deleting;
+mod dependents;
+mod golden;
+mod hostile;
+mod kube_client;
+mod namespaces;
+mod paging;
+mod tokens;
+mod watching;
+mod world;
+mod writing;

@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::world::{NS, World};
+
+const TOKEN: &str = "/api/v1/namespaces/default/serviceaccounts/default/token";
+
+async fn token(world: &World, spec: Value) -> String {
+    let answer = world.post(TOKEN, json!({"spec": spec})).await.ok();
+    assert_eq!(answer.code, 201);
+    answer.body["status"]["token"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_good_for_its_account_its_pod_and_its_time() {
+    let world = World::new().await;
+    let created = world.pod("p", "n1").await;
+    let uid = created.body["metadata"]["uid"].clone();
+    let bound = json!({"expirationSeconds": 600, "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": uid}});
+    let pods = token(&world, bound.clone()).await;
+    let accounts = token(&world, json!({})).await;
+    let who = world.server.identify(&pods, &[]).unwrap();
+    assert_eq!(who.user, "system:serviceaccount:default:default");
+    assert_eq!(
+        who.groups,
+        ["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"]
+    );
+    assert_eq!(world.server.identify(&pods, &["https://elsewhere"]), None, "for another audience");
+    // ten minutes later
+    tokio::time::advance(Duration::from_secs(601)).await;
+    assert_eq!(world.server.identify(&pods, &[]), None, "expired");
+    assert!(world.server.identify(&accounts, &[]).is_some());
+    // with its pod
+    let pods = token(&world, bound).await;
+    world.delete(&format!("{NS}/pods/p?gracePeriodSeconds=0")).await.ok();
+    assert_eq!(world.server.identify(&pods, &[]), None, "its pod is gone");
+    world.pod("p", "n1").await;
+    assert_eq!(world.server.identify(&pods, &[]), None, "another pod of its name");
+    // with its account
+    world.delete(&format!("{NS}/serviceaccounts/default")).await.ok();
+    assert_eq!(world.server.identify(&accounts, &[]), None, "its account is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forged_token_is_nobodys() {
+    let world = World::new().await;
+    let good = token(&world, json!({})).await;
+    let parts: Vec<&str> = good.split('.').collect();
+    let unsigned = format!("eyJhbGciOiJub25lIn0.{}.", parts[1]);
+    let forged = [
+        String::new(),
+        "x".to_owned(),
+        "..".to_owned(),
+        unsigned,
+        format!("{}.{}.{}", parts[0], parts[1], parts[2].chars().rev().collect::<String>()),
+        format!("{}.{}A.{}", parts[0], parts[1], parts[2]),
+        format!("{}.{}", parts[0], parts[1]),
+    ];
+    for token in forged {
+        assert_eq!(world.server.identify(&token, &[]), None, "{token}");
+        let review = json!({"spec": {"token": token}});
+        let answer = world.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.ok();
+        assert_eq!(answer.body["status"], json!({"user": {}, "error": "invalid bearer token"}));
+    }
+    let review = json!({"spec": {"token": good}});
+    let answer = world.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.ok();
+    assert_eq!(answer.body["status"]["user"]["username"], "system:serviceaccount:default:default");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_not_bound_to_what_is_not_there() {
+    let world = World::new().await;
+    let mut other = super::world::pod("p", "n1");
+    world.post(&format!("{NS}/serviceaccounts"), json!({"metadata": {"name": "other"}})).await.ok();
+    other["spec"]["serviceAccountName"] = json!("other");
+    world.post(&format!("{NS}/pods"), other).await.ok();
+    for (case, spec, code) in [
+        ("too short", json!({"expirationSeconds": 5}), 422),
+        ("too long", json!({"expirationSeconds": 1_u64 << 33}), 422),
+        ("no such pod", json!({"boundObjectRef": {"kind": "Pod", "name": "none"}}), 404),
+        ("another's pod", json!({"boundObjectRef": {"kind": "Pod", "name": "p"}}), 400),
+        ("no such kind", json!({"boundObjectRef": {"kind": "Lease", "name": "x"}}), 400),
+        ("no such node", json!({"boundObjectRef": {"kind": "Node", "name": "x"}}), 404),
+    ] {
+        assert_eq!(world.post(TOKEN, json!({"spec": spec})).await.code, code, "{case}");
+    }
+    let path = format!("{NS}/serviceaccounts/other/token");
+    let spec = json!({"boundObjectRef": {"kind": "Pod", "name": "p", "uid": "another"}});
+    assert_eq!(world.post(&path, json!({"spec": spec})).await.code, 409);
+}

@@ -1,0 +1,89 @@
+//! Names that are taken.
+//!
+//! A name is taken from the moment its maker begins until the thing is removed, not only while
+//! the thing is to be seen. This is what makes a call that hangs so unpleasant: its name is in
+//! use, and nothing shows by whom.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tonic::Status;
+
+/// Names of one kind, each with the id that has it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Names(Arc<Mutex<BTreeMap<String, String>>>);
+
+/// A name held for something in the making; given back unless it is kept.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    names: Names,
+    name: String,
+    kept: bool,
+}
+
+impl Names {
+    /// `kind` is `sandbox` or `container`, for the complaint.
+    pub(super) fn reserve(
+        &self,
+        kind: &str,
+        name: String,
+        id: String,
+    ) -> Result<Reservation, Status> {
+        let mut names = self.0.lock();
+        if let Some(holder) = names.get(&name) {
+            return Err(Status::unknown(format!(
+                "failed to reserve {kind} name {name:?}: name {name:?} is reserved for {holder:?}"
+            )));
+        }
+        names.insert(name.clone(), id);
+        Ok(Reservation { names: self.clone(), name, kept: false })
+    }
+
+    #[cfg(test)]
+    pub(super) fn are_all_free(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    pub(super) fn release(&self, name: &str) {
+        self.0.lock().remove(name);
+    }
+}
+
+impl Reservation {
+    /// The thing is made: it has the name until it is removed.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.names.release(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_taken_while_its_thing_is_in_the_making_and_after() {
+        let names = Names::default();
+        let reserve = |id: &str| names.reserve("sandbox", "web_ns_uid_0".into(), id.into());
+        let first = reserve("s1").unwrap();
+        let refused = reserve("s2").unwrap_err();
+        assert_eq!(
+            refused.message(),
+            "failed to reserve sandbox name \"web_ns_uid_0\": \
+             name \"web_ns_uid_0\" is reserved for \"s1\""
+        );
+        drop(first);
+        reserve("s3").unwrap().keep();
+        assert!(reserve("s4").is_err());
+        names.release("web_ns_uid_0");
+        assert!(reserve("s5").is_ok());
+    }
+}

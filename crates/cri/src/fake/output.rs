@@ -1,0 +1,86 @@
+//! What programs leave on the host's disk: their logs and the files they were told to write.
+//!
+//! Only below the one folder the fake was given, whatever paths it is asked for: a simulation
+//! never touches the machine it runs on.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Component, Path, PathBuf};
+
+use jiff::Timestamp;
+
+use super::containers::Container;
+
+/// A log exists from the start of its container, even if nothing is ever said.
+pub(super) fn open_log(below: Option<&Path>, container: &Container, now: Timestamp) {
+    let lines = container.script.says.iter().map(|line| format!("{now:.9} stdout F {line}\n"));
+    let lines: String = lines.collect();
+    write(below, &container.log_path, &lines, true);
+}
+
+/// A log that was moved away is made anew, empty.
+pub(super) fn reopen_log(below: Option<&Path>, container: &Container) {
+    write(below, &container.log_path, "", true);
+}
+
+/// The files a program leaves behind.
+pub(super) fn write_files(below: Option<&Path>, container: &Container) {
+    for (inside, text) in &container.script.writes {
+        if let Some(outside) = host_path(container, inside) {
+            write(below, &outside, text, false);
+        }
+    }
+}
+
+/// The file on the host behind a path in the container; the innermost mount counts.
+fn host_path(container: &Container, inside: &str) -> Option<String> {
+    let mounts = container.config.mounts.iter().filter_map(|mount| {
+        let rest = Path::new(inside).strip_prefix(&mount.container_path).ok()?;
+        Some((mount, rest))
+    });
+    let (mount, rest) = mounts.max_by_key(|(mount, _)| mount.container_path.len())?;
+    // A file that is itself the mount leaves nothing to add, not even a slash.
+    Some(match rest.to_str()? {
+        "" => mount.host_path.clone(),
+        rest => format!("{}/{rest}", mount.host_path),
+    })
+}
+
+fn write(below: Option<&Path>, path: &str, text: &str, append: bool) {
+    let Some(path) = permitted(below, path) else { return };
+    let attempt = || {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let mut file =
+            fs::OpenOptions::new().create(true).append(append).write(true).open(&path)?;
+        if !append {
+            file.set_len(0)?;
+        }
+        file.write_all(text.as_bytes())
+    };
+    if let Err(error) = attempt() {
+        tracing::warn!(%error, path = %path.display(), "a container's file cannot be written");
+    }
+}
+
+fn permitted(below: Option<&Path>, path: &str) -> Option<PathBuf> {
+    let path = Path::new(path);
+    let plain = path.components().all(|part| part != Component::ParentDir);
+    (plain && path.starts_with(below?)).then(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_written_outside_of_the_folder() {
+        let below = Some(Path::new("/tmp/sim"));
+        assert!(permitted(below, "/tmp/sim/a/b.log").is_some());
+        for path in ["/tmp/simulation/a", "/etc/passwd", "/tmp/sim/../x", "", "a"] {
+            assert_eq!(permitted(below, path), None, "{path}");
+        }
+        assert_eq!(permitted(None, "/tmp/sim/a"), None);
+    }
+}

@@ -1,0 +1,326 @@
+//! The same calls, in the same order, to the fake and to a real containerd: the same answers.
+//!
+//! The transcript was recorded from containerd 1.6.20. A case that fails there is a wrong case.
+
+use podwright_core::observed::State;
+use podwright_proto::cri::runtime_service_client::RuntimeServiceClient;
+
+use super::*;
+use crate::Endpoint;
+
+const RECORDED: &str = r#"
+events: Unimplemented method GetContainerEvents not implemented
+checkpoint: Unimplemented method CheckpointContainer not implemented
+run: ok
+run again: Unknown failed to reserve sandbox name "web_default_uid-web_0": name "web_default_uid-web_0" is reserved for "S0"
+sandbox: ready=true ips=0
+create: ok
+create again: Unknown failed to reserve container name "app_web_default_uid-web_0": name "app_web_default_uid-web_0" is reserved for "C0"
+create without its image: NotFound failed to resolve image "localhost/none:1": not found
+exec in created: Unknown failed to exec in container: container is in CONTAINER_CREATED state
+stop created: ok
+reopen log of created: Unknown container is not running
+start: ok
+start again: Unknown failed to set starting state for container "C0": container is in CONTAINER_RUNNING state
+exec too long: DeadlineExceeded failed to exec in container: timeout 1s exceeded: context deadline exceeded
+status of nothing: NotFound an error occurred when try to find container "nope": not found
+status of no sandbox: NotFound an error occurred when try to find sandbox: not found
+start nothing: NotFound an error occurred when try to find container "nope": not found
+exec in nothing: NotFound failed to exec in container: failed to find container "nope" in store: not found
+create in nothing: NotFound failed to find sandbox id "nope": not found
+stop nothing: NotFound an error occurred when try to find container "nope": not found
+stop no sandbox: NotFound an error occurred when try to find sandbox "nope": not found
+remove nothing: ok
+remove no sandbox: ok
+stop: ok
+exit: 143 Error ""
+start exited: Unknown failed to set starting state for container "C0": container is in CONTAINER_EXITED state
+exec in exited: Unknown failed to exec in container: container is in CONTAINER_EXITED state
+reopen log of exited: Unknown container is not running
+create bad: ok
+start bad: Unknown failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: exec: "/nope": stat /nope: no such file or directory: unknown
+exit of bad: 128 StartError "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: exec: \"/nope\": stat /nope: no such file or directory: unknown"
+create late: ok
+create killed: ok
+start killed: ok
+stop sandbox: ok
+exit of killed: 137 Error ""
+start in stopped: Unknown sandbox container "S0" is not running
+exit of late: 128 StartError "sandbox container \"S0\" is not running"
+create in stopped: NotFound failed to get sandbox container task: no running task found: task S0 not found: not found
+stopped sandbox: ready=false ips=0
+run while the stopped one is there: Unknown failed to reserve sandbox name "web_default_uid-web_0": name "web_default_uid-web_0" is reserved for "S0"
+run next attempt: ok
+create while the old one is there: Unknown failed to reserve container name "app_web_default_uid-web_0": name "app_web_default_uid-web_0" is reserved for "C0"
+remove stopped sandbox: ok
+remove ready sandbox: ok
+left: 0 pods
+the event stream opened with the first event
+told of: S0 C0 C0 K0 K0 S0 S1 S1
+"#;
+
+const BUSYBOX: &str = "localhost/check/busybox:1";
+
+#[tokio::test(start_paused = true)]
+async fn the_fake_answers_as_containerd_did() {
+    let bed = bed();
+    bed.fake.images().add(BUSYBOX).unwrap();
+    bed.fake.choose_scripts(|config| {
+        if config.command == ["/nope"] {
+            return Some(Script::refuses_to_start(
+                "failed to create shim task: OCI runtime create failed: runc create failed: \
+                 unable to start container process: exec: \"/nope\": stat /nope: no such file or \
+                 directory: unknown",
+            ));
+        }
+        let asked = OnTerm::Exits { after: Duration::ZERO, code: 143 };
+        let slow = ExecReply::exits(0).taking(seconds(30));
+        Some(Script::forever().on_sigterm(asked).exec(&["sleep", "30"], slow))
+    });
+    let told = transcript(&bed.client, "/nowhere").await;
+    assert_eq!(told, RECORDED.trim(), "seed {}", FakeOptions::default().seed);
+}
+
+/// `PODWRIGHT_CONTAINERD_SOCKET` is that of a containerd 1.6 of the test's own, which has the image
+/// `localhost/check/busybox:1` and uses it for sandboxes too.
+#[tokio::test]
+async fn containerd_answers_as_it_did() {
+    let Ok(socket) = std::env::var("PODWRIGHT_CONTAINERD_SOCKET") else {
+        println!("skipped: PODWRIGHT_CONTAINERD_SOCKET names no containerd");
+        return;
+    };
+    let endpoint: Endpoint = socket.parse().unwrap();
+    let client = Client::new(&endpoint, Timeouts { call: seconds(20) });
+    let logs = tempfile::tempdir().unwrap();
+    assert_eq!(transcript(&client, logs.path().to_str().unwrap()).await, RECORDED.trim());
+}
+
+/// What was asked and what was answered, with ids replaced by names.
+struct Transcript {
+    lines: Vec<String>,
+    names: Vec<(String, &'static str)>,
+}
+
+impl Transcript {
+    fn say(&mut self, line: String) {
+        let named = |line: String, (id, name): &(String, &str)| line.replace(id.as_str(), name);
+        self.lines.push(self.names.iter().fold(line, named));
+    }
+
+    fn note<T>(&mut self, what: &str, result: Result<T, tonic::Status>) -> Option<T> {
+        match result {
+            Ok(value) => {
+                self.say(format!("{what}: ok"));
+                Some(value)
+            }
+            Err(status) => {
+                self.say(format!("{what}: {:?} {}", status.code(), status.message()));
+                None
+            }
+        }
+    }
+}
+
+async fn transcript(client: &Client, logs: &str) -> String {
+    let listener = tokio::spawn(listen(client.clone()));
+    tokio::time::sleep(seconds(1)).await;
+    let mut told = Transcript { lines: Vec::new(), names: Vec::new() };
+    let mut raw = Raw(RuntimeServiceClient::new(client.channel.clone()));
+    told.note("events", raw.0.get_container_events(cri::GetEventsRequest {}).await);
+    let checkpoint = cri::CheckpointContainerRequest::default();
+    told.note("checkpoint", raw.0.checkpoint_container(checkpoint).await);
+    play(&mut told, client, &mut raw, logs).await;
+    let (opened, ids) = listener.await.unwrap();
+    if opened >= seconds(1) {
+        told.say("the event stream opened with the first event".into());
+    }
+    told.say(format!("told of: {}", ids.join(" ")));
+    told.lines.join("\n")
+}
+
+/// When the event stream opened, and what it told.
+async fn listen(client: Client) -> (Duration, Vec<String>) {
+    let began = tokio::time::Instant::now();
+    let mut hints = client.hints("containerd").await.unwrap();
+    let opened = began.elapsed();
+    let mut ids = Vec::new();
+    while let Ok(Some(Ok(hint))) = tokio::time::timeout(seconds(5), hints.next()).await {
+        ids.push(match hint {
+            crate::Hint::Id(id) => id,
+            crate::Hint::Pod(uid) => uid.to_string(),
+        });
+    }
+    (opened, ids)
+}
+
+async fn play(told: &mut Transcript, client: &Client, raw: &mut Raw, logs: &str) {
+    let sandbox = told.note("run", raw.run(logs, 0).await).unwrap();
+    told.names.push((sandbox.clone(), "S0"));
+    told.note("run again", raw.run(logs, 0).await);
+    told.say(seen_sandbox("sandbox", client, &sandbox).await);
+    let sleep = ["/bin/sleep", "1000"];
+    let app =
+        told.note("create", raw.create(&sandbox, logs, "app", BUSYBOX, &sleep).await).unwrap();
+    told.names.push((app.clone(), "C0"));
+    told.note("create again", raw.create(&sandbox, logs, "app", BUSYBOX, &sleep).await);
+    let absent = raw.create(&sandbox, logs, "other", "localhost/none:1", &sleep).await;
+    told.note("create without its image", absent);
+    told.note("exec in created", raw.exec(&app, &["true"]).await);
+    told.note("stop created", raw.stop(&app, 2).await);
+    told.note("reopen log of created", raw.reopen(&app).await);
+    told.note("start", raw.start(&app).await);
+    told.note("start again", raw.start(&app).await);
+    told.note("exec too long", raw.exec(&app, &["sleep", "30"]).await);
+
+    told.note("status of nothing", raw.status("nope").await);
+    told.note("status of no sandbox", raw.sandbox_status("nope").await);
+    told.note("start nothing", raw.start("nope").await);
+    told.note("exec in nothing", raw.exec("nope", &["true"]).await);
+    told.note("create in nothing", raw.create("nope", logs, "x", BUSYBOX, &sleep).await);
+    told.note("stop nothing", raw.stop("nope", 2).await);
+    told.note("stop no sandbox", raw.stop_sandbox("nope").await);
+    told.note("remove nothing", raw.remove("nope").await);
+    told.note("remove no sandbox", raw.remove_sandbox("nope").await);
+
+    told.note("stop", raw.stop(&app, 2).await);
+    told.say(exit("exit", client, &app).await);
+    told.note("start exited", raw.start(&app).await);
+    told.note("exec in exited", raw.exec(&app, &["true"]).await);
+    told.note("reopen log of exited", raw.reopen(&app).await);
+    let bad = raw.create(&sandbox, logs, "bad", BUSYBOX, &["/nope"]).await;
+    let bad = told.note("create bad", bad).unwrap();
+    told.note("start bad", raw.start(&bad).await);
+    told.say(exit("exit of bad", client, &bad).await);
+
+    let late = raw.create(&sandbox, logs, "late", BUSYBOX, &sleep).await;
+    let late = told.note("create late", late).unwrap();
+    let killed = raw.create(&sandbox, logs, "killed", BUSYBOX, &sleep).await;
+    let killed = told.note("create killed", killed).unwrap();
+    told.names.push((killed.clone(), "K0"));
+    told.note("start killed", raw.start(&killed).await);
+    told.note("stop sandbox", raw.stop_sandbox(&sandbox).await);
+    told.say(exit("exit of killed", client, &killed).await);
+    told.note("start in stopped", raw.start(&late).await);
+    told.say(exit("exit of late", client, &late).await);
+    told.note("create in stopped", raw.create(&sandbox, logs, "x", BUSYBOX, &sleep).await);
+    told.say(seen_sandbox("stopped sandbox", client, &sandbox).await);
+    told.note("run while the stopped one is there", raw.run(logs, 0).await);
+    let next = told.note("run next attempt", raw.run(logs, 1).await).unwrap();
+    told.names.push((next.clone(), "S1"));
+    let again = raw.create(&next, logs, "app", BUSYBOX, &sleep).await;
+    told.note("create while the old one is there", again);
+    told.note("remove stopped sandbox", raw.remove_sandbox(&sandbox).await);
+    told.note("remove ready sandbox", raw.remove_sandbox(&next).await);
+    told.say(format!("left: {} pods", client.glance().await.unwrap().len()));
+}
+
+async fn seen_sandbox(what: &str, client: &Client, id: &str) -> String {
+    let seen = client.sandbox_status(&SandboxId::new(id)).await.unwrap();
+    format!("{what}: ready={} ips={}", seen.ready, seen.ips.unwrap_or_default().len())
+}
+
+async fn exit(what: &str, client: &Client, id: &str) -> String {
+    let seen = client.container_status(&ContainerId::new(id), SandboxId::new("")).await.unwrap();
+    match seen.instance.state {
+        State::Exited(exit) => format!("{what}: {} {} {:?}", exit.code, exit.reason, exit.message),
+        other => format!("{what}: {other:?}"),
+    }
+}
+
+/// The calls themselves, answered with the runtime's own codes and words.
+struct Raw(RuntimeServiceClient<Channel>);
+
+impl Raw {
+    async fn run(&mut self, logs: &str, attempt: u32) -> Result<String, tonic::Status> {
+        let request = cri::RunPodSandboxRequest {
+            config: Some(host_network(logs, attempt)),
+            runtime_handler: String::new(),
+        };
+        Ok(self.0.run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
+    }
+
+    async fn create(
+        &mut self,
+        sandbox: &str,
+        logs: &str,
+        name: &str,
+        image: &str,
+        command: &[&str],
+    ) -> Result<String, tonic::Status> {
+        let config = cri::ContainerConfig {
+            image: Some(cri::ImageSpec { image: image.into(), ..Default::default() }),
+            command: command.iter().map(|&word| word.to_owned()).collect(),
+            ..container_config("web", name, 0)
+        };
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.into(),
+            config: Some(config),
+            sandbox_config: Some(host_network(logs, 0)),
+        };
+        Ok(self.0.create_container(request).await?.into_inner().container_id)
+    }
+
+    async fn start(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::StartContainerRequest { container_id: id.into() };
+        self.0.start_container(request).await.map(drop)
+    }
+
+    async fn stop(&mut self, id: &str, timeout: i64) -> Result<(), tonic::Status> {
+        let request = cri::StopContainerRequest { container_id: id.into(), timeout };
+        self.0.stop_container(request).await.map(drop)
+    }
+
+    async fn remove(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::RemoveContainerRequest { container_id: id.into() };
+        self.0.remove_container(request).await.map(drop)
+    }
+
+    async fn status(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::ContainerStatusRequest { container_id: id.into(), verbose: false };
+        self.0.container_status(request).await.map(drop)
+    }
+
+    async fn exec(&mut self, id: &str, command: &[&str]) -> Result<(), tonic::Status> {
+        let cmd = command.iter().map(|&word| word.to_owned()).collect();
+        let request = cri::ExecSyncRequest { container_id: id.into(), cmd, timeout: 1 };
+        self.0.exec_sync(request).await.map(drop)
+    }
+
+    async fn reopen(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::ReopenContainerLogRequest { container_id: id.into() };
+        self.0.reopen_container_log(request).await.map(drop)
+    }
+
+    async fn stop_sandbox(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.into() };
+        self.0.stop_pod_sandbox(request).await.map(drop)
+    }
+
+    async fn remove_sandbox(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.into() };
+        self.0.remove_pod_sandbox(request).await.map(drop)
+    }
+
+    async fn sandbox_status(&mut self, id: &str) -> Result<(), tonic::Status> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: false };
+        self.0.pod_sandbox_status(request).await.map(drop)
+    }
+}
+
+/// In the host's network, so that a real runtime needs no network plugin.
+fn host_network(logs: &str, attempt: u32) -> cri::PodSandboxConfig {
+    let options =
+        cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), ..Default::default() };
+    let security =
+        cri::LinuxSandboxSecurityContext { namespace_options: Some(options), ..Default::default() };
+    let linux = cri::LinuxPodSandboxConfig {
+        cgroup_parent: "/podwright-check".into(),
+        security_context: Some(security),
+        ..Default::default()
+    };
+    cri::PodSandboxConfig {
+        log_directory: logs.into(),
+        linux: Some(linux),
+        ..sandbox_config("web", attempt)
+    }
+}
