@@ -26,8 +26,10 @@ use tokio::sync::Notify;
 use crate::metrics::Metrics;
 use crate::pods::Directory;
 
-/// Small steps of a start are worth this much patience.
-const COALESCE: Duration = Duration::from_millis(100);
+/// A first report waits this long: often the next one says more.
+const FIRST: Duration = Duration::from_millis(100);
+/// The small steps after it (a sandbox stands, say) matter to nobody but people who watch.
+const SMALL_STEP: Duration = Duration::from_secs(1);
 
 /// What of a pod is still on this node.
 pub type Leftovers = Arc<dyn Fn(&PodUid) -> Remains + Send + Sync>;
@@ -165,17 +167,23 @@ impl StatusManager {
                     tracing::error!(pod = %pod.name, kind, "not a condition of ours; left out");
                 }
                 let urgent = is_urgent(known.map(|entry| &*entry.status), &entry.status, occasion);
-                let wait = if urgent { Duration::ZERO } else { COALESCE };
                 let tracked = all.entry(pod.uid.clone()).or_insert_with(|| Tracked {
                     entry: entry.clone(),
                     sent: None,
                     answer: None,
-                    not_before: now.mono + wait,
+                    not_before: now.mono + FIRST,
                     failures: 0,
                 });
+                let waits_already =
+                    tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
                 tracked.entry = entry;
-                if urgent && tracked.failures == 0 {
-                    tracked.not_before = now.mono;
+                // A server that refused us lately is left alone, however urgent it is.
+                if tracked.failures == 0 {
+                    if urgent {
+                        tracked.not_before = now.mono;
+                    } else if !waits_already {
+                        tracked.not_before = now.mono + SMALL_STEP;
+                    }
                 }
             }
         }

@@ -62,13 +62,33 @@ impl Dropped {
         }
     }
 
-    /// The status as this server would keep it.
+    /// The status as this server would keep it, in the form of [`without_empties`].
     pub fn strip(&self, status: &PodStatus) -> PodStatus {
-        let Ok(mut value) = serde_json::to_value(status) else { return status.clone() };
-        for path in &self.paths {
-            remove(&mut value, path);
+        edited(status, |value| self.paths.iter().for_each(|path| remove(value, path)))
+    }
+}
+
+/// The status without objects that say nothing. A server that knows the field keeps `{}`, one
+/// that does not drops it, and neither means anything by it.
+pub fn without_empties(status: &PodStatus) -> PodStatus {
+    edited(status, |_| {})
+}
+
+fn edited(status: &PodStatus, edit: impl FnOnce(&mut Value)) -> PodStatus {
+    let Ok(mut value) = serde_json::to_value(status) else { return status.clone() };
+    edit(&mut value);
+    prune(&mut value);
+    serde_json::from_value(value).unwrap_or_else(|_| status.clone())
+}
+
+fn prune(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(prune);
+            fields.retain(|_, field| field.as_object().is_none_or(|fields| !fields.is_empty()));
         }
-        serde_json::from_value(value).unwrap_or_else(|_| status.clone())
+        Value::Array(elements) => elements.iter_mut().for_each(prune),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, P
 
 use super::conditions::{self, Owner, READY, condition, owner};
 use super::container::{Shown, end_of, is_running, told_of};
-use super::dropped::Dropped;
+use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
 use crate::ids::PodName;
@@ -257,7 +257,7 @@ pub fn needs_reconcile(pod: &Pod, api: &PodStatus, entry: &Entry, dropped: &Drop
     if equal(&api, &entry.status) {
         return false;
     }
-    dropped.is_empty() || !equal(&api, &dropped.strip(&entry.status))
+    !equal(&without_empties(&api), &dropped.strip(&entry.status))
 }
 
 /// A change of Ready moves traffic, so it is sent before all others.

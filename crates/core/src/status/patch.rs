@@ -8,7 +8,7 @@
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Map, Value, json};
 
-use super::dropped::Dropped;
+use super::dropped::{Dropped, without_empties};
 
 type Object = Map<String, Value>;
 
@@ -44,7 +44,7 @@ pub fn worth_sending(
     dropped: &Dropped,
 ) -> Option<Value> {
     if !dropped.is_empty() {
-        patch(before, &dropped.strip(after), uid)?;
+        patch(&without_empties(before), &dropped.strip(after), uid)?;
     }
     patch(before, after, uid)
 }

@@ -211,3 +211,29 @@ async fn a_killed_agent_finishes_a_deletion_it_did_not_see() {
     assert_eq!(shown(&after), shown(&before), "nothing restarted and Ready did not flip");
     cluster.close();
 }
+
+#[tokio::test]
+async fn row_37_a_pod_that_does_not_change_costs_no_request() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    cluster.create(pod("idle", &["serve"])).await;
+    cluster.until("idle", "ready", ready).await;
+    let asked = || {
+        let audit = cluster.bed.control_plane().unwrap().audit().unwrap();
+        let about = |a: &&podwright_e2e::audit::Audited| {
+            a.resource == "pods" && a.user == "system:node:node-1" && a.verb != "watch"
+        };
+        audit
+            .iter()
+            .filter(about)
+            .map(|a| format!("{} {}", a.verb, a.subresource))
+            .collect::<Vec<_>>()
+    };
+    let started = asked();
+    let patches = started.iter().filter(|request| request.starts_with("patch")).count();
+    assert!(patches <= 2, "a start is at most two reports: {started:?}");
+    // One round of comparing everything with what the API shows, and some.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(asked(), started);
+    cluster.close();
+}

@@ -120,7 +120,8 @@ impl StatusManager {
                 && let Some(shown) = &api.status
                 && manager::needs_reconcile(&pod, shown, &tracked.entry, &dropped)
             {
-                tracing::debug!(pod = %pod.name, "the API shows another status; sending ours again");
+                let differs = patch::patch(shown, &tracked.entry.status, "").unwrap_or_default();
+                tracing::debug!(pod = %pod.name, %differs, "the API shows another status; ours is sent again");
                 tracked.sent = None;
             }
         }
