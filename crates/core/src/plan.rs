@@ -109,6 +109,24 @@ pub enum Step {
     DestroyCgroup,
 }
 
+impl Step {
+    /// The container it starts, if that is what it does.
+    pub fn start(&self) -> Option<&Start> {
+        match self {
+            Self::StartContainer(start) => Some(start),
+            Self::EnsureCgroup
+            | Self::MakeDirectories
+            | Self::MountVolumes
+            | Self::KillPod(_)
+            | Self::StopContainer(_)
+            | Self::RemoveInstances(_)
+            | Self::CreateSandbox { .. }
+            | Self::UnmountVolumes
+            | Self::DestroyCgroup => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     pub container: Arc<str>,

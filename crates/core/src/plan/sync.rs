@@ -204,26 +204,13 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
 }
 
 fn why_in_sandbox(inputs: &Inputs<'_>, plan: &Plan, starts: &[Step], held: Option<&str>) -> Why {
-    let names = |steps: &[Step]| {
-        let name = |step: &Step| match step {
-            Step::StartContainer(start) => Some(start.container.to_string()),
-            Step::StopContainer(stop) => Some(stop.container.to_string()),
-            Step::EnsureCgroup
-            | Step::MakeDirectories
-            | Step::MountVolumes
-            | Step::KillPod(_)
-            | Step::RemoveInstances(_)
-            | Step::CreateSandbox { .. }
-            | Step::UnmountVolumes
-            | Step::DestroyCgroup => None,
-        };
-        steps.iter().filter_map(name).collect::<Vec<_>>().join(", ")
-    };
     if !starts.is_empty() {
-        return Why::new(format!("starting {}", names(starts)));
+        let names = starts.iter().filter_map(Step::start).map(|start| &*start.container);
+        return Why::new(format!("starting {}", names.collect::<Vec<_>>().join(", ")));
     }
-    if plan.steps.iter().any(|s| matches!(s, Step::StopContainer(_))) {
-        return Why::new(format!("stopping {}", names(&plan.steps)));
+    let stopping = |step: &Step| matches!(step, Step::StopContainer(_));
+    if plan.steps.iter().any(stopping) {
+        return Why::new("stopping a container that has to start anew or not at all");
     }
     if let Some(held) = held
         && let Some(waiting) = plan.waiting.get(held)

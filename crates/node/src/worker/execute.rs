@@ -8,7 +8,7 @@ use podwright_core::attempts::{Attempts, PodStep};
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Plan, Step};
-use podwright_core::pod::Pod;
+use podwright_core::pod::{ContainerKind, Pod};
 use podwright_core::time::Now;
 
 use super::chain;
@@ -73,38 +73,15 @@ impl Execution<'_> {
     }
 
     fn may_go_on_after(&self, step: &Step) -> bool {
-        match step {
-            Step::StartContainer(start) => {
-                let kind = self.pod.container(&start.container).map(|c| c.kind);
-                kind != Some(podwright_core::pod::ContainerKind::Init)
-            }
-            Step::EnsureCgroup
-            | Step::MakeDirectories
-            | Step::MountVolumes
-            | Step::KillPod(_)
-            | Step::StopContainer(_)
-            | Step::RemoveInstances(_)
-            | Step::CreateSandbox { .. }
-            | Step::UnmountVolumes
-            | Step::DestroyCgroup => false,
-        }
+        let container = step.start().and_then(|start| self.pod.container(&start.container));
+        container.is_some_and(|container| container.kind != ContainerKind::Init)
     }
 
     /// Starts pulling what the plan will need while the sandbox is still being made.
     fn prefetch(&self, plan: &Plan) -> Vec<Prefetch> {
-        let starts = plan.steps.iter().filter_map(|step| match step {
-            Step::StartContainer(start) => self.pod.container(&start.container),
-            Step::EnsureCgroup
-            | Step::MakeDirectories
-            | Step::MountVolumes
-            | Step::KillPod(_)
-            | Step::StopContainer(_)
-            | Step::RemoveInstances(_)
-            | Step::CreateSandbox { .. }
-            | Step::UnmountVolumes
-            | Step::DestroyCgroup => None,
-        });
-        starts.filter_map(|container| self.tools.images.prefetch(self.pod, container)).collect()
+        let starts = plan.steps.iter().filter_map(Step::start);
+        let containers = starts.filter_map(|start| self.pod.container(&start.container));
+        containers.filter_map(|c| self.tools.images.prefetch(self.pod, c)).collect()
     }
 
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
