@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use jiff::Timestamp;
-use podwright_core::plan::{Case, Why};
+use podwright_core::plan::Why;
 use podwright_core::time::Now;
 use serde::Serialize;
 
@@ -31,9 +31,6 @@ pub struct Journal {
     why: Option<Why>,
     why_since: Option<Timestamp>,
     underway: Option<Underway>,
-    /// The inputs of the last decision, for `why --record`.
-    #[serde(skip)]
-    last: Option<Box<Case>>,
 }
 
 impl Journal {
@@ -63,14 +60,6 @@ impl Journal {
 
     pub fn end(&mut self) {
         self.underway = None;
-    }
-
-    pub fn record(&mut self, case: Case) {
-        self.last = Some(Box::new(case));
-    }
-
-    pub fn last_case(&self) -> Option<&Case> {
-        self.last.as_deref()
     }
 
     pub fn why(&self) -> Option<(&Why, Timestamp)> {

@@ -126,7 +126,6 @@ impl Node {
                 addresses,
                 runtime_name,
                 admission: admission::Limits { max_pods: config.max_pods },
-                record: true,
             },
             facts: config.facts,
             runtime,

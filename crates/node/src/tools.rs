@@ -51,8 +51,6 @@ pub struct Settings {
     /// The scheme of container ids in statuses.
     pub runtime_name: String,
     pub admission: admission::Limits,
-    /// Keep the inputs of each pod's last decision for `podwright why --record`.
-    pub record: bool,
 }
 
 pub struct Tools {

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
-use podwright_core::attempts::{Attempts, BackoffLimits};
+use podwright_core::attempts::Attempts;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Lifecycle, Stage};
 use podwright_core::observed::ObservedPod;
-use podwright_core::plan::{self, Case, Inputs, Plan, Surroundings};
+use podwright_core::plan::{self, Inputs, Plan, Surroundings};
 use podwright_core::pod::{Phase, Pod, hold};
 use podwright_core::probe::Probed;
 use podwright_core::status::{self, Sources};
@@ -234,10 +234,6 @@ impl Worker {
             },
             pod_cgroup: None,
         });
-        if self.tools.settings.record {
-            let case = case(&inputs, &self.tools.settings.crash_backoff);
-            self.cell.journal.lock().record(case);
-        }
         Decision { pod: pod.clone(), life: desired.life.clone(), plan, status }
     }
 
@@ -333,19 +329,6 @@ fn operation_of(life: &Lifecycle, otherwise: Operation) -> Operation {
 
 fn seen_at(pod: &Pod) -> Option<jiff::Timestamp> {
     pod.annotation(podwright_core::pod::ANNOTATION_SEEN)?.parse().ok()
-}
-
-fn case(inputs: &Inputs<'_>, crash_backoff: &BackoffLimits) -> Case {
-    Case {
-        pod: inputs.pod.clone(),
-        observed: inputs.observed.clone(),
-        attempts: inputs.attempts.clone(),
-        life: inputs.life.clone(),
-        probed: inputs.probed.clone(),
-        surroundings: inputs.surroundings.clone(),
-        crash_backoff: *crash_backoff,
-        now: inputs.now,
-    }
 }
 
 /// An error with all its causes, in one line.

@@ -45,6 +45,8 @@ pub async fn down(layout: &Layout, say: impl Fn(&str)) -> anyhow::Result<()> {
     remove_network(&record)?;
     restore_forwarding(&record)?;
     remove(&layout.run())?;
+    // The folder above is shared by all nodes of the machine; the last one takes it away.
+    let _ = layout.run().parent().map(std::fs::remove_dir);
     layout.forget_record()?;
     say("everything is taken down; the data is kept");
     Ok(())
