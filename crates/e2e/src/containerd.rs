@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde_json::json;
 
+use crate::cri::Cri;
 use crate::ground::Ground;
 use crate::images::{self, Archive};
 use crate::process::Daemon;
@@ -134,9 +135,13 @@ impl Containerd {
         self.answers().await
     }
 
+    /// Asks the CRI service itself: containerd's other services answer before it has found the
+    /// sandboxes of its life before.
     async fn answers(&self) -> Result<()> {
-        let answer =
-            async || self.ctr(&["version"]).await.map(|said| said.contains("Server").then_some(()));
+        let answer = async || {
+            let cri = Cri::connect(&self.socket(), String::new(), Path::new("")).await?;
+            cri.sandboxes().await.map(|_| Some(()))
+        };
         self.daemon.until("containerd to answer", START, answer).await
     }
 }
