@@ -9,6 +9,7 @@
 mod cargo;
 mod images;
 mod papers;
+mod picture;
 mod tidy;
 
 use std::path::PathBuf;
@@ -43,6 +44,14 @@ enum Chore {
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
+    /// Run the commands of a session and draw the terminal as SVG
+    Picture {
+        /// One command a line; `@` before it: run, not shown
+        session: PathBuf,
+        /// Where to; the default is the session's name with .svg
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Check the laws of the repository: dependencies, licences, sources, documents
     Tidy,
     /// List the licence of every package that we build with
@@ -60,6 +69,9 @@ fn main() -> anyhow::Result<ExitCode> {
         Chore::Papers { out } => {
             let out = out.unwrap_or_else(|| workspace.root.join("target/papers"));
             papers::write(&workspace, &out)?;
+        }
+        Chore::Picture { session, out } => {
+            picture::draw(&session, &out.unwrap_or_else(|| session.with_extension("svg")))?;
         }
         Chore::Tidy => return tidy::run(&workspace),
         Chore::Licences => tidy::list_licences(&workspace)?,
