@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 
 /// The root of the repository, where cargo built this from.
-pub(crate) fn repository() -> &'static Path {
+pub fn repository() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here)
 }

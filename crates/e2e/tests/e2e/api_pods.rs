@@ -2,94 +2,14 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use podwright_e2e::agent::Agent;
-use podwright_e2e::bed::Bed;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
-
-const LIMIT: Duration = Duration::from_secs(60);
-const NAMESPACE: &str = "shop";
-
-/// A bed with a control plane, a node object and an agent that joined as that node.
-struct Cluster {
-    bed: Bed,
-    agent: Agent,
-    client: kube::Client,
-}
-
-impl Cluster {
-    async fn start() -> Self {
-        let bed = Bed::builder().control_plane().start().await.unwrap();
-        let client = bed.client().await.unwrap();
-        bed.control_plane().unwrap().create_namespace(NAMESPACE).await.unwrap();
-        let node = json!({ "metadata": { "name": "node-1" } });
-        let node: Node = serde_json::from_value(node).unwrap();
-        let nodes: Api<Node> = Api::all(client.clone());
-        nodes.create(&PostParams::default(), &node).await.unwrap();
-        let agent = bed.agent("node-1").joined().unwrap().start().unwrap();
-        agent.healthy().await.unwrap();
-        Self { bed, agent, client }
-    }
-
-    fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
-    }
-
-    async fn create(&self, pod: Value) -> Pod {
-        let pod = serde_json::from_value(pod).unwrap();
-        self.pods().create(&PostParams::default(), &pod).await.unwrap()
-    }
-
-    /// Waits until the pod's status answers a question, and returns the pod.
-    async fn until(&self, name: &str, what: &str, asked: impl Fn(&Value) -> bool) -> Pod {
-        let pods = self.pods();
-        let look = async || {
-            let pod = pods.get(name).await?;
-            let status = serde_json::to_value(&pod.status)?;
-            Ok(asked(&status).then_some(pod))
-        };
-        wait::until(format!("{name}: {what}"), LIMIT, look).await.unwrap()
-    }
-
-    async fn until_gone(&self, name: &str) {
-        let pods = self.pods();
-        let gone = async || Ok(pods.get_opt(name).await?.is_none());
-        wait::until_true(format!("{name} to be gone"), LIMIT, gone).await.unwrap();
-    }
-
-    fn close(self) {
-        drop(self.agent);
-        self.bed.close().unwrap();
-    }
-}
-
-fn pod(name: &str, args: &[&str]) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "name": name },
-        "spec": {
-            "nodeName": "node-1",
-            "automountServiceAccountToken": false,
-            "terminationGracePeriodSeconds": 2,
-            "containers": [{
-                "name": "app",
-                "image": "localhost/podwright/test:latest",
-                "imagePullPolicy": "Never",
-                "args": args,
-            }],
-        },
-    })
-}
-
-fn ready(status: &Value) -> bool {
-    let conditions = status["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
-}
 
 #[tokio::test]
 async fn a_pod_runs_reports_itself_and_is_gone_when_deleted() {

@@ -1,0 +1,98 @@
+//! One node joined to a real API server, for the cases that need nothing else.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::PostParams;
+use podwright_e2e::agent::Agent;
+use podwright_e2e::bed::Bed;
+use podwright_e2e::wait;
+use serde_json::{Value, json};
+
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// Where the cases' pods are.
+pub(crate) const NAMESPACE: &str = "shop";
+
+/// A bed with a control plane, a node object and an agent that joined as that node.
+pub(crate) struct Cluster {
+    pub(crate) bed: Bed,
+    pub(crate) agent: Agent,
+    pub(crate) client: kube::Client,
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Self {
+        let bed = Bed::builder().control_plane().start().await.unwrap();
+        let client = bed.client().await.unwrap();
+        bed.control_plane().unwrap().create_namespace(NAMESPACE).await.unwrap();
+        let node = json!({ "metadata": { "name": "node-1" } });
+        let node: Node = serde_json::from_value(node).unwrap();
+        let nodes: Api<Node> = Api::all(client.clone());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        let agent = bed.agent("node-1").joined().unwrap().start().unwrap();
+        agent.healthy().await.unwrap();
+        Self { bed, agent, client }
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    pub(crate) async fn create(&self, pod: Value) -> Pod {
+        let pod = serde_json::from_value(pod).unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap()
+    }
+
+    /// Waits until the pod's status answers a question, and returns the pod.
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        asked: impl Fn(&Value) -> bool,
+    ) -> Pod {
+        let pods = self.pods();
+        let look = async || {
+            let pod = pods.get(name).await?;
+            let status = serde_json::to_value(&pod.status)?;
+            Ok(asked(&status).then_some(pod))
+        };
+        wait::until(format!("{name}: {what}"), LIMIT, look).await.unwrap()
+    }
+
+    pub(crate) async fn until_gone(&self, name: &str) {
+        let pods = self.pods();
+        let gone = async || Ok(pods.get_opt(name).await?.is_none());
+        wait::until_true(format!("{name} to be gone"), LIMIT, gone).await.unwrap();
+    }
+
+    pub(crate) fn close(self) {
+        drop(self.agent);
+        self.bed.close().unwrap();
+    }
+}
+
+/// A pod of the test server.
+pub(crate) fn pod(name: &str, args: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "nodeName": "node-1",
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{
+                "name": "app",
+                "image": "localhost/podwright/test:latest",
+                "imagePullPolicy": "Never",
+                "args": args,
+            }],
+        },
+    })
+}
+
+/// Whether a status, as JSON, says Ready.
+pub(crate) fn ready(status: &Value) -> bool {
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}

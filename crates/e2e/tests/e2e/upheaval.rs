@@ -1,0 +1,269 @@
+//! What happens around a pod while it lives: its runtime dies, its node loses power, its API server
+//! goes away, somebody else writes into its status or takes its name.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{
+    DeleteParams, ListParams, Patch, PatchParams, Preconditions, WatchEvent, WatchParams,
+};
+use podwright_e2e::wait;
+use podwright_proto::cri::Container;
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
+use crate::privilege::needs_root;
+
+fn status(pod: &Pod) -> Value {
+    serde_json::to_value(&pod.status).unwrap()
+}
+
+/// The instance of each pod's container and how often it was restarted, by the pod's name.
+async fn instances(cluster: &Cluster) -> BTreeMap<String, (Option<String>, i32)> {
+    let list = cluster.pods().list(&ListParams::default()).await.unwrap();
+    let instance = |pod: Pod| {
+        let container = pod.status?.container_statuses?.into_iter().next()?;
+        Some((pod.metadata.name?, (container.container_id, container.restart_count)))
+    };
+    list.items.into_iter().filter_map(instance).collect()
+}
+
+async fn until_all_ready(cluster: &Cluster, count: usize) {
+    let pods = cluster.pods();
+    let all = async || {
+        let list = pods.list(&ListParams::default()).await?;
+        Ok(list.items.iter().filter(|pod| ready(&status(pod))).count() == count)
+    };
+    wait::until_true(format!("{count} pods to be ready"), LIMIT, all).await.unwrap();
+}
+
+#[tokio::test]
+async fn thirty_pods_do_not_notice_that_containerd_and_the_agent_die() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    for number in 0..30 {
+        cluster.create(pod(&format!("pod-{number}"), &["serve"])).await;
+    }
+    until_all_ready(&cluster, 30).await;
+    let before = instances(&cluster).await;
+    let version = cluster.pods().list(&ListParams::default()).await.unwrap().metadata;
+    let version = version.resource_version.unwrap();
+
+    cluster.bed.containerd_mut().restart().await.unwrap();
+    cluster.agent.kill().await.unwrap();
+    cluster.agent.restart().await.unwrap();
+    cluster.agent.healthy().await.unwrap();
+    cluster.bed.containerd_mut().restart().await.unwrap();
+    // A pod made now proves that the agent works again; what it had to say of the others is said.
+    cluster.create(pod("after", &["serve"])).await;
+    cluster.until("after", "ready", ready).await;
+
+    let mut now = instances(&cluster).await;
+    now.remove("after");
+    assert_eq!(now, before, "a container was restarted");
+    let changes = cluster.pods().watch(&WatchParams::default().timeout(1), &version).await.unwrap();
+    let changes: Vec<_> = changes.try_collect().await.unwrap();
+    let flipped = changes.iter().filter_map(|change| match change {
+        WatchEvent::Modified(pod) if !ready(&status(pod)) => pod.metadata.name.clone(),
+        _ => None,
+    });
+    let flipped: Vec<_> = flipped.filter(|name| name != "after").collect();
+    assert_eq!(flipped, Vec::<String>::new(), "Ready flipped");
+    cluster.close();
+}
+
+#[tokio::test]
+async fn node_that_lost_power_starts_what_should_run_and_fails_what_ran_once() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    cluster.create(pod("service", &["serve"])).await;
+    let mut once = pod("once", &["serve"]);
+    once["spec"]["restartPolicy"] = json!("Never");
+    cluster.create(once).await;
+    until_all_ready(&cluster, 2).await;
+
+    cluster.agent.kill().await.unwrap();
+    cluster.bed.containerd().kill().await.unwrap();
+    let pods = std::fs::canonicalize(format!("/sys/fs/cgroup/pids{}", cluster.agent.cgroup_root()))
+        .unwrap();
+    kill_everything_below(&pods);
+    cluster.bed.containerd_mut().restart().await.unwrap();
+    cluster.agent.restart().await.unwrap();
+
+    let restarted =
+        |status: &Value| ready(status) && status["containerStatuses"][0]["restartCount"] == 1;
+    cluster.until("service", "started anew", restarted).await;
+    let failed = cluster.until("once", "failed", |status| status["phase"] == "Failed").await;
+    assert_eq!(status(&failed)["containerStatuses"][0]["restartCount"], 0);
+    cluster.close();
+}
+
+/// What a power cut leaves of the processes in a cgroup.
+fn kill_everything_below(cgroup: &std::path::Path) {
+    for entry in std::fs::read_dir(cgroup).unwrap().flatten() {
+        if entry.path().is_dir() {
+            kill_everything_below(&entry.path());
+        }
+    }
+    let processes = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
+    for process in processes.lines().map(|pid| pid.parse().unwrap()) {
+        // It may have ended with its neighbour.
+        let _ =
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(process), nix::sys::signal::SIGKILL);
+    }
+}
+
+#[tokio::test]
+async fn row_36_foreign_edit_of_a_status_is_repaired_and_foreign_conditions_stay() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    cluster.create(pod("web", &["serve"])).await;
+    cluster.until("web", "ready", ready).await;
+    let edit = json!({ "status": {
+        "hostIP": "192.0.2.7",
+        "conditions": [
+            { "type": "Ready", "status": "False" },
+            { "type": "example.org/checked", "status": "True" },
+        ],
+    } });
+    let params = PatchParams::default();
+    cluster.pods().patch_status("web", &params, &Patch::Strategic(edit)).await.unwrap();
+    let repaired = |status: &Value| ready(status) && status["hostIP"] != "192.0.2.7";
+    let pod = cluster.until("web", "repaired", repaired).await;
+    let conditions = pod.status.unwrap().conditions.unwrap();
+    assert!(conditions.iter().any(|c| c.type_ == "example.org/checked" && c.status == "True"));
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_35_name_that_is_used_again_is_another_pod() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let first = cluster.create(pod("web", &["serve", "--linger", "1000"])).await.metadata.uid;
+    cluster.until("web", "ready", ready).await;
+    let at_once = DeleteParams::default().grace_period(0);
+    cluster.pods().delete("web", &at_once).await.unwrap();
+    let second = cluster.create(pod("web", &["serve"])).await.metadata.uid;
+    assert_ne!(first, second);
+    let now = cluster.until("web", "ready", ready).await;
+    assert_eq!(now.metadata.uid, second, "the new pod was not taken for the old one");
+
+    let cri = cluster.bed.cri().await.unwrap();
+    let stopped = async || {
+        let running = cri.containers().await?.into_iter().filter(|c| c.state == 1);
+        let ours = |c: &Container| c.labels.get("io.kubernetes.pod.uid") == first.as_ref();
+        Ok(!running.into_iter().any(|c| ours(&c)))
+    };
+    wait::until_true("the old pod's container to stop", LIMIT, stopped).await.unwrap();
+    let now = cluster.pods().get("web").await.unwrap();
+    assert!(ready(&status(&now)) && now.metadata.deletion_timestamp.is_none());
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_45_pod_deleted_while_the_api_is_away_stops_and_is_gone_when_it_returns() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    let mut slow = pod("slow", &["serve", "--linger", "1000"]);
+    slow["spec"]["terminationGracePeriodSeconds"] = json!(3);
+    cluster.create(slow).await;
+    cluster.create(pod("dies", &["serve"])).await;
+    until_all_ready(&cluster, 2).await;
+    let cri = cluster.bed.cri().await.unwrap();
+    let before = instances(&cluster).await;
+
+    cluster.pods().delete("slow", &DeleteParams::default()).await.unwrap();
+    let plane = cluster.bed.control_plane().unwrap();
+    plane.kill_apiserver().await.unwrap();
+    let running = async || {
+        let all = cri.containers().await?;
+        let running = all.into_iter().filter(|c| c.state == 1);
+        anyhow::Ok(running.map(|c| c.id).collect::<Vec<_>>())
+    };
+    wait::until_true("the pod to stop", LIMIT, async || Ok(running().await?.len() == 1))
+        .await
+        .unwrap();
+    // Another dies while nobody listens, and is restarted all the same.
+    let id = running().await.unwrap().remove(0);
+    cluster.bed.containerd().ctr(&["tasks", "kill", "-s", "SIGKILL", &id]).await.unwrap();
+    let replaced = async || Ok(running().await?.first().is_some_and(|now| *now != id));
+    wait::until_true("the other pod's container to be replaced", LIMIT, replaced).await.unwrap();
+
+    cluster.bed.control_plane_mut().unwrap().restart_apiserver().await.unwrap();
+    cluster.until_gone("slow").await;
+    let told =
+        |status: &Value| ready(status) && status["containerStatuses"][0]["restartCount"] == 1;
+    cluster.until("dies", "reported", told).await;
+    let after = instances(&cluster).await;
+    assert_ne!(after.get("dies"), before.get("dies"));
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_49_pod_deleted_during_a_pull_does_not_wait_for_it() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    // A registry that accepts and says nothing.
+    let address: SocketAddr = "10.99.0.10:5000".parse().unwrap();
+    let registry = cluster.bed.netns().listen(address).await.unwrap();
+    let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    let accepting = tokio::spawn(async move {
+        let mut silent = Vec::new();
+        while let Ok((connection, _)) = registry.accept().await {
+            silent.push(connection);
+            let _ = called.send(());
+        }
+    });
+    let mut waits = pod("waits", &[]);
+    let container = &mut waits["spec"]["containers"][0];
+    container["image"] = json!(format!("{address}/never/ends:latest"));
+    container["imagePullPolicy"] = json!("Always");
+    cluster.create(waits).await;
+    calls.recv().await.unwrap();
+
+    let uid = cluster.pods().get("waits").await.unwrap().metadata.uid;
+    let exactly = DeleteParams {
+        preconditions: Some(Preconditions { uid, resource_version: None }),
+        ..DeleteParams::default()
+    };
+    cluster.pods().delete("waits", &exactly).await.unwrap();
+    cluster.until_gone("waits").await;
+    let cri = cluster.bed.cri().await.unwrap();
+    let named =
+        |c: &Container| c.labels.get("io.kubernetes.pod.name").is_some_and(|name| name == "waits");
+    assert!(!cri.containers().await.unwrap().iter().any(named));
+    accepting.abort();
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_48_pod_deleted_by_force_still_gets_its_grace() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let mut last_words = pod("writes", &["serve"]);
+    let folder = cluster.bed.path("last-words");
+    std::fs::create_dir(&folder).unwrap();
+    last_words["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    last_words["spec"]["volumes"] =
+        json!([{ "name": "out", "hostPath": { "path": folder, "type": "Directory" } }]);
+    let container = &mut last_words["spec"]["containers"][0];
+    container["command"] = json!([
+        "sh",
+        "-c",
+        "trap 'sleep 1; echo bye >/out/bye; exit 0' TERM; while :; do sleep 0.1; done"
+    ]);
+    container["volumeMounts"] = json!([{ "name": "out", "mountPath": "/out" }]);
+    cluster.create(last_words).await;
+    cluster.until("writes", "ready", ready).await;
+    cluster.pods().delete("writes", &DeleteParams::default().grace_period(0)).await.unwrap();
+    cluster.until_gone("writes").await;
+    let said = async || Ok(folder.join("bye").exists());
+    wait::until_true("its last words", LIMIT, said).await.unwrap();
+    let audit = cluster.bed.control_plane().unwrap().audit().unwrap();
+    let events = audit.iter().filter(|a| a.resource == "pods" && a.namespace == NAMESPACE);
+    let deletes = events.filter(|a| a.verb == "delete" && a.user.starts_with("system:node:"));
+    assert_eq!(deletes.count(), 0, "the agent deletes no object that is gone");
+    cluster.close();
+}
