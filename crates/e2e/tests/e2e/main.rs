@@ -5,11 +5,13 @@
 mod agent;
 mod api_pods;
 mod bed;
+mod bench;
 mod clean_up;
 mod cluster;
 mod control_plane;
 mod privilege;
 mod standalone;
 mod static_pods;
+mod units;
 mod upheaval;
 mod vm;

@@ -1,0 +1,54 @@
+//! Measures a kubelet on the test bed, and beside it what the runtime itself needs.
+//!
+//! Absolute figures move with the machine, so everything is measured in one run and told as a
+//! ratio: to the **raw floor**, the same pods made by bare CRI calls with no agent at all, and to
+//! the **loaded floor**, the same calls while the API server gets the requests that any kubelet
+//! would send it.
+
+pub mod floor;
+pub mod kubelet;
+mod pods;
+pub mod quantiles;
+pub mod report;
+pub mod stopwatch;
+pub mod usage;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use floor::{Floor, Load};
+use kubelet::Figures;
+use report::Report;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Sizes of the batches.
+    pub pods: Vec<usize>,
+    /// How often a single pod is started, ended and deleted.
+    pub singles: usize,
+    /// How long an idle agent is watched.
+    pub idle: Duration,
+    /// Another kubelet to measure in the same run.
+    pub reference: Option<PathBuf>,
+}
+
+/// Measures everything, one thing after the other: two at once would measure each other.
+pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
+    let mut floors = Vec::new();
+    for &pods in &options.pods {
+        for load in [Load::None, Load::Api] {
+            say(&format!("floor of {pods} pods, {load}"));
+            floors.push(Floor::measure(pods, load).await?);
+        }
+    }
+    say("podwright");
+    let mut kubelets = vec![Figures::measure("podwright", None, options, &say).await?];
+    if let Some(program) = &options.reference {
+        say("the reference");
+        kubelets.push(Figures::measure("reference", Some(program), options, &say).await?);
+    }
+    Ok(Report { floors, kubelets })
+}

@@ -1,0 +1,95 @@
+//! When a watcher of the API saw what of each pod.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, pin_mut};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use tokio::sync::watch;
+
+/// The first time each was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moments {
+    pub ready: Option<Instant>,
+    /// In a phase that it does not leave.
+    pub ended: Option<Instant>,
+    pub gone: Option<Instant>,
+}
+
+pub struct Stopwatch {
+    seen: watch::Receiver<HashMap<String, Moments>>,
+    watching: tokio::task::JoinHandle<()>,
+}
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+impl Stopwatch {
+    /// Watches from now on.
+    pub async fn start(pods: Api<Pod>) -> Result<Self> {
+        let version = pods.list(&ListParams::default()).await?.metadata.resource_version;
+        let mut version = version.context("a list has a version")?;
+        let (note, seen) = watch::channel(HashMap::new());
+        let watching = tokio::spawn(async move {
+            loop {
+                let Ok(changes) = pods.watch(&WatchParams::default(), &version).await else {
+                    return;
+                };
+                pin_mut!(changes);
+                while let Some(Ok(change)) = changes.next().await {
+                    let now = Instant::now();
+                    let (pod, gone) = match change {
+                        WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
+                        WatchEvent::Deleted(pod) => (pod, true),
+                        WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
+                    };
+                    version = pod.metadata.resource_version.clone().unwrap_or(version);
+                    note.send_modify(|all| write_down(all, &pod, gone, now));
+                }
+            }
+        });
+        Ok(Self { seen, watching })
+    }
+
+    /// Waits until all of `names` have been seen as asked, and returns when.
+    pub async fn all(
+        &mut self,
+        names: &[String],
+        what: &str,
+        moment: impl Fn(&Moments) -> Option<Instant>,
+    ) -> Result<Vec<Instant>> {
+        let when = |all: &HashMap<String, Moments>| {
+            names.iter().map(|name| moment(all.get(name)?)).collect::<Option<Vec<_>>>()
+        };
+        let seen = self.seen.wait_for(|all| when(all).is_some());
+        let seen = tokio::time::timeout(LIMIT, seen).await;
+        let seen =
+            seen.with_context(|| format!("waiting for {} pods to be {what}", names.len()))?;
+        when(&*seen.context("the watch ended")?).context("just seen")
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+fn write_down(all: &mut HashMap<String, Moments>, pod: &Pod, gone: bool, now: Instant) {
+    let Some(name) = pod.metadata.name.clone() else { return };
+    let moments = all.entry(name).or_default();
+    if gone {
+        moments.gone.get_or_insert(now);
+        return;
+    }
+    let Some(status) = &pod.status else { return };
+    let conditions = status.conditions.iter().flatten();
+    if conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True") {
+        moments.ready.get_or_insert(now);
+    }
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        moments.ended.get_or_insert(now);
+    }
+}

@@ -1,0 +1,49 @@
+//! `./bench`: measures a kubelet beside the runtime's own floor, and beside another kubelet.
+
+// It talks to the person who called it.
+#![allow(clippy::print_stdout)]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+use podwright_e2e::bench::{self, Options};
+
+/// Measure pods on the test bed
+#[derive(Parser)]
+#[command(name = "bench")]
+struct Arguments {
+    /// Sizes of the batches
+    #[arg(long, value_delimiter = ',', default_value = "1,10,110")]
+    pods: Vec<usize>,
+    /// How often a single pod is measured
+    #[arg(long, default_value_t = 20)]
+    singles: usize,
+    /// How long an idle agent is watched, in seconds
+    #[arg(long, default_value_t = 60)]
+    idle: u64,
+    /// Another kubelet to measure in the same run
+    #[arg(long, value_name = "PROGRAM")]
+    reference: Option<PathBuf>,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let options = Options {
+        pods: arguments.pods,
+        singles: arguments.singles,
+        idle: Duration::from_secs(arguments.idle),
+        reference: arguments.reference,
+    };
+    let report = bench::run(&options, |what| println!("measuring: {what}")).await?;
+    println!("\n{report}");
+    if let Some(file) = arguments.json {
+        std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! The benchmark in its shortest form: that it measures at all, never how much.
+
+use std::time::Duration;
+
+use podwright_e2e::bench::{self, Options};
+
+use crate::privilege::needs_root;
+
+#[tokio::test]
+async fn benchmark_measures_floors_and_the_agent() {
+    needs_root!();
+    let idle = Duration::from_secs(1);
+    let options = Options { pods: vec![1, 3], singles: 1, idle, reference: None };
+    let report = bench::run(&options, |_| {}).await.unwrap();
+    println!("{report}");
+    assert_eq!((report.floors.len(), report.kubelets.len()), (4, 1));
+    let agent = &report.kubelets[0];
+    assert!(agent.idle.memory.resident > agent.idle.memory.anonymous);
+    let patches: Vec<_> = agent.batches.iter().map(|b| &b.start_requests).collect();
+    assert!(patches.iter().all(|asked| asked.contains_key("patch pods/status")), "{patches:?}");
+}

@@ -1,0 +1,111 @@
+#!/bin/sh
+# Runs in the VM as root: both units of packaging/systemd, as an administrator would use them.
+# Prints one line for each thing seen; the case compares them all.
+set -u
+PAUSE=@PAUSE@
+
+# until_true WHAT COMMAND…: asks again and again, a minute at most.
+until_true() {
+    what=$1
+    shift
+    for _ in $(seq 300); do
+        if "$@" >/dev/null 2>&1; then return 0; fi
+        sleep 0.2
+    done
+    echo "gave up waiting: $what"
+    journalctl --no-pager --lines 60 -u podwright-kubelet -u podwright-up
+    exit 1
+}
+
+# The process of a container, told by a number that only its command line has.
+# The brackets keep grep from finding itself.
+process() { grep -lsxz "${1%?}[${1#???}]" /proc/[0-9]*/cmdline; }
+is_gone() { [ -z "$(process "$1")" ]; }
+is_alone() { [ "$(process "$1" | wc -l)" = 1 ]; }
+main_pid() { systemctl show --value --property MainPID "$1"; }
+restarts() { systemctl show --value --property NRestarts "$1"; }
+was_restarted() { [ "$(restarts "$1")" -gt 0 ] && systemctl is-active --quiet "$1"; }
+
+manifest() {
+    cat <<YAML
+apiVersion: v1
+kind: Pod
+metadata: { name: $1 }
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: app
+      image: localhost/podwright/test:latest
+      imagePullPolicy: Never
+      command: ["sleep", "$2"]
+YAML
+}
+
+# survives UNIT NUMBER: whatever becomes of the agent, the container is the same process.
+survives() {
+    before=$(process "$2")
+    systemctl stop "$1"
+    [ "$(process "$2")" = "$before" ] && echo "$1 stopped: its container runs on"
+    systemctl start "$1"
+    systemctl restart "$1"
+    [ "$(process "$2")" = "$before" ] && echo "$1 started and restarted: the same process"
+    kill -STOP "$(main_pid "$1")"
+    until_true "the watchdog of $1" was_restarted "$1"
+    [ "$(process "$2")" = "$before" ] && echo "$1 hung: started anew, the same process"
+}
+
+install -m 755 podwright /usr/local/bin/podwright
+cp units/*.service /etc/systemd/system/
+for unit in podwright-kubelet podwright-up; do
+    mkdir -p "/etc/systemd/system/$unit.service.d"
+    printf '[Service]\nWatchdogSec=5s\n' >"/etc/systemd/system/$unit.service.d/soon.conf"
+done
+systemctl daemon-reload
+
+mkdir -p /etc/kubernetes/manifests /etc/containerd /etc/cni/net.d
+cat >/etc/containerd/config.toml <<TOML
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "$PAUSE"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = true
+TOML
+cat >/etc/cni/net.d/10-pods.conflist <<'JSON'
+{ "cniVersion": "1.0.0", "name": "pods", "plugins": [
+  { "type": "bridge", "bridge": "cni0", "isGateway": true,
+    "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.88.0.0/24" }]] } } ] }
+JSON
+cat >/etc/kubernetes/kubelet.yaml <<'YAML'
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: systemd
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+staticPodPath: /etc/kubernetes/manifests
+YAML
+systemctl start containerd
+for image in pause test; do ctr -n k8s.io images import "images/$image.tar" >/dev/null; done
+
+manifest one 4321 >/etc/kubernetes/manifests/one.yaml
+systemctl start podwright-kubelet
+echo "podwright-kubelet is $(systemctl is-active podwright-kubelet)"
+until_true "the static pod" is_alone 4321
+echo "its container is below $(sed 's/^0:://; s/-pod.*//' "$(dirname "$(process 4321)")/cgroup")"
+survives podwright-kubelet 4321
+rm /etc/kubernetes/manifests/one.yaml
+until_true "the end of the static pod" is_gone 4321
+systemctl stop podwright-kubelet
+
+systemctl start podwright-up
+echo "podwright-up is $(systemctl is-active podwright-up)"
+podwright images load images/test.tar >/dev/null || echo "the image was not loaded"
+manifest two 8765 >/var/lib/podwright/manifests/two.yaml
+until_true "the pod of the node of its own" is_alone 8765
+survives podwright-up 8765
+systemctl stop podwright-up
+podwright down >/dev/null || echo "down failed"
+is_gone 8765 && echo "down: nothing runs"
+exit 0
