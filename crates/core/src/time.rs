@@ -65,6 +65,15 @@ impl Now {
     }
 }
 
+/// `1m20s`, as Go prints whole seconds.
+pub fn go_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 60, seconds % 60) {
+        (0, s) => format!("{s}s"),
+        (m, s) => format!("{m}m{s}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -35,7 +35,8 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http_get::{self, Question, Scheme};
+    use crate::http_get::{self, Question};
+    use podwright_core::probe::http::Place;
 
     #[tokio::test]
     async fn it_answers_and_says_how_to_move_it_when_the_port_is_taken() {
@@ -46,15 +47,14 @@ mod tests {
         assert!(error.to_string().contains("healthzPort"), "{error}");
         drop(taken);
         let serving = tokio::spawn(serve(address, stop.clone()).await.unwrap());
-        let question = Question {
-            scheme: Scheme::Http,
+        let place = Place {
+            https: false,
             host: "127.0.0.1".into(),
             port: address.port(),
             path: "/healthz".into(),
-            headers: vec![],
-            user_agent: "test",
         };
-        let answer = http_get::get(&question, 100).await.unwrap();
+        let question = Question { place, headers: &[], user_agent: "test", deadline: None };
+        let answer = http_get::get(&question).await.unwrap();
         assert_eq!((answer.status, answer.body.as_slice()), (200, b"ok".as_slice()));
         stop.cancel();
         serving.await.unwrap();

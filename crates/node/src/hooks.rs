@@ -4,11 +4,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use podwright_core::ids::ContainerId;
 use podwright_core::pod::{Container, Pod};
+use podwright_core::probe::check::HttpCheck;
 
-use crate::http_get::{self, Question, Scheme};
+use crate::events::Severity;
+use crate::http_get::{self, GetError, Question, without_credentials};
+use crate::metrics::Counter;
 use crate::tools::Tools;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -32,87 +34,118 @@ pub async fn run(
     place: &Place<'_>,
     handler: &v1::LifecycleHandler,
 ) -> Result<(), HookError> {
+    let (container, pod) = (&*place.container.name, place.pod.described());
     if let Some(exec) = &handler.exec {
-        return self::exec(tools, place, exec.command.clone().unwrap_or_default()).await;
+        let command = exec.command.clone().unwrap_or_default();
+        let shown = command.join(" ");
+        return self::exec(tools, place, command).await.map_err(|(error, output)| {
+            HookError(format!(
+                "Exec lifecycle hook ([{shown}]) for Container {container:?} in Pod {pod:?} \
+                 failed - error: {error}, message: {output:?}"
+            ))
+        });
     }
     if let Some(http) = &handler.http_get {
-        return self::http(tools, place, http).await;
+        let path = http.path.as_deref().unwrap_or_default();
+        return self::http(tools, place, http).await.map_err(|error| {
+            HookError(format!(
+                "HTTP lifecycle hook ({path}) for Container {container:?} in Pod {pod:?} \
+                 failed - error: {error}"
+            ))
+        });
     }
     if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
-        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        self::sleep(&tools.metrics.hooks.sleeps_cut_short, Duration::from_secs(seconds)).await;
         return Ok(());
     }
-    Err(HookError(format!("container {}: the hook says nothing to do", place.container.name)))
+    Err(HookError(format!("Cannot run handler: container {container}: it says nothing to do")))
 }
 
-async fn exec(tools: &Tools, place: &Place<'_>, command: Vec<String>) -> Result<(), HookError> {
+/// On failure, why and what it printed.
+async fn exec(
+    tools: &Tools,
+    place: &Place<'_>,
+    command: Vec<String>,
+) -> Result<(), (String, String)> {
     let shown = command.join(" ");
-    let failed = |error: String, output: &str| {
-        HookError(format!(
-            "Exec lifecycle hook ([{shown}]) for Container {:?} in Pod {:?} failed - error: {error}, message: {output:?}",
-            &*place.container.name,
-            place.pod.described(),
-        ))
-    };
-    let result = tools.runtime.exec(place.instance, command.clone(), None).await;
-    let output = result.map_err(|error| failed(error.rpc_text(), ""))?;
+    let result = tools.runtime.exec(place.instance, command, None).await;
+    let output = result.map_err(|error| (error.rpc_text(), String::new()))?;
     if output.exit_code == 0 {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let error = format!("command '{shown}' exited with {}: {errors}", output.exit_code);
-    Err(failed(error, &(said + &errors)))
+    Err((error, said + &errors))
 }
 
 /// Any answer at all is a success.
-async fn http(
-    tools: &Tools,
-    place: &Place<'_>,
-    action: &v1::HTTPGetAction,
-) -> Result<(), HookError> {
-    let host = match action.host.as_deref().filter(|host| !host.is_empty()) {
-        Some(host) => host.to_owned(),
-        None => {
-            let node = tools.settings.addresses.host_ips.first().copied();
-            let ip = place.pod_ip.or(node.filter(|_| place.pod.host_network));
-            let missing = || HookError("failed to find networking container".into());
-            ip.ok_or_else(missing)?.to_string()
-        }
-    };
-    let headers = action.http_headers.iter().flatten();
-    let question = Question {
-        scheme: Scheme::parse(action.scheme.as_deref()),
-        host,
-        port: port(&action.port, place.container)?,
-        path: action.path.clone().unwrap_or_default(),
-        headers: headers.map(|header| (header.name.clone(), header.value.clone())).collect(),
-        user_agent: USER_AGENT,
-    };
-    http_get::get(&question, 10 * 1024)
-        .await
-        .map(drop)
-        .map_err(|error| HookError(error.to_string()))
+async fn http(tools: &Tools, place: &Place<'_>, action: &v1::HTTPGetAction) -> Result<(), String> {
+    let node = tools.settings.addresses.host_ips.first().copied();
+    let address = place.pod_ip.or(node.filter(|_| place.pod.host_network));
+    let check = HttpCheck::of(place.container, action).map_err(|error| error.to_string())?;
+    // A check that names its host needs no address of the pod.
+    let unused = check.host.is_some().then_some(IpAddr::from([0; 16]));
+    let missing = || "failed to find networking container".to_owned();
+    let address = address.or(unused).ok_or_else(missing)?;
+    let question = Question::of(&check, address, USER_AGENT);
+    match http_get::get(&question).await {
+        Ok(_) => Ok(()),
+        Err(GetError::NoTls { url }) => match in_plain_text(&question).await {
+            Ok(()) => {
+                told_fallback(tools, place.pod, &question);
+                Ok(())
+            }
+            Err(_) => Err(GetError::NoTls { url }.to_string()),
+        },
+        Err(error) => Err(error.to_string()),
+    }
 }
 
-/// A number, or the name of one of the container's own ports.
-pub fn port(port: &IntOrString, container: &Container) -> Result<u16, HookError> {
-    let number = match port {
-        IntOrString::Int(number) => Some(*number),
-        IntOrString::String(name) => {
-            let ports = container.spec.ports.iter().flatten();
-            let mut named = ports.filter(|port| port.name.as_deref() == Some(name));
-            named.next().map(|port| port.container_port).or_else(|| name.parse().ok())
-        }
-    };
-    let valid = number.and_then(|number| u16::try_from(number).ok()).filter(|port| *port > 0);
-    valid.ok_or_else(|| HookError(format!("invalid port: {}", shown(port))))
+/// Hooks were written as HTTPS for servers that never spoke it, back when nobody checked.
+async fn in_plain_text(question: &Question<'_>) -> Result<(), GetError> {
+    let headers = without_credentials(question.headers);
+    let mut plain = Question { headers: &headers, ..question.clone() };
+    plain.place.https = false;
+    http_get::get(&plain).await.map(drop)
 }
 
-fn shown(port: &IntOrString) -> String {
-    match port {
-        IntOrString::Int(number) => number.to_string(),
-        IntOrString::String(name) => name.clone(),
+fn told_fallback(tools: &Tools, pod: &Pod, question: &Question<'_>) {
+    tools.metrics.hooks.http_fallbacks.inc();
+    let host = http_get::authority(&question.place.host, question.place.port);
+    let text = format!(
+        "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+    );
+    tools.events.pod(pod, Severity::Warning, "LifecycleHTTPFallback", text);
+}
+
+/// Counts a sleep that somebody did not wait for.
+async fn sleep(cut_short: &Counter, duration: Duration) {
+    struct Unfinished<'a>(Option<&'a Counter>);
+    impl Drop for Unfinished<'_> {
+        fn drop(&mut self) {
+            if let Some(cut_short) = self.0 {
+                cut_short.inc();
+            }
+        }
+    }
+    let mut unfinished = Unfinished(Some(cut_short));
+    tokio::time::sleep(duration).await;
+    unfinished.0 = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_that_is_cut_short_is_counted() {
+        let cut = Counter::default();
+        sleep(&cut, Duration::from_secs(5)).await;
+        assert_eq!(cut.get(), 0);
+        let long = sleep(&cut, Duration::from_secs(5));
+        assert!(tokio::time::timeout(Duration::from_secs(1), long).await.is_err());
+        assert_eq!(cut.get(), 1);
     }
 }

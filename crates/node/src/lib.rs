@@ -21,6 +21,7 @@ pub mod node;
 pub mod objects;
 pub mod pleg;
 pub mod pods;
+pub mod probes;
 pub mod sources;
 pub mod status;
 pub mod tools;

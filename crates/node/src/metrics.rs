@@ -4,12 +4,14 @@
 //! written by [`exposition`]; a metric is a few atomics and costs nothing while nobody looks.
 
 pub mod exposition;
+mod probes;
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
 pub use exposition::{Counter, Exposition, Gauge, Histogram, TimeGauge};
+pub use probes::{ProbeMetrics, ProbeSeries};
 
 /// Upstream's default buckets, in seconds.
 const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -26,6 +28,9 @@ pub struct Metrics {
     pub status: StatusMetrics,
     pub runtime: RuntimeMetrics,
     pub pods: PodMetrics,
+    pub hooks: HookMetrics,
+    /// On a page of their own: there are many of them.
+    pub probes: ProbeMetrics,
 }
 
 impl Metrics {
@@ -35,6 +40,7 @@ impl Metrics {
         self.status.write(out);
         self.runtime.write(out);
         self.pods.write(out);
+        self.hooks.write(out);
     }
 }
 
@@ -261,6 +267,28 @@ impl PodMetrics {
             "kubelet_restarted_pods_total",
             "Number of pods restarted because they were deleted and recreated under the same UID.",
             [(vec![], &self.restarted)].into_iter(),
+        );
+    }
+}
+
+/// Counted by lifecycle hooks.
+#[derive(Default)]
+pub struct HookMetrics {
+    pub http_fallbacks: Counter,
+    pub sleeps_cut_short: Counter,
+}
+
+impl HookMetrics {
+    fn write(&self, out: &mut Exposition) {
+        out.counters(
+            "kubelet_lifecycle_handler_http_fallbacks_total",
+            "Number of HTTPS lifecycle hooks that were answered only in plain HTTP.",
+            [(vec![], &self.http_fallbacks)].into_iter(),
+        );
+        out.counters(
+            "kubelet_sleep_action_terminated_early_total",
+            "Number of sleep hooks that ended before their time.",
+            [(vec![], &self.sleeps_cut_short)].into_iter(),
         );
     }
 }

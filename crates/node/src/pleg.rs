@@ -207,6 +207,11 @@ impl Pleg {
         self.cache.lock().get(uid).and_then(|cell| cell.borrow().clone())
     }
 
+    /// Every view of a pod from now on. It ends when nothing of the pod is left to see.
+    pub fn watch(&self, uid: &PodUid) -> watch::Receiver<Option<Arc<ObservedPod>>> {
+        self.cache.lock().entry(uid.clone()).or_default().subscribe()
+    }
+
     /// Waits for a view of the pod that is newer than `than`.
     pub async fn newer(&self, uid: &PodUid, than: Mono) -> Option<Arc<ObservedPod>> {
         let mut cell = self.cache.lock().entry(uid.clone()).or_default().subscribe();

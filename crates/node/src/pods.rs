@@ -28,6 +28,7 @@ pub use directory::Directory;
 use crate::admission::{self, Rejection};
 use crate::cell::PodCell;
 use crate::events::Severity;
+use crate::probes::Prober;
 use crate::tools::Tools;
 use crate::worker::{Outcome, Worker};
 
@@ -218,6 +219,9 @@ impl Pods {
         life.request(Request::Update, &pod);
         let cell = PodCell::new(pod.clone(), life);
         self.directory.put_cell(pod.uid.clone(), cell.clone());
+        if let Some(prober) = Prober::new(cell.clone(), &self.tools) {
+            self.workers.spawn(prober.run(self.stop.clone()));
+        }
         let worker = Worker::new(cell, self.tools.clone());
         let (ended, stop) = (self.ended.0.clone(), self.stop.clone());
         self.workers.spawn(async move {

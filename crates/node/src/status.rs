@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
+use podwright_core::pod::registry::mirrors_faithfully;
 use podwright_core::status::conditions::READY_TO_START;
 use podwright_core::status::dropped::Dropped;
 use podwright_core::status::manager::{self, Acceptance, Entry, Occasion, Remains, Update};
@@ -81,6 +82,16 @@ impl StatusManager {
     /// The last report of a pod.
     pub fn get(&self, uid: &PodUid) -> Option<Arc<v1::PodStatus>> {
         self.tracked.lock().get(uid).map(|tracked| tracked.entry.status.clone())
+    }
+
+    /// The last report of a pod; before our first one, that of the agent before us.
+    pub fn last_report(&self, pod: &Pod) -> Option<Arc<v1::PodStatus>> {
+        let of_mirror = || {
+            let mirror = self.directory.mirror_of(pod)?.pod;
+            mirrors_faithfully(&mirror, pod).then(|| mirror.object.status.clone())?
+        };
+        let in_api = || of_mirror().or_else(|| pod.object.status.clone()).map(Arc::new);
+        self.get(&pod.uid).or_else(in_api)
     }
 
     /// Files a new report, if it is legal and says anything.

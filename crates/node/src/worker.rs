@@ -203,8 +203,8 @@ impl Worker {
                 self.attempts.note_exit(&container.name, container.backoff_key, instance, now);
             }
         }
-        let old = self.tools.status.get(&self.uid);
-        let old = old.as_deref().or(pod.object.status.as_ref());
+        let old = self.tools.status.last_report(pod);
+        let old = old.as_deref();
         let surroundings = Surroundings {
             network,
             cgroup,

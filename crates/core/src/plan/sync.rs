@@ -13,7 +13,7 @@ use crate::attempts::{PodStep, StartError};
 use crate::ids::ContainerId;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, ContainerKind, RestartPolicy};
-use crate::time::Mono;
+use crate::time::{Mono, go_duration};
 
 /// How soon a pod looks again whether the network came up; usually it is told.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
@@ -343,14 +343,5 @@ fn waiting(
             Some((Waiting { reason, message }, Some(until)))
         }
         Some(_) | None => Some((shown, tried_again())),
-    }
-}
-
-/// `1m20s`, as Go prints whole seconds.
-fn go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match (seconds / 60, seconds % 60) {
-        (0, s) => format!("{s}s"),
-        (m, s) => format!("{m}m{s}s"),
     }
 }

@@ -75,8 +75,12 @@ fn is_ready(
         Some(Verdict::Failure) => false,
         Some(Verdict::Unknown) | None => match old {
             Some(old) => old.ready,
-            // It runs since before the agent, yet was never reported: the pod's word must do.
-            None => is_adopted(sources, newest) && was_pod_ready(sources),
+            // It runs since before the agent, yet was never reported: the pod's word must do. Of a
+            // static pod the word is in its mirror, which may come later than the pod itself.
+            None => {
+                let trusted = was_pod_ready(sources) || sources.pod().is_static();
+                is_adopted(sources, newest) && trusted
+            }
         },
     }
 }

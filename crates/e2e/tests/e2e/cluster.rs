@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use podwright_e2e::agent::Agent;
 use podwright_e2e::bed::Bed;
 use podwright_e2e::wait;
@@ -64,6 +64,22 @@ impl Cluster {
         let pods = self.pods();
         let gone = async || Ok(pods.get_opt(name).await?.is_none());
         wait::until_true(format!("{name} to be gone"), LIMIT, gone).await.unwrap();
+    }
+
+    /// Waits for an event of a pod with this reason and message.
+    pub(crate) async fn until_told(&self, pod: &str, reason: &str, message: &str) {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let told = async || {
+            let list = events.list(&ListParams::default()).await?;
+            let about = list.items.iter().filter(|e| text(&e.involved_object.name) == pod);
+            let told: Vec<String> =
+                about.map(|e| format!("{}: {}", text(&e.reason), text(&e.message))).collect();
+            let wanted = format!("{reason}: {message}");
+            anyhow::ensure!(told.contains(&wanted), "of {wanted:?} only: {told:#?}");
+            Ok(true)
+        };
+        wait::until_true(format!("{pod} to be told of"), LIMIT, told).await.unwrap();
     }
 
     pub(crate) fn close(self) {

@@ -10,6 +10,7 @@ mod clean_up;
 mod cluster;
 mod control_plane;
 mod privilege;
+mod probes;
 mod standalone;
 mod static_pods;
 mod units;

@@ -1,0 +1,241 @@
+//! Probes of containers that really run: what they gate, what they kill, what is told of them.
+
+use std::collections::BTreeMap;
+
+use futures::TryStreamExt;
+use http::Request;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use kube::runtime::{WatchStreamExt, watcher};
+use podwright_e2e::bed::Bed;
+use podwright_e2e::http::{Tls, send};
+use podwright_e2e::wait;
+use podwright_proto::cri::ExecSyncRequest;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::cluster::{Cluster, LIMIT, pod, ready};
+use crate::privilege::needs_root;
+
+const SERVE: [&str; 6] = ["serve", "--http", "8080", "--tcp", "7070", "--log-requests"];
+
+/// A pod that serves, with these probes.
+fn probed(name: &str, probes: Value) -> Value {
+    let mut pod = pod(name, &SERVE);
+    let Value::Object(probes) = probes else { panic!("probes") };
+    pod["spec"]["containers"][0].as_object_mut().unwrap().extend(probes);
+    pod
+}
+
+fn http(path: &str) -> Value {
+    json!({ "httpGet": { "path": path, "port": 8080 }, "periodSeconds": 1 })
+}
+
+fn sh(script: &str) -> Value {
+    json!({ "exec": { "command": ["sh", "-c", script] }, "periodSeconds": 1 })
+}
+
+/// Sets what the pod says of itself.
+async fn set(cluster: &Cluster, pod: &Pod, verdict: &str) {
+    let ip = pod.status.clone().unwrap().pod_ip.unwrap();
+    let request = Request::post(format!("http://{ip}:8080/set/{verdict}"));
+    let request = request.body(Default::default()).unwrap();
+    let answer = send(cluster.bed.netns(), request, &Tls::default()).await.unwrap();
+    assert!(answer.status.is_success());
+}
+
+#[tokio::test]
+async fn readiness_gates_ready_and_startup_gates_readiness() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    cluster.create(probed("web", json!({ "readinessProbe": http("/readyz") }))).await;
+    let mut slow = probed(
+        "slow",
+        json!({
+            "startupProbe": sh("test -e /tmp/up"),
+            "readinessProbe": { "tcpSocket": { "port": 7070 }, "periodSeconds": 1 },
+            "livenessProbe": http("/healthz"),
+        }),
+    );
+    slow["spec"]["containers"][0]["startupProbe"]["failureThreshold"] = json!(100);
+    cluster.create(slow).await;
+
+    let web = cluster.until("web", "ready", ready).await;
+    set(&cluster, &web, "ready/false").await;
+    cluster.until("web", "not ready any more", |status| !ready(status)).await;
+    let failed = "Readiness probe failed: HTTP probe failed with statuscode: 503";
+    cluster.until_told("web", "Unhealthy", failed).await;
+    set(&cluster, &web, "ready/true").await;
+    let again = cluster.until("web", "ready again", ready).await;
+    assert_eq!(id(&again), id(&web), "readiness restarts nothing");
+
+    cluster.until_told("slow", "Unhealthy", "Startup probe failed: ").await;
+    let held = cluster.pods().get("slow").await.unwrap();
+    let status = serde_json::to_value(&held.status).unwrap();
+    assert_eq!(status["containerStatuses"][0]["started"], json!(false));
+    assert!(!ready(&status));
+    assert!(!log(&cluster, &held).contains("/healthz"), "liveness waits for startup");
+    exec(&cluster, &held, &["touch", "/tmp/up"]).await;
+    let up = cluster.until("slow", "ready", ready).await;
+    let asked = async || Ok(log(&cluster, &up).contains("GET /healthz 200 kube-probe/1.36"));
+    wait::until_true("liveness to be asked", LIMIT, asked).await.unwrap();
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_container_that_fails_its_liveness_probe_is_restarted() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let mut http_liveness = probed("web", json!({ "livenessProbe": http("/healthz") }));
+    http_liveness["spec"]["containers"][0]["livenessProbe"]["failureThreshold"] = json!(2);
+    http_liveness["spec"]["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] =
+        json!(1);
+    cluster.create(http_liveness).await;
+    let mut stuck = probed("stuck", json!({ "readinessProbe": sh("sleep 5") }));
+    stuck["spec"]["containers"][0]["livenessProbe"] = sh("echo alive; sleep 5; exit 0");
+    stuck["spec"]["containers"][0]["livenessProbe"]["failureThreshold"] = json!(1);
+    stuck["spec"]["restartPolicy"] = json!("Never");
+    cluster.create(stuck).await;
+
+    let web = cluster.until("web", "ready", ready).await;
+    set(&cluster, &web, "live/false").await;
+    let restarted = |status: &Value| status["containerStatuses"][0]["restartCount"] == 1;
+    let web = cluster.until("web", "restarted", restarted).await;
+    let failed = "Liveness probe failed: HTTP probe failed with statuscode: 500";
+    cluster.until_told("web", "Unhealthy", failed).await;
+    let killed = "Container app failed liveness probe, will be restarted";
+    cluster.until_told("web", "Killing", killed).await;
+    assert_eq!(web.status.unwrap().phase.as_deref(), Some("Running"));
+
+    cluster.until("stuck", "over", |status| status["phase"] == "Succeeded").await;
+    let late = "Liveness probe failed: command timed out: \
+                \"sh -c echo alive; sleep 5; exit 0\" timed out after 1s";
+    cluster.until_told("stuck", "Unhealthy", late).await;
+    cluster.until_told("stuck", "Killing", "Stopping container app").await;
+    cluster.close();
+}
+
+#[tokio::test]
+async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    let tcp = json!({ "tcpSocket": { "port": 7070 }, "periodSeconds": 1 });
+    let all = [
+        ("web", json!({ "readinessProbe": http("/readyz"), "livenessProbe": http("/healthz") })),
+        ("tcp", json!({ "readinessProbe": tcp, "livenessProbe": http("/healthz") })),
+        (
+            "all",
+            json!({ "startupProbe": sh("true"), "readinessProbe": sh("true"),
+                    "livenessProbe": http("/healthz") }),
+        ),
+    ];
+    let mut before = BTreeMap::new();
+    for (name, probes) in &all {
+        cluster.create(probed(name, probes.clone())).await;
+    }
+    for (name, _) in &all {
+        before.insert((*name).to_owned(), cluster.until(name, "ready", ready).await);
+    }
+    let mut changes = follow(cluster.pods());
+    for _ in 0..3 {
+        cluster.agent.kill().await.unwrap();
+        let asked: Vec<usize> = before.values().map(|pod| log(&cluster, pod).len()).collect();
+        cluster.agent.restart().await.unwrap();
+        cluster.agent.healthy().await.unwrap();
+        let probed = async || {
+            let now = before.values().map(|pod| log(&cluster, pod).len());
+            Ok(now.zip(&asked).all(|(now, before)| now > *before))
+        };
+        wait::until_true("the new agent to probe", LIMIT, probed).await.unwrap();
+    }
+    for (name, pod) in &before {
+        let after = cluster.pods().get(name).await.unwrap();
+        assert_eq!(id(&after), id(pod), "{name} restarted");
+    }
+    while let Ok(pod) = changes.try_recv() {
+        let status = serde_json::to_value(&pod.status).unwrap();
+        assert!(ready(&status), "{:?} flipped: {status:#}", pod.metadata.name);
+    }
+    cluster.close();
+}
+
+/// Every state of the pods from now on.
+fn follow(pods: Api<Pod>) -> mpsc::UnboundedReceiver<Pod> {
+    let (tell, changes) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let stream = watcher(pods, watcher::Config::default()).default_backoff().applied_objects();
+        // Ends with the cluster, or with whoever follows.
+        let _ = stream
+            .try_for_each(|pod| {
+                let told = tell.send(pod);
+                async move { told.map_err(|_| watcher::Error::NoResourceVersion) }
+            })
+            .await;
+    });
+    changes
+}
+
+/// gRPC probes are younger than the API server of the bed, but not than the agent.
+#[tokio::test]
+async fn grpc_probes_hold_back_and_kill() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let grpc =
+        |service: &str| json!({ "grpc": { "port": 9090, "service": service }, "periodSeconds": 1 });
+    let mut manifest = pod("health", &[]);
+    let container = &mut manifest["spec"]["containers"][0];
+    container["args"] = json!([
+        "serve",
+        "--http",
+        "8080",
+        "--grpc",
+        "9090",
+        "--ready-after",
+        "2",
+        "--fail-after",
+        "6",
+        "--log-requests"
+    ]);
+    container["startupProbe"] = grpc("readiness");
+    container["startupProbe"]["failureThreshold"] = json!(60);
+    container["readinessProbe"] = http("/readyz");
+    container["livenessProbe"] = grpc("liveness");
+    agent.add_manifest("health", &manifest).unwrap();
+    let cri = bed.cri().await.unwrap();
+    let restarted = async || {
+        let containers = cri.containers().await?;
+        Ok(containers.iter().any(|c| c.metadata.as_ref().is_some_and(|m| m.attempt == 1)))
+    };
+    wait::until_true("a restart by the liveness probe", LIMIT, restarted).await.unwrap();
+    let folder = std::fs::read_dir(agent.pod_logs()).unwrap().next().unwrap().unwrap();
+    let log = std::fs::read_to_string(folder.path().join("app/0.log")).unwrap();
+    assert!(log.contains("GET /readyz 200"), "{log}");
+    assert!(!log.contains("GET /readyz 503"), "asked before the startup probe was: {log}");
+    drop(agent);
+    bed.close().unwrap();
+}
+
+fn id(pod: &Pod) -> Option<String> {
+    pod.status.clone()?.container_statuses?.first()?.container_id.clone()
+}
+
+/// What the pod's first instance printed.
+fn log(cluster: &Cluster, pod: &Pod) -> String {
+    let meta = &pod.metadata;
+    let [namespace, name, uid] =
+        [&meta.namespace, &meta.name, &meta.uid].map(|part| part.clone().unwrap());
+    let folder = cluster.agent.pod_logs().join(format!("{namespace}_{name}_{uid}"));
+    std::fs::read_to_string(folder.join("app/0.log")).unwrap_or_default()
+}
+
+async fn exec(cluster: &Cluster, pod: &Pod, command: &[&str]) {
+    let id = id(pod).unwrap();
+    let id = id.strip_prefix("containerd://").unwrap();
+    let cri = cluster.bed.cri().await.unwrap();
+    let command = command.iter().map(|word| (*word).to_owned()).collect();
+    let request = ExecSyncRequest { container_id: id.to_owned(), cmd: command, timeout: 10 };
+    let done = cri.runtime.clone().exec_sync(request).await.unwrap().into_inner();
+    assert_eq!(done.exit_code, 0, "{done:?}");
+}
