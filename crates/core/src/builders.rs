@@ -101,6 +101,12 @@ impl PodBuilder {
         self
     }
 
+    /// Sets one field of the spec.
+    pub fn spec(mut self, field: &str, value: Value) -> Self {
+        self.0["spec"][field] = value;
+        self
+    }
+
     pub fn edit(mut self, edit: impl FnOnce(&mut Value)) -> Self {
         edit(&mut self.0);
         self

@@ -8,6 +8,9 @@
 //! What a reader must find whole is written to a temporary name and renamed. What must survive a
 //! power cut is synced, too.
 
+mod descent;
+mod ownership;
+mod publication;
 mod removal;
 
 use std::ffi::{OsStr, OsString};
@@ -22,6 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+
+pub use ownership::Ownership;
+pub use publication::{NewFile, Published};
 
 /// An open directory; all paths given to it are relative and stay beneath it.
 #[derive(Debug)]
@@ -141,10 +147,23 @@ impl Root {
         self.open_at("open for writing", path.as_ref(), flags, links).map(File::from)
     }
 
+    /// Another hold on the same directory.
+    pub fn again(&self) -> Result<Self> {
+        self.sub("").map(|again| Self { path: self.path.clone(), ..again })
+    }
+
     /// The whole file, if it is no larger than `limit`.
     pub fn read(&self, path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
-        let path = path.as_ref();
-        let file = self.open_file(path, Links::Refuse)?;
+        self.read_file(path.as_ref(), Links::Refuse, limit)
+    }
+
+    /// The same in a user's volume, where links that stay beneath the root are followed.
+    pub fn read_following(&self, path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
+        self.read_file(path.as_ref(), Links::FollowBeneath, limit)
+    }
+
+    fn read_file(&self, path: &Path, links: Links, limit: u64) -> Result<Vec<u8>> {
+        let file = self.open_file(path, links)?;
         let mut bytes = Vec::new();
         file.take(limit.saturating_add(1))
             .read_to_end(&mut bytes)

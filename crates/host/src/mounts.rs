@@ -42,6 +42,18 @@ pub enum MountError {
     Change { attempt: &'static str, target: PathBuf, source: io::Error },
 }
 
+impl MountError {
+    /// The kernel does not know what it was asked for.
+    pub fn is_invalid(&self) -> bool {
+        let source = match self {
+            Self::Table { source, .. }
+            | Self::Mount { source, .. }
+            | Self::Change { source, .. } => source,
+        };
+        Errno::from_io_error(source) == Some(Errno::INVAL)
+    }
+}
+
 pub type Result<T> = std::result::Result<T, MountError>;
 
 /// The table of this process's mount namespace, as of now; `proc` is where procfs is.
@@ -193,6 +205,22 @@ pub fn bind(source: &Path, target: &Path, depth: Depth) -> Result<()> {
 pub fn bind_pinned(source: impl AsFd, target: &Path, depth: Depth) -> Result<()> {
     let path = format!("/proc/self/fd/{}", source.as_fd().as_raw_fd());
     bind(Path::new(&path), target, depth)
+}
+
+/// Whether what one finds at `target` is the very file behind a handle.
+pub fn shows(target: &Path, source: impl AsFd) -> Result<bool> {
+    let failed = |errno: Errno| MountError::Change {
+        attempt: "look at",
+        target: target.into(),
+        source: errno.into(),
+    };
+    let there = match rustix::fs::statat(CWD, target, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(false),
+        Err(errno) => return Err(failed(errno)),
+    };
+    let wanted = rustix::fs::fstat(source).map_err(failed)?;
+    Ok((there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino))
 }
 
 /// Makes a bind mount read-only. What else the mount forbids stays forbidden.

@@ -100,7 +100,10 @@ impl Node {
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
         let runtime = runtime.metered(meter);
         let started = clock.now().wall;
-        let volumes = Arc::new(Volumes::new(&config.root_dir)?);
+        let objects = Objects::new(api.clone(), config.node_name.clone());
+        let allocatable = config.facts.allocatable.clone();
+        let volumes = Volumes::new(&config.root_dir, objects.clone(), allocatable, clock.clone())?;
+        let volumes = Arc::new(volumes);
         let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
         cgroups.ensure_tree(&config.all_pods).await?;
         let (events, occurrences) = Recorder::new(clock.clone());
@@ -117,7 +120,7 @@ impl Node {
         let addresses = NodeAddresses { host_ips: config.facts.host_ips.clone() };
         let tools = Arc::new(Tools {
             images: Images::new(runtime.clone(), events.clone(), config.parallel_pulls),
-            objects: Objects::new(api.clone()),
+            objects,
             gate: Gate::new(config.parallel_starts),
             settings: Settings {
                 node_name: config.node_name.clone(),
@@ -199,6 +202,11 @@ impl Node {
         let node_name = self.tools.settings.node_name.clone();
         let stop = self.stop.clone();
         self.tasks.spawn(self.tools.objects.clone().follow_services(self.stop.clone()));
+        self.tasks.spawn(self.tools.volumes.clone().keep(
+            self.directory.clone(),
+            self.tools.events.clone(),
+            self.stop.clone(),
+        ));
         self.tasks.spawn(events::deliver(occurrences, api.clone(), node_name, stop));
         if let Some(client) = api {
             let mirrors = Mirrors {

@@ -1,159 +1,171 @@
-//! ConfigMaps, Secrets and Services that containers' variables come from.
+//! Objects of the API that pods refer to.
+//!
+//! ConfigMaps and Secrets are watched, each by its name, because that is all a node may do; so an
+//! edit is here as soon as the API server knows of it, and a pod that waits for a missing one is
+//! told when it appears. A watch is shared by all pods that refer to the object and ends with the
+//! last of them; of the object only its data is kept. The rest is read when it is needed.
 
-use std::collections::BTreeMap;
+mod fetched;
+mod reading;
+mod services;
+mod watched;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1;
-use kube::Api;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event};
+use parking_lot::Mutex;
+use podwright_core::config::Lookup;
 use podwright_core::config::env::{Need, ObjectKind};
-use podwright_core::config::env_file::EnvFile;
-use podwright_core::config::{EnvSources, Lookup, ServiceView};
+use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use podwright_core::volume::sources::Wanted;
+use tokio::sync::Notify;
 
-const SERVICES_PATIENCE: Duration = Duration::from_secs(5);
+pub use fetched::Fetched;
+pub use reading::ReadError;
+use services::Services;
+use watched::{Seen, Watched};
 
-type Services = Option<Arc<Vec<ServiceView>>>;
+/// One ConfigMap or Secret.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    kind: ObjectKind,
+    namespace: Arc<str>,
+    name: Arc<str>,
+}
+
+/// What is kept of an object. Not printable: a Secret never shows in a log.
+#[derive(Clone, PartialEq)]
+enum Object {
+    ConfigMap(Arc<v1::ConfigMap>),
+    Secret(Arc<v1::Secret>),
+}
 
 pub struct Objects {
     client: Option<kube::Client>,
-    services: watch::Sender<Services>,
+    node_name: Arc<str>,
+    services: Services,
+    watched: Mutex<HashMap<Key, Watched>>,
+    news: News,
+    /// Handlers of runtime classes, as of when a sandbox last asked.
+    handlers: Mutex<HashMap<String, String>>,
+}
+
+/// Pods that refer to something that changed.
+#[derive(Default)]
+struct News {
+    pods: Mutex<BTreeSet<PodUid>>,
+    any: Notify,
 }
 
 impl Objects {
-    pub fn new(client: Option<kube::Client>) -> Arc<Self> {
-        Arc::new(Self { client, services: watch::Sender::new(None) })
+    pub fn new(client: Option<kube::Client>, node_name: Arc<str>) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            node_name,
+            services: Services::default(),
+            watched: Mutex::default(),
+            news: News::default(),
+            handlers: Mutex::default(),
+        })
     }
 
-    /// The services of the cluster; `None` if they were never read. A node that just started
-    /// waits a moment for them instead of failing its first containers.
-    pub async fn services(&self) -> Services {
-        let mut services = self.services.subscribe();
-        let read = services.wait_for(Option::is_some);
-        match tokio::time::timeout(SERVICES_PATIENCE, read).await {
-            Ok(Ok(services)) => services.clone(),
-            Ok(Err(_)) | Err(_) => None,
-        }
+    /// Reads what a container's variables need. Files are not read here; see
+    /// [`Fetched::add_file`].
+    pub async fn fetch(self: &Arc<Self>, pod: &Pod, needs: Vec<Need>) -> Fetched {
+        let objects = needs.into_iter().filter_map(|need| match need {
+            Need::Object { kind, name, .. } => Some((kind, name)),
+            Need::File { .. } => None,
+        });
+        self.fetch_objects(pod, objects.collect()).await
     }
 
-    /// Reads what a container's variables need.
-    pub async fn fetch(&self, pod: &Pod, needs: Vec<Need>) -> Fetched {
-        let mut fetched = Fetched { api: self.client.is_some(), ..Fetched::default() };
-        let Some(client) = &self.client else { return fetched };
-        for need in needs {
-            match need {
-                Need::Object { kind: ObjectKind::ConfigMap, name, .. } => {
-                    let found = get::<v1::ConfigMap>(client, pod, &name).await;
-                    fetched.config_maps.insert(name, found);
-                }
-                Need::Object { kind: ObjectKind::Secret, name, .. } => {
-                    let found = get::<v1::Secret>(client, pod, &name).await;
-                    fetched.secrets.insert(name, found);
-                }
-                // Files are looked up in the pod's mounted volumes by whoever mounts those.
-                Need::File { .. } => {}
-            }
+    /// Reads what a volume needs, except for tokens.
+    pub async fn fetch_wanted(self: &Arc<Self>, pod: &Pod, wanted: &Wanted) -> Fetched {
+        self.fetch_objects(pod, wanted.objects.clone()).await
+    }
+
+    async fn fetch_objects(
+        self: &Arc<Self>,
+        pod: &Pod,
+        objects: Vec<(ObjectKind, String)>,
+    ) -> Fetched {
+        let mut fetched = Fetched::new(self.client.is_some());
+        let lookups = objects.into_iter().map(|(kind, name)| async move {
+            let found = self.look_up(pod, kind, &name).await;
+            (kind, name, found)
+        });
+        for (kind, name, found) in futures::future::join_all(lookups).await {
+            fetched.add(kind, name, found);
         }
         fetched
     }
 
-    /// Follows the cluster's services until stopped.
-    pub async fn follow_services(self: Arc<Self>, stop: CancellationToken) {
-        let Some(client) = self.client.clone() else { return };
-        let work = async {
-            // Headless services are left out here: older servers cannot select them away.
-            let config = watcher::Config::default();
-            let events = watcher::watcher(Api::<v1::Service>::all(client), config);
-            let mut events = std::pin::pin!(events.default_backoff());
-            let mut known: BTreeMap<(String, String), ServiceView> = BTreeMap::new();
-            let mut listing = BTreeMap::new();
-            loop {
-                match events.try_next().await {
-                    Ok(Some(Event::Init)) => listing.clear(),
-                    Ok(Some(Event::InitApply(service))) => {
-                        listing.extend(ServiceView::of(&service).map(|view| (key(&service), view)));
-                    }
-                    Ok(Some(Event::InitDone)) => {
-                        known = std::mem::take(&mut listing);
-                        self.publish(&known);
-                    }
-                    Ok(Some(Event::Apply(service))) => {
-                        match ServiceView::of(&service) {
-                            Some(view) => known.insert(key(&service), view),
-                            None => known.remove(&key(&service)),
-                        };
-                        self.publish(&known);
-                    }
-                    Ok(Some(Event::Delete(service))) => {
-                        known.remove(&key(&service));
-                        self.publish(&known);
-                    }
-                    Ok(None) => return,
-                    Err(error) => tracing::warn!(%error, "lost the watch on services"),
-                }
-            }
+    /// The object as the watch last saw it; waits a moment for a watch that just began.
+    async fn look_up(self: &Arc<Self>, pod: &Pod, kind: ObjectKind, name: &str) -> Lookup<Object> {
+        let Some(client) = &self.client else { return Lookup::NoApiServer };
+        let key = Key { kind, namespace: pod.name.namespace.clone(), name: name.into() };
+        let seen = {
+            let mut watched = self.watched.lock();
+            let watched = watched
+                .entry(key.clone())
+                .or_insert_with(|| Watched::begin(client.clone(), key, Arc::downgrade(self)));
+            watched.pods.insert(pod.uid.clone());
+            watched.seen.clone()
         };
-        stop.run_until_cancelled(work).await;
+        Seen::value(&seen).await
     }
 
-    fn publish(&self, known: &BTreeMap<(String, String), ServiceView>) {
-        self.services.send_replace(Some(Arc::new(known.values().cloned().collect())));
-    }
-}
-
-fn key(service: &v1::Service) -> (String, String) {
-    let meta = &service.metadata;
-    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
-}
-
-async fn get<K>(client: &kube::Client, pod: &Pod, name: &str) -> Lookup<K>
-where
-    K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned,
-{
-    let api: Api<K> = Api::namespaced(client.clone(), &pod.name.namespace);
-    match api.get_opt(name).await {
-        Ok(Some(object)) => Lookup::Found(object),
-        Ok(None) => Lookup::Missing,
-        Err(error) => Lookup::Failed(error.to_string()),
-    }
-}
-
-/// Objects as they were when a container was about to start.
-#[derive(Default)]
-pub struct Fetched {
-    api: bool,
-    config_maps: BTreeMap<String, Lookup<v1::ConfigMap>>,
-    secrets: BTreeMap<String, Lookup<v1::Secret>>,
-}
-
-impl EnvSources for Fetched {
-    fn config_map(&self, name: &str) -> Lookup<&v1::ConfigMap> {
-        borrowed(self.api, self.config_maps.get(name))
+    /// The pod is over: what only it referred to is not watched any more.
+    pub fn release(&self, pod: &PodUid) {
+        let mut over = Vec::new();
+        {
+            let mut watched = self.watched.lock();
+            watched.retain(|_, watched| {
+                watched.pods.remove(pod);
+                if watched.pods.is_empty() {
+                    over.extend(watched.task.take());
+                }
+                !watched.pods.is_empty()
+            });
+        }
+        // Ended outside the lock: ending a task may run its destructors right here.
+        drop(over);
+        self.news.pods.lock().remove(pod);
     }
 
-    fn secret(&self, name: &str) -> Lookup<&v1::Secret> {
-        borrowed(self.api, self.secrets.get(name))
+    /// Waits for pods that refer to something that changed. Cancel-safe: what was not returned
+    /// stays.
+    pub async fn changed(&self) -> BTreeSet<PodUid> {
+        loop {
+            let pods = std::mem::take(&mut *self.news.pods.lock());
+            if !pods.is_empty() {
+                return pods;
+            }
+            self.news.any.notified().await;
+        }
     }
 
-    fn file(&self, _volume: &str, _path: &str) -> EnvFile<'_> {
-        EnvFile::NoVolume
+    fn tell_of(&self, key: &Key) {
+        let pods = self.watched.lock().get(key).map(|watched| watched.pods.clone());
+        self.news.pods.lock().extend(pods.into_iter().flatten());
+        self.news.any.notify_one();
+    }
+
+    #[cfg(test)]
+    fn watches(&self) -> usize {
+        self.watched.lock().len()
     }
 }
 
-fn borrowed<T>(api: bool, found: Option<&Lookup<T>>) -> Lookup<&T> {
-    match found {
-        Some(Lookup::Found(object)) => Lookup::Found(object),
-        Some(Lookup::Missing) => Lookup::Missing,
-        Some(Lookup::Failed(problem)) => Lookup::Failed(problem.clone()),
-        Some(Lookup::NoApiServer) | None if !api => Lookup::NoApiServer,
-        Some(Lookup::NoApiServer) | None => Lookup::Missing,
+/// What the API server said, without what the client adds.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

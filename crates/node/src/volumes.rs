@@ -1,76 +1,130 @@
 //! A pod's folder on this node, and the volumes in it.
 //!
-//! A kind of volume is one file and one row in [`kind_of`]: it knows how to set itself up in its
-//! folder and how to take itself down. Everything else, the folder layout, what counts as left
-//! over, what must never be deleted through, is here and the same for all.
+//! What is wanted is in the pod's spec, what is there is kept as data
+//! ([`volume::Actual`](podwright_core::volume::Actual)), and `core` says what each volume needs;
+//! here it is done. A kind of volume is one file and one row ([`kind`]). The pod's worker has its
+//! volumes set up before a container starts and taken down when the last one is gone; in between
+//! the [`keeper`] brings them up to date.
+//!
+//! All work on one pod is done in turn, and each pod has its own turn: a mount that hangs is the
+//! trouble of its pod and of nobody else.
 
+mod claim;
+mod config_map;
+mod content;
+mod downward_api;
 mod empty_dir;
 mod host_path;
+mod keeper;
+mod kind;
+mod memory;
+mod orphans;
+mod pod;
+mod projected;
+mod refused;
+mod secret;
+mod sub_path;
+mod tokens;
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1;
+use parking_lot::Mutex;
+use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
-use podwright_host::files::{FileError, Links, Root};
-use podwright_host::mounts::{self, Depth, MountError, Unmount};
+use podwright_core::qos::ResourceList;
+use podwright_core::volume::teardown::{self, Owner, Teardown};
+use podwright_core::volume::{self, Need};
+use podwright_host::clock::Clock;
+use podwright_host::files::{FileError, Root};
+use podwright_host::mounts::{self, MountError, Unmount};
+
+use crate::gate::{Gate, Rank};
+use crate::objects::Objects;
+use kind::{Ask, KINDS, PodFolder, Problem, Sources, Stage};
+use orphans::Orphans;
+use pod::PodVolumes;
+
+pub use sub_path::SubPathError;
 
 /// Upstream's mode for everything below `pods/`.
 const FOLDER_MODE: u32 = 0o750;
+/// Pods whose volumes are worked on at a time; one that hangs does not count for long.
+const AT_ONCE: usize = 4;
+/// What a file with variables may hold.
+const ENV_FILE: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     #[error("MountVolume.SetUp failed for volume {volume:?} : {problem}")]
     SetUp { volume: String, problem: String },
+    #[error(
+        "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], \
+         failed to process volumes=[{volume}]: {problem}"
+    )]
+    Process { volume: String, problem: String },
     #[error("pod {uid}: folder")]
     Folder { uid: PodUid, source: FileError },
-    #[error("pod {uid}: cannot unmount {path}")]
+    #[error("pod {uid}: cannot unmount {}", path.display())]
     Unmount { uid: PodUid, path: PathBuf, source: MountError },
+    #[error("pod {uid}: {} is mounted in its folder, and not by us; unmount it", path.display())]
+    Foreign { uid: PodUid, path: PathBuf },
     #[error("cannot read the mounts of this machine")]
     Mounts(#[source] MountError),
+    #[error("the work on the volumes of pod {uid} was cut off")]
+    CutOff { uid: PodUid },
 }
 
-/// A volume of one pod, ready to be set up.
-pub(crate) struct Place<'a> {
-    pub volume: &'a v1::Volume,
-    /// The pod's folder.
-    pub pod_dir: &'a Root,
-    /// The volume's own folder below it, relative.
-    pub relative: PathBuf,
-}
-
-/// What a kind of volume does.
-pub(crate) trait Kind: Sync {
-    /// The name of the folder below `volumes/`, with `/` as `~`.
-    fn plugin(&self) -> &'static str;
-
-    fn set_up(&self, place: &Place<'_>) -> Result<(), String>;
-
-    /// Where the data is on this node, for a volume that was set up.
-    fn data(&self, place: &Place<'_>) -> Option<PathBuf>;
-}
-
-/// The row for each kind.
-fn kind_of(volume: &v1::Volume) -> Option<&'static dyn Kind> {
-    if volume.empty_dir.is_some() {
-        return Some(&empty_dir::EmptyDir);
-    }
-    if volume.host_path.is_some() {
-        return Some(&host_path::HostPath);
-    }
-    None
+/// Some volumes are not there yet.
+#[derive(Debug)]
+pub struct NotMounted {
+    /// What was tried now and failed.
+    pub errors: Vec<VolumeError>,
+    /// Everything that is missing, in one line.
+    pub waiting_for: String,
+    pub retry_in: Duration,
 }
 
 pub struct Volumes {
     pods: Root,
+    sources: Arc<Sources>,
+    gate: Gate,
+    known: Mutex<HashMap<PodUid, Arc<PodVolumes>>>,
+    /// Folders that an earlier process left and that nobody took over yet.
+    left: Mutex<BTreeSet<PodUid>>,
+    orphans: Orphans,
+}
+
+/// What came of bringing a pod's volumes up.
+struct Outcome {
+    errors: Vec<VolumeError>,
+    missing: Vec<String>,
+    wake_at: Option<podwright_core::time::Mono>,
 }
 
 impl Volumes {
     /// Volumes of pods below `<root_dir>/pods`.
-    pub fn new(root_dir: &Path) -> Result<Self, FileError> {
+    pub fn new(
+        root_dir: &Path,
+        objects: Arc<Objects>,
+        allocatable: ResourceList,
+        clock: Clock,
+    ) -> Result<Self, FileError> {
         let root = Root::create(root_dir, FOLDER_MODE)?;
         root.create_dir_all("pods", FOLDER_MODE)?;
-        Ok(Self { pods: root.sub("pods")? })
+        let this = Self {
+            pods: root.sub("pods")?,
+            sources: Arc::new(Sources { objects, allocatable, clock }),
+            gate: Gate::new(AT_ONCE),
+            known: Mutex::default(),
+            left: Mutex::default(),
+            orphans: Orphans::default(),
+        };
+        *this.left.lock() = this.pods_on_disk()?.into_iter().collect();
+        Ok(this)
     }
 
     /// The pod's folder as a path.
@@ -92,77 +146,165 @@ impl Volumes {
         make().map_err(|source| VolumeError::Folder { uid: pod.uid.clone(), source })
     }
 
-    /// Sets up every volume that a container of the pod uses.
-    pub async fn mount(&self, pod: &Pod) -> Result<(), Vec<VolumeError>> {
-        let root = self
-            .open_pod_dir(&pod.uid)
-            .map_err(|source| vec![VolumeError::Folder { uid: pod.uid.clone(), source }])?;
-        let mut errors = Vec::new();
-        for volume in used(pod) {
-            let failed = |problem| VolumeError::SetUp { volume: volume.name.clone(), problem };
-            let result = match kind_of(volume) {
-                Some(kind) => kind.set_up(&place(volume, kind, &root)),
-                None => Err("this kind of volume is not supported".into()),
-            };
-            errors.extend(result.map_err(failed).err());
+    /// Sets up every volume that a container of the pod uses, as far as it is not.
+    pub async fn mount(&self, pod: &Arc<Pod>) -> Result<(), NotMounted> {
+        self.left.lock().remove(&pod.uid);
+        let outcome = self.bring_up(pod).await;
+        if outcome.missing.is_empty() {
+            return Ok(());
         }
-        if errors.is_empty() { Ok(()) } else { Err(errors) }
+        let now = self.sources.clock.now().mono;
+        Err(NotMounted {
+            errors: outcome.errors,
+            waiting_for: outcome.missing.join("; "),
+            retry_in: outcome.wake_at.map_or(Duration::from_secs(1), |at| at.since(now)),
+        })
     }
 
-    /// Where a volume's data is, once it was set up.
-    pub fn data(&self, pod: &Pod, name: &str) -> Option<PathBuf> {
-        let root = self.open_pod_dir(&pod.uid).ok()?;
-        let volume = used(pod).find(|volume| volume.name == name)?;
-        let kind = kind_of(volume)?;
-        kind.data(&place(volume, kind, &root))
+    /// Does what the plan of each volume says. Dropping this is safe: what touches the node goes
+    /// on to its end and keeps the pod's turn until then.
+    async fn bring_up(&self, pod: &Arc<Pod>) -> Outcome {
+        let entry = self.entry(pod);
+        let mut work = entry.turn().await;
+        let now = self.sources.clock.now().mono;
+        work.hear(entry.take_news());
+        let mut prepared = Vec::new();
+        if !work.closed {
+            let due = volume::used(pod).filter(|volume| {
+                let actual = work.actual(&volume.name);
+                volume::plan(actual, now) == Need::SetUp
+            });
+            let asks = due.map(|volume| {
+                let ask = Ask { pod, volume, sources: &self.sources, tokens: &entry.tokens };
+                async move {
+                    let kind = KINDS.into_iter().find(|kind| kind.covers(volume));
+                    let result = match kind {
+                        Some(kind) => kind.prepare(ask).await,
+                        None => Err(Problem::processing("no volume plugin matched")),
+                    };
+                    (volume.name.clone(), result)
+                }
+            });
+            prepared = futures::future::join_all(asks).await;
+        }
+        if prepared.is_empty() {
+            entry.show(pod, &work, now);
+            return work.outcome(pod, now, Vec::new());
+        }
+        let (clock, this_pod, folder) =
+            (self.sources.clock.clone(), pod.clone(), self.open_pod_dir(&pod.uid));
+        let act = async move {
+            tokio::task::spawn_blocking(move || {
+                let errors = match folder {
+                    Ok(folder) => work.act(&PodFolder(folder), prepared, &clock),
+                    Err(source) => {
+                        vec![VolumeError::Folder { uid: this_pod.uid.clone(), source }]
+                    }
+                };
+                let now = clock.now().mono;
+                entry.show(&this_pod, &work, now);
+                let outcome = work.outcome(&this_pod, now, errors);
+                drop(work);
+                outcome
+            })
+            .await
+        };
+        let uid = pod.uid.clone();
+        self.gate.pass(Rank::of(pod), act).await.unwrap_or_else(|_| Outcome {
+            missing: vec!["its volumes".into()],
+            errors: vec![VolumeError::CutOff { uid }],
+            wake_at: None,
+        })
     }
 
-    /// Makes a path inside a volume available to one container, proof against links that lead out.
-    pub fn bind_sub_path(
+    fn entry(&self, pod: &Arc<Pod>) -> Arc<PodVolumes> {
+        let mut known = self.known.lock();
+        let entry = known.entry(pod.uid.clone());
+        entry.or_insert_with(|| Arc::new(PodVolumes::new(pod.clone()))).clone()
+    }
+
+    /// The pod's volumes that are ready, for its containers.
+    pub fn mounted(&self, uid: &PodUid) -> MountedVolumes {
+        let entry = self.known.lock().get(uid).cloned();
+        entry.map(|entry| entry.mounted()).unwrap_or_default()
+    }
+
+    /// Groups that the users of the pod's volumes have to be in.
+    pub fn groups(&self, uid: &PodUid) -> Vec<i64> {
+        let entry = self.known.lock().get(uid).cloned();
+        entry.map(|entry| entry.groups()).unwrap_or_default()
+    }
+
+    /// Makes a path inside a volume available to one container.
+    pub async fn bind_sub_path(
         &self,
         uid: &PodUid,
-        volume: &Path,
+        volume: &str,
         sub_path: &str,
         place: &str,
-    ) -> Result<PathBuf, VolumeError> {
-        let folder = |source| VolumeError::Folder { uid: uid.clone(), source };
-        let inside = Root::open(volume).map_err(folder)?;
-        if inside.kind(sub_path).map_err(folder)?.is_none() {
-            inside.create_dir_all(sub_path, FOLDER_MODE).map_err(folder)?;
-        }
-        // Held open from here on: what a container renames behind our back is not what we bind.
-        let pinned = inside.pin(sub_path, Links::Refuse).map_err(folder)?;
-        let pod_dir = self.open_pod_dir(uid).map_err(folder)?;
-        let target = Path::new("volume-subpaths").join(place);
-        pod_dir.create_dir_all(&target, FOLDER_MODE).map_err(folder)?;
-        let target = pod_dir.path().join(target);
-        let bound = mounts::is_mount_point(&target).map_err(VolumeError::Mounts)?;
-        if !bound {
-            mounts::bind_pinned(&pinned, &target, Depth::This).map_err(VolumeError::Mounts)?;
-        }
-        Ok(target)
+    ) -> Result<PathBuf, SubPathError> {
+        let folder = self.open_pod_dir(uid)?;
+        let (volume, sub_path) = (PathBuf::from(volume), sub_path.to_owned());
+        let place = PathBuf::from(place);
+        let bound = tokio::task::spawn_blocking(move || {
+            sub_path::bind(&folder, &volume, &sub_path, &place)
+        });
+        bound.await.unwrap_or_else(|_| Err(SubPathError::CutOff))
     }
 
-    /// Unmounts and removes everything of a pod. Never deletes through a mount.
+    /// A file with variables in one of the pod's volumes: where it is and what it holds.
+    /// `None`: there is no such volume; `Some(None)`: the file cannot be read.
+    pub async fn env_file(
+        &self,
+        uid: &PodUid,
+        volume: &str,
+        path: &str,
+    ) -> Option<Option<(String, Vec<u8>)>> {
+        let mounted = self.mounted(uid);
+        let folder = mounted.get(volume)?.directory()?.to_owned();
+        let path = path.to_owned();
+        let read = tokio::task::spawn_blocking(move || {
+            let root = Root::open(&folder).ok()?;
+            let bytes = root.read_following(&path, ENV_FILE).ok()?;
+            Some((format!("{folder}/{path}"), bytes))
+        });
+        Some(read.await.unwrap_or_default())
+    }
+
+    /// Unmounts and removes everything of a pod whose containers are gone. Never deletes through
+    /// a mount.
     pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        let folder = self.pod_dir(uid);
-        let table = mounts::table(Path::new("/proc")).map_err(VolumeError::Mounts)?;
-        let mut mounted: Vec<PathBuf> =
-            mounts::at_or_below(&table, &folder).iter().map(|m| m.point.clone()).collect();
-        // The deepest first: what is mounted inside another mount.
-        mounted.sort();
-        for path in mounted.into_iter().rev() {
-            mounts::unmount(&path, Unmount::Now).map_err(|source| VolumeError::Unmount {
-                uid: uid.clone(),
-                path,
-                source,
-            })?;
-        }
-        match self.pods.remove_dir_all(uid.as_str()) {
-            Ok(()) => Ok(()),
-            Err(error) if error.is_not_found() => Ok(()),
-            Err(source) => Err(VolumeError::Folder { uid: uid.clone(), source }),
-        }
+        let entry = self.known.lock().get(uid).cloned();
+        let turn = match &entry {
+            Some(entry) => {
+                let mut work = entry.turn().await;
+                work.closed = true;
+                Some(work)
+            }
+            None => None,
+        };
+        self.take_down(uid, Owner::Worker, turn).await?;
+        self.known.lock().remove(uid);
+        self.left.lock().remove(uid);
+        self.sources.objects.release(uid);
+        Ok(())
+    }
+
+    async fn take_down(
+        &self,
+        uid: &PodUid,
+        owner: Owner,
+        turn: Option<pod::Turn>,
+    ) -> Result<(), VolumeError> {
+        let (uid, folder) = (uid.clone(), self.pod_dir(uid));
+        let pods =
+            self.pods.again().map_err(|source| VolumeError::Folder { uid: uid.clone(), source })?;
+        let cut_off = VolumeError::CutOff { uid: uid.clone() };
+        let done = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            take_down(&pods, &uid, &folder, owner)
+        });
+        done.await.unwrap_or(Err(cut_off))
     }
 
     /// Folders of pods, whoever they belong to.
@@ -172,18 +314,45 @@ impl Volumes {
     }
 }
 
-fn place<'a>(volume: &'a v1::Volume, kind: &dyn Kind, pod_dir: &'a Root) -> Place<'a> {
-    let relative = Path::new("volumes").join(kind.plugin()).join(&volume.name);
-    Place { volume, pod_dir, relative }
+fn take_down(pods: &Root, uid: &PodUid, folder: &Path, owner: Owner) -> Result<(), VolumeError> {
+    let table = mounts::table(Path::new("/proc")).map_err(VolumeError::Mounts)?;
+    let below = mounts::at_or_below(&table, folder).into_iter();
+    let points = below.filter_map(|mount| mount.point.strip_prefix(folder).ok());
+    let points = points.map(Path::to_owned).collect();
+    let plugins: Vec<&str> = KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect();
+    let points = match teardown::plan(points, owner, &plugins) {
+        Teardown::Unmount(points) => points,
+        Teardown::Leave(point) => {
+            return Err(VolumeError::Foreign { uid: uid.clone(), path: folder.join(point) });
+        }
+    };
+    for point in points {
+        let path = folder.join(point);
+        mounts::unmount(&path, Unmount::Now).map_err(|source| VolumeError::Unmount {
+            uid: uid.clone(),
+            path,
+            source,
+        })?;
+    }
+    match pods.remove_dir_all(uid.as_str()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        Err(source) => Err(VolumeError::Folder { uid: uid.clone(), source }),
+    }
 }
 
-/// The volumes that some container mounts; the others are not worth a failure.
-fn used(pod: &Pod) -> impl Iterator<Item = &v1::Volume> {
-    let volumes = pod.object.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter(|volume| {
-        pod.containers.iter().any(|container| {
-            let mounts = container.spec.volume_mounts.iter().flatten();
-            mounts.map(|mount| &mount.name).any(|name| *name == volume.name)
-        })
-    })
+impl VolumeError {
+    fn new(volume: &str, problem: Problem) -> Self {
+        let Problem { at, text: problem } = problem;
+        match at {
+            Stage::Processing => Self::Process { volume: volume.to_owned(), problem },
+            Stage::SetUp(name) => {
+                let volume = name.unwrap_or_else(|| volume.to_owned());
+                Self::SetUp { volume, problem }
+            }
+        }
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,11 +40,12 @@ pub fn stop_signal() -> anyhow::Result<CancellationToken> {
     Ok(stop)
 }
 
-/// The threads of a node: two are plenty, and each one costs memory.
+/// The threads of a node: two are plenty, and each one costs memory. Those that may block come
+/// and go; there can be many, for as many mounts as may hang.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(8)
+        .max_blocking_threads(64)
         .enable_all()
         .build()
 }

@@ -36,14 +36,14 @@ impl ObjectKind {
     }
 
     /// As "not found" errors spell it.
-    pub(super) fn resource(self) -> &'static str {
+    pub fn resource(self) -> &'static str {
         match self {
             Self::ConfigMap => "configmap",
             Self::Secret => "secret",
         }
     }
 
-    pub(super) fn variable(self) -> &'static str {
+    pub fn variable(self) -> &'static str {
         match self {
             Self::ConfigMap => "configMap",
             Self::Secret => "secret",

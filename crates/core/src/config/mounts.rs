@@ -30,6 +30,16 @@ pub struct MountedVolume {
     pub relabel: bool,
 }
 
+impl MountedVolume {
+    /// Where its files are on the host, if they are.
+    pub fn directory(&self) -> Option<&str> {
+        match &self.source {
+            VolumeSource::Directory(path) => Some(path),
+            VolumeSource::Image { .. } | VolumeSource::Device { .. } => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeSource {
     /// Where it is on the host.

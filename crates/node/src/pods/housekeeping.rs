@@ -21,7 +21,7 @@ impl Pods {
         self.directory.set_all_known();
         self.end_orphans().await;
         self.tools.status.remove_orphans(|uid| self.directory.pod(uid).is_some());
-        self.remove_folders().await;
+        self.tools.volumes.remove_orphans(&self.kept());
         self.remove_cgroups().await;
     }
 
@@ -88,22 +88,6 @@ impl Pods {
         let runtime = self.tools.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
         living.chain(alive).collect()
-    }
-
-    async fn remove_folders(&self) {
-        let on_disk = match self.tools.volumes.pods_on_disk() {
-            Ok(pods) => pods,
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "cannot list the pods' folders");
-                return;
-            }
-        };
-        let kept = self.kept();
-        for uid in on_disk.into_iter().filter(|uid| !kept.contains(uid)) {
-            if let Err(error) = self.tools.volumes.unmount(&uid).await {
-                tracing::warn!(%uid, error = chain(&error), "a pod that is gone left its folder");
-            }
-        }
     }
 
     async fn remove_cgroups(&self) {

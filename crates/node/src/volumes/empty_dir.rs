@@ -1,52 +1,74 @@
 //! A folder that lives as long as the pod, on disk or in memory.
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use podwright_host::files::Links;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1;
+use podwright_core::volume::medium::{self, Medium};
+use podwright_core::volume::ownership::{self, Access};
+use podwright_host::files::{Durability, Kind as FileKind, Root};
 use podwright_host::mounts;
-use rustix::mount::MountFlags;
 
-use super::{Kind, Place};
+use super::kind::{Ask, Kind, Mounted, PodFolder, Prepared, Problem};
+use super::{FOLDER_MODE, memory};
 
+const PLUGIN: &str = "kubernetes.io~empty-dir";
 const MODE: u32 = 0o777;
 
 pub(super) struct EmptyDir;
 
 impl Kind for EmptyDir {
-    fn plugin(&self) -> &'static str {
-        "kubernetes.io~empty-dir"
+    fn covers(&self, volume: &v1::Volume) -> bool {
+        volume.empty_dir.is_some()
     }
 
-    fn set_up(&self, place: &Place<'_>) -> Result<(), String> {
-        let text = |error: &dyn std::error::Error| error.to_string();
-        place.pod_dir.create_dir_all(&place.relative, MODE).map_err(|e| text(&e))?;
-        let path = place.pod_dir.path().join(&place.relative);
-        let source = place.volume.empty_dir.as_ref();
-        match source.and_then(|source| source.medium.as_deref()).unwrap_or_default() {
-            "" => Ok(()),
-            "Memory" if mounts::is_mount_point(&path).map_err(|e| text(&e))? => Ok(()),
-            "Memory" => {
-                // Pinned first: the folder is the container's to write to after a restart.
-                place.pod_dir.pin(&place.relative, Links::Refuse).map_err(|e| text(&e))?;
-                let size = source.and_then(|source| source.size_limit.as_ref());
-                let options = match size {
-                    Some(limit) => format!("size={},mode=0777", bytes(&limit.0)?),
-                    None => "mode=0777".into(),
-                };
-                mounts::mount("tmpfs", "tmpfs", &path, MountFlags::empty(), &options)
-                    .map_err(|e| text(&e))
-            }
-            other => Err(format!("emptyDir medium {other:?} is not supported")),
+    fn plugins(&self) -> &'static [&'static str] {
+        &[PLUGIN]
+    }
+
+    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
+        async move {
+            let none = v1::EmptyDirVolumeSource::default();
+            let source = ask.volume.empty_dir.as_ref().unwrap_or(&none);
+            let medium = medium::of_empty_dir(ask.pod, source, &ask.sources.allocatable)
+                .map_err(|error| Problem::set_up(error.to_string()))?;
+            let (group, name) = (ownership::fs_group(ask.pod), ask.volume.name.clone());
+            Ok(Prepared::lasting(move |folder| set_up(folder, &name, medium, group)))
         }
-    }
-
-    fn data(&self, place: &Place<'_>) -> Option<PathBuf> {
-        Some(place.pod_dir.path().join(&place.relative))
+        .boxed()
     }
 }
 
-fn bytes(limit: &str) -> Result<i64, String> {
-    let quantity: podwright_core::quantity::Quantity =
-        limit.parse().map_err(|error| format!("sizeLimit {limit:?}: {error}"))?;
-    Ok(quantity.value())
+fn set_up(
+    folder: &PodFolder,
+    name: &str,
+    medium: Medium,
+    group: Option<u32>,
+) -> Result<Mounted, Problem> {
+    let path = folder.volume(PLUGIN, name, MODE)?;
+    let mounted = Mounted::folder(&path, false, true);
+    let marker = Path::new("plugins").join(PLUGIN).join(name).join("ready");
+    let in_place = match medium {
+        Medium::Disk => true,
+        Medium::Memory { .. } | Medium::HugePages { .. } => mounts::is_mount_point(&path)?,
+    };
+    // Done before: what its containers made of it since is theirs.
+    if in_place && folder.0.kind(&marker)?.is_some() {
+        return Ok(mounted);
+    }
+    match medium {
+        Medium::Disk => {}
+        Medium::Memory { size } => memory::mount(&path, size)?,
+        Medium::HugePages { page } => memory::mount_huge_pages(&path, page)?,
+    }
+    if let Some(group) = group {
+        let mode = |kind, mode| {
+            ownership::group_mode(kind == FileKind::Directory, mode, Access::ReadWrite)
+        };
+        Root::open(&path)?.give_to_group(group, mode)?;
+    }
+    folder.0.create_dir_all(marker.parent().unwrap_or(&marker), FOLDER_MODE)?;
+    folder.0.write_atomic(&marker, b"", 0o640, Durability::Cache)?;
+    Ok(mounted)
 }

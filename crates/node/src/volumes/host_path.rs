@@ -1,44 +1,65 @@
 //! A path of the node itself, used where it is.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Component, Path, PathBuf};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path};
 
-use super::{Kind, Place};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1;
+
+use super::kind::{Ask, Kind, Mounted, Prepared, Problem};
 
 pub(super) struct HostPath;
 
 impl Kind for HostPath {
-    fn plugin(&self) -> &'static str {
-        "kubernetes.io~host-path"
+    fn covers(&self, volume: &v1::Volume) -> bool {
+        volume.host_path.is_some()
     }
 
-    fn set_up(&self, place: &Place<'_>) -> Result<(), String> {
-        let Some(source) = &place.volume.host_path else { return Ok(()) };
-        let path = Path::new(&source.path);
-        if path.components().any(|part| part == Component::ParentDir) {
-            return Err(format!("hostPath {:?}: a path must not contain '..'", source.path));
+    /// Nothing is mounted for it.
+    fn plugins(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
+        async move {
+            let (path, kind) = match &ask.volume.host_path {
+                Some(source) => (source.path.clone(), source.type_.clone().unwrap_or_default()),
+                None => return Err(Problem::processing("it has no hostPath")),
+            };
+            Ok(Prepared::lasting(move |_| set_up(&path, &kind, false)))
         }
-        check(path, source.type_.as_deref().unwrap_or_default())
+        .boxed()
     }
+}
 
-    fn data(&self, place: &Place<'_>) -> Option<PathBuf> {
-        place.volume.host_path.as_ref().map(|source| PathBuf::from(&source.path))
+pub(super) fn set_up(path: &str, kind: &str, read_only: bool) -> Result<Mounted, Problem> {
+    let folder = Path::new(path);
+    if folder.components().any(|part| part == Component::ParentDir) {
+        return Err(Problem::set_up(format!("invalid HostPath `{path}`: must not contain '..'")));
     }
+    check(folder, kind).map_err(Problem::set_up)?;
+    Ok(Mounted::folder(folder, read_only, false))
 }
 
 /// Upstream's checks; the two kinds that may create do so first.
 fn check(path: &Path, kind: &str) -> Result<(), String> {
     let shown = path.display();
     let created = match kind {
-        "DirectoryOrCreate" => {
-            create(path, |p| fs::create_dir_all(p).and_then(|()| mode(p, 0o755)))
-        }
-        "FileOrCreate" => create(path, |p| fs::write(p, "").and_then(|()| mode(p, 0o644))),
+        "DirectoryOrCreate" => create(path, make_folder),
+        "FileOrCreate" => create(path, make_file),
         _ => Ok(()),
     };
-    created.map_err(|error| format!("hostPath {shown}: cannot create it: {error}"))?;
-    let found = fs::metadata(path).map(|metadata| metadata.file_type()).ok();
+    created.map_err(|error| format!("cannot create the hostPath {shown}: {error}"))?;
+    // Links are followed: the path is the node's own.
+    let found = match fs::metadata(path) {
+        Ok(metadata) => Some(metadata.file_type()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(_) if kind.is_empty() => None,
+        Err(error) => return Err(format!("cannot look at the hostPath {shown}: {error}")),
+    };
     let is = |test: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(test);
     let (fits, wanted) = match kind {
         "" => return Ok(()),
@@ -56,14 +77,19 @@ fn check(path: &Path, kind: &str) -> Result<(), String> {
     }
 }
 
-fn create(path: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> std::io::Result<()> {
+fn create(path: &Path, make: fn(&Path) -> io::Result<()>) -> io::Result<()> {
     if path.try_exists()? { Ok(()) } else { make(path) }
 }
 
-/// Whatever our umask is.
-fn mode(path: &Path, mode: u32) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+fn make_folder(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+}
+
+/// A link that leads nowhere is not followed to make a file elsewhere.
+fn make_file(path: &Path) -> io::Result<()> {
+    let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(0o644))
 }
 
 #[cfg(test)]
@@ -71,24 +97,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_that_does_not_fit_is_refused_and_nothing_is_created() {
+    fn row_35_a_type_that_does_not_fit_is_refused_and_nothing_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let (dir, missing) = (folder.path().join("dir"), folder.path().join("missing"));
         fs::create_dir(&dir).unwrap();
         let error = check(&dir, "File").unwrap_err();
         assert_eq!(error, format!("hostPath type check failed: {} is not a file", dir.display()));
-        assert!(check(&missing, "Directory").unwrap_err().ends_with("is not a directory"));
+        for kind in ["Directory", "File", "Socket", "CharDevice", "BlockDevice"] {
+            assert!(check(&missing, kind).unwrap_err().contains("is not a "), "{kind}");
+        }
         assert!(!missing.exists());
         assert_eq!(check(&missing, ""), Ok(()), "an empty type is not checked");
         assert_eq!(check(&missing, "DirectoryOrCreate"), Ok(()));
         assert!(missing.is_dir());
+        check(&missing, "Tape").unwrap_err();
     }
 
     #[test]
-    fn a_dangling_link_is_not_a_directory() {
+    fn every_type_accepts_what_it_names() {
         let folder = tempfile::tempdir().unwrap();
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink("/nowhere/at/all", &link).unwrap();
-        assert!(check(&link, "Directory").is_err());
+        let socket = folder.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let file = folder.path().join("file");
+        for (path, kind) in [
+            (file.as_path(), "FileOrCreate"),
+            (&file, "File"),
+            (&socket, "Socket"),
+            (Path::new("/dev/null"), "CharDevice"),
+            (folder.path(), "Directory"),
+        ] {
+            assert_eq!(check(path, kind), Ok(()), "{kind}");
+        }
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
+        let deep = folder.path().join("no/such/folder/file");
+        check(&deep, "FileOrCreate").unwrap_err();
+        assert!(!folder.path().join("no").exists(), "no folders are made for a file");
+    }
+
+    #[test]
+    fn a_dangling_link_is_neither_a_folder_nor_a_way_to_make_a_file_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, target) = (folder.path().join("link"), folder.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        for kind in ["Directory", "DirectoryOrCreate", "File", "FileOrCreate"] {
+            check(&link, kind).unwrap_err();
+            assert!(!target.exists(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_steps_up_is_refused() {
+        let problem = set_up("/var/../etc", "", false).unwrap_err();
+        assert_eq!(problem.text, "invalid HostPath `/var/../etc`: must not contain '..'");
     }
 }

@@ -117,21 +117,22 @@ impl Execution<'_> {
                 self.attempts.note_step_done(PodStep::Volumes);
                 Ok(())
             }
-            Err(errors) => {
-                for error in &errors {
-                    let text = error.to_string();
+            Err(not_mounted) => {
+                for error in &not_mounted.errors {
+                    let text = chain(error);
                     self.tools.events.pod(self.pod, Severity::Warning, "FailedMount", text);
                 }
-                let text = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                let text = not_mounted.waiting_for;
                 let now = self.note(&text);
-                self.attempts.note_step_failure(PodStep::Volumes, text, now, self.retry());
+                let retry = not_mounted.retry_in;
+                self.attempts.note_step_failure(PodStep::Volumes, text, now, retry);
                 Err(Failed)
             }
         }
     }
 
     async fn create_sandbox(&mut self, attempt: u32) -> Result<Ground, Failed> {
-        let ready = match self.sandbox_config(attempt) {
+        let ready = match self.sandbox_config(attempt).await {
             Ok(ready) => ready,
             Err(error) => {
                 let text = format!(

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use podwright_core::attempts::StartError;
-use podwright_core::config::mounts::{self as mount_plan, Mountable, VolumeSource, Volumes};
+use podwright_core::config::mounts::{self as mount_plan, Mountable};
 use podwright_core::config::{
     self, ConfigError, ContainerInputs, ContainerProvision, EnvInputs, Environment, HostNames,
-    ImageUser, MountedVolume, PodProvision, ResolvedImage, env,
+    ImageUser, PodProvision, ResolvedImage, env,
 };
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
@@ -24,6 +24,8 @@ use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
 use crate::gate::Rank;
 use crate::hooks;
+use crate::objects::{Fetched, ReadError};
+use crate::volumes::SubPathError;
 
 /// The sandbox containers are started in.
 #[derive(Clone, Debug, Default)]
@@ -63,8 +65,8 @@ pub(super) enum PrepareError {
     File(#[from] FileError),
     #[error("cannot make the log folder {path}")]
     Logs { path: String, source: std::io::Error },
-    #[error("failed to prepare subPath for volumeMount {volume:?} of container {container:?}")]
-    SubPath { volume: String, container: String },
+    #[error("failed to get handler for runtime class {class:?}")]
+    RuntimeClass { class: String, source: ReadError },
 }
 
 /// Why a container did not start, in the words of its waiting state.
@@ -74,8 +76,12 @@ struct NotStarted {
 }
 
 impl Execution<'_> {
-    pub(super) fn sandbox_config(&self, attempt: u32) -> Result<ReadySandbox, PrepareError> {
-        let provision = self.provision()?;
+    pub(super) async fn sandbox_config(&self, attempt: u32) -> Result<ReadySandbox, PrepareError> {
+        let handler = match self.runtime_class() {
+            Some(class) => self.tools.objects.runtime_handler(class).await,
+            None => Ok(String::new()),
+        };
+        let provision = self.provision(handler)?;
         let made = config::sandbox(self.pod, attempt, &self.tools.facts, &provision)?;
         for warning in made.warnings {
             let (reason, message) = (warning.reason, warning.message);
@@ -90,12 +96,21 @@ impl Execution<'_> {
         Ok(ReadySandbox { config: made.config, handler: provision.runtime_handler })
     }
 
-    fn provision(&self) -> Result<PodProvision, PodCgroupError> {
+    fn runtime_class(&self) -> Option<&str> {
         let spec = self.pod.object.spec.as_ref();
-        let class = spec.and_then(|spec| spec.runtime_class_name.clone());
+        let class = spec.and_then(|spec| spec.runtime_class_name.as_deref());
+        class.filter(|class| !class.is_empty())
+    }
+
+    fn provision(&self, handler: Result<String, ReadError>) -> Result<PodProvision, PrepareError> {
+        let runtime_handler = handler.map_err(|source| {
+            let class = self.runtime_class().unwrap_or_default().to_owned();
+            PrepareError::RuntimeClass { class, source }
+        })?;
         Ok(PodProvision {
             cgroup_parent: self.tools.cgroups.parent(self.pod)?,
-            runtime_handler: class.unwrap_or_default(),
+            runtime_handler,
+            volume_groups: self.tools.volumes.groups(&self.pod.uid),
             ..PodProvision::default()
         })
     }
@@ -191,9 +206,13 @@ impl Execution<'_> {
         ground: &Ground,
     ) -> Result<(ContainerConfig, PodSandboxConfig), PrepareError> {
         let (pod, tools) = (self.pod, self.tools);
-        let provision = self.provision()?;
+        let handler = match self.runtime_class() {
+            Some(class) => tools.objects.known_runtime_handler(class).await,
+            None => Ok(String::new()),
+        };
+        let provision = self.provision(handler)?;
         let sandbox = config::sandbox(pod, ground.attempt, &tools.facts, &provision)?;
-        let fetched = tools.objects.fetch(pod, env::needs(container)).await;
+        let fetched = self.env_sources(env::needs(container)).await;
         let services = match pod.is_static() {
             true => Some(Arc::default()),
             false => tools.objects.services().await,
@@ -207,11 +226,11 @@ impl Execution<'_> {
             sources: &fetched,
             granted: &[],
         })?;
-        let volumes = self.volumes();
+        let volumes = tools.volumes.mounted(&pod.uid);
         let handler = &provision.runtime_handler;
         let mounts =
             mount_plan::requests(pod, container, &environment, &volumes, &tools.facts, handler)?;
-        let sub_paths = self.bind_sub_paths(container, &mounts)?;
+        let sub_paths = self.bind_sub_paths(container, &mounts).await?;
         let (etc_hosts, termination_log) = self.write_files(container, ground)?;
         let logs = format!("{}/{}", config::log_directory(pod, &tools.facts), container.name);
         make_folder(&logs).map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
@@ -235,41 +254,47 @@ impl Execution<'_> {
         Ok((config, sandbox.config))
     }
 
-    fn volumes(&self) -> Volumes {
-        let spec = self.pod.object.spec.as_ref();
-        let volumes = spec.and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-        let mounted = volumes.iter().filter_map(|volume| {
-            let path = self.tools.volumes.data(self.pod, &volume.name)?;
-            let source = VolumeSource::Directory(path.to_string_lossy().into_owned());
-            Some((volume.name.clone(), MountedVolume { source, read_only: false, relabel: false }))
-        });
-        mounted.collect()
+    async fn env_sources(&self, needs: Vec<env::Need>) -> Fetched {
+        let files: Vec<(String, String)> = needs
+            .iter()
+            .filter_map(|need| match need {
+                env::Need::File { volume, path } => Some((volume.clone(), path.clone())),
+                env::Need::Object { .. } => None,
+            })
+            .collect();
+        let mut fetched = self.tools.objects.fetch(self.pod, needs).await;
+        for (volume, path) in files {
+            let read = self.tools.volumes.env_file(&self.pod.uid, &volume, &path).await;
+            if let Some(read) = read {
+                fetched.add_file(&volume, &path, read);
+            }
+        }
+        fetched
     }
 
-    fn bind_sub_paths(
+    async fn bind_sub_paths(
         &self,
         container: &Container,
         mounts: &[mount_plan::MountRequest],
     ) -> Result<BTreeMap<usize, String>, PrepareError> {
         let mut bound = BTreeMap::new();
         for mount in mounts {
-            if let Mountable::SubPath { volume_path, sub_path } = &mount.what {
-                let failed = |error: &dyn std::error::Error| {
-                    // The user is told nothing of the node's files; the log is.
-                    tracing::warn!(error = chain(error), volume = mount.volume, "subPath");
-                    PrepareError::SubPath {
-                        volume: mount.volume.clone(),
-                        container: container.name.to_string(),
+            let Mountable::SubPath { volume_path, sub_path } = &mount.what else { continue };
+            let place = format!("{}/{}/{}", mount.volume, container.name, mount.index);
+            let uid = &self.pod.uid;
+            let made = self.tools.volumes.bind_sub_path(uid, volume_path, sub_path, &place).await;
+            let path = made.map_err(|error| {
+                // The user is told nothing of the node's files; the log is.
+                tracing::warn!(error = chain(&error), volume = mount.volume, "subPath");
+                let (volume, container) = (mount.volume.clone(), container.name.to_string());
+                match error {
+                    SubPathError::Create(_) => ConfigError::SubPathNotCreated { volume, container },
+                    SubPathError::File(_) | SubPathError::Mount(_) | SubPathError::CutOff => {
+                        ConfigError::SubPathNotPrepared { volume, container }
                     }
-                };
-                let place = format!("{}/{}/{}", mount.volume, container.name, mount.index);
-                let path = self
-                    .tools
-                    .volumes
-                    .bind_sub_path(&self.pod.uid, Path::new(volume_path), sub_path, &place)
-                    .map_err(|error| failed(&error))?;
-                bound.insert(mount.index, path.to_string_lossy().into_owned());
-            }
+                }
+            })?;
+            bound.insert(mount.index, path.to_string_lossy().into_owned());
         }
         Ok(bound)
     }

@@ -1,0 +1,276 @@
+//! From a claim to the volume it is bound to.
+//!
+//! A claim names a volume and the volume names a claim. Only if both mean each other may the pod
+//! have it: a volume bound to somebody else's claim holds somebody else's data.
+
+use k8s_openapi::api::core::v1;
+
+use super::affinity::{self, NodeView};
+use crate::pod::Pod;
+
+const GROUP_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    #[error("PVC is being deleted")]
+    BeingDeleted,
+    #[error("PVC is not bound")]
+    NotBound,
+    #[error("PVC {namespace}/{name} was not created for pod {namespace}/{pod} (pod is not owner)")]
+    NotOwner { namespace: String, name: String, pod: String },
+    #[error("PV {volume} has no claimRef: it is not bound to the claim yet")]
+    NoClaimRef { volume: String },
+    #[error("PV {volume} is bound to another claim, with UID {found:?} instead of {expected:?}")]
+    BoundToAnother { volume: String, found: String, expected: String },
+    #[error("volume {volume} has volumeMode Block, but is specified in volumeMounts")]
+    BlockMounted { volume: String },
+    #[error("volume {volume} has volumeMode Filesystem, but is specified in volumeDevices")]
+    FolderAsDevice { volume: String },
+    #[error("PV {volume} cannot be reached from this node: no matching NodeSelectorTerms")]
+    OtherNode { volume: String },
+    #[error("PV {volume}: no volume plugin matched; this node knows local and hostPath volumes")]
+    Kind { volume: String },
+}
+
+/// The claim that a pod's volume stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRef {
+    pub name: String,
+    pub read_only: bool,
+    /// It was made for this pod, from a template in its spec.
+    pub ephemeral: bool,
+}
+
+impl ClaimRef {
+    /// `None`: the volume is of another kind.
+    pub fn of(pod: &Pod, volume: &v1::Volume) -> Option<Self> {
+        if let Some(source) = &volume.persistent_volume_claim {
+            let read_only = source.read_only.unwrap_or(false);
+            return Some(Self { name: source.claim_name.clone(), read_only, ephemeral: false });
+        }
+        volume.ephemeral.as_ref()?;
+        let name = format!("{}-{}", pod.name.name, volume.name);
+        Some(Self { name, read_only: false, ephemeral: true })
+    }
+}
+
+/// Where the data of a persistent volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Local { path: String },
+    HostPath { path: String, kind: String },
+}
+
+/// A persistent volume that the pod may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Its name, by which upstream names its folder and its messages.
+    pub name: String,
+    pub place: Place,
+    pub read_only: bool,
+    /// A group that its users have to be in.
+    pub group: Option<i64>,
+}
+
+/// The name of the volume that the claim is bound to.
+pub fn volume_of(
+    pod: &Pod,
+    wanted: &ClaimRef,
+    claim: &v1::PersistentVolumeClaim,
+) -> Result<String, ClaimError> {
+    let meta = &claim.metadata;
+    if wanted.ephemeral {
+        let mut owners = meta.owner_references.iter().flatten();
+        if !owners.any(|owner| owner.controller == Some(true) && owner.uid == pod.uid.as_str()) {
+            return Err(ClaimError::NotOwner {
+                namespace: pod.name.namespace.to_string(),
+                name: wanted.name.clone(),
+                pod: pod.name.name.to_string(),
+            });
+        }
+    }
+    if meta.deletion_timestamp.is_some() {
+        return Err(ClaimError::BeingDeleted);
+    }
+    let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
+    volume.filter(|name| bound && !name.is_empty()).ok_or(ClaimError::NotBound)
+}
+
+/// What is behind the claim, if it is the claim's.
+pub fn resolve(
+    pod: &Pod,
+    volume: &v1::Volume,
+    wanted: &ClaimRef,
+    claim: &v1::PersistentVolumeClaim,
+    persistent: &v1::PersistentVolume,
+    node: &NodeView,
+) -> Result<Bound, ClaimError> {
+    let name = persistent.metadata.name.clone().unwrap_or_default();
+    let nothing = v1::PersistentVolumeSpec::default();
+    let spec = persistent.spec.as_ref().unwrap_or(&nothing);
+    let reference = spec.claim_ref.as_ref();
+    let reference = reference.ok_or_else(|| ClaimError::NoClaimRef { volume: name.clone() })?;
+    if reference.uid != claim.metadata.uid || reference.uid.is_none() {
+        return Err(ClaimError::BoundToAnother {
+            volume: name,
+            found: reference.uid.clone().unwrap_or_default(),
+            expected: claim.metadata.uid.clone().unwrap_or_default(),
+        });
+    }
+    check_mode(pod, volume, spec)?;
+    let required = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref());
+    if required.is_some_and(|selector| !affinity::fits(selector, node)) {
+        return Err(ClaimError::OtherNode { volume: name });
+    }
+    let place = if let Some(local) = &spec.local {
+        Place::Local { path: local.path.clone() }
+    } else if let Some(host) = &spec.host_path {
+        let kind = host.type_.clone().unwrap_or_default();
+        Place::HostPath { path: host.path.clone(), kind }
+    } else {
+        return Err(ClaimError::Kind { volume: name });
+    };
+    let annotations = persistent.metadata.annotations.as_ref();
+    let group = annotations.and_then(|all| all.get(GROUP_ANNOTATION));
+    Ok(Bound {
+        name,
+        place,
+        read_only: wanted.read_only,
+        group: group.and_then(|group| group.parse().ok()),
+    })
+}
+
+fn check_mode(
+    pod: &Pod,
+    volume: &v1::Volume,
+    spec: &v1::PersistentVolumeSpec,
+) -> Result<(), ClaimError> {
+    let name = &volume.name;
+    let mounted = pod.containers.iter().any(|container| {
+        container.spec.volume_mounts.iter().flatten().any(|mount| mount.name == *name)
+    });
+    let as_device = pod.containers.iter().any(|container| {
+        container.spec.volume_devices.iter().flatten().any(|device| device.name == *name)
+    });
+    let block = spec.volume_mode.as_deref() == Some("Block");
+    match (block, mounted, as_device) {
+        (true, true, _) => Err(ClaimError::BlockMounted { volume: name.clone() }),
+        (false, _, true) => Err(ClaimError::FolderAsDevice { volume: name.clone() }),
+        (true, false, _) => Err(ClaimError::Kind { volume: name.clone() }),
+        (false, _, false) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::builders::pod;
+
+    struct Scene {
+        volume: Value,
+        claim: Value,
+        persistent: Value,
+        mount: Value,
+    }
+
+    fn scene() -> Scene {
+        Scene {
+            volume: json!({"name": "v", "persistentVolumeClaim": {"claimName": "data"}}),
+            claim: json!({"metadata": {"name": "data", "uid": "c1"},
+                "spec": {"volumeName": "pv1"}, "status": {"phase": "Bound"}}),
+            persistent: json!({"metadata": {"name": "pv1"},
+                "spec": {"claimRef": {"uid": "c1"}, "local": {"path": "/mnt/d"}}}),
+            mount: json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}),
+        }
+    }
+
+    fn resolved(scene: &Scene) -> Result<Bound, String> {
+        let parse = |value: &Value| value.clone();
+        let pod = pod("p").container_with("c", scene.mount.clone()).build();
+        let volume: v1::Volume = serde_json::from_value(parse(&scene.volume)).unwrap();
+        let claim = serde_json::from_value(parse(&scene.claim)).unwrap();
+        let persistent = serde_json::from_value(parse(&scene.persistent)).unwrap();
+        let node = NodeView { name: "n1".into(), labels: Default::default() };
+        let wanted = ClaimRef::of(&pod, &volume).unwrap();
+        volume_of(&pod, &wanted, &claim)
+            .and_then(|name| {
+                assert_eq!(name, "pv1");
+                resolve(&pod, &volume, &wanted, &claim, &persistent, &node)
+            })
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_bound_claim_leads_to_its_volume() {
+        let mut scene = scene();
+        scene.volume["persistentVolumeClaim"]["readOnly"] = json!(true);
+        scene.persistent["metadata"]["annotations"] = json!({GROUP_ANNOTATION: "44"});
+        let want = Bound {
+            name: "pv1".into(),
+            place: Place::Local { path: "/mnt/d".into() },
+            read_only: true,
+            group: Some(44),
+        };
+        assert_eq!(resolved(&scene), Ok(want));
+    }
+
+    #[test]
+    fn a_claim_that_is_not_the_pods_own_is_refused() {
+        type Change = fn(&mut Scene);
+        let cases: [(Change, &str); 9] = [
+            (|s| s.claim["status"]["phase"] = json!("Pending"), "PVC is not bound"),
+            (|s| s.claim["spec"] = json!({}), "PVC is not bound"),
+            (
+                |s| s.claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"),
+                "PVC is being deleted",
+            ),
+            (
+                |s| s.persistent["spec"]["claimRef"]["uid"] = json!("c2"),
+                "PV pv1 is bound to another claim, with UID \"c2\" instead of \"c1\"",
+            ),
+            (
+                |s| s.persistent["spec"]["claimRef"] = Value::Null,
+                "PV pv1 has no claimRef: it is not bound to the claim yet",
+            ),
+            (
+                |s| s.persistent["spec"]["volumeMode"] = json!("Block"),
+                "volume v has volumeMode Block, but is specified in volumeMounts",
+            ),
+            (
+                |s| s.mount = json!({"volumeDevices": [{"name": "v", "devicePath": "/d"}]}),
+                "volume v has volumeMode Filesystem, but is specified in volumeDevices",
+            ),
+            (
+                |s| {
+                    s.persistent["spec"]["nodeAffinity"] = json!({"required": {"nodeSelectorTerms":
+                        [{"matchFields": [{"key": "metadata.name", "operator": "In",
+                            "values": ["n2"]}]}]}});
+                },
+                "PV pv1 cannot be reached from this node: no matching NodeSelectorTerms",
+            ),
+            (
+                |s| s.volume = json!({"name": "v", "ephemeral": {}}),
+                "PVC default/p-v was not created for pod default/p (pod is not owner)",
+            ),
+        ];
+        for (change, want) in cases {
+            let mut scene = scene();
+            change(&mut scene);
+            assert_eq!(resolved(&scene), Err(want.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_claim_made_for_the_pod_is_the_pods() {
+        let mut scene = scene();
+        scene.volume = json!({"name": "v", "ephemeral": {}});
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p",
+            "controller": true});
+        scene.claim["metadata"]["ownerReferences"] = json!([owner]);
+        assert_eq!(resolved(&scene).unwrap().name, "pv1");
+    }
+}

@@ -1,0 +1,153 @@
+//! Service account tokens: which one, and when to fetch the next.
+//!
+//! A token's age is counted on the monotonic clock from when we got it, so a wall clock that is
+//! set wrong neither lets it lapse nor fetches it again and again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1;
+
+use crate::pod::Pod;
+use crate::time::Mono;
+
+/// Tokens that live longer are still exchanged every day.
+const OLDEST: Duration = Duration::from_secs(24 * 3600);
+/// Not all pods of a node ask in the same second.
+const SPREAD_SECONDS: u64 = 10;
+const DEFAULT_SECONDS: i64 = 3600;
+/// After a failed exchange; there is a fifth of the token's life left for it.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// A token that a volume is to hold.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Wanted {
+    pub service_account: String,
+    /// `None`: for the API server itself.
+    pub audience: Option<String>,
+    pub seconds: i64,
+}
+
+impl Wanted {
+    pub fn new(pod: &Pod, source: &v1::ServiceAccountTokenProjection) -> Self {
+        let spec = pod.object.spec.as_ref();
+        let account = spec.and_then(|spec| spec.service_account_name.clone());
+        Self {
+            service_account: account.filter(|name| !name.is_empty()).unwrap_or("default".into()),
+            audience: source.audience.clone().filter(|audience| !audience.is_empty()),
+            seconds: source.expiration_seconds.unwrap_or(DEFAULT_SECONDS),
+        }
+    }
+
+    /// Bound to the pod: the token ends with it.
+    pub fn request(&self, pod: &Pod) -> TokenRequest {
+        let bound = BoundObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            name: Some(pod.name.name.to_string()),
+            uid: Some(pod.uid.to_string()),
+        };
+        let spec = TokenRequestSpec {
+            audiences: Some(self.audience.iter().cloned().collect()),
+            expiration_seconds: Some(self.seconds),
+            bound_object_ref: Some(bound),
+        };
+        TokenRequest { spec: Some(spec), ..TokenRequest::default() }
+    }
+}
+
+/// A token we have. Printing it does not tell it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    pub text: Arc<str>,
+    pub renew_at: Mono,
+    pub ends_at: Mono,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token(until {:?})", self.ends_at)
+    }
+}
+
+impl Token {
+    /// From the answer to a request. The server may grant another time than was asked for.
+    /// `None`: it says nothing useful.
+    pub fn received(answer: &TokenRequest, pod: &Pod, now: Mono) -> Option<Self> {
+        let text = answer.status.as_ref()?.token.as_deref()?;
+        let granted = answer.spec.as_ref().and_then(|spec| spec.expiration_seconds);
+        let seconds = granted.unwrap_or(DEFAULT_SECONDS);
+        let life = Duration::from_secs(u64::try_from(seconds).ok()?);
+        let spread =
+            pod.uid.as_str().bytes().fold(0u64, |sum, b| sum.wrapping_mul(31) + u64::from(b));
+        let early = Duration::from_millis(spread % (SPREAD_SECONDS * 1000)).min(life / 20);
+        let renew_after = (life * 4 / 5).min(OLDEST).saturating_sub(early);
+        (!text.is_empty()).then(|| Self {
+            text: text.into(),
+            renew_at: now + renew_after,
+            ends_at: now + life,
+        })
+    }
+
+    /// The same token, to be exchanged a little later: it could not be done now.
+    pub fn kept_for_now(self, now: Mono) -> Self {
+        Self { renew_at: now + RETRY, ..self }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::builders::pod;
+
+    fn answer(seconds: i64) -> TokenRequest {
+        serde_json::from_value(json!({
+            "metadata": {}, "spec": {"audiences": [], "expirationSeconds": seconds},
+            "status": {"token": "hunter2", "expirationTimestamp": "2026-01-01T00:00:00Z"},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn row_41_a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
+        let pod = pod("p").build();
+        let now = Mono(Duration::from_secs(1000));
+        for (seconds, earliest, latest) in
+            [(3600, 2870, 2880), (600, 470, 480), (365 * 86_400, 86_390, 86_400)]
+        {
+            let token = Token::received(&answer(seconds), &pod, now).unwrap();
+            let after = token.renew_at.since(now).as_secs_f64();
+            assert!(f64::from(earliest) <= after && after <= f64::from(latest), "{seconds}");
+            assert_eq!(token.ends_at.since(now).as_secs(), u64::try_from(seconds).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_token_is_bound_to_its_pod_and_never_printed() {
+        let pod = pod("p").spec("serviceAccountName", json!("robot")).build();
+        let source = serde_json::from_value(json!({"path": "t", "audience": "x"})).unwrap();
+        let wanted = Wanted::new(&pod, &source);
+        let request = wanted.request(&pod).spec.unwrap();
+        assert_eq!(wanted.service_account, "robot");
+        assert_eq!(request.audiences.unwrap(), ["x"]);
+        assert_eq!(request.expiration_seconds, Some(3600));
+        let bound = request.bound_object_ref.unwrap();
+        assert_eq!((bound.name.as_deref(), bound.uid.as_deref()), (Some("p"), Some("uid-p")));
+        let token = Token::received(&answer(3600), &pod, Mono::ZERO).unwrap();
+        assert!(!format!("{token:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn an_answer_without_a_token_is_none() {
+        let pod = pod("p").build();
+        let mut empty = answer(3600);
+        empty.status = None;
+        assert_eq!(Token::received(&empty, &pod, Mono::ZERO), None);
+        assert_eq!(Token::received(&answer(-5), &pod, Mono::ZERO), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! Giving a whole tree to a group.
+//!
+//! The tree is a container's: it may hold links to files of the host, pipes, devices and mounts.
+//! Every file is taken hold of without following a link and without opening it, and changed
+//! through that hold; nothing on the other side of a link or a mount is touched.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::{Kind, Result, Root, entries, open_beneath};
+
+/// Who a file belongs to and what they may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    pub group: u32,
+    /// With the set-id and sticky bits.
+    pub mode: u32,
+}
+
+impl Root {
+    /// Of the root itself.
+    pub fn ownership(&self) -> Result<Ownership> {
+        let stat =
+            rustix::fs::fstat(self).map_err(|errno| self.error("look at", Path::new(""), errno))?;
+        Ok(Ownership { group: stat.st_gid, mode: stat.st_mode & 0o7777 })
+    }
+
+    /// Gives the root and all beneath it to `group`; `mode` says what a file's or folder's mode
+    /// becomes. Links get the group and nothing else.
+    pub fn give_to_group(&self, group: u32, mode: impl Fn(Kind, u32) -> u32) -> Result<()> {
+        self.give_one(self.as_fd(), Path::new(""), group, &mode)?;
+        let mut folders = vec![PathBuf::new()];
+        while let Some(folder) = folders.pop() {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+            let open = OFlags::RDONLY | OFlags::DIRECTORY;
+            let dir = match open_beneath(self.as_fd(), &folder, open, resolve) {
+                Ok(dir) => dir,
+                // Gone meanwhile, or somebody else's: a mount.
+                Err(Errno::NOENT | Errno::XDEV) => continue,
+                Err(errno) => return Err(self.error("open directory", &folder, errno)),
+            };
+            for (name, kind) in entries(&dir).map_err(|e| self.error("list", &folder, e))? {
+                let path = folder.join(&name);
+                let hold = OFlags::PATH | OFlags::NOFOLLOW;
+                let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+                match open_beneath(dir.as_fd(), Path::new(&name), hold, resolve) {
+                    Ok(file) => self.give_one(file.as_fd(), &path, group, &mode)?,
+                    Err(Errno::NOENT | Errno::XDEV) => continue,
+                    Err(errno) => return Err(self.error("look at", &path, errno)),
+                }
+                if kind == Kind::Directory {
+                    folders.push(path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the root, and nothing beneath it.
+    pub fn give_itself_to_group(&self, group: u32, mode: impl Fn(Kind, u32) -> u32) -> Result<()> {
+        self.give_one(self.as_fd(), Path::new(""), group, &mode)
+    }
+
+    fn give_one(
+        &self,
+        file: BorrowedFd<'_>,
+        path: &Path,
+        group: u32,
+        mode: &impl Fn(Kind, u32) -> u32,
+    ) -> Result<()> {
+        let stat = rustix::fs::fstat(file).map_err(|errno| self.error("look at", path, errno))?;
+        if stat.st_gid != group {
+            rustix::fs::chownat(file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
+                .map_err(|errno| self.error("change the group of", path, errno))?;
+        }
+        let kind = Kind::from(FileType::from_raw_mode(stat.st_mode));
+        if kind == Kind::Symlink {
+            return Ok(());
+        }
+        let wanted = mode(kind, stat.st_mode & 0o7777);
+        // A change of group took the set-id bits away, so they are set again.
+        if wanted == stat.st_mode & 0o7777 && stat.st_gid == group {
+            return Ok(());
+        }
+        // The kernel changes no mode through a mere hold, but does through its name in /proc.
+        let held = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmodat(CWD, held, Mode::from_raw_mode(wanted), AtFlags::empty())
+            .map_err(|errno| self.error("set the mode of", path, errno))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn row_40_links_are_given_away_and_what_they_lead_to_is_not() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (volume, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(host.path().join("shadow"), "x").unwrap();
+        std::fs::create_dir_all(volume.path().join("deep/er")).unwrap();
+        std::fs::write(volume.path().join("deep/er/file"), "x").unwrap();
+        symlink(host.path().join("shadow"), volume.path().join("deep/link")).unwrap();
+        symlink(host.path(), volume.path().join("folder")).unwrap();
+        let before = std::fs::metadata(host.path().join("shadow")).unwrap();
+
+        let root = Root::open(volume.path()).unwrap();
+        let mode = |kind, mode| match kind {
+            Kind::Directory => mode | 0o2770,
+            Kind::File | Kind::Symlink | Kind::Other => mode | 0o660,
+        };
+        root.give_to_group(4321, mode).unwrap();
+
+        let of = |path: &str| {
+            let stat = std::fs::symlink_metadata(volume.path().join(path)).unwrap();
+            (stat.gid(), stat.mode() & 0o7777)
+        };
+        assert_eq!(of("deep/er/file"), (4321, 0o664));
+        assert_eq!(of("deep/er"), (4321, 0o2775));
+        assert_eq!(root.ownership().unwrap().group, 4321);
+        assert_eq!(of("deep/link").0, 4321);
+        let after = std::fs::metadata(host.path().join("shadow")).unwrap();
+        assert_eq!((after.gid(), after.mode()), (before.gid(), before.mode()));
+        assert_ne!(std::fs::metadata(host.path()).unwrap().gid(), 4321);
+    }
+}

@@ -1,0 +1,83 @@
+//! Objects that are read once, when they are needed.
+
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1;
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::Api;
+use kube::api::PostParams;
+use podwright_core::pod::Pod;
+use podwright_core::volume::affinity::NodeView;
+use podwright_core::volume::token;
+
+use super::{Objects, said};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("there is no API server to ask")]
+    NoApiServer,
+    #[error("{}", said(.0))]
+    Api(#[source] kube::Error),
+}
+
+impl Objects {
+    fn api(&self) -> Result<kube::Client, ReadError> {
+        self.client.clone().ok_or(ReadError::NoApiServer)
+    }
+
+    pub async fn claim(
+        &self,
+        pod: &Pod,
+        name: &str,
+    ) -> Result<v1::PersistentVolumeClaim, ReadError> {
+        let api: Api<v1::PersistentVolumeClaim> = Api::namespaced(self.api()?, &pod.name.namespace);
+        api.get(name).await.map_err(ReadError::Api)
+    }
+
+    pub async fn persistent_volume(&self, name: &str) -> Result<v1::PersistentVolume, ReadError> {
+        let api: Api<v1::PersistentVolume> = Api::all(self.api()?);
+        api.get(name).await.map_err(ReadError::Api)
+    }
+
+    /// This node, as selectors see it.
+    pub async fn node(&self) -> Result<NodeView, ReadError> {
+        let api: Api<v1::Node> = Api::all(self.api()?);
+        let node = api.get_metadata(&self.node_name).await.map_err(ReadError::Api)?;
+        Ok(NodeView {
+            name: self.node_name.to_string(),
+            labels: node.metadata.labels.unwrap_or_default(),
+        })
+    }
+
+    /// A new token for the pod.
+    pub async fn token(
+        &self,
+        pod: &Pod,
+        wanted: &token::Wanted,
+    ) -> Result<TokenRequest, ReadError> {
+        let api: Api<v1::ServiceAccount> = Api::namespaced(self.api()?, &pod.name.namespace);
+        let request = wanted.request(pod);
+        let params = PostParams::default();
+        api.create_token_request(&wanted.service_account, &params, &request)
+            .await
+            .map_err(ReadError::Api)
+    }
+
+    /// The runtime handler of a class, as of now. With nobody to ask, a class is taken for the
+    /// handler of its name: to run a pod with less isolation than it asks for is no way out.
+    pub async fn runtime_handler(&self, class: &str) -> Result<String, ReadError> {
+        let Ok(client) = self.api() else { return Ok(class.to_owned()) };
+        let api: Api<RuntimeClass> = Api::all(client);
+        let found = api.get(class).await.map_err(ReadError::Api)?;
+        self.handlers.lock().insert(class.to_owned(), found.handler.clone());
+        Ok(found.handler)
+    }
+
+    /// The handler that the pod's sandbox was made with: a class cannot be given another one.
+    pub async fn known_runtime_handler(&self, class: &str) -> Result<String, ReadError> {
+        let known = self.handlers.lock().get(class).cloned();
+        match known {
+            Some(handler) => Ok(handler),
+            None => self.runtime_handler(class).await,
+        }
+    }
+}

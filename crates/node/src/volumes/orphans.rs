@@ -1,0 +1,101 @@
+//! Folders of pods that nobody knows any more.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use podwright_core::ids::PodUid;
+use podwright_core::time::Mono;
+use podwright_core::volume::teardown::Owner;
+
+use super::Volumes;
+use crate::worker::chain;
+
+/// One that cannot be removed is tried again, but not every two seconds.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Folders that are to go.
+#[derive(Default)]
+pub(super) struct Orphans(Mutex<HashMap<PodUid, Orphan>>);
+
+enum Orphan {
+    /// Somebody is at it, for as long as it takes.
+    UnderWay { failed_before: Option<String> },
+    /// Why it stays, and when to try again.
+    Stays { why: String, retry_at: Mono },
+}
+
+impl Volumes {
+    /// Removes the folders of pods that are not among `kept`, each in a task of its own: an
+    /// unmount that hangs keeps nobody waiting. What stays is reported once.
+    pub fn remove_orphans(self: &Arc<Self>, kept: &HashSet<PodUid>) {
+        let on_disk = match self.pods_on_disk() {
+            Ok(pods) => pods,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "cannot list the pods' folders");
+                return;
+            }
+        };
+        let now = self.sources.clock.now().mono;
+        let mut orphans = self.orphans.0.lock();
+        orphans.retain(|uid, orphan| match orphan {
+            Orphan::UnderWay { .. } => true,
+            Orphan::Stays { .. } => on_disk.contains(uid) && !kept.contains(uid),
+        });
+        for uid in on_disk.into_iter().filter(|uid| !kept.contains(uid)) {
+            let failed_before = match orphans.remove(&uid) {
+                Some(Orphan::Stays { why, retry_at }) if retry_at <= now => Some(why),
+                Some(waits) => {
+                    orphans.insert(uid, waits);
+                    continue;
+                }
+                None => None,
+            };
+            orphans.insert(uid.clone(), Orphan::UnderWay { failed_before });
+            let this = self.clone();
+            tokio::spawn(async move { this.remove_orphan(uid).await });
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_settled(&self) -> bool {
+        let under_way = |orphan: &Orphan| matches!(orphan, Orphan::UnderWay { .. });
+        !self.orphans.0.lock().values().any(under_way)
+    }
+
+    async fn remove_orphan(&self, uid: PodUid) {
+        let entry = self.known.lock().get(&uid).cloned();
+        let turn = entry.as_ref().map(|entry| entry.turn_if_free());
+        let removed = match turn {
+            // A worker is at it after all.
+            Some(None) => {
+                self.orphans.0.lock().remove(&uid);
+                return;
+            }
+            Some(turn @ Some(_)) => self.take_down(&uid, Owner::Nobody, turn).await,
+            None => self.take_down(&uid, Owner::Nobody, None).await,
+        };
+        let before = self.orphans.0.lock().remove(&uid);
+        match removed {
+            Ok(()) => {
+                tracing::info!(%uid, "removed what a pod that is gone left behind");
+                self.known.lock().remove(&uid);
+                self.left.lock().remove(&uid);
+                self.sources.objects.release(&uid);
+            }
+            Err(error) => {
+                let why = chain(&error);
+                let known = match before {
+                    Some(Orphan::UnderWay { failed_before }) => failed_before,
+                    Some(Orphan::Stays { .. }) | None => None,
+                };
+                if known.as_ref() != Some(&why) {
+                    tracing::warn!(%uid, error = why, "a pod that is gone left its folder");
+                }
+                let retry_at = self.sources.clock.now().mono + RETRY;
+                self.orphans.0.lock().insert(uid, Orphan::Stays { why, retry_at });
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The keys of a Secret as files, in memory only.
+
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1;
+
+use super::content::{self, Keep};
+use super::kind::{Ask, Kind, Prepared, Problem};
+
+const PLUGIN: &str = "kubernetes.io~secret";
+
+pub(super) struct Secret;
+
+impl Kind for Secret {
+    fn covers(&self, volume: &v1::Volume) -> bool {
+        volume.secret.is_some()
+    }
+
+    fn plugins(&self) -> &'static [&'static str] {
+        &[PLUGIN]
+    }
+
+    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
+        content::prepare(ask, PLUGIN, Keep::InMemory)
+    }
+}

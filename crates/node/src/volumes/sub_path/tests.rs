@@ -1,0 +1,139 @@
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tempfile::TempDir;
+
+use super::*;
+
+struct Scene {
+    dir: TempDir,
+    pod: Root,
+}
+
+/// Mounts need root; without it there is nothing to prove.
+macro_rules! needs_root {
+    () => {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+    };
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for below in ["pod", "volume", "host"] {
+            std::fs::create_dir(dir.path().join(below)).unwrap();
+        }
+        std::fs::write(dir.path().join("host/shadow"), "secret").unwrap();
+        let pod = Root::open(dir.path().join("pod")).unwrap();
+        Self { dir, pod }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn bind(&self, sub_path: &str) -> Result<PathBuf, SubPathError> {
+        bind(&self.pod, &self.at("volume"), sub_path, Path::new("v/c/0"))
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = mounts::unmount(&self.at("pod/volume-subpaths/v/c/0"), Unmount::Lazy);
+    }
+}
+
+#[test]
+fn a_part_that_is_missing_is_made_with_the_mode_of_the_volume() {
+    needs_root!();
+    use std::os::unix::fs::PermissionsExt;
+    let scene = Scene::new();
+    let mode = std::fs::Permissions::from_mode(0o2777);
+    std::fs::set_permissions(scene.at("volume"), mode).unwrap();
+    let bound = scene.bind("x/y").unwrap();
+    std::fs::write(bound.join("file"), "1").unwrap();
+    assert_eq!(std::fs::read(scene.at("volume/x/y/file")).unwrap(), b"1");
+    let made = std::fs::metadata(scene.at("volume/x")).unwrap().permissions().mode();
+    assert_eq!(made & 0o7777, 0o2777);
+    assert_eq!(scene.bind("x/y").unwrap(), bound, "again is no error");
+}
+
+#[test]
+fn a_file_that_was_replaced_is_bound_anew() {
+    needs_root!();
+    let scene = Scene::new();
+    std::fs::create_dir(scene.at("volume/..1")).unwrap();
+    std::fs::write(scene.at("volume/..1/key"), "old").unwrap();
+    symlink("..1", scene.at("volume/..data")).unwrap();
+    symlink("..data/key", scene.at("volume/key")).unwrap();
+    let bound = scene.bind("key").unwrap();
+    assert_eq!(std::fs::read_to_string(&bound).unwrap(), "old");
+
+    std::fs::create_dir(scene.at("volume/..2")).unwrap();
+    std::fs::write(scene.at("volume/..2/key"), "new").unwrap();
+    std::fs::remove_file(scene.at("volume/..data")).unwrap();
+    symlink("..2", scene.at("volume/..data")).unwrap();
+    std::fs::remove_dir_all(scene.at("volume/..1")).unwrap();
+    assert_eq!(std::fs::read_to_string(&bound).unwrap(), "old", "a running container keeps it");
+    assert_eq!(std::fs::read_to_string(scene.bind("key").unwrap()).unwrap(), "new");
+}
+
+#[test]
+fn rows_32_and_33_paths_and_links_that_lead_out_are_refused() {
+    needs_root!();
+    let scene = Scene::new();
+    symlink(scene.at("host"), scene.at("volume/absolute")).unwrap();
+    symlink("../host", scene.at("volume/up")).unwrap();
+    symlink("../host/new", scene.at("volume/dangling")).unwrap();
+    let bad = ["../host", "/etc", "absolute", "up/shadow", "absolute/new/deep", "dangling", "up/x"];
+    for sub_path in bad {
+        scene.bind(sub_path).unwrap_err();
+    }
+    let host: Vec<_> = std::fs::read_dir(scene.at("host")).unwrap().collect();
+    assert_eq!(host.len(), 1, "nothing was made outside");
+}
+
+#[test]
+fn row_34_a_link_swapped_in_a_loop_never_leads_a_bind_out_of_the_volume() {
+    needs_root!();
+    let scene = Scene::new();
+    std::fs::create_dir(scene.at("volume/real")).unwrap();
+    std::fs::write(scene.at("volume/real/shadow"), "harmless").unwrap();
+    std::fs::create_dir(scene.at("volume/swap")).unwrap();
+    std::fs::write(scene.at("volume/swap/shadow"), "harmless").unwrap();
+    symlink(scene.at("host"), scene.at("volume/evil")).unwrap();
+    let stop = AtomicBool::new(false);
+    let (mut bound, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The attacker: `swap` is a folder one moment and a link to the host the next.
+            let (swap, aside, evil) =
+                (scene.at("volume/swap"), scene.at("volume/aside"), scene.at("volume/evil"));
+            while !stop.load(Ordering::Relaxed) {
+                let _ = std::fs::rename(&swap, &aside);
+                let _ = std::fs::rename(&evil, &swap);
+                let _ = std::fs::rename(&swap, &evil);
+                let _ = std::fs::rename(&aside, &swap);
+            }
+        });
+        for round in 0..600 {
+            let sub_path =
+                if round % 2 == 0 { "swap/shadow".into() } else { format!("swap/{round}/x") };
+            match scene.bind(&sub_path) {
+                Ok(path) => {
+                    bound += 1;
+                    if let Ok(text) = std::fs::read_to_string(&path) {
+                        assert_eq!(text, "harmless", "the host's file was reached");
+                    }
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let made_outside = std::fs::read_dir(scene.at("host")).unwrap().count();
+    assert_eq!(made_outside, 1, "something was made on the host");
+    assert!(bound > 0 && bound + refused == 600);
+}
