@@ -16,3 +16,4 @@ mod static_pods;
 mod units;
 mod upheaval;
 mod vm;
+mod volumes;

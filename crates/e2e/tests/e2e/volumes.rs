@@ -1,0 +1,336 @@
+//! What pods find in their volumes, on real mounts and a real API server.
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Event, PersistentVolume, PersistentVolumeClaim, Pod, Secret,
+};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use podwright_e2e::wait;
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
+use crate::privilege::needs_root;
+
+impl Cluster {
+    fn objects<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn make<K>(&self, object: Value) -> K
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + serde::Serialize
+            + serde::de::DeserializeOwned,
+    {
+        let object = serde_json::from_value(object).unwrap();
+        self.objects().create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    async fn edit<K>(&self, name: &str, change: Value)
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + serde::de::DeserializeOwned,
+    {
+        let change = Patch::Merge(change);
+        self.objects::<K>().patch(name, &PatchParams::default(), &change).await.unwrap();
+    }
+
+    fn log_of(&self, pod: &Pod) -> PathBuf {
+        let (name, uid) = (pod.metadata.name.clone().unwrap(), pod.metadata.uid.clone().unwrap());
+        self.agent.pod_logs().join(format!("{NAMESPACE}_{name}_{uid}/app/0.log"))
+    }
+
+    /// Waits for a line of the container, the exact text, and returns how long it took.
+    async fn says(&self, pod: &Pod, line: &str) -> Duration {
+        let (log, asked) = (self.log_of(pod), Instant::now());
+        let said = async || {
+            let text = std::fs::read_to_string(&log)?;
+            // A time, a stream and a tag come before what the container wrote.
+            Ok(text.lines().any(|known| known.splitn(4, ' ').nth(3) == Some(line)))
+        };
+        wait::until_true(format!("the line {line:?}"), LIMIT, said).await.unwrap();
+        asked.elapsed()
+    }
+
+    fn folder_of(&self, pod: &Pod) -> PathBuf {
+        self.agent.root_dir().join("pods").join(pod.metadata.uid.as_deref().unwrap())
+    }
+}
+
+/// A pod whose container runs a script of the shell as nobody in particular.
+fn script(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
+    let mut pod = pod(name, &[]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["command"] = json!(["/bin/sh", "-c", script]);
+    container["volumeMounts"] = mounts;
+    container["securityContext"] = json!({ "runAsUser": 1000, "runAsGroup": 1000 });
+    pod["spec"]["volumes"] = volumes;
+    pod
+}
+
+/// Says what is in a file, whenever that changes.
+fn tell_changes(files: &[&str]) -> String {
+    let files = files.join(" ");
+    format!(
+        "trap 'exit 0' TERM; cd /tmp 2>/dev/null; \
+         while :; do now=$(cat {files} 2>/dev/null | tr '\\n' ' '); \
+         [ \"$now\" = \"$was\" ] || {{ echo \"$now\"; was=$now; }}; sleep 0.02; done"
+    )
+}
+
+#[tokio::test]
+async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    cluster
+        .make::<ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "1", "b": "2"}}))
+        .await;
+    cluster.make::<Secret>(json!({"metadata": {"name": "s"}, "stringData": {"k": "v"}})).await;
+    let shared = cluster.agent.root_dir().join("shared");
+    let volumes = json!([
+        {"name": "map", "configMap": {"name": "m", "items": [{"key": "a", "path": "sub/a"}]}},
+        {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o440}},
+        {"name": "down", "downwardAPI": {"items": [
+            {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        {"name": "all", "projected": {"sources": [
+            {"configMap": {"name": "m"}}, {"secret": {"name": "s"}},
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 600, "audience": "x"}}]}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        {"name": "disk", "emptyDir": {}},
+        {"name": "host", "hostPath": {"path": shared, "type": "DirectoryOrCreate"}},
+    ]);
+    let mounts = json!([
+        {"name": "map", "mountPath": "/map"}, {"name": "secret", "mountPath": "/secret"},
+        {"name": "down", "mountPath": "/down"}, {"name": "all", "mountPath": "/all"},
+        {"name": "memory", "mountPath": "/memory"}, {"name": "disk", "mountPath": "/disk"},
+        {"name": "host", "mountPath": "/host"},
+        {"name": "map", "mountPath": "/one", "subPath": "sub/a"},
+        {"name": "disk", "mountPath": "/part", "subPathExpr": "$(NAME)/x"},
+    ]);
+    let text = "echo map $(cat /map/sub/a) secret $(cat /secret/k) down $(cat /down/name); \
+        echo all $(cat /all/b) $(cat /all/k) token $(cut -d. -f1 /all/token | wc -l); \
+        echo x > /memory/f && echo x > /disk/f && echo y > /part/f && echo wrote; \
+        echo size $(df -k /memory | tail -1 | awk '{print $2}') one $(cat /one) host $(ls /host); \
+        (echo z > /map/z) 2>/dev/null || echo read-only; \
+        trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let mut wanted = script("kinds", text, volumes, mounts);
+    wanted["spec"]["securityContext"] = json!({ "fsGroup": 4321 });
+    wanted["spec"]["containers"][0]["env"] =
+        json!([{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
+    std::fs::create_dir_all(shared.join("seen")).unwrap();
+    let made = cluster.create(wanted).await;
+    cluster.until("kinds", "ready", ready).await;
+    for line in [
+        "map 1 secret v down kinds",
+        "all 2 v token 1",
+        "wrote",
+        "size 8192 one 1 host seen",
+        "read-only",
+    ] {
+        cluster.says(&made, line).await;
+    }
+    let part = cluster.folder_of(&made).join("volumes/kubernetes.io~empty-dir/disk/kinds/x/f");
+    assert_eq!(std::fs::read_to_string(part).unwrap(), "y\n");
+
+    cluster.pods().delete("kinds", &DeleteParams::default()).await.unwrap();
+    cluster.until_gone("kinds").await;
+    assert!(!cluster.folder_of(&made).exists(), "something is left");
+    assert!(shared.join("seen").exists(), "the node's own folder is not ours to empty");
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_37_an_edit_is_seen_in_the_container_at_once() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    cluster.make::<ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "0"}})).await;
+    cluster.make::<Secret>(json!({"metadata": {"name": "s"}, "stringData": {"k": "0"}})).await;
+    let volumes = json!([
+        {"name": "map", "configMap": {"name": "m"}}, {"name": "secret", "secret": {"secretName": "s"}},
+        {"name": "down", "downwardAPI": {"items": [
+            {"path": "l", "fieldRef": {"fieldPath": "metadata.labels['edit']"}}]}},
+        {"name": "later", "configMap": {"name": "late", "optional": true}},
+    ]);
+    let mounts = json!([
+        {"name": "map", "mountPath": "/map"}, {"name": "secret", "mountPath": "/secret"},
+        {"name": "down", "mountPath": "/down"}, {"name": "later", "mountPath": "/later"},
+    ]);
+    // One program per file, so that each tells its own changes.
+    let each = ["/map/a", "/secret/k", "/down/l", "/later/x"].map(|file| {
+        format!("( while :; do n=$(cat {file} 2>/dev/null); [ \"$n\" = \"$w\" ] || \
+            {{ echo \"{file} $n\"; w=$n; }}; sleep 0.02; done ) &")
+    });
+    let text = format!("trap 'exit 0' TERM; {} while :; do sleep 0.1; done", each.join(" "));
+    let made = cluster.create(script("edits", &text, volumes, mounts)).await;
+    cluster.until("edits", "ready", ready).await;
+    cluster.says(&made, "/map/a 0").await;
+
+    let mut took = Vec::new();
+    for round in 1..=7 {
+        let text = round.to_string();
+        let began = Instant::now();
+        cluster.edit::<ConfigMap>("m", json!({"data": {"a": text}})).await;
+        cluster.says(&made, &format!("/map/a {round}")).await;
+        took.push(began.elapsed());
+        let began = Instant::now();
+        cluster.edit::<Secret>("s", json!({"stringData": {"k": text}})).await;
+        cluster.says(&made, &format!("/secret/k {round}")).await;
+        took.push(began.elapsed());
+        let began = Instant::now();
+        cluster.edit::<Pod>("edits", json!({"metadata": {"labels": {"edit": text}}})).await;
+        cluster.says(&made, &format!("/down/l {round}")).await;
+        took.push(began.elapsed());
+    }
+    took.sort_unstable();
+    let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
+    println!("edit to container: median {median:?}, longest {most:?} of {}", took.len());
+    assert!(most < Duration::from_secs(10), "upstream takes a minute; this was {most:?}");
+
+    // What is optional appears and vanishes.
+    cluster.make::<ConfigMap>(json!({"metadata": {"name": "late"}, "data": {"x": "here"}})).await;
+    cluster.says(&made, "/later/x here").await;
+    let gone = DeleteParams::default();
+    cluster.objects::<ConfigMap>().delete("late", &gone).await.unwrap();
+    cluster.says(&made, "/later/x ").await;
+    cluster.close();
+}
+
+#[tokio::test]
+async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let volumes = json!([
+        {"name": "s", "secret": {"secretName": "absent"}},
+        {"name": "unused", "configMap": {"name": "nobody-cares"}},
+    ]);
+    let mounts = json!([{"name": "s", "mountPath": "/s"}]);
+    let made = cluster.create(script("waits", &tell_changes(&["/s/k"]), volumes, mounts)).await;
+    let wanted = r#"MountVolume.SetUp failed for volume "s" : secret "absent" not found"#;
+    let events: Api<Event> = cluster.objects();
+    let told = async || {
+        let list = events.list(&ListParams::default()).await?;
+        let is = |event: &Event| {
+            event.reason.as_deref() == Some("FailedMount")
+                && event.message.as_deref() == Some(wanted)
+        };
+        Ok(list.items.iter().any(is))
+    };
+    wait::until_true("the event", LIMIT, told).await.unwrap();
+    let waits = |status: &Value| {
+        status["containerStatuses"][0]["state"]["waiting"]["reason"] == "ContainerCreating"
+    };
+    cluster.until("waits", "waiting", waits).await;
+    let began = Instant::now();
+    cluster.make::<Secret>(json!({"metadata": {"name": "absent"}, "stringData": {"k": "v"}})).await;
+    cluster.says(&made, "v").await;
+    println!("missing Secret created to container runs: {:?}", began.elapsed());
+
+    // The same for a variable.
+    let mut needs = pod("variable", &["serve"]);
+    needs["spec"]["containers"][0]["env"] =
+        json!([{"name": "V", "valueFrom": {"configMapKeyRef": {"name": "vars", "key": "v"}}}]);
+    cluster.create(needs).await;
+    let refused = |status: &Value| {
+        let waiting = &status["containerStatuses"][0]["state"]["waiting"];
+        waiting["reason"] == "CreateContainerConfigError"
+            && waiting["message"] == "configmap \"vars\" not found"
+    };
+    cluster.until("variable", "refused", refused).await;
+    let began = Instant::now();
+    cluster.make::<ConfigMap>(json!({"metadata": {"name": "vars"}, "data": {"v": "1"}})).await;
+    cluster.until("variable", "ready", ready).await;
+    println!("missing ConfigMap created to pod Ready: {:?}", began.elapsed());
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_killed_agent_finds_its_volumes_again() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    cluster.make::<ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "0"}})).await;
+    let volumes = json!([{"name": "map", "configMap": {"name": "m"}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}}]);
+    let mounts =
+        json!([{"name": "map", "mountPath": "/map"}, {"name": "memory", "mountPath": "/memory"}]);
+    let mut made = Vec::new();
+    for name in ["kept", "deleted"] {
+        let text = tell_changes(&["/map/a"]);
+        let pod = script(name, &text, volumes.clone(), mounts.clone());
+        made.push(cluster.create(pod).await);
+        cluster.until(name, "ready", ready).await;
+    }
+    cluster.agent.kill().await.unwrap();
+    cluster.edit::<ConfigMap>("m", json!({"data": {"a": "1"}})).await;
+    cluster.pods().delete("deleted", &DeleteParams::default()).await.unwrap();
+    cluster.agent.restart().await.unwrap();
+    cluster.says(&made[0], "1 ").await;
+    cluster.edit::<ConfigMap>("m", json!({"data": {"a": "2"}})).await;
+    cluster.says(&made[0], "2 ").await;
+    cluster.until_gone("deleted").await;
+    assert!(!cluster.folder_of(&made[1]).exists(), "something is left");
+    let kept = cluster.pods().get("kept").await.unwrap().status.unwrap();
+    assert_eq!(kept.container_statuses.unwrap()[0].restart_count, 0);
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_claim_that_is_bound_leads_to_data_that_stays() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let data = cluster.agent.root_dir().join("data");
+    std::fs::create_dir_all(&data).unwrap();
+    let persistent: Api<PersistentVolume> = Api::all(cluster.client.clone());
+    let volume = json!({"metadata": {"name": "pv-1"}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "by-hand",
+        "local": {"path": data},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}]}}}});
+    let volume = serde_json::from_value(volume).unwrap();
+    persistent.create(&PostParams::default(), &volume).await.unwrap();
+    let claim = cluster
+        .make::<PersistentVolumeClaim>(json!({"metadata": {"name": "data"}, "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "by-hand",
+            "resources": {"requests": {"storage": "1Gi"}}}}))
+        .await;
+    let volumes = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let mounts = json!([{"name": "d", "mountPath": "/d"}]);
+    let text = "echo kept > /d/file && echo wrote; trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let mut wanted = script("claims", text, volumes, mounts);
+    wanted["spec"]["securityContext"] = json!({ "fsGroup": 4321 });
+    let made = cluster.create(wanted).await;
+    let events: Api<Event> = cluster.objects();
+    let told = async || {
+        let list = events.list(&ListParams::default()).await?;
+        let mut said = list.items.iter().filter_map(|event| event.message.as_deref());
+        Ok(said.any(|m| m.ends_with("error processing PVC shop/data: PVC is not bound")))
+    };
+    wait::until_true("the event", LIMIT, told).await.unwrap();
+
+    // Bound by hand, as the controller would: first the volume, then the claim.
+    let reference = json!({"namespace": NAMESPACE, "name": "data", "uid": claim.metadata.uid});
+    let bind = Patch::Merge(json!({"spec": {"claimRef": reference}}));
+    persistent.patch("pv-1", &PatchParams::default(), &bind).await.unwrap();
+    cluster.edit::<PersistentVolumeClaim>("data", json!({"spec": {"volumeName": "pv-1"}})).await;
+    let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
+    let claims = cluster.objects::<PersistentVolumeClaim>();
+    claims.patch_status("data", &PatchParams::default(), &bound).await.unwrap();
+    cluster.says(&made, "wrote").await;
+    cluster.pods().delete("claims", &DeleteParams::default()).await.unwrap();
+    cluster.until_gone("claims").await;
+    assert_eq!(std::fs::read_to_string(data.join("file")).unwrap(), "kept\n");
+    assert!(!cluster.folder_of(&made).exists());
+    cluster.close();
+}
