@@ -266,6 +266,30 @@ pub fn make_shared(target: &Path) -> Result<()> {
     })
 }
 
+/// Makes sure that what is mounted below a folder reaches its peers, so that a container can see
+/// or make mounts (`mountPropagation`). If its file system is private, the folder becomes a mount
+/// of its own.
+pub fn ensure_shared(folder: &Path) -> Result<()> {
+    let folder = std::fs::canonicalize(folder).map_err(|source| MountError::Change {
+        attempt: "look at",
+        target: folder.into(),
+        source,
+    })?;
+    let table = table(Path::new("/proc"))?;
+    match around(&table, &folder) {
+        Some(mount) if mount.shared => return Ok(()),
+        Some(mount) if mount.point == folder => {}
+        Some(_) | None => bind(&folder, &folder, Depth::Recursive)?,
+    }
+    make_shared(&folder)
+}
+
+/// The mount that a path is in: the last one on the longest part of it.
+fn around<'a>(table: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let holding = table.iter().filter(|mount| path.starts_with(&mount.point));
+    holding.max_by_key(|mount| mount.point.components().count())
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
     /// Fails while someone uses it.

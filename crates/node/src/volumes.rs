@@ -15,6 +15,7 @@ mod content;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+mod image;
 mod keeper;
 mod kind;
 mod memory;

@@ -81,6 +81,18 @@ async fn health(
     })
 }
 
+/// Without it containers cannot pass mounts on; the others do not mind.
+fn share_mounts(root_dir: &Path) {
+    let share = || -> anyhow::Result<()> {
+        std::fs::create_dir_all(root_dir)?;
+        Ok(mounts::ensure_shared(root_dir)?)
+    };
+    if let Err(error) = share() {
+        let error = format!("{error:#}");
+        tracing::warn!(error, "mounts below the root folder are private; mountPropagation fails");
+    }
+}
+
 /// Brings the node up; `None` if it was told to stop before it could.
 async fn start(
     settings: &KubeletSettings,
@@ -100,6 +112,7 @@ async fn start(
         version = version.runtime_version,
         "found the runtime"
     );
+    share_mounts(&settings.options.root_dir);
     let cgroups = open_cgroups(configuration, &runtime).await?;
     let root = CgroupName::parse(&configuration.cgroup_root)?;
     if surroundings.make_cgroup_root {

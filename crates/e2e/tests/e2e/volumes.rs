@@ -169,8 +169,10 @@ async fn row_37_an_edit_is_seen_in_the_container_at_once() {
     ]);
     // One program per file, so that each tells its own changes.
     let each = ["/map/a", "/secret/k", "/down/l", "/later/x"].map(|file| {
-        format!("( while :; do n=$(cat {file} 2>/dev/null); [ \"$n\" = \"$w\" ] || \
-            {{ echo \"{file} $n\"; w=$n; }}; sleep 0.02; done ) &")
+        format!(
+            "( while :; do n=$(cat {file} 2>/dev/null); [ \"$n\" = \"$w\" ] || \
+            {{ echo \"{file} $n\"; w=$n; }}; sleep 0.02; done ) &"
+        )
     });
     let text = format!("trap 'exit 0' TERM; {} while :; do sleep 0.1; done", each.join(" "));
     let made = cluster.create(script("edits", &text, volumes, mounts)).await;

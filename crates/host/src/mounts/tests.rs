@@ -163,6 +163,37 @@ fn real_a_tmpfs_keeps_what_it_forbids_when_it_becomes_read_only() {
 }
 
 #[test]
+fn real_folder_becomes_shared_once() {
+    if not_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let outer = dir.path().join("outer");
+    std::fs::create_dir(&outer).unwrap();
+    let _outer = bind_guard(&outer, &outer);
+    rustix::mount::mount_change(&outer, MountPropagationFlags::PRIVATE).unwrap();
+    let inner = outer.join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let _inner = BindGuard(inner.clone());
+    ensure_shared(&inner).unwrap();
+    ensure_shared(&inner).unwrap();
+    let table = table(Path::new("/proc")).unwrap();
+    let on_it: Vec<bool> =
+        table.iter().filter(|mount| mount.point == inner).map(|mount| mount.shared).collect();
+    assert_eq!(on_it, [true]);
+}
+
+#[test]
+fn the_mount_around_a_path_is_the_last_on_the_longest_part_of_it() {
+    let table = parse(
+        b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /var rw - ext4 b rw\n\
+          3 1 0:3 / /var/lib rw - ext4 c rw\n4 3 0:4 / /var/lib rw shared:9 - ext4 d rw\n",
+    );
+    let around = |path: &str| around(&table, Path::new(path)).unwrap().id;
+    assert_eq!((around("/var/lib/kubelet"), around("/var/library"), around("/etc")), (4, 2, 1));
+}
+
+#[test]
 fn a_mount_that_fails_names_both_ends() {
     let error =
         bind(Path::new("/no/source"), Path::new("/no/target"), Depth::Recursive).unwrap_err();

@@ -20,12 +20,14 @@ use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::MountError;
 
 use super::tokens::Tokens;
-use super::{claim, config_map, downward_api, empty_dir, host_path, projected, refused, secret};
+use super::{
+    claim, config_map, downward_api, empty_dir, host_path, image, projected, refused, secret,
+};
 use crate::objects::Objects;
 use crate::worker::chain;
 
 /// Every kind, in no order: a volume is of one kind only.
-pub(super) const KINDS: [&dyn Kind; 8] = [
+pub(super) const KINDS: [&dyn Kind; 9] = [
     &config_map::ConfigMap,
     &secret::Secret,
     &downward_api::DownwardApi,
@@ -33,6 +35,7 @@ pub(super) const KINDS: [&dyn Kind; 8] = [
     &empty_dir::EmptyDir,
     &host_path::HostPath,
     &claim::Claim,
+    &image::Image,
     &refused::Refused,
 ];
 

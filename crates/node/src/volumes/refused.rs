@@ -57,7 +57,6 @@ fn reason(volume: &v1::Volume) -> Option<String> {
         ("scaleIO", volume.scale_io.is_some()),
         ("storageos", volume.storageos.is_some()),
         ("vsphereVolume", volume.vsphere_volume.is_some()),
-        ("image", volume.image.is_some()),
     ];
     kinds.into_iter().find(|(_, is)| *is).map(|(name, _)| no_plugin(name))
 }

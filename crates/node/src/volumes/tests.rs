@@ -262,7 +262,7 @@ async fn a_full_file_system_keeps_the_old_edition_whole() {
         .await;
     scene.volumes.mount(&pod).await.unwrap();
     let path = scene.at(&pod, "all");
-    scene.edit_map("m", json!({"a": "2", "big": "x".repeat(1 << 20)})).await;
+    scene.edit_map("m", json!({"a": "2", "big": "x".repeat(900 << 10)})).await;
     scene.edited(&pod).await;
     scene.volumes.mount(&pod).await.unwrap();
     let outcome = scene.volumes.known.lock()[&pod.uid].clone();

@@ -57,3 +57,61 @@ impl Tokens {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1;
+    use kube::Api;
+    use kube::api::{DeleteParams, PostParams};
+    use podwright_core::pod::{Pod, Source};
+    use podwright_core::time::Now;
+    use podwright_host::clock::Clock;
+    use serde_json::json;
+
+    use super::*;
+    use crate::objects::{Objects, tests::api};
+    use crate::volumes::kind::Sources;
+
+    #[tokio::test]
+    async fn row_41_a_token_is_exchanged_in_time_and_kept_while_that_fails() {
+        let client = api().await;
+        let accounts: Api<v1::ServiceAccount> = Api::default_namespaced(client.clone());
+        let account = serde_json::from_value(json!({"metadata": {"name": "robot"}})).unwrap();
+        accounts.create(&PostParams::default(), &account).await.unwrap();
+        let pods: Api<v1::Pod> = Api::default_namespaced(client.clone());
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"serviceAccountName": "robot",
+            "containers": [{"name": "c", "image": "i"}]}});
+        let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await;
+        let pod = Arc::new(Pod::parse(pod.unwrap(), Source::Api).unwrap());
+        let volume = v1::Volume::default();
+        let start = Now { wall: jiff::Timestamp::UNIX_EPOCH, mono: Mono::ZERO };
+        let sources = Sources {
+            objects: Objects::new(Some(client), "n1".into()),
+            allocatable: Default::default(),
+            clock: Clock::manual(start),
+        };
+        let tokens = Tokens::default();
+        let ask = Ask { pod: &pod, volume: &volume, sources: &sources, tokens: &tokens };
+        let wanted = Wanted { service_account: "robot".into(), audience: None, seconds: 3600 };
+        let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
+
+        let first = tokens.current(ask, &wanted).await.unwrap();
+        sources.clock.advance(minutes(47));
+        assert_eq!(tokens.current(ask, &wanted).await.unwrap(), first, "still young");
+        sources.clock.advance(minutes(2));
+        let second = tokens.current(ask, &wanted).await.unwrap();
+        assert!(second.renew_at > first.ends_at - minutes(15), "a new one after 48 minutes");
+
+        accounts.delete("robot", &DeleteParams::default()).await.unwrap();
+        sources.clock.advance(minutes(55));
+        let kept = tokens.current(ask, &wanted).await.unwrap();
+        assert_eq!(kept.text, second.text, "the old one is better than none");
+        assert_eq!(kept.renew_at.since(sources.clock.now().mono), Duration::from_secs(10));
+        sources.clock.advance(minutes(6));
+        let error = tokens.current(ask, &wanted).await.unwrap_err();
+        assert!(error.contains("robot"), "{error}");
+    }
+}

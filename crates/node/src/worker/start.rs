@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1;
 use podwright_core::attempts::StartError;
-use podwright_core::config::mounts::{self as mount_plan, Mountable};
+use podwright_core::config::mounts::{self as mount_plan, Mountable, VolumeSource};
 use podwright_core::config::{
     self, ConfigError, ContainerInputs, ContainerProvision, EnvInputs, Environment, HostNames,
-    ImageUser, PodProvision, ResolvedImage, env,
+    ImageUser, MountedVolume, PodProvision, ResolvedImage, env,
 };
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
@@ -177,7 +178,8 @@ impl Execution<'_> {
             reference: image.image_ref,
             user: ImageUser::new(image.uid, &image.username),
         };
-        let prepared = self.configure(container, attempt, &image, ground).await;
+        let image_volumes = self.image_volumes(container).await?;
+        let prepared = self.configure(container, attempt, &image, image_volumes, ground).await;
         let (config, sandbox_config) = prepared.map_err(|error| NotStarted {
             reason: StartError::CreateContainerConfigError,
             message: chain(&error),
@@ -185,6 +187,39 @@ impl Execution<'_> {
         let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
         self.run(container, attempt, &id).await?;
         self.post_start(container, &id, ground).await
+    }
+
+    /// Gets the images that the container mounts as volumes; they are pulled as its own is.
+    async fn image_volumes(
+        &mut self,
+        container: &Container,
+    ) -> Result<BTreeMap<String, MountedVolume>, NotStarted> {
+        let mut found = BTreeMap::new();
+        let spec = self.pod.object.spec.as_ref();
+        for volume in spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            let mut mounts = container.spec.volume_mounts.iter().flatten();
+            let Some(image) = &volume.image else { continue };
+            if !mounts.any(|mount| mount.name == volume.name) {
+                continue;
+            }
+            let user_image = image.reference.clone().unwrap_or_default();
+            let wanted = Container {
+                image: user_image.as_str().into(),
+                spec: Arc::new(v1::Container {
+                    image_pull_policy: image.pull_policy.clone(),
+                    ..(*container.spec).clone()
+                }),
+                ..container.clone()
+            };
+            self.begin(format!("getting the image of volume {}", volume.name));
+            let present = self.tools.images.ensure(self.pod, &wanted).await;
+            let present = present
+                .map_err(|absent| NotStarted { reason: absent.reason, message: absent.message })?;
+            let source = VolumeSource::Image { reference: present.image_ref, user_image };
+            let mounted = MountedVolume { source, read_only: true, relabel: false };
+            found.insert(volume.name.clone(), mounted);
+        }
+        Ok(found)
     }
 
     /// The restart count: one past the newest instance, or past the newest log.
@@ -203,6 +238,7 @@ impl Execution<'_> {
         container: &Container,
         attempt: u32,
         image: &ResolvedImage,
+        image_volumes: BTreeMap<String, MountedVolume>,
         ground: &Ground,
     ) -> Result<(ContainerConfig, PodSandboxConfig), PrepareError> {
         let (pod, tools) = (self.pod, self.tools);
@@ -226,7 +262,8 @@ impl Execution<'_> {
             sources: &fetched,
             granted: &[],
         })?;
-        let volumes = tools.volumes.mounted(&pod.uid);
+        let mut volumes = tools.volumes.mounted(&pod.uid);
+        volumes.extend(image_volumes);
         let handler = &provision.runtime_handler;
         let mounts =
             mount_plan::requests(pod, container, &environment, &volumes, &tools.facts, handler)?;

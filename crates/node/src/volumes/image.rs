@@ -1,0 +1,38 @@
+//! The files of an image, mounted by the runtime itself.
+//!
+//! The image is pulled when a container that mounts it is about to start, as that container's own
+//! image is; see `worker/start.rs`. Nothing is done on this node before.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::core::v1;
+use podwright_core::config::MountedVolume;
+use podwright_core::config::mounts::VolumeSource;
+
+use super::kind::{Ask, Kind, Mounted, Prepared, Problem};
+
+pub(super) struct Image;
+
+impl Kind for Image {
+    fn covers(&self, volume: &v1::Volume) -> bool {
+        volume.image.is_some()
+    }
+
+    fn plugins(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
+        async move {
+            let source = ask.volume.image.as_ref();
+            let reference = source.and_then(|source| source.reference.clone());
+            let reference = reference.filter(|reference| !reference.is_empty());
+            let reference = reference.ok_or_else(|| Problem::processing("it names no image"))?;
+            let source =
+                VolumeSource::Image { reference: reference.clone(), user_image: reference };
+            let volume = MountedVolume { source, read_only: true, relabel: false };
+            Ok(Prepared::lasting(move |_| Ok(Mounted { volume, group: None })))
+        }
+        .boxed()
+    }
+}
