@@ -277,9 +277,9 @@ async fn a_killed_agent_finds_its_volumes_again() {
     cluster.edit::<ConfigMap>("m", json!({"data": {"a": "1"}})).await;
     cluster.pods().delete("deleted", &DeleteParams::default()).await.unwrap();
     cluster.agent.restart().await.unwrap();
-    cluster.says(&made[0], "1 ").await;
+    cluster.says(&made[0], "1").await;
     cluster.edit::<ConfigMap>("m", json!({"data": {"a": "2"}})).await;
-    cluster.says(&made[0], "2 ").await;
+    cluster.says(&made[0], "2").await;
     cluster.until_gone("deleted").await;
     assert!(!cluster.folder_of(&made[1]).exists(), "something is left");
     let kept = cluster.pods().get("kept").await.unwrap().status.unwrap();

@@ -63,7 +63,10 @@ impl Scene {
 
     /// A pod as the API server has it, with all its volumes mounted in its container.
     async fn pod(&self, spec: Value) -> Arc<Pod> {
-        let mut spec = spec;
+        self.named_pod("p", spec).await
+    }
+
+    async fn named_pod(&self, name: &str, mut spec: Value) -> Arc<Pod> {
         let names: Vec<Value> = spec["volumes"].as_array().unwrap().clone();
         let mounts = names.iter().map(|volume| {
             let name = volume["name"].as_str().unwrap();
@@ -75,7 +78,7 @@ impl Scene {
         }
         spec["containers"][0]["volumeMounts"] = json!(mounts);
         spec["serviceAccountName"] = json!("robot");
-        let object = json!({"metadata": {"name": "p", "labels": {"app": "x"}}, "spec": spec});
+        let object = json!({"metadata": {"name": name, "labels": {"app": "x"}}, "spec": spec});
         let api: Api<v1::Pod> = Api::default_namespaced(self.client.clone());
         let object: v1::Pod = serde_json::from_value(object).unwrap();
         let made = api.create(&PostParams::default(), &object).await.unwrap();
@@ -369,4 +372,49 @@ async fn row_44_an_orphan_with_a_foreign_mount_is_kept_and_another_is_removed() 
     assert_eq!(text(foreign.join("precious")), "x");
     let table = mounts::table(Path::new("/proc")).unwrap();
     assert_eq!(mounts::at_or_below(&table, scene.dir.path()).len(), 1);
+}
+
+#[tokio::test]
+async fn a_pod_whose_mount_hangs_keeps_no_other_waiting() {
+    needs_root!();
+    let scene = Scene::new().await;
+    let spec = json!({"volumes": [{"name": "e", "emptyDir": {}}]});
+    let hangs = scene.named_pod("hangs", spec.clone()).await;
+    scene.volumes.mount(&hangs).await.unwrap();
+    // given: an act that does not come back holds the pod's turn
+    let entry = scene.volumes.known.lock()[&hangs.uid].clone();
+    let turn = entry.turn().await;
+    // when others come and go, and somebody gives up waiting for the one that hangs
+    for name in ["a", "b", "c", "d", "e"] {
+        let other = scene.named_pod(name, spec.clone()).await;
+        scene.volumes.mount(&other).await.unwrap();
+        scene.volumes.unmount(&other.uid).await.unwrap();
+        let waiting = tokio::time::timeout(Duration::from_millis(1), scene.volumes.mount(&hangs));
+        assert!(waiting.await.is_err());
+    }
+    // then it still holds its place, and goes on when the act has ended
+    drop(turn);
+    scene.volumes.mount(&hangs).await.unwrap();
+    scene.volumes.unmount(&hangs.uid).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_with_variables_is_read_where_it_is_and_nowhere_else() {
+    needs_root!();
+    let scene = Scene::new().await;
+    let pod = scene.pod(json!({"volumes": [{"name": "e", "emptyDir": {}}]})).await;
+    scene.volumes.mount(&pod).await.unwrap();
+    let path = scene.at(&pod, "e");
+    std::fs::write(path.join("env"), "K='v'").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", path.join("evil")).unwrap();
+    let read = async |volume: &str, file: &str| {
+        let read = scene.volumes.env_file(&pod.uid, volume, file).await;
+        read.map(|found| found.map(|(_, bytes)| bytes))
+    };
+    assert_eq!(read("e", "env").await, Some(Some(b"K='v'".to_vec())));
+    for file in ["evil", "../../../etc-hosts", "/etc/passwd", "missing"] {
+        assert_eq!(read("e", file).await, Some(None), "{file}");
+    }
+    assert_eq!(read("other", "env").await, None);
+    scene.volumes.unmount(&pod.uid).await.unwrap();
 }

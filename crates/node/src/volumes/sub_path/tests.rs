@@ -127,7 +127,7 @@ fn row_34_a_link_swapped_in_a_loop_never_leads_a_bind_out_of_the_volume() {
                 }
                 Err(_) => refused += 1,
             }
-            if bound >= 200 && refused >= 200 {
+            if bound >= 50 && refused >= 50 {
                 break;
             }
             std::thread::yield_now();
