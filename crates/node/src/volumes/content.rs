@@ -54,7 +54,7 @@ pub(super) fn prepare<'a>(
             write(&root, &payload, &stamp, &pod)?;
             Ok(Mounted::folder(&path, true, true))
         };
-        Ok(Prepared { renew_at, act: Box::new(act) })
+        Ok(Prepared { follows: true, renew_at, act: Box::new(act) })
     }
     .boxed()
 }

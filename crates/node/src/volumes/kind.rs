@@ -68,6 +68,8 @@ pub(crate) struct Sources {
 
 /// A volume that is known in full and only has to be put in place.
 pub(crate) struct Prepared {
+    /// Whether it follows what it is made of, or stays as it was set up.
+    pub follows: bool,
     /// When its content gets too old.
     pub renew_at: Option<Mono>,
     pub act: Act,
@@ -79,7 +81,7 @@ impl Prepared {
     pub(super) fn lasting(
         act: impl FnOnce(&PodFolder) -> Result<Mounted, Problem> + Send + 'static,
     ) -> Self {
-        Self { renew_at: None, act: Box::new(act) }
+        Self { follows: false, renew_at: None, act: Box::new(act) }
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Work {
 #[derive(Default)]
 struct One {
     actual: Actual,
+    /// It is brought up to date while containers use it.
+    follows: bool,
     mounted: Option<Mounted>,
 }
 
@@ -144,7 +146,7 @@ impl Work {
     }
 
     pub(super) fn hear(&mut self, news: bool) {
-        for one in self.volumes.values_mut() {
+        for one in self.volumes.values_mut().filter(|one| one.follows || !one.actual.ready) {
             one.actual.news |= news;
         }
     }
@@ -158,14 +160,15 @@ impl Work {
     ) -> Vec<VolumeError> {
         let mut errors = Vec::new();
         for (name, prepared) in prepared {
-            let done = prepared.and_then(|prepared| {
-                (prepared.act)(folder).map(|mounted| (mounted, prepared.renew_at))
+            let done = prepared.and_then(|Prepared { follows, renew_at, act }| {
+                act(folder).map(|mounted| (mounted, follows, renew_at))
             });
             let now = clock.now().mono;
             let one = self.volumes.entry(name.clone()).or_default();
             match done {
-                Ok((mounted, renew_at)) => {
+                Ok((mounted, follows, renew_at)) => {
                     one.mounted = Some(mounted);
+                    one.follows = follows;
                     one.actual.note_set_up(renew_at);
                 }
                 Err(problem) => {
