@@ -97,7 +97,9 @@ async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
     cluster
         .make::<ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "1", "b": "2"}}))
         .await;
-    cluster.make::<Secret>(json!({"metadata": {"name": "s"}, "stringData": {"k": "v"}})).await;
+    cluster
+        .make::<Secret>(json!({"metadata": {"name": "s"}, "stringData": {"k": "hunter2"}}))
+        .await;
     let shared = cluster.agent.root_dir().join("shared");
     let volumes = json!([
         {"name": "map", "configMap": {"name": "m", "items": [{"key": "a", "path": "sub/a"}]}},
@@ -133,8 +135,8 @@ async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
     let made = cluster.create(wanted).await;
     cluster.until("kinds", "ready", ready).await;
     for line in [
-        "map 1 secret v down kinds",
-        "all 2 v token 1",
+        "map 1 secret hunter2 down kinds",
+        "all 2 hunter2 token 1",
         "wrote",
         "size 8192 one 1 host seen",
         "read-only",
@@ -143,6 +145,8 @@ async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
     }
     let part = cluster.folder_of(&made).join("volumes/kubernetes.io~empty-dir/disk/kinds/x/f");
     assert_eq!(std::fs::read_to_string(part).unwrap(), "y\n");
+
+    assert!(!cluster.agent.daemon().log().contains("hunter2"), "a Secret is in the log");
 
     cluster.pods().delete("kinds", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("kinds").await;
