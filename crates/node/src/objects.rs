@@ -22,7 +22,7 @@ use podwright_core::pod::Pod;
 use podwright_core::volume::sources::Wanted;
 use tokio::sync::Notify;
 
-pub use fetched::Fetched;
+pub use fetched::{Fetched, FileRead};
 pub use reading::ReadError;
 use services::Services;
 use watched::{Seen, Watched};

@@ -44,7 +44,7 @@ use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::{self, MountError, Unmount};
 
 use crate::gate::{Gate, Rank};
-use crate::objects::Objects;
+use crate::objects::{FileRead, Objects};
 use kind::{Ask, KINDS, PodFolder, Problem, Sources, Stage};
 use orphans::Orphans;
 use pod::PodVolumes;
@@ -250,24 +250,24 @@ impl Volumes {
         let bound = tokio::task::spawn_blocking(move || {
             sub_path::bind(&folder, &volume, &sub_path, &place)
         });
-        bound.await.unwrap_or_else(|_| Err(SubPathError::CutOff))
+        bound.await.unwrap_or(Err(SubPathError::CutOff))
     }
 
-    /// A file with variables in one of the pod's volumes: where it is and what it holds.
+    /// A file with variables in one of the pod's volumes.
     /// `None`: there is no such volume; `Some(None)`: the file cannot be read.
     pub async fn env_file(
         &self,
         uid: &PodUid,
         volume: &str,
         path: &str,
-    ) -> Option<Option<(String, Vec<u8>)>> {
+    ) -> Option<Option<FileRead>> {
         let mounted = self.mounted(uid);
         let folder = mounted.get(volume)?.directory()?.to_owned();
         let path = path.to_owned();
         let read = tokio::task::spawn_blocking(move || {
             let root = Root::open(&folder).ok()?;
-            let bytes = root.read_following(&path, ENV_FILE).ok()?;
-            Some((format!("{folder}/{path}"), bytes))
+            let content = root.read_following(&path, ENV_FILE).ok()?;
+            Some(FileRead { path: format!("{folder}/{path}"), content })
         });
         Some(read.await.unwrap_or_default())
     }

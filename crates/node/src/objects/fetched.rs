@@ -17,7 +17,14 @@ pub struct Fetched {
     secrets: BTreeMap<String, Lookup<Arc<v1::Secret>>>,
     tokens: BTreeMap<token::Wanted, Result<Arc<str>, String>>,
     /// By volume and path; `None` if it cannot be read.
-    files: BTreeMap<(String, String), Option<(String, Vec<u8>)>>,
+    files: BTreeMap<(String, String), Option<FileRead>>,
+}
+
+/// A file of a volume. Not printable: it may hold anything.
+pub struct FileRead {
+    /// Where it is on the host.
+    pub path: String,
+    pub content: Vec<u8>,
 }
 
 impl Fetched {
@@ -54,8 +61,8 @@ impl Fetched {
         self.tokens.insert(wanted, token);
     }
 
-    /// A file of a volume: where it is and what is in it, or `None` if it cannot be read.
-    pub fn add_file(&mut self, volume: &str, path: &str, read: Option<(String, Vec<u8>)>) {
+    /// A file of a volume; `None` if it cannot be read.
+    pub fn add_file(&mut self, volume: &str, path: &str, read: Option<FileRead>) {
         self.files.insert((volume.to_owned(), path.to_owned()), read);
     }
 
@@ -81,7 +88,7 @@ impl EnvSources for Fetched {
         match self.files.get(&(volume.to_owned(), path.to_owned())) {
             None => EnvFile::NoVolume,
             Some(None) => EnvFile::Unreadable,
-            Some(Some((path, content))) => EnvFile::Read { path, content },
+            Some(Some(FileRead { path, content })) => EnvFile::Read { path, content },
         }
     }
 }

@@ -409,7 +409,7 @@ async fn a_file_with_variables_is_read_where_it_is_and_nowhere_else() {
     std::os::unix::fs::symlink("/etc/passwd", path.join("evil")).unwrap();
     let read = async |volume: &str, file: &str| {
         let read = scene.volumes.env_file(&pod.uid, volume, file).await;
-        read.map(|found| found.map(|(_, bytes)| bytes))
+        read.map(|found| found.map(|file| file.content))
     };
     assert_eq!(read("e", "env").await, Some(Some(b"K='v'".to_vec())));
     for file in ["evil", "../../../etc-hosts", "/etc/passwd", "missing"] {
