@@ -127,7 +127,7 @@ mod tests {
             ("ready", ready.clone(), Need::Nothing),
             ("edited", Actual { news: true, ..ready.clone() }, Need::SetUp),
             ("token fresh", Actual { renew_at: Some(at(9)), ..ready.clone() }, Need::Wait(at(9))),
-            ("token old", Actual { renew_at: Some(at(5)), ..ready.clone() }, Need::SetUp),
+            ("token old", Actual { renew_at: Some(at(5)), ..ready }, Need::SetUp),
             ("failed", Actual { failure: failed(at(9)), ..new.clone() }, Need::Wait(at(9))),
             ("failed long ago", Actual { failure: failed(at(5)), ..new.clone() }, Need::SetUp),
             ("failed, news", Actual { failure: failed(at(9)), news: true, ..new }, Need::SetUp),

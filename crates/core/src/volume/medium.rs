@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::builders::pod;
 
-    fn medium(source: Value, resources: Value) -> Result<Medium, String> {
+    fn medium(source: Value, resources: &Value) -> Result<Medium, String> {
         let pod = pod("p").container_with("c", json!({ "resources": resources })).build();
         let node = ResourceList::from([(MEMORY.to_owned(), "8Gi".parse().unwrap())]);
         let source = serde_json::from_value(source).unwrap();
@@ -151,9 +151,9 @@ mod tests {
             (json!({"medium": "Memory", "sizeLimit": "0"}), limit("16Gi"), 8),
         ] {
             let want = Medium::Memory { size: Some(gib << 30) };
-            assert_eq!(medium(source.clone(), resources), Ok(want), "{source}");
+            assert_eq!(medium(source.clone(), &resources), Ok(want), "{source}");
         }
-        assert_eq!(medium(json!({"sizeLimit": "1Gi"}), json!({})), Ok(Medium::Disk));
+        assert_eq!(medium(json!({"sizeLimit": "1Gi"}), &json!({})), Ok(Medium::Disk));
     }
 
     #[test]
@@ -162,14 +162,14 @@ mod tests {
         let both = json!({"limits": {"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi"}});
         let source = |medium: &str| json!({ "medium": medium });
         let page = |page: u64| Ok(Medium::HugePages { page });
-        assert_eq!(medium(source("HugePages"), two.clone()), page(2 << 20));
-        assert_eq!(medium(source("HugePages-1Gi"), both.clone()), page(1 << 30));
-        assert!(medium(source("HugePages"), both).unwrap_err().contains("several sizes"));
-        let error = medium(source("HugePages"), json!({})).unwrap_err();
+        assert_eq!(medium(source("HugePages"), &two), page(2 << 20));
+        assert_eq!(medium(source("HugePages-1Gi"), &both), page(1 << 30));
+        assert!(medium(source("HugePages"), &both).unwrap_err().contains("several sizes"));
+        let error = medium(source("HugePages"), &json!({})).unwrap_err();
         assert!(error.contains("no resource request for huge pages"), "{error}");
-        medium(source("HugePages-1Gi"), two.clone()).unwrap_err();
-        medium(source("HugePages-lots"), two.clone()).unwrap_err();
-        let error = medium(source("Tape"), two).unwrap_err();
+        medium(source("HugePages-1Gi"), &two).unwrap_err();
+        medium(source("HugePages-lots"), &two).unwrap_err();
+        let error = medium(source("Tape"), &two).unwrap_err();
         assert_eq!(error, "unknown storage medium \"Tape\"");
     }
 }
