@@ -232,7 +232,13 @@ pub fn case(pod: Pod, observed: ObservedPod, now: Now) -> Case {
         observed,
         attempts: Attempts::default(),
         probed: Probed::default(),
-        surroundings: Surroundings { network: Ok(()), cgroup: true, hold: None, started: None },
+        surroundings: Surroundings {
+            network: Ok(()),
+            cgroup: true,
+            hold: None,
+            started: None,
+            resizing: std::sync::Arc::default(),
+        },
         crash_backoff: BackoffLimits::DEFAULT,
         now,
     }

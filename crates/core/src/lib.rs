@@ -22,6 +22,7 @@ pub mod pod;
 pub mod probe;
 pub mod qos;
 pub mod quantity;
+pub mod resize;
 pub mod schema;
 pub mod status;
 pub mod time;

@@ -25,6 +25,7 @@ use crate::lifecycle::{Lifecycle, Stage};
 use crate::observed::ObservedPod;
 use crate::pod::Pod;
 use crate::probe::Probed;
+use crate::resize::{Resize, Resizing};
 use crate::time::{Mono, Now};
 
 pub use kill::{KillPod, Stop, StopCause};
@@ -40,6 +41,9 @@ pub struct Surroundings {
     pub hold: Option<Hold>,
     /// When the pod's first status was reported; deadlines count from here.
     pub started: Option<Timestamp>,
+    /// Where the pod stands between the resources it wishes for and those it has.
+    #[serde(default)]
+    pub resizing: Arc<Resizing>,
 }
 
 /// A pod kept from running until someone lifts it.
@@ -104,6 +108,8 @@ pub enum Step {
     CreateSandbox {
         attempt: u32,
     },
+    /// Gives running containers, and the pod around them, what was granted.
+    Resize(Resize),
     StartContainer(Start),
     UnmountVolumes,
     DestroyCgroup,
@@ -121,6 +127,7 @@ impl Step {
             | Self::StopContainer(_)
             | Self::RemoveInstances(_)
             | Self::CreateSandbox { .. }
+            | Self::Resize(_)
             | Self::UnmountVolumes
             | Self::DestroyCgroup => None,
         }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, CgroupNameError, PodPolicy, PodTree};
-use podwright_core::ids::PodUid;
+use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
-use podwright_core::qos::{PodResources, QosClass, ResourceError};
+use podwright_core::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_host::cgroup::{CgroupError, Cgroups as Host};
 
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +21,17 @@ pub enum PodCgroupError {
     Host { pod: String, source: Box<CgroupError> },
 }
 
-/// What was computed for a pod when its cgroup was made; its class never changes.
+/// A pod's group as it is, and as the pod's resources make it.
+pub struct Group {
+    pub current: CgroupConfig,
+    pub wanted: CgroupConfig,
+    /// What of it the sandbox itself costs.
+    pub overhead: ResourceList,
+}
+
+/// What was computed from a pod. Its class, and so its name, never change; its resources may.
 struct Known {
+    object: Arc<v1::Pod>,
     name: CgroupName,
     resources: PodResources,
     class: QosClass,
@@ -69,15 +79,40 @@ impl Cgroups {
     /// Makes the pod's cgroup with its limits, and lets its class know of it first.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
         let known = self.known(pod)?;
-        let failed = |source: CgroupError| PodCgroupError::Host {
-            pod: pod.name.to_string(),
-            source: Box::new(source),
-        };
         if let Err(error) = self.refresh_classes().await {
             tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
         }
         let config = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
-        self.host.ensure(&known.name, &config).await.map_err(failed)
+        self.host.ensure(&known.name, &config).await.map_err(failed(pod))
+    }
+
+    /// What the pod's group has now, and what it should have.
+    pub async fn group(&self, pod: &Pod) -> Result<Group, PodCgroupError> {
+        let known = self.known(pod)?;
+        let current = self.host.settings(&known.name).await.map_err(failed(pod))?;
+        let wanted = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
+        Ok(Group { current, wanted, overhead: known.resources.overhead.clone() })
+    }
+
+    /// Changes a part of the pod's group.
+    pub async fn set(&self, pod: &Pod, part: &CgroupConfig) -> Result<(), PodCgroupError> {
+        let known = self.known(pod)?;
+        self.host.update(&known.name, part).await.map_err(failed(pod))
+    }
+
+    /// Bytes of memory in use; `None` if nobody can tell.
+    pub async fn memory_of_pod(&self, pod: &Pod) -> Option<u64> {
+        let usage = self.host.usage(&self.known(pod).ok()?.name).await.ok()?;
+        usage.memory.map(|memory| memory.usage)
+    }
+
+    /// The same of one container, whose group the runtime has named after it.
+    pub async fn memory_of_container(&self, pod: &Pod, id: &ContainerId) -> Option<u64> {
+        let name = &self.known(pod).ok()?.name;
+        let children = self.host.children(name).await.ok()?;
+        let own = children.iter().find(|child| child.contains(id.as_str()))?;
+        let usage = self.host.usage_of_child(name, own).await.ok()?;
+        usage.memory.map(|memory| memory.usage)
     }
 
     /// Burstable pods share what their requests add up to.
@@ -92,11 +127,7 @@ impl Cgroups {
 
     pub async fn destroy_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
         let known = self.known(pod)?;
-        let failed = |source: CgroupError| PodCgroupError::Host {
-            pod: pod.name.to_string(),
-            source: Box::new(source),
-        };
-        self.host.destroy(&known.name).await.map_err(failed)?;
+        self.host.destroy(&known.name).await.map_err(failed(pod))?;
         self.pods.lock().remove(&pod.uid);
         Ok(())
     }
@@ -114,7 +145,10 @@ impl Cgroups {
     }
 
     fn known(&self, pod: &Pod) -> Result<Arc<Known>, PodCgroupError> {
-        if let Some(known) = self.pods.lock().get(&pod.uid) {
+        let before = self.pods.lock().get(&pod.uid).cloned();
+        if let Some(known) = &before
+            && Arc::ptr_eq(&known.object, &pod.object)
+        {
             return Ok(known.clone());
         }
         let described = || pod.name.to_string();
@@ -123,13 +157,18 @@ impl Cgroups {
             pod: described(),
             source: source.into(),
         })?;
-        let class = resources.class();
+        let class = before.map_or_else(|| resources.class(), |known| known.class);
         let name = self
             .tree
             .pod(class, &pod.uid)
             .map_err(|source| PodCgroupError::Name { pod: described(), source })?;
-        let known = Arc::new(Known { name, resources, class });
+        let known = Arc::new(Known { object: pod.object.clone(), name, resources, class });
         self.pods.lock().insert(pod.uid.clone(), known.clone());
         Ok(known)
     }
+}
+
+fn failed(pod: &Pod) -> impl Fn(CgroupError) -> PodCgroupError {
+    let pod = pod.name.to_string();
+    move |source| PodCgroupError::Host { pod: pod.clone(), source: Box::new(source) }
 }

@@ -5,6 +5,7 @@
 //! reports it. What they choose is in `podwright_core`; here is only what they do.
 
 pub mod admission;
+pub mod allocations;
 pub mod cell;
 pub mod cgroups;
 pub mod events;

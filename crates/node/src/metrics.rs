@@ -19,6 +19,10 @@ const POD_START: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
     300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
+const RESIZE_MILLIS: &[f64] = &[
+    10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 30000.0, 60000.0, 120000.0,
+    300000.0, 600000.0,
+];
 const STATUS_SYNC: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
 #[derive(Default)]
@@ -29,6 +33,7 @@ pub struct Metrics {
     pub runtime: RuntimeMetrics,
     pub pods: PodMetrics,
     pub hooks: HookMetrics,
+    pub resizes: ResizeMetrics,
     /// On a page of their own: there are many of them.
     pub probes: ProbeMetrics,
 }
@@ -41,6 +46,7 @@ impl Metrics {
         self.runtime.write(out);
         self.pods.write(out);
         self.hooks.write(out);
+        self.resizes.write(out);
     }
 }
 
@@ -289,6 +295,36 @@ impl HookMetrics {
             "kubelet_sleep_action_terminated_early_total",
             "Number of sleep hooks that ended before their time.",
             [(vec![], &self.sleeps_cut_short)].into_iter(),
+        );
+    }
+}
+
+/// Counted by workers that apply a grant. In milliseconds, as upstream has it.
+pub struct ResizeMetrics {
+    done: Histogram,
+    failed: Histogram,
+}
+
+impl Default for ResizeMetrics {
+    fn default() -> Self {
+        Self { done: Histogram::new(RESIZE_MILLIS), failed: Histogram::new(RESIZE_MILLIS) }
+    }
+}
+
+impl ResizeMetrics {
+    pub fn done(&self, well: bool, took: std::time::Duration) {
+        let histogram = if well { &self.done } else { &self.failed };
+        histogram.observe(took * 1000);
+    }
+
+    fn write(&self, out: &mut Exposition) {
+        let all = [("true", &self.done), ("false", &self.failed)];
+        out.histograms(
+            "kubelet_pod_resize_duration_milliseconds",
+            "Duration in milliseconds to actuate a pod resize",
+            all.into_iter()
+                .filter(|(_, histogram)| histogram.count() > 0)
+                .map(|(success, histogram)| (vec![("success", success)], histogram)),
         );
     }
 }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admission;
+use crate::allocations::Allocations;
 use crate::cgroups::Cgroups;
 use crate::events::{self, Recorder};
 use crate::gate::Gate;
@@ -104,6 +105,7 @@ impl Node {
         let allocatable = config.facts.allocatable.clone();
         let volumes = Volumes::new(&config.root_dir, objects.clone(), allocatable, clock.clone())?;
         let volumes = Arc::new(volumes);
+        let allocations = Allocations::open(&config.root_dir)?;
         let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
         cgroups.ensure_tree(&config.all_pods).await?;
         let (events, occurrences) = Recorder::new(clock.clone());
@@ -138,6 +140,7 @@ impl Node {
             status,
             volumes,
             cgroups,
+            allocations,
             metrics,
             node,
             started,
@@ -149,6 +152,7 @@ impl Node {
         let pods =
             Pods::new(this.tools.clone(), this.directory.clone(), sources.0, this.stop.clone());
         this.tasks.spawn(pods.run(sources.1));
+        this.tasks.spawn(this.tools.allocations.clone().run(this.stop.clone()));
         this.tasks.close();
         Ok(this)
     }

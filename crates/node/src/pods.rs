@@ -7,6 +7,7 @@
 mod directory;
 mod housekeeping;
 mod orphan;
+mod resizes;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -49,6 +50,8 @@ pub struct Pods {
     sources: Vec<Source>,
     /// Static pods that wait for another one of their name to end.
     queues: HashMap<PodName, VecDeque<PodUid>>,
+    /// Pods that wish for other resources than they have and were not answered yet.
+    undecided: HashSet<PodUid>,
     workers: TaskTracker,
     ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
     /// Pods of the runtime that are being ended.
@@ -70,6 +73,7 @@ impl Pods {
             merge: Merge::default(),
             sources,
             queues: HashMap::new(),
+            undecided: HashSet::new(),
             workers: TaskTracker::new(),
             ended: mpsc::unbounded_channel(),
             orphans: HashSet::new(),
@@ -126,7 +130,7 @@ impl Pods {
             self.update(pod);
         }
         for pod in changes.reconciled {
-            self.reconcile(pod);
+            self.reconcile(&pod);
         }
     }
 
@@ -136,11 +140,11 @@ impl Pods {
             return self.mirror_changed(&pod);
         }
         if let Some(cell) = self.directory.cell(&pod.uid) {
-            cell.update(pod, Request::Create);
+            cell.update(self.resized(&pod), Request::Create);
             return;
         }
         let over = pod.api_phase.is_terminal() || pod.deletion.is_some();
-        if !over && let Err(rejection) = self.admit(&pod) {
+        if !over && let Err(rejection) = self.admit(&self.tools.allocations.granted(&pod)) {
             return self.reject(&pod, &rejection);
         }
         self.start_in_order(pod);
@@ -152,7 +156,7 @@ impl Pods {
             return self.mirror_changed(&pod);
         }
         match self.directory.cell(&pod.uid) {
-            Some(cell) => drop(cell.update(pod, Request::Update)),
+            Some(cell) => drop(cell.update(self.resized(&pod), Request::Update)),
             // A rejected pod that is now to be deleted still has to be finished.
             None if pod.deletion.is_some() => self.start_in_order(pod),
             None => {}
@@ -170,13 +174,13 @@ impl Pods {
     }
 
     /// Only the status changed in the API: usually our own report coming back.
-    fn reconcile(&mut self, pod: Arc<Pod>) {
+    fn reconcile(&mut self, pod: &Arc<Pod>) {
         self.directory.put(pod.clone());
         let gates = pod.object.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
         if gates.is_some_and(|gates| !gates.is_empty())
             && let Some(cell) = self.directory.cell(&pod.uid)
         {
-            cell.update(pod, Request::Update);
+            cell.update(self.tools.allocations.granted(pod), Request::Update);
         }
     }
 
@@ -214,6 +218,11 @@ impl Pods {
     }
 
     fn start(&mut self, pod: Arc<Pod>) {
+        let wished = pod;
+        let pod = self.tools.allocations.admit(&wished);
+        if !Arc::ptr_eq(&pod, &wished) {
+            self.undecided.insert(pod.uid.clone());
+        }
         let alive = self.tools.pleg.is_alive(&pod.uid);
         let mut life = Lifecycle::begin(&pod, alive);
         life.request(Request::Update, &pod);

@@ -12,6 +12,7 @@ use podwright_host::clock::Clock;
 use tokio::sync::watch;
 
 use crate::admission;
+use crate::allocations::Allocations;
 use crate::cgroups::Cgroups;
 use crate::events::Recorder;
 use crate::gate::Gate;
@@ -63,6 +64,7 @@ pub struct Tools {
     pub objects: Arc<Objects>,
     pub volumes: Arc<Volumes>,
     pub cgroups: Arc<Cgroups>,
+    pub allocations: Arc<Allocations>,
     pub gate: Gate,
     pub metrics: Arc<Metrics>,
     pub facts: NodeFacts,

@@ -6,6 +6,7 @@
 mod announce;
 mod execute;
 mod lane;
+mod resize;
 mod start;
 mod stop;
 
@@ -20,6 +21,8 @@ use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Inputs, Plan, Surroundings};
 use podwright_core::pod::{Phase, Pod, hold};
 use podwright_core::probe::Probed;
+use podwright_core::resize::grant::summary;
+use podwright_core::resize::{Resizing, is_in_progress as resize_is_in_progress};
 use podwright_core::status::{self, Sources};
 use podwright_core::time::{Mono, Now};
 use tokio::sync::watch;
@@ -27,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::cell::{Desired, PodCell};
+use crate::events::Severity;
 use crate::metrics::Operation;
 use crate::tools::{NodeState, Tools};
 use lane::Lane;
@@ -210,6 +214,7 @@ impl Worker {
             cgroup,
             hold: hold::objection(pod),
             started: old.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            resizing: self.resizing(pod, view),
         };
         let inputs = Inputs {
             pod,
@@ -235,6 +240,22 @@ impl Worker {
             pod_cgroup: None,
         });
         Decision { pod: pod.clone(), life: desired.life.clone(), plan, status }
+    }
+
+    /// Where the pod stands between the resources it wishes for and those it has; a resize of
+    /// which nothing is left to do is over.
+    fn resizing(&self, pod: &Pod, view: &ObservedPod) -> Arc<Resizing> {
+        let resizing = self.tools.allocations.resizing(&self.uid);
+        let Some(progress) = &resizing.progress else { return resizing };
+        // What we decide on may be older than the grant.
+        let knows_of_it = pod.generation() >= progress.generation;
+        if !knows_of_it || resize_is_in_progress(pod, view, &resizing.applied) {
+            return resizing;
+        }
+        self.tools.allocations.note_done(&self.uid);
+        let text = format!("Pod resize completed: {}", summary(pod, progress.generation, None));
+        self.tools.events.pod(pod, Severity::Normal, "ResizeCompleted", text);
+        self.tools.allocations.resizing(&self.uid)
     }
 
     /// Tells the status manager, the journal and, where something began, the events.

@@ -9,6 +9,7 @@ use super::{Inputs, StopCause};
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, Container, ContainerKind, ProbeKind};
 use crate::probe::Verdict;
+use crate::resize;
 
 /// Whether the regular containers may be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +87,11 @@ fn init_turn<'a>(
 ) -> Turn {
     match &instance.state {
         State::Created => starts.push(restart(container, Some(instance))),
-        State::Running { .. } => {}
+        State::Running { .. } => match resize_need(inputs, container, instance) {
+            // Only what stays may ask for a restart; validation sees to it.
+            resize::Need::Nothing | resize::Need::Restart => {}
+            resize::Need::InPlace(update) => actions.resize.updates.push(update),
+        },
         State::Exited(exit) if !exit.failed() => return Turn::Passed,
         State::Exited(exit) => match container.after_exit(exit.code, inputs.pod.restart_policy) {
             AfterExit::Restart | AfterExit::RestartAll => {
@@ -140,9 +145,22 @@ fn sidecar_turn<'a>(
                 again(Some(StopCause::SpecChanged));
             } else if inputs.probed.failed(&instance.id, ProbeKind::Liveness) {
                 again(Some(StopCause::LivenessFailed));
+            } else {
+                match resize_need(inputs, container, instance) {
+                    resize::Need::Nothing => {}
+                    resize::Need::InPlace(update) => actions.resize.updates.push(update),
+                    resize::Need::Restart => {
+                        again(Some(StopCause::Resized));
+                        actions.resize.whole = true;
+                    }
+                }
             }
             return Turn::Passed;
         }
     }
     Turn::Pending
+}
+
+fn resize_need(inputs: &Inputs<'_>, container: &Container, instance: &Instance) -> resize::Need {
+    resize::need(inputs.pod, container, instance, &inputs.surroundings.resizing.applied)
 }

@@ -23,6 +23,8 @@ pub enum StopCause {
     Unknown,
     PostStartFailed,
     RestartingAll,
+    /// Its resources change, and it asks to start anew for that.
+    Resized,
 }
 
 /// One instance to stop.
@@ -125,7 +127,8 @@ pub fn container(
         StopCause::Pod
         | StopCause::SpecChanged
         | StopCause::Unknown
-        | StopCause::PostStartFailed => None,
+        | StopCause::PostStartFailed
+        | StopCause::Resized => None,
     };
     let grace = own_grace(pod, probe);
     Stop {

@@ -4,11 +4,13 @@ use super::{Inputs, NextAttempt, Start, Stop, StopCause, kill};
 use crate::attempts::Attempts;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, Container, ProbeKind};
+use crate::resize::{self, Resize, Update};
 
 /// What the pod's containers need, before back-off has its say.
 #[derive(Debug, Default)]
 pub(super) struct Actions<'a> {
     pub stops: Vec<Stop>,
+    pub resize: Resize,
     pub starts: Vec<Restart<'a>>,
 }
 
@@ -44,11 +46,16 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> usiz
         match need(inputs, container, instance) {
             Need::Nothing => {}
             Need::Keep => kept += 1,
+            Need::Resize(update) => {
+                actions.resize.updates.push(update);
+                kept += 1;
+            }
             Need::Start => actions.starts.push(restart(container, instance)),
             Need::Stop { cause, start } => {
                 if let Some(instance) = instance {
                     actions.stops.push(stop(inputs, container, instance, cause));
                 }
+                actions.resize.whole |= cause == StopCause::Resized;
                 if start {
                     actions.starts.push(restart(container, instance));
                 }
@@ -68,6 +75,7 @@ pub(super) fn ephemeral<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) {
 enum Need {
     Nothing,
     Keep,
+    Resize(Update),
     Start,
     Stop { cause: StopCause, start: bool },
 }
@@ -96,7 +104,12 @@ fn need(inputs: &Inputs<'_>, container: &Container, instance: Option<&Instance>)
             } else if inputs.probed.failed(&instance.id, ProbeKind::Startup) {
                 Need::Stop { cause: StopCause::StartupFailed, start: after_probe() }
             } else {
-                Need::Keep
+                let applied = &inputs.surroundings.resizing.applied;
+                match resize::need(pod, container, instance, applied) {
+                    resize::Need::Nothing => Need::Keep,
+                    resize::Need::InPlace(update) => Need::Resize(update),
+                    resize::Need::Restart => Need::Stop { cause: StopCause::Resized, start: true },
+                }
             }
         }
     }
@@ -121,6 +134,7 @@ pub(super) fn stop(
         StopCause::Unknown => {
             "Container is in \"unknown\" state, try killing it before restart".into()
         }
+        StopCause::Resized => format!("Container {name} resize requires restart"),
         StopCause::PostStartFailed => "FailedPostStartHook".into(),
         StopCause::Pod | StopCause::RestartingAll => format!("Stopping container {name}"),
     };

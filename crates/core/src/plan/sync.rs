@@ -13,6 +13,7 @@ use crate::attempts::{PodStep, StartError};
 use crate::ids::ContainerId;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, ContainerKind, RestartPolicy};
+use crate::resize::whole_differs;
 use crate::time::{Mono, go_duration};
 
 /// How soon a pod looks again whether the network came up; usually it is told.
@@ -195,6 +196,11 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
     let stopped: Vec<ContainerId> = actions.stops.iter().map(|s| s.instance.clone()).collect();
     plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
     prune_init(inputs, &mut plan);
+    let mut resize = actions.resize;
+    resize.whole |= whole_differs(inputs.pod, &inputs.surroundings.resizing.applied);
+    if !resize.is_empty() && may_try(inputs, PodStep::Resize, &mut plan) {
+        plan.steps.push(Step::Resize(resize));
+    }
     let (starts, held) = hold_back(inputs, actions.starts, &stopped, &mut plan);
     plan.why = why_in_sandbox(inputs, &plan, &starts, held.as_deref());
     if !starts.is_empty() && prepare(inputs, &mut plan) {
@@ -211,6 +217,13 @@ fn why_in_sandbox(inputs: &Inputs<'_>, plan: &Plan, starts: &[Step], held: Optio
     let stopping = |step: &Step| matches!(step, Step::StopContainer(_));
     if plan.steps.iter().any(stopping) {
         return Why::new("stopping a container that has to start anew or not at all");
+    }
+    if plan.steps.iter().any(|step| matches!(step, Step::Resize(_))) {
+        return Why::new("giving its containers the resources they were granted");
+    }
+    if let Some(error) = resize_error(inputs) {
+        return Why::new(format!("its new resources could not be applied: {error}"))
+            .way_out("it is tried again; ask for other amounts if that does not help");
     }
     if let Some(held) = held
         && let Some(waiting) = plan.waiting.get(held)
@@ -232,6 +245,13 @@ fn why_in_sandbox(inputs: &Inputs<'_>, plan: &Plan, starts: &[Step], held: Optio
         Some(c) => Why::new(format!("waiting for init container {} to finish", c.name)),
         None => Why::new("running"),
     }
+}
+
+/// Why the last try to apply a grant failed, while that matters.
+fn resize_error<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
+    let failed = inputs.attempts.step_failure(PodStep::Resize)?;
+    inputs.surroundings.resizing.progress.as_ref()?;
+    Some(&failed.message)
 }
 
 /// What must stand before anything is started.

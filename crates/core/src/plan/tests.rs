@@ -28,6 +28,10 @@ fn word(step: &Step) -> String {
         Step::StopContainer(stop) => format!("stop {}", stop.container),
         Step::RemoveInstances(ids) => format!("remove {}", ids.len()),
         Step::CreateSandbox { attempt } => format!("sandbox {attempt}"),
+        Step::Resize(resize) => {
+            let names: Vec<&str> = resize.updates.iter().map(|u| &*u.container).collect();
+            format!("resize[{}]{}", names.join(","), if resize.whole { " and whole" } else { "" })
+        }
         Step::StartContainer(start) => match start.attempt {
             NextAttempt::Number(n) => format!("start {}#{n}", start.container),
             NextAttempt::PastLogs(n) => format!("start {}>{n}", start.container),
@@ -412,4 +416,55 @@ fn a_recorded_case_replays_to_the_same_plan() {
     let text = serde_json::to_string(&case).unwrap();
     let replayed: Case = serde_json::from_str(&text).unwrap();
     assert_eq!(decide(&replayed.inputs()), decide(&case.inputs()));
+}
+
+/// A pod whose container asks for this much CPU, as a JSON patch of its spec.
+fn asking(cpu: &str, policy: &str) -> Pod {
+    let fields = json!({
+        "resources": { "requests": { "cpu": cpu } },
+        "resizePolicy": [{ "resourceName": "cpu", "restartPolicy": policy }],
+    });
+    pod("web").container_with("app", fields).container("log").build()
+}
+
+#[test]
+fn a_grant_is_applied_in_place_or_by_a_new_instance() {
+    use crate::resize::{Amounts, Applied, Resizing};
+    for (case, policy, cpu, want) in [
+        ("nothing to do", "NotRequired", "100m", vec![]),
+        ("in place", "NotRequired", "200m", vec!["resize[app]"]),
+        (
+            "anew",
+            "RestartContainer",
+            "200m",
+            vec![
+                "stop app",
+                "resize[] and whole",
+                "cgroup",
+                "directories",
+                "volumes",
+                "start app#1",
+            ],
+        ),
+    ] {
+        let (before, pod) = (asking("100m", policy), asking(cpu, policy));
+        let seen = observed(&pod).sandbox_ready().running("app", t(0)).running("log", t(0)).build();
+        let mut case_ = crate::builders::case(pod, seen, t(10));
+        let amounts =
+            |c: &crate::pod::Container| (c.name.clone(), Amounts::of_container(&before, c));
+        let containers = before.containers.iter().map(amounts).collect();
+        let applied = Applied { containers, pod: None };
+        case_.surroundings.resizing = Arc::new(Resizing { applied, ..Resizing::default() });
+        assert_eq!(told(&case_), want, "{case}");
+        if want.len() == 1 {
+            case_.attempts.note_step_failure(
+                PodStep::Resize,
+                "no".into(),
+                t(10),
+                Duration::from_secs(10),
+            );
+            let plan = decide(&case_.inputs());
+            assert_eq!((plan.steps, plan.wake_at), (vec![], Some(t(20).mono)), "{case}: later");
+        }
+    }
 }

@@ -5,12 +5,15 @@
 
 use std::fmt::Write as _;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 
 use super::container::{Shown, find};
+use super::normal::seconds;
 use super::{Sources, text};
 use crate::plan::usable_sandbox;
 use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
+use crate::resize::Resizing;
 
 pub const READY: &str = "Ready";
 pub const CONTAINERS_READY: &str = "ContainersReady";
@@ -33,6 +36,7 @@ const NOT_INITIALIZED: &str = "ContainersNotInitialized";
 const GATES_NOT_READY: &str = "ReadinessGatesNotReady";
 const RESTART_STARTED: &str = "RestartAllContainersStarted";
 const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
+const RESIZE_ERROR: &str = "Error";
 
 /// Who writes a type of condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +112,7 @@ pub(super) fn all(sources: &Sources<'_>, shown: Shown<'_>, phase: Phase) -> Vec<
     let in_api = sources.api().and_then(|api| api.conditions.as_deref()).unwrap_or_default();
     all.extend(in_api.iter().filter(|c| owner(&c.type_) != Owner::Agent).cloned());
     if !sources.is_terminal() {
-        let resize = [RESIZE_PENDING, RESIZE_IN_PROGRESS];
-        all.extend(resize.iter().filter_map(|type_| condition(old?, type_)).cloned());
+        all.extend(resizing(&sources.inputs.surroundings.resizing));
     }
     if let Some(disrupted) = disruption(sources) {
         put(&mut all, disrupted);
@@ -128,6 +131,28 @@ pub(super) fn all(sources: &Sources<'_>, shown: Shown<'_>, phase: Phase) -> Vec<
         all.push(restarting_all(sources, phase).to(ALL_RESTARTING, None));
     }
     all
+}
+
+/// A wish for other resources that was not granted, and a grant that is not applied yet.
+fn resizing(resizing: &Resizing) -> impl Iterator<Item = PodCondition> {
+    let told = |type_: &str, generation, since: Timestamp| PodCondition {
+        type_: type_.into(),
+        status: TRUE.into(),
+        observed_generation: generation,
+        last_transition_time: Some(seconds(since)),
+        ..PodCondition::default()
+    };
+    let pending = resizing.pending.as_ref().map(|pending| PodCondition {
+        reason: text(pending.why.as_str()),
+        message: text(&pending.message),
+        ..told(RESIZE_PENDING, pending.generation, pending.since)
+    });
+    let progress = resizing.progress.as_ref().map(|progress| PodCondition {
+        reason: progress.error.as_ref().map(|_| RESIZE_ERROR.to_owned()),
+        message: progress.error.clone(),
+        ..told(RESIZE_IN_PROGRESS, progress.generation, progress.since)
+    });
+    pending.into_iter().chain(progress)
 }
 
 /// Ready and ContainersReady as these container statuses and conditions make them.

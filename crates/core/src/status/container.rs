@@ -16,6 +16,7 @@ use super::phase::hold;
 use super::{Sources, conditions, readiness, resources, text};
 use crate::observed::{Exit, Instance, State, User};
 use crate::pod::{Container, ContainerKind};
+use crate::resize::Amounts;
 
 pub(super) const BLOCKED: &str = "Blocked";
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
@@ -199,7 +200,12 @@ impl<'a> Teller<'a> {
             restart_count,
             state: Some(state),
             last_state: Some(ContainerState { terminated: last_end, ..ContainerState::default() }),
-            resources: Some(resources::of_container(container, newest, same)),
+            resources: Some(resources::of_container(
+                container,
+                newest,
+                same,
+                self.applied(container),
+            )),
             allocated_resources: resources::requests(container),
             user: newest.user.as_ref().map(user),
             volume_mounts: self.volume_mounts(container, old),
@@ -291,6 +297,12 @@ impl<'a> Teller<'a> {
         let mounts = container.spec.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
         let recursive = self.sources.runtime.recursive_read_only;
         Some(mounts.iter().map(|mount| mount_status(mount, recursive)).collect())
+    }
+
+    /// What the runtime was last told of a container's resources, if it was us who told it.
+    fn applied(&self, container: &Container) -> Option<&Amounts> {
+        let resizing = &self.sources.inputs.surroundings.resizing;
+        resizing.applied.containers.get(&container.name)
     }
 
     fn id_of(&self, instance: &Instance) -> String {

@@ -13,6 +13,7 @@ use crate::observed::{Instance, Resources};
 use crate::pod::{Container, Pod};
 use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
 use crate::quantity::Quantity;
+use crate::resize::Amounts;
 
 type ApiList = BTreeMap<String, ApiQuantity>;
 
@@ -48,10 +49,13 @@ pub(super) fn of_container(
     container: &Container,
     newest: &Instance,
     same: Option<&ContainerStatus>,
+    applied: Option<&Amounts>,
 ) -> ResourceRequirements {
     let mut resources = container.spec.resources.clone().unwrap_or_default();
     if newest.is_running() {
-        let enforced = newest.resources.as_ref().map(Enforced::read).unwrap_or_default();
+        // An older runtime does not tell what it enforces; then what it was told must do.
+        let told = newest.resources.as_ref().map(Enforced::read);
+        let enforced = told.or_else(|| applied.map(Enforced::applied)).unwrap_or_default();
         let last = same.filter(|same| super::container::is_running(same));
         overlay(&mut resources, &enforced, last.and_then(|last| last.resources.as_ref()));
     }
@@ -72,6 +76,16 @@ struct Enforced {
 }
 
 impl Enforced {
+    fn applied(amounts: &Amounts) -> Self {
+        let milli = |milli: i64| (milli > 0).then(|| Quantity::from_milli(milli));
+        let bytes = u64::try_from(amounts.memory_limit).ok().filter(|bytes| *bytes > 0);
+        Self {
+            cpu_request: milli(amounts.cpu_request),
+            cpu_limit: milli(amounts.cpu_limit),
+            memory_limit: bytes.map(Quantity::from_bytes),
+        }
+    }
+
     fn read(resources: &Resources) -> Self {
         let positive = |value: Option<i64>| value.filter(|value| *value > 0);
         let milli = |value: i64, of: i64, up: i64| {

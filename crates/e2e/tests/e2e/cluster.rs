@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use podwright_e2e::agent::Agent;
-use podwright_e2e::bed::Bed;
+use podwright_e2e::bed::{Bed, BedBuilder};
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
@@ -23,7 +23,12 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start() -> Self {
-        let bed = Bed::builder().control_plane().start().await.unwrap();
+        Self::on(Bed::builder().control_plane()).await
+    }
+
+    /// On a bed of the case's own making.
+    pub(crate) async fn on(bed: BedBuilder) -> Self {
+        let bed = bed.start().await.unwrap();
         let client = bed.client().await.unwrap();
         bed.control_plane().unwrap().create_namespace(NAMESPACE).await.unwrap();
         let node = json!({ "metadata": { "name": "node-1" } });

@@ -11,6 +11,7 @@ mod cluster;
 mod control_plane;
 mod privilege;
 mod probes;
+mod resize;
 mod standalone;
 mod static_pods;
 mod units;

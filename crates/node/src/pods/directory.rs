@@ -100,8 +100,9 @@ impl Directory {
     /// Pods that hold resources of the node: wanted and not known to be over.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
         let cells = self.cells.read();
-        let active = |uid: &PodUid| cells.get(uid).is_some_and(|c| c.stage() < Stage::Terminated);
-        self.registry.read().pods().filter(|pod| active(&pod.uid)).cloned().collect()
+        let active = |uid: &PodUid| cells.get(uid).filter(|cell| cell.stage() < Stage::Terminated);
+        let registry = self.registry.read();
+        registry.pods().filter_map(|pod| active(&pod.uid)).map(|cell| cell.pod()).collect()
     }
 
     /// Whether another static pod of this name still lives.

@@ -66,6 +66,7 @@ impl Execution<'_> {
                 *ground = self.create_sandbox(*attempt).await?;
                 Ok(())
             }
+            Step::Resize(resize) => Box::pin(self.resize(resize)).await,
             Step::StartContainer(start) => Box::pin(self.start_container(start, ground)).await,
             Step::UnmountVolumes => self.unmount_volumes().await,
             Step::DestroyCgroup => self.destroy_cgroup().await,
@@ -73,6 +74,9 @@ impl Execution<'_> {
     }
 
     fn may_go_on_after(&self, step: &Step) -> bool {
+        if matches!(step, Step::Resize(_)) {
+            return true;
+        }
         let container = step.start().and_then(|start| self.pod.container(&start.container));
         container.is_some_and(|container| container.kind != ContainerKind::Init)
     }

@@ -184,6 +184,7 @@ impl Execution<'_> {
             reason: StartError::CreateContainerConfigError,
             message: chain(&error),
         })?;
+        self.tools.allocations.note_start(self.pod, container);
         let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
         self.run(container, attempt, &id).await?;
         self.post_start(container, &id, ground).await

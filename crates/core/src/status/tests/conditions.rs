@@ -1,8 +1,12 @@
+use std::sync::Arc;
+
+use jiff::Timestamp;
 use serde_json::json;
 
 use super::scene::{Scene, answer, container, phase};
 use crate::pod::ProbeKind;
 use crate::probe::Verdict;
+use crate::resize::{NotGranted, Pending, Progress, Resizing};
 use crate::status::conditions::{Owner, owner, ready_is_stale};
 
 fn types(status: &k8s_openapi::api::core::v1::PodStatus) -> Vec<&str> {
@@ -14,7 +18,6 @@ fn conditions_come_in_upstreams_order_with_those_of_others_first() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["status"] = json!({ "conditions": [
             { "type": "Ready", "status": "False" },
-            { "type": "PodResizeInProgress", "status": "True", "observedGeneration": 1 },
             { "type": "example.com/ok", "status": "True" },
         ]});
         o["spec"]["containers"][0]["restartPolicy"] = "Never".into();
@@ -22,6 +25,8 @@ fn conditions_come_in_upstreams_order_with_those_of_others_first() {
             { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [9] } },
         ]);
     });
+    let resizing = Resizing { progress: Some(progress(None)), ..Resizing::default() };
+    scene.surroundings.resizing = Arc::new(resizing);
     scene.sandbox(&["10.0.0.5"]).runs("c").evict("no memory");
     assert_eq!(
         types(&scene.status()),
@@ -190,16 +195,27 @@ fn a_disruption_is_told_once_and_then_kept() {
     assert_eq!(answer(scene.reported(), "DisruptionTarget"), want);
 }
 
+fn progress(error: Option<&str>) -> Progress {
+    let error = error.map(str::to_owned);
+    Progress { generation: Some(3), error, since: Timestamp::UNIX_EPOCH }
+}
+
 #[test]
 fn resize_conditions_live_as_long_as_the_pod() {
-    let mut scene = Scene::edited("Always", &["c"], |o| {
-        o["status"] = json!({ "conditions": [
-            { "type": "PodResizePending", "status": "True", "reason": "Deferred",
-              "message": "no room", "observedGeneration": 3 },
-        ]});
+    let mut scene = Scene::new("Always", &["c"]);
+    scene.surroundings.resizing = Arc::new(Resizing {
+        pending: Some(Pending {
+            why: NotGranted::Deferred,
+            message: "no room".into(),
+            generation: Some(3),
+            since: Timestamp::UNIX_EPOCH,
+        }),
+        progress: Some(progress(Some("in use"))),
+        ..Resizing::default()
     });
     scene.sandbox(&["10.0.0.5"]).runs("c").report();
     assert_eq!(answer(scene.reported(), "PodResizePending"), Some(["True", "Deferred", "no room"]));
+    assert_eq!(answer(scene.reported(), "PodResizeInProgress"), Some(["True", "Error", "in use"]));
     scene.delete().exits("c", 0).stopped();
     assert_eq!(answer(&scene.status(), "PodResizePending"), None);
 }

@@ -1,0 +1,223 @@
+//! Who needs what, and in which order it is done.
+
+use serde_json::{Value, json};
+
+use super::acts::{Act, MemoryUse, acts, objection, sandbox_resources};
+use super::*;
+use crate::builders::{observed, pod, t};
+use crate::cgroup::{CgroupConfig, PodPolicy};
+use crate::qos::{PodResources, QosClass, ResourceList};
+
+fn resources(cpu: [u32; 2], memory: [u32; 2]) -> Value {
+    let list = |cpu: u32, memory: u32| {
+        let mut list = serde_json::Map::new();
+        if cpu > 0 {
+            list.insert("cpu".into(), json!(format!("{cpu}m")));
+        }
+        if memory > 0 {
+            list.insert("memory".into(), json!(format!("{memory}Mi")));
+        }
+        Value::Object(list)
+    };
+    json!({ "requests": list(cpu[0], memory[0]), "limits": list(cpu[1], memory[1]) })
+}
+
+/// A pod with containers `a` and `b` of these resources.
+fn two(a: Value, b: Value) -> Pod {
+    let of = |resources: Value| Value::from_iter([("resources", resources)]);
+    pod("p").container_with("a", of(a)).container_with("b", of(b)).build()
+}
+
+fn applied(pod: &Pod) -> Applied {
+    let amounts = |c: &Container| (c.name.clone(), Amounts::of_container(pod, c));
+    Applied { containers: pod.containers.iter().map(amounts).collect(), pod: Amounts::of_pod(pod) }
+}
+
+fn group(pod: &Pod) -> CgroupConfig {
+    let resources = PodResources::parse(pod.object.spec.as_ref().unwrap()).unwrap();
+    CgroupConfig::for_pod(&resources, QosClass::Burstable, PodPolicy::default())
+}
+
+fn resize(from: &Pod, to: &Pod) -> Resize {
+    let seen = observed(to).sandbox_ready().running("a", t(0)).running("b", t(0)).build();
+    let mut resize = Resize::default();
+    for container in &to.containers {
+        let instance = seen.newest(&container.name).unwrap();
+        match need(to, container, instance, &applied(from)) {
+            Need::Nothing => {}
+            Need::InPlace(update) => resize.updates.push(update),
+            Need::Restart => resize.whole = true,
+        }
+    }
+    resize
+}
+
+/// The acts in short words.
+fn told(from: &Pod, to: &Pod) -> Vec<String> {
+    let word = |act: Act| match act {
+        Act::Pod { set, .. } => match (set.memory_limit, set.cpu_quota, set.cpu_shares) {
+            (Some(limit), _, _) => format!("pod memory {}", limit >> 20),
+            (_, Some(quota), _) => format!("pod quota {}", quota.micros.unwrap()),
+            (_, _, shares) => format!("pod shares {}", shares.unwrap()),
+        },
+        Act::Container { update, now } => {
+            format!("{} {}m {}Mi", update.container, now.cpu_limit, now.memory_limit >> 20)
+        }
+    };
+    acts(&resize(from, to), &group(from), &group(to)).into_iter().map(word).collect()
+}
+
+#[test]
+fn growing_goes_from_the_outside_in_and_shrinking_from_the_inside_out() {
+    let base = || resources([100, 200], [32, 64]);
+    for (case, a, b, want) in [
+        ("nothing", base(), base(), vec![]),
+        (
+            "the recording: CPU grows",
+            resources([150, 300], [32, 64]),
+            base(),
+            vec!["pod quota 50000", "pod shares 256", "a 300m 64Mi"],
+        ),
+        (
+            "CPU shrinks",
+            resources([50, 100], [32, 64]),
+            base(),
+            vec!["a 100m 64Mi", "pod shares 153", "pod quota 30000"],
+        ),
+        (
+            "memory before CPU, each in its own direction",
+            resources([150, 300], [16, 32]),
+            base(),
+            vec![
+                "a 200m 32Mi",
+                "pod memory 96",
+                "pod quota 50000",
+                "pod shares 256",
+                "a 300m 32Mi",
+            ],
+        ),
+        (
+            "one grows, the other shrinks first",
+            resources([100, 300], [32, 64]),
+            resources([100, 100], [32, 64]),
+            vec!["b 100m 64Mi", "a 300m 64Mi"],
+        ),
+        (
+            "a memory request reaches no group, but the container",
+            resources([100, 200], [48, 64]),
+            base(),
+            vec!["a 200m 64Mi"],
+        ),
+    ] {
+        assert_eq!(told(&two(base(), base()), &two(a, b)), want, "{case}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_gone_from_the_spec_stays() {
+    let (from, to) = (
+        two(resources([100, 200], [32, 64]), resources([100, 200], [32, 64])),
+        two(resources([100, 0], [32, 64]), resources([100, 200], [32, 64])),
+    );
+    assert_eq!(told(&from, &to), ["a 0m 64Mi"], "the pod's own is not touched");
+}
+
+#[test]
+fn a_resize_policy_can_ask_for_a_restart() {
+    let with = |resources: Value| {
+        let policy = json!([{ "resourceName": "memory", "restartPolicy": "RestartContainer" }]);
+        pod("p")
+            .container_with("a", json!({ "resources": resources, "resizePolicy": policy }))
+            .build()
+    };
+    let before = with(resources([100, 200], [32, 64]));
+    for (case, after, want) in [
+        ("CPU in place", with(resources([150, 200], [32, 64])), "in place"),
+        ("memory anew", with(resources([100, 200], [32, 128])), "restart"),
+        ("both anew", with(resources([150, 200], [64, 128])), "restart"),
+        ("neither", with(resources([100, 200], [32, 64])), "nothing"),
+    ] {
+        let seen = observed(&after).sandbox_ready().running("a", t(0)).build();
+        let (container, instance) = (&after.containers[0], seen.newest("a").unwrap());
+        let told = match need(&after, container, instance, &applied(&before)) {
+            Need::Nothing => "nothing",
+            Need::InPlace(_) => "in place",
+            Need::Restart => "restart",
+        };
+        assert_eq!(told, want, "{case}");
+        let progress = is_in_progress(&after, &seen, &applied(&before));
+        assert_eq!(progress, want != "nothing", "{case}");
+    }
+}
+
+#[test]
+fn only_what_runs_and_is_known_is_resized() {
+    let (before, after) = (
+        two(resources([100, 0], [0, 0]), resources([100, 0], [0, 0])),
+        two(resources([200, 0], [0, 0]), resources([200, 0], [0, 0])),
+    );
+    let exited = observed(&after).sandbox_ready().exited("a", 0, t(0)).exited("b", 0, t(0)).build();
+    assert!(!is_in_progress(&after, &exited, &applied(&before)));
+    let running = observed(&after).sandbox_ready().running("a", t(0)).build();
+    assert!(is_in_progress(&after, &running, &applied(&before)));
+    let unknown = Applied::default();
+    assert!(!is_in_progress(&after, &running, &unknown), "started by another agent, as granted");
+}
+
+#[test]
+fn limits_of_the_pod_as_a_whole_are_inherited() {
+    let whole = |memory: &str| {
+        let builder = pod("p").container("a").edit(|pod| {
+            pod["spec"]["resources"] = json!({ "limits": { "memory": memory, "cpu": "1" } });
+        });
+        builder.build()
+    };
+    let (before, after) = (whole("64Mi"), whole("128Mi"));
+    let amounts = Amounts::of_container(&after, &after.containers[0]);
+    assert_eq!((amounts.memory_limit, amounts.cpu_limit), (128 << 20, 1000));
+    assert!(whole_differs(&after, &applied(&before)));
+    assert!(!whole_differs(&after, &applied(&after)));
+}
+
+#[test]
+fn row_50_a_limit_below_what_is_in_use_is_refused() {
+    let from = two(resources([100, 0], [0, 64]), resources([100, 0], [0, 64]));
+    let to = two(resources([100, 0], [0, 32]), resources([100, 0], [0, 64]));
+    let usage = |pod: Option<u64>, a: Option<u64>| MemoryUse {
+        pod: pod.map(|pod| pod << 20),
+        containers: [("a".into(), a.map(|a| a << 20))].into(),
+    };
+    let told =
+        |usage: &MemoryUse| objection(&resize(&from, &to), &group(&from), &group(&to), usage);
+    let want = |text: &str| Some(format!("cannot decrease memory limits: {text}"));
+    assert_eq!(told(&usage(Some(40), Some(31))), None);
+    assert_eq!(
+        told(&usage(Some(40), Some(32))),
+        want(
+            "attempting to set container \"a\" memory limit (33554432) below current usage (33554432)"
+        )
+    );
+    assert_eq!(
+        told(&usage(Some(96), None)),
+        want(
+            "[attempting to set pod memory limit (100663296) below current usage (100663296), \
+             missing container \"a\" memory usage]"
+        )
+    );
+    let grows = resize(&to, &from);
+    assert_eq!(objection(&grows, &group(&to), &group(&from), &MemoryUse::default()), None);
+}
+
+#[test]
+fn the_runtime_is_told_the_whole_without_its_overhead() {
+    let one = pod("p").container_with("a", json!({ "resources": resources([150, 300], [32, 64]) }));
+    let group = group(&one.build());
+    let told = sandbox_resources(&group, &ResourceList::new());
+    assert_eq!(
+        (told.cpu_period, told.cpu_quota, told.cpu_shares, told.memory_limit_in_bytes),
+        (100_000, 30_000, 153, 64 << 20)
+    );
+    let overhead = [("cpu".to_owned(), "100m".parse().unwrap())].into();
+    let told = sandbox_resources(&group, &overhead);
+    assert_eq!((told.cpu_quota, told.cpu_shares), (20_000, 51));
+}

@@ -1,0 +1,338 @@
+//! What each pod was granted, and what of it was applied.
+//!
+//! A fact that neither the API nor the runtime keeps: the spec says what is wished for, and an
+//! older runtime does not tell what it enforces. So it is kept in a small file. What would change
+//! a running container if it were lost is written before it is acted on; that a pod started with
+//! what its spec says is written when there is time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use podwright_core::ids::PodUid;
+use podwright_core::pod::{Container, Pod};
+use podwright_core::resize::fit::{self, Room};
+use podwright_core::resize::{Amounts, Grant, NotGranted, Pending, Progress, Resizing};
+use podwright_host::checkpoint::{Checkpoint, CheckpointError};
+use podwright_host::files::{FileError, Root};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Not upstream's files: their shape is another.
+const FILE: &str = "granted_resources_state";
+const VERSION: u32 = 1;
+/// How long what is not urgent may wait for more of its kind.
+const UNHURRIED: Duration = Duration::from_secs(1);
+
+pub struct Allocations {
+    records: Mutex<Records>,
+    checkpoint: Checkpoint,
+    changed: Notify,
+}
+
+type Records = BTreeMap<PodUid, Record>;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Record {
+    grant: Grant,
+    resizing: Arc<Resizing>,
+}
+
+/// What became of a wish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It wishes for what it has.
+    Nothing,
+    Granted,
+    /// `news`: that was not said before.
+    Refused {
+        why: NotGranted,
+        message: String,
+        news: bool,
+    },
+}
+
+impl Allocations {
+    /// Reads what the agent before us wrote. A file that cannot be read is as good as none.
+    pub fn open(root_dir: &Path) -> Result<Arc<Self>, FileError> {
+        let checkpoint = Checkpoint::new(Root::open(root_dir)?, FILE, VERSION);
+        let records = match checkpoint.load() {
+            Ok(records) => records.unwrap_or_default(),
+            Err(error @ (CheckpointError::Corrupt { .. } | CheckpointError::Encode { .. })) => {
+                tracing::error!(%error, "what pods were granted is not known any more");
+                Records::default()
+            }
+            Err(CheckpointError::File { source, .. }) => return Err(source),
+        };
+        Ok(Arc::new(Self { records: Mutex::new(records), checkpoint, changed: Notify::new() }))
+    }
+
+    /// Writes what is not urgent, some time after it changed, until stopped.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let work = async {
+            loop {
+                self.changed.notified().await;
+                tokio::time::sleep(UNHURRIED).await;
+                let this = self.clone();
+                // The disk may take its time. Whether it worked is logged there.
+                let _ = tokio::task::spawn_blocking(move || this.save(&this.records.lock())).await;
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    /// The pod with what it was granted in place of what it wishes for.
+    pub fn granted(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        let grant = self.records.lock().get(&pod.uid).map(|record| record.grant.clone());
+        match grant.filter(|grant| !pod.is_static() && grant.differs(pod)) {
+            None => pod.clone(),
+            // A pod that could be read can be read with other amounts.
+            Some(grant) => grant.apply(pod).map_or_else(|_| pod.clone(), Arc::new),
+        }
+    }
+
+    /// A pod begins: it has what it was granted once, or else what its spec says.
+    pub fn admit(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        if !pod.is_static() {
+            let mut records = self.records.lock();
+            if !records.contains_key(&pod.uid) {
+                let record = Record { grant: Grant::of(pod), ..Record::default() };
+                records.insert(pod.uid.clone(), record);
+                self.changed.notify_one();
+            }
+        }
+        self.granted(pod)
+    }
+
+    /// Grants what the pod wishes for, if it fits beside what the `others` were granted.
+    pub fn wish(&self, pod: &Pod, others: &[Arc<Pod>], room: Room<'_>, now: Timestamp) -> Answer {
+        let mut records = self.records.lock();
+        let Some(record) = records.get_mut(&pod.uid) else { return Answer::Nothing };
+        let resizing = Arc::make_mut(&mut record.resizing);
+        if !record.grant.differs(pod) {
+            if resizing.pending.take().is_some() {
+                self.changed.notify_one();
+            }
+            return Answer::Nothing;
+        }
+        let Ok(granted) = record.grant.apply(pod) else { return Answer::Nothing };
+        let judged = fit::judge(pod, &granted, others.iter().map(|other| &**other), room);
+        let answer = match judged {
+            Ok(()) => {
+                made_with(resizing, &granted);
+                resizing.pending = None;
+                let generation = pod.generation();
+                resizing.progress = Some(Progress { generation, error: None, since: now });
+                record.grant = Grant::of(pod);
+                Answer::Granted
+            }
+            Err((why, message)) => refuse(resizing, why, message, pod.generation(), now),
+        };
+        self.save(&records);
+        answer
+    }
+
+    pub fn resizing(&self, uid: &PodUid) -> Arc<Resizing> {
+        self.records.lock().get(uid).map(|record| record.resizing.clone()).unwrap_or_default()
+    }
+
+    /// Pods whose wish may be granted later.
+    pub fn deferred(&self) -> Vec<PodUid> {
+        let deferred = |record: &Record| {
+            let pending = record.resizing.pending.as_ref();
+            pending.is_some_and(|pending| pending.why == NotGranted::Deferred)
+        };
+        let records = self.records.lock();
+        records.iter().filter(|(_, record)| deferred(record)).map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// A container is about to be made with what its pod was granted.
+    pub fn note_start(&self, pod: &Pod, container: &Container) {
+        self.note(&pod.uid, |resizing| {
+            let amounts = Amounts::of_container(pod, container);
+            resizing.applied.containers.insert(container.name.clone(), amounts);
+            resizing.applied.pod = Amounts::of_pod(pod);
+        });
+    }
+
+    /// The runtime was told what a container has now.
+    pub fn note_applied(&self, uid: &PodUid, container: &Arc<str>, amounts: Amounts) {
+        self.note(uid, |resizing| {
+            resizing.applied.containers.insert(container.clone(), amounts);
+        });
+    }
+
+    /// The pod's own group has what was granted.
+    pub fn note_whole(&self, pod: &Pod) {
+        self.note(&pod.uid, |resizing| resizing.applied.pod = Amounts::of_pod(pod));
+    }
+
+    /// A try to apply a grant failed. Whether that is news.
+    pub fn note_failure(&self, uid: &PodUid, error: &str) -> bool {
+        self.note(uid, |resizing| {
+            if let Some(progress) = &mut resizing.progress {
+                progress.error = Some(error.to_owned());
+            }
+        })
+    }
+
+    /// Everything that was granted is applied.
+    pub fn note_done(&self, uid: &PodUid) {
+        self.note(uid, |resizing| resizing.progress = None);
+    }
+
+    /// Forgets pods that nobody wants any more.
+    pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
+        let mut records = self.records.lock();
+        let before = records.len();
+        records.retain(|uid, _| keep(uid));
+        if records.len() != before {
+            self.changed.notify_one();
+        }
+    }
+
+    /// In the middle of a resize every step counts; else there is time. Whether it changed.
+    fn note(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing)) -> bool {
+        let mut records = self.records.lock();
+        let Some(record) = records.get_mut(uid) else { return false };
+        let mut resizing = (*record.resizing).clone();
+        let under_way = resizing.progress.is_some();
+        change(&mut resizing);
+        if *record.resizing == resizing {
+            return false;
+        }
+        record.resizing = Arc::new(resizing);
+        if under_way {
+            self.save(&records);
+        } else {
+            self.changed.notify_one();
+        }
+        true
+    }
+
+    fn save(&self, records: &Records) {
+        if let Err(error) = self.checkpoint.save(records) {
+            let error = crate::worker::chain(&error);
+            tracing::error!(error, "a restart of the agent may take a resize for undone");
+        }
+    }
+}
+
+/// Containers nobody wrote down run with what their pod had before this resize.
+fn made_with(resizing: &mut Resizing, granted: &Pod) {
+    for container in &granted.containers {
+        let amounts = Amounts::of_container(granted, container);
+        resizing.applied.containers.entry(container.name.clone()).or_insert(amounts);
+    }
+    if resizing.applied.pod.is_none() {
+        resizing.applied.pod = Amounts::of_pod(granted);
+    }
+}
+
+fn refuse(
+    resizing: &mut Resizing,
+    why: NotGranted,
+    message: String,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Answer {
+    let same = resizing.pending.as_ref().filter(|before| before.why == why);
+    let news = same.is_none_or(|before| before.generation != generation);
+    let since = same.map_or(now, |before| before.since);
+    resizing.pending = Some(Pending { why, message: message.clone(), generation, since });
+    Answer::Refused { why, message, news }
+}
+
+#[cfg(test)]
+mod tests {
+    use podwright_core::builders::pod;
+    use podwright_core::qos::ResourceList;
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn asking(cpu: &str, generation: i64) -> Arc<Pod> {
+        let fields = json!({ "resources": { "requests": { "cpu": cpu } } });
+        let pod = pod("p").container_with("c", fields);
+        Arc::new(pod.edit(|pod| pod["metadata"]["generation"] = json!(generation)).build())
+    }
+
+    fn cpu(pod: &Pod) -> i64 {
+        Amounts::of_container(pod, &pod.containers[0]).cpu_request
+    }
+
+    fn wish(allocations: &Allocations, pod: &Pod) -> Answer {
+        let allocatable = ResourceList::from([("cpu".to_owned(), "1".parse().unwrap())]);
+        allocations.wish(pod, &[], Room { allocatable: &allocatable, swap: false }, NOW)
+    }
+
+    #[test]
+    fn a_wish_is_granted_if_it_fits_and_a_restart_remembers() {
+        let folder = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(folder.path()).unwrap();
+        let first = asking("100m", 1);
+        assert_eq!(cpu(&allocations.admit(&first)), 100);
+        allocations.note_start(&first, &first.containers[0]);
+        assert_eq!(wish(&allocations, &first), Answer::Nothing);
+
+        assert_eq!(wish(&allocations, &asking("500m", 2)), Answer::Granted);
+        let too_much = asking("5", 3);
+        let refused = |news| Answer::Refused {
+            why: NotGranted::Deferred,
+            message:
+                "Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 1000"
+                    .into(),
+            news,
+        };
+        assert_eq!(wish(&allocations, &too_much), refused(true));
+        assert_eq!(wish(&allocations, &too_much), refused(false), "that was said already");
+        assert_eq!(allocations.deferred(), std::slice::from_ref(&first.uid));
+
+        let after = Allocations::open(folder.path()).unwrap();
+        assert_eq!(cpu(&after.admit(&too_much)), 500, "neither the wish nor the first grant");
+        assert_eq!(wish(&after, &too_much), refused(false));
+        let resizing = after.resizing(&first.uid);
+        assert_eq!(
+            resizing.applied.containers["c"].cpu_request, 100,
+            "500m is still to be applied"
+        );
+        assert_eq!(resizing.progress.as_ref().unwrap().generation, Some(2));
+
+        assert_eq!(wish(&after, &asking("500m", 4)), Answer::Nothing);
+        assert_eq!(after.resizing(&first.uid).pending, None, "the wish was taken back");
+        after.retain(|_| false);
+        assert_eq!(*after.resizing(&first.uid), Resizing::default());
+    }
+
+    #[test]
+    fn each_step_of_a_resize_is_on_disk_before_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(folder.path()).unwrap();
+        let (small, large) = (asking("100m", 1), asking("200m", 2));
+        allocations.admit(&small);
+        assert_eq!(wish(&allocations, &large), Answer::Granted);
+        let stored = || Allocations::open(folder.path()).unwrap().resizing(&small.uid);
+        assert_eq!(stored().applied.containers["c"].cpu_request, 100, "as it was made");
+        assert!(allocations.note_failure(&small.uid, "no"));
+        assert!(!allocations.note_failure(&small.uid, "no"), "once is enough");
+        assert_eq!(stored().progress.as_ref().unwrap().error.as_deref(), Some("no"));
+        allocations.note_start(&large, &large.containers[0]);
+        assert_eq!(stored().applied.containers["c"].cpu_request, 200);
+        allocations.note_done(&small.uid);
+        assert_eq!(stored().progress, None);
+    }
+
+    #[test]
+    fn a_spoilt_file_is_as_good_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(FILE), "{").unwrap();
+        let allocations = Allocations::open(folder.path()).unwrap();
+        assert_eq!(cpu(&allocations.granted(&asking("100m", 1))), 100);
+    }
+}
