@@ -1,7 +1,13 @@
 //! Image names as pods write them.
 //!
 //! The grammar is the one every registry and runtime agrees on; a name outside of it is refused
-//! before anybody is asked for it, with the words users know.
+//! before anybody is asked for it, with the words users know. Who may use one that is here is in
+//! [`access`].
+
+pub mod access;
+mod throttle;
+
+pub use throttle::Throttle;
 
 /// A name nobody could pull.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +38,15 @@ pub struct Reference<'a> {
 }
 
 const DEFAULT_REGISTRY: &str = "docker.io";
+
+impl Reference<'_> {
+    fn repository(&self) -> String {
+        let Self { registry, path, .. } = self;
+        let official = *registry == DEFAULT_REGISTRY && !path.contains('/');
+        let library = if official { "library/" } else { "" };
+        format!("{registry}/{library}{path}")
+    }
+}
 
 /// Reads a name.
 pub fn parse(name: &str) -> Result<Reference<'_>, BadImageName> {
@@ -77,6 +92,23 @@ pub fn with_default_tag(name: &str) -> Result<String, BadImageName> {
         (None, None) => format!("{name}:latest"),
         (Some(_), _) | (_, Some(_)) => name.into(),
     })
+}
+
+/// The name as runtimes keep it: with its registry, with a tag or a digest, and with only the
+/// digest where both are given.
+pub fn full_name(name: &str) -> Result<String, BadImageName> {
+    let parts = parse(name)?;
+    let end = match (parts.digest, parts.tag) {
+        (Some(digest), _) => format!("@{digest}"),
+        (None, Some(tag)) => format!(":{tag}"),
+        (None, None) => ":latest".into(),
+    };
+    Ok(format!("{}{end}", parts.repository()))
+}
+
+/// The name without tag and digest, with its registry: what credentials are for.
+pub fn repository(name: &str) -> Result<String, BadImageName> {
+    parse(name).map(|parts| parts.repository())
 }
 
 /// Whether the part before the first slash is a host and not part of the path.
@@ -173,6 +205,29 @@ mod tests {
         ] {
             assert_eq!(with_default_tag(name).as_deref(), Ok(want));
         }
+    }
+
+    #[test]
+    fn names_are_kept_in_full() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        for (name, want, repository_of) in [
+            (
+                "busybox".to_owned(),
+                "docker.io/library/busybox:latest".to_owned(),
+                "docker.io/library/busybox",
+            ),
+            ("user/app:v1".into(), "docker.io/user/app:v1".into(), "docker.io/user/app"),
+            ("localhost:5000/app".into(), "localhost:5000/app:latest".into(), "localhost:5000/app"),
+            (
+                format!("app:v1@{digest}"),
+                format!("docker.io/library/app@{digest}"),
+                "docker.io/library/app",
+            ),
+        ] {
+            assert_eq!(full_name(&name), Ok(want), "{name}");
+            assert_eq!(repository(&name).as_deref(), Ok(repository_of), "{name}");
+        }
+        assert!(full_name("Not Valid").is_err());
     }
 
     #[test]

@@ -117,6 +117,13 @@ impl Client {
         }
     }
 
+    /// Images are another service's, behind another socket.
+    pub fn with_images_at(mut self, endpoint: &Endpoint) -> Self {
+        let images = Self::new(endpoint, self.timeouts).images;
+        self.images = images;
+        self
+    }
+
     pub fn metered(mut self, meter: Meter) -> Self {
         self.meter = meter;
         self
@@ -179,6 +186,14 @@ impl Client {
                 Err(Error::bad_reply("Status", "", text))
             }
         }
+    }
+
+    /// What the runtime tells of itself beyond the protocol, in its own form.
+    pub(crate) async fn verbose_status(&self) -> Result<BTreeMap<String, String>, Error> {
+        let mut client = self.runtime.clone();
+        let request = cri::StatusRequest { verbose: true };
+        let call = client.status(self.within(request, self.timeouts.call));
+        Ok(self.run("status", "Status", "", call).await?.info)
     }
 
     /// The cgroup driver the runtime uses; `None` if it is too old to tell.
@@ -516,8 +531,9 @@ impl Client {
         let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
         let call = client.image_status(self.within(request, self.timeouts.call));
-        let reply = self.run("image_status", CALL, image, call).await?;
-        match reply.image {
+        // Absence is no error in the protocol; a runtime that makes it one means the same.
+        let reply = unless_gone(self.run("image_status", CALL, image, call).await)?;
+        match reply.and_then(|reply| reply.image) {
             None => Ok(None),
             Some(found) if found.id.is_empty() || found.size == 0 => {
                 Err(Error::bad_reply(CALL, image, "id or size is not set"))
@@ -560,7 +576,8 @@ impl Client {
         let (this, mut client, image) = (self.clone(), self.images.clone(), image.to_owned());
         detached("RemoveImage", async move {
             let call = client.remove_image(request);
-            this.run("remove_image", "RemoveImage", &image, call).await.map(drop)
+            let reply = this.run("remove_image", "RemoveImage", &image, call).await;
+            unless_gone(reply).map(drop)
         })
         .await
     }

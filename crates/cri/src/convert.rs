@@ -159,7 +159,7 @@ fn resources(linux: &cri::LinuxContainerResources) -> Resources {
 }
 
 /// The runtime's times are nanoseconds since 1970, zero for "never".
-fn nanos(value: i64) -> Option<Timestamp> {
+pub(crate) fn nanos(value: i64) -> Option<Timestamp> {
     if value <= 0 {
         return None;
     }

@@ -86,6 +86,14 @@ impl Error {
         format!("rpc error: code = {} desc = {}", self.code, self.message)
     }
 
+    /// Why a pull failed. A runtime that gave no code of its own is quoted as it is.
+    pub fn pull_text(&self) -> String {
+        match self.code {
+            "Unknown" => self.message.clone(),
+            _ => self.rpc_text(),
+        }
+    }
+
     pub(crate) fn bad_reply(call: &'static str, object: &str, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { call, object: object.into(), kind: Kind::BadReply, message, code: "Unknown" }

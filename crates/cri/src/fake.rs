@@ -139,7 +139,7 @@ impl Fake {
 
     /// What containers of this image do. Those without a script run forever.
     pub fn script(&self, image: &str, script: Script) {
-        let name = images::full_name(image).unwrap_or_else(|_| image.to_owned());
+        let name = podwright_core::image::full_name(image).unwrap_or_else(|_| image.to_owned());
         self.shared.world.lock().scripts.insert(name, script);
     }
 

@@ -11,9 +11,11 @@ pub mod error;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod hints;
+mod leftovers;
 
 pub use client::{Client, ExecOutput, Image, PullResult, RuntimeStatus, Timeouts, Version};
 pub use convert::{SeenContainer, Termination};
 pub use endpoint::Endpoint;
 pub use error::{Error, Kind};
 pub use hints::Hint;
+pub use leftovers::Leftovers;

@@ -109,6 +109,16 @@ fn reference(pod: &Pod, container: Option<&Container>) -> v1::ObjectReference {
     }
 }
 
+/// The node itself. Events of it carry its name where others carry a UID, as upstream's do.
+pub fn node_reference(name: &str) -> v1::ObjectReference {
+    v1::ObjectReference {
+        kind: Some("Node".into()),
+        name: Some(name.into()),
+        uid: Some(name.into()),
+        ..v1::ObjectReference::default()
+    }
+}
+
 /// An event that is in the API already, and how often it came.
 struct Known {
     occurrence: Occurrence,

@@ -1,24 +1,65 @@
-//! Images: whether one is here, and getting it if not.
+//! Images: whether one is here, whether the pod may have it, and getting it if not.
 //!
 //! Pulls run in parallel up to a limit, and the same image wanted by many pods at once is pulled
 //! once. A pull belongs to whoever waits for it: when the last one gives up, it ends.
 
-use std::collections::HashMap;
+mod accounts;
+mod credentials;
+mod plugins;
+mod pulls;
+mod records;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, Shared, WeakShared};
 use parking_lot::Mutex;
 use podwright_core::attempts::StartError;
-use podwright_core::image;
+use podwright_core::credential::Provider;
+use podwright_core::image::access::{self, Verdict, Verification};
+use podwright_core::image::{self, Throttle};
 use podwright_core::pod::{Container, Pod};
 use podwright_cri as cri;
-use podwright_proto::cri::ImageSpec;
+use podwright_host::clock::Clock;
+use podwright_host::files::FileError;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+
+pub use accounts::ApiAccounts;
+pub use credentials::Secrets;
+pub use plugins::Accounts;
 
 use crate::events::{Recorder, Severity};
+use crate::metrics::Metrics;
+use crate::worker::chain;
+use credentials::{Credentials, Gathered, NodeFiles, pass};
+use plugins::Plugins;
+use pulls::{Pull, Pulls};
+use records::Records;
+
+/// How images are got.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Pulls at a time.
+    pub parallel: usize,
+    /// `registryPullQPS` and `registryBurst`; zero a second is no limit.
+    pub per_second: u32,
+    pub burst: u32,
+    pub verification: Verification,
+    /// Folders that may hold a Docker configuration of the node.
+    pub docker_configs: Vec<PathBuf>,
+    pub plugins: Vec<Provider>,
+    pub plugins_dir: PathBuf,
+}
+
+/// What images are got with.
+pub struct Means {
+    pub runtime: cri::Client,
+    pub clock: Clock,
+    pub events: Recorder,
+    pub metrics: Arc<Metrics>,
+    pub secrets: Arc<dyn Secrets>,
+    pub accounts: Arc<dyn Accounts>,
+}
 
 /// An image the runtime has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,32 +77,31 @@ pub struct Absent {
     pub message: String,
 }
 
-/// A pull that several may wait for.
-type Pull = BoxFuture<'static, Result<Pulled, String>>;
-
-#[derive(Clone, Debug)]
-struct Pulled {
-    image_ref: String,
-    took: Duration,
-    waited: Duration,
-}
-
 pub struct Images {
     runtime: cri::Client,
+    clock: Clock,
     events: Recorder,
-    places: Arc<Semaphore>,
-    pulls: Arc<Mutex<HashMap<String, WeakShared<Pull>>>>,
+    metrics: Arc<Metrics>,
+    credentials: Credentials,
+    pulls: Pulls,
+    verification: Verification,
+    records: Option<Arc<Records>>,
 }
 
-/// A pull nobody waits for yet. Dropped, it ends, unless somebody joined it meanwhile.
-pub struct Prefetch(tokio::task::AbortHandle);
+/// A pull nobody waits for yet. Dropped, it ends, unless somebody joined it meanwhile; until then
+/// who joins gets its outcome, even if it is over.
+pub struct Prefetch {
+    task: tokio::task::AbortHandle,
+    _outcome: Arc<Mutex<Option<Pull>>>,
+}
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
+#[derive(Clone, Copy)]
 enum PullPolicy {
     Always,
     IfNotPresent,
@@ -76,23 +116,86 @@ impl PullPolicy {
             Some(_) | None => Self::IfNotPresent,
         }
     }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::IfNotPresent => "ifnotpresent",
+            Self::Never => "never",
+        }
+    }
 }
 
 impl Images {
-    pub fn new(runtime: cri::Client, events: Recorder, parallel: usize) -> Arc<Self> {
-        Arc::new(Self {
+    /// Opens the records of earlier pulls, unless nothing is checked.
+    pub fn new(root_dir: &Path, settings: Settings, means: Means) -> Result<Arc<Self>, FileError> {
+        let Means { runtime, clock, events, metrics, secrets, accounts } = means;
+        let records = match settings.verification {
+            Verification::Off => None,
+            _ => Some(Arc::new(Records::open(root_dir)?)),
+        };
+        let now = clock.now().mono;
+        let throttle = Throttle::new(settings.per_second, settings.burst, now);
+        let plugins = Plugins::new(
+            settings.plugins,
+            settings.plugins_dir,
+            accounts,
+            clock.clone(),
+            metrics.clone(),
+        );
+        Ok(Arc::new(Self {
+            credentials: Credentials {
+                secrets,
+                node: NodeFiles::new(settings.docker_configs, clock.clone()),
+                plugins,
+            },
+            pulls: Pulls {
+                runtime: runtime.clone(),
+                clock: clock.clone(),
+                places: Arc::new(Semaphore::new(settings.parallel.max(1))),
+                throttle: Arc::new(Mutex::new(throttle)),
+                records: records.clone(),
+                under_way: Mutex::default(),
+            },
             runtime,
+            clock,
             events,
-            places: Arc::new(Semaphore::new(parallel.max(1))),
-            pulls: Arc::default(),
-        })
+            metrics,
+            verification: settings.verification,
+            records,
+        }))
+    }
+
+    /// Closes what pulls brought that a crash cut short. Once, before the first pod.
+    pub async fn settle(&self) {
+        let Some(records) = &self.records else { return };
+        for intent in records.left_intents() {
+            match self.runtime.image_status(&intent.image).await {
+                Ok(image) => {
+                    let image_ref = image.map(|image| image.id);
+                    records.close(&intent, image_ref.as_deref(), self.clock.now());
+                }
+                Err(error) => {
+                    tracing::warn!(%error, image = intent.image, "was it pulled or not?");
+                }
+            }
+        }
+    }
+
+    /// Images that are gone need no record of who may use them.
+    pub(crate) fn forget_all_but(&self, image_refs: &[&str]) {
+        if let Some(records) = &self.records {
+            records.forget_all_but(image_refs);
+        }
     }
 
     /// Begins to pull what a container will need, while something else is still being made.
-    pub fn prefetch(self: &Arc<Self>, pod: &Pod, container: &Container) -> Option<Prefetch> {
+    pub fn prefetch(self: &Arc<Self>, pod: &Arc<Pod>, container: &Container) -> Option<Prefetch> {
         let image = image::with_default_tag(&container.image).ok()?;
         let policy = PullPolicy::of(container);
-        let (this, name) = (self.clone(), pod.name.clone());
+        let (this, pod) = (self.clone(), pod.clone());
+        let outcome: Arc<Mutex<Option<Pull>>> = Arc::default();
+        let kept = outcome.clone();
         let task = tokio::spawn(async move {
             let missing = match policy {
                 PullPolicy::Never => false,
@@ -101,11 +204,16 @@ impl Images {
                     matches!(this.runtime.image_status(&image).await, Ok(None))
                 }
             };
-            if missing && let Err(error) = this.pull(&image).await {
-                tracing::debug!(pod = %name, image, error, "prefetch failed");
+            // What is wrong with its secrets is told when the container's turn comes.
+            if missing && let Ok(gathered) = this.gather(&pod, &image).await {
+                let pull = this.pulls.join(&image, gathered.credentials);
+                *kept.lock() = Some(pull.clone());
+                if let Err(error) = pull.await {
+                    tracing::debug!(pod = %pod.name, image, error, "prefetch failed");
+                }
             }
         });
-        Some(Prefetch(task.abort_handle()))
+        Some(Prefetch { task: task.abort_handle(), _outcome: outcome })
     }
 
     /// Makes sure the image of a container is here, as its pull policy says.
@@ -125,13 +233,25 @@ impl Images {
             tell(Severity::Warning, "InspectFailed", message.clone());
             Absent { reason: StartError::ImageInspectError, message }
         })?;
-        match (policy, here) {
-            (PullPolicy::IfNotPresent | PullPolicy::Never, Some(image)) => {
-                let text = format!(
-                    "Container image {wanted:?} already present on machine and can be accessed by the pod"
-                );
+        let present = here.is_some();
+        let usable = match (policy, here) {
+            (PullPolicy::Always, _) | (_, None) => None,
+            (PullPolicy::IfNotPresent, Some(_)) if self.is_prefetched(pod, &image).await? => None,
+            (PullPolicy::IfNotPresent | PullPolicy::Never, Some(here)) => {
+                self.may_use(pod, &image, &here.id).await?.then_some(here)
+            }
+        };
+        let pull = usable.is_none() && !matches!(policy, PullPolicy::Never);
+        self.metrics.images.ensured(policy.as_str(), present, pull);
+        match (policy, usable) {
+            (_, Some(image)) => {
+                let whose = match self.verification {
+                    Verification::Off => "",
+                    _ => " and can be accessed by the pod",
+                };
+                let text = format!("Container image {wanted:?} already present on machine{whose}");
                 tell(Severity::Normal, "Pulled", text);
-                Ok(present(image))
+                Ok(found(image))
             }
             (PullPolicy::Never, None) => {
                 let message =
@@ -139,68 +259,108 @@ impl Images {
                 tell(Severity::Warning, "ErrImageNeverPull", message.clone());
                 Err(Absent { reason: StartError::ErrImageNeverPull, message })
             }
-            (PullPolicy::IfNotPresent, None) | (PullPolicy::Always, _) => {
-                tell(Severity::Normal, "Pulling", format!("Pulling image {wanted:?}"));
-                let pulled = self.pull(&image).await.map_err(|error| {
-                    let text = format!("Failed to pull image {wanted:?}: {error}");
-                    tell(Severity::Warning, "Failed", text);
-                    Absent { reason: StartError::ErrImagePull, message: error }
-                })?;
-                let got = self.runtime.image_status(&pulled.image_ref).await.ok().flatten();
-                let size = got.as_ref().map_or(0, |image| image.size);
-                let text = format!(
-                    "Successfully pulled image {wanted:?} in {} ({} including waiting). Image size: {size} bytes.",
-                    shown(pulled.took),
-                    shown(pulled.waited),
-                );
-                tell(Severity::Normal, "Pulled", text);
-                Ok(got.map_or(
-                    Present { image_ref: pulled.image_ref, uid: None, username: String::new() },
-                    present,
-                ))
+            (PullPolicy::Always | PullPolicy::IfNotPresent, None) => {
+                self.pull(pod, container, &image).await
             }
         }
     }
 
-    /// Joins the pull of this image if one is under way, else begins it.
-    async fn pull(&self, image: &str) -> Result<Pulled, String> {
-        let pull = {
-            let mut pulls = self.pulls.lock();
-            pulls.retain(|_, pull| pull.upgrade().is_some());
-            match pulls.get(image).and_then(WeakShared::upgrade) {
-                Some(pull) => pull,
-                None => {
-                    let pull = self.begin(image.to_owned());
-                    if let Some(weak) = pull.downgrade() {
-                        pulls.insert(image.to_owned(), weak);
-                    }
-                    pull
-                }
-            }
-        };
-        pull.await
+    /// Whether an image is here because it was just pulled for this pod, or with credentials like
+    /// its own. Then the pull is told as what it was.
+    async fn is_prefetched(&self, pod: &Pod, image: &str) -> Result<bool, Absent> {
+        if !self.pulls.concern(image) {
+            return Ok(false);
+        }
+        let credentials = self.gather(pod, image).await?.credentials;
+        Ok(self.pulls.find(image, &credentials).is_some())
     }
 
-    fn begin(&self, image: String) -> Shared<Pull> {
-        let (runtime, places) = (self.runtime.clone(), self.places.clone());
-        let pull = async move {
-            let asked = Instant::now();
-            let _place = places.acquire_owned().await.map_err(|closed| closed.to_string())?;
-            let began = Instant::now();
-            let spec = ImageSpec { image, ..ImageSpec::default() };
-            let result = runtime.pull_image(spec, None, None).await;
-            let pulled = result.map_err(|error| error.message)?;
-            Ok(Pulled {
-                image_ref: pulled.image_ref,
-                took: began.elapsed(),
-                waited: asked.elapsed(),
-            })
+    /// Whether a pod may have an image that is here. Its secrets are asked for only if it matters.
+    async fn may_use(&self, pod: &Pod, image: &str, image_ref: &str) -> Result<bool, Absent> {
+        let Some(records) = &self.records else { return Ok(true) };
+        let Ok(repository) = image::repository(image) else { return Ok(true) };
+        let known = records.read(image_ref);
+        let verdict = match access::without_asking(&self.verification, &repository, &known) {
+            Some(verdict) => verdict,
+            None => {
+                let passes: Vec<_> =
+                    self.gather(pod, image).await?.credentials.iter().map(pass).collect();
+                let now = self.clock.now().wall;
+                access::check(&self.verification, &repository, &known, &passes, now)
+            }
         };
-        pull.boxed().shared()
+        self.metrics.images.checked(verdict.as_str());
+        if let Verdict::Recorded(Some(record)) = &verdict {
+            records.keep(record);
+        }
+        Ok(verdict.is_allowed())
+    }
+
+    async fn gather(&self, pod: &Pod, image: &str) -> Result<Gathered, Absent> {
+        let repository = image::repository(image).unwrap_or_default();
+        self.credentials
+            .gather(pod, &repository)
+            .await
+            .map_err(|error| Absent { reason: StartError::ErrImagePull, message: chain(&error) })
+    }
+
+    async fn pull(&self, pod: &Pod, container: &Container, image: &str) -> Result<Present, Absent> {
+        let wanted = &*container.image;
+        let tell = |severity, reason, text: String| {
+            self.events.container(pod, container, severity, reason, text);
+        };
+        let failed = |absent: Absent| {
+            let text = match absent.reason {
+                StartError::ErrImagePull => {
+                    format!("Failed to pull image {wanted:?}: {}", absent.message)
+                }
+                _ => absent.message.clone(),
+            };
+            tell(Severity::Warning, "Failed", text);
+            absent
+        };
+        let gathered = self.gather(pod, image).await.map_err(failed)?;
+        if !gathered.missing.is_empty() {
+            let text = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image \
+                 may not succeed.",
+                gathered.missing.join(", ")
+            );
+            self.events.pod(pod, Severity::Warning, "FailedToRetrieveImagePullSecret", text);
+        }
+        tell(Severity::Normal, "Pulling", format!("Pulling image {wanted:?}"));
+        let pulled = self.pulls.join(image, gathered.credentials).await;
+        let pulled = pulled.map_err(|error| failed(refusal(wanted, error)))?;
+        let got = self.runtime.image_status(&pulled.image_ref).await.ok().flatten();
+        self.metrics.images.pulled(got.as_ref().map(|image| image.size), pulled.took);
+        let text = format!(
+            "Successfully pulled image {wanted:?} in {} ({} including waiting). Image size: {} bytes.",
+            shown(pulled.took),
+            shown(pulled.waited),
+            got.as_ref().map_or(0, |image| image.size),
+        );
+        tell(Severity::Normal, "Pulled", text);
+        let unseen = Present { image_ref: pulled.image_ref, uid: None, username: String::new() };
+        Ok(got.map_or(unseen, found))
     }
 }
 
-fn present(image: cri::Image) -> Present {
+/// What a failed pull means. Runtimes begin their message with a word for what users can mend.
+fn refusal(image: &str, error: String) -> Absent {
+    let known = [
+        (StartError::RegistryUnavailable, "the registry is unavailable"),
+        (StartError::SignatureValidationFailed, "the signature validation failed"),
+    ];
+    for (reason, words) in known {
+        if let Some(rest) = error.strip_prefix(reason.as_str()) {
+            let message = format!("image pull failed for {image} because {words}{rest}");
+            return Absent { reason, message };
+        }
+    }
+    Absent { reason: StartError::ErrImagePull, message: error }
+}
+
+fn found(image: cri::Image) -> Present {
     Present { image_ref: image.id, uid: image.uid, username: image.username }
 }
 
@@ -211,3 +371,6 @@ fn shown(duration: Duration) -> String {
         millis => format!("{}.{:03}s", millis / 1000, millis % 1000),
     }
 }
+
+#[cfg(test)]
+mod tests;

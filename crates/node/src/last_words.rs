@@ -6,11 +6,11 @@ use podwright_core::observed::State;
 use podwright_cri::SeenContainer;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
+use crate::logs::read;
+
 const FROM_FILE: u64 = 4096;
 const FROM_LOG: usize = 2048;
-const LOG_LINES: usize = 80;
-/// How much of a log is read to find its last lines; each carries a time and a tag.
-const LOG_READ: u64 = 16 * 1024;
+const LOG_LINES: u64 = 80;
 
 /// Adds the termination message to an exited container's status.
 pub(crate) async fn complete(seen: &mut SeenContainer) {
@@ -25,7 +25,7 @@ pub(crate) async fn complete(seen: &mut SeenContainer) {
         && failed
         && let Some(log) = &seen.instance.log_path
     {
-        words = last_lines(&tail(Path::new(log), LOG_READ).await);
+        words = read::last_words(Path::new(log), LOG_LINES, FROM_LOG).await.unwrap_or_default();
     }
     exit.message = match (exit.message.is_empty(), words.is_empty()) {
         (true, _) => words,
@@ -57,34 +57,20 @@ async fn tail(path: &Path, bytes: u64) -> String {
     }
 }
 
-/// The text of the last log lines, without the CRI's time, stream and tag.
-fn last_lines(log: &str) -> String {
-    let text = |line: &str| {
-        let mut parts = line.splitn(4, ' ');
-        parts.nth(3).unwrap_or_default().to_owned()
-    };
-    let lines: Vec<&str> = log.lines().collect();
-    let recent = lines.len().saturating_sub(LOG_LINES);
-    let mut out: String = lines.iter().skip(recent).map(|line| text(line) + "\n").collect();
-    if out.len() > FROM_LOG {
-        let cut = out.len() - FROM_LOG;
-        let at = (cut..out.len()).find(|i| out.is_char_boundary(*i)).unwrap_or(cut);
-        out.drain(..at);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn log_lines_lose_their_prefix_and_are_cut_at_the_front() {
-        assert_eq!(last_lines("2026-01-01T00:00:00Z stderr F it broke\n"), "it broke\n");
-        let long: String =
-            (0..200).map(|n| format!("t stdout F {n:04} {}\n", "x".repeat(60))).collect();
-        let words = last_lines(&long);
+    #[tokio::test]
+    async fn row_41_the_end_of_the_log_is_cut_at_the_front() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("0.log");
+        let line = |n: usize| format!("2026-01-01T00:00:00Z stderr F {n:04} {}\n", "x".repeat(60));
+        std::fs::write(&log, (0..200).map(line).collect::<String>()).unwrap();
+        let words = read::last_words(&log, LOG_LINES, FROM_LOG).await.unwrap();
         assert!(words.len() <= FROM_LOG && words.ends_with(&format!("0199 {}\n", "x".repeat(60))));
+        let few = read::last_words(&log, 2, FROM_LOG).await.unwrap();
+        assert!(few.starts_with("0198 ") && few.lines().count() == 2);
     }
 
     #[tokio::test]

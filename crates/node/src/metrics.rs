@@ -4,6 +4,7 @@
 //! written by [`exposition`]; a metric is a few atomics and costs nothing while nobody looks.
 
 pub mod exposition;
+mod images;
 mod probes;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 
 pub use exposition::{Counter, Exposition, Gauge, Histogram, TimeGauge};
+pub use images::ImageMetrics;
 pub use probes::{ProbeMetrics, ProbeSeries};
 
 /// Upstream's default buckets, in seconds.
@@ -36,6 +38,7 @@ pub struct Metrics {
     pub resizes: ResizeMetrics,
     /// On a page of their own: there are many of them.
     pub probes: ProbeMetrics,
+    pub images: ImageMetrics,
 }
 
 impl Metrics {
@@ -47,6 +50,7 @@ impl Metrics {
         self.pods.write(out);
         self.hooks.write(out);
         self.resizes.write(out);
+        self.images.write(out);
     }
 }
 

@@ -7,9 +7,11 @@ use std::time::Duration;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
+use podwright_core::log::RotationPolicy;
 use podwright_core::pod::Source;
 use podwright_core::status::NodeAddresses;
 use podwright_core::status::manager::Remains;
+use podwright_core::users::UserRange;
 use podwright_cri as cri;
 use podwright_host::cgroup::{CgroupError, Cgroups as HostCgroups};
 use podwright_host::clock::Clock;
@@ -23,7 +25,9 @@ use crate::allocations::Allocations;
 use crate::cgroups::Cgroups;
 use crate::events::{self, Recorder};
 use crate::gate::Gate;
-use crate::images::Images;
+use crate::gc::{self, Gc};
+use crate::images::{self, Images};
+use crate::logs::{Logs, rotation::Rotation};
 use crate::metrics::Metrics;
 use crate::mirrors::Mirrors;
 use crate::objects::Objects;
@@ -32,6 +36,7 @@ use crate::pods::{Directory, Pods};
 use crate::sources::{api, file::Manifests, url::Remote};
 use crate::status::StatusManager;
 use crate::tools::{NodeState, Settings, Tools};
+use crate::users::Users;
 use crate::volumes::Volumes;
 
 /// How often the runtime is asked whether it is well.
@@ -55,7 +60,11 @@ pub struct Config {
     pub all_pods: CgroupConfig,
     pub crash_backoff: BackoffLimits,
     pub max_pods: usize,
-    pub parallel_pulls: usize,
+    pub images: images::Settings,
+    /// Ids for pods with users of their own.
+    pub user_range: UserRange,
+    pub gc: gc::Settings,
+    pub log_rotation: RotationPolicy,
     /// Starts that go through the runtime at a time.
     pub parallel_starts: usize,
 }
@@ -83,6 +92,7 @@ pub enum StartError {
 pub struct Node {
     pub directory: Arc<Directory>,
     pub tools: Arc<Tools>,
+    pub gc: Arc<Gc>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -120,8 +130,20 @@ impl Node {
         );
         let (node_state, node) = watch::channel(NodeState::default());
         let addresses = NodeAddresses { host_ips: config.facts.host_ips.clone() };
+        let means = images::Means {
+            runtime: runtime.clone(),
+            clock: clock.clone(),
+            events: events.clone(),
+            metrics: metrics.clone(),
+            secrets: Arc::new(objects.clone()),
+            accounts: Arc::new(images::ApiAccounts(api.clone())),
+        };
+        let images = Images::new(&config.root_dir, config.images, means)?;
+        images.settle().await;
         let tools = Arc::new(Tools {
-            images: Images::new(runtime.clone(), events.clone(), config.parallel_pulls),
+            images,
+            logs: Logs::default(),
+            users: Users::new(config.user_range),
             objects,
             gate: Gate::new(config.parallel_starts),
             settings: Settings {
@@ -145,8 +167,10 @@ impl Node {
             node,
             started,
         });
-        let this = Self { directory, tools, tasks: TaskTracker::new(), stop };
+        let gc = Gc::new(&tools, directory.clone(), config.gc);
+        let this = Self { directory, tools, gc, tasks: TaskTracker::new(), stop };
         this.watch_runtime(node_state);
+        this.clean_up(config.log_rotation);
         let sources = this.listen(config.manifests, config.manifest_url, api.as_ref());
         this.report(occurrences, api);
         let pods =
@@ -173,6 +197,19 @@ impl Node {
         self.tasks.spawn(async move {
             stop.run_until_cancelled(check_runtime(runtime, state)).await;
         });
+    }
+
+    fn clean_up(&self, log_rotation: RotationPolicy) {
+        self.tasks.spawn(self.gc.clone().tidy_containers(self.stop.clone()));
+        self.tasks.spawn(self.gc.clone().tidy_images(self.stop.clone()));
+        let rotation = Rotation {
+            runtime: self.tools.runtime.clone(),
+            clock: self.tools.clock.clone(),
+            pleg: self.tools.pleg.clone(),
+            directory: self.directory.clone(),
+            policy: log_rotation,
+        };
+        self.tasks.spawn(rotation.run(self.stop.clone()));
     }
 
     /// Starts the sources and says which there are.

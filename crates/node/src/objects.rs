@@ -13,6 +13,8 @@ mod watched;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::config::Lookup;
@@ -26,6 +28,8 @@ pub use fetched::{Fetched, FileRead};
 pub use reading::ReadError;
 use services::Services;
 use watched::{Seen, Watched};
+
+use crate::images::Secrets;
 
 /// One ConfigMap or Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -156,6 +160,20 @@ impl Objects {
     #[cfg(test)]
     fn watches(&self) -> usize {
         self.watched.lock().len()
+    }
+}
+
+impl Secrets for Arc<Objects> {
+    fn secret<'a>(&'a self, pod: &'a Pod, name: &'a str) -> BoxFuture<'a, Lookup<Arc<v1::Secret>>> {
+        async move {
+            match self.look_up(pod, ObjectKind::Secret, name).await {
+                Lookup::Found(Object::Secret(secret)) => Lookup::Found(secret),
+                Lookup::Found(Object::ConfigMap(_)) | Lookup::Missing => Lookup::Missing,
+                Lookup::Failed(problem) => Lookup::Failed(problem),
+                Lookup::NoApiServer => Lookup::NoApiServer,
+            }
+        }
+        .boxed()
     }
 }
 

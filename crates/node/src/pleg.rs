@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use parking_lot::Mutex;
+use podwright_core::gc::{self, ContainerPolicy};
 use podwright_core::ids::{ContainerId, PodName, PodUid};
 use podwright_core::observed::{self, Glance, ObservedPod, PodEvent, PodGlance, State};
 use podwright_core::time::Mono;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::last_words;
@@ -51,6 +52,8 @@ pub struct Pleg {
     owners: Mutex<HashMap<Arc<str>, PodUid>>,
     relisted: watch::Sender<Option<Relist>>,
     hinted: watch::Sender<bool>,
+    /// Told when there is something for clean-up to do before its time.
+    leftovers: Notify,
 }
 
 /// The newest complete relist.
@@ -78,6 +81,7 @@ impl Pleg {
             owners: Mutex::default(),
             relisted: watch::Sender::new(None),
             hinted: watch::Sender::new(false),
+            leftovers: Notify::new(),
         })
     }
 
@@ -195,11 +199,24 @@ impl Pleg {
             }
         }
         self.note_owners(&observed);
+        if gc::has_surplus(&observed, &ContainerPolicy::default()) {
+            self.leftovers.notify_one();
+        }
         keep_addresses(before.as_deref(), &mut observed);
         let observed = Arc::new(observed);
         let mut cache = self.cache.lock();
         cache.entry(uid.clone()).or_default().send_replace(Some(observed.clone()));
         Ok(observed)
+    }
+
+    /// Wakes clean-up: something ended that it may want to remove.
+    pub fn leftovers(&self) -> &Notify {
+        &self.leftovers
+    }
+
+    /// What is seen of a pod from now on. It ends when the pod is forgotten.
+    pub fn subscribe(&self, uid: &PodUid) -> watch::Receiver<Option<Arc<ObservedPod>>> {
+        self.cache.lock().entry(uid.clone()).or_default().subscribe()
     }
 
     /// What was last seen of a pod.

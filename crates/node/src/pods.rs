@@ -96,7 +96,10 @@ impl Pods {
                 () = stop.cancelled() => break,
                 // All are cancel-safe: nothing is taken that is not handled below.
                 Some(uid) = self.ended.1.recv() => self.forget_or_restart(&uid),
-                Some(uid) = self.orphan_ended.1.recv() => drop(self.orphans.remove(&uid)),
+                Some(uid) = self.orphan_ended.1.recv() => {
+                    self.orphans.remove(&uid);
+                    self.tools.pleg.leftovers().notify_one();
+                }
                 Some(delivery) = deliveries.recv() => self.hear(delivery),
                 _ = housekeeping.tick() => self.keep_house().await,
             }
@@ -245,6 +248,7 @@ impl Pods {
     /// A life ended. The UID may be wanted again, its name by another static pod.
     fn forget_or_restart(&mut self, uid: &PodUid) {
         let Some(cell) = self.directory.cell(uid) else { return };
+        self.tools.pleg.leftovers().notify_one();
         let (pod, life) = (cell.pod(), cell.life());
         if life.is_wanted_again()
             && let Some(pod) = self.directory.pod(uid)

@@ -17,10 +17,12 @@ use crate::cgroups::Cgroups;
 use crate::events::Recorder;
 use crate::gate::Gate;
 use crate::images::Images;
+use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::objects::Objects;
 use crate::pleg::Pleg;
 use crate::status::StatusManager;
+use crate::users::Users;
 use crate::volumes::Volumes;
 
 /// What the node as a whole lets pods do right now.
@@ -61,10 +63,12 @@ pub struct Tools {
     pub events: Recorder,
     pub status: Arc<StatusManager>,
     pub images: Arc<Images>,
+    pub logs: Logs,
     pub objects: Arc<Objects>,
     pub volumes: Arc<Volumes>,
     pub cgroups: Arc<Cgroups>,
     pub allocations: Arc<Allocations>,
+    pub users: Users,
     pub gate: Gate,
     pub metrics: Arc<Metrics>,
     pub facts: NodeFacts,

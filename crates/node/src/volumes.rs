@@ -308,6 +308,11 @@ impl Volumes {
         done.await.unwrap_or(Err(cut_off))
     }
 
+    /// The folder of all pods' folders.
+    pub fn pods(&self) -> &Root {
+        &self.pods
+    }
+
     /// Folders of pods, whoever they belong to.
     pub fn pods_on_disk(&self) -> Result<Vec<PodUid>, FileError> {
         let entries = self.pods.list("")?;

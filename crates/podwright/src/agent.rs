@@ -1,5 +1,9 @@
 //! From validated settings to a running node.
 
+mod clean_up;
+mod images;
+mod users;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -14,7 +18,7 @@ use podwright_core::config::{
 };
 use podwright_core::qos::ResourceList;
 use podwright_core::quantity::Quantity;
-use podwright_cri::{Client, Endpoint, Timeouts, Version};
+use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
 use podwright_host::machine::{self, Machine};
@@ -25,7 +29,7 @@ use podwright_node::sources::url::Remote;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::KubeletSettings;
-use crate::config::kubelet::{ImagePulls, KubeletConfiguration, SwapBehavior};
+use crate::config::kubelet::{KubeletConfiguration, SwapBehavior};
 
 /// What differs between a node in a cluster and one alone on a machine.
 pub struct Surroundings {
@@ -38,6 +42,9 @@ pub struct Surroundings {
 
 /// How long to wait for a runtime that is not there yet before saying so.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
+/// How often, and how long apart, it is asked for what it must know.
+const RUNTIME_TRIES: u32 = 3;
+const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 
 /// Runs the node until it is told to stop. Containers run on.
 pub async fn run(
@@ -103,10 +110,14 @@ async fn start(
     prepare_process(configuration);
     let endpoint: Endpoint = configuration.container_runtime_endpoint.parse()?;
     let call = configuration.runtime_request_timeout.to_std();
-    let runtime = Client::new(&endpoint, Timeouts { call });
+    let mut runtime = Client::new(&endpoint, Timeouts { call });
+    if configuration.image_endpoint() != configuration.container_runtime_endpoint {
+        runtime = runtime.with_images_at(&configuration.image_endpoint().parse()?);
+    }
     let Some(version) = stop.run_until_cancelled(wait_for(&runtime, &endpoint)).await else {
         return Ok(None);
     };
+    let version = version?;
     tracing::info!(
         runtime = version.runtime_name,
         version = version.runtime_version,
@@ -140,7 +151,10 @@ async fn start(
         all_pods: CgroupConfig::for_all_pods(&allocatable, Some(capacity.cpu_list.clone())),
         crash_backoff: crash_backoff(configuration),
         max_pods: max_pods(configuration, capacity.cpus),
-        parallel_pulls: parallel_pulls(configuration),
+        images: images::settings(settings)?,
+        user_range: users::range(configuration, max_pods(configuration, capacity.cpus)),
+        gc: clean_up::settings(settings),
+        log_rotation: clean_up::log_rotation(configuration)?,
         parallel_starts: usize::try_from(capacity.cpus).unwrap_or(1) * 2,
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
@@ -165,15 +179,24 @@ fn prepare_process(configuration: &KubeletConfiguration) {
     }
 }
 
-/// Waits for the runtime. It may come up after us, and says so meanwhile.
-async fn wait_for(runtime: &Client, endpoint: &Endpoint) -> Version {
+/// Waits for the runtime. It may come up after us; one that is up and speaks another language
+/// will not learn ours by waiting.
+async fn wait_for(runtime: &Client, endpoint: &Endpoint) -> anyhow::Result<Version> {
     let mut told = false;
+    let socket = endpoint.path().display();
     loop {
-        match runtime.version().await {
-            Ok(version) => return version,
+        let asked = async {
+            let version = runtime.version().await?;
+            runtime.image_fs_info().await.map(|_| version)
+        };
+        match asked.await {
+            Ok(version) => return Ok(version),
+            Err(error) if matches!(error.kind, Kind::BadReply | Kind::Unimplemented) => {
+                let context = format!("validate CRI v1 runtime API for endpoint {socket}");
+                return Err(error).context(context);
+            }
             Err(error) if !told => {
                 told = true;
-                let socket = endpoint.path().display();
                 tracing::warn!(%error, %socket, "waiting for the container runtime");
             }
             Err(_) => {}
@@ -187,7 +210,7 @@ async fn open_cgroups(
     runtime: &Client,
 ) -> anyhow::Result<Cgroups> {
     use podwright_proto::cri::CgroupDriver as Told;
-    let driver = match runtime.cgroup_driver().await? {
+    let driver = match told_driver(runtime).await? {
         Some(Told::Systemd) => Driver::Systemd,
         Some(Told::Cgroupfs) => Driver::Cgroupfs,
         None => match configuration.cgroup_driver {
@@ -202,6 +225,20 @@ async fn open_cgroups(
     let table = mounts::table(Path::new("/proc"))?;
     let sizes = machine::hugepage_sizes(Path::new("/"))?;
     Ok(Cgroups::open(&table, Path::new("/sys/fs/cgroup"), owner, sizes)?)
+}
+
+/// A runtime that just started may not know yet.
+async fn told_driver(
+    runtime: &Client,
+) -> Result<Option<podwright_proto::cri::CgroupDriver>, podwright_cri::Error> {
+    for _ in 1..RUNTIME_TRIES {
+        match runtime.cgroup_driver().await {
+            Ok(driver) => return Ok(driver),
+            Err(error) => tracing::warn!(%error, "the runtime does not tell its cgroup driver"),
+        }
+        tokio::time::sleep(RUNTIME_RETRY).await;
+    }
+    runtime.cgroup_driver().await
 }
 
 fn facts(
@@ -347,13 +384,6 @@ fn max_pods(configuration: &KubeletConfiguration, cpus: u32) -> usize {
     match per_core.saturating_mul(usize::try_from(cpus).unwrap_or(1)) {
         0 => most,
         by_cores => most.min(by_cores),
-    }
-}
-
-fn parallel_pulls(configuration: &KubeletConfiguration) -> usize {
-    match configuration.image_pulls() {
-        ImagePulls::OneAtATime => 1,
-        ImagePulls::Parallel { at_most } => usize::try_from(at_most).unwrap_or(1),
     }
 }
 

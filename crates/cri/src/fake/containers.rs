@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use podwright_core::image::full_name;
 use podwright_proto::cri;
 use tokio::sync::watch;
 use tonic::Status;
 
 use super::events::What;
-use super::images::full_name;
 use super::journal::Violation;
 use super::names::Reservation;
 use super::output;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use podwright_core::image;
+use podwright_core::image::{self, full_name};
 use podwright_proto::cri;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -247,20 +247,6 @@ fn admits(pull: &Pull, auth: Option<&cri::AuthConfig>) -> bool {
     auth.is_some_and(|auth| auth.username == *username && auth.password == *password)
 }
 
-/// The name as the runtime keeps it: with registry, with a tag or a digest, and with only the
-/// digest where both are given.
-pub(super) fn full_name(name: &str) -> Result<String, image::BadImageName> {
-    let parts = image::parse(name)?;
-    let (registry, path) = (parts.registry, parts.path);
-    let library = if registry == "docker.io" && !path.contains('/') { "library/" } else { "" };
-    let end = match (parts.digest, parts.tag) {
-        (Some(digest), _) => format!("@{digest}"),
-        (None, Some(tag)) => format!(":{tag}"),
-        (None, None) => ":latest".into(),
-    };
-    Ok(format!("{registry}/{library}{path}{end}"))
-}
-
 /// A full name without tag or digest.
 fn repository(name: &str) -> &str {
     let name = name.split_once('@').map_or(name, |(before, _)| before);
@@ -282,21 +268,6 @@ fn digest_of(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_kept_in_full() {
-        let digest = format!("sha256:{}", "a".repeat(64));
-        for (name, want) in [
-            ("busybox".to_owned(), "docker.io/library/busybox:latest".to_owned()),
-            ("user/app:v1".into(), "docker.io/user/app:v1".into()),
-            ("localhost:5000/app".into(), "localhost:5000/app:latest".into()),
-            ("localhost/podwright/pause:1".into(), "localhost/podwright/pause:1".into()),
-            (format!("app:v1@{digest}"), format!("docker.io/library/app@{digest}")),
-        ] {
-            assert_eq!(full_name(&name), Ok(want), "{name}");
-        }
-        assert!(full_name("Not Valid").is_err());
-    }
 
     #[test]
     fn an_image_is_found_by_every_name_it_has() {

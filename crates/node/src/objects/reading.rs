@@ -19,6 +19,13 @@ pub enum ReadError {
     Api(#[source] kube::Error),
 }
 
+impl ReadError {
+    /// There is no such object, by the API server's own word.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Api(kube::Error::Api(status)) if status.code == 404)
+    }
+}
+
 impl Objects {
     fn api(&self) -> Result<kube::Client, ReadError> {
         self.client.clone().ok_or(ReadError::NoApiServer)

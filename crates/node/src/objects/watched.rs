@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::TryStreamExt;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::utils::Backoff;
@@ -110,7 +111,9 @@ impl Kept for v1::Secret {
     }
 
     fn kept(self) -> Object {
-        Object::Secret(Arc::new(Self { metadata: Default::default(), ..self }))
+        // Whether it is still the same one matters to whoever is let in by it.
+        let metadata = ObjectMeta { uid: self.metadata.uid, ..ObjectMeta::default() };
+        Object::Secret(Arc::new(Self { metadata, ..self }))
     }
 }
 

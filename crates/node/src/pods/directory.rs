@@ -120,12 +120,12 @@ impl Directory {
         self.sources_ready.load(Relaxed)
     }
 
-    pub(super) fn set_sources_ready(&self, ready: bool) {
+    pub(crate) fn set_sources_ready(&self, ready: bool) {
         self.sources_ready.store(ready, Relaxed);
         self.changed.send_modify(|count| *count += 1);
     }
 
-    pub(super) fn set_all_known(&self) {
+    pub(crate) fn set_all_known(&self) {
         self.all_known.store(true, Relaxed);
     }
 

@@ -13,7 +13,7 @@ use podwright_core::time::Now;
 
 use super::chain;
 use super::lane::Lane;
-use super::start::Ground;
+use super::start::{Ground, PrepareError};
 use crate::cell::PodCell;
 use crate::events::Severity;
 use crate::gate::Rank;
@@ -138,6 +138,12 @@ impl Execution<'_> {
     async fn create_sandbox(&mut self, attempt: u32) -> Result<Ground, Failed> {
         let ready = match self.sandbox_config(attempt).await {
             Ok(ready) => ready,
+            Err(
+                error @ (PrepareError::NoRuntimeClass { .. } | PrepareError::RuntimeClass { .. }),
+            ) => {
+                let text = format!("Failed to create pod sandbox: {}", chain(&error));
+                return self.failed(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+            }
             Err(error) => {
                 let text = format!(
                     "GeneratePodSandboxConfig for pod {:?} failed: {}",

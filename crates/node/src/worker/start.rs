@@ -25,7 +25,9 @@ use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
 use crate::gate::Rank;
 use crate::hooks;
+use crate::logs::link_name;
 use crate::objects::{Fetched, ReadError};
+use crate::users::UserRangeError;
 use crate::volumes::SubPathError;
 
 /// The sandbox containers are started in.
@@ -64,9 +66,13 @@ pub(super) enum PrepareError {
     Cgroup(#[from] PodCgroupError),
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Users(#[from] UserRangeError),
     #[error("cannot make the log folder {path}")]
     Logs { path: String, source: std::io::Error },
-    #[error("failed to get handler for runtime class {class:?}")]
+    #[error("runtimeclass.node.k8s.io {class:?} not found")]
+    NoRuntimeClass { class: String },
+    #[error("failed to lookup RuntimeClass {class}")]
     RuntimeClass { class: String, source: ReadError },
 }
 
@@ -106,9 +112,18 @@ impl Execution<'_> {
     fn provision(&self, handler: Result<String, ReadError>) -> Result<PodProvision, PrepareError> {
         let runtime_handler = handler.map_err(|source| {
             let class = self.runtime_class().unwrap_or_default().to_owned();
-            PrepareError::RuntimeClass { class, source }
+            match source.is_not_found() {
+                true => PrepareError::NoRuntimeClass { class },
+                false => PrepareError::RuntimeClass { class, source },
+            }
         })?;
+        let pods = self.tools.volumes.pods();
+        let id_mappings = match config::namespaces::wants_own_users(self.pod) {
+            true => Some(self.tools.users.of_pod(pods, &self.pod.uid)?),
+            false => None,
+        };
         Ok(PodProvision {
+            id_mappings,
             cgroup_parent: self.tools.cgroups.parent(self.pod)?,
             runtime_handler,
             volume_groups: self.tools.volumes.groups(&self.pod.uid),
@@ -439,8 +454,7 @@ impl Execution<'_> {
         if !log.exists() {
             return;
         }
-        let podwright_core::ids::PodName { namespace, name } = &self.pod.name;
-        let file = link_name(&format!("{name}_{namespace}_{}-{id}", container.name));
+        let file = link_name(self.pod, &container.name, id);
         let link = self.tools.settings.log_links_dir.join(file);
         if let Err(error) = std::os::unix::fs::symlink(&log, &link) {
             tracing::debug!(%error, link = %link.display(), "no link to the log");
@@ -483,13 +497,6 @@ fn past_logs(folder: &Path) -> u32 {
     largest.map_or(0, |number| number.saturating_add(1))
 }
 
-/// A file name has room for 255 bytes; the ending stays.
-fn link_name(stem: &str) -> String {
-    const ROOM: usize = 255 - ".log".len();
-    let end = (0..=stem.len().min(ROOM)).rev().find(|end| stem.is_char_boundary(*end));
-    format!("{}.log", stem.get(..end.unwrap_or(0)).unwrap_or_default())
-}
-
 /// Eight hex digits that differ from start to start.
 fn fresh_number(nanos: i128) -> u32 {
     let bytes = nanos.to_le_bytes();
@@ -508,11 +515,5 @@ mod tests {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
         assert_eq!(past_logs(folder.path()), 4);
-    }
-
-    #[test]
-    fn a_long_link_name_keeps_its_ending() {
-        let name = link_name(&"x".repeat(300));
-        assert_eq!((name.len(), name.ends_with(".log")), (255, true));
     }
 }

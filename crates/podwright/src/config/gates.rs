@@ -32,8 +32,12 @@ pub struct Gate {
 
 /// Gates that change what Podwright does. Setting any other is accepted, as shared files need, and
 /// said to have no effect.
-pub const HEEDED: [&str; 3] =
-    ["CustomCPUCFSQuotaPeriod", "KubeletCrashLoopBackOffMax", "KubeletEnsureSecretPulledImages"];
+pub const HEEDED: [&str; 4] = [
+    "CustomCPUCFSQuotaPeriod",
+    "KubeletCrashLoopBackOffMax",
+    "KubeletEnsureSecretPulledImages",
+    "KubeletServiceAccountTokenForCredentialProviders",
+];
 
 /// Switches for all gates of a stage that are not set by name.
 const ALL_ALPHA: &str = "AllAlpha";

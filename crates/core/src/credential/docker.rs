@@ -1,0 +1,88 @@
+//! Docker's configuration files, as they are in homes, on nodes and in secrets.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use k8s_openapi::api::core::v1;
+use serde::Deserialize;
+
+use super::Login;
+
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// A configuration that is none. Nothing of its content is in here: it may be a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadConfig {
+    #[error("it is no JSON of the expected form (line {line}, column {column})")]
+    Json { line: usize, column: usize },
+    #[error(
+        "the auth field of {place:?} is not valid: it must be formatted as base64(username:password)"
+    )]
+    Auth { place: String },
+}
+
+#[derive(Deserialize)]
+struct ConfigJson {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    username: Option<String>,
+    #[serde(default)]
+    password: Option<String>,
+    #[serde(default)]
+    auth: Option<String>,
+}
+
+/// The logins of a `config.json`, or of the older `.dockercfg`, which has them at its top.
+pub fn from_config(bytes: &[u8], old: bool) -> Result<Vec<(String, Login)>, BadConfig> {
+    let bad =
+        |error: serde_json::Error| BadConfig::Json { line: error.line(), column: error.column() };
+    let entries: BTreeMap<String, Entry> = match old {
+        true => serde_json::from_slice(bytes).map_err(bad)?,
+        false => serde_json::from_slice::<ConfigJson>(bytes).map_err(bad)?.auths,
+    };
+    let mut logins = Vec::new();
+    for (place, entry) in entries {
+        if let Some(login) = login(&place, entry)? {
+            logins.push((place, login));
+        }
+    }
+    Ok(logins)
+}
+
+/// The logins of a pull secret; of another kind of secret none.
+pub fn from_secret(secret: &v1::Secret) -> Result<Vec<(String, Login)>, BadConfig> {
+    let (key, old) = match secret.type_.as_deref() {
+        Some("kubernetes.io/dockerconfigjson") => (".dockerconfigjson", false),
+        Some("kubernetes.io/dockercfg") => (".dockercfg", true),
+        Some(_) | None => return Ok(Vec::new()),
+    };
+    match secret.data.as_ref().and_then(|data| data.get(key)) {
+        Some(bytes) if !bytes.0.is_empty() => from_config(&bytes.0, old),
+        Some(_) | None => Ok(Vec::new()),
+    }
+}
+
+/// An entry without a login says that some other program keeps it; that is as good as none.
+fn login(place: &str, entry: Entry) -> Result<Option<Login>, BadConfig> {
+    let Entry { username, password, auth } = entry;
+    let Some(auth) = auth.filter(|auth| !auth.is_empty()) else {
+        let (username, password) = (username.unwrap_or_default(), password.unwrap_or_default());
+        let empty = username.is_empty() && password.is_empty();
+        return Ok((!empty).then_some(Login { username, password }));
+    };
+    let bad = || BadConfig::Auth { place: place.to_owned() };
+    let decoded = BASE64.decode(auth.trim()).map_err(|_| bad())?;
+    let decoded = String::from_utf8(decoded).map_err(|_| bad())?;
+    let (username, password) = decoded.split_once(':').ok_or_else(bad)?;
+    Ok(Some(Login { username: username.to_owned(), password: password.to_owned() }))
+}

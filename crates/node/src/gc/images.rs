@@ -1,0 +1,152 @@
+//! Images.
+
+use std::collections::BTreeSet;
+
+use podwright_core::gc::{ListedImage, Reclaim, Removal};
+use podwright_core::image;
+use podwright_cri as cri;
+
+use super::{Gc, GcError};
+
+/// What a round of removing images came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    pub images: usize,
+    pub bytes: u64,
+}
+
+impl Gc {
+    /// One round: what is too old, then as much as the disk needs.
+    pub async fn collect_images(&self) -> Result<(), GcError> {
+        let policy = self.settings.images;
+        let mut records = self.images.lock().await;
+        let now = self.clock.now().mono;
+        let there = self.listed_images().await?;
+        records.note(&there, &self.images_in_use().await?, now);
+        let outdated = records.outdated(&policy, now.since(self.began), now);
+        let (removed, mut errors) = self.remove_images(&outdated).await;
+
+        let folder = self.runtime.image_folder().await.map_err(GcError::List)?;
+        let disk = (self.settings.disk)(&folder)?;
+        let excess = match disk.excess(&policy) {
+            Ok(excess) => excess,
+            Err(error) => {
+                self.complain("InvalidDiskCapacity", error.to_string());
+                return Err(error.into());
+            }
+        };
+        if excess > 0 {
+            let left: Vec<Removal> = records
+                .reclaim(Reclaim::Bytes(excess), &policy, now)
+                .into_iter()
+                .filter(|removal| !removed.contains(&removal.id))
+                .collect();
+            let (freed, failed) = self.remove_images(&left).await;
+            errors.extend(failed);
+            let bytes: u64 =
+                left.iter().filter(|image| freed.contains(&image.id)).map(|image| image.size).sum();
+            tracing::info!(excess, freed = bytes, images = freed.len(), "removed unused images");
+            let kept = there.iter().filter(|i| !removed.contains(&i.id) && !freed.contains(&i.id));
+            self.pulled.forget_all_but(&kept.map(|image| image.id.as_str()).collect::<Vec<_>>());
+            if bytes < excess {
+                let used = disk.used_percent().unwrap_or(100);
+                self.complain("FreeDiskSpaceFailed", shortfall(used, disk.capacity, bytes));
+            }
+        }
+        GcError::of(errors)
+    }
+
+    /// Removes every image nobody uses, whatever its age: the disk is all but full.
+    pub async fn reclaim_images(&self) -> Result<Reclaimed, GcError> {
+        let mut records = self.images.lock().await;
+        let now = self.clock.now().mono;
+        let there = self.listed_images().await?;
+        records.note(&there, &self.images_in_use().await?, now);
+        let everything = records.reclaim(Reclaim::Everything, &self.settings.images, now);
+        let (freed, errors) = self.remove_images(&everything).await;
+        let gone = everything.iter().filter(|image| freed.contains(&image.id));
+        let reclaimed =
+            Reclaimed { images: freed.len(), bytes: gone.map(|image| image.size).sum() };
+        GcError::of(errors).map(|()| reclaimed)
+    }
+
+    async fn listed_images(&self) -> Result<Vec<ListedImage>, GcError> {
+        let images = self.runtime.list_images().await.map_err(GcError::List)?;
+        Ok(images.into_iter().map(listed).collect())
+    }
+
+    /// By id or by full name: of containers in any state, of pods that are wanted, and the
+    /// sandboxes' own. The runtime does not say where a sandbox has it from.
+    async fn images_in_use(&self) -> Result<BTreeSet<String>, GcError> {
+        let runtime = &self.runtime;
+        let mut used = runtime.leftovers().await.map_err(GcError::List)?.images_in_use;
+        let sandboxes = runtime.sandbox_image().await.map_err(GcError::List)?;
+        let kept = self.settings.kept_images.iter().cloned().chain(sandboxes);
+        used.extend(kept.filter_map(|name| image::full_name(&name).ok()));
+        for pod in self.directory.active_pods() {
+            let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+            let volumes = volumes.into_iter().flatten();
+            let mounted = volumes.filter_map(|volume| volume.image.as_ref()?.reference.clone());
+            let run = pod.containers.iter().map(|container| container.image.to_string());
+            used.extend(mounted.chain(run).filter_map(|name| image::full_name(&name).ok()));
+        }
+        Ok(used)
+    }
+
+    /// Ids of what is gone, and what went wrong with the rest.
+    async fn remove_images(&self, removals: &[Removal]) -> (BTreeSet<String>, Vec<GcError>) {
+        let (mut gone, mut errors) = (BTreeSet::new(), Vec::new());
+        for Removal { id, size, why } in removals {
+            match self.runtime.remove_image(id).await {
+                Ok(()) => {
+                    tracing::info!(image = id, size, why = why.as_str(), "removed an image");
+                    self.metrics.images.garbage_collected(*why);
+                    gone.insert(id.clone());
+                }
+                Err(source) => {
+                    errors.push(GcError::Runtime { what: format!("image {id}"), source });
+                }
+            }
+        }
+        (gone, errors)
+    }
+}
+
+fn listed(image: cri::Image) -> ListedImage {
+    let names = image.tags.into_iter().chain(image.digests).collect();
+    ListedImage { id: image.id, names, size: image.size, pinned: image.pinned }
+}
+
+fn shortfall(used: u8, capacity: u64, freed: u64) -> String {
+    format!(
+        "Insufficient free disk space on the node's image filesystem ({used}% of {} used). Failed \
+         to free sufficient space by deleting unused images (freed {freed} bytes). Investigate \
+         disk usage, as it could be used by active images, logs, volumes, or other data.",
+        in_binary_units(capacity)
+    )
+}
+
+fn in_binary_units(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let step = (bytes.max(1).ilog2() / 10).min(4);
+    let unit = UNITS.get(step as usize).copied().unwrap_or("B");
+    format!("{:.1} {unit}", bytes as f64 / (1u64 << (10 * step)) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_in_units_people_read() {
+        for (bytes, want) in [
+            (0, "0.0 B"),
+            (1023, "1023.0 B"),
+            (1 << 20, "1.0 MiB"),
+            (50 * (1 << 30), "50.0 GiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ] {
+            assert_eq!(in_binary_units(bytes), want);
+        }
+    }
+}

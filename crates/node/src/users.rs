@@ -1,0 +1,90 @@
+//! Gives pods with users of their own a block of the node's ids.
+
+use parking_lot::Mutex;
+use podwright_core::config::IdMappings;
+use podwright_core::ids::PodUid;
+use podwright_core::users::{Block, UserRange};
+use podwright_host::files::{Durability, FileError, Root};
+
+/// In the pod's folder, where upstream keeps it.
+const FILE: &str = "userns";
+const LARGEST: u64 = 4096;
+
+#[derive(Debug, thiserror::Error)]
+pub enum UserRangeError {
+    #[error("no user ids are left for pod {0}: end a pod with hostUsers: false, or raise maxPods")]
+    Exhausted(PodUid),
+    #[error("pod {pod}: its file {FILE} is damaged; remove it once nothing of the pod runs")]
+    Damaged { pod: PodUid },
+    #[error("pod {pod}: cannot keep its range of user ids")]
+    File { pod: PodUid, source: FileError },
+}
+
+pub struct Users {
+    range: UserRange,
+    /// Two pods must not find the same block free.
+    choosing: Mutex<()>,
+}
+
+impl Users {
+    pub fn new(range: UserRange) -> Self {
+        Self { range, choosing: Mutex::default() }
+    }
+
+    /// The pod's block: the one it has, or a free one. `pods` is the folder of all pods' folders;
+    /// the block is taken as long as the pod's is there.
+    pub fn of_pod(&self, pods: &Root, pod: &PodUid) -> Result<IdMappings, UserRangeError> {
+        let failed = |source| UserRangeError::File { pod: pod.clone(), source };
+        if let Some(kept) = read(pods, pod.as_str()).map_err(failed)? {
+            let damaged = || UserRangeError::Damaged { pod: pod.clone() };
+            return kept.map(|block| block.mappings()).ok_or_else(damaged);
+        }
+        let _alone = self.choosing.lock();
+        let mut taken = Vec::new();
+        for (name, _) in pods.list("").map_err(failed)? {
+            let name = name.to_str().unwrap_or_default();
+            // What cannot be read may be anything; it was given out from the same range, so its
+            // pod is told and the others go on.
+            taken.extend(read(pods, name).map_err(failed)?.flatten());
+        }
+        let free = self.range.free(&taken);
+        let block = free.ok_or_else(|| UserRangeError::Exhausted(pod.clone()))?;
+        let path = format!("{pod}/{FILE}");
+        pods.write_atomic(path, &block.to_file(), 0o644, Durability::Disk).map_err(failed)?;
+        Ok(block.mappings())
+    }
+}
+
+/// `None`: no file. `Some(None)`: one that says nothing.
+fn read(pods: &Root, pod: &str) -> Result<Option<Option<Block>>, FileError> {
+    match pods.read(format!("{pod}/{FILE}"), LARGEST) {
+        Ok(bytes) => Ok(Some(Block::from_file(&bytes))),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_keeps_its_block_and_no_other_gets_it_until_its_folder_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let pods = Root::open(folder.path()).unwrap();
+        let users = Users::new(UserRange::for_pods(2, 0));
+        let [a, b, c] = ["a", "b", "c"].map(PodUid::new);
+        for pod in [&a, &b, &c] {
+            pods.create_dir(pod.as_str(), 0o750).unwrap();
+        }
+        let first = users.of_pod(&pods, &a).unwrap();
+        let second = users.of_pod(&pods, &b).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(users.of_pod(&pods, &a).unwrap(), first);
+        assert!(matches!(users.of_pod(&pods, &c), Err(UserRangeError::Exhausted(_))));
+        pods.remove_dir_all("a").unwrap();
+        assert_eq!(users.of_pod(&pods, &c).unwrap(), first);
+        std::fs::write(folder.path().join("b/userns"), "torn").unwrap();
+        assert!(matches!(users.of_pod(&pods, &b), Err(UserRangeError::Damaged { .. })));
+    }
+}
