@@ -41,6 +41,7 @@ mod mounts;
 pub mod netns;
 pub mod pki;
 pub mod process;
+pub mod registry;
 pub mod remains;
 mod roster;
 mod settings;

@@ -1,0 +1,94 @@
+//! What is left of containers and pods that ended.
+
+use std::fs;
+use std::time::Duration;
+
+use podwright_e2e::bed::Bed;
+use podwright_e2e::wait;
+use podwright_proto::cri::ContainerState;
+use serde_json::json;
+
+use crate::cluster::pod;
+use crate::privilege::needs_root;
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+#[tokio::test]
+async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_keeps_nothing() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let cri = bed.cri().await.unwrap();
+    let mut failing = pod("failing", &["exit", "1"]);
+    failing["spec"]["nodeName"] = json!(null);
+    let manifest = agent.add_manifest("failing", &failing).unwrap();
+
+    let dead = async || {
+        let containers = cri.containers().await?;
+        let exited = containers.iter().filter(|c| c.state() == ContainerState::ContainerExited);
+        let mut attempts: Vec<u32> =
+            exited.filter_map(|c| c.metadata.as_ref().map(|m| m.attempt)).collect();
+        attempts.sort_unstable();
+        anyhow::Ok(attempts)
+    };
+    // The second restart comes after ten seconds of back-off.
+    let only_the_last = async || Ok(dead().await?.as_slice() == [2]);
+    wait::until_true("only the newest of three to be left", LIMIT, only_the_last).await.unwrap();
+    let folders: Vec<_> = fs::read_dir(agent.pod_logs()).unwrap().flatten().collect();
+    let logs = || -> Vec<String> {
+        let files = fs::read_dir(folders[0].path().join("app")).unwrap().flatten();
+        files.map(|file| file.file_name().into_string().unwrap()).collect()
+    };
+    assert_eq!(logs().len(), 1, "{:?}", logs());
+
+    fs::remove_file(manifest).unwrap();
+    let nothing = async || {
+        let left = cri.containers().await?.len() + cri.sandboxes().await?.len();
+        Ok(left == 0 && !folders[0].path().exists())
+    };
+    wait::until_true("nothing to be left", LIMIT, nothing).await.unwrap();
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn images_unused_for_too_long_go_and_no_others() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let mut web = pod("web", &["serve"]);
+    web["spec"]["nodeName"] = json!(null);
+    agent.add_manifest("web", &web).unwrap();
+    let cri = bed.cri().await.unwrap();
+    let running = async || {
+        let containers = cri.containers().await?;
+        Ok(containers.iter().any(|c| c.state() == ContainerState::ContainerRunning))
+    };
+    wait::until_true("the pod to run", LIMIT, running).await.unwrap();
+    let images = async || {
+        let listed = cri
+            .images
+            .clone()
+            .list_images(podwright_proto::cri::ListImagesRequest::default())
+            .await?
+            .into_inner()
+            .images;
+        anyhow::Ok(listed.into_iter().flat_map(|image| image.repo_tags).collect::<Vec<_>>())
+    };
+    assert!(images().await.unwrap().iter().any(|name| name.contains("busybox")));
+
+    // The same node again, for which everything is too old. Its own age counts from its start.
+    agent.stop().await.unwrap();
+    drop(agent);
+    let strict = json!({ "imageMinimumGCAge": "1ns", "imageMaximumGCAge": "2ns" });
+    let agent = bed.agent("node-1").configure(strict).start().unwrap();
+    let gone = async || Ok(!images().await?.iter().any(|name| name.contains("busybox")));
+    wait::until_true("the unused image to go", LIMIT, gone).await.unwrap();
+    let left = images().await.unwrap();
+    assert!(left.iter().any(|name| name.contains("/test")), "in use: {left:?}");
+    assert!(left.iter().any(|name| name.contains("/pause")), "the sandboxes' own: {left:?}");
+    drop(agent);
+    bed.close().unwrap();
+}
