@@ -132,7 +132,10 @@ pub enum PodStep {
     Directories,
     Volumes,
     Sandbox,
+    /// Stopping containers and sandboxes.
     Kill,
+    /// Removing old instances.
+    Removal,
     Resize,
     Teardown,
 }

@@ -236,7 +236,7 @@ pub fn case(pod: Pod, observed: ObservedPod, now: Now) -> Case {
             network: Ok(()),
             cgroup: true,
             hold: None,
-            started: None,
+            active: None,
             resizing: std::sync::Arc::default(),
         },
         crash_backoff: BackoffLimits::DEFAULT,

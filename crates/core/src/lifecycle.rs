@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pod::{Deletion, Pod};
+use crate::pod::Pod;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
@@ -56,6 +56,20 @@ pub struct Kill {
     pub grace: Option<Duration>,
     pub evict: bool,
     pub obituary: Option<Obituary>,
+}
+
+impl Kill {
+    /// The node takes the pod away: Failed with this reason, and the condition DisruptionTarget.
+    /// Without a grace of its own the pod's spec says how long it takes.
+    pub fn evict(
+        reason: impl Into<String>,
+        message: impl Into<String>,
+        grace: Option<Duration>,
+    ) -> Self {
+        let (reason, message) = (reason.into(), message.into());
+        let obituary = Some(Obituary { reason, message, disruption: true });
+        Self { grace, evict: true, obituary }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,12 +174,19 @@ impl Lifecycle {
         self.cause = Some(cause);
         self.obituary = kill.obituary;
         self.shorten(pod, kill.grace);
+        // The spec's own grace only if nobody asked.
+        self.grace.get_or_insert(pod.grace.max(LEAST_GRACE));
         Change::Terminates
     }
 
+    /// The least of what was ever asked for counts; if nobody asks, nothing changes.
     fn shorten(&mut self, pod: &Pod, asked: Option<Duration>) -> Change {
-        let new = effective_grace(self.grace, pod.deletion, asked, pod.grace);
-        let shortened = self.grace.is_some_and(|old| new < old);
+        let deletion = pod.deletion.and_then(|deletion| deletion.grace);
+        let Some(least) = [deletion, asked].into_iter().flatten().min() else {
+            return Change::Nothing;
+        };
+        let new = self.grace.map_or(least, |old| old.min(least)).max(LEAST_GRACE);
+        let shortened = self.grace.is_none_or(|old| new < old);
         self.grace = Some(new);
         if shortened { Change::GraceShortened } else { Change::Nothing }
     }
@@ -233,18 +254,6 @@ impl Lifecycle {
     pub fn is_ending(&self) -> bool {
         self.stage != Stage::Syncing
     }
-}
-
-/// The least of what was asked for; the spec's own grace only if nobody asked.
-fn effective_grace(
-    current: Option<Duration>,
-    deletion: Option<Deletion>,
-    asked: Option<Duration>,
-    spec: Duration,
-) -> Duration {
-    let deletion = deletion.and_then(|d| d.grace);
-    let least = [current, deletion, asked].into_iter().flatten().min();
-    least.unwrap_or(spec).max(LEAST_GRACE)
 }
 
 /// What the rest of the node may do about a pod, known or not.

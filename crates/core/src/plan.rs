@@ -16,17 +16,16 @@ pub mod sync;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::attempts::{Attempts, BackoffLimits, PodStep};
+use crate::attempts::{Attempts, BackoffLimits, PodStep, StartError};
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::observed::ObservedPod;
 use crate::pod::Pod;
 use crate::probe::Probed;
 use crate::resize::{Resize, Resizing};
-use crate::time::{Mono, Now};
+use crate::time::{Mono, Now, Stopwatch};
 
 pub use kill::{KillPod, Stop, StopCause};
 
@@ -39,8 +38,8 @@ pub struct Surroundings {
     pub cgroup: bool,
     /// Soft admission refuses it for now, and says why.
     pub hold: Option<Hold>,
-    /// When the pod's first status was reported; deadlines count from here.
-    pub started: Option<Timestamp>,
+    /// Runs since the pod's first status was reported; `activeDeadlineSeconds` ends it.
+    pub active: Option<Stopwatch>,
     /// Where the pod stands between the resources it wishes for and those it has.
     #[serde(default)]
     pub resizing: Arc<Resizing>,
@@ -150,25 +149,62 @@ pub enum NextAttempt {
     PastLogs(u32),
 }
 
-/// Why a container that should run does not, in the words the API uses.
+/// Why a container that should run does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    pub reason: String,
+    pub reason: WaitReason,
     pub message: String,
 }
 
-/// The reason of a plan, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitReason {
+    /// The pod is held back.
+    Blocked,
+    /// It could not be started, or not yet again.
+    NotStarted(StartError),
+}
+
+impl WaitReason {
+    /// In the words the API uses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Blocked => "Blocked",
+            Self::NotStarted(error) => error.as_str(),
+        }
+    }
+}
+
+/// The reason of a plan: its kind for programs, its words for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
+    pub topic: Topic,
     /// What the pod does or waits for, in one line.
     pub text: String,
     /// What someone can do about it.
     pub way_out: Option<String>,
 }
 
+/// What a plan is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Topic {
+    /// Everything is as it should be.
+    Runs,
+    Starts,
+    Stops,
+    /// A container waits before it is tried again.
+    Waits,
+    /// A step failed and rests before it is tried again.
+    Fails(PodStep),
+    Held,
+    NetworkNotReady,
+    /// What the pod held on the node is given back.
+    Releases,
+    Over,
+}
+
 impl Why {
-    pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), way_out: None }
+    pub fn new(topic: Topic, text: impl Into<String>) -> Self {
+        Self { topic, text: text.into(), way_out: None }
     }
 
     pub fn way_out(mut self, way_out: impl Into<String>) -> Self {
@@ -207,7 +243,7 @@ pub fn decide(inputs: &Inputs<'_>) -> Plan {
         Stage::Syncing => sync::plan(inputs),
         Stage::Terminating => terminating(inputs),
         Stage::Terminated => teardown(inputs),
-        Stage::Finished => Plan::idle(Why::new("the pod is finished")),
+        Stage::Finished => Plan::idle(Why::new(Topic::Over, "the pod is finished")),
     }
 }
 
@@ -215,23 +251,24 @@ pub fn decide(inputs: &Inputs<'_>) -> Plan {
 fn terminating(inputs: &Inputs<'_>) -> Plan {
     let kill = kill::pod(inputs.pod, inputs.observed, inputs.attempts, inputs.life.grace());
     let Some(kill) = kill else {
-        let mut plan = Plan::idle(Why::new("nothing of the pod runs any more"));
+        let mut plan = Plan::idle(Why::new(Topic::Over, "nothing of the pod runs any more"));
         plan.stage_done = true;
         return plan;
     };
-    let why = Why::new(format!("stopping the pod: {}", kill.summary()));
+    let why = Why::new(Topic::Stops, format!("stopping the pod: {}", kill.summary()));
     step_unless_failing(inputs, PodStep::Kill, vec![Step::KillPod(kill)], why)
 }
 
 /// Gives back what the pod held on the node.
 fn teardown(inputs: &Inputs<'_>) -> Plan {
     let steps = vec![Step::UnmountVolumes, Step::DestroyCgroup];
-    step_unless_failing(inputs, PodStep::Teardown, steps, Why::new("releasing volumes and cgroup"))
+    let why = Why::new(Topic::Releases, "releasing volumes and cgroup");
+    step_unless_failing(inputs, PodStep::Teardown, steps, why)
 }
 
 /// A pod no source knows, seen in the runtime: stopped with what the runtime tells of it.
 pub fn orphan(observed: &ObservedPod, attempts: &Attempts, now: Now) -> Plan {
-    let why = Why::new("no source names this pod; what runs of it is stopped");
+    let why = Why::new(Topic::Stops, "no source names this pod; what runs of it is stopped");
     match kill::orphan(observed, attempts) {
         None => Plan { stage_done: true, ..Plan::idle(why) },
         Some(kill) => {
@@ -250,7 +287,8 @@ fn step_unless_failing(inputs: &Inputs<'_>, step: PodStep, steps: Vec<Step>, why
         Some(failed) if inputs.now.mono < failed.retry_at => {
             let text =
                 format!("{}; it failed {} times: {}", why.text, failed.times, failed.message);
-            let mut plan = Plan::idle(Why { text, way_out: why.way_out });
+            let topic = Topic::Fails(step);
+            let mut plan = Plan::idle(Why { topic, text, way_out: why.way_out });
             plan.wake(failed.retry_at);
             plan
         }
@@ -266,5 +304,7 @@ pub fn usable_sandbox(pod: &Pod, observed: &ObservedPod) -> Option<SandboxId> {
     }
 }
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod tests;

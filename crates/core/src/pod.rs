@@ -215,6 +215,11 @@ impl Pod {
             })
     }
 
+    /// The API shows a report of this node's: the pod was taken in before, and its place is its own.
+    pub fn was_reported(&self) -> bool {
+        self.object.status.as_ref().is_some_and(|status| status.start_time.is_some())
+    }
+
     pub fn generation(&self) -> Option<i64> {
         self.object.metadata.generation
     }

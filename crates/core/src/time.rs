@@ -74,6 +74,24 @@ pub fn go_duration(duration: Duration) -> String {
     }
 }
 
+/// How long something has been going on: what a stored wall time said when it was first read, and
+/// from then on our own clock. A wall clock that is stepped later changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopwatch {
+    had: Duration,
+    since: Mono,
+}
+
+impl Stopwatch {
+    pub fn running_since(stored: Timestamp, now: Now) -> Self {
+        Self { had: now.age_of(stored, Duration::MAX), since: now.mono }
+    }
+
+    pub fn elapsed(self, now: Mono) -> Duration {
+        self.had.saturating_add(now.since(self.since))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +101,18 @@ mod tests {
         let now = Now { wall: Timestamp::UNIX_EPOCH, mono: Mono(Duration::from_secs(100)) };
         let tomorrow = Timestamp::from_second(86_400).unwrap();
         assert_eq!(now.age_of(tomorrow, Duration::from_secs(600)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_stopwatch_follows_our_own_clock_once_it_was_read() {
+        let at = |wall, mono| Now {
+            wall: Timestamp::from_second(wall).unwrap(),
+            mono: Mono(Duration::from_secs(mono)),
+        };
+        // Read ten seconds after the agent's start, of something an hour old.
+        let watch = Stopwatch::running_since(Timestamp::UNIX_EPOCH, at(3600, 10));
+        assert_eq!(watch.elapsed(Mono(Duration::from_secs(10))), Duration::from_secs(3600));
+        assert_eq!(watch.elapsed(Mono(Duration::from_secs(40))), Duration::from_secs(3630));
     }
 
     #[test]

@@ -99,6 +99,19 @@ impl Error {
         Self { call, object: object.into(), kind: Kind::BadReply, message, code: "Unknown" }
     }
 
+    /// The runtime said nothing, rather than no.
+    pub fn is_silence(&self) -> bool {
+        match self.kind {
+            Kind::TimedOut | Kind::Unavailable => true,
+            Kind::NotFound
+            | Kind::Unimplemented
+            | Kind::AlreadyExists
+            | Kind::Exhausted
+            | Kind::BadReply
+            | Kind::Other => false,
+        }
+    }
+
     /// The call may have taken effect though it failed.
     pub fn is_ambiguous(&self) -> bool {
         match self.kind {

@@ -49,13 +49,15 @@ use podwright_proto::cri::runtime_service_server::RuntimeServiceServer;
 use tokio::sync::mpsc;
 
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tokio_util::sync::DropGuard;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Channel, Endpoint, Server, Uri};
 
 pub use faults::{EventFault, Fault, Rule};
 pub use images::{FakeImage, Pull, Pulling};
 pub use inspect::{ContainerState, ContainerView, SandboxView, Snapshot};
 pub use journal::{Call, Outcome, Violation};
+pub use tonic::Code;
+
 pub use options::{Condition, ExecCall, FakeOptions, Features, Wall, wall_from};
 pub use rpc::{About, PodRef, Rpc};
 pub use script::{ExecReply, OnTerm, Script, Usage};
@@ -115,12 +117,23 @@ impl Fake {
         Client::over(self.channel(), timeouts)
     }
 
+    /// The client of an agent that will be killed: once `end` is cancelled it does not connect
+    /// again, so that nothing which outlives the agent can act for it.
+    pub fn client_until(&self, timeouts: Timeouts, end: CancellationToken) -> Client {
+        Client::over(self.channel_until(end), timeouts)
+    }
+
     /// A channel that connects with its first call, and again whenever the connection broke.
     pub fn channel(&self) -> Channel {
+        self.channel_until(CancellationToken::new())
+    }
+
+    fn channel_until(&self, end: CancellationToken) -> Channel {
         let (shared, connections) = (Arc::downgrade(&self.shared), self.connections.clone());
         let connector = tower::service_fn(move |_: Uri| {
             let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
-            let line = shared.upgrade().and_then(|shared| shared.accept());
+            let shared = shared.upgrade().filter(|_| !end.is_cancelled());
+            let line = shared.and_then(|shared| shared.accept());
             let near = line.ok_or_else(refused).and_then(|line| {
                 let (near, far) = Wire::pair(line);
                 connections.send(far).map_err(|_| refused())?;

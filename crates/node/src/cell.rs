@@ -77,6 +77,14 @@ impl PodCell {
         change
     }
 
+    /// Takes a newer object in without asking anything of the pod.
+    pub fn refresh(&self, pod: Arc<Pod>) {
+        self.desired.send_if_modified(|desired| {
+            desired.pod = pod;
+            false
+        });
+    }
+
     pub fn request(&self, request: Request) -> Change {
         let mut change = Change::Nothing;
         self.desired.send_modify(|desired| {

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
+use parking_lot::Mutex;
 use podwright_core::pod::{Container, Pod};
 use podwright_host::clock::Clock;
 use tokio::sync::mpsc;
@@ -53,13 +54,15 @@ pub struct Occurrence {
 pub struct Recorder {
     queue: mpsc::Sender<Occurrence>,
     clock: Clock,
+    /// The time of the last event. An event is named by its time, so no two may share one.
+    last: Arc<Mutex<Timestamp>>,
 }
 
 impl Recorder {
     /// A recorder and the end that [`deliver`] reads.
     pub fn new(clock: Clock) -> (Self, mpsc::Receiver<Occurrence>) {
         let (queue, events) = mpsc::channel(QUEUE);
-        (Self { queue, clock }, events)
+        (Self { queue, clock, last: Arc::default() }, events)
     }
 
     pub fn pod(&self, pod: &Pod, severity: Severity, reason: &'static str, message: String) {
@@ -90,7 +93,12 @@ impl Recorder {
             Severity::Normal => tracing::info!(namespace, name, reason, message, "event"),
             Severity::Warning => tracing::warn!(namespace, name, reason, message, "event"),
         }
-        let at = self.clock.now().wall;
+        let at = {
+            let mut last = self.last.lock();
+            let after = last.saturating_add(Duration::from_nanos(1)).unwrap_or(*last);
+            *last = self.clock.now().wall.max(after);
+            *last
+        };
         if self.queue.try_send(Occurrence { object, severity, reason, message, at }).is_err() {
             tracing::debug!(reason, "the event queue is full; one event is not reported");
         }

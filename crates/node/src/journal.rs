@@ -77,6 +77,7 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
+    use podwright_core::plan::Topic;
     use podwright_core::time::Mono;
 
     use super::*;
@@ -99,10 +100,10 @@ mod tests {
     #[test]
     fn a_reason_that_stays_keeps_its_first_time() {
         let mut journal = Journal::default();
-        journal.decided(at(1), &Why::new("waits"));
-        journal.decided(at(5), &Why::new("waits"));
+        journal.decided(at(1), &Why::new(Topic::Waits, "waits"));
+        journal.decided(at(5), &Why::new(Topic::Waits, "waits"));
         assert_eq!(journal.why().unwrap().1, at(1).wall);
-        journal.decided(at(9), &Why::new("runs"));
+        journal.decided(at(9), &Why::new(Topic::Runs, "runs"));
         assert_eq!(journal.why().unwrap().1, at(9).wall);
     }
 }

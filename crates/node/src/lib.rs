@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod mirrors;
 pub mod node;
 pub mod objects;
+pub mod patience;
 pub mod pleg;
 pub mod pods;
 pub mod probes;

@@ -31,6 +31,7 @@ use crate::logs::{Logs, rotation::Rotation};
 use crate::metrics::Metrics;
 use crate::mirrors::Mirrors;
 use crate::objects::Objects;
+use crate::patience::patient;
 use crate::pleg::Pleg;
 use crate::pods::{Directory, Pods};
 use crate::sources::{api, file::Manifests, url::Remote};
@@ -43,6 +44,8 @@ use crate::volumes::Volumes;
 const RUNTIME_CHECK: Duration = Duration::from_secs(5);
 /// And while it is not, or was not heard yet.
 const RUNTIME_RECHECK: Duration = Duration::from_millis(500);
+/// A runtime that says nothing for this long is down. No pod is touched for that.
+const RUNTIME_DOWN: Duration = Duration::from_secs(30);
 /// Deliveries that may wait; a source that has more waits itself.
 const DELIVERIES: usize = 50;
 
@@ -106,6 +109,7 @@ impl Node {
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
         let World { runtime, cgroups, clock, api } = world;
+        let api = api.map(patient);
         let metrics = Arc::new(Metrics::default());
         let counted = metrics.clone();
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
@@ -242,7 +246,8 @@ impl Node {
     fn report(&self, occurrences: mpsc::Receiver<events::Occurrence>, api: Option<kube::Client>) {
         let node_name = self.tools.settings.node_name.clone();
         let stop = self.stop.clone();
-        self.tasks.spawn(self.tools.objects.clone().follow_services(self.stop.clone()));
+        let services = self.tools.objects.clone().follow_services(node_name.clone(), stop.clone());
+        self.tasks.spawn(services);
         self.tasks.spawn(self.tools.volumes.clone().keep(
             self.directory.clone(),
             self.tools.events.clone(),
@@ -277,9 +282,11 @@ fn leftovers(directory: &Arc<Directory>, volumes: &Arc<Volumes>) -> crate::statu
 
 /// Asks the runtime how it is, again and again, and tells whoever wants to know.
 async fn check_runtime(runtime: cri::Client, state: watch::Sender<NodeState>) {
+    let mut heard = tokio::time::Instant::now();
     loop {
         match runtime.status().await {
             Ok(status) => {
+                heard = tokio::time::Instant::now();
                 let network = status
                     .network
                     .map_err(|problem| format!("container runtime network not ready: {problem}"));
@@ -289,7 +296,15 @@ async fn check_runtime(runtime: cri::Client, state: watch::Sender<NodeState>) {
                 let now = NodeState { network, runtime };
                 state.send_if_modified(|old| std::mem::replace(old, now.clone()) != now);
             }
-            Err(error) => tracing::warn!(%error, "the runtime does not say how it is"),
+            Err(error) => {
+                tracing::warn!(%error, "the runtime does not say how it is");
+                if heard.elapsed() >= RUNTIME_DOWN {
+                    let down = || Err("container runtime is down".to_owned());
+                    state.send_if_modified(|state| {
+                        std::mem::replace(&mut state.runtime, down()) != down()
+                    });
+                }
+            }
         }
         let well = {
             let state = state.borrow();

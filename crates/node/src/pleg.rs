@@ -51,6 +51,8 @@ pub struct Pleg {
     /// Which pod a runtime id belongs to, for hints that name only the id.
     owners: Mutex<HashMap<Arc<str>, PodUid>>,
     relisted: watch::Sender<Option<Relist>>,
+    /// The runtime answered the last list.
+    answers: watch::Sender<bool>,
     hinted: watch::Sender<bool>,
     /// Told when there is something for clean-up to do before its time.
     leftovers: Notify,
@@ -80,6 +82,7 @@ impl Pleg {
             cache: Mutex::default(),
             owners: Mutex::default(),
             relisted: watch::Sender::new(None),
+            answers: watch::Sender::new(false),
             hinted: watch::Sender::new(false),
             leftovers: Notify::new(),
         })
@@ -111,6 +114,8 @@ impl Pleg {
         }
         let seen = self.runtime.glance().await;
         self.metrics.pleg.duration.observe(self.clock.now().mono.since(began));
+        let answers = seen.as_ref().map_or_else(|error| !error.is_silence(), |_| true);
+        self.answers.send_if_modified(|old| std::mem::replace(old, answers) != answers);
         let seen = seen?;
         self.count(&seen);
         let changes = {
@@ -240,6 +245,18 @@ impl Pleg {
     pub async fn first_relist(&self) {
         let mut relisted = self.relisted.subscribe();
         let _ = relisted.wait_for(Option::is_some).await;
+    }
+
+    /// Waits until everything was listed once more.
+    pub async fn next_relist(&self) {
+        let mut relisted = self.relisted.subscribe();
+        // The sender lives as long as `self`.
+        let _ = relisted.changed().await;
+    }
+
+    /// Whether the runtime answers at all.
+    pub fn answers(&self) -> watch::Receiver<bool> {
+        self.answers.subscribe()
     }
 
     /// The pods the runtime holds, by the last relist.

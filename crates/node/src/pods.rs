@@ -5,11 +5,12 @@
 //! Every two seconds it looks for what nobody takes care of any more.
 
 mod directory;
+mod ending;
 mod housekeeping;
 mod orphan;
 mod resizes;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,12 +20,14 @@ use podwright_core::pod::merge::{Changes, Merge, News};
 use podwright_core::pod::registry::is_mirror;
 use podwright_core::pod::{Pod, Source};
 use podwright_core::status;
+use podwright_core::status::conditions::ready_is_stale;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use directory::Directory;
+pub use ending::{EndError, end};
 
 use crate::admission::{self, Rejection};
 use crate::cell::PodCell;
@@ -49,13 +52,13 @@ pub struct Pods {
     /// The sources this node has; until all were heard nothing is taken for gone.
     sources: Vec<Source>,
     /// Static pods that wait for another one of their name to end.
-    queues: HashMap<PodName, VecDeque<PodUid>>,
+    queues: BTreeMap<PodName, VecDeque<PodUid>>,
     /// Pods that wish for other resources than they have and were not answered yet.
-    undecided: HashSet<PodUid>,
+    undecided: BTreeSet<PodUid>,
     workers: TaskTracker,
     ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
     /// Pods of the runtime that are being ended.
-    orphans: HashSet<PodUid>,
+    orphans: BTreeSet<PodUid>,
     orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
     stop: CancellationToken,
 }
@@ -72,11 +75,11 @@ impl Pods {
             directory,
             merge: Merge::default(),
             sources,
-            queues: HashMap::new(),
-            undecided: HashSet::new(),
+            queues: BTreeMap::new(),
+            undecided: BTreeSet::new(),
             workers: TaskTracker::new(),
             ended: mpsc::unbounded_channel(),
-            orphans: HashSet::new(),
+            orphans: BTreeSet::new(),
             orphan_ended: mpsc::unbounded_channel(),
             stop,
         }
@@ -101,7 +104,10 @@ impl Pods {
                     self.tools.pleg.leftovers().notify_one();
                 }
                 Some(delivery) = deliveries.recv() => self.hear(delivery),
-                _ = housekeeping.tick() => self.keep_house().await,
+                _ = housekeeping.tick() => {
+                    // Whatever is left half done is found again by the next agent.
+                    stop.run_until_cancelled(self.keep_house()).await;
+                }
             }
         }
         self.workers.close();
@@ -147,7 +153,12 @@ impl Pods {
             return;
         }
         let over = pod.api_phase.is_terminal() || pod.deletion.is_some();
-        if !over && let Err(rejection) = self.admit(&self.tools.allocations.granted(&pod)) {
+        // What ran here before the agent restarted has its place already.
+        let admitted = pod.was_reported() || self.tools.pleg.is_alive(&pod.uid);
+        if !over
+            && !admitted
+            && let Err(rejection) = self.admit(&self.tools.allocations.granted(&pod))
+        {
             return self.reject(&pod, &rejection);
         }
         self.start_in_order(pod);
@@ -179,11 +190,13 @@ impl Pods {
     /// Only the status changed in the API: usually our own report coming back.
     fn reconcile(&mut self, pod: &Arc<Pod>) {
         self.directory.put(pod.clone());
-        let gates = pod.object.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
-        if gates.is_some_and(|gates| !gates.is_empty())
-            && let Some(cell) = self.directory.cell(&pod.uid)
-        {
-            cell.update(self.tools.allocations.granted(pod), Request::Update);
+        let Some(cell) = self.directory.cell(&pod.uid) else { return };
+        let granted = self.tools.allocations.granted(pod);
+        // A readiness gate that someone turned, or an end that someone else declared.
+        if ready_is_stale(pod) || pod.api_phase.is_terminal() {
+            cell.update(granted, Request::Update);
+        } else {
+            cell.refresh(granted);
         }
     }
 

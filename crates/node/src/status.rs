@@ -7,7 +7,7 @@
 
 mod sync;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ struct Tracked {
 }
 
 pub struct StatusManager {
-    tracked: Mutex<HashMap<PodUid, Tracked>>,
+    tracked: Mutex<BTreeMap<PodUid, Tracked>>,
     /// Fields this server does not keep, learned from its answers.
     dropped: Mutex<Dropped>,
     changed: Notify,

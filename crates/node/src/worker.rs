@@ -18,13 +18,13 @@ use podwright_core::attempts::Attempts;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Lifecycle, Stage};
 use podwright_core::observed::ObservedPod;
-use podwright_core::plan::{self, Inputs, Plan, Surroundings};
+use podwright_core::plan::{self, Inputs, Plan, Surroundings, kill};
 use podwright_core::pod::{Phase, Pod, hold};
 use podwright_core::probe::Probed;
 use podwright_core::resize::grant::summary;
 use podwright_core::resize::{Resizing, is_in_progress as resize_is_in_progress};
 use podwright_core::status::{self, Sources};
-use podwright_core::time::{Mono, Now};
+use podwright_core::time::{Now, Stopwatch};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -44,8 +44,10 @@ pub enum Outcome {
     Stopped,
 }
 
-/// How long to wait before asking a runtime again that would not answer.
-const LOOK_RETRY: Duration = Duration::from_secs(1);
+/// How long to wait before asking a runtime again that would not answer, at first and at most. A
+/// relist that succeeds ends the wait.
+const LOOK_RETRY: Duration = Duration::from_millis(100);
+const LOOK_RETRY_MOST: Duration = Duration::from_secs(5);
 
 pub struct Worker {
     uid: PodUid,
@@ -54,11 +56,13 @@ pub struct Worker {
     tools: Arc<Tools>,
     attempts: Attempts,
     lane: Lane,
-    /// The last view, and the poke it was taken after.
+    /// What was seen since our last act, and the poke it was seen after.
     seen: Option<(Arc<ObservedPod>, u64)>,
-    /// When our last act ended. A view must be newer.
-    acted: Mono,
     last_plan: Option<Plan>,
+    /// Runs since the first report of the pod, by our own clock once it was read.
+    active: Option<Stopwatch>,
+    /// Its first act was timed, its first Running was.
+    begun: bool,
     reported_start: bool,
 }
 
@@ -68,6 +72,8 @@ struct Wakes {
     probed: watch::Receiver<Probed>,
     poked: watch::Receiver<u64>,
     node: watch::Receiver<NodeState>,
+    /// Whether the runtime answers.
+    answers: watch::Receiver<bool>,
 }
 
 impl Wakes {
@@ -78,7 +84,14 @@ impl Wakes {
             _ = self.probed.changed() => {}
             _ = self.poked.changed() => {}
             _ = self.node.changed() => {}
+            _ = self.answers.changed() => {}
         }
+    }
+
+    /// The runtime was away and is back.
+    fn runtime_is_back(&mut self) -> bool {
+        let news = self.answers.has_changed().unwrap_or(false);
+        *self.answers.borrow_and_update() && news
     }
 
     /// Waits until the pod should end sooner than the plan under way assumes.
@@ -109,8 +122,9 @@ impl Worker {
             attempts: Attempts::default(),
             lane: Lane::default(),
             seen: None,
-            acted: Mono::ZERO,
             last_plan: None,
+            active: None,
+            begun: false,
             reported_start: false,
         }
     }
@@ -128,8 +142,10 @@ impl Worker {
             probed: self.cell.probed(),
             poked: self.cell.poked(),
             node: self.tools.node.clone(),
+            answers: self.tools.pleg.answers(),
         };
         self.tools.pleg.first_relist().await;
+        wakes.answers.mark_unchanged();
         let mut retries = 0;
         let mut operation = Operation::Create;
         loop {
@@ -140,7 +156,8 @@ impl Worker {
                 wakes.probed.borrow_and_update().clone(),
             );
             let network = wakes.node.borrow_and_update().network.clone();
-            if desired.retry != retries {
+            // Whatever failed while the runtime was away failed for that reason.
+            if desired.retry != retries || wakes.runtime_is_back() {
                 retries = desired.retry;
                 self.attempts.retry_now(began);
             }
@@ -171,11 +188,11 @@ impl Worker {
 
     /// A view of the runtime that is newer than our last act and than the last poke.
     async fn view(&mut self, wakes: &mut Wakes) -> Arc<ObservedPod> {
+        let mut patience = LOOK_RETRY;
         loop {
             let poke = *wakes.poked.borrow_and_update();
             if let Some((seen, after)) = &self.seen
                 && *after == poke
-                && seen.as_of >= self.acted
             {
                 return seen.clone();
             }
@@ -186,7 +203,10 @@ impl Worker {
                     let now = self.tools.clock.now();
                     self.cell.journal.lock().note(now, chain(&error));
                     tracing::warn!(error = chain(&error), "will look again");
-                    tokio::time::sleep(LOOK_RETRY).await;
+                    let relisted = self.tools.pleg.next_relist();
+                    // Elapsed is as good a reason to look again as a list that succeeded.
+                    let _ = tokio::time::timeout(patience, relisted).await;
+                    patience = (patience * 2).min(LOOK_RETRY_MOST);
                 }
             }
         }
@@ -209,13 +229,12 @@ impl Worker {
         }
         let old = self.tools.status.last_report(pod);
         let old = old.as_deref();
-        let surroundings = Surroundings {
-            network,
-            cgroup,
-            hold: hold::objection(pod),
-            started: old.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
-            resizing: self.resizing(pod, view),
-        };
+        let first_report = old.and_then(|status| status.start_time.as_ref());
+        let active = || first_report.map(|time| Stopwatch::running_since(time.0, now));
+        self.active = self.active.or_else(active);
+        let (hold, active) = (hold::objection(pod), self.active);
+        let resizing = self.resizing(pod, view);
+        let surroundings = Surroundings { network, cgroup, hold, active, resizing };
         let inputs = Inputs {
             pod,
             observed: view,
@@ -314,11 +333,28 @@ impl Worker {
             }
         };
         self.cell.journal.lock().end();
-        self.lane.idle().await;
-        self.acted = self.tools.clock.now().mono;
+        self.finish_calls(wakes).await;
+        // Not by comparing times: two of them may be one reading of the clock.
+        self.seen = None;
         if done && decision.life.stage() == Stage::Terminated {
             self.cell.advance(Lifecycle::released);
             self.tools.status.terminate(&decision.pod);
+        }
+    }
+
+    /// Waits for the calls under way. What is being stopped gets less time whenever the pod does.
+    async fn finish_calls(&self, wakes: &mut Wakes) {
+        loop {
+            let life = self.cell.life();
+            if let Some(grace) = life.grace() {
+                let grace = kill::remaining(grace, Duration::ZERO);
+                self.lane.hurry(&self.tools.runtime, grace);
+            }
+            tokio::select! { biased;
+                // Cancel-safe: both only look at what is kept elsewhere.
+                () = self.lane.idle() => return,
+                () = wakes.preempted(&life) => {}
+            }
         }
     }
 
@@ -330,7 +366,7 @@ impl Worker {
 
     /// How long it took from seeing the pod to working on it.
     fn note_start(&mut self, pod: &Pod, now: Now) {
-        if self.last_plan.is_some() && self.acted != Mono::ZERO {
+        if std::mem::replace(&mut self.begun, true) {
             return;
         }
         match seen_at(pod) {

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::regular::{Actions, Restart, restart};
-use super::{Hold, Inputs, KillPod, Plan, Step, Waiting, Why, init, kill, regular, sandbox};
+use super::{
+    Hold, Inputs, KillPod, Plan, Step, Topic, WaitReason, Waiting, Why, init, kill, regular,
+    sandbox,
+};
 use crate::attempts::{PodStep, StartError};
 use crate::ids::ContainerId;
 use crate::observed::{Instance, State};
@@ -28,7 +31,7 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
     if let Err(error) = &inputs.surroundings.network
         && !inputs.pod.host_network
     {
-        let why = Why::new(format!("network is not ready: {error}"))
+        let why = Why::new(Topic::NetworkNotReady, format!("network is not ready: {error}"))
             .way_out("check the runtime's network plugin and its configuration folder");
         let mut plan = Plan::idle(why);
         plan.wake(inputs.now.mono + NETWORK_RETRY);
@@ -52,11 +55,11 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
 }
 
 fn held(inputs: &Inputs<'_>, hold: &Hold) -> Plan {
-    let why = Why::new(format!("held back: {} ({})", hold.message, hold.reason))
-        .way_out("remove the annotation podwright/hold");
+    let text = format!("held back: {} ({})", hold.message, hold.reason);
+    let why = Why::new(Topic::Held, text).way_out("remove the annotation podwright/hold");
     let mut plan = killing(inputs, why, false);
     for container in &inputs.pod.containers {
-        let blocked = Waiting { reason: "Blocked".into(), message: hold.message.clone() };
+        let blocked = Waiting { reason: WaitReason::Blocked, message: hold.message.clone() };
         match container.kind {
             ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
                 plan.waiting.insert(container.name.clone(), blocked);
@@ -74,13 +77,12 @@ fn lost_its_cgroup(inputs: &Inputs<'_>) -> bool {
 
 /// When `activeDeadlineSeconds` ends the pod.
 fn deadline(inputs: &Inputs<'_>) -> Option<Mono> {
-    let (limit, started) = (inputs.pod.active_deadline?, inputs.surroundings.started?);
-    let left = limit.saturating_sub(inputs.now.age_of(started, limit));
-    Some(inputs.now.mono + left)
+    let (limit, active) = (inputs.pod.active_deadline?, inputs.surroundings.active?);
+    Some(inputs.now.mono + limit.saturating_sub(active.elapsed(inputs.now.mono)))
 }
 
 fn kill_only(inputs: &Inputs<'_>, why: &str) -> Plan {
-    killing(inputs, Why::new(why), false)
+    killing(inputs, Why::new(Topic::Stops, why), false)
 }
 
 fn killing(inputs: &Inputs<'_>, why: Why, replaced: bool) -> Plan {
@@ -107,7 +109,10 @@ fn restart_all_trigger<'a>(inputs: &Inputs<'a>) -> Option<&'a Instance> {
 fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
     let text =
         format!("container {} exited and its rule restarts all containers", trigger.container);
-    let mut plan = Plan::idle(Why::new(text));
+    let mut plan = Plan::idle(Why::new(Topic::Stops, text));
+    if ![PodStep::Kill, PodStep::Removal].iter().all(|s| may_try(inputs, *s, &mut plan)) {
+        return plan;
+    }
     for container in &inputs.pod.containers {
         let newest = inputs.observed.newest(&container.name);
         if let Some(instance) = newest.filter(|i| i.is_running())
@@ -156,8 +161,8 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         None => candidates,
     };
     let text = if replaces { "its sandbox is replaced" } else { "its sandbox is created" };
-    let mut plan = killing(inputs, Why::new(text), replaces);
-    if !may_try(inputs, PodStep::Kill, &mut plan) {
+    let mut plan = killing(inputs, Why::new(Topic::Starts, text), replaces);
+    if !may_try(inputs, PodStep::Kill, &mut plan) || !may_try(inputs, PodStep::Removal, &mut plan) {
         return plan;
     }
     let stale: Vec<ContainerId> = pod
@@ -169,7 +174,7 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         plan.steps.push(Step::RemoveInstances(stale));
     }
     let (starts, _) = hold_back(inputs, starts, &[], &mut plan);
-    if prepare(inputs, &mut plan) && may_try(inputs, PodStep::Sandbox, &mut plan) {
+    if may_try(inputs, PodStep::Sandbox, &mut plan) && prepare(inputs, &mut plan) {
         plan.steps.push(Step::CreateSandbox { attempt });
         plan.steps.extend(starts);
     }
@@ -192,58 +197,95 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
             }
         }
     }
-    let mut plan = Plan::idle(Why::new("running"));
+    let mut plan = Plan::idle(Why::new(Topic::Runs, "running"));
     let stopped: Vec<ContainerId> = actions.stops.iter().map(|s| s.instance.clone()).collect();
-    plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
+    let mut starts = actions.starts;
+    if !stopped.is_empty() {
+        if may_try(inputs, PodStep::Kill, &mut plan) {
+            plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
+        } else {
+            // What could not be stopped lives; nothing may take its place.
+            starts.retain(|start| start.follows.is_none_or(|i| !stopped.contains(&i.id)));
+        }
+    }
     prune_init(inputs, &mut plan);
     let mut resize = actions.resize;
     resize.whole |= whole_differs(inputs.pod, &inputs.surroundings.resizing.applied);
     if !resize.is_empty() && may_try(inputs, PodStep::Resize, &mut plan) {
         plan.steps.push(Step::Resize(resize));
     }
-    let (starts, held) = hold_back(inputs, actions.starts, &stopped, &mut plan);
-    plan.why = why_in_sandbox(inputs, &plan, &starts, held.as_deref());
+    let (starts, held) = hold_back(inputs, starts, &stopped, &mut plan);
+    if let Some(why) = why_in_sandbox(inputs, &plan, &starts, held.as_deref()) {
+        plan.why = why;
+    }
     if !starts.is_empty() && prepare(inputs, &mut plan) {
         plan.steps.extend(starts);
     }
     plan
 }
 
-fn why_in_sandbox(inputs: &Inputs<'_>, plan: &Plan, starts: &[Step], held: Option<&str>) -> Why {
+/// `None`: what the plan already says is all there is to say.
+fn why_in_sandbox(
+    inputs: &Inputs<'_>,
+    plan: &Plan,
+    starts: &[Step],
+    held: Option<&str>,
+) -> Option<Why> {
     if !starts.is_empty() {
         let names = starts.iter().filter_map(Step::start).map(|start| &*start.container);
-        return Why::new(format!("starting {}", names.collect::<Vec<_>>().join(", ")));
+        let text = format!("starting {}", names.collect::<Vec<_>>().join(", "));
+        return Some(Why::new(Topic::Starts, text));
     }
     let stopping = |step: &Step| matches!(step, Step::StopContainer(_));
     if plan.steps.iter().any(stopping) {
-        return Why::new("stopping a container that has to start anew or not at all");
+        let text = "stopping a container that has to start anew or not at all";
+        return Some(Why::new(Topic::Stops, text));
     }
     if plan.steps.iter().any(|step| matches!(step, Step::Resize(_))) {
-        return Why::new("giving its containers the resources they were granted");
+        let text = "giving its containers the resources they were granted";
+        return Some(Why::new(Topic::Runs, text));
     }
     if let Some(error) = resize_error(inputs) {
-        return Why::new(format!("its new resources could not be applied: {error}"))
-            .way_out("it is tried again; ask for other amounts if that does not help");
+        let text = format!("its new resources could not be applied: {error}");
+        let way_out = "it is tried again; ask for other amounts if that does not help";
+        return Some(Why::new(Topic::Fails(PodStep::Resize), text).way_out(way_out));
     }
     if let Some(held) = held
         && let Some(waiting) = plan.waiting.get(held)
     {
-        let way_out = match waiting.reason.as_str() {
-            "CrashLoopBackOff" => "see why it exits: kubectl logs --previous",
-            "ErrImagePull" | "ImagePullBackOff" => "check the image name and the registry",
-            "ErrImageNeverPull" => "load the image on this node or change imagePullPolicy",
-            _ => "the message says what to change",
-        };
-        let text = format!("{held} waits: {} ({})", waiting.message, waiting.reason);
-        return Why::new(text).way_out(way_out);
+        let text = format!("{held} waits: {} ({})", waiting.message, waiting.reason.as_str());
+        return Some(Why::new(Topic::Waits, text).way_out(way_out(waiting.reason)));
     }
     let init = inputs.pod.init_containers().find(|c| {
         let newest = inputs.observed.newest(&c.name);
         c.kind == ContainerKind::Init && newest.is_some_and(Instance::is_running)
     });
-    match init {
-        Some(c) => Why::new(format!("waiting for init container {} to finish", c.name)),
-        None => Why::new("running"),
+    init.map(|c| {
+        Why::new(Topic::Starts, format!("waiting for init container {} to finish", c.name))
+    })
+}
+
+fn way_out(reason: WaitReason) -> &'static str {
+    match reason {
+        WaitReason::Blocked => "remove the annotation podwright/hold",
+        WaitReason::NotStarted(error) => match error {
+            StartError::CrashLoopBackOff => "see why it exits: kubectl logs --previous",
+            StartError::ErrImagePull
+            | StartError::ImagePullBackOff
+            | StartError::RegistryUnavailable => "check the image name and the registry",
+            StartError::ErrImageNeverPull => {
+                "load the image on this node or change imagePullPolicy"
+            }
+            StartError::InvalidImageName
+            | StartError::ImageInspectError
+            | StartError::SignatureValidationFailed
+            | StartError::CreateContainerConfigError
+            | StartError::PreCreateHookError
+            | StartError::CreateContainerError
+            | StartError::PreStartHookError
+            | StartError::RunContainerError
+            | StartError::PostStartHookError => "the message says what to change",
+        },
     }
 }
 
@@ -254,18 +296,14 @@ fn resize_error<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
     Some(&failed.message)
 }
 
-/// What must stand before anything is started.
+/// What must stand before anything is started. All of it or none: preparing what is not going to
+/// be started would be done again and again.
 fn prepare(inputs: &Inputs<'_>, plan: &mut Plan) -> bool {
-    for (step, act) in [
-        (PodStep::Cgroup, Step::EnsureCgroup),
-        (PodStep::Directories, Step::MakeDirectories),
-        (PodStep::Volumes, Step::MountVolumes),
-    ] {
-        if !may_try(inputs, step, plan) {
-            return false;
-        }
-        plan.steps.push(act);
+    let steps = [PodStep::Cgroup, PodStep::Directories, PodStep::Volumes];
+    if !steps.iter().all(|step| may_try(inputs, *step, plan)) {
+        return false;
     }
+    plan.steps.extend([Step::EnsureCgroup, Step::MakeDirectories, Step::MountVolumes]);
     true
 }
 
@@ -274,7 +312,8 @@ fn may_try(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
     match inputs.attempts.step_failure(step) {
         Some(failed) if inputs.now.mono < failed.retry_at => {
             plan.wake(failed.retry_at);
-            plan.why = Why::new(format!("{} (tried {} times)", failed.message, failed.times));
+            let text = format!("{} (tried {} times)", failed.message, failed.times);
+            plan.why = Why::new(Topic::Fails(step), text);
             false
         }
         Some(_) | None => true,
@@ -293,7 +332,7 @@ fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
         .flat_map(|c| inputs.observed.instances_of(&c.name).filter(dead).skip(1))
         .map(|i| i.id.clone())
         .collect();
-    if !old.is_empty() {
+    if !old.is_empty() && may_try(inputs, PodStep::Removal, plan) {
         plan.steps.push(Step::RemoveInstances(old));
     }
 }
@@ -345,11 +384,12 @@ fn waiting(
             container.name,
             inputs.pod.described()
         );
-        let reason = StartError::CrashLoopBackOff.as_str().into();
+        let reason = WaitReason::NotStarted(StartError::CrashLoopBackOff);
         return Some((Waiting { reason, message }, Some(until)));
     }
     let failed = inputs.attempts.start_failure(&container.name, key)?;
-    let shown = Waiting { reason: failed.reason.as_str().into(), message: failed.message.clone() };
+    let reason = WaitReason::NotStarted(failed.reason);
+    let shown = Waiting { reason, message: failed.message.clone() };
     let tried_again = || (now.mono < failed.retry_at).then_some(failed.retry_at);
     match inputs.attempts.pull_hold(&container.image, now) {
         Some((until, error)) if failed.reason == StartError::ErrImagePull => {
@@ -359,7 +399,7 @@ fn waiting(
             }
             let message =
                 format!("Back-off pulling image {:?}: ErrImagePull: {error}", &*container.image);
-            let reason = StartError::ImagePullBackOff.as_str().into();
+            let reason = WaitReason::NotStarted(StartError::ImagePullBackOff);
             Some((Waiting { reason, message }, Some(until)))
         }
         Some(_) | None => Some((shown, tried_again())),

@@ -244,7 +244,7 @@ fn row_19_a_crashed_container_waits_out_its_back_off() {
     let plan = decide(&case.inputs());
     assert_eq!((plan.steps.len(), plan.wake_at), (0, Some(t(111).mono)));
     let waiting = &plan.waiting["app"];
-    assert_eq!(waiting.reason, "CrashLoopBackOff");
+    assert_eq!(waiting.reason.as_str(), "CrashLoopBackOff");
     assert_eq!(
         waiting.message,
         "back-off 10s restarting failed container=app pod=web_default(uid-web)"
@@ -319,7 +319,7 @@ fn a_held_pod_is_stopped_and_says_why_and_starts_when_released() {
     held.surroundings.hold = Some(Hold { reason: "Held".into(), message: "maintenance".into() });
     let plan = decide(&held.inputs());
     assert_eq!(plan.steps.iter().map(word).collect::<Vec<_>>(), ["kill[app]"]);
-    assert_eq!(plan.waiting["app"].reason, "Blocked");
+    assert_eq!(plan.waiting["app"].reason, WaitReason::Blocked);
     assert_eq!(plan.waiting["app"].message, "maintenance");
     held.surroundings.hold = None;
     assert_eq!(told(&held), Vec::<String>::new());

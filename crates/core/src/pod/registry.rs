@@ -4,7 +4,7 @@
 //! The two have different UIDs, and only this module knows which belong together: everything that
 //! talks to users or to the API translates here.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{ANNOTATION_HASH, ANNOTATION_MIRROR, Pod};
@@ -35,10 +35,10 @@ impl ApiUid {
 
 #[derive(Debug, Default)]
 pub struct Registry {
-    pods: HashMap<PodUid, Arc<Pod>>,
-    names: HashMap<PodName, PodUid>,
-    mirrors: HashMap<MirrorUid, Mirror>,
-    mirror_names: HashMap<PodName, MirrorUid>,
+    pods: BTreeMap<PodUid, Arc<Pod>>,
+    names: BTreeMap<PodName, PodUid>,
+    mirrors: BTreeMap<MirrorUid, Mirror>,
+    mirror_names: BTreeMap<PodName, MirrorUid>,
 }
 
 /// Whether an object of the API stands for a static pod.

@@ -279,7 +279,7 @@ impl<'a> Teller<'a> {
         if hold(self.sources.inputs).is_some() && !is_waiting(status) {
             return;
         }
-        let state = status.state.replace(waiting(text(&why.reason), text(&why.message)));
+        let state = status.state.replace(waiting(text(why.reason.as_str()), text(&why.message)));
         if let Some(state) = state.filter(|state| state.terminated.is_some()) {
             status.last_state = Some(state);
         }

@@ -79,8 +79,8 @@ fn was_held(status: &PodStatus) -> bool {
 
 fn is_past_deadline(inputs: &Inputs<'_>) -> bool {
     let Some(limit) = inputs.pod.active_deadline else { return false };
-    let started = inputs.surroundings.started;
-    started.is_some_and(|started| inputs.now.age_of(started, limit) >= limit)
+    let active = inputs.surroundings.active;
+    active.is_some_and(|active| active.elapsed(inputs.now.mono) >= limit)
 }
 
 /// A regular container exists in the sandbox of today: initialisation is behind it.

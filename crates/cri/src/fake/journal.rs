@@ -23,6 +23,8 @@ pub struct Call {
     pub seq: u64,
     pub rpc: Rpc,
     pub about: About,
+    /// The seconds that a StopContainer gives.
+    pub grace: Option<i64>,
     /// Since the fake was started.
     pub at: Duration,
     /// Absent while it is under way.
@@ -45,6 +47,9 @@ impl fmt::Display for Call {
         }
         for part in [&self.about.container, &self.about.image].into_iter().flatten() {
             write!(f, " {part}")?;
+        }
+        if let Some(seconds) = self.grace {
+            write!(f, " within {seconds} s")?;
         }
         match &self.end {
             None => f.write_str(": under way"),
@@ -102,8 +107,6 @@ struct UnderWay {
     call: Call,
     line: Option<u64>,
     deadline: Option<Instant>,
-    /// The timeout of a StopContainer.
-    grace: Option<i64>,
 }
 
 /// A call at the moment it arrives.
@@ -156,10 +159,10 @@ impl Journal {
         let seq = self.next;
         self.next += 1;
         *self.counts.entry(rpc).or_default() += 1;
-        let call = Call { seq, rpc, about, at, end: None };
+        let call = Call { seq, rpc, about, grace, at, end: None };
         if rpc.changes_pods() {
-            self.check(&call, grace);
-            self.under_way.insert(seq, UnderWay { call: call.clone(), line, deadline, grace });
+            self.check(&call);
+            self.under_way.insert(seq, UnderWay { call: call.clone(), line, deadline });
         }
         while self.calls.len() >= self.keep {
             self.calls.pop_front();
@@ -168,9 +171,9 @@ impl Journal {
         seq
     }
 
-    fn check(&mut self, made: &Call, grace: Option<i64>) {
+    fn check(&mut self, made: &Call) {
         let Some(pod) = made.about.pod.clone() else { return };
-        if let (Some(seconds), Some(container)) = (grace, made.about.container.clone())
+        if let (Some(seconds), Some(container)) = (made.grace, made.about.container.clone())
             && seconds < LEAST_GRACE
         {
             self.report(Violation::ShortGrace { pod: pod.clone(), container, seconds });
@@ -182,7 +185,7 @@ impl Journal {
             // Whose time is up is no longer waited for, even if we have not noticed yet.
             .filter(|other| other.deadline.is_none_or(|deadline| now < deadline))
             .filter(|other| other.call.about.pod.as_ref().is_some_and(|p| p.uid == pod.uid))
-            .filter(|other| clash(&other.call, made) && !hurries(made.rpc, grace, other))
+            .filter(|other| clash(&other.call, made) && !hurries(made, &other.call))
             .map(|other| other.call.clone())
             .collect();
         for under_way in clashes {
@@ -216,9 +219,9 @@ impl Journal {
 }
 
 /// Less time than before for a container that is being stopped already: that is allowed.
-fn hurries(rpc: Rpc, grace: Option<i64>, under_way: &UnderWay) -> bool {
-    let shorter = grace.zip(under_way.grace).is_some_and(|(now, before)| now < before);
-    rpc == Rpc::StopContainer && shorter
+fn hurries(made: &Call, under_way: &Call) -> bool {
+    let shorter = made.grace.zip(under_way.grace).is_some_and(|(now, before)| now < before);
+    made.rpc == Rpc::StopContainer && shorter
 }
 
 /// Whether two calls on one pod get in each other's way.

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Objects;
+use crate::sources::backoff::WatchBackoff;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -35,13 +36,13 @@ impl Objects {
     }
 
     /// Follows the cluster's services until stopped.
-    pub async fn follow_services(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn follow_services(self: Arc<Self>, node: Arc<str>, stop: CancellationToken) {
         let Some(client) = self.client.clone() else { return };
         let work = async {
             // Headless services are left out here: older servers cannot select them away.
             let config = watcher::Config::default();
             let events = watcher::watcher(Api::<v1::Service>::all(client), config);
-            let mut events = std::pin::pin!(events.default_backoff());
+            let mut events = std::pin::pin!(events.backoff(WatchBackoff::of(&node)));
             let mut known: BTreeMap<(String, String), ServiceView> = BTreeMap::new();
             let mut listing = BTreeMap::new();
             loop {

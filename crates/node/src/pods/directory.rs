@@ -1,6 +1,6 @@
 //! Who is who: the one place where the rest of the node looks pods up.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -19,7 +19,7 @@ use crate::pleg::Listener;
 #[derive(Default)]
 pub struct Directory {
     registry: RwLock<Registry>,
-    cells: RwLock<HashMap<PodUid, Arc<PodCell>>>,
+    cells: RwLock<BTreeMap<PodUid, Arc<PodCell>>>,
     sources_ready: AtomicBool,
     /// Grows with every change of pods, mirrors and lives.
     changed: watch::Sender<u64>,

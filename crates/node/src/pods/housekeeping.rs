@@ -3,7 +3,7 @@
 //! Nothing is taken for gone before every source was heard. What is done here covers every
 //! effect of a pod's normal end, because an agent that was killed never got to it.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::Stage;
@@ -86,7 +86,7 @@ impl Pods {
     }
 
     /// Whoever might still use its folder or cgroup.
-    fn kept(&self) -> HashSet<PodUid> {
+    fn kept(&self) -> BTreeSet<PodUid> {
         let cells = self.directory.cells().into_iter();
         let living = cells.filter(|(_, c)| c.stage() != Stage::Finished).map(|(uid, _)| uid);
         let runtime = self.tools.pleg.runtime_pods().into_iter();

@@ -11,6 +11,7 @@ use podwright_core::pod::merge::News;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::backoff::WatchBackoff;
 use crate::pods::Delivery;
 
 /// Lists and watches until stopped. A watch that broke is taken up again; nothing is lost.
@@ -23,7 +24,7 @@ pub async fn run(
     let work = async {
         let pods: Api<v1::Pod> = Api::all(client);
         let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-        let events = watcher::watcher(pods, config).default_backoff();
+        let events = watcher::watcher(pods, config).backoff(WatchBackoff::of(node));
         let mut events = std::pin::pin!(events);
         let mut listing = Vec::new();
         loop {

@@ -1,7 +1,7 @@
 //! Events that follow from a decision rather than from an act.
 
 use podwright_core::attempts::StartError;
-use podwright_core::plan::{Plan, Waiting};
+use podwright_core::plan::{Plan, Topic, WaitReason, Waiting};
 use podwright_core::pod::{Container, Pod};
 
 use crate::events::{Recorder, Severity};
@@ -17,25 +17,24 @@ pub(super) fn changes(events: &Recorder, pod: &Pod, before: Option<&Plan>, now: 
             container_waits(events, pod, container, waiting);
         }
     }
-    let text = &now.why.text;
-    let is_new = before.is_none_or(|plan| plan.why.text != *text);
-    if is_new && text.starts_with("network is not ready: ") {
-        events.pod(pod, Severity::Warning, "NetworkNotReady", text.clone());
+    let why = &now.why;
+    if why.topic == Topic::NetworkNotReady && before.is_none_or(|plan| plan.why != *why) {
+        events.pod(pod, Severity::Warning, "NetworkNotReady", why.text.clone());
     }
 }
 
 fn container_waits(events: &Recorder, pod: &Pod, container: &Container, waiting: &Waiting) {
-    if waiting.reason == StartError::CrashLoopBackOff.as_str() {
+    if waiting.reason == WaitReason::NotStarted(StartError::CrashLoopBackOff) {
         let text = format!(
             "Back-off restarting failed container {} in pod {}",
             container.name,
             pod.described()
         );
         events.container(pod, container, Severity::Warning, "BackOff", text);
-    } else if waiting.reason == StartError::ImagePullBackOff.as_str() {
+    } else if waiting.reason == WaitReason::NotStarted(StartError::ImagePullBackOff) {
         let text = format!("Back-off pulling image {:?}", &*container.image);
         events.container(pod, container, Severity::Normal, "BackOff", text);
-        let text = format!("Error: {}", waiting.reason);
+        let text = format!("Error: {}", waiting.reason.as_str());
         events.container(pod, container, Severity::Warning, "Failed", text);
     }
 }

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use podwright_core::attempts::{Attempts, PodStep};
+use podwright_core::attempts::{Attempts, PodStep, StartError};
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Plan, Step};
-use podwright_core::pod::{ContainerKind, Pod};
+use podwright_core::pod::{Container, ContainerKind, Pod};
 use podwright_core::time::Now;
 
 use super::chain;
@@ -33,8 +33,9 @@ pub(super) struct Execution<'a> {
     pub view: &'a Arc<ObservedPod>,
 }
 
-/// A step failed; what it leads to is written down.
-pub(super) struct Failed;
+/// A step failed. It can only be made by writing down what it leads to: a failure nobody noted
+/// would be tried again at once, for ever.
+pub(super) struct Failed(());
 
 impl Execution<'_> {
     /// Returns whether every step succeeded.
@@ -47,8 +48,8 @@ impl Execution<'_> {
                 Ok(()) => {}
                 // One container that does not start keeps no other from starting, unless it is
                 // an init container: those behind it wait for it.
-                Err(Failed) if self.may_go_on_after(step) => all = false,
-                Err(Failed) => return false,
+                Err(Failed(())) if self.may_go_on_after(step) => all = false,
+                Err(Failed(())) => return false,
             }
         }
         all
@@ -96,7 +97,7 @@ impl Execution<'_> {
             }
             Err(error) => {
                 let text = format!("unable to ensure pod container exists: {}", chain(&error));
-                self.failed(PodStep::Cgroup, "FailedCreatePodContainer", text)
+                self.failed_loudly(PodStep::Cgroup, "FailedCreatePodContainer", text)
             }
         }
     }
@@ -109,7 +110,7 @@ impl Execution<'_> {
             }
             Err(error) => {
                 let text = format!("error making pod data directories: {}", chain(&error));
-                self.failed(PodStep::Directories, "Failed", text)
+                self.failed_loudly(PodStep::Directories, "Failed", text)
             }
         }
     }
@@ -150,7 +151,7 @@ impl Execution<'_> {
                     self.pod.described(),
                     chain(&error)
                 );
-                return self.failed(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+                return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
             }
         };
         self.begin("creating the pod's sandbox");
@@ -165,14 +166,14 @@ impl Execution<'_> {
             Ok(id) => id,
             Err(error) => {
                 let text = format!("Failed to create pod sandbox: {}", error.rpc_text());
-                return self.failed(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+                return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
             }
         };
         let ips = match self.tools.runtime.sandbox_status(&id).await {
             Ok(sandbox) => sandbox.ips.unwrap_or_default(),
             Err(error) => {
                 let text = format!("Unable to get pod sandbox status: {}", error.rpc_text());
-                return self.failed(PodStep::Sandbox, "FailedPodSandBoxStatus", text);
+                return self.failed_loudly(PodStep::Sandbox, "FailedPodSandBoxStatus", text);
             }
         };
         self.attempts.note_step_done(PodStep::Sandbox);
@@ -186,10 +187,10 @@ impl Execution<'_> {
             let (runtime, id) = (self.tools.runtime.clone(), id.clone());
             let removed = self.lane.run(async move { runtime.remove_container(&id).await }).await;
             if let Err(error) = removed {
-                self.note(&error.to_string());
-                return Err(Failed);
+                return self.failed(PodStep::Removal, error.to_string());
             }
         }
+        self.attempts.note_step_done(PodStep::Removal);
         Ok(())
     }
 
@@ -212,7 +213,7 @@ impl Execution<'_> {
             return Ok(());
         }
         let text = format!("error killing pod: {}", errors.join("; "));
-        self.failed(PodStep::Kill, "FailedKillPod", text)
+        self.failed_loudly(PodStep::Kill, "FailedKillPod", text)
     }
 
     async fn stop_sandbox(&mut self, sandbox: &SandboxId) -> Result<(), podwright_cri::Error> {
@@ -227,12 +228,7 @@ impl Execution<'_> {
         self.begin("unmounting volumes");
         match self.tools.volumes.unmount(&self.pod.uid).await {
             Ok(()) => Ok(()),
-            Err(error) => {
-                let text = chain(&error);
-                let now = self.note(&text);
-                self.attempts.note_step_failure(PodStep::Teardown, text, now, self.retry());
-                Err(Failed)
-            }
+            Err(error) => self.failed(PodStep::Teardown, chain(&error)),
         }
     }
 
@@ -242,26 +238,43 @@ impl Execution<'_> {
                 self.attempts.note_step_done(PodStep::Teardown);
                 Ok(())
             }
-            Err(error) => {
-                let text = chain(&error);
-                let now = self.note(&text);
-                self.attempts.note_step_failure(PodStep::Teardown, text, now, self.retry());
-                Err(Failed)
-            }
+            Err(error) => self.failed(PodStep::Teardown, chain(&error)),
         }
     }
 
-    /// Writes a failure down, for users as an event and for the next decision as an attempt.
-    fn failed<T>(
+    /// Writes a failure down for the next decision.
+    pub(super) fn failed<T>(&mut self, step: PodStep, text: String) -> Result<T, Failed> {
+        let now = self.note(&text);
+        self.attempts.note_step_failure(step, text, now, self.retry());
+        Err(Failed(()))
+    }
+
+    /// And tells users of it.
+    fn failed_loudly<T>(
         &mut self,
         step: PodStep,
         reason: &'static str,
         text: String,
     ) -> Result<T, Failed> {
         self.tools.events.pod(self.pod, Severity::Warning, reason, text.clone());
-        let now = self.note(&text);
-        self.attempts.note_step_failure(step, text, now, self.retry());
-        Err(Failed)
+        self.failed(step, text)
+    }
+
+    /// Writes down why a container did not start.
+    pub(super) fn not_started(
+        &mut self,
+        container: &Container,
+        reason: StartError,
+        message: String,
+    ) -> Failed {
+        let (name, key) = (&container.name, container.backoff_key);
+        let now = self.note(&format!("{name} did not start: {message}"));
+        if reason == StartError::ErrImagePull {
+            self.attempts.note_pull_failure(&container.image, message.clone(), now);
+        }
+        let retry = self.retry();
+        self.attempts.note_start_failure(name, key, reason, message, now, retry);
+        Failed(())
     }
 
     pub(super) fn begin(&self, what: impl Into<String>) {

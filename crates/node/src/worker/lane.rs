@@ -1,42 +1,98 @@
 //! Mutating calls of one pod, each of which runs to its end.
 //!
 //! The worker may stop waiting for a call, but the pod's next plan begins only when all calls of
-//! the last one have ended: two of them at once on one container would be anybody's guess.
+//! the last one have ended: two of them at once on one container would be anybody's guess. One
+//! exception: a container that is being stopped may be given less time by a second stop.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use podwright_core::ids::ContainerId;
+use podwright_cri as cri;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lane(Arc<watch::Sender<usize>>);
+pub(super) struct Lane {
+    under_way: Arc<watch::Sender<usize>>,
+    /// Containers that are being stopped, with the least time any stop gave them.
+    stopping: Arc<Mutex<BTreeMap<ContainerId, Duration>>>,
+}
 
 impl Lane {
+    /// Stops a container; until that is done, [`Self::hurry`] can give it less time.
+    pub(super) async fn stop(
+        &self,
+        runtime: &cri::Client,
+        id: ContainerId,
+        grace: Duration,
+    ) -> Result<(), cri::Error> {
+        finished(self.begin_stop(runtime, id, grace)).await
+    }
+
+    /// Whatever is being stopped gets no more than this from now on.
+    pub(super) fn hurry(&self, runtime: &cri::Client, grace: Duration) {
+        let slow = |(id, given): (&ContainerId, &Duration)| (*given > grace).then(|| id.clone());
+        let slow: Vec<ContainerId> = self.stopping.lock().iter().filter_map(slow).collect();
+        for id in slow {
+            // Nobody waits for it by itself: the lane is not idle before it has ended.
+            drop(self.begin_stop(runtime, id, grace));
+        }
+    }
+
+    fn begin_stop(
+        &self,
+        runtime: &cri::Client,
+        id: ContainerId,
+        grace: Duration,
+    ) -> JoinHandle<Result<(), cri::Error>> {
+        self.stopping.lock().insert(id.clone(), grace);
+        let (runtime, stopping) = (runtime.clone(), self.stopping.clone());
+        self.begin(async move {
+            let stopped = runtime.stop_container(&id, grace).await;
+            stopping.lock().remove(&id);
+            stopped
+        })
+    }
+
     /// Runs a call that nobody can cancel. Dropping the returned future drops only the wait.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         call: impl Future<Output = T> + Send + 'static,
     ) -> T {
-        self.0.send_modify(|count| *count += 1);
-        let under_way = UnderWay(self.0.clone());
-        let task = tokio::spawn(async move {
+        finished(self.begin(call)).await
+    }
+
+    fn begin<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.under_way.send_modify(|count| *count += 1);
+        let under_way = UnderWay(self.under_way.clone());
+        tokio::spawn(async move {
             let _under_way = under_way;
             call.await
-        });
-        match task.await {
-            Ok(result) => result,
-            Err(ended) => match ended.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime shuts down around us; there is nobody left to answer.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        })
     }
 
     /// Waits until no call is under way.
     pub(super) async fn idle(&self) {
-        let mut count = self.0.subscribe();
+        let mut count = self.under_way.subscribe();
         // The sender lives as long as `self`.
         let _ = count.wait_for(|count| *count == 0).await;
+    }
+}
+
+async fn finished<T>(task: JoinHandle<T>) -> T {
+    match task.await {
+        Ok(result) => result,
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime shuts down around us; there is nobody left to answer.
+            Err(_) => std::future::pending().await,
+        },
     }
 }
 

@@ -161,13 +161,7 @@ impl Execution<'_> {
                     let text = format!("Error: {shown}");
                     self.tools.events.container(&pod, container, Severity::Warning, "Failed", text);
                 }
-                let now = self.note(&format!("{name} did not start: {message}"));
-                if reason == StartError::ErrImagePull {
-                    self.attempts.note_pull_failure(&container.image, message.clone(), now);
-                }
-                let retry = self.retry();
-                self.attempts.note_start_failure(name, key, reason, message, now, retry);
-                Err(Failed)
+                Err(self.not_started(container, reason, message))
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Stopping containers: the hook, the turn, the signal.
 
+use podwright_core::attempts::PodStep;
 use podwright_core::plan::{Stop, StopCause, kill};
 use podwright_core::pod::Pod;
 use tokio::sync::watch;
@@ -12,7 +13,16 @@ impl Execution<'_> {
     pub(super) async fn stop_container(&mut self, stop: &Stop) -> Result<(), Failed> {
         self.begin(format!("stopping {}", stop.container));
         let errors = self.stop_in_turn(std::slice::from_ref(stop)).await;
-        if errors.is_empty() { Ok(()) } else { Err(Failed) }
+        match errors.first() {
+            None => {
+                self.attempts.note_step_done(PodStep::Kill);
+                Ok(())
+            }
+            Some(error) => {
+                let text = format!("cannot stop container {}: {error}", stop.container);
+                self.failed(PodStep::Kill, text)
+            }
+        }
     }
 
     /// Stops all of them at once; those of a later turn wait for the earlier ones, at most as
@@ -32,12 +42,7 @@ impl Execution<'_> {
             }
         });
         let results = futures::future::join_all(all).await;
-        let errors: Vec<String> =
-            results.into_iter().filter_map(|r| r.err().map(|e| e.to_string())).collect();
-        for error in &errors {
-            self.note(error);
-        }
-        errors
+        results.into_iter().filter_map(|r| r.err().map(|e| e.to_string())).collect()
     }
 
     async fn stop_one(
@@ -63,8 +68,7 @@ impl Execution<'_> {
             let _ = tokio::time::timeout(left, earlier_ended).await;
         }
         let grace = kill::remaining(stop.grace, began.elapsed());
-        let (runtime, id) = (self.tools.runtime.clone(), stop.instance.clone());
-        self.lane.run(async move { runtime.stop_container(&id, grace).await }).await
+        self.lane.stop(&self.tools.runtime, stop.instance.clone(), grace).await
     }
 
     /// A hook that fails or takes too long does not keep the container alive.
@@ -114,7 +118,10 @@ impl Execution<'_> {
             cause: StopCause::PostStartFailed,
             message: "FailedPostStartHook".into(),
         };
-        self.stop_in_turn(&[stop]).await;
+        // One that is not stopped now is found running by the next look.
+        for error in self.stop_in_turn(&[stop]).await {
+            self.note(&error);
+        }
     }
 }
 

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::scene::{Scene, container, last_state, phase, state, t};
 use crate::attempts::StartError;
 use crate::observed::{Resources, State, User};
+use crate::plan::WaitReason;
 use crate::pod::ProbeKind;
 use crate::probe::Verdict;
 
@@ -177,7 +178,10 @@ fn a_running_container_does_not_wait_whatever_the_plan_says_of_its_successor() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c");
     let mut plan = scene.plan();
-    let why = crate::plan::Waiting { reason: "CrashLoopBackOff".into(), message: String::new() };
+    let why = crate::plan::Waiting {
+        reason: WaitReason::NotStarted(StartError::CrashLoopBackOff),
+        message: String::new(),
+    };
     plan.waiting.insert("c".into(), why);
     assert_eq!(state(&scene.status_with(&plan), "c"), "running");
 }

@@ -17,6 +17,7 @@ use crate::status::manager::{
 use crate::status::merge::merge;
 use crate::status::patch::patch;
 use crate::status::rejected;
+use crate::time::Stopwatch;
 
 /// Sends the last report to the API, as the status manager does; returns what the API then shows.
 fn send(scene: &mut Scene, may_run: bool) -> PodStatus {
@@ -277,7 +278,7 @@ fn row_46_a_restart_rule_keeps_the_pod_running_for_its_code_only() {
 fn row_47_a_pod_past_its_deadline_has_failed_once_it_stopped() {
     let mut scene =
         Scene::edited("Always", &["c"], |o| o["spec"]["activeDeadlineSeconds"] = 60.into());
-    scene.surroundings.started = Some(scene.now.wall);
+    scene.surroundings.active = Some(Stopwatch::running_since(scene.now.wall, scene.now));
     scene.sandbox(&["10.0.0.5"]).runs("c").wait(59).report();
     assert_eq!(phase(&send(&mut scene, true)), "Running");
     scene.wait(1).report();

@@ -88,7 +88,7 @@ impl Scene {
                 network: Ok(()),
                 cgroup: true,
                 hold: None,
-                started: None,
+                active: None,
                 resizing: Arc::default(),
             },
             now,

@@ -1,0 +1,421 @@
+//! The whole node in a world that exists only in memory.
+//!
+//! The agent is the one that ships, from its sources to its runtime client. Around it are a
+//! runtime that behaves ([`podwright_cri::fake`]), the real embedded API server, a folder, and
+//! tokio's paused time: an hour passes as soon as nobody has anything left to do. One seed drives
+//! everything that is left to chance, so a run that failed can be run again.
+//!
+//! What is *not* under the seed: the order in which blocking work on cgroups ends (a thread pool
+//! does it; time stands still meanwhile), tokio's own choice between ready arms of a `select!`
+//! that is not biased (none of ours depends on it), and the folder's name.
+//!
+//! [`Sim`] is the world and its user; [`laws`] is what must hold at all times; [`chaos`] makes a
+//! schedule of user actions, faults and crashes from a seed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a simulation that cannot go on should say so at once"
+)]
+
+pub mod api;
+pub mod chance;
+pub mod chaos;
+pub mod ground;
+pub mod laws;
+pub mod record;
+pub mod tripwire;
+pub mod wish;
+
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use podwright_core::attempts::BackoffLimits;
+use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
+use podwright_core::config::{CgroupVersion, HostDns, Machine, NodeFacts};
+use podwright_core::qos::ResourceList;
+use podwright_cri::Timeouts;
+use podwright_cri::fake::{Fake, FakeOptions, Features};
+use podwright_host::clock::Clock;
+use podwright_node::node::{Config, Node, World};
+use serde_json::Value;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use ground::Ground;
+use record::Record;
+use tripwire::{Counted, Moment, Tripwire};
+use wish::{NODE, Wish};
+
+/// How often the world is looked at while something is waited for.
+const LOOK: Duration = Duration::from_millis(100);
+/// The runtime gets this long for a call: shorter than in real life, so that a run is short.
+const CALL: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub seed: u64,
+    pub features: Features,
+    /// Without: only static pods.
+    pub api: bool,
+    pub max_pods: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { seed: 0, features: Features::containerd_1_6(), api: true, max_pods: 110 }
+    }
+}
+
+/// One world, its user, and the agent in it.
+pub struct Sim {
+    pub options: Options,
+    pub fake: Fake,
+    pub api: api::Api,
+    pub clock: Clock,
+    pub ground: Ground,
+    pub record: Record,
+    user: kube::Client,
+    agent: Option<Agent>,
+    began: Instant,
+    panics: u64,
+}
+
+/// One incarnation of the agent.
+struct Agent {
+    node: Node,
+    end: CancellationToken,
+}
+
+impl Sim {
+    /// A world without an agent.
+    pub async fn new(options: Options) -> Self {
+        let began = Instant::now();
+        let clock = Clock::simulated(Timestamp::constant(1_767_225_600, 0));
+        let ground = Ground::new();
+        let wall = clock.clone();
+        let fake = Fake::start(FakeOptions {
+            seed: options.seed,
+            wall: Arc::new(move || wall.now().wall),
+            features: options.features,
+            writes_below: Some(ground.path().to_owned()),
+            ..FakeOptions::default()
+        });
+        wish::stock(&fake);
+        let api = api::Api::start(options.seed, clock.clone()).await;
+        let user = api.users_client();
+        let record = Record::start(user.clone());
+        let this = Self {
+            options,
+            fake,
+            api,
+            clock,
+            ground,
+            record,
+            user,
+            agent: None,
+            began,
+            panics: count_panics(),
+        };
+        let node: v1::Node =
+            serde_json::from_value(serde_json::json!({ "metadata": { "name": NODE } })).unwrap();
+        let nodes: Api<v1::Node> = Api::all(this.user.clone());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        this
+    }
+
+    /// A world with an agent that runs.
+    pub async fn started(options: Options) -> Self {
+        let mut this = Self::new(options).await;
+        this.start().await;
+        this
+    }
+
+    // === The agent ===
+
+    /// Starts the agent on whatever the one before it left.
+    pub async fn start(&mut self) {
+        assert!(self.agent.is_none(), "the agent runs already");
+        let end = CancellationToken::new();
+        let runtime = self.fake.client_until(Timeouts { call: CALL }, end.clone());
+        let version = loop {
+            match runtime.version().await {
+                Ok(version) => break version,
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        };
+        let world = World {
+            runtime,
+            cgroups: self.ground.cgroups(),
+            clock: self.clock.clone(),
+            api: self.options.api.then(|| self.api.agents_client(end.clone())),
+        };
+        let node = Node::start(self.config(), world, version.runtime_name, end.clone()).await;
+        self.agent = Some(Agent { node: node.expect("a node"), end });
+    }
+
+    /// The agent is gone from one moment to the next; everything else goes on.
+    pub async fn crash(&mut self) {
+        let Some(agent) = self.agent.take() else { return };
+        agent.end.cancel();
+        self.fake.hang_up();
+        agent.node.stopped().await;
+    }
+
+    pub async fn restart(&mut self) {
+        self.crash().await;
+        self.start().await;
+    }
+
+    /// The machine goes down and comes up again: no process and no control group survives.
+    pub async fn reboot(&mut self) {
+        self.crash().await;
+        self.fake.reboot();
+        self.ground.lose_cgroups();
+        self.start().await;
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.agent.as_ref().is_some_and(|agent| !agent.end.is_cancelled())
+    }
+
+    pub fn node(&self) -> &Node {
+        &self.agent.as_ref().expect("an agent").node
+    }
+
+    /// Lets the agent die at its `at`th step from now.
+    pub fn trip(&self, at: u64, moment: Moment, counted: Counted) -> Arc<Tripwire> {
+        let end = self.agent.as_ref().expect("an agent").end.clone();
+        let wire = Tripwire::new(at, moment, end);
+        wire.string(&self.fake, counted);
+        self.api.arm(Some(wire.clone()));
+        wire
+    }
+
+    fn config(&self) -> Config {
+        let ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        Config {
+            node_name: NODE.into(),
+            root_dir: self.ground.root(),
+            log_links_dir: self.ground.logs(),
+            manifests: Some((self.ground.manifests(), Duration::from_secs(20))),
+            manifest_url: None,
+            facts: self.facts(ip),
+            pod_tree: PodTree::below(&CgroupName::ROOT),
+            pod_policy: PodPolicy::default(),
+            all_pods: CgroupConfig::default(),
+            crash_backoff: BackoffLimits::capped(Duration::from_secs(20)),
+            max_pods: self.options.max_pods,
+            parallel_pulls: 4,
+            parallel_starts: 4,
+        }
+    }
+
+    fn facts(&self, ip: IpAddr) -> NodeFacts {
+        let allocatable = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "100Gi")];
+        let allocatable: ResourceList =
+            allocatable.iter().map(|(k, v)| ((*k).to_owned(), v.parse().unwrap())).collect();
+        NodeFacts {
+            host_ips: vec![ip],
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".into(),
+            host_dns: HostDns::Unused,
+            root_dir: self.ground.root().to_string_lossy().into_owned(),
+            pod_logs_dir: self.ground.logs().to_string_lossy().into_owned(),
+            seccomp_default: false,
+            selinux: false,
+            thermal_paths: Vec::new(),
+            allocatable,
+            machine: Machine {
+                memory: 8 << 30,
+                hugepage_sizes: Vec::new(),
+                cgroups: CgroupVersion::V1,
+                cpu_quota_period: Some(100_000),
+                whole_container_oom: false,
+                swap: None,
+            },
+            handlers: Vec::new(),
+        }
+    }
+
+    // === The user ===
+
+    fn pods(&self) -> Api<v1::Pod> {
+        Api::namespaced(self.user.clone(), "default")
+    }
+
+    pub fn users_client(&self) -> kube::Client {
+        self.user.clone()
+    }
+
+    /// Asks for a pod; its UID is answered.
+    pub async fn create(&self, wish: &Wish) -> String {
+        let pod: v1::Pod = serde_json::from_value(wish.value().clone()).expect("a pod");
+        let made = self.pods().create(&PostParams::default(), &pod).await.expect("a new pod");
+        made.metadata.uid.unwrap()
+    }
+
+    /// Asks for its end, with the grace of its spec if none is given. False: there is none.
+    pub async fn delete(&self, name: &str, grace: Option<u32>) -> bool {
+        let params = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
+        self.pods().delete(name, &params).await.is_ok()
+    }
+
+    /// Merges this into the pod. False: there is none, or the server refused.
+    pub async fn patch(&self, name: &str, patch: Value) -> bool {
+        let patch = Patch::Merge(&patch);
+        self.pods().patch(name, &PatchParams::default(), &patch).await.is_ok()
+    }
+
+    pub async fn patch_status(&self, name: &str, patch: Value) -> bool {
+        let patch = Patch::Strategic(&patch);
+        self.pods().patch_status(name, &PatchParams::default(), &patch).await.is_ok()
+    }
+
+    pub async fn set_image(&self, name: &str, container: &str, image: &str) -> bool {
+        let patch = serde_json::json!({
+            "spec": { "containers": [{ "name": container, "image": image }] },
+        });
+        let patch = Patch::Strategic(&patch);
+        self.pods().patch(name, &PatchParams::default(), &patch).await.is_ok()
+    }
+
+    /// Writes a manifest, as an editor does: whole, under its name.
+    pub fn write_manifest(&self, file: &str, text: &str) {
+        let folder = self.ground.manifests();
+        let hidden = folder.join(format!(".{file}"));
+        std::fs::write(&hidden, text).expect("a manifest");
+        std::fs::rename(hidden, folder.join(file)).expect("a manifest");
+    }
+
+    pub fn remove_manifest(&self, file: &str) {
+        let _ = std::fs::remove_file(self.ground.manifests().join(file));
+    }
+
+    /// The names and reasons of all events of a pod, oldest first.
+    pub async fn events(&self, pod: &str) -> Vec<String> {
+        let events: Api<v1::Event> = Api::namespaced(self.user.clone(), "default");
+        let mut all = events.list(&kube::api::ListParams::default()).await.expect("events").items;
+        all.retain(|event| event.involved_object.name.as_deref() == Some(pod));
+        all.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+        all.into_iter().filter_map(|event| event.reason).collect()
+    }
+
+    // === Time ===
+
+    pub async fn pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    /// Time since the world began.
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Waits until it holds; fails loudly if it does not within `limit`.
+    pub async fn until(&self, what: &str, limit: Duration, holds: impl FnMut(&Self) -> bool) {
+        if !self.eventually(limit, holds).await {
+            panic!("never within {limit:?}: {what}\n{}", self.story());
+        }
+    }
+
+    /// Whether it comes to hold within `limit`.
+    pub async fn eventually(&self, limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
+        let end = Instant::now() + limit;
+        loop {
+            if holds(self) {
+                return true;
+            }
+            if Instant::now() >= end {
+                return false;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until a pod is Ready.
+    pub async fn until_ready(&self, name: &str) {
+        let ready = |sim: &Self| sim.record.pod(name).is_some_and(|pod| record::is_ready(&pod));
+        self.until(&format!("{name} is Ready"), Duration::from_secs(120), ready).await;
+    }
+
+    /// Waits until the API knows no pod of this name.
+    pub async fn until_gone(&self, name: &str) {
+        let gone = |sim: &Self| sim.record.pod(name).is_none();
+        self.until(&format!("{name} is gone"), Duration::from_secs(120), gone).await;
+    }
+
+    /// Whether a task of this world panicked; its message is in the output.
+    pub fn panicked(&self) -> bool {
+        count_panics() != self.panics
+    }
+
+    /// What the agent did, newest last, for whoever has to find out why.
+    pub fn story(&self) -> String {
+        let mut lines: Vec<(Duration, String)> = Vec::new();
+        for call in self.fake.calls().iter().filter(|c| c.rpc.changes_pods()) {
+            lines.push((call.at, format!("runtime {call}")));
+        }
+        for call in self.api.calls().iter().filter(|call| call.writes()) {
+            lines.push((call.at, format!("api     {call}")));
+        }
+        for sighting in self.record.sightings() {
+            let pod = &sighting.pod;
+            let shown = if sighting.gone { "gone".into() } else { told(pod) };
+            lines.push((
+                sighting.at,
+                format!("shown   {:?} {} {shown}", sighting.at, sighting.name()),
+            ));
+        }
+        lines.sort_by_key(|(at, _)| *at);
+        let tail = lines.len().saturating_sub(150);
+        let lines: Vec<String> = lines.into_iter().skip(tail).map(|(_, line)| line).collect();
+        lines.join("\n")
+    }
+}
+
+fn told(pod: &v1::Pod) -> String {
+    let ready = if record::is_ready(pod) { "ready" } else { "not ready" };
+    let deleting = pod.metadata.deletion_grace_period_seconds;
+    let deleting = deleting.map(|grace| format!(" deleting within {grace}")).unwrap_or_default();
+    format!("{} {ready}{deleting}", record::phase(pod).as_str())
+}
+
+thread_local! {
+    static PANICS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Panics on this thread so far. A simulation lives on one thread, so a task's panic, which tokio
+/// only hands to whoever joins the task, is seen here.
+fn count_panics() -> u64 {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.with(|panics| panics.set(panics.get() + 1));
+            before(info);
+        }));
+    });
+    PANICS.with(Cell::get)
+}
+
+/// Runs a simulation on paused time, on this thread.
+pub fn run<F: Future>(simulation: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .build()
+        .expect("a runtime");
+    let output = runtime.block_on(simulation);
+    // Whatever the dead agent left behind does not matter any more.
+    runtime.shutdown_background();
+    output
+}

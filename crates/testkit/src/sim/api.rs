@@ -1,0 +1,414 @@
+//! The API server of the simulation: the embedded one, behind a line that can go wrong.
+//!
+//! The server is real. What the agent's requests suffer on their way is said by [`ApiRule`]s; each
+//! request is on record, with what became of it. The user of a simulation has a line of their own
+//! that never breaks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use podwright_apiserver::request::{self, Target};
+use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tower::{Service, ServiceExt};
+
+use super::chance::Chance;
+use super::tripwire::{Moment, Tripwire};
+
+pub use podwright_apiserver::registry::Verb;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ApiFault {
+    /// Refused with this code; nothing happens.
+    Error(u16),
+    /// It happens, and is answered with an error all the same.
+    DoneButError(u16),
+    Delay(Duration),
+    /// Never answered, and nothing happens.
+    Hang,
+    /// It happens so much later; nobody is told.
+    Late(Duration),
+    /// The connection breaks before anything happens.
+    Disconnect,
+    /// It happens, then the connection breaks.
+    DoneButDisconnect,
+    /// It arrives twice, as through a proxy that tried again; the second answer is told.
+    Twice,
+}
+
+impl ApiFault {
+    /// One of each kind, for a matrix.
+    pub fn each() -> Vec<Self> {
+        vec![
+            Self::Error(500),
+            Self::Error(409),
+            Self::Error(429),
+            Self::DoneButError(503),
+            Self::Delay(Duration::from_secs(7)),
+            Self::Hang,
+            Self::Late(Duration::from_secs(20)),
+            Self::Disconnect,
+            Self::DoneButDisconnect,
+            Self::Twice,
+        ]
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Always,
+    First(u64),
+    Percent(u64),
+}
+
+/// Which requests go wrong, and how.
+#[derive(Clone, Debug)]
+pub struct ApiRule {
+    fault: ApiFault,
+    verbs: Option<Vec<Verb>>,
+    /// `pods`, or `pods/status` for a subresource.
+    resource: Option<String>,
+    name: Option<String>,
+    when: When,
+    seen: u64,
+}
+
+impl ApiRule {
+    pub fn on_every_request(fault: ApiFault) -> Self {
+        Self { fault, verbs: None, resource: None, name: None, when: When::Always, seen: 0 }
+    }
+
+    pub fn on(verb: Verb, resource: &str, fault: ApiFault) -> Self {
+        Self {
+            verbs: Some(vec![verb]),
+            resource: Some(resource.to_owned()),
+            ..Self::on_every_request(fault)
+        }
+    }
+
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    pub fn first(mut self, n: u64) -> Self {
+        self.when = When::First(n);
+        self
+    }
+
+    pub fn percent(mut self, percent: u64) -> Self {
+        self.when = When::Percent(percent);
+        self
+    }
+
+    fn strikes(&mut self, call: &ApiCall, chance: &mut Chance) -> bool {
+        let fits = self.verbs.as_ref().is_none_or(|verbs| verbs.contains(&call.verb))
+            && self.resource.as_ref().is_none_or(|resource| *resource == call.resource)
+            && self.name.as_ref().is_none_or(|name| *name == call.name);
+        if !fits {
+            return false;
+        }
+        self.seen += 1;
+        match self.when {
+            When::Always => true,
+            When::First(n) => self.seen <= n,
+            When::Percent(percent) => chance.percent(percent),
+        }
+    }
+}
+
+/// One request of the agent.
+#[derive(Clone, Debug)]
+pub struct ApiCall {
+    pub at: Duration,
+    pub verb: Verb,
+    pub resource: String,
+    pub namespace: String,
+    pub name: String,
+    pub fault: Option<ApiFault>,
+    /// The code of the answer; absent while there is none.
+    pub code: Option<u16>,
+}
+
+impl ApiCall {
+    /// It changes what users care about; events are only told.
+    pub fn writes(&self) -> bool {
+        let changes = match self.verb {
+            Verb::Create | Verb::Delete | Verb::DeleteCollection | Verb::Patch | Verb::Update => {
+                true
+            }
+            Verb::Get | Verb::List | Verb::Watch => false,
+        };
+        changes && self.resource != "events"
+    }
+}
+
+impl fmt::Display for ApiCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {} {} {}", self.at, self.verb, self.resource, self.name)?;
+        if let Some(fault) = &self.fault {
+            write!(f, " [{fault:?}]")?;
+        }
+        match self.code {
+            Some(code) => write!(f, ": {code}"),
+            None => f.write_str(": no answer"),
+        }
+    }
+}
+
+/// The server and everything that can happen on the way to it.
+#[derive(Clone)]
+pub struct Api {
+    server: ApiServer,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    began: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    rules: Vec<ApiRule>,
+    chance: Chance,
+    calls: Vec<ApiCall>,
+    up: bool,
+    /// Cancelled when open watches are to break.
+    watches: CancellationToken,
+    tripwire: Option<Arc<Tripwire>>,
+}
+
+impl Api {
+    pub async fn start(seed: u64, clock: podwright_host::clock::Clock) -> Self {
+        let wall = Clock::new(move || clock.now().wall);
+        let store = Store::in_memory(Limits::default(), wall.clone()).expect("a store in memory");
+        let settings = Settings::new(wall, Ids::seeded(seed));
+        let server = ApiServer::start(store, settings).await.expect("an API server");
+        let state = State {
+            rules: Vec::new(),
+            chance: Chance::new(seed, 11),
+            calls: Vec::new(),
+            up: true,
+            watches: CancellationToken::new(),
+            tripwire: None,
+        };
+        let shared = Shared { began: Instant::now(), state: Mutex::new(state) };
+        Self { server, shared: Arc::new(shared) }
+    }
+
+    /// A client whose line never breaks.
+    pub fn users_client(&self) -> kube::Client {
+        kube::Client::new(self.server.service(Identity::admin()), "default")
+    }
+
+    /// The agent's client, until the agent's end.
+    pub fn agents_client(&self, end: CancellationToken) -> kube::Client {
+        let line = Line { api: self.clone(), end };
+        kube::Client::new(line, "default")
+    }
+
+    pub fn fail(&self, rule: ApiRule) {
+        self.shared.state.lock().rules.push(rule);
+    }
+
+    /// No rule holds any more, and the server can be reached.
+    pub fn heal(&self) {
+        let mut state = self.shared.state.lock();
+        state.rules.clear();
+        state.up = true;
+    }
+
+    /// Nobody can be reached, and open watches break.
+    pub fn go_down(&self) {
+        self.shared.state.lock().up = false;
+        self.break_watches();
+    }
+
+    pub fn come_up(&self) {
+        self.shared.state.lock().up = true;
+    }
+
+    /// Every open watch of the agent ends in the middle.
+    pub fn break_watches(&self) {
+        let mut state = self.shared.state.lock();
+        std::mem::take(&mut state.watches).cancel();
+    }
+
+    pub fn calls(&self) -> Vec<ApiCall> {
+        self.shared.state.lock().calls.clone()
+    }
+
+    pub fn forget_calls(&self) {
+        self.shared.state.lock().calls.clear();
+    }
+
+    pub(super) fn arm(&self, tripwire: Option<Arc<Tripwire>>) {
+        self.shared.state.lock().tripwire = tripwire;
+    }
+
+    /// Puts a request on record and says what is to become of it.
+    fn arrive(&self, mut call: ApiCall) -> Arrival {
+        let mut state = self.shared.state.lock();
+        let state = &mut *state;
+        let mut fault = None;
+        for rule in &mut state.rules {
+            if rule.strikes(&call, &mut state.chance) {
+                fault = fault.or_else(|| Some(rule.fault.clone()));
+            }
+        }
+        if !state.up {
+            fault = Some(ApiFault::Disconnect);
+        }
+        call.fault.clone_from(&fault);
+        let tripwire = state.tripwire.clone().filter(|_| call.writes());
+        let place = state.calls.len();
+        state.calls.push(call);
+        Arrival { place, fault, watches: state.watches.clone(), tripwire }
+    }
+
+    fn answered(&self, place: usize, code: u16) {
+        if let Some(call) = self.shared.state.lock().calls.get_mut(place) {
+            call.code = Some(code);
+        }
+    }
+}
+
+struct Arrival {
+    place: usize,
+    fault: Option<ApiFault>,
+    watches: CancellationToken,
+    tripwire: Option<Arc<Tripwire>>,
+}
+
+/// The agent's way to the server.
+#[derive(Clone)]
+struct Line {
+    api: Api,
+    end: CancellationToken,
+}
+
+impl Service<Request<kube::client::Body>> for Line {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move {
+            if this.end.is_cancelled() {
+                // The agent is dead; whatever still asks is nobody.
+                return std::future::pending().await;
+            }
+            this.serve(request).await
+        })
+    }
+}
+
+impl Line {
+    async fn serve(
+        &self,
+        request: Request<kube::client::Body>,
+    ) -> Result<Response<Body>, BoxError> {
+        let call = describe(&request, self.api.shared.began.elapsed());
+        let verb = call.verb;
+        let Arrival { place, fault, watches, tripwire } = self.api.arrive(call);
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await?.to_bytes();
+        if tripwire.as_ref().is_some_and(|wire| wire.step(Moment::Before)) {
+            return std::future::pending().await;
+        }
+        let send = || self.send(parts.clone(), body.clone());
+        let answer = match fault {
+            None => send().await,
+            Some(ApiFault::Delay(by)) => {
+                tokio::time::sleep(by).await;
+                send().await
+            }
+            Some(ApiFault::Error(code)) => Ok(refusal(code)),
+            Some(ApiFault::DoneButError(code)) => send().await.map(|_| refusal(code)),
+            Some(ApiFault::Hang) => std::future::pending().await,
+            Some(ApiFault::Late(by)) => {
+                let late = send();
+                tokio::spawn(async move {
+                    tokio::time::sleep(by).await;
+                    let _ = late.await;
+                });
+                std::future::pending().await
+            }
+            Some(ApiFault::Disconnect) => Err("the connection broke".into()),
+            Some(ApiFault::DoneButDisconnect) => {
+                send().await.and_then(|_| Err("the connection broke".into()))
+            }
+            Some(ApiFault::Twice) => {
+                let _ = send().await;
+                send().await
+            }
+        };
+        if tripwire.as_ref().is_some_and(|wire| wire.step(Moment::After)) {
+            return std::future::pending().await;
+        }
+        let answer = answer?;
+        self.api.answered(place, answer.status().as_u16());
+        Ok(match verb {
+            Verb::Watch => answer.map(|body| breakable(body, watches)),
+            _ => answer,
+        })
+    }
+
+    fn send(
+        &self,
+        parts: http::request::Parts,
+        body: Bytes,
+    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + 'static {
+        let router = self.api.server.service(Identity::admin());
+        let request = Request::from_parts(parts, Body::from(body));
+        async move { Ok(router.oneshot(request).await?) }
+    }
+}
+
+/// A watch that ends in the middle when it is told to.
+fn breakable(body: Body, broken: CancellationToken) -> Body {
+    let whole = body.into_data_stream().map(|chunk| chunk.map_err(BoxError::from));
+    let end = futures::stream::once(async { Err(BoxError::from("the connection broke")) });
+    let watched = whole.take_until(broken.cancelled_owned()).chain(end);
+    Body::from_stream(watched)
+}
+
+fn describe(request: &Request<kube::client::Body>, at: Duration) -> ApiCall {
+    let query = request.uri().query().unwrap_or_default();
+    let watching = query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1"));
+    let (verb, resource, namespace, name) =
+        match request::parse(request.method(), request.uri().path(), watching) {
+            Ok(Target::Resource(info)) => {
+                (info.verb, info.full_resource(), info.namespace.clone(), info.name)
+            }
+            Ok(_) | Err(_) => (Verb::Get, String::new(), String::new(), String::new()),
+        };
+    ApiCall { at, verb, resource, namespace, name, fault: None, code: None }
+}
+
+fn refusal(code: u16) -> Response<Body> {
+    let status = serde_json::json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": "a fault of the simulation", "reason": "InternalError", "code": code,
+    });
+    let response = Response::builder().status(code).header("Content-Type", "application/json");
+    response.body(Body::from(status.to_string())).expect("a response")
+}

@@ -1,0 +1,130 @@
+//! Everything the API server ever showed of pods, in order.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1;
+use kube::Api;
+use kube::api::{WatchEvent, WatchParams};
+use parking_lot::Mutex;
+use podwright_core::pod::{ANNOTATION_MIRROR, Phase};
+use tokio::time::Instant;
+
+/// One pod at one moment.
+#[derive(Clone, Debug)]
+pub struct Sighting {
+    pub at: Duration,
+    /// The object was removed; `pod` is how it last was.
+    pub gone: bool,
+    pub pod: Arc<v1::Pod>,
+}
+
+impl Sighting {
+    pub fn uid(&self) -> &str {
+        self.pod.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    pub fn name(&self) -> &str {
+        self.pod.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+pub fn phase(pod: &v1::Pod) -> Phase {
+    Phase::parse(pod.status.as_ref().and_then(|status| status.phase.as_deref()))
+}
+
+/// `None`: nobody said yet.
+pub fn condition(pod: &v1::Pod, kind: &str) -> Option<bool> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|c| c.type_ == kind).map(|c| c.status == "True")
+}
+
+pub fn is_ready(pod: &v1::Pod) -> bool {
+    condition(pod, "Ready") == Some(true)
+}
+
+pub fn is_mirror(pod: &v1::Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(ANNOTATION_MIRROR))
+}
+
+/// Every container of the pod with its id and its restart count.
+pub fn containers(pod: &v1::Pod) -> Vec<&v1::ContainerStatus> {
+    let Some(status) = &pod.status else { return Vec::new() };
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    lists.into_iter().flatten().flatten().collect()
+}
+
+#[derive(Clone)]
+pub struct Record(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    sightings: Vec<Sighting>,
+    /// By namespace and name.
+    current: BTreeMap<(String, String), Arc<v1::Pod>>,
+}
+
+impl Record {
+    /// Watches from now on, for as long as the runtime it is called in lives.
+    pub fn start(client: kube::Client) -> Self {
+        let this = Self(Arc::default());
+        let seen = this.clone();
+        let began = Instant::now();
+        tokio::spawn(async move {
+            let pods: Api<v1::Pod> = Api::all(client);
+            let mut version = "0".to_owned();
+            loop {
+                let params = WatchParams::default().timeout(290);
+                let mut events = pods.watch(&params, &version).await.expect("a watch").boxed();
+                while let Some(Ok(event)) = events.next().await {
+                    if let Some(newer) = seen.note(event, began.elapsed()) {
+                        version = newer;
+                    }
+                }
+            }
+        });
+        this
+    }
+
+    fn note(&self, event: WatchEvent<v1::Pod>, at: Duration) -> Option<String> {
+        let (pod, gone) = match event {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
+            WatchEvent::Deleted(pod) => (pod, true),
+            WatchEvent::Bookmark(mark) => return Some(mark.metadata.resource_version),
+            WatchEvent::Error(status) => panic!("the watch of the record broke: {status:?}"),
+        };
+        let version = pod.metadata.resource_version.clone();
+        let pod = Arc::new(pod);
+        let meta = &pod.metadata;
+        let key =
+            (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default());
+        let mut seen = self.0.lock();
+        match gone {
+            true => drop(seen.current.remove(&key)),
+            false => drop(seen.current.insert(key, pod.clone())),
+        }
+        seen.sightings.push(Sighting { at, gone, pod });
+        version
+    }
+
+    pub fn sightings(&self) -> Vec<Sighting> {
+        self.0.lock().sightings.clone()
+    }
+
+    /// What was shown of the pod with this UID.
+    pub fn of(&self, uid: &str) -> Vec<Sighting> {
+        self.0.lock().sightings.iter().filter(|s| s.uid() == uid).cloned().collect()
+    }
+
+    /// A pod of the default namespace as it is now.
+    pub fn pod(&self, name: &str) -> Option<Arc<v1::Pod>> {
+        self.0.lock().current.get(&("default".to_owned(), name.to_owned())).cloned()
+    }
+
+    pub fn pods(&self) -> Vec<Arc<v1::Pod>> {
+        self.0.lock().current.values().cloned().collect()
+    }
+}

@@ -1,0 +1,55 @@
+//! Seeds of mixed chaos: users act, everything fails, the agent dies, and in the end all is well.
+
+use podwright_testkit::sim::{self, chaos};
+
+/// How many seeds each test plays; `PODWRIGHT_LONG` plays many more.
+fn seeds(share: u64) -> impl Iterator<Item = u64> {
+    let each = if std::env::var_os("PODWRIGHT_LONG").is_some() { 2_000 } else { 26 };
+    share * 1_000_000..share * 1_000_000 + each
+}
+
+fn play_all(seeds: impl Iterator<Item = u64>) {
+    for seed in seeds {
+        if let Err(story) = sim::run(chaos::play(seed)) {
+            panic!("{story}");
+        }
+    }
+}
+
+#[test]
+fn all_is_well_in_the_end_1() {
+    play_all(seeds(1));
+}
+
+#[test]
+fn all_is_well_in_the_end_2() {
+    play_all(seeds(2));
+}
+
+#[test]
+fn all_is_well_in_the_end_3() {
+    play_all(seeds(3));
+}
+
+#[test]
+fn all_is_well_in_the_end_4() {
+    play_all(seeds(4));
+}
+
+#[test]
+fn one_seed() {
+    let seed = std::env::var("PODWRIGHT_SIM_SEED").ok().and_then(|seed| seed.parse().ok());
+    play_all(seed.into_iter());
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in [7, 8] {
+        let (one, two) = (sim::run(chaos::play(seed)), sim::run(chaos::play(seed)));
+        let (one, two) = (one.unwrap(), two.unwrap());
+        let differs = one.iter().zip(&two).position(|(a, b)| a != b);
+        let differs = differs.map(|place| (&one[place], &two[place]));
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!(one.len(), two.len(), "seed {seed}");
+    }
+}

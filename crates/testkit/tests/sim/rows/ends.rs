@@ -1,0 +1,226 @@
+//! How pods end.
+
+use std::time::Duration;
+
+use podwright_core::ids::PodUid;
+use podwright_core::lifecycle::{Cause, Kill};
+use podwright_cri::fake::{OnTerm, Rpc, Script};
+use podwright_node::pods;
+use podwright_testkit::sim::wish::{APP, APP_2, REMOTE, STUBBORN, wish};
+use podwright_testkit::sim::{self, Options, Sim, record};
+use serde_json::json;
+
+use crate::{clean, lawful, phases, s};
+
+/// The grace of every StopContainer so far.
+fn graces(sim: &Sim) -> Vec<i64> {
+    let calls = sim.fake.calls();
+    calls.iter().filter(|c| c.rpc == Rpc::StopContainer).filter_map(|c| c.grace).collect()
+}
+
+fn count(sim: &Sim, rpcs: &[Rpc]) -> u64 {
+    rpcs.iter().map(|rpc| sim.fake.count(*rpc)).sum()
+}
+
+const MAKING: [Rpc; 3] = [Rpc::RunPodSandbox, Rpc::CreateContainer, Rpc::StartContainer];
+
+#[test]
+fn row_10_after_a_deletion_nothing_is_started_whatever_else_comes() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&wish("web").container("app", STUBBORN).container("b", APP)).await;
+        sim.until_ready("web").await;
+        sim.delete("web", None).await;
+        sim.patch("web", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+        sim.set_image("web", "b", APP_2).await;
+        let made = count(&sim, &MAKING);
+        sim.until_gone("web").await;
+        assert_eq!(count(&sim, &MAKING), made);
+        assert_eq!(count(&sim, &[Rpc::StopPodSandbox]), 1, "one kill is enough");
+        lawful(&sim);
+    });
+}
+
+#[test]
+fn row_11_a_hundred_updates_while_a_worker_is_busy_are_one() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&wish("web").container("app", REMOTE).container("b", APP)).await;
+        sim.pass(s(1)).await;
+        for n in 0..100 {
+            sim.patch("web", json!({ "metadata": { "labels": { "n": n.to_string() } } })).await;
+        }
+        sim.set_image("web", "b", APP_2).await;
+        sim.until_ready("web").await;
+        sim.pass(s(60)).await;
+        assert!(sim.fake.count(Rpc::StartContainer) <= 3, "{}", sim.story());
+        let pod = sim.record.pod("web").unwrap();
+        let b = record::containers(&pod).into_iter().find(|c| c.name == "b").unwrap();
+        assert_eq!(b.image, APP_2, "the newest spec counts");
+        assert!(sim.fake.count(Rpc::ListPodSandbox) < 40, "not a look for each update");
+    });
+}
+
+#[test]
+fn row_12_a_shorter_grace_counts_at_once_and_a_longer_one_never() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&wish("web").grace(30).container("app", STUBBORN)).await;
+        sim.until_ready("web").await;
+        sim.delete("web", Some(30)).await;
+        sim.pass(s(2)).await;
+        assert_eq!(graces(&sim), [30]);
+        sim.delete("web", Some(5)).await;
+        sim.pass(s(1)).await;
+        assert_eq!(graces(&sim), [30, 5], "while the first stop is under way");
+        sim.delete("web", Some(60)).await;
+        sim.pass(s(1)).await;
+        assert_eq!(graces(&sim), [30, 5]);
+        let began = sim.age();
+        sim.until_gone("web").await;
+        assert!(sim.age() - began < s(5), "five seconds, not thirty");
+        lawful(&sim);
+    });
+}
+
+#[test]
+fn row_13_an_eviction_of_a_deleting_pod_adds_its_words_and_no_cause() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").grace(30).container("app", STUBBORN)).await;
+        sim.until_ready("web").await;
+        sim.delete("web", None).await;
+        sim.pass(s(1)).await;
+        let node = sim.node();
+        let pod = PodUid::new(uid.as_str());
+        let kill = Kill::evict("Evicted", "the node was low on memory", Some(s(3)));
+        pods::end(&node.tools, &node.directory, &pod, kill).await.unwrap();
+        let cause = node.directory.cell(&pod).map(|cell| cell.life().cause());
+        assert!(cause.is_none_or(|cause| cause == Some(Cause::Deleted)));
+        assert_eq!(graces(&sim), [30, 3], "the eviction's grace is shorter");
+        sim.until_gone("web").await;
+        let last = sim.record.of(&uid).pop().unwrap();
+        assert_eq!(last.pod.status.as_ref().unwrap().reason.as_deref(), Some("Evicted"));
+        lawful(&sim);
+    });
+}
+
+#[test]
+fn an_eviction_shows_when_the_pod_has_stopped_and_its_caller_waits_for_that() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").grace(30).container("app", STUBBORN)).await;
+        sim.until_ready("web").await;
+        let node = sim.node();
+        let kill = Kill::evict("Evicted", "the node was low on memory", Some(s(4)));
+        let began = sim.age();
+        pods::end(&node.tools, &node.directory, &PodUid::new(uid.as_str()), kill).await.unwrap();
+        assert!(sim.age() - began >= s(4) && sim.age() - began < s(6));
+        sim.pass(s(1)).await;
+        let pod = sim.record.pod("web").unwrap();
+        assert_eq!(record::phase(&pod).as_str(), "Failed");
+        assert_eq!(record::condition(&pod, "DisruptionTarget"), Some(true));
+        assert_eq!(record::condition(&pod, "Ready"), Some(false));
+        let shown = sim.record.of(&uid);
+        let early = shown.iter().filter(|s| s.at < began + Duration::from_secs(4));
+        assert!(early.clone().all(|s| record::phase(&s.pod).as_str() != "Failed"));
+        lawful(&sim);
+    });
+}
+
+#[test]
+fn a_pod_that_outlives_its_eviction_is_told_of() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").container("app", APP)).await;
+        sim.until_ready("web").await;
+        let hang = podwright_cri::fake::Fault::Hang;
+        sim.fake.fail(podwright_cri::fake::Rule::on(Rpc::StopContainer, hang).first(2));
+        let node = sim.node();
+        let kill = Kill::evict("Evicted", "", Some(s(1)));
+        let ended = pods::end(&node.tools, &node.directory, &PodUid::new(uid), kill).await;
+        assert!(matches!(ended, Err(pods::EndError::ExceededGracePeriod { .. })));
+        sim.pass(s(60)).await;
+        assert!(sim.events("web").await.contains(&"ExceededGracePeriod".to_owned()));
+        assert!(sim.fake.snapshot().running("web").is_empty(), "it is stopped all the same");
+    });
+}
+
+#[test]
+fn row_24_a_deleted_pod_shows_how_it_ended_before_it_vanishes() {
+    for (code, want) in [(0, "Succeeded"), (137, "Failed")] {
+        sim::run(async {
+            let sim = Sim::started(Options::default()).await;
+            let on_term = OnTerm::Exits { after: s(1), code };
+            sim.fake.script(APP, Script::forever().on_sigterm(on_term));
+            let uid = sim.create(&wish("web").container("app", APP)).await;
+            sim.until_ready("web").await;
+            sim.delete("web", None).await;
+            sim.until_gone("web").await;
+            assert_eq!(phases(&sim.record.of(&uid)).last(), Some(&want));
+        });
+    }
+}
+
+#[test]
+fn row_25_and_49_a_pod_deleted_during_its_pull_fails_at_once_and_leaves_nothing() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").container("app", REMOTE)).await;
+        sim.pass(s(3)).await;
+        assert_eq!(sim.fake.images().pulls().len(), 1);
+        let began = sim.age();
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        assert!(sim.age() - began < s(2), "it does not wait for the pull");
+        assert_eq!(sim.fake.count(Rpc::CreateContainer), 0);
+        let seen = sim.record.of(&uid);
+        let last = &seen.last().unwrap().pod;
+        assert_eq!(record::phase(last).as_str(), "Failed");
+        let state = record::containers(last)[0].state.clone().unwrap().terminated.unwrap();
+        assert_eq!(
+            (state.exit_code, state.reason.as_deref()),
+            (137, Some("ContainerStatusUnknown"))
+        );
+        sim.pass(s(30)).await;
+        clean(&sim, &[]);
+    });
+}
+
+#[test]
+fn row_45_while_the_api_is_away_containers_stop_and_the_report_follows() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").container("app", STUBBORN)).await;
+        sim.until_ready("web").await;
+        sim.delete("web", None).await;
+        sim.pass(s(1)).await;
+        sim.api.go_down();
+        sim.pass(s(60)).await;
+        assert!(sim.fake.snapshot().running("web").is_empty());
+        assert!(sim.record.pod("web").is_some());
+        sim.api.come_up();
+        sim.until_gone("web").await;
+        assert_eq!(phases(&sim.record.of(&uid)).last(), Some(&"Failed"));
+        clean(&sim, &[]);
+    });
+}
+
+#[test]
+fn row_48_a_pod_deleted_by_force_still_has_the_grace_of_its_spec() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").grace(20).container("app", STUBBORN)).await;
+        sim.until_ready("web").await;
+        sim.delete("web", Some(0)).await;
+        sim.until_gone("web").await;
+        sim.pass(s(18)).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
+        assert_eq!(graces(&sim), [20]);
+        sim.pass(s(5)).await;
+        assert!(sim.fake.snapshot().running("web").is_empty());
+        assert!(sim.record.of(&uid).last().unwrap().gone, "nothing was reported after it");
+        sim.pass(s(10)).await;
+        clean(&sim, &[]);
+    });
+}
