@@ -202,6 +202,7 @@ impl Pods {
 
     /// The static pod behind a mirror looks after it.
     fn mirror_changed(&self, mirror: &Pod) {
+        self.tools.status.mirror_changed();
         let cell = self.directory.behind(mirror).and_then(|pod| self.directory.cell(&pod.uid));
         if let Some(cell) = cell {
             cell.retry();

@@ -139,6 +139,11 @@ impl StatusManager {
         });
     }
 
+    /// A mirror came or went: what was sent to another one says nothing about it.
+    pub fn mirror_changed(&self) {
+        self.changed.notify_one();
+    }
+
     /// Forgets pods that nobody wants any more.
     pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
         self.tracked.lock().retain(|uid, _| keep(uid));

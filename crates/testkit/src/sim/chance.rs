@@ -8,10 +8,10 @@ impl Chance {
     /// `stream` keeps draws for different ends apart: one more fault changes no other choice.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut mixer = Self(seed ^ stream.rotate_left(32));
-        Self(mixer.next())
+        Self(mixer.draw())
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,7 +21,7 @@ impl Chance {
 
     /// A number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.draw() % bound
     }
 
     /// True in `percent` of all draws.

@@ -65,6 +65,7 @@ fn row_36_a_foreign_edit_is_repaired_and_foreign_conditions_stay() {
         ]);
         let edit = json!({ "status": { "phase": "Pending", "conditions": conditions } });
         assert!(sim.patch_status("web", edit).await);
+        sim.pass(s(1)).await;
         let repaired = |sim: &Sim| {
             let pod = sim.record.pod("web").unwrap();
             record::is_ready(&pod) && record::phase(&pod).as_str() == "Running"

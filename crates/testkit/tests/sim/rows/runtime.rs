@@ -180,7 +180,7 @@ fn row_43_what_started_and_died_between_two_looks_is_told_with_its_code() {
         sim.fake.disturb_events(Rule::on_events(EventFault::Drop));
         sim.create(&wish("job").restart("Never").container("app", FAILS)).await;
         let failed = |sim: &Sim| {
-            let pod = sim.record.pod("job").unwrap();
+            let Some(pod) = sim.record.pod("job") else { return false };
             record::containers(&pod).first().is_some_and(|c| {
                 let end = c.state.as_ref().and_then(|state| state.terminated.as_ref());
                 end.is_some_and(|end| end.exit_code == 1)
