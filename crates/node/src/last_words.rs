@@ -1,10 +1,13 @@
 //! A container's termination message: what it wrote to its file, else the end of its log.
 
+use std::fs::OpenOptions;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use podwright_core::observed::State;
 use podwright_cri::SeenContainer;
-use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use rustix::fs::OFlags;
 
 use crate::logs::read;
 
@@ -16,7 +19,7 @@ const LOG_LINES: u64 = 80;
 pub(crate) async fn complete(seen: &mut SeenContainer) {
     let State::Exited(exit) = &mut seen.instance.state else { return };
     let mut words = match &seen.termination.host_path {
-        Some(path) => tail(Path::new(path), FROM_FILE).await,
+        Some(path) => tail(Path::new(path), FROM_FILE),
         None => String::new(),
     };
     let failed = exit.code != 0 && exit.reason != "ContainerCannotRun";
@@ -35,26 +38,30 @@ pub(crate) async fn complete(seen: &mut SeenContainer) {
 }
 
 /// The last bytes of a file. A container may put anything at that path: only a regular file is
-/// read, and never more than asked for.
-async fn tail(path: &Path, bytes: u64) -> String {
-    let read = async {
-        let metadata = tokio::fs::symlink_metadata(path).await?;
-        if !metadata.is_file() {
-            return Ok(Vec::new());
-        }
-        let mut file = tokio::fs::File::open(path).await?;
-        file.seek(std::io::SeekFrom::Start(metadata.len().saturating_sub(bytes))).await?;
-        let mut buffer = Vec::new();
-        file.take(bytes).read_to_end(&mut buffer).await?;
-        Ok::<_, std::io::Error>(buffer)
-    };
-    match read.await {
+/// read, and never more than asked for. A few kilobytes of this machine are not worth a thread.
+fn tail(path: &Path, bytes: u64) -> String {
+    match read_tail(path, bytes) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) => {
             tracing::debug!(path = %path.display(), %error, "no termination message");
             String::new()
         }
     }
+}
+
+fn read_tail(path: &Path, bytes: u64) -> io::Result<Vec<u8>> {
+    // Opened first and asked then: between the two a container could put a link to anything there.
+    // And without waiting: it could be a pipe that nobody writes to.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits();
+    let mut file = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(Vec::new());
+    }
+    file.seek(SeekFrom::Start(metadata.len().saturating_sub(bytes)))?;
+    let mut buffer = Vec::new();
+    file.take(bytes).read_to_end(&mut buffer)?;
+    Ok(buffer)
 }
 
 #[cfg(test)]
@@ -73,15 +80,18 @@ mod tests {
         assert!(few.starts_with("0198 ") && few.lines().count() == 2);
     }
 
-    #[tokio::test]
-    async fn only_the_end_of_a_regular_file_is_read() {
+    #[test]
+    fn only_the_end_of_a_regular_file_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("message");
         std::fs::write(&file, "a".repeat(9000) + "END").unwrap();
-        let words = tail(&file, FROM_FILE).await;
+        let words = tail(&file, FROM_FILE);
         assert!(words.len() == 4096 && words.ends_with("END"));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
-        assert_eq!(tail(&link, FROM_FILE).await, "");
+        assert_eq!(tail(&link, FROM_FILE), "");
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(tail(&pipe, FROM_FILE), "", "nobody writes to it, and we do not wait");
     }
 }

@@ -5,9 +5,9 @@
 //! tokio's paused time: an hour passes as soon as nobody has anything left to do. One seed drives
 //! everything that is left to chance, so a run that failed can be run again.
 //!
-//! What is *not* under the seed: the order in which blocking work on cgroups ends (a thread pool
-//! does it; time stands still meanwhile), tokio's own choice between ready arms of a `select!`
-//! that is not biased (none of ours depends on it), and the folder's name.
+//! What is *not* under the seed: tokio's own choice between ready arms of a `select!` that is not
+//! biased (none of ours depends on it), when the kernel tells of a changed manifest within one
+//! moment, and the folder's name.
 //!
 //! [`Sim`] is the world and its user; [`laws`] is what must hold at all times; [`chaos`] makes a
 //! schedule of user actions, faults and crashes from a seed.
@@ -411,7 +411,6 @@ pub fn run<F: Future>(simulation: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
-        .max_blocking_threads(1)
         .build()
         .expect("a runtime");
     let output = runtime.block_on(simulation);

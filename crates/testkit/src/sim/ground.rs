@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use podwright_host::cgroup::{Cgroups, Owner};
+use podwright_host::cgroup::{Cgroups, Owner, Work};
 use podwright_host::mounts;
 use tempfile::TempDir;
 
@@ -47,7 +47,7 @@ impl Ground {
             self.cgroup_mount().display()
         );
         let table = mounts::parse(table.as_bytes());
-        Cgroups::open(&table, &root, Owner::Us, Vec::new()).expect("cgroups")
+        Cgroups::open_with(&table, &root, Owner::Us, Vec::new(), Work::AtOnce).expect("cgroups")
     }
 
     /// A reboot leaves no group behind.
