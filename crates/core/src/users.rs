@@ -41,7 +41,7 @@ impl UserRange {
         let first: u32 = words.next()?.parse().ok()?;
         let count: u32 = words.next()?.parse().ok()?;
         let one = lines.next().is_none() && index == "0:" && user == "kubelet";
-        let sound = one && first >= BLOCK && first % BLOCK == 0 && count >= ids_per_pod;
+        let sound = one && first >= BLOCK && first.is_multiple_of(BLOCK) && count >= ids_per_pod;
         sound.then_some(Self { first, blocks: count / ids_per_pod, ids_per_pod })
     }
 

@@ -20,7 +20,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -176,7 +176,8 @@ fn unpack(archive: &Archive) -> Result<(BTreeMap<String, Bytes>, String)> {
             blobs.insert(format!("sha256:{digest}"), Bytes::from(content));
         } else if path == "index.json" {
             let index: Value = serde_json::from_slice(&content)?;
-            manifest = index["manifests"][0]["digest"].as_str().map(str::to_owned);
+            let digest = index.pointer("/manifests/0/digest").and_then(Value::as_str);
+            manifest = digest.map(str::to_owned);
         }
     }
     let manifest = manifest.context("the archive has no index.json")?;
@@ -184,11 +185,16 @@ fn unpack(archive: &Archive) -> Result<(BTreeMap<String, Bytes>, String)> {
         Ok(serde_json::from_slice(blobs.get(digest).context("a blob is missing")?)?)
     };
     let mut document = read(&manifest)?;
-    let mut config = read(document["config"]["digest"].as_str().unwrap_or_default())?;
-    config["config"]["Labels"]["from"] = "a registry".into();
+    let digest = document.pointer("/config/digest").and_then(Value::as_str);
+    let mut config = read(digest.unwrap_or_default())?;
+    let settings = config.pointer_mut("/config").and_then(Value::as_object_mut);
+    let settings = settings.context("the image has no settings")?;
+    settings.insert("Labels".to_owned(), json!({ "from": "a registry" }));
     let (digest, config) = blob(&config);
-    document["config"]["size"] = config.len().into();
-    document["config"]["digest"] = digest.as_str().into();
+    let about = document.pointer_mut("/config").and_then(Value::as_object_mut);
+    let about = about.context("the manifest names no settings")?;
+    about.insert("size".to_owned(), config.len().into());
+    about.insert("digest".to_owned(), digest.as_str().into());
     blobs.insert(digest, config);
     let (manifest, document) = blob(&document);
     blobs.insert(manifest.clone(), document);

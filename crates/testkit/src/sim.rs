@@ -30,6 +30,7 @@ pub mod wish;
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -40,11 +41,16 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
 use podwright_core::config::{CgroupVersion, HostDns, Machine, NodeFacts};
+use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
+use podwright_core::image::access::Verification;
+use podwright_core::log::RotationPolicy;
 use podwright_core::qos::ResourceList;
+use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
 use podwright_cri::fake::{Fake, FakeOptions, Features};
 use podwright_host::clock::Clock;
 use podwright_node::node::{Config, Node, World};
+use podwright_node::{gc, images};
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -213,7 +219,28 @@ impl Sim {
             all_pods: CgroupConfig::default(),
             crash_backoff: BackoffLimits::capped(Duration::from_secs(20)),
             max_pods: self.options.max_pods,
-            parallel_pulls: 4,
+            images: images::Settings {
+                parallel: 4,
+                per_second: 0,
+                burst: 0,
+                verification: Verification::default(),
+                docker_configs: Vec::new(),
+                plugins: Vec::new(),
+                plugins_dir: PathBuf::new(),
+            },
+            user_range: UserRange::for_pods(110, BLOCK),
+            gc: gc::Settings {
+                containers: ContainerPolicy::default(),
+                images: ImagePolicy { high: 100, low: 80, min_age: Duration::ZERO, max_age: None },
+                kept_images: Vec::new(),
+                disk: |_| Ok(Disk { capacity: 1 << 40, available: 1 << 39 }),
+            },
+            log_rotation: RotationPolicy {
+                max_size: None,
+                max_files: 5,
+                workers: 1,
+                every: Duration::from_secs(10),
+            },
             parallel_starts: 4,
         }
     }

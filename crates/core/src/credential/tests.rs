@@ -130,11 +130,12 @@ fn a_secret_of_another_kind_has_no_logins() {
 }
 
 fn config(provider: serde_json::Value) -> serde_json::Value {
-    json!({
+    let providers = serde_json::Value::Array(vec![provider]);
+    let config = json!({
         "kind": "CredentialProviderConfig",
         "apiVersion": "kubelet.config.k8s.io/v1",
-        "providers": [provider],
-    })
+    });
+    with(config, "providers", providers)
 }
 
 fn plugin() -> serde_json::Value {

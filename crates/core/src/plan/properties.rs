@@ -213,6 +213,7 @@ impl Play {
             Step::KillPod(_) | Step::StopContainer(_) => PodStep::Kill,
             Step::RemoveInstances(_) => PodStep::Removal,
             Step::CreateSandbox { .. } => PodStep::Sandbox,
+            Step::Resize(_) => PodStep::Resize,
             Step::UnmountVolumes | Step::DestroyCgroup => PodStep::Teardown,
             Step::StartContainer(start) => {
                 let key = self.case.pod.container(&start.container).unwrap().backoff_key;
@@ -230,6 +231,7 @@ impl Play {
         match step {
             Step::EnsureCgroup => self.case.surroundings.cgroup = true,
             Step::MakeDirectories | Step::MountVolumes => {}
+            Step::Resize(_) => attempts.note_step_done(PodStep::Resize),
             Step::KillPod(kill) => {
                 attempts.note_step_done(PodStep::Kill);
                 for sandbox in &kill.sandboxes {

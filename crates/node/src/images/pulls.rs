@@ -41,9 +41,11 @@ pub(super) struct Pulls {
     pub(super) throttle: Arc<Mutex<Option<Throttle>>>,
     /// `None`: nothing is written down.
     pub(super) records: Option<Arc<Records>>,
-    pub(super) under_way:
-        Mutex<HashMap<Same, WeakShared<BoxFuture<'static, Result<Pulled, String>>>>>,
+    pub(super) under_way: Mutex<HashMap<Same, UnderWay>>,
 }
+
+/// A pull that ends with the last who waits for it.
+type UnderWay = WeakShared<BoxFuture<'static, Result<Pulled, String>>>;
 
 impl Pulls {
     /// Joins the pull of this image with these credentials if one is under way, else begins it.

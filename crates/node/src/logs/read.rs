@@ -54,7 +54,7 @@ impl Liveness {
     async fn changed(&mut self) {
         if self.view.changed().await.is_err() {
             // Said by `is_alive`, which the caller asks before it waits again.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Folders of pods that nobody knows any more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ enum Orphan {
 impl Volumes {
     /// Removes the folders of pods that are not among `kept`, each in a task of its own: an
     /// unmount that hangs keeps nobody waiting. What stays is reported once.
-    pub fn remove_orphans(self: &Arc<Self>, kept: &HashSet<PodUid>) {
+    pub fn remove_orphans(self: &Arc<Self>, kept: &BTreeSet<PodUid>) {
         let on_disk = match self.pods_on_disk() {
             Ok(pods) => pods,
             Err(error) => {

@@ -362,7 +362,7 @@ async fn row_44_an_orphan_with_a_foreign_mount_is_kept_and_another_is_removed() 
     mounts::mount("tmpfs", "tmpfs", &foreign, MountFlags::empty(), "").unwrap();
     std::fs::write(foreign.join("precious"), "x").unwrap();
     scene.restart();
-    scene.volumes.remove_orphans(&std::collections::HashSet::new());
+    scene.volumes.remove_orphans(&BTreeSet::new());
     let gone = async {
         while scene.volumes.pod_dir(&pod.uid).exists() || !scene.volumes.is_settled() {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -127,11 +127,7 @@ impl Execution<'_> {
                     let text = chain(error);
                     self.tools.events.pod(self.pod, Severity::Warning, "FailedMount", text);
                 }
-                let text = not_mounted.waiting_for;
-                let now = self.note(&text);
-                let retry = not_mounted.retry_in;
-                self.attempts.note_step_failure(PodStep::Volumes, text, now, retry);
-                Err(Failed)
+                self.failed_for(PodStep::Volumes, not_mounted.waiting_for, not_mounted.retry_in)
             }
         }
     }
@@ -143,7 +139,7 @@ impl Execution<'_> {
                 error @ (PrepareError::NoRuntimeClass { .. } | PrepareError::RuntimeClass { .. }),
             ) => {
                 let text = format!("Failed to create pod sandbox: {}", chain(&error));
-                return self.failed(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+                return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
             }
             Err(error) => {
                 let text = format!(
@@ -244,8 +240,14 @@ impl Execution<'_> {
 
     /// Writes a failure down for the next decision.
     pub(super) fn failed<T>(&mut self, step: PodStep, text: String) -> Result<T, Failed> {
+        let retry = self.retry();
+        self.failed_for(step, text, retry)
+    }
+
+    /// The same, for a step that says itself when to come back.
+    fn failed_for<T>(&mut self, step: PodStep, text: String, retry: Duration) -> Result<T, Failed> {
         let now = self.note(&text);
-        self.attempts.note_step_failure(step, text, now, self.retry());
+        self.attempts.note_step_failure(step, text, now, retry);
         Err(Failed(()))
     }
 

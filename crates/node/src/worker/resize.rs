@@ -55,9 +55,7 @@ impl Execution<'_> {
             let message = format!("Pod resize error: {told}");
             self.tools.events.pod(self.pod, Severity::Warning, "ResizeError", message);
         }
-        let now = self.note(&text);
-        self.attempts.note_step_failure(PodStep::Resize, text, now, self.retry());
-        Err(Failed)
+        self.failed(PodStep::Resize, text)
     }
 
     async fn apply(&mut self, resize: &Resize) -> Result<(), ResizeError> {
