@@ -27,7 +27,7 @@ mod secret;
 mod sub_path;
 mod tokens;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,7 @@ pub struct Volumes {
     pods: Root,
     sources: Arc<Sources>,
     gate: Gate,
-    known: Mutex<HashMap<PodUid, Arc<PodVolumes>>>,
+    known: Mutex<BTreeMap<PodUid, Arc<PodVolumes>>>,
     /// Folders that an earlier process left and that nobody took over yet.
     left: Mutex<BTreeSet<PodUid>>,
     orphans: Orphans,

@@ -214,6 +214,7 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
     if !resize.is_empty() && may_try(inputs, PodStep::Resize, &mut plan) {
         plan.steps.push(Step::Resize(resize));
     }
+    drop_unstarted(inputs, &mut starts, &mut plan);
     let (starts, held) = hold_back(inputs, starts, &stopped, &mut plan);
     if let Some(why) = why_in_sandbox(inputs, &plan, &starts, held.as_deref()) {
         plan.why = why;
@@ -317,6 +318,24 @@ fn may_try(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
             false
         }
         Some(_) | None => true,
+    }
+}
+
+/// A container that was made and not started may still start: an agent that died has left a call
+/// behind. It goes before another takes its place, or both would run.
+fn drop_unstarted(inputs: &Inputs<'_>, starts: &mut Vec<Restart<'_>>, plan: &mut Plan) {
+    let unstarted = |start: &Restart<'_>| {
+        let made = start.follows.filter(|i| matches!(i.state, State::Created));
+        made.map(|i| i.id.clone())
+    };
+    let ids: Vec<ContainerId> = starts.iter().filter_map(unstarted).collect();
+    if ids.is_empty() {
+        return;
+    }
+    if may_try(inputs, PodStep::Removal, plan) {
+        plan.steps.push(Step::RemoveInstances(ids));
+    } else {
+        starts.retain(|start| unstarted(start).is_none());
     }
 }
 

@@ -4,7 +4,7 @@
 //! of tokens that get old. Pods that wait for a volume or a variable are woken instead: their
 //! workers decide. One task for the node; a pod that hangs only keeps itself waiting.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ struct Keeper {
 impl Keeper {
     async fn run(self) {
         let mut pods_changed = self.directory.changed();
-        let (mut under_way, mut busy) = (FuturesUnordered::new(), HashSet::new());
+        let (mut under_way, mut busy) = (FuturesUnordered::new(), BTreeSet::new());
         loop {
             for pod in self.due(&busy) {
                 busy.insert(pod.uid.clone());
@@ -61,7 +61,7 @@ impl Keeper {
     }
 
     /// Something these pods refer to changed.
-    fn tell(&self, pods: &std::collections::BTreeSet<PodUid>) {
+    fn tell(&self, pods: &BTreeSet<PodUid>) {
         for uid in pods {
             if let Some(entry) = self.volumes.known.lock().get(uid) {
                 entry.tell();
@@ -87,7 +87,7 @@ impl Keeper {
     }
 
     /// Pods whose volumes need us now and are not being worked on.
-    fn due(&self, busy: &HashSet<PodUid>) -> Vec<Arc<Pod>> {
+    fn due(&self, busy: &BTreeSet<PodUid>) -> Vec<Arc<Pod>> {
         let now = self.volumes.sources.clock.now().mono;
         let mut due: Vec<Arc<Pod>> = self
             .kept(busy)
@@ -100,7 +100,7 @@ impl Keeper {
     }
 
     /// Pods whose volumes are ours to keep: all are ready, and nobody works on them.
-    fn kept(&self, busy: &HashSet<PodUid>) -> Vec<(Arc<Pod>, Arc<PodVolumes>)> {
+    fn kept(&self, busy: &BTreeSet<PodUid>) -> Vec<(Arc<Pod>, Arc<PodVolumes>)> {
         let known = self.volumes.known.lock();
         let ready = known.iter().filter(|(uid, entry)| entry.is_ready() && !busy.contains(*uid));
         ready.filter_map(|(uid, entry)| Some((self.directory.pod(uid)?, entry.clone()))).collect()
@@ -118,7 +118,7 @@ impl Keeper {
         taken
     }
 
-    fn next(&self, busy: &HashSet<PodUid>) -> Option<Duration> {
+    fn next(&self, busy: &BTreeSet<PodUid>) -> Option<Duration> {
         let now = self.volumes.sources.clock.now().mono;
         let kept = self.kept(busy);
         let times = kept.iter().filter_map(|(_, entry)| entry.wake_at());

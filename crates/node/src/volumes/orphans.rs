@@ -1,6 +1,6 @@
 //! Folders of pods that nobody knows any more.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(60);
 
 /// Folders that are to go.
 #[derive(Default)]
-pub(super) struct Orphans(Mutex<HashMap<PodUid, Orphan>>);
+pub(super) struct Orphans(Mutex<BTreeMap<PodUid, Orphan>>);
 
 enum Orphan {
     /// Somebody is at it, for as long as it takes.
