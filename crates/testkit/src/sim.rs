@@ -6,8 +6,8 @@
 //! everything that is left to chance, so a run that failed can be run again.
 //!
 //! What is *not* under the seed: tokio's own choice between ready arms of a `select!` that is not
-//! biased (none of ours depends on it), when the kernel tells of a changed manifest within one
-//! moment, and the folder's name.
+//! biased (none of ours depends on it), and when the kernel tells of a changed manifest within one
+//! moment.
 //!
 //! [`Sim`] is the world and its user; [`laws`] is what must hold at all times; [`chaos`] makes a
 //! schedule of user actions, faults and crashes from a seed.

@@ -1,6 +1,7 @@
 //! The folders a simulated node stands on: its root, its logs, its manifests, its cgroups.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use podwright_host::cgroup::{Cgroups, Owner, Work};
 use podwright_host::mounts;
@@ -10,7 +11,12 @@ pub struct Ground(TempDir);
 
 impl Ground {
     pub fn new() -> Self {
-        let this = Self(tempfile::tempdir().expect("a temporary folder"));
+        // The ids of static pods come from the path of their manifest, too: two runs of a test
+        // stand in the same place, one after the other.
+        let name = format!("podwright-sim-{}-{:?}", std::process::id(), thread::current().id());
+        let own = tempfile::Builder::new().prefix(&name).rand_bytes(0).tempdir();
+        let folder = own.or_else(|_| tempfile::tempdir()).expect("a temporary folder");
+        let this = Self(folder);
         for folder in [this.root(), this.logs(), this.manifests(), this.cgroup_mount()] {
             std::fs::create_dir_all(folder).expect("a folder");
         }

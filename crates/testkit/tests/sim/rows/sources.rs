@@ -9,9 +9,10 @@ use crate::{clean, lawful, s};
 
 /// The UID under which the node runs a pod, newest first.
 fn node_uids(sim: &Sim, name: &str) -> Vec<String> {
-    let snapshot = sim.fake.snapshot();
-    let sandboxes = snapshot.sandboxes.iter().rev().filter(|s| s.pod.is(name));
-    sandboxes.map(|sandbox| sandbox.pod.uid.to_string()).collect()
+    let calls = sim.fake.calls();
+    let made = calls.iter().rev().filter(|call| call.rpc == Rpc::RunPodSandbox);
+    let pods = made.filter_map(|call| call.about.pod.as_ref()).filter(|pod| pod.is(name));
+    pods.map(|pod| pod.uid.to_string()).collect()
 }
 
 #[test]
