@@ -1,5 +1,7 @@
 //! The folders a simulated node stands on: its root, its logs, its manifests, its cgroups.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -7,46 +9,75 @@ use podwright_host::cgroup::{Cgroups, Owner, Work};
 use podwright_host::mounts;
 use tempfile::TempDir;
 
-pub struct Ground(TempDir);
+pub struct Ground {
+    folder: PathBuf,
+    place: Place,
+}
+
+/// Whose the folder is.
+enum Place {
+    /// Named after the test, and ours as long as this file is locked.
+    Own {
+        _lock: File,
+    },
+    Any {
+        _folder: TempDir,
+    },
+}
 
 impl Ground {
+    /// The ids of static pods come from the path of their manifest, too: every run of a test stands
+    /// in the same place, or a seed would not be the same run. Unless someone else stands there.
     pub fn new() -> Self {
-        // The ids of static pods come from the path of their manifest, too: two runs of a test
-        // stand in the same place, one after the other.
-        let name = format!("podwright-sim-{}-{:?}", std::process::id(), thread::current().id());
-        let own = tempfile::Builder::new().prefix(&name).rand_bytes(0).tempdir();
-        let folder = own.or_else(|_| tempfile::tempdir()).expect("a temporary folder");
-        let this = Self(folder);
-        for folder in [this.root(), this.logs(), this.manifests(), this.cgroup_mount()] {
+        let ground = Self::own().unwrap_or_else(|_| {
+            let any = tempfile::tempdir().expect("a temporary folder");
+            Self { folder: any.path().to_owned(), place: Place::Any { _folder: any } }
+        });
+        for folder in [ground.root(), ground.logs(), ground.manifests(), ground.cgroup_mount()] {
             std::fs::create_dir_all(folder).expect("a folder");
         }
-        this
+        ground
+    }
+
+    fn own() -> io::Result<Self> {
+        let places = std::env::temp_dir().join("podwright-sim");
+        std::fs::create_dir_all(&places)?;
+        let thread = thread::current();
+        let name = thread.name().unwrap_or("nameless").replace("::", "-");
+        let lock = File::create(places.join(format!("{name}.lock")))?;
+        lock.try_lock()?;
+        let folder = places.join(name);
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        Ok(Self { folder, place: Place::Own { _lock: lock } })
     }
 
     pub fn path(&self) -> &Path {
-        self.0.path()
+        &self.folder
     }
 
     pub fn root(&self) -> PathBuf {
-        self.0.path().join("kubelet")
+        self.folder.join("kubelet")
     }
 
     pub fn logs(&self) -> PathBuf {
-        self.0.path().join("logs")
+        self.folder.join("logs")
     }
 
     pub fn manifests(&self) -> PathBuf {
-        self.0.path().join("manifests")
+        self.folder.join("manifests")
     }
 
     fn cgroup_mount(&self) -> PathBuf {
-        self.0.path().join("cgroup/cpuacct")
+        self.folder.join("cgroup/cpuacct")
     }
 
     /// Control groups as one v1 hierarchy of plain folders. Of all controllers `cpuacct` is the
     /// one in which nothing is ever set, so a folder does for a group.
     pub fn cgroups(&self) -> Cgroups {
-        let root = self.0.path().join("cgroup");
+        let root = self.folder.join("cgroup");
         let table = format!(
             "31 23 0:28 / {0} rw - tmpfs tmpfs rw\n32 31 0:29 / {1} rw - cgroup cgroup rw,cpuacct\n",
             root.display(),
@@ -90,4 +121,14 @@ fn names(folder: &Path) -> Vec<String> {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        match &self.place {
+            // The next one clears what is left, should it not go now.
+            Place::Own { .. } => drop(std::fs::remove_dir_all(&self.folder)),
+            Place::Any { .. } => {}
+        }
+    }
 }
