@@ -7,13 +7,13 @@
 //! | rows | where |
 //! |---|---|
 //! | 1-4, 6-9, 14-18 | [`sources`]; 1-3 also in core `pod/manifest.rs`, `pod/mirror.rs` |
-//! | 5 | `podwright-node`, `sources/url.rs` |
+//! | 5 | not shown yet: the URL source is read by `podwright-node`, `sources/url.rs` |
 //! | 10-13, 24, 25, 45, 48, 49 | [`ends`] |
 //! | 19-22, 31, 32, 42, 43 | [`runtime`] |
 //! | 34-37, 39, 40 | [`reports`]; 37 also in the end-to-end suite |
 //! | 41 | [`runtime`]: there is no channel that could be full; a lost event is what is left of it |
 //! | 23, 26-30, 33, 38, 46, 47 | core `status/tests/rows.rs` |
-//! | 44 | needs real mounts: the volumes' tests in the end-to-end suite |
+//! | 44 | `podwright-node`, `volumes/tests.rs`, on real mounts |
 //! | 50 | with eviction; [`ends`] shows the kill that it will use |
 
 mod ends;
