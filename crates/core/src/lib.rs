@@ -7,9 +7,11 @@
 //!
 //! Start at [`plan::decide`], then read [`status`].
 
+pub mod admission;
 pub mod attempts;
 #[cfg(any(test, feature = "builders"))]
 pub mod builders;
+pub mod certificate;
 pub mod cgroup;
 pub mod config;
 pub mod credential;
@@ -19,6 +21,7 @@ pub mod image;
 pub mod labels;
 pub mod lifecycle;
 pub mod log;
+pub mod node_status;
 pub mod observed;
 pub mod plan;
 pub mod pod;

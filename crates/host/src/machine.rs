@@ -136,6 +136,12 @@ impl Machine {
         }
     }
 
+    /// Whether processes can be confined by AppArmor profiles.
+    pub fn has_apparmor(&self) -> bool {
+        let enabled = self.read("sys/module/apparmor/parameters/enabled");
+        enabled.is_ok_and(|text| text.trim_start().starts_with('Y'))
+    }
+
     pub fn tasks(&self) -> Result<Tasks> {
         let number = |file: &str| -> Result<u64> {
             let parsed = self.read(file)?.trim().parse();
@@ -234,8 +240,8 @@ fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
     number.checked_mul(1 << 10)
 }
 
-/// `0-3,8` is five.
-fn count_cpus(list: &str) -> Option<u32> {
+/// `0-3,8` is five. `None` if that is no list of CPUs.
+pub fn count_cpus(list: &str) -> Option<u32> {
     let mut count: u32 = 0;
     for range in list.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

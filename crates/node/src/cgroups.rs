@@ -42,11 +42,41 @@ pub struct Cgroups {
     tree: PodTree,
     policy: PodPolicy,
     pods: Mutex<BTreeMap<PodUid, Arc<Known>>>,
+    /// What was last written for all burstable pods. Held while writing: an older sum must not be
+    /// written over a newer one.
+    burstable: tokio::sync::Mutex<Option<CgroupConfig>>,
+}
+
+/// A group of the system or of Kubernetes' own daemons, and what it is held to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// `system` or `kube`.
+    pub whose: &'static str,
+    pub name: CgroupName,
+    pub config: CgroupConfig,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReservedError {
+    #[error(
+        "the cgroup {path} for {whose} reservations does not exist; make it, or correct {whose}ReservedCgroup"
+    )]
+    Missing { whose: &'static str, path: String },
+    #[error("the cgroup {path} for {whose} reservations")]
+    Host { whose: &'static str, path: String, source: Box<CgroupError> },
+}
+
+/// When the classes' groups are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refresh {
+    IfChanged,
+    /// Somebody else may have written to them.
+    Anyway,
 }
 
 impl Cgroups {
     pub fn new(host: Host, tree: PodTree, policy: PodPolicy) -> Self {
-        Self { host, tree, policy, pods: Mutex::default() }
+        Self { host, tree, policy, pods: Mutex::default(), burstable: Default::default() }
     }
 
     pub fn host(&self) -> &Host {
@@ -73,15 +103,29 @@ impl Cgroups {
     /// The group around all pods, below a root that must exist.
     pub async fn ensure_tree(&self, limits: &CgroupConfig) -> Result<(), CgroupError> {
         self.host.ensure(self.tree.all(), limits).await?;
-        self.refresh_classes().await
+        self.refresh_classes(Refresh::Anyway).await
+    }
+
+    /// Holds the system to what is reserved for it. Its groups are never made: nothing would be in
+    /// them.
+    pub async fn enforce(&self, reserved: &Reserved) -> Result<(), ReservedError> {
+        let Reserved { whose, name, config } = reserved;
+        let path = || self.host.path(name);
+        let failed = |source: CgroupError| ReservedError::Host {
+            whose,
+            path: path(),
+            source: Box::new(source),
+        };
+        if !self.host.exists(name).await.map_err(failed)? {
+            return Err(ReservedError::Missing { whose, path: path() });
+        }
+        self.host.update(name, config).await.map_err(failed)
     }
 
     /// Makes the pod's cgroup with its limits, and lets its class know of it first.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
         let known = self.known(pod)?;
-        if let Err(error) = self.refresh_classes().await {
-            tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
-        }
+        self.refresh().await;
         let config = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
         self.host.ensure(&known.name, &config).await.map_err(failed(pod))
     }
@@ -115,20 +159,35 @@ impl Cgroups {
         usage.memory.map(|memory| memory.usage)
     }
 
+    /// Lets the classes follow the pods that are here. A failure is told, and mended later.
+    pub async fn refresh(&self) {
+        if let Err(error) = self.refresh_classes(Refresh::IfChanged).await {
+            tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
+        }
+    }
+
     /// Burstable pods share what their requests add up to.
-    pub async fn refresh_classes(&self) -> Result<(), CgroupError> {
+    pub async fn refresh_classes(&self, when: Refresh) -> Result<(), CgroupError> {
+        let mut written = self.burstable.lock().await;
         let pods: Vec<Arc<Known>> = self.pods.lock().values().cloned().collect();
         let burstable = pods.iter().filter(|known| known.class == QosClass::Burstable);
         let config = CgroupConfig::for_burstable(burstable.map(|known| &known.resources));
+        match when {
+            Refresh::IfChanged if *written == Some(config.clone()) => return Ok(()),
+            Refresh::IfChanged | Refresh::Anyway => *written = None,
+        }
         self.host.ensure(&self.tree.class(QosClass::Burstable), &config).await?;
         let best_effort = self.tree.class(QosClass::BestEffort);
-        self.host.ensure(&best_effort, &CgroupConfig::for_best_effort()).await
+        self.host.ensure(&best_effort, &CgroupConfig::for_best_effort()).await?;
+        *written = Some(config);
+        Ok(())
     }
 
     pub async fn destroy_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
         let known = self.known(pod)?;
         self.host.destroy(&known.name).await.map_err(failed(pod))?;
         self.pods.lock().remove(&pod.uid);
+        self.refresh().await;
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! carries it to the API server. The same event again raises a count instead of making a new
 //! object. With no API server the log is all there is.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +46,8 @@ impl Severity {
 pub struct Occurrence {
     pub object: v1::ObjectReference,
     pub severity: Severity,
-    pub reason: &'static str,
+    /// Most are fixed; a rejection's may name a resource.
+    pub reason: Cow<'static, str>,
     pub message: String,
     pub at: Timestamp,
 }
@@ -65,7 +67,13 @@ impl Recorder {
         (Self { queue, clock, last: Arc::default() }, events)
     }
 
-    pub fn pod(&self, pod: &Pod, severity: Severity, reason: &'static str, message: String) {
+    pub fn pod(
+        &self,
+        pod: &Pod,
+        severity: Severity,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
         self.record(reference(pod, None), severity, reason, message);
     }
 
@@ -74,24 +82,46 @@ impl Recorder {
         pod: &Pod,
         container: &Container,
         severity: Severity,
-        reason: &'static str,
+        reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
         self.record(reference(pod, Some(container)), severity, reason, message);
+    }
+
+    /// An event of the node itself. People look for it under the node's name, as both name and UID.
+    pub fn node(
+        &self,
+        node: &str,
+        severity: Severity,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
+        let object = v1::ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(node.into()),
+            uid: Some(node.into()),
+            ..v1::ObjectReference::default()
+        };
+        self.record(object, severity, reason, message);
     }
 
     pub fn record(
         &self,
         object: v1::ObjectReference,
         severity: Severity,
-        reason: &'static str,
+        reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
+        let reason = reason.into();
         let name = object.name.as_deref().unwrap_or_default();
         let namespace = object.namespace.as_deref().unwrap_or_default();
         match severity {
-            Severity::Normal => tracing::info!(namespace, name, reason, message, "event"),
-            Severity::Warning => tracing::warn!(namespace, name, reason, message, "event"),
+            Severity::Normal => {
+                tracing::info!(namespace, name, reason = &*reason, message, "event");
+            }
+            Severity::Warning => {
+                tracing::warn!(namespace, name, reason = &*reason, message, "event");
+            }
         }
         let at = {
             let mut last = self.last.lock();
@@ -100,7 +130,7 @@ impl Recorder {
             *last
         };
         if self.queue.try_send(Occurrence { object, severity, reason, message, at }).is_err() {
-            tracing::debug!(reason, "the event queue is full; one event is not reported");
+            tracing::debug!("the event queue is full; one event is not reported");
         }
     }
 }
@@ -223,7 +253,7 @@ fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Ev
             ..ObjectMeta::default()
         },
         involved_object: event.object.clone(),
-        reason: Some(event.reason.into()),
+        reason: Some(event.reason.to_string()),
         message: Some(event.message.clone()),
         type_: Some(event.severity.as_str().into()),
         source: Some(v1::EventSource {

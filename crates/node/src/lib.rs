@@ -7,11 +7,14 @@
 pub mod admission;
 pub mod allocations;
 pub mod cell;
+pub mod certificates;
 pub mod cgroups;
+pub mod connection;
 pub mod events;
 pub mod gate;
 pub mod gc;
 pub mod health;
+pub mod heartbeat;
 pub mod hooks;
 pub mod http_get;
 pub mod images;

@@ -4,34 +4,38 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
 use podwright_core::log::RotationPolicy;
+use podwright_core::node_status;
 use podwright_core::pod::Source;
 use podwright_core::status::NodeAddresses;
 use podwright_core::status::manager::Remains;
 use podwright_core::users::UserRange;
 use podwright_cri as cri;
 use podwright_host::cgroup::{CgroupError, Cgroups as HostCgroups};
+use podwright_host::checkpoint::Checkpoint;
 use podwright_host::clock::Clock;
-use podwright_host::files::FileError;
+use podwright_host::files::{FileError, Root};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admission;
+use crate::admission::{self, Admission, Ground};
 use crate::allocations::Allocations;
-use crate::cgroups::Cgroups;
-use crate::events::{self, Recorder};
+use crate::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
+use crate::events::{self, Recorder, Severity};
 use crate::gate::Gate;
 use crate::gc::{self, Gc};
+use crate::heartbeat::own_node::{self, OwnNode};
+use crate::heartbeat::{Heartbeat, LeaseKeeper, Look, Timing};
 use crate::images::{self, Images};
 use crate::logs::{Logs, rotation::Rotation};
 use crate::metrics::Metrics;
 use crate::mirrors::Mirrors;
 use crate::objects::Objects;
-use crate::patience::patient;
 use crate::pleg::Pleg;
 use crate::pods::{Directory, Pods};
 use crate::sources::{api, file::Manifests, url::Remote};
@@ -44,8 +48,13 @@ use crate::volumes::Volumes;
 const RUNTIME_CHECK: Duration = Duration::from_secs(5);
 /// And while it is not, or was not heard yet.
 const RUNTIME_RECHECK: Duration = Duration::from_millis(500);
-/// A runtime that says nothing for this long is down. No pod is touched for that.
+/// A runtime that was not heard for so long is down.
 const RUNTIME_DOWN: Duration = Duration::from_secs(30);
+/// Whoever is not root has no business in the folder of all pods.
+const ROOT_DIR_MODE: u32 = 0o750;
+const ALLOCATABLE_ENFORCED: &str = "NodeAllocatableEnforced";
+/// How often the classes' groups are written although nothing changed.
+const QOS_REFRESH: Duration = Duration::from_secs(60);
 /// Deliveries that may wait; a source that has more waits itself.
 const DELIVERIES: usize = 50;
 
@@ -61,8 +70,9 @@ pub struct Config {
     pub pod_policy: PodPolicy,
     /// Limits of the group around all pods.
     pub all_pods: CgroupConfig,
+    /// Groups that are held to what is reserved for them.
+    pub reserved: Vec<Reserved>,
     pub crash_backoff: BackoffLimits,
-    pub max_pods: usize,
     pub images: images::Settings,
     /// Ids for pods with users of their own.
     pub user_range: UserRange,
@@ -70,6 +80,14 @@ pub struct Config {
     pub log_rotation: RotationPolicy,
     /// Starts that go through the runtime at a time.
     pub parallel_starts: usize,
+    /// How the node shows itself in the API.
+    pub identity: node_status::Settings,
+    /// Kernel settings that pods may have.
+    pub sysctls: Allowed,
+    /// AppArmor is enabled on this machine.
+    pub apparmor: bool,
+    /// `None`: somebody else keeps the node's object.
+    pub presence: Option<Presence>,
 }
 
 /// The parts of the world a node stands on; a simulation brings its own.
@@ -81,12 +99,23 @@ pub struct World {
     pub api: Option<kube::Client>,
 }
 
+/// How the node is present in the API.
+pub struct Presence {
+    /// With connections of its own: a busy node still says that it lives.
+    pub client: kube::Client,
+    /// `registerNode`.
+    pub register: bool,
+    pub timing: Timing,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("cannot use the root folder; check that it exists and is ours")]
     Folder(#[from] FileError),
     #[error("cannot make the cgroups for pods; is the cgroup root there, and are we root?")]
     Cgroups(#[from] CgroupError),
+    #[error(transparent)]
+    Reserved(#[from] ReservedError),
     #[error("the runtime uses the cgroup driver {runtime:?}, this node is set to {node:?}")]
     Driver { runtime: Driver, node: Driver },
 }
@@ -105,11 +134,12 @@ impl Node {
     pub async fn start(
         config: Config,
         world: World,
-        runtime_name: String,
+        version: cri::Version,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
         let World { runtime, cgroups, clock, api } = world;
-        let api = api.map(patient);
+        let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
+        let runtime_name = version.runtime_name;
         let metrics = Arc::new(Metrics::default());
         let counted = metrics.clone();
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
@@ -121,8 +151,16 @@ impl Node {
         let volumes = Arc::new(volumes);
         let allocations = Allocations::open(&config.root_dir)?;
         let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
-        cgroups.ensure_tree(&config.all_pods).await?;
         let (events, occurrences) = Recorder::new(clock.clone());
+        events.node(&config.node_name, Severity::Normal, "Starting", "Starting kubelet.".into());
+        cgroups.ensure_tree(&config.all_pods).await?;
+        enforced(&events, &config.node_name, &cgroups);
+        for reserved in &config.reserved {
+            cgroups.enforce(reserved).await?;
+            let (whose, path) = (reserved.whose, cgroups.host().path(&reserved.name));
+            let message = format!("Updated limits on {whose} reserved cgroup {path}");
+            events.node(&config.node_name, Severity::Normal, ALLOCATABLE_ENFORCED, message);
+        }
         let directory = Arc::new(Directory::default());
         let pleg = Pleg::new(runtime.clone(), clock.clone(), metrics.clone());
         let status = StatusManager::new(
@@ -133,6 +171,18 @@ impl Node {
             metrics.clone(),
         );
         let (node_state, node) = watch::channel(NodeState::default());
+        let (shown, own_node) = watch::channel(OwnNode::default());
+        let identity = Arc::new(config.identity);
+        let ground = Ground {
+            identity: identity.clone(),
+            allocatable: config.facts.allocatable.clone(),
+            sysctls: Arc::new(config.sysctls),
+            apparmor: config.apparmor,
+            joined: config.presence.is_some(),
+        };
+        let folder = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
+        let checkpoint = Checkpoint::new(folder, admission::FILE, admission::VERSION);
+        let admission = Admission::new(ground, checkpoint, own_node, node.clone());
         let addresses = NodeAddresses { host_ips: config.facts.host_ips.clone() };
         let means = images::Means {
             runtime: runtime.clone(),
@@ -156,7 +206,6 @@ impl Node {
                 crash_backoff: config.crash_backoff,
                 addresses,
                 runtime_name,
-                admission: admission::Limits { max_pods: config.max_pods },
             },
             facts: config.facts,
             runtime,
@@ -167,6 +216,7 @@ impl Node {
             volumes,
             cgroups,
             allocations,
+            admission: Arc::new(admission),
             metrics,
             node,
             started,
@@ -175,6 +225,20 @@ impl Node {
         let this = Self { directory, tools, gc, tasks: TaskTracker::new(), stop };
         this.watch_runtime(node_state);
         this.clean_up(config.log_rotation);
+        this.tasks.spawn(this.tools.admission.clone().keep(this.stop.clone()));
+        this.tasks.spawn(refresh_classes(this.tools.cgroups.clone(), this.stop.clone()));
+        if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
+            let look = Look::new(
+                identity,
+                config.root_dir.clone(),
+                this.tools.runtime.clone(),
+                runtime_version,
+                this.tools.pleg.clone(),
+                this.tools.node.clone(),
+                this.tools.clock.clone(),
+            );
+            this.show_itself(client, presence, look, shown);
+        }
         let sources = this.listen(config.manifests, config.manifest_url, api.as_ref());
         this.report(occurrences, api);
         let pods =
@@ -197,9 +261,10 @@ impl Node {
         let (pleg, directory, stop) =
             (self.tools.pleg.clone(), self.directory.clone(), self.stop.clone());
         self.tasks.spawn(async move { pleg.hint_loop(&*directory, stop).await });
-        let (runtime, stop) = (self.tools.runtime.clone(), self.stop.clone());
+        let (tools, stop) = (self.tools.clone(), self.stop.clone());
         self.tasks.spawn(async move {
-            stop.run_until_cancelled(check_runtime(runtime, state)).await;
+            let check = check_runtime(tools.runtime.clone(), tools.clock.clone(), state);
+            stop.run_until_cancelled(check).await;
         });
     }
 
@@ -214,6 +279,41 @@ impl Node {
             policy: log_rotation,
         };
         self.tasks.spawn(rotation.run(self.stop.clone()));
+    }
+
+    /// Starts what keeps the node's object and its lease.
+    fn show_itself(
+        &self,
+        client: kube::Client,
+        presence: Presence,
+        look: Look,
+        shown: watch::Sender<OwnNode>,
+    ) {
+        let Presence { client: own_client, register, timing } = presence;
+        let node = shown.subscribe();
+        let name = self.tools.settings.node_name.clone();
+        let follow = own_node::follow(client, name.clone(), shown, self.stop.clone());
+        self.tasks.spawn(follow);
+        let lease = LeaseKeeper {
+            client: own_client.clone(),
+            node: name,
+            timing,
+            shown: node.clone(),
+            clock: self.tools.clock.clone(),
+        };
+        self.tasks.spawn(lease.run(self.stop.clone()));
+        let heartbeat = Heartbeat {
+            client: own_client,
+            settings: look.settings().clone(),
+            register,
+            timing,
+            look,
+            state: self.tools.node.clone(),
+            shown: node,
+            events: self.tools.events.clone(),
+            clock: self.tools.clock.clone(),
+        };
+        self.tasks.spawn(heartbeat.run(self.stop.clone()));
     }
 
     /// Starts the sources and says which there are.
@@ -280,36 +380,70 @@ fn leftovers(directory: &Arc<Directory>, volumes: &Arc<Volumes>) -> crate::statu
     })
 }
 
-/// Asks the runtime how it is, again and again, and tells whoever wants to know.
-async fn check_runtime(runtime: cri::Client, state: watch::Sender<NodeState>) {
-    let mut heard = tokio::time::Instant::now();
-    loop {
-        match runtime.status().await {
-            Ok(status) => {
-                heard = tokio::time::Instant::now();
-                let network = status
-                    .network
-                    .map_err(|problem| format!("container runtime network not ready: {problem}"));
-                let runtime = status
-                    .runtime
-                    .map_err(|problem| format!("container runtime not ready: {problem}"));
-                let now = NodeState { network, runtime };
-                state.send_if_modified(|old| std::mem::replace(old, now.clone()) != now);
+/// Writes the QoS classes' groups now and then: who else changed them does not stay unnoticed.
+async fn refresh_classes(cgroups: Arc<Cgroups>, stop: CancellationToken) {
+    let work = async {
+        loop {
+            tokio::time::sleep(QOS_REFRESH).await;
+            if let Err(error) = cgroups.refresh_classes(Refresh::Anyway).await {
+                tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
             }
-            Err(error) => {
-                tracing::warn!(%error, "the runtime does not say how it is");
-                if heard.elapsed() >= RUNTIME_DOWN {
-                    let down = || Err("container runtime is down".to_owned());
-                    state.send_if_modified(|state| {
-                        std::mem::replace(&mut state.runtime, down()) != down()
-                    });
-                }
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+/// Says that pods are held to what is theirs, and on which kind of cgroups.
+fn enforced(events: &Recorder, node: &str, cgroups: &Cgroups) {
+    let message = "Updated Node Allocatable limit across pods".into();
+    events.node(node, Severity::Normal, ALLOCATABLE_ENFORCED, message);
+    if cgroups.host().version() == 1 {
+        let message =
+            "This machine uses cgroup v1, which Kubernetes is giving up; move it to cgroup v2";
+        events.node(node, Severity::Warning, "CgroupV1", message.into());
+    }
+}
+
+/// Asks the runtime how it is, again and again, and tells whoever wants to know.
+async fn check_runtime(runtime: cri::Client, clock: Clock, state: watch::Sender<NodeState>) {
+    let mut heard = None;
+    loop {
+        // A read, which may be dropped: one that hangs is no answer.
+        let asked = tokio::time::timeout(RUNTIME_DOWN, runtime.status()).await;
+        let problem = match asked {
+            Ok(Ok(status)) => {
+                heard = Some(clock.now().mono);
+                let now = state_of(status);
+                state.send_if_modified(|old| std::mem::replace(old, now.clone()) != now);
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("no answer within {RUNTIME_DOWN:?}")),
+        };
+        if let Some(problem) = problem {
+            tracing::warn!(problem, "the runtime does not say how it is");
+            if heard.is_some_and(|at| clock.now().mono.since(at) >= RUNTIME_DOWN) {
+                state.send_if_modified(|state| {
+                    let down = Err("container runtime is down".to_owned());
+                    std::mem::replace(&mut state.answering, down.clone()) != down
+                });
             }
         }
         let well = {
-            let state = state.borrow();
-            state.network.is_ok() && state.runtime.is_ok()
+            let NodeState { answering, network, runtime, .. } = &*state.borrow();
+            answering.is_ok() && network.is_ok() && runtime.is_ok()
         };
         tokio::time::sleep(if well { RUNTIME_CHECK } else { RUNTIME_RECHECK }).await;
+    }
+}
+
+fn state_of(status: cri::RuntimeStatus) -> NodeState {
+    let not_ready = |what: &'static str| move |problem| format!("{what} not ready: {problem}");
+    NodeState {
+        answering: Ok(()),
+        network: status.network.map_err(not_ready("container runtime network")),
+        runtime: status.runtime.map_err(not_ready("container runtime")),
+        handlers: status.handlers,
+        features: status.features,
     }
 }

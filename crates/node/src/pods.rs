@@ -4,6 +4,7 @@
 //! the pod's worker does the rest. It never waits for a pod, so one that hangs delays nobody.
 //! Every two seconds it looks for what nobody takes care of any more.
 
+mod admitting;
 mod directory;
 mod ending;
 mod housekeeping;
@@ -19,19 +20,17 @@ use podwright_core::lifecycle::{Kill, Lifecycle, Request};
 use podwright_core::pod::merge::{Changes, Merge, News};
 use podwright_core::pod::registry::is_mirror;
 use podwright_core::pod::{Pod, Source};
-use podwright_core::status;
 use podwright_core::status::conditions::ready_is_stale;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use admitting::Parked;
 pub use directory::Directory;
 pub use ending::{EndError, end};
 
-use crate::admission::{self, Rejection};
 use crate::cell::PodCell;
-use crate::events::Severity;
 use crate::probes::Prober;
 use crate::tools::Tools;
 use crate::worker::{Outcome, Worker};
@@ -60,6 +59,8 @@ pub struct Pods {
     /// Pods of the runtime that are being ended.
     orphans: BTreeSet<PodUid>,
     orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
+    /// Pods that are neither taken nor turned away yet.
+    parked: Vec<Parked>,
     stop: CancellationToken,
 }
 
@@ -81,6 +82,7 @@ impl Pods {
             ended: mpsc::unbounded_channel(),
             orphans: BTreeSet::new(),
             orphan_ended: mpsc::unbounded_channel(),
+            parked: Vec::new(),
             stop,
         }
     }
@@ -94,6 +96,7 @@ impl Pods {
         }
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut node = self.tools.admission.shown();
         loop {
             tokio::select! { biased;
                 () = stop.cancelled() => break,
@@ -104,11 +107,13 @@ impl Pods {
                     self.tools.pleg.leftovers().notify_one();
                 }
                 Some(delivery) = deliveries.recv() => self.hear(delivery),
+                Ok(()) = node.changed() => {}
                 _ = housekeeping.tick() => {
                     // Whatever is left half done is found again by the next agent.
                     stop.run_until_cancelled(self.keep_house()).await;
                 }
             }
+            self.judge_parked();
         }
         self.workers.close();
         self.workers.wait().await;
@@ -131,7 +136,8 @@ impl Pods {
             self.remove(&pod);
         }
         let mut added = changes.added;
-        added.sort_by_key(|a| created(a));
+        // Whoever is here already is counted first.
+        added.sort_by_key(|pod| (!self.is_settled(pod), created(pod)));
         for pod in added {
             self.add(pod);
         }
@@ -153,15 +159,7 @@ impl Pods {
             return;
         }
         let over = pod.api_phase.is_terminal() || pod.deletion.is_some();
-        // What ran here before the agent restarted has its place already.
-        let admitted = pod.was_reported() || self.tools.pleg.is_alive(&pod.uid);
-        if !over
-            && !admitted
-            && let Err(rejection) = self.admit(&self.tools.allocations.granted(&pod))
-        {
-            return self.reject(&pod, &rejection);
-        }
-        self.start_in_order(pod);
+        if over { self.start_in_order(pod) } else { self.admit(pod) }
     }
 
     fn update(&mut self, pod: Arc<Pod>) {
@@ -172,6 +170,7 @@ impl Pods {
         match self.directory.cell(&pod.uid) {
             Some(cell) => drop(cell.update(self.resized(&pod), Request::Update)),
             // A rejected pod that is now to be deleted still has to be finished.
+            None if self.update_parked(&pod) => {}
             None if pod.deletion.is_some() => self.start_in_order(pod),
             None => {}
         }
@@ -182,6 +181,7 @@ impl Pods {
         if is_mirror(pod) {
             return self.mirror_changed(pod);
         }
+        self.forget_parked(&pod.uid);
         if let Some(cell) = self.directory.cell(&pod.uid) {
             cell.request(Request::Kill(Kill::default()));
         }
@@ -207,16 +207,6 @@ impl Pods {
         if let Some(cell) = cell {
             cell.retry();
         }
-    }
-
-    fn admit(&self, pod: &Pod) -> Result<(), Rejection> {
-        admission::admit(pod, &self.directory.active_pods(), &self.tools.settings.admission)
-    }
-
-    fn reject(&self, pod: &Pod, rejection: &Rejection) {
-        let Rejection { reason, message } = rejection;
-        self.tools.events.pod(pod, Severity::Warning, reason, message.clone());
-        self.tools.status.set(pod, status::rejected(pod, reason, message));
     }
 
     /// A static pod waits until the one before it under the same name has ended.

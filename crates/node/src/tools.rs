@@ -9,9 +9,10 @@ use podwright_core::config::NodeFacts;
 use podwright_core::status::NodeAddresses;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
+use podwright_proto::cri::{RuntimeFeatures, RuntimeHandler};
 use tokio::sync::watch;
 
-use crate::admission;
+use crate::admission::Admission;
 use crate::allocations::Allocations;
 use crate::cgroups::Cgroups;
 use crate::events::Recorder;
@@ -25,20 +26,27 @@ use crate::status::StatusManager;
 use crate::users::Users;
 use crate::volumes::Volumes;
 
-/// What the node as a whole lets pods do right now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What the node as a whole lets pods do right now, as its runtime says.
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeState {
+    /// `Err`: why nothing is known of the runtime.
+    pub answering: Result<(), String>,
     /// `Err`: why the runtime's network is not ready.
     pub network: Result<(), String>,
     /// `Err`: why the runtime itself is not.
     pub runtime: Result<(), String>,
+    pub handlers: Vec<RuntimeHandler>,
+    pub features: Option<RuntimeFeatures>,
 }
 
 impl Default for NodeState {
     fn default() -> Self {
         Self {
+            answering: Err("container runtime status check may not have completed yet".into()),
             network: Err("network state unknown".into()),
-            runtime: Err("container runtime status check may not have completed yet".into()),
+            runtime: Ok(()),
+            handlers: Vec::new(),
+            features: None,
         }
     }
 }
@@ -53,7 +61,6 @@ pub struct Settings {
     pub addresses: NodeAddresses,
     /// The scheme of container ids in statuses.
     pub runtime_name: String,
-    pub admission: admission::Limits,
 }
 
 pub struct Tools {
@@ -69,6 +76,7 @@ pub struct Tools {
     pub cgroups: Arc<Cgroups>,
     pub allocations: Arc<Allocations>,
     pub users: Users,
+    pub admission: Arc<Admission>,
     pub gate: Gate,
     pub metrics: Arc<Metrics>,
     pub facts: NodeFacts,

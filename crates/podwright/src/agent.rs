@@ -1,6 +1,7 @@
 //! From validated settings to a running node.
 
 mod clean_up;
+mod identity;
 mod images;
 mod users;
 
@@ -11,20 +12,23 @@ use std::time::Duration;
 
 use anyhow::Context;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
 use podwright_core::config::{
     CgroupVersion, HostDns, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
 };
+use podwright_core::node_status::{Amounts, Settings};
 use podwright_core::qos::ResourceList;
-use podwright_core::quantity::Quantity;
 use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
+use podwright_host::files::Root;
 use podwright_host::machine::{self, Machine};
 use podwright_host::process::{self, Permitted};
 use podwright_host::{mounts, sysctl};
-use podwright_node::node::{Config, Node, World};
+use podwright_node::heartbeat::addresses;
+use podwright_node::node::{Config, Node, Presence, World};
 use podwright_node::sources::url::Remote;
 use tokio_util::sync::CancellationToken;
 
@@ -38,8 +42,12 @@ pub struct Surroundings {
     /// The cgroup root is ours to make.
     pub make_cgroup_root: bool,
     pub api: Option<kube::Client>,
+    /// A second client of the same server, for what says that the node lives.
+    pub heartbeat: Option<kube::Client>,
 }
 
+/// Whoever is not root has no business in the folder of all pods.
+const ROOT_DIR_MODE: u32 = 0o750;
 /// How long to wait for a runtime that is not there yet before saying so.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
 /// How often, and how long apart, it is asked for what it must know.
@@ -133,8 +141,15 @@ async fn start(
     let capacity = machine.capacity()?;
     let status = runtime.status().await.ok();
     let handlers = status.map(|status| status.handlers).unwrap_or_default();
-    let facts = facts(settings, &machine, &capacity, &cgroups, handlers)?;
-    let allocatable = facts.allocatable.clone();
+    let max_pods = max_pods(configuration, capacity.cpus);
+    let identity = identity::identity(settings, max_pods)?;
+    let whole = whole(&capacity, &settings.options.root_dir, max_pods)?;
+    identity.reservations.check(&whole)?;
+    let host_ips = host_ips(&identity, &machine).await;
+    let allocatable = identity.reservations.allocatable(&whole);
+    let facts = facts(settings, host_ips, allocatable, &capacity, &cgroups, handlers)?;
+    let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
+    let enforced = identity.reservations.enforced(&whole);
     let config = Config {
         node_name: settings.node_name.as_str().into(),
         root_dir: settings.options.root_dir.clone(),
@@ -148,18 +163,26 @@ async fn start(
             period_micros: micros(configuration.cpu_cfs_quota_period.to_std()),
             pids_limit: u64::try_from(configuration.pod_pids_limit).ok().filter(|n| *n > 0),
         },
-        all_pods: CgroupConfig::for_all_pods(&allocatable, Some(capacity.cpu_list.clone())),
+        all_pods: identity::limits_of_pods(configuration, &enforced, capacity.cpu_list.clone()),
+        reserved: identity::reserved(configuration, &identity.reservations)?,
         crash_backoff: crash_backoff(configuration),
-        max_pods: max_pods(configuration, capacity.cpus),
         images: images::settings(settings)?,
-        user_range: users::range(configuration, max_pods(configuration, capacity.cpus)),
+        user_range: users::range(configuration, max_pods),
         gc: clean_up::settings(settings),
         log_rotation: clean_up::log_rotation(configuration)?,
         parallel_starts: usize::try_from(capacity.cpus).unwrap_or(1) * 2,
+        identity,
+        sysctls: Allowed::new(&kernel, &configuration.allowed_unsafe_sysctls),
+        apparmor: machine.has_apparmor(),
+        presence: surroundings.heartbeat.map(|client| Presence {
+            client,
+            register: configuration.register_node,
+            timing: identity::timing(configuration),
+        }),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
     let world = World { runtime, cgroups, clock: Clock::real(), api: surroundings.api };
-    Ok(Some(Node::start(config, world, version.runtime_name, stop).await?))
+    Ok(Some(Node::start(config, world, version, stop).await?))
 }
 
 /// What is asked of the kernel for this process itself. Refusals are told once and lived with.
@@ -243,16 +266,13 @@ async fn told_driver(
 
 fn facts(
     settings: &KubeletSettings,
-    machine: &Machine,
+    host_ips: Vec<IpAddr>,
+    allocatable: ResourceList,
     capacity: &machine::Capacity,
     cgroups: &Cgroups,
     handlers: Vec<podwright_proto::cri::RuntimeHandler>,
 ) -> anyhow::Result<NodeFacts> {
     let configuration = &settings.configuration;
-    let host_ips = match settings.options.node_ip.0.as_slice() {
-        [] => node_addresses(machine)?,
-        given => given.to_vec(),
-    };
     let cluster_dns: Result<Vec<IpAddr>, _> =
         configuration.cluster_dns.iter().map(|ip| ip.parse()).collect();
     let v2 = cgroups.version() == 2;
@@ -271,7 +291,7 @@ fn facts(
         seccomp_default: configuration.seccomp_default,
         selinux: Path::new("/sys/fs/selinux/enforce").exists(),
         thermal_paths: thermal_paths(),
-        allocatable: allocatable(configuration, capacity)?,
+        allocatable,
         machine: MachineFacts {
             memory: capacity.memory,
             hugepage_sizes: capacity
@@ -288,14 +308,21 @@ fn facts(
     })
 }
 
-fn node_addresses(machine: &Machine) -> anyhow::Result<Vec<IpAddr>> {
-    let routes = machine.default_routes()?;
-    let addresses = machine::node_addresses(&routes, &machine::interface_addresses()?);
-    if addresses.is_empty() {
-        tracing::warn!("this machine has no address but its own; pods see the node at 127.0.0.1");
-        return Ok(vec![IpAddr::from([127, 0, 0, 1])]);
+/// The addresses that pods see as their node's.
+async fn host_ips(identity: &Settings, machine: &Machine) -> Vec<IpAddr> {
+    let by_name = addresses::resolve(&identity.hostname).await;
+    match addresses::find(identity, machine, &by_name) {
+        Ok(found) if !found.is_empty() => found,
+        Ok(_) => {
+            tracing::warn!("this machine has no address but its own; pods see it at 127.0.0.1");
+            vec![IpAddr::from([127, 0, 0, 1])]
+        }
+        // It may come with the network. Until then it is what the node was told to be.
+        Err(problem) => {
+            tracing::warn!(problem, "the node's address cannot be used yet");
+            identity.node_ips.clone()
+        }
     }
-    Ok(addresses)
 }
 
 fn host_dns(path: &str) -> HostDns {
@@ -308,26 +335,22 @@ fn host_dns(path: &str) -> HostDns {
     }
 }
 
-/// Capacity less what is reserved; hard eviction thresholds are the node object's business.
-fn allocatable(
-    configuration: &KubeletConfiguration,
+/// Everything that can be counted out to pods.
+fn whole(
     capacity: &machine::Capacity,
+    root_dir: &Path,
+    max_pods: usize,
 ) -> anyhow::Result<ResourceList> {
-    let milli = i64::from(capacity.cpus) * 1000;
-    let whole: ResourceList = [
-        ("cpu".to_owned(), Quantity::from_milli(milli)),
-        ("memory".to_owned(), Quantity::from_bytes(capacity.memory)),
-    ]
-    .into();
-    let parse = |list: &std::collections::BTreeMap<String, String>| {
-        let read = |(name, text): (&String, &String)| {
-            let quantity = Quantity::from_str(text).with_context(|| format!("{name}: {text}"))?;
-            Ok((name.clone(), quantity))
-        };
-        list.iter().map(read).collect::<anyhow::Result<ResourceList>>()
+    // The filesystem of a folder can be asked for only when it is there.
+    Root::create(root_dir, ROOT_DIR_MODE)?;
+    let amounts = Amounts {
+        cpus: capacity.cpus,
+        memory: capacity.memory,
+        swap: capacity.swap,
+        hugepages: capacity.hugepages.clone(),
+        storage: Some(machine::disk(root_dir)?.capacity),
     };
-    let reserved = [parse(&configuration.system_reserved)?, parse(&configuration.kube_reserved)?];
-    Ok(cgroup::less_reserved(&whole, &[&reserved[0], &reserved[1]]))
+    Ok(amounts.capacity(max_pods))
 }
 
 /// Folders that tell how hot the machine is; containers need not know.

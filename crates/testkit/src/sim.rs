@@ -38,18 +38,21 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
 use podwright_core::config::{CgroupVersion, HostDns, Machine, NodeFacts};
 use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
+use podwright_core::node_status;
 use podwright_core::qos::ResourceList;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
 use podwright_cri::fake::{Fake, FakeOptions, Features};
 use podwright_host::clock::Clock;
 use podwright_node::node::{Config, Node, World};
+use podwright_node::patience::patient;
 use podwright_node::{gc, images};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -161,9 +164,9 @@ impl Sim {
             runtime,
             cgroups: self.ground.cgroups(),
             clock: self.clock.clone(),
-            api: self.options.api.then(|| self.api.agents_client(end.clone())),
+            api: self.options.api.then(|| patient(self.api.agents_client(end.clone()))),
         };
-        let node = Node::start(self.config(), world, version.runtime_name, end.clone()).await;
+        let node = Node::start(self.config(), world, version, end.clone()).await;
         self.agent = Some(Agent { node: node.expect("a node"), end });
     }
 
@@ -218,7 +221,6 @@ impl Sim {
             pod_policy: PodPolicy::default(),
             all_pods: CgroupConfig::default(),
             crash_backoff: BackoffLimits::capped(Duration::from_secs(20)),
-            max_pods: self.options.max_pods,
             images: images::Settings {
                 parallel: 4,
                 per_second: 0,
@@ -242,6 +244,15 @@ impl Sim {
                 every: Duration::from_secs(10),
             },
             parallel_starts: 4,
+            reserved: Vec::new(),
+            identity: node_status::Settings {
+                name: NODE.into(),
+                hostname: NODE.into(),
+                ..node_status::Settings::default()
+            },
+            sysctls: Allowed::default(),
+            apparmor: false,
+            presence: None,
         }
     }
 
@@ -249,6 +260,9 @@ impl Sim {
         let allocatable = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "100Gi")];
         let allocatable: ResourceList =
             allocatable.iter().map(|(k, v)| ((*k).to_owned(), v.parse().unwrap())).collect();
+        let pods = self.options.max_pods.to_string();
+        let allocatable = allocatable.into_iter().chain([("pods".into(), pods.parse().unwrap())]);
+        let allocatable = allocatable.collect();
         NodeFacts {
             host_ips: vec![ip],
             cluster_dns: Vec::new(),

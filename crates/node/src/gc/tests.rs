@@ -140,7 +140,7 @@ impl Scene {
         fs::read_dir(&self.gc.place.log_links).map_or(0, Iterator::count)
     }
 
-    fn reasons(&mut self) -> Vec<&'static str> {
+    fn reasons(&mut self) -> Vec<std::borrow::Cow<'static, str>> {
         std::iter::from_fn(|| self.events.try_recv().ok()).map(|event| event.reason).collect()
     }
 }

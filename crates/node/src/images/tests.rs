@@ -115,7 +115,7 @@ impl Scene {
         self.images.ensure(pod, &pod.containers[0]).await
     }
 
-    fn told(&mut self) -> Vec<(&'static str, String)> {
+    fn told(&mut self) -> Vec<(std::borrow::Cow<'static, str>, String)> {
         let events = std::iter::from_fn(|| self.events.try_recv().ok());
         events.map(|event| (event.reason, event.message)).collect()
     }

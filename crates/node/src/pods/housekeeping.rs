@@ -22,9 +22,10 @@ impl Pods {
         self.end_orphans().await;
         self.tools.status.remove_orphans(|uid| self.directory.pod(uid).is_some());
         self.tools.volumes.remove_orphans(&self.kept());
-        self.tools
-            .allocations
-            .retain(|uid| self.directory.pod(uid).is_some() || self.directory.cell(uid).is_some());
+        let known =
+            |uid: &PodUid| self.directory.pod(uid).is_some() || self.directory.cell(uid).is_some();
+        self.tools.allocations.retain(known);
+        self.tools.admission.retain(known);
         self.retry_resizes();
         self.remove_cgroups().await;
     }

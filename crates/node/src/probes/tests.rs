@@ -105,7 +105,7 @@ impl Scene {
     /// What was told so far.
     fn told(&mut self) -> Vec<(String, String)> {
         let events = std::iter::from_fn(|| self.events.try_recv().ok());
-        events.map(|event| (event.reason.to_owned(), event.message)).collect()
+        events.map(|event| (event.reason.into_owned(), event.message)).collect()
     }
 }
 

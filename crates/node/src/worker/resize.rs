@@ -79,9 +79,7 @@ impl Execution<'_> {
             }
         }
         self.tools.allocations.note_whole(self.pod);
-        if let Err(error) = self.tools.cgroups.refresh_classes().await {
-            tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
-        }
+        self.tools.cgroups.refresh().await;
         Ok(())
     }
 

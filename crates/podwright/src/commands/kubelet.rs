@@ -1,9 +1,15 @@
 //! `podwright kubelet`: a node with validated settings.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use jiff::Timestamp;
+use podwright_host::clock::Clock;
+use podwright_node::certificates::{self, ClientCertificate, Store};
+use podwright_node::connection::Connections;
+use podwright_node::connection::credentials::Credentials;
+use tokio_util::sync::CancellationToken;
 
 use crate::agent::{self, Surroundings};
 use crate::config::KubeletSettings;
@@ -13,12 +19,15 @@ use crate::service;
 pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
     service::runtime()?.block_on(async {
         let stop = service::stop_signal()?;
-        let api = match &settings.options.kubeconfig {
-            None => None,
-            Some(path) => Some(client(path.clone()).await?),
+        let (api, heartbeat) = match &settings.options.kubeconfig {
+            None => (None, None),
+            Some(path) => {
+                let (api, heartbeat) = join(settings, path, &stop).await?;
+                (Some(api), Some(heartbeat))
+            }
         };
         let log_links = log_links(&settings.configuration.pod_logs_dir);
-        let surroundings = Surroundings { log_links, make_cgroup_root: false, api };
+        let surroundings = Surroundings { log_links, make_cgroup_root: false, api, heartbeat };
         agent::run(settings, surroundings, || Ok(()), stop).await
     })
 }
@@ -29,12 +38,62 @@ fn log_links(pod_logs: &str) -> PathBuf {
     Path::new(pod_logs).parent().unwrap_or(Path::new("/")).join("containers")
 }
 
-async fn client(path: PathBuf) -> anyhow::Result<kube::Client> {
-    let shown = path.display().to_string();
-    let kubeconfig = Kubeconfig::read_from(&path).with_context(|| format!("kubeconfig {shown}"))?;
-    let options = KubeConfigOptions::default();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .with_context(|| format!("kubeconfig {shown}"))?;
-    kube::Client::try_from(config).with_context(|| format!("kubeconfig {shown}"))
+/// One client of the cluster for everything, and one that only says that the node lives.
+type Clients = (kube::Client, kube::Client);
+
+/// Clients of the cluster that a kubeconfig names, and what keeps their certificate good.
+async fn join(
+    settings: &KubeletSettings,
+    kubeconfig: &Path,
+    stop: &CancellationToken,
+) -> anyhow::Result<Clients> {
+    let rotate = settings.configuration.rotate_certificates;
+    let bootstrap = match &settings.options.bootstrap_kubeconfig {
+        Some(path) => bootstrap(settings, kubeconfig, path).await?,
+        None => None,
+    };
+    if bootstrap.is_none() && !rotate {
+        let credentials = Arc::new(Credentials::read(kubeconfig, None).await?);
+        return clients(&credentials);
+    }
+    let store = Store::client(&settings.options.cert_dir)?;
+    let managed = rotate.then(|| store.current());
+    let credentials = Arc::new(Credentials::read(kubeconfig, managed).await?);
+    let clients = clients(&credentials)?;
+    let certificate = ClientCertificate {
+        store,
+        node: settings.node_name.as_str().into(),
+        credentials,
+        client: clients.0.clone(),
+        bootstrap,
+        rotate,
+        clock: Clock::real(),
+    };
+    tokio::spawn(certificate.run(stop.clone()));
+    Ok(clients)
+}
+
+/// Makes the node's kubeconfig if there is none that works. With what to ask for a certificate.
+async fn bootstrap(
+    settings: &KubeletSettings,
+    kubeconfig: &Path,
+    bootstrap: &Path,
+) -> anyhow::Result<Option<kube::Client>> {
+    if certificates::needs_bootstrap(kubeconfig, Timestamp::now()) {
+        tracing::info!(
+            bootstrap = %bootstrap.display(),
+            "no kubeconfig that works; asking the cluster for a client certificate"
+        );
+        let pair = Store::client(&settings.options.cert_dir)?.current();
+        certificates::write_from_bootstrap(bootstrap, kubeconfig, &pair)?;
+    } else if !bootstrap.exists() {
+        // It is often deleted once it has served its purpose.
+        return Ok(None);
+    }
+    let credentials = Credentials::read(bootstrap, None).await.context("--bootstrap-kubeconfig")?;
+    Ok(Some(Connections::client(&Arc::new(credentials))?))
+}
+
+fn clients(credentials: &Arc<Credentials>) -> anyhow::Result<Clients> {
+    Ok((Connections::client(credentials)?, Connections::client(credentials)?))
 }

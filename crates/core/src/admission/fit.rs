@@ -1,0 +1,87 @@
+//! Whether there is room: what the active pods request, and what this one does.
+
+use std::sync::Arc;
+
+use super::{Node, Rejection};
+use crate::node_status::resources::{EPHEMERAL_STORAGE, PODS, is_extended};
+use crate::pod::Pod;
+use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
+use crate::quantity::Quantity;
+
+/// Of what there is not enough, in the numbers of the message: thousandths of a CPU, bytes, pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    pub resource: String,
+    pub requested: i64,
+    pub used: i64,
+    pub capacity: i64,
+}
+
+impl Shortage {
+    pub(super) fn rejection(&self) -> Rejection {
+        let Self { resource, requested, used, capacity } = self;
+        Rejection {
+            reason: format!("OutOf{resource}"),
+            message: format!(
+                "Node didn't have enough resource: {resource}, requested: {requested}, used: \
+                 {used}, capacity: {capacity}"
+            ),
+        }
+    }
+
+    /// How much has to go.
+    pub(super) fn missing(&self) -> i64 {
+        self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
+    }
+}
+
+/// Everything that is short, in upstream's order.
+pub(super) fn shortages(
+    resources: &PodResources,
+    others: &[&Arc<Pod>],
+    node: &Node,
+) -> Vec<Shortage> {
+    let mut short = Vec::new();
+    let pods = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    let allowed = amount(&node.allocatable, PODS).value();
+    if pods.saturating_add(1) > allowed {
+        let resource = PODS.to_owned();
+        short.push(Shortage { resource, requested: 1, used: pods, capacity: allowed });
+    }
+    let wanted = resources.requests(Overhead::Included);
+    const FIRST: [&str; 3] = [CPU, MEMORY, EPHEMERAL_STORAGE];
+    // What the node never heard of somebody else provides, or nobody; the scheduler knows.
+    let known = |name: &&str| !is_extended(name) || node.allocatable.contains_key(*name);
+    let rest = wanted.keys().map(String::as_str).filter(|name| !FIRST.contains(name));
+    let names: Vec<&str> = FIRST.into_iter().chain(rest.filter(known)).collect();
+    let used = used_by(others);
+    for name in names {
+        let requested = number(name, amount(&wanted, name));
+        let (used, capacity) =
+            (number(name, amount(&used, name)), number(name, amount(&node.allocatable, name)));
+        if requested > 0 && requested > capacity.saturating_sub(used) {
+            short.push(Shortage { resource: name.to_owned(), requested, used, capacity });
+        }
+    }
+    short
+}
+
+fn used_by(others: &[&Arc<Pod>]) -> ResourceList {
+    let mut sum = ResourceList::new();
+    for pod in others {
+        for (name, quantity) in requests(pod) {
+            *sum.entry(name).or_insert(Quantity::ZERO) += quantity;
+        }
+    }
+    sum
+}
+
+/// What a pod that is here requests. One whose quantities cannot be read never got here.
+pub(super) fn requests(pod: &Pod) -> ResourceList {
+    let parsed = pod.object.spec.as_ref().and_then(|spec| PodResources::parse(spec).ok());
+    parsed.map(|resources| resources.requests(Overhead::Included)).unwrap_or_default()
+}
+
+pub(super) fn number(resource: &str, quantity: Quantity) -> i64 {
+    if resource == CPU { quantity.milli_value() } else { quantity.value() }
+}

@@ -1,0 +1,54 @@
+//! Ports of the node that two pods cannot both have.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1;
+
+use super::spec;
+use crate::pod::Pod;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HostPort<'a> {
+    address: &'a str,
+    protocol: &'a str,
+    port: i32,
+}
+
+const EVERY_ADDRESS: &str = "0.0.0.0";
+
+pub(super) fn conflict(pod: &Pod, others: &[&Arc<Pod>]) -> bool {
+    let wanted: Vec<_> = host_ports(pod).collect();
+    if wanted.is_empty() {
+        return false;
+    }
+    let mut taken = others.iter().flat_map(|other| host_ports(other));
+    taken.any(|taken| wanted.iter().any(|wanted| wanted.collides(taken)))
+}
+
+impl HostPort<'_> {
+    fn collides(&self, other: HostPort<'_>) -> bool {
+        let everywhere = self.address == EVERY_ADDRESS || other.address == EVERY_ADDRESS;
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (everywhere || self.address == other.address)
+    }
+}
+
+/// Of the containers that stay: regular ones and sidecars.
+fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
+    let spec = spec(pod);
+    let regular = spec.into_iter().flat_map(|spec| &spec.containers);
+    let init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let sidecars = init.filter(|init| init.restart_policy.as_deref() == Some("Always"));
+    regular.chain(sidecars).flat_map(|container| container.ports.iter().flatten()).filter_map(taken)
+}
+
+fn taken(port: &v1::ContainerPort) -> Option<HostPort<'_>> {
+    let address = port.host_ip.as_deref().filter(|address| !address.is_empty());
+    let protocol = port.protocol.as_deref().filter(|protocol| !protocol.is_empty());
+    Some(HostPort {
+        address: address.unwrap_or(EVERY_ADDRESS),
+        protocol: protocol.unwrap_or("TCP"),
+        port: port.host_port.filter(|port| *port > 0)?,
+    })
+}

@@ -1,0 +1,99 @@
+//! By which addresses others reach the node.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1;
+
+use super::Settings;
+
+/// For a cloud's controller, which must not pick others than were given.
+pub const ANNOTATION_PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";
+
+/// Sets the object's addresses. With nothing to tell, and where a cloud decides, what is shown
+/// stays.
+pub(super) fn publish(node: &mut v1::Node, settings: &Settings, seen: &[IpAddr]) {
+    if settings.external_cloud {
+        let given = joined(&settings.node_ips);
+        let annotations = node.metadata.annotations.get_or_insert_default();
+        match given {
+            Some(given) => drop(annotations.insert(ANNOTATION_PROVIDED.to_owned(), given)),
+            None => drop(annotations.remove(ANNOTATION_PROVIDED)),
+        }
+        let known = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+        if known.is_some_and(|list| !list.is_empty()) || settings.node_ips.is_empty() {
+            return;
+        }
+    }
+    if seen.is_empty() {
+        return;
+    }
+    let internal = seen.iter().map(|ip| entry("InternalIP", ip.to_string()));
+    let hostname = entry("Hostname", settings.hostname.clone());
+    let addresses = internal.chain([hostname]).collect();
+    node.status.get_or_insert_default().addresses = Some(addresses);
+}
+
+fn joined(ips: &[IpAddr]) -> Option<String> {
+    let texts: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
+    Some(texts.join(",")).filter(|text| !text.is_empty())
+}
+
+fn entry(kind: &str, address: String) -> v1::NodeAddress {
+    v1::NodeAddress { type_: kind.to_owned(), address }
+}
+
+/// Which addresses the node has.
+///
+/// `given` were configured and have to be among those `of_machine`; a hostname that is an address
+/// says it all; `by_name` is what the node's name resolves to, `by_route` what the default routes
+/// leave by.
+pub fn choose(
+    given: &[IpAddr],
+    hostname: &str,
+    of_machine: &[IpAddr],
+    by_name: &[IpAddr],
+    by_route: &[IpAddr],
+) -> Result<Vec<IpAddr>, String> {
+    // `0.0.0.0` and `::` only say which family to prefer.
+    let definite: Vec<IpAddr> = given.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
+    if !definite.is_empty() {
+        for ip in &definite {
+            usable(*ip, of_machine)
+                .map_err(|why| format!("the node IP {ip} {why}; correct --node-ip"))?;
+        }
+        return Ok(definite);
+    }
+    if let Ok(ip) = hostname.parse::<IpAddr>() {
+        return Ok(vec![ip]);
+    }
+    let prefers_v6 = given.first().is_some_and(|ip| ip.is_ipv6());
+    let preferred = |ip: &&IpAddr| ip.is_ipv6() == prefers_v6;
+    let resolved: Vec<IpAddr> =
+        by_name.iter().copied().filter(|ip| usable(*ip, of_machine).is_ok()).collect();
+    if let Some(ip) = resolved.iter().find(preferred).or(resolved.first()) {
+        return Ok(vec![*ip]);
+    }
+    let mut chosen: Vec<IpAddr> = by_route.to_vec();
+    chosen.sort_by_key(|ip| ip.is_ipv6() != prefers_v6);
+    Ok(chosen)
+}
+
+fn usable(ip: IpAddr, of_machine: &[IpAddr]) -> Result<(), &'static str> {
+    let link_local = match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    if ip.is_loopback() {
+        Err("is a loopback address")
+    } else if ip.is_multicast() {
+        Err("is a multicast address")
+    } else if link_local {
+        Err("is a link-local address")
+    } else if ip.is_unspecified() {
+        Err("is no address")
+    } else if of_machine.contains(&ip) {
+        Ok(())
+    } else {
+        Err("is on none of the machine's interfaces")
+    }
+}

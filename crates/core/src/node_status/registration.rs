@@ -1,0 +1,106 @@
+//! The node's first word, and what is made right of an object that was there before.
+
+use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::resources::is_extended;
+use super::{OS, Settings};
+use crate::qos::HUGEPAGES;
+
+const ANNOTATION_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+/// Keeps pods away until the cloud's controller has completed the node.
+const TAINT_UNINITIALISED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+
+/// Labels that say what the machine is. Of what was configured only these are written again over
+/// an object that exists: the others may have been changed since, by whoever may.
+const DEFAULT_LABELS: [&str; 11] = [
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+];
+
+/// The object of a node that nobody knows yet, without a status.
+pub fn initial(settings: &Settings) -> v1::Node {
+    let mut labels = settings.labels.clone();
+    for (key, value) in [
+        ("kubernetes.io/hostname", settings.hostname.as_str()),
+        ("kubernetes.io/os", OS),
+        ("kubernetes.io/arch", settings.architecture),
+        ("beta.kubernetes.io/os", OS),
+        ("beta.kubernetes.io/arch", settings.architecture),
+    ] {
+        // A label that was given wins.
+        labels.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+    }
+    let mut taints = settings.taints.clone();
+    if settings.external_cloud {
+        taints.push(v1::Taint {
+            key: TAINT_UNINITIALISED.to_owned(),
+            value: Some("true".to_owned()),
+            effect: "NoSchedule".to_owned(),
+            time_added: None,
+        });
+    }
+    let attach = settings.controller_attaches_volumes;
+    let annotations = attach.then(|| [(ANNOTATION_ATTACH.to_owned(), "true".to_owned())].into());
+    v1::Node {
+        metadata: ObjectMeta {
+            name: Some(settings.name.to_string()),
+            labels: Some(labels),
+            annotations,
+            ..ObjectMeta::default()
+        },
+        spec: Some(v1::NodeSpec {
+            taints: Some(taints).filter(|taints| !taints.is_empty()),
+            provider_id: Some(settings.provider_id.clone()).filter(|id| !id.is_empty()),
+            ..v1::NodeSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// An object that exists, as this node takes it over at its start.
+pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
+    let initial = initial(settings);
+    let mut node = existing.clone();
+    let annotations = node.metadata.annotations.get_or_insert_default();
+    match initial.metadata.annotations {
+        Some(own) => annotations.extend(own),
+        None => drop(annotations.remove(ANNOTATION_ATTACH)),
+    }
+    let own = initial.metadata.labels.unwrap_or_default();
+    let labels = node.metadata.labels.get_or_insert_default();
+    let defaults = own.into_iter().filter(|(key, _)| DEFAULT_LABELS.contains(&key.as_str()));
+    labels.extend(defaults);
+    if let Some(status) = &mut node.status {
+        forget_resources(status);
+    }
+    node
+}
+
+/// What others may have counted is not known to be there any more: whoever provides a resource
+/// says so again. Huge pages are counted anew.
+fn forget_resources(status: &mut v1::NodeStatus) {
+    let lists = [&mut status.capacity, &mut status.allocatable];
+    for list in lists.into_iter().flatten() {
+        list.retain(|name, _| !name.starts_with(HUGEPAGES));
+        for (_, amount) in list.iter_mut().filter(|(name, _)| is_extended(name)) {
+            amount.0 = "0".to_owned();
+        }
+    }
+}
+
+/// Who reported this object last, if it was another machine than the one with this id.
+pub fn other_machine<'a>(existing: &'a v1::Node, machine_id: &str) -> Option<&'a str> {
+    let info = existing.status.as_ref()?.node_info.as_ref()?;
+    let other = info.machine_id.as_str();
+    (!other.is_empty() && other != machine_id).then_some(other)
+}

@@ -1,0 +1,164 @@
+//! How a node gets to its API server and stays there: bootstrap, renewal, connections.
+
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::ListParams;
+use podwright_e2e::agent::Agent;
+use podwright_e2e::bed::Bed;
+use podwright_e2e::wait;
+use serde_json::json;
+
+use crate::privilege::needs_root;
+
+const LIMIT: Duration = Duration::from_secs(150);
+const NODE: &str = "node-1";
+
+async fn until_ready(bed: &Bed, agent: &Agent) -> Node {
+    let nodes: Api<Node> = Api::all(bed.client().await.unwrap());
+    let ready = async || {
+        let node = nodes.get_opt(NODE).await?;
+        let ready = |node: &Node| {
+            let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+            conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Ready" && c.status == "True"))
+        };
+        Ok(node.filter(ready))
+    };
+    agent.daemon().until("the node to be ready", LIMIT, ready).await.unwrap()
+}
+
+/// Connections from the agent to the API server, by their local ports.
+fn connections(agent: &Agent) -> usize {
+    let sockets = std::fs::read_to_string(format!("/proc/{}/net/tcp", agent.daemon().pid()));
+    let inodes: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", agent.daemon().pid()))
+        .unwrap()
+        .filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()?.to_str().map(str::to_owned))
+        .filter_map(|target| Some(target.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    // local, remote, state, …, inode: 01 is established, 192B is port 6443
+    let ours = |line: &&str| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        fields.len() > 9
+            && fields[2].ends_with(":192B")
+            && fields[3] == "01"
+            && inodes.iter().any(|inode| inode == fields[9])
+    };
+    sockets.unwrap().lines().filter(ours).count()
+}
+
+fn requests_of(bed: &Bed, user: &str, verb: &str, resource: &str) -> usize {
+    let audit = bed.control_plane().unwrap().audit().unwrap();
+    audit.iter().filter(|a| a.user == user && a.verb == verb && a.resource == resource).count()
+}
+
+fn certificates(folder: &Path) -> usize {
+    let files = std::fs::read_dir(folder).unwrap().flatten();
+    let name = |file: std::fs::DirEntry| file.file_name().to_string_lossy().into_owned();
+    files.map(name).filter(|name| name.starts_with("kubelet-client-2")).count()
+}
+
+#[tokio::test]
+async fn a_new_machine_asks_for_its_certificate_and_renews_it_without_losing_a_watch() {
+    needs_root!();
+    // What the controller signs began five minutes ago: of seven, the last two are left, and
+    // renewal is due within 80 s.
+    let bed = Bed::builder().control_plane().signing_duration("7m").start().await.unwrap();
+    let rotate = json!({ "rotateCertificates": true });
+    let builder = bed.agent(NODE).bootstrapped().unwrap().configure(rotate);
+    let agent = builder.start().unwrap();
+    agent.healthy().await.unwrap();
+    until_ready(&bed, &agent).await;
+    let folder = agent.certificates();
+    let current = folder.join("kubelet-client-current.pem");
+    let pem = std::fs::read_to_string(&current).unwrap();
+    assert!(pem.find("CERTIFICATE") < pem.find("PRIVATE KEY"), "the certificate, then its key");
+    let kubeconfig = agent.root_dir().parent().unwrap().join("kubeconfig");
+    let written = std::fs::read_to_string(kubeconfig).unwrap();
+    assert!(written.contains("default-context") && written.contains("kubelet-client-current.pem"));
+    let requests: Api<CertificateSigningRequest> = Api::all(bed.client().await.unwrap());
+    let first = requests.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(first[0].spec.signer_name, "kubernetes.io/kube-apiserver-client-kubelet");
+
+    let user = format!("system:node:{NODE}");
+    let watches = requests_of(&bed, &user, "watch", "pods");
+    let renewed = async || Ok(certificates(&folder) > 1);
+    wait::until_true("a renewed certificate", LIMIT, renewed).await.unwrap();
+    assert_ne!(std::fs::read_to_string(&current).unwrap(), pem);
+    let before = requests_of(&bed, &user, "update", "leases");
+    let alive = async || Ok(requests_of(&bed, &user, "update", "leases") > before);
+    wait::until_true("the lease with the new certificate", LIMIT, alive).await.unwrap();
+    assert_eq!(requests_of(&bed, &user, "watch", "pods"), watches, "no watch was begun anew");
+    assert!(connections(&agent) <= 6, "{} connections", connections(&agent));
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn row_7_a_kubeconfig_that_works_asks_for_nothing() {
+    needs_root!();
+    let bed = Bed::builder().control_plane().start().await.unwrap();
+    let plane = bed.control_plane().unwrap();
+    let bootstrap = plane.bootstrap_kubeconfig().unwrap();
+    let mut flag = std::ffi::OsString::from("--bootstrap-kubeconfig=");
+    flag.push(bootstrap);
+    let agent = bed.agent(NODE).joined().unwrap().argument(flag).start().unwrap();
+    agent.healthy().await.unwrap();
+    until_ready(&bed, &agent).await;
+    let requests: Api<CertificateSigningRequest> = Api::all(bed.client().await.unwrap());
+    assert_eq!(requests.list(&ListParams::default()).await.unwrap().items.len(), 0);
+    // Two clients, each on one connection.
+    assert_eq!(connections(&agent), 2);
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn a_token_from_a_file_or_a_program_is_as_good_as_a_certificate() {
+    needs_root!();
+    let bed = Bed::builder().control_plane().start().await.unwrap();
+    let plane = bed.control_plane().unwrap();
+    // A bootstrap token is somebody, though nobody who may be a node: the server knows it.
+    let by_token = plane.bootstrap_kubeconfig().unwrap();
+    let text = std::fs::read_to_string(&by_token).unwrap();
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let token = document["users"][0]["user"]["token"].as_str().unwrap().to_owned();
+    let file = bed.path("token");
+    std::fs::write(&file, &token).unwrap();
+    let credential = json!({
+        "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+        "status": { "token": token },
+    });
+    for (case, user) in [
+        ("file", json!({ "tokenFile": file })),
+        (
+            "program",
+            json!({ "exec": {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "command": "echo", "args": [credential.to_string()], "interactiveMode": "Never",
+            } }),
+        ),
+    ] {
+        let mut changed = document.clone();
+        changed["users"][0]["user"] = user;
+        let path = bed.path(&format!("{case}.kubeconfig"));
+        std::fs::write(&path, changed.to_string()).unwrap();
+        let before = known(&bed);
+        let agent = bed.agent(NODE).kubeconfig(path).start().unwrap();
+        agent.healthy().await.unwrap();
+        let asked = async || Ok(known(&bed) > before);
+        wait::until_true(format!("requests with a token from a {case}"), LIMIT, asked)
+            .await
+            .unwrap();
+        drop(agent);
+    }
+    bed.close().unwrap();
+}
+
+/// Requests of the bootstrap token's user.
+fn known(bed: &Bed) -> usize {
+    let audit = bed.control_plane().unwrap().audit().unwrap();
+    audit.iter().filter(|a| a.user.starts_with("system:bootstrap:") && a.verb == "create").count()
+}

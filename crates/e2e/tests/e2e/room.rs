@@ -1,0 +1,179 @@
+//! What the node has room for: admission, limits, and who goes for whom.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use podwright_e2e::agent::Agent;
+use podwright_e2e::bed::Bed;
+use serde_json::{Value, json};
+
+use crate::privilege::needs_root;
+
+const LIMIT: Duration = Duration::from_secs(90);
+const NODE: &str = "node-1";
+
+struct Cluster {
+    bed: Bed,
+    agent: Agent,
+    pods: Api<Pod>,
+    nodes: Api<Node>,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let bed = Bed::builder().control_plane().start().await.unwrap();
+        let client = bed.client().await.unwrap();
+        let builder = bed.agent(NODE).joined().unwrap();
+        let agent = builder.argument("--node-labels=disk=ssd").start().unwrap();
+        agent.healthy().await.unwrap();
+        let pods = Api::namespaced(client.clone(), "default");
+        Self { bed, agent, pods, nodes: Api::all(client) }
+    }
+
+    async fn create(&self, pod: &Value) {
+        let pod = serde_json::from_value(pod.clone()).unwrap();
+        self.pods.create(&PostParams::default(), &pod).await.unwrap();
+    }
+
+    /// Waits until the pod's status answers a question, and returns the status.
+    async fn until(&self, name: &str, what: &str, asked: impl Fn(&Value) -> bool) -> Value {
+        let look = async || {
+            let pod = self.pods.get_opt(name).await?;
+            let status = serde_json::to_value(pod.and_then(|pod| pod.status))?;
+            Ok(asked(&status).then_some(status))
+        };
+        let what = format!("{name}: {what}");
+        self.agent.daemon().until(what, LIMIT, look).await.unwrap()
+    }
+
+    /// The file of a cgroup v1 controller in a pod's group.
+    fn group(&self, controller: &str, class: &str, uid: &str) -> PathBuf {
+        let root = self.agent.cgroup_root().trim_start_matches('/');
+        let group = format!("{controller}/{root}/kubepods/{class}/pod{uid}");
+        Path::new("/sys/fs/cgroup").join(group)
+    }
+
+    fn close(self) {
+        drop(self.agent);
+        self.bed.close().unwrap();
+    }
+}
+
+fn pod(name: &str, args: &[&str], container: &Value) -> Value {
+    let mut app = json!({
+        "name": "app", "image": "localhost/podwright/test:latest",
+        "imagePullPolicy": "Never", "args": args,
+    });
+    app.as_object_mut().unwrap().extend(container.as_object().unwrap().clone());
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "nodeName": NODE, "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 2, "containers": [app],
+        },
+    })
+}
+
+fn running(status: &Value) -> bool {
+    status["phase"] == "Running"
+}
+
+#[tokio::test]
+async fn rows_22_24_25_pods_that_do_not_fit_are_told_why_and_stay_so() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    let port = json!({ "ports": [{ "containerPort": 8080, "hostPort": 18080 }] });
+    let mut first = pod("first", &["serve"], &port);
+    first["spec"]["nodeSelector"] = json!({ "disk": "ssd" });
+    cluster.create(&first).await;
+    let started = cluster.until("first", "running", running).await;
+
+    let plain = json!({});
+    let mut sysctl = pod("sysctl", &["serve"], &plain);
+    sysctl["spec"]["securityContext"] =
+        json!({ "sysctls": [{ "name": "kernel.msgmax", "value": "65536" }] });
+    let mut elsewhere = pod("elsewhere", &["serve"], &plain);
+    elsewhere["spec"]["nodeSelector"] = json!({ "disk": "hdd" });
+    let big = json!({ "resources": { "requests": { "memory": "900Gi" } } });
+    for (pod, reason, message) in [
+        (pod("big", &["serve"], &big), "OutOfmemory", "requested: 966367641600, used: 0"),
+        (pod("port", &["serve"], &port), "NodePorts", "Predicate NodePorts failed"),
+        (sysctl, "SysctlForbidden", "forbidden sysctl: \"kernel.msgmax\" not allowlisted"),
+        (elsewhere, "NodeAffinity", "didn't match Pod's node affinity/selector"),
+    ] {
+        cluster.create(&pod).await;
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let status = cluster.until(name, "failed", |s| s["phase"] == "Failed").await;
+        assert_eq!(status["reason"], reason);
+        let told = status["message"].as_str().unwrap();
+        assert!(told.starts_with("Pod was rejected: ") && told.contains(message), "{told}");
+    }
+
+    // A pod that runs is not asked again, whatever the node has become.
+    let relabel = json!({ "metadata": { "labels": { "disk": "hdd" } } });
+    let params = PatchParams::default();
+    cluster.nodes.patch(NODE, &params, &Patch::Merge(relabel)).await.unwrap();
+    cluster.agent.kill().await.unwrap();
+    let state = cluster.agent.root_dir().join("admitted_pods_state");
+    std::fs::write(&state, b"garbage").unwrap();
+    cluster.agent.restart().await.unwrap();
+    cluster.agent.healthy().await.unwrap();
+    cluster.create(&pod("after", &["serve"], &plain)).await;
+    cluster.until("after", "running", running).await;
+    let still = cluster.until("first", "running", running).await;
+    assert_eq!(still["containerStatuses"], started["containerStatuses"]);
+    assert!(cluster.agent.root_dir().join("admitted_pods_state.corrupt-1").exists());
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_23_an_ordinary_pod_makes_room_for_a_static_one() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let cpu = |amount: &str| json!({ "resources": { "requests": { "cpu": amount } } });
+    cluster.create(&pod("small", &["serve"], &cpu("100m"))).await;
+    cluster.create(&pod("large", &["serve"], &cpu("1500m"))).await;
+    cluster.until("small", "running", running).await;
+    cluster.until("large", "running", running).await;
+    cluster.agent.add_manifest("proxy", &pod("proxy", &["serve"], &cpu("1"))).unwrap();
+    let victim = cluster.until("large", "preempted", |s| s["phase"] == "Failed").await;
+    assert_eq!(victim["reason"], "Preempting");
+    assert_eq!(victim["message"], "Preempted in order to admit critical pod");
+    cluster.until("proxy-node-1", "running", running).await;
+    cluster.until("small", "running", running).await;
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_container_is_killed_at_its_memory_limit_and_throttled_at_its_cpu_limit() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let limits = |cpu: &str, memory: &str| json!({ "resources": { "limits": { "cpu": cpu, "memory": memory } } });
+    let mut greedy = pod("greedy", &["alloc", "256"], &limits("500m", "32Mi"));
+    greedy["spec"]["restartPolicy"] = json!("Never");
+    cluster.create(&greedy).await;
+    let dead = cluster.until("greedy", "failed", |s| s["phase"] == "Failed").await;
+    let end = &dead["containerStatuses"][0]["state"]["terminated"];
+    assert_eq!((&end["reason"], &end["exitCode"]), (&json!("OOMKilled"), &json!(137)));
+
+    cluster.create(&pod("busy", &["burn"], &limits("100m", "64Mi"))).await;
+    cluster.until("busy", "running", running).await;
+    let uid = cluster.pods.get("busy").await.unwrap().metadata.uid.unwrap();
+    // Guaranteed pods have no class above them.
+    let group = cluster.group("cpu", "", &uid);
+    let quota = std::fs::read_to_string(group.join("cpu.cfs_quota_us")).unwrap();
+    assert_eq!(quota.trim(), "10000");
+    let memory = cluster.group("memory", "", &uid).join("memory.limit_in_bytes");
+    assert_eq!(std::fs::read_to_string(memory).unwrap().trim(), (64u64 << 20).to_string());
+    let throttled = async || {
+        let stat = std::fs::read_to_string(group.join("cpu.stat"))?;
+        let times = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));
+        Ok(times.and_then(|times| times.parse::<u64>().ok()).is_some_and(|times| times > 5))
+    };
+    podwright_e2e::wait::until_true("it to be throttled", LIMIT, throttled).await.unwrap();
+    cluster.close();
+}

@@ -1,0 +1,260 @@
+//! Against a real HTTP/2 server on loopback.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use base64::Engine;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use rcgen::KeyPair;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+
+/// What the server does with a request, by its number.
+type Behaviour = fn(usize) -> Act;
+
+#[derive(Clone, Copy)]
+enum Act {
+    Answer,
+    /// 429, and ask again at once.
+    Busy,
+    /// Answer, and close the connection for everyone else.
+    GoAway,
+    /// Begin an answer that never ends.
+    Stream,
+}
+
+struct Server {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    folder: TempDir,
+    stop: CancellationToken,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Who the server is; the same over a restart.
+struct Identity {
+    certificate: rcgen::Certificate,
+    key: KeyPair,
+}
+
+impl Identity {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        Self { certificate: params.self_signed(&key).unwrap(), key }
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        // Another test may have been first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let der = CertificateDer::from(self.certificate.der().to_vec());
+        let key = PrivateKeyDer::try_from(self.key.serialize_der()).unwrap();
+        let mut tls = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![der], key)
+            .unwrap();
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        TlsAcceptor::from(Arc::new(tls))
+    }
+
+    fn kubeconfig(&self, address: SocketAddr) -> String {
+        let authority = base64::engine::general_purpose::STANDARD.encode(self.certificate.pem());
+        let cluster = json!({
+            "server": format!("https://{address}"), "certificate-authority-data": authority,
+        });
+        let document = json!({
+            "clusters": [{ "name": "c", "cluster": cluster }],
+            "users": [{ "name": "u", "user": { "token": "t" } }],
+            "contexts": [{ "name": "x", "context": { "cluster": "c", "user": "u" } }],
+            "current-context": "x",
+        });
+        document.to_string()
+    }
+}
+
+impl Server {
+    async fn start(streams: u32, behaviour: Behaviour) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::on(listener, &Identity::new(), streams, behaviour)
+    }
+
+    fn on(listener: TcpListener, identity: &Identity, streams: u32, behaviour: Behaviour) -> Self {
+        let address = listener.local_addr().unwrap();
+        let folder = TempDir::new().unwrap();
+        let kubeconfig = folder.path().join("kubeconfig");
+        std::fs::write(kubeconfig, identity.kubeconfig(address)).unwrap();
+        let (connections, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
+        let (counted, stopped) = (connections.clone(), stop.clone());
+        let acceptor = identity.acceptor();
+        tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
+            let requests = Arc::new(AtomicUsize::new(0));
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let Ok(stream) = acceptor.accept(tcp).await else { continue };
+                counted.fetch_add(1, SeqCst);
+                let (requests, stopped) = (requests.clone(), stopped.clone());
+                tokio::spawn(serve(stream, streams, behaviour, requests, stopped));
+            }
+        }));
+        Self { address, connections, folder, stop }
+    }
+
+    async fn connections(&self) -> (Connections, kube::Client) {
+        let path = self.folder.path().join("kubeconfig");
+        let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
+        let client = Connections::client(&credentials).unwrap();
+        (Connections::new(credentials), client)
+    }
+}
+
+async fn serve(
+    stream: tokio_rustls::server::TlsStream<tokio::net::TcpStream>,
+    streams: u32,
+    behaviour: Behaviour,
+    requests: Arc<AtomicUsize>,
+    stop: CancellationToken,
+) {
+    let leave = CancellationToken::new();
+    let leaving = leave.clone();
+    let service = service_fn(move |_: Request<hyper::body::Incoming>| {
+        let number = requests.fetch_add(1, SeqCst);
+        let leave = leave.clone();
+        async move { Ok::<_, Infallible>(answer(behaviour(number), &leave)) }
+    });
+    let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .max_concurrent_streams(streams)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => return,
+        () = leaving.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+type Answered = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
+
+fn answer(act: Act, leave: &CancellationToken) -> Response<Answered> {
+    let node = json!({ "metadata": { "name": "n" } }).to_string();
+    let whole = |text: String| Full::new(Bytes::from(text)).boxed_unsync();
+    match act {
+        Act::Answer => Response::new(whole(node)),
+        Act::GoAway => {
+            leave.cancel();
+            Response::new(whole(node))
+        }
+        Act::Busy => {
+            let response = Response::builder().status(429).header(header::RETRY_AFTER, "0");
+            response.body(whole(String::new())).unwrap()
+        }
+        Act::Stream => {
+            let never = futures::stream::pending::<Result<hyper::body::Frame<Bytes>, Infallible>>();
+            Response::new(http_body_util::StreamBody::new(never).boxed_unsync())
+        }
+    }
+}
+
+fn watch(server: &Server, number: usize) -> Request<Body> {
+    let uri = format!("https://{}/api/v1/pods?watch=true&n={number}", server.address);
+    Request::get(uri).body(Body::empty()).unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_too_many_opens_another_connection_and_waits_for_nobody() {
+    let server = Server::start(2, |_| Act::Stream).await;
+    let (connections, _) = server.connections().await;
+    let mut open = Vec::new();
+    for number in 0..5 {
+        open.push(connections.clone().answer(watch(&server, number)).await.unwrap());
+    }
+    assert_eq!(server.connections.load(SeqCst), 3, "five streams, two on each");
+    // A stream that ended makes room.
+    open.remove(0);
+    open.push(connections.clone().answer(watch(&server, 5)).await.unwrap());
+    assert_eq!(server.connections.load(SeqCst), 3);
+    assert_eq!(connections.pool.connections(), 3);
+}
+
+#[tokio::test]
+async fn a_server_that_goes_away_again_and_again_loses_no_request() {
+    let server =
+        Server::start(100, |number| if number % 3 == 2 { Act::GoAway } else { Act::Answer }).await;
+    let (_, client) = server.connections().await;
+    let nodes: Api<Node> = Api::all(client);
+    for _ in 0..10 {
+        let asked = (0..6).map(|_| nodes.get("n"));
+        for answer in futures::future::join_all(asked).await {
+            answer.unwrap();
+        }
+    }
+    assert!(server.connections.load(SeqCst) > 1);
+}
+
+#[tokio::test]
+async fn a_watch_survives_on_a_connection_that_takes_nothing_new() {
+    let server = Server::start(100, |number| match number {
+        0 => Act::Stream,
+        1 => Act::GoAway,
+        _ => Act::Answer,
+    })
+    .await;
+    let (connections, _) = server.connections().await;
+    let ask = |connections: &Connections| {
+        let uri = format!("https://{}/api/v1/nodes/n", server.address);
+        connections.clone().answer(Request::get(uri).body(Body::empty()).unwrap())
+    };
+    let mut watch = connections.clone().answer(watch(&server, 0)).await.unwrap();
+    for _ in 0..5 {
+        ask(&connections).await.unwrap();
+    }
+    assert!(futures::poll!(watch.frame()).is_pending(), "it is still open");
+    assert_eq!(server.connections.load(SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_asked_again_when_it_says() {
+    let server =
+        Server::start(100, |number| if number < 3 { Act::Busy } else { Act::Answer }).await;
+    let (_, client) = server.connections().await;
+    Api::<Node>::all(client).get("n").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_waits_for_a_server_that_is_away_and_others_are_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let identity = Identity::new();
+    drop(listener);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, identity.kubeconfig(address)).unwrap();
+    let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
+    let connections = Connections::new(credentials);
+    let uri = format!("https://{address}/api/v1/pods?watch=true");
+    let request = Request::get(uri).body(Body::empty()).unwrap();
+    let waiting = tokio::spawn(connections.clone().answer(request));
+    let told = connections.pool.line(Some(Duration::from_millis(300))).await.err().unwrap();
+    assert!(told.to_string().contains("cannot reach the API server"), "{told}");
+    assert!(!waiting.is_finished());
+    let listener = TcpListener::bind(address).await.unwrap();
+    let server = Server::on(listener, &identity, 100, |_| Act::Stream);
+    waiting.await.unwrap().unwrap();
+    assert_eq!(server.connections.load(SeqCst), 1);
+}

@@ -1,0 +1,159 @@
+//! The node's lease: a small object that says "alive", renewed every quarter of its duration.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use kube::Api;
+use kube::api::PostParams;
+use podwright_host::clock::Clock;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::own_node::OwnNode;
+use super::{Timing, jittered, within};
+
+const NAMESPACE: &str = "kube-node-lease";
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MOST: Duration = Duration::from_secs(7);
+
+pub struct LeaseKeeper {
+    /// With the heartbeat's connection.
+    pub client: kube::Client,
+    pub node: Arc<str>,
+    pub timing: Timing,
+    pub shown: watch::Receiver<OwnNode>,
+    pub clock: Clock,
+}
+
+/// How one attempt to renew went wrong.
+enum Trouble {
+    /// It is not as we left it: gone, or somebody else wrote it.
+    Stale,
+    Other(String),
+}
+
+impl LeaseKeeper {
+    /// Renews until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let work = async {
+            let mut held: Option<Lease> = None;
+            loop {
+                let answer = self.renew_until_done(held.take()).await;
+                held = Some(answer);
+                tokio::time::sleep(jittered(self.timing.lease / 4)).await;
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    /// Tries until the lease is renewed; told once.
+    async fn renew_until_done(&mut self, mut held: Option<Lease>) -> Lease {
+        let (mut wait, mut told) = (RETRY_FIRST, false);
+        loop {
+            let problem = match self.renew(held.as_ref()).await {
+                Ok(lease) => {
+                    if told {
+                        tracing::info!(node = &*self.node, "the node's lease is renewed again");
+                    }
+                    return lease;
+                }
+                Err(Trouble::Stale) => match self.look_again(held.take()).await {
+                    Ok(lease) => {
+                        held = lease;
+                        continue;
+                    }
+                    Err(problem) => problem,
+                },
+                Err(Trouble::Other(problem)) => problem,
+            };
+            if !told {
+                tracing::warn!(problem, "cannot renew the node's lease; trying again");
+                told = true;
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(RETRY_MOST);
+        }
+    }
+
+    /// Writes the lease over the one we hold, or makes it.
+    async fn renew(&mut self, held: Option<&Lease>) -> Result<Lease, Trouble> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let lease = self.lease(held).await;
+        let params = PostParams::default();
+        let (patience, name) = (self.timing.patience(), self.node.clone());
+        let answer = match held {
+            Some(_) => within(patience, leases.replace(&name, &params, &lease)).await,
+            None => within(patience, leases.create(&params, &lease)).await,
+        };
+        match answer {
+            Ok(lease) => Ok(lease),
+            // The namespace is made with the cluster; without it there is nothing to look at.
+            Err(kube::Error::Api(status)) if status.code == 404 && held.is_none() => {
+                Err(Trouble::Other(status.message))
+            }
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                Err(Trouble::Stale)
+            }
+            Err(error) => Err(Trouble::Other(error.to_string())),
+        }
+    }
+
+    /// The lease as it is; says so if somebody else renewed what only we should.
+    async fn look_again(&self, held: Option<Lease>) -> Result<Option<Lease>, String> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let found = within(self.timing.patience(), leases.get_opt(&self.node)).await;
+        let found = found.map_err(|error| error.to_string())?;
+        if let (Some(held), Some(found)) = (&held, &found)
+            && renewed(found) > renewed(held)
+        {
+            tracing::warn!(
+                node = &*self.node,
+                "somebody else renews this node's lease: two machines run under one name; give \
+                 one of them another name with --hostname-override"
+            );
+        }
+        Ok(found)
+    }
+
+    async fn lease(&mut self, held: Option<&Lease>) -> Lease {
+        let mut lease = held.cloned().unwrap_or_else(|| Lease {
+            metadata: ObjectMeta {
+                name: Some(self.node.to_string()),
+                namespace: Some(NAMESPACE.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: None,
+        });
+        if lease.metadata.owner_references.as_ref().is_none_or(Vec::is_empty) {
+            lease.metadata.owner_references = Some(vec![self.owner().await]);
+        }
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        spec.holder_identity = Some(self.node.to_string());
+        let seconds = self.timing.lease.as_secs();
+        spec.lease_duration_seconds = Some(i32::try_from(seconds).unwrap_or(i32::MAX));
+        spec.renew_time = Some(MicroTime(self.clock.now().wall));
+        lease
+    }
+
+    /// The Node object owns the lease, so there is none before there is a Node.
+    async fn owner(&mut self) -> OwnerReference {
+        let uid_of = |shown: &OwnNode| shown.object().and_then(|node| node.metadata.uid.clone());
+        let uid = match self.shown.wait_for(|shown| uid_of(shown).is_some()).await {
+            Ok(shown) => uid_of(&shown),
+            Err(_) => None, // the node is stopping
+        };
+        OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: self.node.to_string(),
+            uid: uid.unwrap_or_default(),
+            ..OwnerReference::default()
+        }
+    }
+}
+
+fn renewed(lease: &Lease) -> Option<jiff::Timestamp> {
+    Some(lease.spec.as_ref()?.renew_time.as_ref()?.0)
+}

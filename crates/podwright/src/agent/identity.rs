@@ -1,0 +1,210 @@
+//! How the node shows itself in the API, from its settings.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1;
+use podwright_core::cgroup::{CgroupConfig, CgroupName, Reserved as Extent};
+use podwright_core::node_status::resources::Threshold;
+use podwright_core::node_status::{Reservations, Settings};
+use podwright_core::qos::{CPU, ResourceList};
+use podwright_core::quantity::Quantity;
+use podwright_host::machine;
+use podwright_node::cgroups::Reserved;
+use podwright_node::heartbeat::Timing;
+
+use crate::config::KubeletSettings;
+use crate::config::kubelet::{Enforcement, KubeletConfiguration};
+use crate::config::options::CloudProvider;
+
+/// The Kubernetes version we behave like, and whose behaviour it is.
+const KUBELET_VERSION: &str = concat!("v1.36.4+podwright.", env!("CARGO_PKG_VERSION"));
+
+/// What the scheduler may count on. The names are upstream's feature gates.
+const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
+
+pub(super) fn identity(settings: &KubeletSettings, max_pods: usize) -> anyhow::Result<Settings> {
+    let KubeletSettings { configuration, options, .. } = settings;
+    let taints = configuration.register_with_taints.iter().map(|taint| v1::Taint {
+        key: taint.key.clone(),
+        value: Some(taint.value.clone()).filter(|value| !value.is_empty()),
+        effect: taint.effect.as_str().to_owned(),
+        time_added: None,
+    });
+    Ok(Settings {
+        name: settings.node_name.as_str().into(),
+        hostname: settings.node_name.clone(),
+        labels: options.node_labels.clone(),
+        taints: taints.collect(),
+        provider_id: configuration.provider_id.clone(),
+        node_ips: options.node_ip.0.clone(),
+        external_cloud: match options.cloud_provider {
+            CloudProvider::None => false,
+            CloudProvider::External => true,
+        },
+        controller_attaches_volumes: configuration.enable_controller_attach_detach,
+        port: configuration.port,
+        max_pods,
+        // Negative is all of them.
+        max_images: usize::try_from(configuration.node_status_max_images).ok(),
+        reservations: reservations(settings)?,
+        kubelet_version: KUBELET_VERSION.to_owned(),
+        architecture: machine::architecture(),
+        declared_features: DECLARED_FEATURES.to_vec(),
+    })
+}
+
+pub(super) fn timing(configuration: &KubeletConfiguration) -> Timing {
+    let lease = u64::try_from(configuration.node_lease_duration_seconds).unwrap_or(1);
+    Timing {
+        look: configuration.node_status_update_frequency.to_std(),
+        report: configuration.node_status_report_frequency.to_std(),
+        lease: std::time::Duration::from_secs(lease),
+    }
+}
+
+/// What pods may not have.
+pub(super) fn reservations(settings: &KubeletSettings) -> anyhow::Result<Reservations> {
+    let configuration = &settings.configuration;
+    let mut system = amounts(&configuration.system_reserved).context("systemReserved")?;
+    let mut kube = amounts(&configuration.kube_reserved).context("kubeReserved")?;
+    if let Some(cpus) = machine::count_cpus(&configuration.reserved_system_cpus) {
+        // They are set aside for whatever is no pod, and replace the other two.
+        kube.remove(CPU);
+        system.insert(CPU.to_owned(), Quantity::from_milli(i64::from(cpus) * 1000));
+    }
+    let threshold = |signal: &str| -> anyhow::Result<Option<Threshold>> {
+        if settings.options.allocatable_ignore_eviction {
+            return Ok(None);
+        }
+        let text = configuration.eviction_hard.get(signal);
+        text.map(|text| text.parse().with_context(|| format!("evictionHard[{signal:?}]")))
+            .transpose()
+    };
+    Ok(Reservations {
+        system,
+        kube,
+        evict_memory: threshold("memory.available")?,
+        evict_storage: threshold("nodefs.available")?,
+    })
+}
+
+/// Limits of the group around all pods; none if they are not to be enforced.
+pub(super) fn limits_of_pods(
+    configuration: &KubeletConfiguration,
+    left: &ResourceList,
+    cpus: String,
+) -> CgroupConfig {
+    if configuration.enforce_node_allocatable.contains(&Enforcement::Pods) {
+        return CgroupConfig::for_all_pods(left, Some(cpus));
+    }
+    CgroupConfig { cpus: Some(cpus), ..CgroupConfig::default() }
+}
+
+/// The groups that are held to what is reserved for them.
+pub(super) fn reserved(
+    configuration: &KubeletConfiguration,
+    reservations: &Reservations,
+) -> anyhow::Result<Vec<Reserved>> {
+    let mut reserved = Vec::new();
+    for level in &configuration.enforce_node_allocatable {
+        let system = ("system", &configuration.system_reserved_cgroup, &reservations.system);
+        let kube = ("kube", &configuration.kube_reserved_cgroup, &reservations.kube);
+        let ((whose, group, amounts), what) = match level {
+            Enforcement::None | Enforcement::Pods => continue,
+            Enforcement::SystemReserved => (system, Extent::Everything),
+            Enforcement::SystemReservedCompressible => (system, Extent::OnlyCpu),
+            Enforcement::KubeReserved => (kube, Extent::Everything),
+            Enforcement::KubeReservedCompressible => (kube, Extent::OnlyCpu),
+        };
+        reserved.push(Reserved {
+            whose,
+            name: CgroupName::parse(group)?,
+            config: CgroupConfig::for_reserved(amounts, what),
+        });
+    }
+    Ok(reserved)
+}
+
+fn amounts(list: &BTreeMap<String, String>) -> anyhow::Result<ResourceList> {
+    let read = |(name, text): (&String, &String)| {
+        let quantity = Quantity::from_str(text).with_context(|| format!("{name}: {text}"))?;
+        Ok((name.clone(), quantity))
+    };
+    list.iter().map(read).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+    use crate::config::gates::FeatureGates;
+    use crate::config::options::NodeOptions;
+
+    fn settings(configuration: KubeletConfiguration) -> KubeletSettings {
+        KubeletSettings {
+            configuration,
+            gates: FeatureGates::default(),
+            options: NodeOptions::default(),
+            node_name: "node-1".to_owned(),
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn cpus_set_aside_by_number_replace_the_reserved_amounts() {
+        let list = |cpu: &str| [("cpu".to_owned(), cpu.to_owned())].into();
+        let reserved = reservations(&settings(KubeletConfiguration {
+            system_reserved: list("250m"),
+            kube_reserved: list("500m"),
+            reserved_system_cpus: "0-1,4".to_owned(),
+            ..KubeletConfiguration::default()
+        }));
+        let reserved = reserved.unwrap();
+        assert_eq!(reserved.system[CPU], Quantity::from_milli(3000));
+        assert!(!reserved.kube.contains_key(CPU));
+    }
+
+    #[test]
+    fn what_is_enforced_follows_the_configuration() {
+        let owned = |cpu: &str| {
+            [("cpu", cpu), ("memory", "1Gi")].map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+        };
+        let configuration = KubeletConfiguration {
+            system_reserved: owned("1"),
+            kube_reserved: owned("2"),
+            system_reserved_cgroup: "/system".to_owned(),
+            kube_reserved_cgroup: "/kube".to_owned(),
+            enforce_node_allocatable: vec![
+                Enforcement::SystemReserved,
+                Enforcement::KubeReservedCompressible,
+            ],
+            ..KubeletConfiguration::default()
+        };
+        let reservations = reservations(&settings(configuration.clone())).unwrap();
+        let found = reserved(&configuration, &reservations).unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|group| (group.whose, group.config.cpu_shares, group.config.memory_limit))
+            .collect();
+        assert_eq!(told, [("system", Some(1024), Some(1 << 30)), ("kube", Some(2048), None)]);
+        let left = ResourceList::from([(CPU.to_owned(), Quantity::from_milli(1000))]);
+        let free = limits_of_pods(&configuration, &left, "0-1".to_owned());
+        assert_eq!((free.cpu_shares, free.cpus.as_deref()), (None, Some("0-1")));
+        let held = limits_of_pods(&KubeletConfiguration::default(), &left, "0-1".to_owned());
+        assert_eq!(held.cpu_shares, Some(1024));
+    }
+
+    #[test]
+    fn hard_thresholds_count_unless_a_flag_says_otherwise() {
+        let mut configuration = KubeletConfiguration::default();
+        configuration.eviction_hard.insert("memory.available".into(), "100Mi".into());
+        let mut settings = settings(configuration);
+        let amount = Quantity::from_bytes(100 << 20);
+        let with = reservations(&settings).unwrap();
+        assert_eq!(with.evict_memory, Some(Threshold::Amount(amount)));
+        settings.options.allocatable_ignore_eviction = true;
+        assert_eq!(reservations(&settings).unwrap().evict_memory, None);
+    }
+}
