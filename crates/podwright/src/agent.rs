@@ -41,9 +41,16 @@ pub struct Surroundings {
     pub log_links: PathBuf,
     /// The cgroup root is ours to make.
     pub make_cgroup_root: bool,
-    pub api: Option<kube::Client>,
-    /// A second client of the same server, for what says that the node lives.
-    pub heartbeat: Option<kube::Client>,
+    pub api: Option<ApiClients>,
+}
+
+/// Two clients of one server.
+#[derive(Clone)]
+pub struct ApiClients {
+    /// For everything but the next.
+    pub main: kube::Client,
+    /// For what says that the node lives: with connections of its own, a busy node still says it.
+    pub heartbeat: kube::Client,
 }
 
 /// Whoever is not root has no business in the folder of all pods.
@@ -174,14 +181,15 @@ async fn start(
         identity,
         sysctls: Allowed::new(&kernel, &configuration.allowed_unsafe_sysctls),
         apparmor: machine.has_apparmor(),
-        presence: surroundings.heartbeat.map(|client| Presence {
-            client,
+        presence: surroundings.api.as_ref().map(|api| Presence {
+            client: api.heartbeat.clone(),
             register: configuration.register_node,
             timing: identity::timing(configuration),
         }),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
-    let world = World { runtime, cgroups, clock: Clock::real(), api: surroundings.api };
+    let world =
+        World { runtime, cgroups, clock: Clock::real(), api: surroundings.api.map(|api| api.main) };
     Ok(Some(Node::start(config, world, version, stop).await?))
 }
 

@@ -11,7 +11,7 @@ use podwright_node::connection::Connections;
 use podwright_node::connection::credentials::Credentials;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::{self, Surroundings};
+use crate::agent::{self, ApiClients, Surroundings};
 use crate::config::KubeletSettings;
 use crate::service;
 
@@ -19,15 +19,12 @@ use crate::service;
 pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
     service::runtime()?.block_on(async {
         let stop = service::stop_signal()?;
-        let (api, heartbeat) = match &settings.options.kubeconfig {
-            None => (None, None),
-            Some(path) => {
-                let (api, heartbeat) = join(settings, path, &stop).await?;
-                (Some(api), Some(heartbeat))
-            }
+        let api = match &settings.options.kubeconfig {
+            None => None,
+            Some(path) => Some(join(settings, path, &stop).await?),
         };
         let log_links = log_links(&settings.configuration.pod_logs_dir);
-        let surroundings = Surroundings { log_links, make_cgroup_root: false, api, heartbeat };
+        let surroundings = Surroundings { log_links, make_cgroup_root: false, api };
         agent::run(settings, surroundings, || Ok(()), stop).await
     })
 }
@@ -38,15 +35,12 @@ fn log_links(pod_logs: &str) -> PathBuf {
     Path::new(pod_logs).parent().unwrap_or(Path::new("/")).join("containers")
 }
 
-/// One client of the cluster for everything, and one that only says that the node lives.
-type Clients = (kube::Client, kube::Client);
-
 /// Clients of the cluster that a kubeconfig names, and what keeps their certificate good.
 async fn join(
     settings: &KubeletSettings,
     kubeconfig: &Path,
     stop: &CancellationToken,
-) -> anyhow::Result<Clients> {
+) -> anyhow::Result<ApiClients> {
     let rotate = settings.configuration.rotate_certificates;
     let bootstrap = match &settings.options.bootstrap_kubeconfig {
         Some(path) => bootstrap(settings, kubeconfig, path).await?,
@@ -64,7 +58,7 @@ async fn join(
         store,
         node: settings.node_name.as_str().into(),
         credentials,
-        client: clients.0.clone(),
+        client: clients.main.clone(),
         bootstrap,
         rotate,
         clock: Clock::real(),
@@ -94,6 +88,9 @@ async fn bootstrap(
     Ok(Some(Connections::client(&Arc::new(credentials))?))
 }
 
-fn clients(credentials: &Arc<Credentials>) -> anyhow::Result<Clients> {
-    Ok((Connections::client(credentials)?, Connections::client(credentials)?))
+fn clients(credentials: &Arc<Credentials>) -> anyhow::Result<ApiClients> {
+    Ok(ApiClients {
+        main: Connections::client(credentials)?,
+        heartbeat: Connections::client(credentials)?,
+    })
 }

@@ -52,12 +52,8 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let me = teardown::agent(layout);
     me.note_self()?;
     let stop = service::stop_signal()?;
-    let surroundings = Surroundings {
-        log_links: layout.log_links(),
-        make_cgroup_root: true,
-        api: None,
-        heartbeat: None,
-    };
+    let surroundings =
+        Surroundings { log_links: layout.log_links(), make_cgroup_root: true, api: None };
     let ready = layout.run().join("agent.ready");
     let on_ready = || std::fs::write(&ready, "").context("cannot say that the node is ready");
     let outcome = agent::run(&settings, surroundings, on_ready, stop).await;

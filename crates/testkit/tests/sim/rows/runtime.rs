@@ -78,7 +78,7 @@ fn row_21_runtime_down_for_40_s_pauses_and_kills_nothing() {
         sim.create(&wish("late").container("app", APP)).await;
         sim.pass(s(40)).await;
         let state = sim.node().tools.node.borrow().clone();
-        assert_eq!(state.runtime, Err("container runtime is down".to_owned()));
+        assert_eq!(state.answering, Err("container runtime is down".to_owned()));
         assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
         sim.fake.come_up();
         let began = sim.age();
