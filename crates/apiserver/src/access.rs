@@ -1,9 +1,15 @@
 //! Who asks, and whether they may.
 //!
 //! The outer layer finds out *who* (a certificate, a token) and attaches an [`Identity`] to the
-//! request; an [`Authorizer`] decides. Nothing behind this module asks again.
+//! request. The machine's owner may do everything, the node what a node needs ([`node`]), a
+//! service account what its role says ([`roles`]), which without a role is nothing.
+
+pub(crate) mod impersonation;
+pub mod node;
+pub mod roles;
 
 use crate::request::RequestInfo;
+use crate::server::ApiServer;
 use crate::status::ApiError;
 
 /// The asker. Rides on a request as an extension.
@@ -16,6 +22,19 @@ pub struct Identity {
 
 /// The group that may do everything.
 pub const MASTERS: &str = "system:masters";
+/// The group of everybody who is known.
+pub const AUTHENTICATED: &str = "system:authenticated";
+const NODES: &str = "system:nodes";
+const NODE_PREFIX: &str = "system:node:";
+const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
+
+/// What an identity is to this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    Node(&'a str),
+    ServiceAccount { namespace: &'a str, name: &'a str },
+    Other,
+}
 
 impl Identity {
     /// The machine's owner, and the parts of this very process.
@@ -23,7 +42,35 @@ impl Identity {
         Self {
             user: "kubernetes-admin".to_owned(),
             uid: String::new(),
-            groups: vec![MASTERS.to_owned(), "system:authenticated".to_owned()],
+            groups: vec![MASTERS.to_owned(), AUTHENTICATED.to_owned()],
+        }
+    }
+
+    /// The node agent.
+    pub fn node(name: &str) -> Self {
+        Self {
+            user: format!("{NODE_PREFIX}{name}"),
+            uid: String::new(),
+            groups: vec![NODES.to_owned(), AUTHENTICATED.to_owned()],
+        }
+    }
+
+    /// Somebody who shows nothing.
+    pub fn anonymous() -> Self {
+        Self {
+            user: "system:anonymous".to_owned(),
+            uid: String::new(),
+            groups: vec!["system:unauthenticated".to_owned()],
+        }
+    }
+
+    pub fn part(&self) -> Part<'_> {
+        if let Some(name) = self.user.strip_prefix(NODE_PREFIX).filter(|_| self.is_in(NODES)) {
+            return Part::Node(name);
+        }
+        match self.user.strip_prefix(ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':')) {
+            Some((namespace, name)) => Part::ServiceAccount { namespace, name },
+            None => Part::Other,
         }
     }
 
@@ -68,23 +115,38 @@ impl<'a> From<&'a RequestInfo> for Attributes<'a> {
     }
 }
 
-/// Decides.
-pub trait Authorizer: Send + Sync + std::fmt::Debug {
+impl ApiServer {
     /// `Err` says why not, in words that end the sentence of a refusal; they may be empty.
-    fn authorize(&self, who: &Identity, asked: &Asked<'_>) -> Result<(), String>;
-}
-
-/// Everything for [`MASTERS`], discovery for everybody, nothing else for anybody.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MastersOnly;
-
-impl Authorizer for MastersOnly {
-    fn authorize(&self, who: &Identity, asked: &Asked<'_>) -> Result<(), String> {
+    pub(crate) fn authorize(&self, who: &Identity, asked: &Asked<'_>) -> Result<(), String> {
+        if who.is_in(MASTERS) {
+            return Ok(());
+        }
         match asked {
-            Asked::Objects(_) if !who.is_in(MASTERS) => Err(String::new()),
-            Asked::Path { .. } | Asked::Objects(_) => Ok(()),
+            Asked::Path { path, .. } => allow_path(who, path),
+            // Everybody may ask what they may.
+            Asked::Objects(Attributes {
+                verb: "create",
+                resource: "selfsubjectaccessreviews",
+                ..
+            }) if who.is_in(AUTHENTICATED) => Ok(()),
+            Asked::Objects(asked) => match who.part() {
+                Part::Node(name) => node::allow(name, asked),
+                Part::ServiceAccount { namespace, name } => {
+                    roles::allow(self.role_of(namespace, name), namespace, name, asked)
+                }
+                Part::Other => Err(String::new()),
+            },
         }
     }
+}
+
+/// Whether it lives is for everybody to know, what it serves for everybody it knows.
+fn allow_path(who: &Identity, path: &str) -> Result<(), String> {
+    let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
+    if who.is_in(AUTHENTICATED) || matches!(first, "healthz" | "livez" | "readyz" | "version") {
+        return Ok(());
+    }
+    Err(String::new())
 }
 
 /// The refusal in kube-apiserver's words, with the authorizer's own at the end.

@@ -1,5 +1,6 @@
 //! What the server does by itself: the objects that every cluster has, the contents of each
-//! namespace, the dependents of deleted objects, the events that have had their time.
+//! namespace, the node of each pod, the volume of each claim, the dependents of deleted objects, the
+//! events that have had their time.
 //!
 //! Each controller is one loop: it waits for the store to change, looks at what changed, and
 //! acts through the same verbs as any client. What it did not get done, because somebody wrote
@@ -11,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::ApiServer;
 
+mod binding;
 mod bootstrap;
+mod claims;
 mod dependents;
 mod namespaces;
 
@@ -28,6 +31,8 @@ impl ApiServer {
         tokio::join!(
             self.tend_namespaces(stop.clone()),
             self.tend_dependents(stop.clone()),
+            self.tend_bindings(stop.clone()),
+            self.tend_claims(stop.clone()),
             self.expire_events(stop),
         );
     }

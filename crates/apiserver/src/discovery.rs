@@ -1,5 +1,7 @@
 //! What is served, told to clients: groups, versions, resources, verbs.
 
+use std::net::SocketAddr;
+
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
@@ -13,7 +15,8 @@ pub const KUBERNETES_MINOR: &str = "36";
 pub const KUBERNETES_VERSION: &str = "v1.36.4";
 
 /// `/api`
-pub fn core_versions(address: &str) -> Value {
+pub fn core_versions(service: Option<SocketAddr>) -> Value {
+    let address = service.map_or_else(|| "localhost".to_owned(), |service| service.to_string());
     json!({
         "kind": "APIVersions",
         "versions": ["v1"],

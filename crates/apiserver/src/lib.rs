@@ -11,7 +11,9 @@
 
 pub mod access;
 pub mod admission;
+pub mod authority;
 pub mod clock;
+pub mod connect;
 pub mod controllers;
 pub mod decode;
 pub mod defaults;
@@ -20,6 +22,7 @@ pub mod document;
 pub mod events;
 pub mod negotiate;
 pub mod object;
+pub mod openapi;
 pub mod options;
 pub mod patch;
 pub mod present;
@@ -30,6 +33,7 @@ pub mod rest;
 pub mod review;
 pub mod router;
 pub mod selector;
+pub mod serve;
 pub mod server;
 pub mod status;
 pub mod store;
@@ -41,6 +45,8 @@ pub mod validation;
 pub mod watch;
 
 pub use access::Identity;
+pub use authority::Authority;
 pub use clock::{Clock, Ids};
+pub use connect::PodConnector;
 pub use server::{ApiServer, Settings};
 pub use store::{Limits, Store};

@@ -5,6 +5,7 @@
 
 use http::Method;
 
+use crate::openapi;
 use crate::registry::{self, RESOURCES, Resource, Subresource, Verb};
 
 /// A parsed path.
@@ -25,7 +26,7 @@ pub enum Target {
     /// `/healthz`, `/livez`, `/readyz`, and what stands below them.
     Health,
     /// `/openapi/…`
-    OpenApi,
+    OpenApi(openapi::Page),
     Resource(RequestInfo),
 }
 
@@ -104,7 +105,9 @@ pub fn parse(method: &Method, path: &str, watching: bool) -> Result<Target, Path
         ["apis"] => Ok(Target::Groups),
         ["version"] => Ok(Target::Version),
         ["healthz" | "livez" | "readyz", ..] => Ok(Target::Health),
-        ["openapi", ..] => Ok(Target::OpenApi),
+        ["openapi", rest @ ..] => {
+            openapi::Page::at(rest).map(Target::OpenApi).ok_or(PathError::Unknown)
+        }
         ["api", version] => group_version("", version),
         ["apis", group] => group_of(group).map(Target::Group),
         ["apis", group, version] => group_version(group, version),

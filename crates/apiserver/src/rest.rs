@@ -25,6 +25,7 @@ pub(crate) use create::read_only;
 pub use delete::Deleted;
 pub(crate) use delete::{FOREGROUND, ORPHAN};
 pub use patch::PatchBody;
+pub(crate) use pods::set_condition;
 pub use read::Page;
 pub use update::Updated;
 
@@ -54,6 +55,31 @@ impl ApiServer {
     ) -> Result<Option<Object>, ApiError> {
         let document = self.store().get(key)?;
         Ok(document.map(|document| document.object(events::stored_as(resource))).transpose()?)
+    }
+
+    /// Changes an object that the server itself keeps up, at whatever version it is, past the rules
+    /// for clients. Says whether there was something to change; an object that is gone has nothing.
+    pub(crate) async fn amend(
+        &self,
+        resource: &'static Resource,
+        key: &Key,
+        change: impl Fn(&mut Object),
+    ) -> Result<bool, ApiError> {
+        for _ in 0..ATTEMPTS {
+            let Some(document) = self.store().get(key)? else { return Ok(false) };
+            let old = document.object(resource)?;
+            let mut new = old.clone();
+            change(&mut new);
+            if new == old {
+                return Ok(false);
+            }
+            let change = put(key.clone(), Some((&old, document.revision)), &new);
+            match self.store().commit(vec![change]).await {
+                Ok(_) => return Ok(true),
+                Err(error) => lost_race(error)?,
+            }
+        }
+        Err(ApiError::stale(resource, key.name()))
     }
 
     /// The object that a request names, with the revision it was read at.

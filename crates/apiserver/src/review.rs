@@ -61,7 +61,7 @@ impl ApiServer {
                 name: review.text("/spec/resourceAttributes/name"),
             })
         };
-        match self.settings().authorizer.authorize(who, &asked) {
+        match self.authorize(who, &asked) {
             Ok(()) => json!({"allowed": true}),
             Err(why) if why.is_empty() => json!({"allowed": false}),
             Err(why) => json!({"allowed": false, "reason": why}),

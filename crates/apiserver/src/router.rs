@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
+use crate::access::impersonation::impersonated;
 use crate::access::{Asked, Attributes, Identity, denied};
 use crate::decode::Encoded;
 use crate::negotiate::{self, Discovery};
@@ -20,7 +21,7 @@ use crate::request::{self, PathError, RequestInfo, Target};
 use crate::rest::{PatchBody, read_only};
 use crate::server::ApiServer;
 use crate::status::{ApiError, Details, success};
-use crate::{decode, discovery, events, protobuf, strategy};
+use crate::{connect, decode, discovery, events, protobuf, strategy};
 
 /// No larger body is read; kube-apiserver's limit.
 const LARGEST_BODY: usize = 3 << 20;
@@ -49,6 +50,7 @@ async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Resp
 async fn answer(server: &ApiServer, request: Request<Body>) -> Result<Response, ApiError> {
     let who = request.extensions().get::<Identity>().cloned();
     let who = who.ok_or_else(ApiError::unauthorized)?;
+    let who = impersonated(who, request.headers())?;
     let query = Query::of(request.uri())?;
     let path = request.uri().path();
     let target = match request::parse(request.method(), path, query.flag("watch")) {
@@ -63,13 +65,13 @@ async fn answer(server: &ApiServer, request: Request<Body>) -> Result<Response, 
     match target {
         Target::Resource(info) => {
             let asked = Asked::Objects(Attributes::from(&info));
-            let allowed = server.settings().authorizer.authorize(&who, &asked);
+            let allowed = server.authorize(&who, &asked);
             allowed.map_err(|why| denied(&who, &info, &why))?;
             serve(server, info, who, query, request).await
         }
         other => {
             let asked = Asked::Path { verb: "get", path };
-            if server.settings().authorizer.authorize(&who, &asked).is_err() {
+            if server.authorize(&who, &asked).is_err() {
                 return Err(ApiError::path_forbidden(&who.user, path));
             }
             if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -102,13 +104,14 @@ fn describe(
             let kind = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
             return Ok(json_response(StatusCode::OK, body.to_string().into(), kind));
         }
-        Target::CoreVersions => discovery::core_versions(&server.settings().service.to_string()),
+        Target::CoreVersions => discovery::core_versions(server.settings().service),
         Target::Groups => discovery::groups(),
         Target::Group(name) => discovery::group(name),
         Target::GroupVersion { group, version } => discovery::resources(group, version),
         Target::Version => discovery::version(),
         Target::Health => return Ok("ok".into_response()),
-        Target::OpenApi | Target::Resource(_) => return Ok(page_not_found()),
+        Target::OpenApi(page) => return Ok(page.serve(headers)),
+        Target::Resource(_) => return Ok(page_not_found()),
     };
     Ok(plain_json(StatusCode::OK, body.to_string().into()))
 }
@@ -134,9 +137,8 @@ async fn serve(
     {
         return Err(ApiError::method_not_allowed());
     }
-    let streams = ["attach", "exec", "log", "portforward"];
-    if info.subresource.is_some_and(|sub| streams.contains(&sub.name)) {
-        return connect(server, info, request).await;
+    if connect::is_stream(&info) {
+        return server.connect(&info, &query, request).await;
     }
     let (parts, body) = request.into_parts();
     let presenter = Presenter {
@@ -144,6 +146,7 @@ async fn serve(
         view: negotiate::view(&parts.headers)?,
         include: Include::parse(query.get("includeObject")),
     };
+    server.restrict_existing(&who, &info)?;
     let call = Call { server, info, presenter, query, headers: parts.headers };
     match call.info.verb {
         Verb::Get => call.get(),
@@ -165,20 +168,6 @@ async fn read_body(body: Body) -> Result<Bytes, ApiError> {
         }
         Err(error) => Err(ApiError::bad_request(format!("cannot read the body: {error}"))),
     }
-}
-
-/// Logs, exec, attach and port-forward are the node's to serve.
-async fn connect(
-    server: &ApiServer,
-    info: RequestInfo,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
-    let document = server.get(&info, Freshness::Newest)?;
-    let pod = document.object(info.resource)?;
-    let Some(connector) = server.settings().pod_connector.clone() else {
-        return Err(ApiError::unavailable("no node is connected to this server"));
-    };
-    Ok(connector.connect(pod, info, request).await)
 }
 
 /// One request, once its parts are known.
@@ -233,7 +222,7 @@ impl Call<'_> {
                 self.server.evict(&self.info, &eviction, options.dry_run).await?;
                 return Ok(success(Some(StatusCode::CREATED), None));
             }
-            Some("token") => return self.issue_token(&body),
+            Some("token") => return self.issue_token(who, &body),
             Some(_) => return Err(ApiError::method_not_allowed()),
             None => {}
         }
@@ -243,12 +232,14 @@ impl Call<'_> {
         let decoded =
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
+        self.server.restrict_create(who, &self.info, &object)?;
         let stored = self.server.create(&self.info, object, options.dry_run).await?;
         Ok(self.written(StatusCode::CREATED, stored, &decoded.warnings))
     }
 
-    fn issue_token(&self, body: &[u8]) -> Result<Response, ApiError> {
+    fn issue_token(&self, who: &Identity, body: &[u8]) -> Result<Response, ApiError> {
         let request = self.loose_object(body)?;
+        self.server.restrict_create(who, &self.info, &request)?;
         let answer = self.server.issue_token(&self.info, request)?;
         Ok(plain_json(StatusCode::CREATED, answer.value().to_string().into()))
     }

@@ -1,19 +1,15 @@
 //! The server: a store, what it takes from outside, and the handle that everything hangs on.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::body::Body;
-use futures::future::BoxFuture;
-use http::{Request, Response};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{Authorizer, MastersOnly};
 use crate::clock::{Clock, Ids};
-use crate::object::Object;
-use crate::request::RequestInfo;
+use crate::connect::PodConnector;
 use crate::status::ApiError;
 use crate::store::{Store, StoreError};
 use crate::tokens::TokenKey;
@@ -25,11 +21,13 @@ pub struct Settings {
     pub ids: Ids,
     /// The certificates that pods verify this server with, as PEM.
     pub root_ca: String,
-    /// Where the `kubernetes` service, and so every pod, finds this server.
-    pub service: SocketAddr,
-    pub authorizer: Arc<dyn Authorizer>,
+    /// Where pods find this server: the address of the `kubernetes` service. Without one, there is
+    /// no such service, and pods hear nothing of this server.
+    pub service: Option<SocketAddr>,
     /// Carries logs, exec, attach and port-forward to the node; without it they are not served.
     pub pod_connector: Option<Arc<dyn PodConnector>>,
+    /// Where the folders of claims are; without it a claim waits for a volume that somebody makes.
+    pub volumes: Option<PathBuf>,
     /// Signs the tokens of service accounts; without it none are issued.
     pub token_key: Option<TokenKey>,
 }
@@ -40,9 +38,9 @@ impl Settings {
             clock,
             ids,
             root_ca: String::new(),
-            service: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)), 443),
-            authorizer: Arc::new(MastersOnly),
+            service: Some(SocketAddr::from(([10, 96, 0, 1], 443))),
             pod_connector: None,
+            volumes: None,
             token_key: None,
         }
     }
@@ -52,17 +50,6 @@ impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings").field("service", &self.service).finish_non_exhaustive()
     }
-}
-
-/// Serves the subresources of a pod that are streams from its containers.
-pub trait PodConnector: Send + Sync {
-    /// `info` names the subresource; the request is as it came, so that it can be passed on.
-    fn connect(
-        &self,
-        pod: Object,
-        info: RequestInfo,
-        request: Request<Body>,
-    ) -> BoxFuture<'static, Response<Body>>;
 }
 
 /// The embedded API server. Cheap to clone; every clone is the same server.

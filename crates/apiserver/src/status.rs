@@ -203,6 +203,19 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with(Details::default())
     }
 
+    /// Of asking in somebody else's name.
+    pub fn users_forbidden(user: &str, other: &str) -> Self {
+        let message = format!(
+            "users \"{other}\" is forbidden: User \"{user}\" cannot impersonate resource \"users\" in API group \"\" at \
+             the cluster scope"
+        );
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with(Details {
+            name: other.to_owned(),
+            kind: "users".to_owned(),
+            ..Details::default()
+        })
+    }
+
     pub fn namespace_terminating(resource: &Resource, name: &str, namespace: &str) -> Self {
         let mut error = Self::forbidden(
             resource,

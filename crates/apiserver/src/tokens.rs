@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
 use ring::hmac;
+use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -38,6 +39,13 @@ impl TokenKey {
     /// From at least 32 bytes that nobody can guess.
     pub fn new(secret: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+    }
+
+    /// A new secret for [`TokenKey::new`]; `None` if the kernel has no randomness to give.
+    pub fn secret() -> Option<[u8; 32]> {
+        let mut secret = [0; 32];
+        SystemRandom::new().fill(&mut secret).ok()?;
+        Some(secret)
     }
 }
 

@@ -9,6 +9,7 @@ mod affinity;
 mod fit;
 mod ports;
 pub mod preemption;
+pub mod scheduling;
 pub mod sysctls;
 mod taints;
 

@@ -51,6 +51,8 @@ enum Command {
     Up(UpArgs),
     /// Stop what `podwright up` started, and keep its data
     Down(DownArgs),
+    /// Stop what `podwright up` started, and delete its data
+    Reset(ResetArgs),
     /// Show the node's pods at a glance
     Status(StatusArgs),
     /// List the node's images, or load some without a registry
@@ -97,9 +99,18 @@ pub struct UpArgs {
     /// Network of the pods; without it, one that nothing on this machine uses
     #[arg(long, value_name = "CIDR")]
     pub pod_cidr: Option<String>,
+    /// Port of the API server; without it, 6443 or, if that is taken, a free one
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub api_port: Option<u16>,
+    /// Keep the API server from pods: serve it on loopback only
+    #[arg(long)]
+    pub no_pod_api: bool,
     /// Stay in the foreground, as a service manager wants it
     #[arg(long)]
     pub foreground: bool,
+    /// Where the output goes; the file is set aside when it has grown
+    #[arg(long, value_name = "FILE", hide = true, requires = "foreground")]
+    pub log_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -107,6 +118,16 @@ pub struct DownArgs {
     /// Folder that was given to `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ResetArgs {
+    /// Folder that was given to `podwright up`
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -243,6 +264,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up(arguments) => commands::up::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Down(arguments) => commands::down::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Reset(arguments) => commands::reset::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Plan { case } => commands::plan::run(&case).map(|()| ExitCode::SUCCESS),

@@ -5,6 +5,7 @@ pub mod down;
 pub mod images;
 pub mod kubelet;
 pub mod plan;
+pub mod reset;
 pub mod status;
 pub mod up;
 pub mod version;

@@ -5,11 +5,15 @@
 //! and `down` takes away exactly what `up` made. What must be known for that is written into
 //! [`Layout::record`] *before* it is made, so that a killed `up` can be cleaned up as well.
 
+pub mod api;
 pub mod containerd;
 pub mod daemon;
+pub mod kubeconfig;
+pub mod log;
 pub mod network;
 pub mod teardown;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -55,6 +59,26 @@ impl Layout {
         self.state.join("logs/agent.log")
     }
 
+    /// What the API server keeps: objects, certificates, keys.
+    pub fn api(&self) -> PathBuf {
+        self.state.join("api")
+    }
+
+    /// The folders of claims.
+    pub fn volumes(&self) -> PathBuf {
+        self.state.join("volumes")
+    }
+
+    /// How `kubectl` finds this node.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.state.join("kubeconfig")
+    }
+
+    /// There while the node is ready.
+    pub fn ready(&self) -> PathBuf {
+        self.run().join("agent.ready")
+    }
+
     pub fn containerd(&self) -> PathBuf {
         self.state.join("containerd")
     }
@@ -95,26 +119,37 @@ impl Layout {
         self.state.join("made.json")
     }
 
-    /// Makes the folders. Only root may look into them.
+    /// Makes the folders. Only root may look into them; through the state folder others may go,
+    /// or nobody else could reach the kubeconfig that is theirs.
     pub fn make(&self) -> anyhow::Result<()> {
-        for folder in [
-            self.state.clone(),
-            self.manifests(),
-            self.root_dir(),
-            self.pod_logs(),
-            self.log_links(),
-            self.containerd(),
-            self.cni(),
-            self.run(),
-        ] {
+        use std::os::unix::fs::PermissionsExt;
+        let folders = [
+            (self.state.clone(), 0o711),
+            (self.manifests(), 0o700),
+            (self.root_dir(), 0o700),
+            (self.state.join("logs"), 0o700),
+            (self.pod_logs(), 0o700),
+            (self.log_links(), 0o700),
+            (self.api(), 0o700),
+            (self.volumes(), 0o700),
+            (self.containerd(), 0o700),
+            (self.cni(), 0o700),
+            (self.run(), 0o700),
+        ];
+        for (folder, mode) in folders {
             std::fs::create_dir_all(&folder)
+                .and_then(|()| {
+                    let permissions = std::fs::Permissions::from_mode(mode);
+                    std::fs::set_permissions(&folder, permissions)
+                })
                 .with_context(|| format!("cannot make the folder {}", folder.display()))?;
         }
-        use std::os::unix::fs::PermissionsExt;
-        let private = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(&self.state, private.clone())?;
-        std::fs::set_permissions(self.run(), private)?;
         Ok(())
+    }
+
+    /// Whether the state folder is one that `up` made.
+    pub fn is_ours(&self) -> bool {
+        self.record_path().exists() || (self.manifests().is_dir() && self.containerd().is_dir())
     }
 
     pub fn record(&self) -> anyhow::Result<Option<Record>> {
@@ -131,12 +166,7 @@ impl Layout {
     }
 
     pub fn write_record(&self, record: &Record) -> anyhow::Result<()> {
-        let path = self.record_path();
-        let mut file = tempfile::NamedTempFile::new_in(&self.state)?;
-        serde_json::to_writer_pretty(&mut file, record)?;
-        file.as_file().sync_all()?;
-        file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(())
+        write_private(&self.record_path(), &serde_json::to_vec_pretty(record)?)
     }
 
     pub fn forget_record(&self) -> anyhow::Result<()> {
@@ -145,6 +175,19 @@ impl Layout {
             Ok(()) | Err(_) => Ok(()),
         }
     }
+}
+
+/// Writes a file that only its owner can read, whole or not at all.
+pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
+    let write = || {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(content)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok::<_, std::io::Error>(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// What `up` made or changed outside of its folders.

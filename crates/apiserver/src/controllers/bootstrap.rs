@@ -1,5 +1,7 @@
 //! The objects that every cluster has from the start.
 
+use std::net::SocketAddr;
+
 use serde_json::{Value, json};
 
 use crate::clock::rfc3339;
@@ -36,8 +38,32 @@ impl ApiServer {
             class.set_generation(1);
             self.insert_built_in(&PRIORITY_CLASSES, class).await?;
         }
-        let service = built_in(self, kubernetes_service(self));
-        self.insert_built_in(&SERVICES, service).await
+        self.show_itself().await
+    }
+
+    /// The `kubernetes` service as it is now: the address may be another than last time.
+    async fn show_itself(&self) -> Result<(), ApiError> {
+        let key = Key::new(&SERVICES, "default", "kubernetes");
+        let wanted = self.settings().service.map(|address| built_in(self, service_at(address)));
+        let found = self.store().get(&key)?;
+        let old = found.as_ref().map(|document| document.object(&SERVICES)).transpose()?;
+        let same = |field| {
+            old.as_ref().and_then(|old| old.get(field))
+                == wanted.as_ref().and_then(|wanted| wanted.get(field))
+        };
+        if old.is_some() == wanted.is_some() && same("spec") {
+            return Ok(());
+        }
+        let expect = found.map_or(Expect::Absent, |document| Expect::At(document.revision));
+        let act = match (wanted, old) {
+            (Some(wanted), _) => Act::Put { text: Document::text(wanted), previous: None },
+            (None, Some(old)) => Act::Delete { last: Document::text(old) },
+            (None, None) => return Ok(()),
+        };
+        match self.store().commit(vec![Change { key, expect, act }]).await {
+            Ok(_) | Err(CommitError::Conflict { .. }) => Ok(()),
+            Err(CommitError::Store(error)) => Err(error.into()),
+        }
     }
 
     /// Writes an object unless one of its name is there.
@@ -107,8 +133,7 @@ fn priority_classes() -> [Value; 2] {
 }
 
 /// How pods find this server; nothing translates the address, so it is the real one.
-fn kubernetes_service(server: &ApiServer) -> Value {
-    let address = server.settings().service;
+fn service_at(address: SocketAddr) -> Value {
     let ip = address.ip().to_string();
     json!({
         "metadata": {

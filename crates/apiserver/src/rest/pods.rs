@@ -145,7 +145,7 @@ fn assign(pod: &mut Object, binding: &Object, now: &str) {
 }
 
 /// Puts a condition in the place of the one of its type; the time stays if the status does.
-fn set_condition(pod: &mut Object, mut condition: Value) {
+pub(crate) fn set_condition(pod: &mut Object, mut condition: Value) {
     pod.edit(|value| {
         let conditions = tree::list_at(value, &["status", "conditions"]);
         let same = conditions.iter_mut().find(|other| other.get("type") == condition.get("type"));

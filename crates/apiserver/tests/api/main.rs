@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
 mod access;
+mod binding;
+mod claims;
 mod deleting;
 mod dependents;
 mod golden;
@@ -9,6 +11,7 @@ mod hostile;
 mod kube_client;
 mod namespaces;
 mod paging;
+mod serving;
 mod tokens;
 mod watching;
 mod world;

@@ -24,7 +24,7 @@ pub(super) fn tolerates_memory_pressure(pod: &Pod) -> bool {
     tolerations.iter().any(|toleration| tolerates(toleration, &taint))
 }
 
-fn tolerates(toleration: &v1::Toleration, taint: &v1::Taint) -> bool {
+pub(super) fn tolerates(toleration: &v1::Toleration, taint: &v1::Taint) -> bool {
     fn text(value: Option<&String>) -> &str {
         value.map(String::as_str).unwrap_or_default()
     }

@@ -22,6 +22,7 @@ mod standalone;
 mod static_pods;
 mod traffic;
 mod units;
+mod up_kubectl;
 mod upheaval;
 mod users;
 mod vm;

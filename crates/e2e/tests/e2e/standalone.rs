@@ -14,33 +14,33 @@ use crate::privilege::needs_root;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A node of its own in the bed's network, with the machine's containerd and plugins.
-struct Standalone<'a> {
+pub(crate) struct Standalone<'a> {
     bed: &'a Bed,
     program: String,
-    state: String,
+    pub(crate) state: String,
 }
 
 impl<'a> Standalone<'a> {
-    fn new(bed: &'a Bed, state: &str) -> Self {
+    pub(crate) fn new(bed: &'a Bed, state: &str) -> Self {
         let program = tools::podwright().unwrap().to_string_lossy().into_owned();
         let state = bed.path(state).to_string_lossy().into_owned();
         Self { bed, program, state }
     }
 
-    async fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = vec![self.program.as_str()];
         command.extend(arguments);
         command.extend(["--state-dir", &self.state]);
         self.bed.exec(&command).await
     }
 
-    async fn pods(&self) -> Vec<Value> {
+    pub(crate) async fn pods(&self) -> Vec<Value> {
         let status = self.run(&["status", "--output", "json"]).await.unwrap();
         let status: Value = serde_json::from_str(&status).unwrap();
         status["pods"].as_array().cloned().unwrap_or_default()
     }
 
-    async fn load_test_image(&self) {
+    pub(crate) async fn load_test_image(&self) {
         let archives = images::archives().unwrap();
         let named = |archive: &&images::Archive| archive.path.ends_with("test.tar");
         let archive = archives.iter().find(named).expect("cargo xtask images makes it");

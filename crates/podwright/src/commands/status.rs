@@ -1,4 +1,9 @@
-//! `podwright status`: the node's pods at a glance, straight from its runtime.
+//! `podwright status`: the node and its pods at a glance.
+//!
+//! Pods are told by the runtime, which knows of them even when the agent is down; what they were
+//! promised is told by the API server, if it answers.
+
+mod node;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,6 +16,7 @@ use podwright_core::time::Mono;
 use podwright_cri::Client;
 use serde::Serialize;
 
+use self::node::NodeLine;
 use crate::cli::{Output, StatusArgs};
 use crate::service;
 use crate::standalone::containerd::Containerd;
@@ -36,6 +42,8 @@ struct PodLine {
 struct Status {
     agent: bool,
     runtime: bool,
+    /// As the API server shows it; none if it does not answer.
+    node: Option<NodeLine>,
     pods: Vec<PodLine>,
 }
 
@@ -48,7 +56,11 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
         false => Vec::new(),
     };
     let agent = teardown::agent(&layout).running()?.is_some();
-    let status = Status { agent, runtime, pods };
+    let node = match agent {
+        true => service::runtime()?.block_on(node::look(&layout.kubeconfig())),
+        false => None,
+    };
+    let status = Status { agent, runtime, node, pods };
     let mut out = std::io::stdout();
     match arguments.output {
         Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&status)?)?,
@@ -96,6 +108,9 @@ fn line(pod: &ObservedPod) -> PodLine {
 fn text(status: &Status, now: Timestamp) -> String {
     let word = |up: bool| if up { "runs" } else { "does not run" };
     let mut text = format!("agent {}, containerd {}\n", word(status.agent), word(status.runtime));
+    if let Some(node) = &status.node {
+        text.push_str(&node.to_string());
+    }
     if status.pods.is_empty() {
         text.push_str("no pods\n");
         return text;
@@ -155,7 +170,7 @@ mod tests {
         let pods = vec![pod("a", Some("10.0.0.2")), pod("longer", None)];
         let now = Timestamp::from_second(300).unwrap();
         assert_eq!(
-            text(&Status { agent: true, runtime: true, pods }, now),
+            text(&Status { agent: true, runtime: true, node: None, pods }, now),
             "agent runs, containerd runs\n\
              NAMESPACE  NAME    RUNNING  RESTARTS  IP        AGE\n\
              default    a       1/2      0         10.0.0.2  5m\n\

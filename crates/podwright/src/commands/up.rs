@@ -2,27 +2,34 @@
 //!
 //! The command itself only prepares: it makes folders, starts the private containerd, loads the
 //! sandbox image, starts the agent in the background and waits until it is ready. With
-//! `--foreground` it then becomes the agent.
+//! `--foreground` it then becomes the agent, and the API server that the agent and `kubectl` speak
+//! to.
 
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::wait::await_condition;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::agent::{self, Surroundings};
 use crate::cli::UpArgs;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
 use crate::config::{self, KubeletSettings, Preset};
-use crate::standalone::containerd::{Cgroups, Containerd, Started};
+use crate::standalone::api::{Api, Wishes};
+use crate::standalone::containerd::{Cgroups, Containerd, Started, find};
 use crate::standalone::network::{Network, plugin_chains};
-use crate::standalone::{Layout, Record, teardown};
+use crate::standalone::{Layout, Record, log, teardown};
 use crate::{logging, service};
 
 const AGENT_PATIENCE: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// Starts the node.
 pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
@@ -44,22 +51,59 @@ pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
 
 /// Becomes the agent.
 async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let settings = prepare(layout, arguments, &say).await?;
+    let Prepared { settings, gateway } = prepare(layout, arguments, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
+    if let Some(file) = &arguments.log_file {
+        tokio::spawn(log::rotate(file.clone()));
+    }
+    let stop = service::stop_signal()?;
+    let for_pods = gateway.filter(|_| !arguments.no_pod_api);
+    let api = Api::open(layout, Wishes { port: arguments.api_port, for_pods }).await?;
     let me = teardown::agent(layout);
     me.note_self()?;
-    let stop = service::stop_signal()?;
-    let surroundings =
-        Surroundings { log_links: layout.log_links(), make_cgroup_root: true, api: None };
-    let ready = layout.run().join("agent.ready");
-    let on_ready = || std::fs::write(&ready, "").context("cannot say that the node is ready");
+    let clients = api.clients(&settings.node_name);
+    let surroundings = Surroundings {
+        log_links: layout.log_links(),
+        make_cgroup_root: true,
+        api: Some(clients.clone()),
+    };
+    // The agent goes first: until it has ended it has things to say to the API server.
+    let api_stop = CancellationToken::new();
+    let serving = tokio::spawn(api.run(api_stop.clone()));
+    let told = layout.ready();
+    let name = settings.node_name.clone();
+    let on_ready = || {
+        tokio::spawn(async move {
+            until_ready(clients.main, &name).await;
+            if let Err(error) = std::fs::write(&told, "") {
+                tracing::warn!(%error, "cannot say that the node is ready");
+            }
+        });
+        Ok(())
+    };
     let outcome = agent::run(&settings, surroundings, on_ready, stop).await;
-    let _ = std::fs::remove_file(&ready);
+    api_stop.cancel();
+    let _ = serving.await;
+    let _ = std::fs::remove_file(layout.ready());
     me.forget();
     outcome
+}
+
+/// Waits until the node says of itself that it is ready. An API server in this process answers.
+async fn until_ready(client: kube::Client, name: &str) {
+    let nodes: kube::Api<Node> = kube::Api::all(client);
+    let ready = |node: Option<&Node>| {
+        let status = node.and_then(|node| node.status.as_ref());
+        let conditions = status.and_then(|status| status.conditions.as_ref());
+        conditions.into_iter().flatten().any(|each| each.type_ == "Ready" && each.status == "True")
+    };
+    while let Err(error) = await_condition(nodes.clone(), name, ready).await {
+        tracing::debug!(%error, "cannot follow the node; trying again");
+        tokio::time::sleep(RETRY).await;
+    }
 }
 
 /// If nobody reads it, nobody misses it.
@@ -69,16 +113,41 @@ fn say(text: &str) {
 
 /// Prepares, starts the agent behind us, and says how to go on.
 async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let settings = prepare(layout, arguments, &say).await?;
+    let Prepared { settings, .. } = prepare(layout, arguments, &say).await?;
     if teardown::agent(layout).running()?.is_some() {
         say("agent: runs already");
     } else {
         start_agent(layout, arguments)?;
         say(&format!("agent: started, log in {}", layout.agent_log().display()));
     }
-    say(&format!("node {} is up", settings.node_name));
-    say(&format!("put manifests of pods into {}", layout.manifests().display()));
+    say(&format!("node {} is Ready", settings.node_name));
+    say(&next_steps(layout, find("kubectl").is_some()));
     Ok(())
+}
+
+/// What to do with a node that is ready.
+fn next_steps(layout: &Layout, kubectl: bool) -> String {
+    let state = layout.state().display();
+    let missing = match kubectl {
+        true => "",
+        false => "\nkubectl is not installed; on Debian: apt-get install kubernetes-client\n",
+    };
+    format!(
+        "{missing}
+  export KUBECONFIG={}
+  kubectl get nodes,pods --all-namespaces
+  kubectl run hello --image=IMAGE           # or: kubectl apply -f FILE
+  kubectl logs --follow hello
+  podwright down --state-dir {state}        # stops everything, keeps the data",
+        layout.kubeconfig().display()
+    )
+}
+
+/// What the agent stands on.
+struct Prepared {
+    settings: KubeletSettings,
+    /// The machine's address on the bridge of the pods, if the bridge is ours.
+    gateway: Option<Ipv4Addr>,
 }
 
 /// Makes everything the agent stands on.
@@ -86,7 +155,7 @@ async fn prepare(
     layout: &Layout,
     arguments: &UpArgs,
     say: &impl Fn(&str),
-) -> anyhow::Result<KubeletSettings> {
+) -> anyhow::Result<Prepared> {
     let host = Host::observe().context("cannot find out about this machine")?;
     let known = layout.record()?;
     let network = match &known {
@@ -115,12 +184,15 @@ async fn prepare(
         "cgroupRoot": layout.cgroup_root(),
         "cgroupDriver": "cgroupfs",
         "makeIPTablesUtilChains": false,
-        // Nobody asks a node that is alone, and two of them would want the same port.
+        // Nobody asks a node that is alone, and two of them would want the same ports. What the
+        // kubelet's server has to say, the API server in this process asks it directly.
         "healthzPort": 0,
+        "enableServer": false,
     }));
     let root_dir = format!("--root-dir={}", layout.root_dir().display());
     let flags = Flags::parse([root_dir.into()])?;
-    Ok(config::resolve(&flags, &preset, &host)?)
+    let settings = config::resolve(&flags, &preset, &host)?;
+    Ok(Prepared { settings, gateway: network.gateway().filter(|_| private) })
 }
 
 async fn start_containerd(
@@ -160,8 +232,15 @@ fn start_agent(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     if let Some(endpoint) = &arguments.container_runtime_endpoint {
         command.args(["--container-runtime-endpoint", endpoint]);
     }
+    if let Some(port) = arguments.api_port {
+        command.args(["--api-port", &port.to_string()]);
+    }
+    if arguments.no_pod_api {
+        command.arg("--no-pod-api");
+    }
+    command.arg("--log-file").arg(layout.agent_log());
     // Left by an agent that was killed: it says nothing about the one we start.
-    let _ = std::fs::remove_file(layout.run().join("agent.ready"));
+    let _ = std::fs::remove_file(layout.ready());
     let agent = teardown::agent(layout);
     agent.start(&mut command, &layout.agent_log())?;
     wait_until_ready(layout)
@@ -171,7 +250,7 @@ fn wait_until_ready(layout: &Layout) -> anyhow::Result<()> {
     let (agent, log) = (teardown::agent(layout), layout.agent_log());
     let deadline = Instant::now() + AGENT_PATIENCE;
     while Instant::now() < deadline {
-        if layout.run().join("agent.ready").exists() {
+        if layout.ready().exists() {
             return Ok(());
         }
         if agent.running()?.is_none() {

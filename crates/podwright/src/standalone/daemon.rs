@@ -1,6 +1,5 @@
 //! Processes that outlive the command that starts them, and are found again by the next.
 
-use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,10 +10,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use podwright_host::process::ProcessIdentity;
 
+use super::log;
+
 const PROC: &str = "/proc";
 const POLL: Duration = Duration::from_millis(20);
-/// A log that grew past this is set aside at the next start.
-const LOG_LIMIT: u64 = 8 * 1024 * 1024;
 
 /// A process known by a file that holds its identity.
 pub struct Daemon {
@@ -35,19 +34,19 @@ impl Daemon {
     }
 
     /// Starts it in a session of its own, its output in a file.
-    pub fn start(&self, command: &mut Command, log: &Path) -> anyhow::Result<ProcessIdentity> {
+    pub fn start(&self, command: &mut Command, output: &Path) -> anyhow::Result<ProcessIdentity> {
         let name = command.get_program().to_string_lossy().into_owned();
-        let output = open_log(log)?;
+        let file = log::open(output)?;
         command
             .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
+            .stdout(file.try_clone()?)
+            .stderr(file)
             .current_dir("/")
             // Its own group: Ctrl-C in the terminal is not meant for it.
             .process_group(0);
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let identity = ProcessIdentity::of(Path::new(PROC), child.id())?
-            .with_context(|| format!("{name} ended at once; see {}", log.display()))?;
+            .with_context(|| format!("{name} ended at once; see {}", output.display()))?;
         self.note(&identity)?;
         Ok(identity)
     }
@@ -100,15 +99,4 @@ pub fn end(identity: &ProcessIdentity, patience: Duration) -> anyhow::Result<()>
         }
     }
     anyhow::bail!("process {} does not end, not even with SIGKILL", identity.pid)
-}
-
-fn open_log(log: &Path) -> anyhow::Result<File> {
-    if std::fs::metadata(log).is_ok_and(|metadata| metadata.len() > LOG_LIMIT) {
-        std::fs::rename(log, log.with_extension("log.1"))?;
-    }
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(log)
-        .with_context(|| format!("cannot open the log {}", log.display()))
 }

@@ -90,6 +90,11 @@ impl Network {
         Ok(Self { bridge, subnet: subnet.to_string(), plugins })
     }
 
+    /// The machine's address on the bridge, where pods reach it.
+    pub fn gateway(&self) -> Option<Ipv4Addr> {
+        self.subnet.parse::<Subnet>().ok().map(Subnet::gateway)
+    }
+
     /// The list of plugins the runtime calls for each sandbox.
     pub fn conflist(&self, data_dir: &Path) -> String {
         let list = json!({

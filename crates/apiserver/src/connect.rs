@@ -1,0 +1,259 @@
+//! Logs, exec, attach and port-forward: from the API's way of asking to the node's.
+//!
+//! These are streams from containers, and only the node has them. What is asked of this server is
+//! put as a kubelet's own server is asked it, so that whoever answers there answers here as well;
+//! an upgraded connection is handed on untouched.
+
+use axum::body::Body;
+use axum::response::Response;
+use futures::future::BoxFuture;
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Limited};
+use serde_json::Value;
+
+use crate::object::Object;
+use crate::options::{Freshness, Query};
+use crate::request::RequestInfo;
+use crate::server::ApiServer;
+use crate::status::ApiError;
+
+/// What a refusal of the node may say.
+const LONGEST_REFUSAL: usize = 16 << 10;
+
+/// The node, as far as streams from its containers go.
+pub trait PodConnector: Send + Sync {
+    /// `request` is one that a kubelet's server understands, such as
+    /// `/containerLogs/{namespace}/{pod}/{container}`; a connection that can be upgraded rides on
+    /// it as `hyper::upgrade::OnUpgrade`.
+    fn connect(&self, node: &str, request: Request<Body>) -> BoxFuture<'static, Response<Body>>;
+}
+
+/// The subresources that are streams.
+pub(crate) fn is_stream(info: &RequestInfo) -> bool {
+    let streams = ["attach", "exec", "log", "portforward"];
+    info.subresource.is_some_and(|sub| streams.contains(&sub.name))
+}
+
+impl ApiServer {
+    pub(crate) async fn connect(
+        &self,
+        info: &RequestInfo,
+        query: &Query,
+        mut request: Request<Body>,
+    ) -> Result<Response, ApiError> {
+        let document = self.get(info, Freshness::Newest)?;
+        let pod = document.object(info.resource)?;
+        let what = info.subresource.map_or("", |sub| sub.name);
+        let asked = Asked { pod: &pod, what, query };
+        let node = pod.text("/spec/nodeName");
+        let target = asked.target()?;
+        if node.is_empty() {
+            return match what {
+                // Nothing was written yet.
+                "log" => Ok(Response::new(Body::empty())),
+                _ => Err(ApiError::bad_request(format!(
+                    "pod {} does not have a host assigned",
+                    info.name
+                ))),
+            };
+        }
+        let Some(connector) = &self.settings().pod_connector else {
+            return Err(ApiError::unavailable("no node is connected to this server"));
+        };
+        *request.uri_mut() = target;
+        let answer = connector.connect(node, request).await;
+        if answer.status().is_client_error() || answer.status().is_server_error() {
+            return Err(refusal(answer).await);
+        }
+        Ok(answer)
+    }
+}
+
+/// The node's refusal is plain text; clients of this server want a Status.
+async fn refusal(answer: Response<Body>) -> ApiError {
+    let code = answer.status();
+    let body = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
+    let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned());
+    let text = text.unwrap_or_else(|_| "the node refused, at too great length".to_owned());
+    let reason = match code {
+        StatusCode::BAD_REQUEST => "BadRequest",
+        StatusCode::NOT_FOUND => "NotFound",
+        StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailable",
+        StatusCode::INTERNAL_SERVER_ERROR => "InternalError",
+        _ => "",
+    };
+    ApiError { code: code.as_u16(), reason, message: text, details: None }
+}
+
+/// One question about a pod's containers.
+struct Asked<'a> {
+    pod: &'a Object,
+    what: &'static str,
+    query: &'a Query,
+}
+
+impl Asked<'_> {
+    /// Where a kubelet's server has it.
+    fn target(&self) -> Result<Uri, ApiError> {
+        let (namespace, name) = (self.pod.namespace(), self.pod.name());
+        let (page, renamed): (&str, &[(&str, &str)]) = match self.what {
+            "log" => ("containerLogs", &LOG_OPTIONS),
+            "exec" => ("exec", &STREAM_OPTIONS),
+            "attach" => ("attach", &STREAM_OPTIONS),
+            _ => ("portForward", &[("ports", "port")]),
+        };
+        let mut path = format!("/{page}/{namespace}/{name}");
+        if page != "portForward" {
+            path.push('/');
+            path.push_str(&self.container()?);
+        }
+        let mut separator = '?';
+        for (ours, theirs) in renamed {
+            for value in self.query.all(ours) {
+                path.push(separator);
+                path.push_str(&format!("{theirs}={}", encoded(meaning(ours, value))));
+                separator = '&';
+            }
+        }
+        path.parse().map_err(|_| ApiError::bad_request("the request cannot be passed on"))
+    }
+
+    /// The container that is meant; one that is not named must be the only one.
+    fn container(&self) -> Result<String, ApiError> {
+        let name = self.pod.name();
+        let all = |list: &str| -> Vec<&str> {
+            let list = self.pod.value().pointer(&format!("/spec/{list}")).and_then(Value::as_array);
+            let names = list.into_iter().flatten().filter_map(|c| c.get("name")?.as_str());
+            names.collect()
+        };
+        let (regular, init, ephemeral) =
+            (all("containers"), all("initContainers"), all("ephemeralContainers"));
+        match (self.query.get("container").unwrap_or_default(), regular.as_slice()) {
+            ("", [only]) if init.is_empty() && ephemeral.is_empty() => Ok((*only).to_owned()),
+            ("", _) => {
+                let mut message = format!(
+                    "a container name must be specified for pod {name}, choose one of: [{}]",
+                    regular.join(" ")
+                );
+                if !init.is_empty() {
+                    message
+                        .push_str(&format!(" or one of the init containers: [{}]", init.join(" ")));
+                }
+                if !ephemeral.is_empty() {
+                    let names = ephemeral.join(" ");
+                    message.push_str(&format!(" or one of the ephemeral containers: [{names}]"));
+                }
+                Err(ApiError::bad_request(message))
+            }
+            (wanted, _) => {
+                if [&regular, &init, &ephemeral].iter().any(|list| list.contains(&wanted)) {
+                    return Ok(wanted.to_owned());
+                }
+                let why = format!("container {wanted} is not valid for pod {name}");
+                Err(ApiError::bad_request(why))
+            }
+        }
+    }
+}
+
+/// Options of a log, which both sides call the same.
+const LOG_OPTIONS: [(&str, &str); 8] = [
+    ("follow", "follow"),
+    ("previous", "previous"),
+    ("timestamps", "timestamps"),
+    ("sinceSeconds", "sinceSeconds"),
+    ("sinceTime", "sinceTime"),
+    ("tailLines", "tailLines"),
+    ("limitBytes", "limitBytes"),
+    ("stream", "stream"),
+];
+
+/// Options of a stream: ours, and the kubelet's older names.
+const STREAM_OPTIONS: [(&str, &str); 5] = [
+    ("stdin", "input"),
+    ("stdout", "output"),
+    ("stderr", "error"),
+    ("tty", "tty"),
+    ("command", "command"),
+];
+
+/// The kubelet wants 1 where a client may say true.
+fn meaning<'v>(option: &str, value: &'v str) -> &'v str {
+    match (option, value) {
+        ("stdin" | "stdout" | "stderr" | "tty", "true" | "") => "1",
+        ("stdin" | "stdout" | "stderr" | "tty", "false") => "0",
+        _ => value,
+    }
+}
+
+/// Percent-encoding of everything that could mean something in a query.
+fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(extra: Value) -> Object {
+        let mut spec = json!({"containers": [{"name": "web"}]});
+        for (key, value) in extra.as_object().into_iter().flatten() {
+            crate::tree::put(&mut spec, &[key], Some(value.clone()));
+        }
+        let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec});
+        Object::try_from(pod).unwrap_or_default()
+    }
+
+    fn target(pod: &Object, what: &'static str, query: &str) -> Result<String, String> {
+        let uri = Uri::try_from(format!("/x?{query}")).unwrap_or_default();
+        let query = Query::of(&uri).unwrap_or_default();
+        let asked = Asked { pod, what, query: &query };
+        asked.target().map(|uri| uri.to_string()).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn a_question_is_put_as_the_kubelet_knows_it() {
+        for (what, query, want) in [
+            ("log", "", "/containerLogs/n/p/web"),
+            (
+                "log",
+                "tailLines=3&follow=true&pretty=1",
+                "/containerLogs/n/p/web?follow=true&tailLines=3",
+            ),
+            (
+                "exec",
+                "command=sh&command=-c&command=a%20%26%20b&stdin=true&tty=false&container=web",
+                "/exec/n/p/web?input=1&tty=0&command=sh&command=-c&command=a%20%26%20b",
+            ),
+            ("attach", "stdout=true", "/attach/n/p/web?output=1"),
+            ("portforward", "ports=80", "/portForward/n/p?port=80"),
+        ] {
+            assert_eq!(target(&pod(json!({})), what, query).as_deref(), Ok(want), "{what} {query}");
+        }
+    }
+
+    #[test]
+    fn a_container_must_be_named_where_there_are_several() {
+        let several = pod(json!({"initContainers": [{"name": "first"}]}));
+        assert_eq!(
+            target(&several, "log", "").unwrap_err(),
+            "a container name must be specified for pod p, choose one of: [web] or one of the init containers: [first]"
+        );
+        assert!(target(&several, "log", "container=first").is_ok());
+        assert_eq!(
+            target(&several, "log", "container=nope").unwrap_err(),
+            "container nope is not valid for pod p"
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! What the objects look like, told to clients: OpenAPI, in its second and third version.
+//!
+//! `kubectl` reads it to validate manifests, to merge lists by their keys when it applies them, to
+//! explain fields, and to learn whether a dry run is possible. It is written from the same tables
+//! that decode and merge objects ([`podwright_core::schema`]), so it cannot say anything else than
+//! what happens. It is made anew for whoever asks: that takes some milliseconds and is asked once
+//! in a while, and kept it would take a megabyte.
+
+mod definitions;
+mod operations;
+mod protobuf;
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::discovery::KUBERNETES_VERSION;
+use crate::registry::{RESOURCES, Resource};
+
+/// The names that clients of several ages have for the protobuf form of version 2.
+const PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+];
+
+/// What can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    /// `/openapi/v2`: everything.
+    Whole,
+    /// `/openapi/v3`: where the documents are.
+    Index,
+    /// `/openapi/v3/apis/{group}/{version}`
+    Document { group: &'static str, version: &'static str },
+}
+
+/// The two versions of the format differ in where they put things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    V2,
+    V3,
+}
+
+impl Form {
+    fn reference(self, name: &str) -> Value {
+        let place = match self {
+            Self::V2 => "definitions",
+            Self::V3 => "components/schemas",
+        };
+        json!({"$ref": format!("#/{place}/{name}")})
+    }
+}
+
+impl Page {
+    /// The page at a path, given in parts after `openapi`.
+    pub fn at(parts: &[&str]) -> Option<Self> {
+        match parts {
+            ["v2"] => Some(Self::Whole),
+            ["v3"] => Some(Self::Index),
+            ["v3", "api", version] => Self::document("", version),
+            ["v3", "apis", group, version] => Self::document(group, version),
+            _ => None,
+        }
+    }
+
+    fn document(group: &str, version: &str) -> Option<Self> {
+        let served = RESOURCES.iter().find(|r| r.group == group && r.version == version)?;
+        Some(Self::Document { group: served.group, version: served.version })
+    }
+
+    pub fn serve(self, headers: &HeaderMap) -> Response {
+        let (kind, body): (&'static str, Bytes) = match self {
+            Self::Whole => match wanted_protobuf(headers) {
+                Some(kind) => (kind, protobuf::encode(&whole()).into()),
+                None => ("application/json", whole().to_string().into()),
+            },
+            Self::Index => ("application/json", index().to_string().into()),
+            Self::Document { group, version } => {
+                ("application/json", document(group, version).to_string().into())
+            }
+        };
+        let tag = format!("\"{}\"", hash(&body));
+        let known = headers.get(header::IF_NONE_MATCH);
+        if known.and_then(|known| known.to_str().ok()).is_some_and(|known| known.contains(&tag)) {
+            return StatusCode::NOT_MODIFIED.into_response();
+        }
+        let mut response = ([(header::CONTENT_TYPE, kind)], body).into_response();
+        response.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+        if let Ok(tag) = HeaderValue::from_str(&tag) {
+            response.headers_mut().insert(header::ETAG, tag);
+        }
+        response
+    }
+}
+
+/// The name to answer with: the one with `@` is asked for, and refused as an answer.
+fn wanted_protobuf(headers: &HeaderMap) -> Option<&'static str> {
+    let [old, new] = PROTOBUF;
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    let mut ranges = accepted.flat_map(|line| line.split(',')).map(str::trim);
+    ranges.any(|range| range.starts_with(old) || range.starts_with(new)).then_some(new)
+}
+
+fn hash(body: &[u8]) -> String {
+    let digest = Sha256::digest(body);
+    digest.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+fn information() -> Value {
+    json!({"title": "Kubernetes", "version": KUBERNETES_VERSION})
+}
+
+/// Version 2: one document of everything.
+fn whole() -> Value {
+    let resources = || RESOURCES.iter().copied();
+    json!({
+        "swagger": "2.0",
+        "info": information(),
+        "paths": operations::paths(resources(), Form::V2),
+        "definitions": definitions::of(resources(), Form::V2),
+    })
+}
+
+/// Version 3: one document for each group and version.
+fn document(group: &str, version: &str) -> Value {
+    let resources =
+        || RESOURCES.iter().copied().filter(|r| r.group == group && r.version == version);
+    json!({
+        "openapi": "3.0.0",
+        "info": information(),
+        "paths": operations::paths(resources(), Form::V3),
+        "components": {"schemas": definitions::of(resources(), Form::V3)},
+    })
+}
+
+/// A client keeps a document for as long as its hash stays the same.
+static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+    let groups: BTreeMap<String, &Resource> =
+        RESOURCES.iter().map(|resource| (path_of(resource), *resource)).collect();
+    groups
+        .into_iter()
+        .map(|(path, resource)| {
+            let text = document(resource.group, resource.version).to_string();
+            (path, hash(text.as_bytes()))
+        })
+        .collect()
+});
+
+fn path_of(resource: &Resource) -> String {
+    match resource.group {
+        "" => format!("api/{}", resource.version),
+        group => format!("apis/{group}/{}", resource.version),
+    }
+}
+
+fn index() -> Value {
+    let entry = |(path, hash): (&String, &String)| {
+        let url = format!("/openapi/v3/{path}?hash={hash}");
+        (path.clone(), json!({"serverRelativeURL": url}))
+    };
+    let paths: Map<String, Value> = HASHES.iter().map(entry).collect();
+    json!({"paths": paths})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every reference in a document leads to something in it.
+    fn check_references(document: &Value, value: &Value) {
+        match value {
+            Value::Object(map) => {
+                if let Some(reference) = map.get("$ref").and_then(Value::as_str) {
+                    let pointer = reference.trim_start_matches('#');
+                    assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+                }
+                map.values().for_each(|value| check_references(document, value));
+            }
+            Value::Array(list) => list.iter().for_each(|value| check_references(document, value)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        check_references(&whole(), &whole());
+        for resource in RESOURCES {
+            let document = document(resource.group, resource.version);
+            check_references(&document, &document);
+        }
+    }
+
+    #[test]
+    fn a_kind_can_be_found_by_its_name_and_a_list_merged_by_its_key() {
+        let whole = whole();
+        let pod = &whole["definitions"]["io.k8s.api.core.v1.Pod"];
+        assert_eq!(
+            pod["x-kubernetes-group-version-kind"],
+            json!([{"group": "", "version": "v1", "kind": "Pod"}])
+        );
+        let spec = &whole["definitions"]["io.k8s.api.core.v1.PodSpec"];
+        assert_eq!(spec["required"], json!(["containers"]));
+        let containers = &spec["properties"]["containers"];
+        assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
+        assert_eq!(containers["x-kubernetes-patch-strategy"], "merge");
+        let volumes = &spec["properties"]["volumes"];
+        assert_eq!(volumes["x-kubernetes-patch-strategy"], "merge,retainKeys");
+        let metadata = &whole["definitions"]["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"];
+        assert_eq!(metadata["properties"]["finalizers"]["x-kubernetes-patch-strategy"], "merge");
+    }
+
+    #[test]
+    fn a_patch_says_that_it_can_be_tried() {
+        let document = document("", "v1");
+        let patch = &document["paths"]["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"];
+        let names: Vec<&str> = patch["parameters"]
+            .as_array()
+            .map(|list| list.iter().filter_map(|each| each["name"].as_str()).collect())
+            .unwrap_or_default();
+        assert!(names.contains(&"dryRun") && names.contains(&"fieldValidation"), "{names:?}");
+        assert_eq!(
+            patch["x-kubernetes-group-version-kind"],
+            json!({"group": "", "version": "v1", "kind": "Pod"})
+        );
+    }
+
+    #[test]
+    fn protobuf_is_given_to_those_who_ask_under_a_name_that_can_be_read() {
+        for asked in PROTOBUF {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, HeaderValue::from_static(asked));
+            let answer = Page::Whole.serve(&headers);
+            let kind = answer.headers().get(header::CONTENT_TYPE);
+            assert_eq!(kind, Some(&HeaderValue::from_static(PROTOBUF[1])), "{asked}");
+        }
+        let answer = Page::Whole.serve(&HeaderMap::new());
+        let kind = answer.headers().get(header::CONTENT_TYPE);
+        assert_eq!(kind, Some(&HeaderValue::from_static("application/json")));
+    }
+
+    #[test]
+    fn the_index_leads_to_documents() {
+        let index = index();
+        let url = index["paths"]["apis/coordination.k8s.io/v1"]["serverRelativeURL"].as_str();
+        let want = "/openapi/v3/apis/coordination.k8s.io/v1?hash=";
+        assert!(url.is_some_and(|url| url.starts_with(want)), "{url:?}");
+        assert_eq!(
+            Page::at(&["v3", "apis", "coordination.k8s.io", "v1"]),
+            Some(Page::Document { group: "coordination.k8s.io", version: "v1" })
+        );
+        assert_eq!(Page::at(&["v3", "apis", "apps", "v1"]), None);
+    }
+}

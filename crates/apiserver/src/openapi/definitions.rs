@@ -1,0 +1,190 @@
+//! The types of objects.
+
+use std::collections::BTreeSet;
+
+use podwright_core::schema::{self, Field, Merge, Side, Struct, Type};
+use serde_json::{Map, Value, json};
+
+use super::Form;
+use crate::registry::{Resource, Verb};
+use crate::tree;
+
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
+const CORE: &str = "io.k8s.api.core.v1";
+const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
+/// On a definition, says which kind it is of.
+pub(super) const GVK: &str = "x-kubernetes-group-version-kind";
+
+/// The definitions of these resources' kinds, of their lists, and of all that is in them.
+pub(super) fn of(resources: impl Iterator<Item = &'static Resource>, form: Form) -> Value {
+    let mut all = shared(form);
+    let mut seen = BTreeSet::new();
+    for resource in resources {
+        let Some(shape) = schema::kind(resource.group, resource.kind) else {
+            // A question that is answered and not stored.
+            let kind = json!({"type": "object", GVK: [kind_of(resource, resource.kind)]});
+            all.insert(format!("io.k8s.api.{}.{}", resource.group, resource.kind), kind);
+            continue;
+        };
+        let mut waiting = vec![shape];
+        while let Some(shape) = waiting.pop() {
+            if seen.insert(shape.name) {
+                all.insert(name_of(shape), definition(shape, form));
+                waiting.extend(shown(shape).filter_map(|field| element(&field.ty)));
+            }
+        }
+        if let Some(kind) = all.get_mut(&name_of(shape)) {
+            put_type(kind);
+            tree::put(kind, &[GVK], Some(json!([kind_of(resource, resource.kind)])));
+        }
+        if resource.verbs.contains(&Verb::List) {
+            all.insert(format!("{}List", name_of(shape)), list_of(resource, shape, form));
+        }
+    }
+    Value::Object(all)
+}
+
+pub(super) fn kind_of(resource: &Resource, kind: &str) -> Value {
+    json!({"group": resource.group, "version": resource.version, "kind": kind})
+}
+
+/// Types that are no structs, and the metadata of lists.
+fn shared(form: Form) -> Map<String, Value> {
+    let time = json!({"type": "string", "format": "date-time"});
+    let either = match form {
+        Form::V2 => json!({"type": "string", "format": "int-or-string"}),
+        Form::V3 => {
+            json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]})
+        }
+    };
+    let list = json!({"type": "object", "properties": {
+        "continue": {"type": "string"},
+        "remainingItemCount": {"type": "integer", "format": "int64"},
+        "resourceVersion": {"type": "string"},
+        "selfLink": {"type": "string"},
+    }});
+    [
+        (QUANTITY.to_owned(), json!({"type": "string"})),
+        (INT_OR_STRING.to_owned(), either),
+        (format!("{META}.Time"), time.clone()),
+        (format!("{META}.MicroTime"), time),
+        (format!("{META}.ListMeta"), list),
+    ]
+    .into_iter()
+    .collect()
+}
+
+/// The Go package that upstream has a type in; clients show the last part only.
+fn name_of(shape: &Struct) -> String {
+    let package = match shape.name {
+        "ObjectMeta"
+        | "OwnerReference"
+        | "ManagedFieldsEntry"
+        | "LabelSelector"
+        | "LabelSelectorRequirement"
+        | "Condition" => META,
+        "Lease" | "LeaseSpec" => "io.k8s.api.coordination.v1",
+        "RuntimeClass" | "Overhead" | "Scheduling" => "io.k8s.api.node.v1",
+        "PriorityClass" => "io.k8s.api.scheduling.v1",
+        name if name.starts_with("events.") => "io.k8s.api.events.v1",
+        _ => CORE,
+    };
+    format!("{package}.{}", shape.short_name())
+}
+
+fn shown(shape: &'static Struct) -> impl Iterator<Item = &'static Field> {
+    shape.fields.iter().filter(|field| field.side != Side::Internal)
+}
+
+/// The struct that a field holds, however deep.
+fn element(ty: &Type) -> Option<&'static Struct> {
+    match ty {
+        Type::Struct(name) => schema::find(name),
+        Type::Pointer(inner) | Type::List(inner) | Type::Map(inner) => element(inner),
+        Type::String(_)
+        | Type::Bool
+        | Type::Int32
+        | Type::Int64
+        | Type::Bytes
+        | Type::Quantity
+        | Type::Time
+        | Type::MicroTime
+        | Type::IntOrString
+        | Type::Any => None,
+    }
+}
+
+fn definition(shape: &'static Struct, form: Form) -> Value {
+    let properties: Map<String, Value> =
+        shown(shape).map(|field| (field.name.to_owned(), property(field, form))).collect();
+    // What is written even when empty is what upstream does not call optional.
+    let required: Vec<&str> = shown(shape)
+        .filter(|field| field.always && !matches!(field.ty, Type::Pointer(_)))
+        .map(|field| field.name)
+        .collect();
+    let mut definition = json!({"type": "object", "properties": properties});
+    if !required.is_empty() {
+        tree::put(&mut definition, &["required"], Some(json!(required)));
+    }
+    definition
+}
+
+/// Every kind has these, and no struct of the tables names them.
+fn put_type(kind: &mut Value) {
+    for name in ["apiVersion", "kind"] {
+        tree::put(kind, &["properties", name], Some(json!({"type": "string"})));
+    }
+}
+
+fn list_of(resource: &Resource, shape: &Struct, form: Form) -> Value {
+    let mut list = json!({
+        "type": "object",
+        "required": ["items"],
+        "properties": {
+            "items": {"type": "array", "items": form.reference(&name_of(shape))},
+            "metadata": form.reference(&format!("{META}.ListMeta")),
+        },
+        GVK: [kind_of(resource, &format!("{}List", resource.kind))],
+    });
+    put_type(&mut list);
+    list
+}
+
+fn property(field: &Field, form: Form) -> Value {
+    let mut property = schema_of(&field.ty, form);
+    let (strategy, key) = match (field.merge, field.retain_keys) {
+        (Merge::Replace, false) => return property,
+        (Merge::Replace, true) => ("retainKeys", None),
+        (Merge::Set, _) => ("merge", None),
+        (Merge::ByKey(key), false) => ("merge", Some(key)),
+        (Merge::ByKey(key), true) => ("merge,retainKeys", Some(key)),
+    };
+    tree::put(&mut property, &["x-kubernetes-patch-strategy"], Some(strategy.into()));
+    tree::put(&mut property, &["x-kubernetes-patch-merge-key"], key.map(Value::from));
+    property
+}
+
+fn schema_of(ty: &Type, form: Form) -> Value {
+    match ty {
+        Type::String(_) => json!({"type": "string"}),
+        Type::Bool => json!({"type": "boolean"}),
+        Type::Int32 => json!({"type": "integer", "format": "int32"}),
+        Type::Int64 => json!({"type": "integer", "format": "int64"}),
+        Type::Bytes => json!({"type": "string", "format": "byte"}),
+        Type::Quantity => form.reference(QUANTITY),
+        Type::Time => form.reference(&format!("{META}.Time")),
+        Type::MicroTime => form.reference(&format!("{META}.MicroTime")),
+        Type::IntOrString => form.reference(INT_OR_STRING),
+        Type::Any => json!({"type": "object"}),
+        Type::Pointer(inner) => schema_of(inner, form),
+        Type::List(inner) => json!({"type": "array", "items": schema_of(inner, form)}),
+        Type::Map(inner) => {
+            json!({"type": "object", "additionalProperties": schema_of(inner, form)})
+        }
+        Type::Struct(name) => match schema::find(name) {
+            Some(shape) => form.reference(&name_of(shape)),
+            None => json!({"type": "object"}),
+        },
+    }
+}

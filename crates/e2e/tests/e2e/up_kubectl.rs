@@ -1,0 +1,241 @@
+//! Stock `kubectl`, of three ages, against `podwright up`: one machine, no control plane.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use podwright_e2e::bed::Bed;
+use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::wait;
+use serde_json::{Value, json};
+
+use crate::privilege::needs_root;
+use crate::standalone::Standalone;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn kubectl(bed: &Bed, node: &Standalone<'_>, release: Release) -> Kubectl {
+    let kubeconfig = PathBuf::from(&node.state).join("kubeconfig");
+    bed.kubectl_with(release, kubeconfig).unwrap()
+}
+
+/// A pod of the test image that serves a page, with what a case wants of its spec.
+fn server(name: &str, extra: &Value) -> String {
+    let mut spec = json!({
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{
+            "name": "web", "image": "localhost/podwright/test:latest",
+            "imagePullPolicy": "Never", "args": ["serve", "--http", "8080"],
+        }],
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+    pod.to_string()
+}
+
+fn pid(text: &str) -> u32 {
+    text.lines().next().and_then(|line| line.trim().parse().ok()).expect("the agent runs")
+}
+
+/// The agent that serves this node.
+async fn agent(bed: &Bed, node: &Standalone<'_>) -> u32 {
+    let pattern = format!("up --foreground --state-dir {}", node.state);
+    pid(&bed.exec(&["pgrep", "--full", "--", &pattern]).await.unwrap())
+}
+
+/// Resident and anonymous memory in kilobytes.
+fn memory(pid: u32) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    (field("VmRSS:"), field("RssAnon:"))
+}
+
+async fn objects(kubectl: &Kubectl, suffix: &str) {
+    let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
+    let name = format!("map-{suffix}");
+    let map = name.as_str();
+    let manifest = |data: Value| {
+        let labels = json!({"age": suffix});
+        let metadata = json!({"name": map, "labels": labels});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+            .to_string()
+    };
+    let apply = async |arguments: &[&str], data: Value| {
+        let mut command = vec!["apply", "-f", "-"];
+        command.extend(arguments);
+        kubectl.run_with(&command, &manifest(data)).await
+    };
+    // tried, then done, then seen in every form
+    let tried = apply(&["--dry-run=server"], json!({"a": "1"})).await.unwrap();
+    assert!(tried.contains("created (server dry run)"), "{tried}");
+    assert!(kubectl.run(&["get", "configmap", map]).await.is_err(), "a dry run leaves nothing");
+    assert!(apply(&[], json!({"a": "1", "b": "2"})).await.unwrap().contains("created"));
+    assert!(apply(&[], json!({"a": "1", "b": "2"})).await.unwrap().contains("unchanged"));
+    assert!(apply(&[], json!({"a": "3"})).await.unwrap().contains("configured"));
+    let data = run(&["get", "configmap", map, "-o", "jsonpath={.data}"]).await;
+    assert_eq!(data, r#"{"a":"3"}"#, "what is applied takes away what was applied before");
+    let table = run(&["get", "cm", "-l", &format!("age={suffix}")]).await;
+    assert!(table.starts_with("NAME") && table.contains(map), "{table}");
+    assert!(run(&["get", "cm", map, "-o", "yaml"]).await.contains("kind: ConfigMap"));
+    assert!(run(&["describe", "cm", map]).await.contains("Data"));
+    // a diff is told by its exit code
+    let diff = kubectl.run_with(&["diff", "-f", "-"], &manifest(json!({"a": "4"}))).await;
+    assert!(format!("{:#}", diff.unwrap_err()).contains("exit"), "there is a difference");
+    // changed in every way
+    run(&["patch", "cm", map, "--type", "merge", "-p", r#"{"data":{"m":"1"}}"#]).await;
+    let add = r#"[{"op":"add","path":"/data/j","value":"1"}]"#;
+    run(&["patch", "cm", map, "--type", "json", "-p", add]).await;
+    run(&["patch", "cm", map, "-p", r#"{"data":{"s":"1"}}"#]).await;
+    run(&["label", "cm", map, "colour=red"]).await;
+    run(&["annotate", "cm", map, "note=short"]).await;
+    let mut edit = kubectl.command(&["edit", "configmap", map]);
+    edit.env("KUBE_EDITOR", "sed -i s/a:.*/a:\\ edited/");
+    assert!(tokio::task::spawn_blocking(move || edit.status()).await.unwrap().unwrap().success());
+    let shown: Value = serde_json::from_str(&run(&["get", "cm", map, "-o", "json"]).await).unwrap();
+    assert_eq!(shown["data"], json!({"a": "edited", "m": "1", "j": "1", "s": "1"}));
+    assert_eq!(shown["metadata"]["labels"]["colour"], "red");
+    assert_eq!(shown["metadata"]["annotations"]["note"], "short");
+    // and gone
+    run(&["delete", "configmap", map, "--wait=true"]).await;
+    assert!(kubectl.run(&["get", "configmap", map]).await.is_err());
+}
+
+async fn papers(kubectl: &Kubectl) {
+    let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
+    let resources = run(&["api-resources"]).await;
+    for kind in ["pods", "configmaps", "leases", "runtimeclasses", "priorityclasses"] {
+        assert!(resources.contains(kind), "{resources}");
+    }
+    let explained = run(&["explain", "pod.spec.containers"]).await;
+    assert!(explained.contains("volumeMounts"), "{explained}");
+    assert_eq!(run(&["auth", "can-i", "create", "pods"]).await.trim(), "yes");
+    let robot = "--as=system:serviceaccount:default:default";
+    let asked = kubectl.run(&["auth", "can-i", "list", "secrets", robot]).await;
+    assert!(asked.is_err(), "a service account may do nothing unless it is given a role");
+    // what a person mistypes is told before it is sent
+    let typo = server("typo", &json!({"restartPolcy": "Never"}));
+    let refused = kubectl.run_with(&["apply", "-f", "-"], &typo).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("restartPolcy"), "{refused:#}");
+    let unserved = kubectl.run(&["create", "deployment", "d", "--image=x"]).await.unwrap_err();
+    assert!(!format!("{unserved:#}").contains("panic"), "{unserved:#}");
+}
+
+#[tokio::test]
+async fn kubectl_of_every_age_reads_and_writes_objects() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "up");
+    let said = node.run(&["up"]).await.unwrap();
+    assert!(said.contains("is Ready") && said.contains("KUBECONFIG="), "{said}");
+    for (release, suffix) in
+        [(Release::V1_20, "old"), (Release::V1_32, "middle"), (Release::V1_36, "new")]
+    {
+        let kubectl = kubectl(&bed, &node, release);
+        objects(&kubectl, suffix).await;
+        papers(&kubectl).await;
+        // a namespace comes furnished, and its deletion empties it
+        kubectl.run(&["create", "namespace", suffix]).await.unwrap();
+        kubectl.run(&["get", "serviceaccount", "default", "-n", suffix]).await.unwrap();
+        kubectl.run(&["create", "configmap", "left", "-n", suffix]).await.unwrap();
+        kubectl.run(&["delete", "namespace", suffix]).await.unwrap();
+        assert!(kubectl.run(&["get", "namespace", suffix]).await.is_err());
+    }
+    let (resident, anonymous) = memory(agent(&bed, &node).await);
+    println!("up without pods: {resident} kB resident, {anonymous} kB anonymous (debug build)");
+    node.run(&["down"]).await.unwrap();
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "up");
+    node.run(&["up"]).await.unwrap();
+    node.load_test_image().await;
+    let kubectl = kubectl(&bed, &node, Release::V1_32);
+    let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
+    let ready = ["wait", "--for=condition=Ready", "pod/hello", "--timeout=60s"];
+
+    kubectl.run_with(&["apply", "-f", "-"], &server("hello", &json!({}))).await.unwrap();
+    run(&ready).await;
+    let shown = run(&["get", "pod", "hello", "-o", "wide"]).await;
+    assert!(shown.contains("1/1") && shown.contains("Running"), "{shown}");
+    let ip = run(&["get", "pod", "hello", "-o", "jsonpath={.status.podIP}"]).await;
+    let page = bed.http_get(&format!("http://{ip}:8080/")).await.unwrap();
+    assert_eq!(page.status, 200);
+    let described = run(&["describe", "pod", "hello"]).await;
+    assert!(described.contains("Successfully assigned default/hello"), "{described}");
+
+    // what does not fit says so, and comes when there is room
+    let greedy = json!({"containers": [{
+        "name": "web", "image": "localhost/podwright/test:latest", "imagePullPolicy": "Never",
+        "args": ["serve", "--http", "8080"], "resources": {"requests": {"cpu": "1000"}},
+    }]});
+    kubectl.run_with(&["apply", "-f", "-"], &server("greedy", &greedy)).await.unwrap();
+    let why = "jsonpath={.status.conditions[?(@.type==\"PodScheduled\")].message}";
+    let told = async || {
+        let message = kubectl.run(&["get", "pod", "greedy", "-o", why]).await?;
+        Ok(message.contains("Insufficient cpu (requested 1k"))
+    };
+    wait::until_true("the greedy pod to say what is short", LIMIT, told).await.unwrap();
+    run(&["delete", "pod", "greedy"]).await;
+
+    // every write that was acknowledged is there after kill -9, and no container noticed
+    let uid = run(&["get", "pod", "hello", "-o", "jsonpath={.metadata.uid}"]).await;
+    run(&["create", "configmap", "acknowledged", "--from-literal=a=b"]).await;
+    let killed = agent(&bed, &node).await;
+    bed.exec(&["kill", "-9", &killed.to_string()]).await.unwrap();
+    node.run(&["up"]).await.unwrap();
+    assert_eq!(run(&["get", "cm", "acknowledged", "-o", "jsonpath={.data.a}"]).await, "b");
+    run(&ready).await;
+    let same = "jsonpath={.metadata.uid} {.status.containerStatuses[0].restartCount}";
+    assert_eq!(run(&["get", "pod", "hello", "-o", same]).await, format!("{uid} 0"));
+
+    // down stops it, up brings it back
+    node.run(&["down"]).await.unwrap();
+    node.run(&["up"]).await.unwrap();
+    let back = async || {
+        let pods = node.pods().await;
+        Ok(pods.iter().any(|pod| pod["running"] == 1))
+    };
+    wait::until_true("the pod to come back", LIMIT, back).await.unwrap();
+    assert_eq!(run(&["get", "pod", "hello", "-o", "jsonpath={.metadata.uid}"]).await, uid);
+
+    run(&["delete", "pod", "hello"]).await;
+    assert!(kubectl.run(&["get", "pod", "hello"]).await.is_err());
+    let asked = node.run(&["reset"]).await.unwrap();
+    assert!(asked.contains("nothing is deleted"), "{asked}");
+    node.run(&["reset", "--yes"]).await.unwrap();
+    assert!(!PathBuf::from(&node.state).exists());
+    bed.close().unwrap();
+}
+
+/// Figures for the README; with `PODWRIGHT_LONG` for as many pods as a node takes.
+#[tokio::test]
+async fn memory_of_the_whole_process_is_printed() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "up");
+    node.run(&["up"]).await.unwrap();
+    node.load_test_image().await;
+    let kubectl = kubectl(&bed, &node, Release::V1_32);
+    let many = if std::env::var_os("PODWRIGHT_LONG").is_some() { 110 } else { 10 };
+    let manifests: Vec<String> =
+        (0..many).map(|number| server(&format!("pod-{number}"), &json!({}))).collect();
+    let (before, before_anonymous) = memory(agent(&bed, &node).await);
+    kubectl.run_with(&["apply", "-f", "-"], &manifests.join("\n---\n")).await.unwrap();
+    let wait = ["wait", "--for=condition=Ready", "pod", "--all", "--timeout=300s"];
+    kubectl.run(&wait).await.unwrap();
+    let (after, after_anonymous) = memory(agent(&bed, &node).await);
+    println!(
+        "up: {before} kB with no pods ({before_anonymous} anonymous), {after} kB with {many} \
+         ({after_anonymous} anonymous), debug build"
+    );
+    node.run(&["down"]).await.unwrap();
+    bed.close().unwrap();
+}

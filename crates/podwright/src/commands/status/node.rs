@@ -1,0 +1,146 @@
+//! The node, and how much of it is promised to pods.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use podwright_core::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
+use podwright_core::quantity::Quantity;
+use serde::Serialize;
+
+/// An API server on this machine answers at once or not at all.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NodeLine {
+    name: String,
+    ready: bool,
+    cpu: Share,
+    memory: Share,
+    /// Pods that wait for room, or for something else.
+    pending: usize,
+}
+
+/// What pods requested, of what they can have.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Share {
+    requested: Quantity,
+    allocatable: Quantity,
+}
+
+/// Asks the API server; `None` if it cannot be asked.
+pub(super) async fn look(kubeconfig: &Path) -> Option<NodeLine> {
+    tokio::time::timeout(PATIENCE, ask(kubeconfig)).await.ok()?.ok()?
+}
+
+async fn ask(kubeconfig: &Path) -> anyhow::Result<Option<NodeLine>> {
+    let options = KubeConfigOptions::default();
+    let config = Kubeconfig::read_from(kubeconfig)?;
+    let config = kube::Config::from_custom_kubeconfig(config, &options).await?;
+    let client = kube::Client::try_from(config)?;
+    let all = ListParams::default();
+    let nodes = Api::<Node>::all(client.clone()).list(&all).await?;
+    let pods = Api::<Pod>::all(client).list(&all).await?;
+    Ok(nodes.items.first().map(|node| summary(node, &pods.items)))
+}
+
+fn summary(node: &Node, pods: &[Pod]) -> NodeLine {
+    let status = node.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let listed = status.and_then(|status| status.allocatable.as_ref());
+    let allocatable: ResourceList = listed
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, text)| Some((name.clone(), Quantity::try_from(text).ok()?)))
+        .collect();
+    let mut requested = ResourceList::new();
+    let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
+    let lives = |pod: &&Pod| !matches!(phase(pod).as_deref(), Some("Succeeded" | "Failed"));
+    let bound = |pod: &&Pod| {
+        let name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        name.is_some() && name == node.metadata.name.as_ref()
+    };
+    for pod in pods.iter().filter(lives).filter(bound) {
+        let resources = pod.spec.as_ref().and_then(|spec| PodResources::parse(spec).ok());
+        for (name, quantity) in resources.unwrap_or_default().requests(Overhead::Included) {
+            *requested.entry(name).or_default() += quantity;
+        }
+    }
+    let share = |name: &str| Share {
+        requested: amount(&requested, name),
+        allocatable: amount(&allocatable, name),
+    };
+    NodeLine {
+        name: node.metadata.name.clone().unwrap_or_default(),
+        ready: conditions
+            .into_iter()
+            .flatten()
+            .any(|each| each.type_ == "Ready" && each.status == "True"),
+        cpu: share(CPU),
+        memory: share(MEMORY),
+        pending: pods.iter().filter(|pod| phase(pod).as_deref() == Some("Pending")).count(),
+    }
+}
+
+impl fmt::Display for NodeLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ready = if self.ready { "Ready" } else { "not ready" };
+        write!(
+            f,
+            "node {} {ready}, requested: cpu {}, memory {}",
+            self.name, self.cpu, self.memory
+        )?;
+        match self.pending {
+            0 => writeln!(f),
+            pending => writeln!(f, ", {pending} pending"),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.requested, self.allocatable)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_living_pods_of_the_node_requested_is_added_up() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n"},
+            "status": {
+                "allocatable": {"cpu": "2", "memory": "1Gi"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }))
+        .unwrap();
+        let pod = |name: &str, node: &str, phase: &str| -> Pod {
+            let resources = json!({"requests": {"cpu": "250m", "memory": "64Mi"}});
+            let spec =
+                json!({"nodeName": node, "containers": [{"name": "c", "resources": resources}]});
+            let pod = json!({"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}});
+            serde_json::from_value(pod).unwrap()
+        };
+        let pods = [
+            pod("a", "n", "Running"),
+            pod("b", "n", "Failed"),
+            pod("c", "", "Pending"),
+            pod("d", "n", "Running"),
+        ];
+        assert_eq!(
+            summary(&node, &pods).to_string(),
+            "node n Ready, requested: cpu 500m of 2, memory 128Mi of 1Gi, 1 pending\n"
+        );
+    }
+}
