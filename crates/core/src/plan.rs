@@ -9,6 +9,7 @@
 
 pub mod init;
 pub mod kill;
+mod masking;
 pub mod regular;
 pub mod sandbox;
 pub mod sync;
@@ -28,6 +29,7 @@ use crate::resize::{Resize, Resizing};
 use crate::time::{Mono, Now, Stopwatch};
 
 pub use kill::{KillPod, Stop, StopCause};
+pub use masking::MASK;
 
 /// The parts of the node that a pod stands on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -255,7 +257,9 @@ fn terminating(inputs: &Inputs<'_>) -> Plan {
         plan.stage_done = true;
         return plan;
     };
-    let why = Why::new(Topic::Stops, format!("stopping the pod: {}", kill.summary()));
+    let why = Why::new(Topic::Stops, format!("stopping the pod: {}", kill.summary())).way_out(
+        "what is left when its grace is over is killed; kubectl delete --grace-period=1 waits less",
+    );
     step_unless_failing(inputs, PodStep::Kill, vec![Step::KillPod(kill)], why)
 }
 

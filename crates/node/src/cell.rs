@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use podwright_core::attempts::Attempts;
 use podwright_core::ids::ContainerId;
 use podwright_core::lifecycle::{Change, Lifecycle, Request, Stage};
 use podwright_core::pod::{Pod, ProbeKind};
@@ -31,6 +32,8 @@ pub struct PodCell {
     /// Grows whenever the runtime should be asked again about this pod.
     poked: watch::Sender<u64>,
     pub journal: Mutex<Journal>,
+    /// What was tried and failed. Only the worker writes; whoever asks why may read.
+    pub attempts: Mutex<Attempts>,
 }
 
 impl PodCell {
@@ -40,6 +43,7 @@ impl PodCell {
             probed: watch::Sender::new(Probed::default()),
             poked: watch::Sender::new(0),
             journal: Mutex::default(),
+            attempts: Mutex::default(),
         })
     }
 

@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use jiff::Timestamp;
 use podwright_core::plan::Why;
 use podwright_core::time::Now;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Enough to tell a story, little enough to keep for every pod.
 const KEPT: usize = 32;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub at: Timestamp,
     pub text: String,
@@ -19,13 +19,13 @@ pub struct Entry {
 }
 
 /// A call to the runtime that has not answered yet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Underway {
     pub since: Timestamp,
     pub what: String,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Journal {
     entries: VecDeque<Entry>,
     why: Option<Why>,

@@ -18,6 +18,7 @@ pub mod heartbeat;
 pub mod hooks;
 pub mod http_get;
 pub mod images;
+pub mod inquiry;
 pub mod journal;
 mod last_words;
 pub mod logs;

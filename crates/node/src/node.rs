@@ -1,6 +1,6 @@
 //! Puts the node together and runs it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ use crate::gc::{self, Gc};
 use crate::heartbeat::own_node::{self, OwnNode};
 use crate::heartbeat::{Heartbeat, LeaseKeeper, Look, Timing};
 use crate::images::{self, Images};
+use crate::inquiry;
 use crate::logs::{Logs, rotation::Rotation};
 use crate::metrics::Metrics;
 use crate::mirrors::Mirrors;
@@ -43,6 +44,7 @@ use crate::status::StatusManager;
 use crate::tools::{NodeState, Settings, Tools};
 use crate::users::Users;
 use crate::volumes::Volumes;
+use crate::worker::chain;
 
 /// How often the runtime is asked whether it is well.
 const RUNTIME_CHECK: Duration = Duration::from_secs(5);
@@ -239,6 +241,7 @@ impl Node {
             );
             this.show_itself(client, presence, look, shown);
         }
+        this.answer(&config.root_dir);
         let sources = this.listen(config.manifests, config.manifest_url, api.as_ref());
         this.report(occurrences, api);
         let pods =
@@ -314,6 +317,15 @@ impl Node {
             clock: self.tools.clock.clone(),
         };
         self.tasks.spawn(heartbeat.run(self.stop.clone()));
+    }
+
+    /// Answers people on this machine. An agent that cannot still runs pods.
+    fn answer(&self, root: &Path) {
+        let (directory, tools) = (self.directory.clone(), self.tools.clone());
+        match inquiry::serve(root, directory, tools, self.stop.clone()) {
+            Ok(answering) => drop(self.tasks.spawn(answering)),
+            Err(error) => tracing::warn!(error = chain(&error), "`podwright why` has no answer"),
+        }
     }
 
     /// Starts the sources and says which there are.

@@ -1,6 +1,6 @@
 //! One task per pod: wait, decide, act.
 //!
-//! The worker owns what was tried; everything else it reads. It never decides on a view of the
+//! Of what is in the pod's cell the worker writes what was tried; everything else it reads. It never decides on a view of the
 //! runtime that is older than its last act, or it would start a container twice.
 
 mod announce;
@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
-use podwright_core::attempts::Attempts;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Lifecycle, Stage};
 use podwright_core::observed::ObservedPod;
@@ -54,7 +53,6 @@ pub struct Worker {
     name: PodName,
     cell: Arc<PodCell>,
     tools: Arc<Tools>,
-    attempts: Attempts,
     lane: Lane,
     /// What was seen since our last act, and the poke it was seen after.
     seen: Option<(Arc<ObservedPod>, u64)>,
@@ -119,7 +117,6 @@ impl Worker {
             name: pod.name.clone(),
             cell,
             tools,
-            attempts: Attempts::default(),
             lane: Lane::default(),
             seen: None,
             last_plan: None,
@@ -159,7 +156,7 @@ impl Worker {
             // Whatever failed while the runtime was away failed for that reason.
             if desired.retry != retries || wakes.runtime_is_back() {
                 retries = desired.retry;
-                self.attempts.retry_now(began);
+                self.cell.attempts.lock().retry_now(began);
             }
             let cgroup = self.tools.cgroups.has_pod(&desired.pod).await;
             let decision = self.decide(&view, &desired, &probed, network, cgroup, began);
@@ -222,9 +219,10 @@ impl Worker {
         now: Now,
     ) -> Decision {
         let pod = &desired.pod;
+        let mut attempts = self.cell.attempts.lock();
         for container in &pod.containers {
             for instance in view.instances_of(&container.name) {
-                self.attempts.note_exit(&container.name, container.backoff_key, instance, now);
+                attempts.note_exit(&container.name, container.backoff_key, instance, now);
             }
         }
         let old = self.tools.status.last_report(pod);
@@ -238,7 +236,7 @@ impl Worker {
         let inputs = Inputs {
             pod,
             observed: view,
-            attempts: &self.attempts,
+            attempts: &attempts,
             life: &desired.life,
             probed,
             surroundings: &surroundings,
@@ -280,6 +278,8 @@ impl Worker {
     /// Tells the status manager, the journal and, where something began, the events.
     fn report(&mut self, decision: &Decision, now: Now) {
         let Decision { pod, plan, status, .. } = decision;
+        let before = self.tools.status.last_report(pod);
+        announce::end(&self.tools.events, pod, before.as_deref(), status);
         self.tools.status.set(pod, status.clone());
         self.cell.journal.lock().decided(now, &plan.why);
         announce::changes(&self.tools.events, pod, self.last_plan.as_ref(), plan);
@@ -321,7 +321,6 @@ impl Worker {
                 tools: &self.tools,
                 cell: &self.cell,
                 pod: &decision.pod,
-                attempts: &mut self.attempts,
                 lane: &self.lane,
                 view,
             };

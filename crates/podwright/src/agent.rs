@@ -310,10 +310,15 @@ fn facts(
             cgroups: if v2 { CgroupVersion::V2 } else { CgroupVersion::V1 },
             cpu_quota_period: whole.map(micros),
             whole_container_oom: v2 && !configuration.single_process_oom_kill.unwrap_or(false),
-            swap: v2.then_some(Swap { behaviour, total: capacity.swap }),
+            swap: limits_swap(v2).then_some(Swap { behaviour, total: capacity.swap }),
         },
         handlers,
     })
+}
+
+/// Whether the kernel can limit swap for a group; version 1 only if it was booted so.
+fn limits_swap(v2: bool) -> bool {
+    v2 || Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
 }
 
 /// The addresses that pods see as their node's.

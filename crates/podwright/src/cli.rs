@@ -31,6 +31,7 @@ const EXAMPLES: &str = "\
 Examples:
   podwright doctor                            what this machine still lacks
   podwright up                                a node on this machine, no control plane
+  podwright why NAMESPACE/NAME                what a pod waits for, and the way out
   podwright kubelet --kubeconfig=FILE         join a cluster
   podwright kubelet --pod-manifest-path=DIR   run the static pods in a folder
 
@@ -57,9 +58,11 @@ enum Command {
     Status(StatusArgs),
     /// List the node's images, or load some without a registry
     Images(ImagesArgs),
+    /// Say what a pod waits for, since when, what was tried, and the way out
+    Why(WhyArgs),
     /// Replay a recorded decision and print what is decided, and why
     Plan {
-        /// A case, as recorded from a running node
+        /// A case, as `podwright why --record` writes it
         #[arg(value_name = "CASE.json", value_hint = ValueHint::FilePath)]
         case: PathBuf,
     },
@@ -135,6 +138,21 @@ pub struct StatusArgs {
     /// Folder that was given to `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
+    /// How to print it
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Output,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct WhyArgs {
+    /// NAME, NAMESPACE/NAME or UID; a static pod also by the name in its manifest
+    pub pod: String,
+    /// Root folder of the agent; without it, that of the kubelet or of `podwright up`
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub root_dir: Option<PathBuf>,
+    /// Also write the inputs of the decision, secrets masked, for `podwright plan`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record: Option<PathBuf>,
     /// How to print it
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
@@ -267,6 +285,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         Command::Reset(arguments) => commands::reset::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Why(arguments) => commands::why::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Plan { case } => commands::plan::run(&case).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Version(arguments) => {

@@ -9,3 +9,4 @@ pub mod reset;
 pub mod status;
 pub mod up;
 pub mod version;
+pub mod why;

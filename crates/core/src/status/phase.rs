@@ -11,7 +11,7 @@ use crate::lifecycle::Stage;
 use crate::plan::{Hold, Inputs};
 use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
 
-const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -35,6 +35,11 @@ impl Objects {
         }
     }
 
+    /// The services as far as they are known, without waiting.
+    pub fn known_services(&self) -> Arc<Vec<ServiceView>> {
+        self.services.0.borrow().clone().unwrap_or_default()
+    }
+
     /// Follows the cluster's services until stopped.
     pub async fn follow_services(self: Arc<Self>, node: Arc<str>, stop: CancellationToken) {
         let Some(client) = self.client.clone() else { return };

@@ -1,8 +1,10 @@
 //! Events that follow from a decision rather than from an act.
 
+use k8s_openapi::api::core::v1::PodStatus;
 use podwright_core::attempts::StartError;
 use podwright_core::plan::{Plan, Topic, WaitReason, Waiting};
 use podwright_core::pod::{Container, Pod};
+use podwright_core::status::phase::DEADLINE_EXCEEDED;
 
 use crate::events::{Recorder, Severity};
 
@@ -20,6 +22,15 @@ pub(super) fn changes(events: &Recorder, pod: &Pod, before: Option<&Plan>, now: 
     let why = &now.why;
     if why.topic == Topic::NetworkNotReady && before.is_none_or(|plan| plan.why != *why) {
         events.pod(pod, Severity::Warning, "NetworkNotReady", why.text.clone());
+    }
+}
+
+/// Tells of an end that the node brought about, once.
+pub(super) fn end(events: &Recorder, pod: &Pod, before: Option<&PodStatus>, now: &PodStatus) {
+    let known = before.and_then(|status| status.reason.as_deref());
+    if now.reason.as_deref() == Some(DEADLINE_EXCEEDED) && known != Some(DEADLINE_EXCEEDED) {
+        let text = now.message.clone().unwrap_or_default();
+        events.pod(pod, Severity::Normal, DEADLINE_EXCEEDED, text);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
 use podwright_core::attempts::{Attempts, PodStep, StartError};
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
@@ -28,7 +29,6 @@ pub(super) struct Execution<'a> {
     pub tools: &'a Arc<Tools>,
     pub cell: &'a Arc<PodCell>,
     pub pod: &'a Arc<Pod>,
-    pub attempts: &'a mut Attempts,
     pub lane: &'a Lane,
     pub view: &'a Arc<ObservedPod>,
 }
@@ -92,7 +92,7 @@ impl Execution<'_> {
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
         match self.tools.cgroups.ensure_pod(self.pod).await {
             Ok(()) => {
-                self.attempts.note_step_done(PodStep::Cgroup);
+                self.attempts().note_step_done(PodStep::Cgroup);
                 Ok(())
             }
             Err(error) => {
@@ -105,7 +105,7 @@ impl Execution<'_> {
     fn make_directories(&mut self) -> Result<(), Failed> {
         match self.tools.volumes.make_directories(self.pod) {
             Ok(()) => {
-                self.attempts.note_step_done(PodStep::Directories);
+                self.attempts().note_step_done(PodStep::Directories);
                 Ok(())
             }
             Err(error) => {
@@ -119,7 +119,7 @@ impl Execution<'_> {
         self.begin("mounting volumes");
         match self.tools.volumes.mount(self.pod).await {
             Ok(()) => {
-                self.attempts.note_step_done(PodStep::Volumes);
+                self.attempts().note_step_done(PodStep::Volumes);
                 Ok(())
             }
             Err(not_mounted) => {
@@ -172,7 +172,7 @@ impl Execution<'_> {
                 return self.failed_loudly(PodStep::Sandbox, "FailedPodSandBoxStatus", text);
             }
         };
-        self.attempts.note_step_done(PodStep::Sandbox);
+        self.attempts().note_step_done(PodStep::Sandbox);
         self.note("sandbox created");
         self.tools.status.sandbox_ready(self.pod);
         Ok(Ground { sandbox: Some(id), attempt, ips })
@@ -186,7 +186,7 @@ impl Execution<'_> {
                 return self.failed(PodStep::Removal, error.to_string());
             }
         }
-        self.attempts.note_step_done(PodStep::Removal);
+        self.attempts().note_step_done(PodStep::Removal);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Execution<'_> {
             }
         }
         if errors.is_empty() {
-            self.attempts.note_step_done(PodStep::Kill);
+            self.attempts().note_step_done(PodStep::Kill);
             return Ok(());
         }
         let text = format!("error killing pod: {}", errors.join("; "));
@@ -216,7 +216,7 @@ impl Execution<'_> {
         self.begin("stopping the pod's sandbox");
         let (runtime, id) = (self.tools.runtime.clone(), sandbox.clone());
         self.lane.run(async move { runtime.stop_sandbox(&id).await }).await?;
-        self.attempts.note_sandbox_stopped(sandbox.clone());
+        self.attempts().note_sandbox_stopped(sandbox.clone());
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl Execution<'_> {
     async fn destroy_cgroup(&mut self) -> Result<(), Failed> {
         match self.tools.cgroups.destroy_pod(self.pod).await {
             Ok(()) => {
-                self.attempts.note_step_done(PodStep::Teardown);
+                self.attempts().note_step_done(PodStep::Teardown);
                 Ok(())
             }
             Err(error) => self.failed(PodStep::Teardown, chain(&error)),
@@ -247,7 +247,7 @@ impl Execution<'_> {
     /// The same, for a step that says itself when to come back.
     fn failed_for<T>(&mut self, step: PodStep, text: String, retry: Duration) -> Result<T, Failed> {
         let now = self.note(&text);
-        self.attempts.note_step_failure(step, text, now, retry);
+        self.attempts().note_step_failure(step, text, now, retry);
         Err(Failed(()))
     }
 
@@ -272,11 +272,16 @@ impl Execution<'_> {
         let (name, key) = (&container.name, container.backoff_key);
         let now = self.note(&format!("{name} did not start: {message}"));
         if reason == StartError::ErrImagePull {
-            self.attempts.note_pull_failure(&container.image, message.clone(), now);
+            self.attempts().note_pull_failure(&container.image, message.clone(), now);
         }
         let retry = self.retry();
-        self.attempts.note_start_failure(name, key, reason, message, now, retry);
+        self.attempts().note_start_failure(name, key, reason, message, now, retry);
         Failed(())
+    }
+
+    /// Locked for one statement at a time: whoever asks why does not wait for a call.
+    pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        self.cell.attempts.lock()
     }
 
     pub(super) fn begin(&self, what: impl Into<String>) {

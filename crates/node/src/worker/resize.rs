@@ -44,7 +44,7 @@ impl Execution<'_> {
         let done = self.apply(resize).await;
         self.tools.metrics.resizes.done(done.is_ok(), began.elapsed());
         let Err(error) = done else {
-            self.attempts.note_step_done(PodStep::Resize);
+            self.attempts().note_step_done(PodStep::Resize);
             return Ok(());
         };
         let text = chain(&error);

@@ -143,11 +143,11 @@ impl Execution<'_> {
             && let Some(instance) = self.view.instances.iter().find(|i| i.id == *after)
         {
             let limits = &self.tools.settings.crash_backoff;
-            self.attempts.note_restart(name, key, instance, self.tools.clock.now(), limits);
+            self.attempts().note_restart(name, key, instance, self.tools.clock.now(), limits);
         }
         match self.try_start(container, start, ground).await {
             Ok(()) => {
-                self.attempts.note_started(name, key);
+                self.attempts().note_started(name, key);
                 Ok(())
             }
             Err(NotStarted { reason, message }) => {
@@ -181,7 +181,7 @@ impl Execution<'_> {
         let image = self.tools.images.ensure(self.pod, container).await;
         let image = image
             .map_err(|absent| NotStarted { reason: absent.reason, message: absent.message })?;
-        self.attempts.note_pulled(&container.image);
+        self.attempts().note_pulled(&container.image);
         let attempt = self.attempt_number(container, start.attempt);
         let image = ResolvedImage {
             reference: image.image_ref,
@@ -260,7 +260,8 @@ impl Execution<'_> {
         let sandbox = config::sandbox(pod, ground.attempt, &tools.facts, &provision)?;
         let fetched = self.env_sources(env::needs(container)).await;
         let services = match pod.is_static() {
-            true => Some(Arc::default()),
+            // It does not wait for an API server that may depend on it.
+            true => Some(tools.objects.known_services()),
             false => tools.objects.services().await,
         };
         let environment = Environment::build(&EnvInputs {
@@ -408,7 +409,7 @@ impl Execution<'_> {
                 // It may exist after all; another try must not collide with its name.
                 if error.is_ambiguous() {
                     let (name, key) = (&container.name, container.backoff_key);
-                    self.attempts.note_attempt_taken(name, key, attempt);
+                    self.attempts().note_attempt_taken(name, key, attempt);
                 }
                 let reason = StartError::CreateContainerError;
                 Err(NotStarted { reason, message: error.message })

@@ -15,7 +15,7 @@ impl Execution<'_> {
         let errors = self.stop_in_turn(std::slice::from_ref(stop)).await;
         match errors.first() {
             None => {
-                self.attempts.note_step_done(PodStep::Kill);
+                self.attempts().note_step_done(PodStep::Kill);
                 Ok(())
             }
             Some(error) => {

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::GoDuration;
 
+/// The default of `--root-dir`.
+pub const ROOT_DIR: &str = "/var/lib/kubelet";
+
 /// What a node is told by flags alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -53,7 +56,7 @@ impl Default for NodeOptions {
             kubeconfig: None,
             bootstrap_kubeconfig: None,
             cert_dir: PathBuf::from("/var/lib/kubelet/pki"),
-            root_dir: PathBuf::from("/var/lib/kubelet"),
+            root_dir: PathBuf::from(ROOT_DIR),
             hostname_override: String::new(),
             node_ip: NodeIp::default(),
             node_labels: BTreeMap::new(),
