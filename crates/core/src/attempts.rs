@@ -145,6 +145,8 @@ pub enum PodStep {
 struct SeenExit {
     instance: ContainerId,
     at: Mono,
+    /// When we heard of it; on a busy machine that is later.
+    seen: Mono,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,7 +181,7 @@ impl Attempts {
             return;
         }
         let at = now.mono_at(exit.finished, BackoffLimits::DEFAULT.forget_after);
-        starts.exits.push(SeenExit { instance: instance.id.clone(), at });
+        starts.exits.push(SeenExit { instance: instance.id.clone(), at, seen: now.mono });
         if starts.exits.len() > EXITS_KEPT {
             starts.exits.remove(0);
         }
@@ -196,6 +198,12 @@ impl Attempts {
     ) -> Option<(Duration, Mono)> {
         let starts = self.starts.get(container).filter(|s| s.key == key)?;
         starts.backoff?.hold(self.exit_at(container, instance, now)?, now.mono, limits)
+    }
+
+    /// When the exit of an instance was first seen.
+    pub fn exit_seen(&self, container: &str, instance: &ContainerId) -> Option<Mono> {
+        let exits = &self.starts.get(container)?.exits;
+        exits.iter().find(|exit| exit.instance == *instance).map(|exit| exit.seen)
     }
 
     fn exit_at(&self, container: &str, instance: &Instance, now: Now) -> Option<Mono> {

@@ -201,7 +201,7 @@ impl<'bed> AgentBuilder<'bed> {
             "staticPodPath": folder.join("manifests"),
             "volumePluginDir": folder.join("plugins"),
         });
-        if self.kubeconfig.is_some() {
+        if self.kubeconfig.is_some() && self.bed.control_plane().is_ok() {
             merge(&mut configuration, &self.serving()?);
         }
         Ok(configuration)

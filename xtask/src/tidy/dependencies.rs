@@ -48,6 +48,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "podwright-proto",
             "podwright-cri",
             "podwright-host",
+            "podwright-apiserver",
             "podwright-pause",
             "podwright-testkit",
         ],

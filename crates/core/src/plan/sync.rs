@@ -21,8 +21,9 @@ use crate::time::{Mono, go_duration};
 
 /// How soon a pod looks again whether the network came up; usually it is told.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
-/// A failed pull shows as itself this long, then as the back-off it leads to.
-const PULL_ERROR_SHOWN: Duration = Duration::from_secs(1);
+/// A failed pull, an exit or a failed hook shows as itself this long, then as the back-off it leads
+/// to: a watcher sees what happened before it sees what follows.
+const SHOWN_AS_ITSELF: Duration = Duration::from_secs(2);
 
 pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
     if let Some(hold) = &inputs.surroundings.hold {
@@ -251,9 +252,12 @@ fn why_in_sandbox(
         let way_out = "it is tried again; ask for other amounts if that does not help";
         return Some(Why::new(Topic::Fails(PodStep::Resize), text).way_out(way_out));
     }
-    if let Some(held) = held
-        && let Some(waiting) = plan.waiting.get(held)
-    {
+    if let Some(held) = held {
+        let Some(waiting) = plan.waiting.get(held) else {
+            let text = format!("{held} exited; it is held back before it starts again");
+            let way_out = way_out(WaitReason::NotStarted(StartError::CrashLoopBackOff));
+            return Some(Why::new(Topic::Waits, text).way_out(way_out));
+        };
         let text = format!("{held} waits: {} ({})", waiting.message, waiting.reason.as_str());
         return Some(Why::new(Topic::Waits, text).way_out(way_out(waiting.reason)));
     }
@@ -365,27 +369,30 @@ fn hold_back(
 ) -> (Vec<Step>, Option<Arc<str>>) {
     let (mut now, mut held) = (Vec::new(), None);
     for start in starts {
-        let waiting = waiting(inputs, &start, stopped);
-        if let Some((waiting, until)) = waiting {
-            let name = &start.container.name;
-            plan.waiting.insert(name.clone(), waiting);
-            if let Some(until) = until {
-                plan.wake(until);
-                held.get_or_insert_with(|| name.clone());
-                continue;
-            }
+        let Wait { shown, until } = wait(inputs, &start, stopped);
+        let name = &start.container.name;
+        if let Some(shown) = shown {
+            plan.waiting.insert(name.clone(), shown);
+        }
+        if let Some(until) = until {
+            plan.wake(until);
+            held.get_or_insert_with(|| name.clone());
+            continue;
         }
         now.push(Step::StartContainer(start.step(inputs.attempts)));
     }
     (now, held)
 }
 
-/// Why a container waits, and until when it must (`None`: it is tried again now).
-fn waiting(
-    inputs: &Inputs<'_>,
-    start: &Restart<'_>,
-    stopped: &[ContainerId],
-) -> Option<(Waiting, Option<Mono>)> {
+/// What a container shows while it does not run, and until when it must wait (`None`: it is tried
+/// now).
+#[derive(Default)]
+struct Wait {
+    shown: Option<Waiting>,
+    until: Option<Mono>,
+}
+
+fn wait(inputs: &Inputs<'_>, start: &Restart<'_>, stopped: &[ContainerId]) -> Wait {
     let (container, now) = (start.container, inputs.now);
     let key = container.backoff_key;
     // A container we stop ourselves did not crash; only an exit before that counts.
@@ -394,9 +401,20 @@ fn waiting(
         .instances_of(&container.name)
         .find(|i| i.exit().is_some() && !stopped.contains(&i.id));
     let hold = crashed.and_then(|i| {
-        inputs.attempts.crash_hold(&container.name, key, i, now, inputs.crash_backoff)
+        let hold = inputs.attempts.crash_hold(&container.name, key, i, now, inputs.crash_backoff);
+        let seen = inputs.attempts.exit_seen(&container.name, &i.id);
+        hold.map(|(delay, until)| (delay, until, seen))
     });
-    if let Some((delay, until)) = hold {
+    let failed = inputs.attempts.start_failure(&container.name, key);
+    let failure = failed.map(|failed| Waiting {
+        reason: WaitReason::NotStarted(failed.reason),
+        message: failed.message.clone(),
+    });
+    if let Some((delay, until, seen)) = hold {
+        let switch = seen.map(|seen| seen + SHOWN_AS_ITSELF);
+        if let Some(switch) = switch.filter(|switch| now.mono < *switch) {
+            return Wait { shown: failure, until: Some(switch.min(until)) };
+        }
         let message = format!(
             "back-off {} restarting failed container={} pod={}",
             go_duration(delay),
@@ -404,23 +422,30 @@ fn waiting(
             inputs.pod.described()
         );
         let reason = WaitReason::NotStarted(StartError::CrashLoopBackOff);
-        return Some((Waiting { reason, message }, Some(until)));
+        return Wait { shown: Some(Waiting { reason, message }), until: Some(until) };
     }
-    let failed = inputs.attempts.start_failure(&container.name, key)?;
-    let reason = WaitReason::NotStarted(failed.reason);
-    let shown = Waiting { reason, message: failed.message.clone() };
-    let tried_again = || (now.mono < failed.retry_at).then_some(failed.retry_at);
+    let Some(failed) = failed else { return Wait::default() };
+    if failed.reason == StartError::PostStartHookError {
+        // It did run, and ended: only the back-off of its exits holds it back.
+        return Wait { shown: failure, until: None };
+    }
     match inputs.attempts.pull_hold(&container.image, now) {
         Some((until, error)) if failed.reason == StartError::ErrImagePull => {
-            let switch = failed.last + PULL_ERROR_SHOWN;
+            let switch = failed.last + SHOWN_AS_ITSELF;
             if now.mono < switch {
-                return Some((shown, Some(switch.min(until))));
+                return Wait { shown: failure, until: Some(switch.min(until)) };
             }
             let message =
                 format!("Back-off pulling image {:?}: ErrImagePull: {error}", &*container.image);
             let reason = WaitReason::NotStarted(StartError::ImagePullBackOff);
-            Some((Waiting { reason, message }, Some(until)))
+            Wait { shown: Some(Waiting { reason, message }), until: Some(until) }
         }
-        Some(_) | None => Some((shown, tried_again())),
+        Some(_) | None => {
+            let until = (now.mono < failed.retry_at).then_some(failed.retry_at);
+            Wait { shown: failure, until }
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -240,6 +240,7 @@ fn row_19_a_crashed_container_waits_out_its_back_off() {
     case.attempts.note_restart(&name, key, &first.instances[0], t(100), &limits);
     case.observed =
         observed(&pod).sandbox_ready().exited("app", 1, t(100)).exited("app", 1, t(101)).build();
+    case.attempts.note_exit(&name, key, &case.observed.instances[0], t(101));
     case.now = t(105);
     let plan = decide(&case.inputs());
     assert_eq!((plan.steps.len(), plan.wake_at), (0, Some(t(111).mono)));

@@ -70,7 +70,8 @@ impl Explanation {
             let waiting = plan.waiting.get(&container.name);
             ContainerLine {
                 name: container.name.to_string(),
-                state: waiting.map_or_else(|| state(newest), |w| format!("waits: {}", w.reason.as_str())),
+                state: waiting
+                    .map_or_else(|| state(newest), |w| format!("waits: {}", w.reason.as_str())),
                 restarts: newest.map_or(0, |instance| instance.attempt),
             }
         });

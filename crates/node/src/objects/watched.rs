@@ -22,7 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Key, Object, Objects, said};
 
 /// How long a pod waits for a watch that just began. It is told if the answer comes later.
-const FIRST_VALUE: Duration = Duration::from_secs(2);
+const FIRST_VALUE: Duration = Duration::from_secs(5);
 /// A new pod's objects may be forbidden until the API server has noticed that it is ours.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);

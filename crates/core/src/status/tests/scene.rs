@@ -253,7 +253,8 @@ impl Scene {
         let limits = BackoffLimits::DEFAULT;
         self.attempts.note_exit(&container.name, key, &newest, self.now);
         self.attempts.note_restart(&container.name, key, &newest, self.now, &limits);
-        self
+        // For a moment it still shows as what it was.
+        self.wait(2)
     }
 
     /// Every sandbox was stopped by us and nothing runs: the pod stopped.

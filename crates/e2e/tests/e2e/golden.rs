@@ -1,0 +1,91 @@
+//! The golden recordings, from posting a pod to its last trace: what the agent does to the runtime
+//! and tells the API server is what the upstream kubelet did and told.
+//!
+//! All cases run side by side on one [`stage`]: real containerd, our agent, our API server, and a
+//! tap on the line to the runtime. A [`performance`] of a case and its [`recording`] are both told
+//! as an [`account`]; [`calls`] and [`story`] compare what depends on time with a rule, the rest
+//! is compared as it is. [`meant`] has every difference that we mean.
+//!
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+
+mod account;
+mod calls;
+mod cgroups;
+mod chronicle;
+mod difference;
+mod meant;
+mod names;
+mod performance;
+mod recording;
+mod stage;
+mod story;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use futures::future::join_all;
+
+use crate::privilege::{needs_root, skipped};
+use difference::Difference;
+use performance::perform;
+use recording::Recording;
+use stage::Stage;
+
+/// Cases that are not matched yet, and what each waits for. A case that comes to match leaves.
+const OPEN: [(&str, &str); 3] = [
+    ("node-selector", "admission asks no node affinity: the node issue"),
+    ("sysctl-forbidden", "admission asks no sysctls: the node issue"),
+    ("too-big", "admission asks no resources: the node issue"),
+];
+
+/// How long anything may take: the longest wait of a case is for a second back-off, and the machine
+/// may be busy.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// How long to wait for what is known not to come.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_live_as_recorded() {
+    needs_root!();
+    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
+        return skipped("PODWRIGHT_GOLDEN names no folder of recordings");
+    };
+    if !cgroups::are_as_recorded() {
+        return skipped("the recordings are of cgroup v1, and this machine has v2");
+    }
+    let recordings = Recording::all(Path::new(&golden)).unwrap();
+    let stage = Stage::set().await.unwrap();
+    let mut open = BTreeMap::from(OPEN);
+    let performances = recordings.iter().map(|recording| {
+        let is_open = open.contains_key(recording.name.as_str());
+        perform(&stage, recording, if is_open { LITTLE_PATIENCE } else { PATIENCE })
+    });
+    let verdicts: Vec<Vec<Difference>> = join_all(performances).await;
+    let (mut matched, mut wrong) = (0, String::new());
+    for (recording, differences) in recordings.iter().zip(verdicts) {
+        match (differences.is_empty(), open.remove(recording.name.as_str())) {
+            (true, None) => matched += 1,
+            (false, Some(_)) => {}
+            (true, Some(why)) => {
+                let name = &recording.name;
+                let _ = writeln!(wrong, "\n{name}: matches now, take it off the table ({why})");
+            }
+            (false, None) => {
+                let _ = writeln!(wrong, "\n{}: {}", recording.name, recording.about);
+                for difference in &differences {
+                    let _ = write!(wrong, "{difference}");
+                }
+            }
+        }
+    }
+    for name in open.keys() {
+        let _ = writeln!(wrong, "\n{name}: on the table, and there is no such recording");
+    }
+    // Not by `println!`: what a passing test prints that way is kept back.
+    let _ = writeln!(std::io::stderr(), "golden pods: {matched} of {}", recordings.len());
+    assert!(wrong.is_empty(), "{wrong}");
+    stage.strike();
+}
