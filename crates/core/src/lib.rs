@@ -30,6 +30,7 @@ pub mod qos;
 pub mod quantity;
 pub mod resize;
 pub mod schema;
+pub mod stats;
 pub mod status;
 pub mod time;
 pub mod users;

@@ -4,6 +4,8 @@
 //! reserved in the runtime. So each of them runs in a task of its own up to its deadline, and
 //! dropping the future only stops the *waiting*. Reads, pulls and exec may be dropped.
 
+mod streams;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use tonic::{Request, Response, Status};
 use crate::convert::{self, SeenContainer};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind};
+pub use streams::Streams;
 
 /// Replies larger than this are refused, as upstream does: 16 MiB.
 const MAX_REPLY: usize = 16 * 1024 * 1024;

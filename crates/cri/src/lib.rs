@@ -13,7 +13,9 @@ pub mod fake;
 pub mod hints;
 mod leftovers;
 
-pub use client::{Client, ExecOutput, Image, PullResult, RuntimeStatus, Timeouts, Version};
+pub use client::{
+    Client, ExecOutput, Image, PullResult, RuntimeStatus, Streams, Timeouts, Version,
+};
 pub use convert::{SeenContainer, Termination};
 pub use endpoint::Endpoint;
 pub use error::{Error, Kind};

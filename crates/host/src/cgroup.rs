@@ -7,6 +7,7 @@
 //! Every act can be done again after having been cut off anywhere: a group that exists is used,
 //! one that is gone is removed.
 
+mod detail;
 mod directory;
 mod pressure;
 pub mod systemd;
@@ -22,6 +23,7 @@ use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Hugepages, PodTre
 use podwright_core::ids::PodUid;
 use podwright_core::qos::QosClass;
 
+pub use self::detail::{Detail, Throttling};
 pub use self::pressure::{Pressure, Stall};
 use self::systemd::{UnitError, Units};
 use crate::mounts::Mount;
@@ -289,12 +291,30 @@ impl Cgroups {
     /// The usage of one of the group's [`Self::children`], such as a container's own group, which
     /// the runtime has named.
     pub async fn usage_of_child(&self, name: &CgroupName, entry: &str) -> Result<Usage> {
-        let plain = !matches!(entry, "" | "." | "..") && !entry.contains(['/', '\0']);
-        if !plain {
-            return Err(CgroupError::Entry { entry: entry.to_owned() });
-        }
-        let entry = entry.to_owned();
+        let entry = plain(entry)?.to_owned();
         self.blocking(name, move |inner, path| inner.usage(&format!("{path}/{entry}"))).await
+    }
+
+    /// What else is counted, of a group or one of its children.
+    pub async fn detail(&self, name: &CgroupName, entry: Option<&str>) -> Result<Detail> {
+        let entry = entry.map(plain).transpose()?.map(str::to_owned);
+        self.blocking(name, move |inner, path| {
+            let path = match entry {
+                Some(entry) => &*format!("{path}/{entry}"),
+                None => path,
+            };
+            match &inner.tree {
+                Tree::V1(tree) => tree.detail(path),
+                Tree::V2(tree) => tree.detail(path),
+            }
+        })
+        .await
+    }
+
+    /// Processes in one of the group's children, such as a sandbox's.
+    pub async fn pids_of_child(&self, name: &CgroupName, entry: &str) -> Result<BTreeSet<u32>> {
+        let entry = plain(entry)?.to_owned();
+        self.blocking(name, move |inner, path| inner.pids(&format!("{path}/{entry}"))).await
     }
 
     /// CPU, memory and pids as they are set now.
@@ -368,6 +388,14 @@ impl Inner {
             Tree::V2(tree) => tree.usage(path),
         }
     }
+}
+
+/// The name of a directory, and nothing that leads elsewhere.
+fn plain(entry: &str) -> Result<&str> {
+    if matches!(entry, "" | "." | "..") || entry.contains(['/', '\0']) {
+        return Err(CgroupError::Entry { entry: entry.to_owned() });
+    }
+    Ok(entry)
 }
 
 fn unit_error(name: &CgroupName) -> impl FnOnce(UnitError) -> CgroupError {

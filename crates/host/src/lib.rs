@@ -7,8 +7,10 @@
 pub mod cgroup;
 pub mod checkpoint;
 pub mod clock;
+pub mod disk_usage;
 pub mod files;
 pub mod machine;
 pub mod mounts;
 pub mod process;
+pub mod self_usage;
 pub mod sysctl;

@@ -5,6 +5,7 @@
 //! error; what every Linux has is an error that names the file.
 
 mod network;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -92,6 +92,11 @@ impl Cgroups {
         Ok(self.known(pod)?.name.path(self.host.driver()))
     }
 
+    /// The pod's own group.
+    pub fn group(&self, pod: &Pod) -> Result<CgroupName, PodCgroupError> {
+        Ok(self.known(pod)?.name.clone())
+    }
+
     /// A cgroup that cannot be looked at counts as missing; making it will tell why.
     pub async fn has_pod(&self, pod: &Pod) -> bool {
         match self.known(pod) {

@@ -3,9 +3,13 @@
 //! Names, types and labels are upstream's, because dashboards depend on them. The text format is
 //! written by [`exposition`]; a metric is a few atomics and costs nothing while nobody looks.
 
+pub mod cadvisor;
 pub mod exposition;
 mod images;
+mod http;
 mod probes;
+mod process;
+pub mod resource;
 
 use std::collections::BTreeMap;
 
@@ -13,7 +17,9 @@ use parking_lot::Mutex;
 
 pub use exposition::{Counter, Exposition, Gauge, Histogram, TimeGauge};
 pub use images::ImageMetrics;
+pub use http::{HttpKey, HttpMetrics};
 pub use probes::{ProbeMetrics, ProbeSeries};
+pub use process::write as write_process;
 
 /// Upstream's default buckets, in seconds.
 const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -39,6 +45,7 @@ pub struct Metrics {
     /// On a page of their own: there are many of them.
     pub probes: ProbeMetrics,
     pub images: ImageMetrics,
+    pub http: HttpMetrics,
 }
 
 impl Metrics {
@@ -51,6 +58,14 @@ impl Metrics {
         self.hooks.write(out);
         self.resizes.write(out);
         self.images.write(out);
+        self.http.write(out);
+    }
+
+    /// The page of probes, apart because there are series for each container.
+    pub fn write_probes(&self, out: &mut Exposition) {
+        self.probes.write(out);
+        let started = podwright_host::self_usage::read("/proc".as_ref()).started_seconds;
+        process::write_start(started, out);
     }
 }
 

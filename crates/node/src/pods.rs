@@ -98,6 +98,7 @@ impl Pods {
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut node = self.tools.admission.shown();
         loop {
+            self.directory.turned(self.tools.clock.now().mono);
             tokio::select! { biased;
                 () = stop.cancelled() => break,
                 // All are cancel-safe: nothing is taken that is not handled below.

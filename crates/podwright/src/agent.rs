@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{KubeletConfiguration, SwapBehavior};
+use crate::serving;
 
 /// What differs between a node in a cluster and one alone on a machine.
 pub struct Surroundings {
@@ -69,9 +70,17 @@ pub async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let health = health(&settings.configuration, stop.clone()).await?;
+    let ports = serving::take_ports(&settings.configuration).await?;
+    let api = surroundings.api.clone();
     let node = start(settings, surroundings, stop.clone()).await?;
     let Some(node) = node else { return Ok(()) };
     let health = tokio::spawn(health);
+    let server = serving::server(settings, &node, stop.clone());
+    let serving = match ports {
+        Some(ports) => Some(serving::listen(settings, ports, &node, api.as_ref())?),
+        None => None,
+    };
+    let serving = tokio::spawn(server.run(serving));
     on_ready()?;
     crate::service::ready();
     let trim = trim_heap_now_and_then();
@@ -80,7 +89,7 @@ pub async fn run(
         () = trim => {}
     }
     // It ends with the same token; what it still had to say is said.
-    let _ = health.await;
+    let _ = tokio::join!(health, serving);
     tracing::info!("stopped; the containers run on");
     Ok(())
 }

@@ -9,4 +9,5 @@ pub mod commands;
 pub mod config;
 pub mod logging;
 pub mod service;
+pub mod serving;
 pub mod standalone;

@@ -14,6 +14,7 @@ mod golden;
 mod images;
 mod joining;
 mod logs;
+mod kubelet_server;
 mod node_object;
 mod privilege;
 mod probes;

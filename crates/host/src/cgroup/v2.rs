@@ -156,6 +156,10 @@ impl Unified {
         })
     }
 
+    pub(super) fn dir(&self, path: &str) -> PathBuf {
+        below(&self.point, path)
+    }
+
     pub(super) fn settings(&self, path: &str) -> Result<CgroupConfig> {
         let dir = below(&self.point, path);
         let weight = directory::read_number(&dir, "cpu.weight")?.flatten();

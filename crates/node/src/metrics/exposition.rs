@@ -25,6 +25,15 @@ impl Counter {
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
+    pub fn inc(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// Only after an [`Self::inc`].
+    pub fn dec(&self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+
     pub fn set(&self, value: usize) {
         self.0.store(value as u64, Relaxed);
     }
@@ -74,6 +83,45 @@ impl Histogram {
     }
 }
 
+/// What a family of series is, for those who read the page.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    pub name: &'static str,
+    pub help: &'static str,
+    pub kind: Kind,
+    pub stability: Stability,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// Upstream's promise about a name; it is the first word of the help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stability {
+    Alpha,
+    Stable,
+    /// Not upstream's own, and so without one.
+    Unsaid,
+}
+
+/// One value of a family.
+#[derive(Clone, Debug)]
+pub struct Sample<'a> {
+    pub labels: Labels<'a>,
+    pub value: f64,
+    /// When it was read, if that was not just now.
+    pub at: Option<Timestamp>,
+}
+
+impl<'a> Sample<'a> {
+    pub fn now(labels: Labels<'a>, value: f64) -> Self {
+        Self { labels, value, at: None }
+    }
+}
+
 pub type Labels<'a> = Vec<(&'a str, &'a str)>;
 
 /// The page being written.
@@ -85,6 +133,33 @@ pub struct Exposition {
 impl Exposition {
     pub fn into_page(self) -> String {
         self.page
+    }
+
+    /// A family whose values are read while the page is written. One without values is left out.
+    pub fn family<'a>(&mut self, family: &Family, samples: impl IntoIterator<Item = Sample<'a>>) {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_none() {
+            return;
+        }
+        let kind = match family.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        let help = match family.stability {
+            Stability::Alpha => format!("[ALPHA] {}", family.help),
+            Stability::Stable => format!("[STABLE] {}", family.help),
+            Stability::Unsaid => family.help.to_owned(),
+        };
+        self.title(family.name, &help, kind);
+        for Sample { labels, value, at } in samples {
+            match at {
+                Some(at) => {
+                    let value = format!("{value} {}", at.as_millisecond());
+                    self.sample(family.name, &labels, value);
+                }
+                None => self.sample(family.name, &labels, value),
+            }
+        }
     }
 
     pub fn gauge(&mut self, name: &str, help: &str, series: &[(&[(&str, &str)], &Gauge)]) {
@@ -156,8 +231,12 @@ impl Exposition {
     }
 
     fn head(&mut self, name: &str, help: &str, kind: &str) {
+        self.title(name, &format!("[ALPHA] {help}"), kind);
+    }
+
+    fn title(&mut self, name: &str, help: &str, kind: &str) {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = writeln!(self.page, "# HELP {name} [ALPHA] {help}\n# TYPE {name} {kind}");
+        let _ = writeln!(self.page, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {

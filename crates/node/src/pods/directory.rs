@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Stage, Standing};
 use podwright_core::observed::PodEvent;
 use podwright_core::pod::Pod;
 use podwright_core::pod::mirror::Static;
 use podwright_core::pod::registry::{ApiUid, Mirror, Registry};
+use podwright_core::time::Mono;
 use tokio::sync::watch;
 
 use crate::cell::PodCell;
@@ -23,6 +24,8 @@ pub struct Directory {
     sources_ready: AtomicBool,
     /// Grows with every change of pods, mirrors and lives.
     changed: watch::Sender<u64>,
+    /// When pods were last looked after.
+    turned: Mutex<Option<Mono>>,
     /// Every wanted pod has a worker: what has none is not wanted.
     all_known: AtomicBool,
 }
@@ -118,6 +121,15 @@ impl Directory {
 
     pub fn sources_ready(&self) -> bool {
         self.sources_ready.load(Relaxed)
+    }
+
+    /// When the task that looks after all pods last came round; `None`: not yet.
+    pub fn last_turn(&self) -> Option<Mono> {
+        *self.turned.lock()
+    }
+
+    pub(super) fn turned(&self, now: Mono) {
+        *self.turned.lock() = Some(now);
     }
 
     pub(crate) fn set_sources_ready(&self, ready: bool) {

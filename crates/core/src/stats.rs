@@ -1,0 +1,410 @@
+//! What containers, pods and the node use, in the shapes that `/stats/summary` has.
+//!
+//! The shapes are upstream's (`stats/v1alpha1`); a number that is not known is left out, never
+//! guessed. Rates need two readings: [`rate`] says what they make.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Serialize, Serializer};
+
+/// A time in whole seconds, as the API writes times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(pub Timestamp);
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let whole = Timestamp::from_second(self.0.as_second()).unwrap_or(self.0);
+        serializer.collect_str(&whole)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    pub node: NodeStats,
+    pub pods: Vec<PodStats>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStats {
+    pub node_name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub system_containers: Vec<ContainerStats>,
+    pub start_time: Moment,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fs: Option<FsStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rlimit: Option<RlimitStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStats>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStats {
+    pub pod_ref: PodReference,
+    pub start_time: Moment,
+    pub containers: Vec<ContainerStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStats>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volume: Vec<VolumeStats>,
+    #[serde(rename = "ephemeral-storage", skip_serializing_if = "Option::is_none")]
+    pub ephemeral_storage: Option<FsStats>,
+    #[serde(rename = "process_stats", skip_serializing_if = "Option::is_none")]
+    pub process_stats: Option<ProcessStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStats>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PodReference {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerStats {
+    pub name: String,
+    pub start_time: Moment,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<FsStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<FsStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStats>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuStats {
+    pub time: Moment,
+    /// CPU time per second lately, in billionths; absent until two readings were taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_nano_cores: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_core_nano_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<Psi>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryStats {
+    pub time: Moment,
+    /// Up to the limit; absent where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_set_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rss_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub major_page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<Psi>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IoStats {
+    pub time: Moment,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<Psi>,
+}
+
+/// How long tasks had to wait for want of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Psi {
+    pub full: PsiData,
+    pub some: PsiData,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PsiData {
+    pub total: u64,
+    pub avg10: f64,
+    pub avg60: f64,
+    pub avg300: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SwapStats {
+    pub time: Moment,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_usage_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NetworkStats {
+    pub time: Moment,
+    /// The interface that leads out.
+    #[serde(flatten)]
+    pub default: Interface,
+    pub interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Interface {
+    pub name: String,
+    pub rx_bytes: u64,
+    pub rx_errors: u64,
+    pub tx_bytes: u64,
+    pub tx_errors: u64,
+    #[serde(skip)]
+    pub rx_packets: u64,
+    #[serde(skip)]
+    pub rx_dropped: u64,
+    #[serde(skip)]
+    pub tx_packets: u64,
+    #[serde(skip)]
+    pub tx_dropped: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsStats {
+    pub time: Moment,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes_free: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes_used: Option<u64>,
+}
+
+impl FsStats {
+    /// A part of a filesystem: what the whole has, and what the part uses.
+    pub fn part(&self, time: Moment, used: Used) -> Self {
+        Self { time, used_bytes: Some(used.bytes), inodes_used: Some(used.inodes), ..self.clone() }
+    }
+}
+
+/// What files take on a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+impl std::ops::Add for Used {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+}
+
+impl std::iter::Sum for Used {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |all, part| all + part)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStats {
+    #[serde(flatten)]
+    pub fs: FsStats,
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pvc_ref: Option<ClaimReference>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ClaimReference {
+    pub name: String,
+    pub namespace: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeStats {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_fs: Option<FsStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_fs: Option<FsStats>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RlimitStats {
+    pub time: Moment,
+    pub maxpid: u64,
+    pub curproc: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ProcessStats {
+    #[serde(rename = "process_count")]
+    pub process_count: u64,
+}
+
+impl Summary {
+    /// What `?only_cpu_and_memory=true` leaves.
+    pub fn without_the_rest(mut self) -> Self {
+        let node = &mut self.node;
+        (node.io, node.network, node.fs) = (None, None, None);
+        (node.runtime, node.rlimit) = (None, None);
+        let containers = node.system_containers.iter_mut();
+        for container in containers.chain(self.pods.iter_mut().flat_map(|p| &mut p.containers)) {
+            (container.io, container.rootfs, container.logs) = (None, None, None);
+        }
+        for pod in &mut self.pods {
+            (pod.io, pod.network, pod.ephemeral_storage) = (None, None, None);
+            (pod.process_stats, pod.volume) = (None, Vec::new());
+        }
+        self
+    }
+}
+
+/// Billionths of a CPU between two readings of a counter of nanoseconds.
+///
+/// A counter that went back belongs to something new: there is no rate yet.
+pub fn rate(earlier: u64, later: u64, between: Duration) -> Option<u64> {
+    let used = u128::from(later.checked_sub(earlier)?);
+    let between = between.as_nanos();
+    let per_second = (used * 1_000_000_000).checked_div(between)?;
+    u64::try_from(per_second).ok()
+}
+
+/// Which volumes count as the pod's own use of the node's disk.
+pub fn is_local_and_ephemeral(volume: &k8s_openapi::api::core::v1::Volume) -> bool {
+    let on_disk = volume
+        .empty_dir
+        .as_ref()
+        .is_some_and(|dir| dir.medium.as_deref().is_none_or(|medium| medium.is_empty()));
+    on_disk || volume.config_map.is_some()
+}
+
+/// The interfaces in the text of `/proc/net/dev`, but for the one that leads nowhere.
+pub fn interfaces(text: &str) -> Vec<Interface> {
+    let interface = |line: &str| {
+        let (name, numbers) = line.split_once(':')?;
+        let numbers: Vec<u64> =
+            numbers.split_ascii_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+        let [rx_bytes, rx_packets, rx_errors, rx_dropped, _, _, _, _, rest @ ..] = &numbers[..]
+        else {
+            return None;
+        };
+        let [tx_bytes, tx_packets, tx_errors, tx_dropped, ..] = rest else { return None };
+        Some(Interface {
+            name: name.trim().to_owned(),
+            rx_bytes: *rx_bytes,
+            rx_packets: *rx_packets,
+            rx_errors: *rx_errors,
+            rx_dropped: *rx_dropped,
+            tx_bytes: *tx_bytes,
+            tx_packets: *tx_packets,
+            tx_errors: *tx_errors,
+            tx_dropped: *tx_dropped,
+        })
+    };
+    text.lines().filter_map(interface).filter(|interface| interface.name != "lo").collect()
+}
+
+/// The network of a pod or node: `eth0` if there is one, as everyone expects, else the first.
+pub fn network(time: Moment, interfaces: &[Interface]) -> Option<NetworkStats> {
+    let default = interfaces.iter().find(|i| i.name == "eth0").or_else(|| interfaces.first())?;
+    Some(NetworkStats { time, default: default.clone(), interfaces: interfaces.to_vec() })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_needs_two_readings_of_the_same_thing() {
+        let second = Duration::from_secs(1);
+        for (case, earlier, later, between, want) in [
+            ("half a core", 1_000_000_000, 1_500_000_000, second, Some(500_000_000)),
+            ("two cores over two seconds", 0, 4_000_000_000, 2 * second, Some(2_000_000_000)),
+            ("idle", 7, 7, second, Some(0)),
+            ("a new container under an old name", 9, 7, second, None),
+            ("no time passed", 0, 7, Duration::ZERO, None),
+            ("too much to be true", 0, u64::MAX, Duration::from_nanos(1), None),
+        ] {
+            assert_eq!(rate(earlier, later, between), want, "{case}");
+        }
+    }
+
+    #[test]
+    fn interfaces_are_read_and_the_loopback_is_not() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs \
+             drop fifo colls carrier compressed\n    lo:     100       1    0    0    0     0          \
+             0         0      100       1    0    0    0     0       0          0\n  eth0: 613509583  \
+             400    1    2    0     0          0         0  1917500     300    3    4    0     0       \
+             0          0\nbroken: 1 2\nworse: a b c d e f g h i j k l m n o p\n";
+        let found = interfaces(text);
+        assert_eq!(found.len(), 1);
+        let eth0 = &found[0];
+        assert_eq!((eth0.rx_bytes, eth0.tx_bytes), (613_509_583, 1_917_500));
+        assert_eq!((eth0.rx_packets, eth0.rx_errors, eth0.rx_dropped), (400, 1, 2));
+        assert_eq!((eth0.tx_packets, eth0.tx_errors, eth0.tx_dropped), (300, 3, 4));
+        let time = Moment(Timestamp::UNIX_EPOCH);
+        assert_eq!(network(time, &found).unwrap().default.name, "eth0");
+        assert_eq!(network(time, &[]), None);
+    }
+
+    #[test]
+    fn times_are_in_whole_seconds() {
+        let time = Moment("2026-11-15T19:40:46.987654321Z".parse().unwrap());
+        assert_eq!(serde_json::to_value(time).unwrap(), "2026-11-15T19:40:46Z");
+    }
+
+    #[test]
+    fn only_what_lies_on_the_disk_counts_as_ephemeral() {
+        for (volume, want) in [
+            (serde_json::json!({ "name": "v", "emptyDir": {} }), true),
+            (serde_json::json!({ "name": "v", "emptyDir": { "medium": "Memory" } }), false),
+            (serde_json::json!({ "name": "v", "configMap": { "name": "c" } }), true),
+            (serde_json::json!({ "name": "v", "secret": { "secretName": "s" } }), false),
+            (serde_json::json!({ "name": "v", "hostPath": { "path": "/" } }), false),
+        ] {
+            let parsed = serde_json::from_value(volume.clone()).unwrap();
+            assert_eq!(is_local_and_ephemeral(&parsed), want, "{volume}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Where a person may talk with a container, and what containers use.
+//!
+//! The runtime answers a request for a stream with a URL of its own server, good for one
+//! connection. Asking for it starts nothing yet: whoever does not dial leaves nothing behind.
+
+use podwright_core::ids::{ContainerId, SandboxId};
+use podwright_proto::cri;
+
+use super::Client;
+use crate::error::Error;
+
+/// Which of a process's streams are carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    pub stdin: bool,
+    pub stdout: bool,
+    /// Never together with `tty`.
+    pub stderr: bool,
+    pub tty: bool,
+}
+
+impl Client {
+    /// A URL at which the command will run.
+    pub async fn exec_url(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        streams: Streams,
+    ) -> Result<String, Error> {
+        let mut client = self.runtime.clone();
+        let Streams { stdin, stdout, stderr, tty } = streams;
+        let request = cri::ExecRequest {
+            container_id: id.to_string(),
+            cmd: command,
+            tty,
+            stdin,
+            stdout,
+            stderr,
+        };
+        let call = client.exec(self.within(request, self.timeouts.call));
+        let reply = self.run("exec", "Exec", id.as_str(), call).await?;
+        present("Exec", id.as_str(), reply.url)
+    }
+
+    /// A URL of the container's own streams.
+    pub async fn attach_url(&self, id: &ContainerId, streams: Streams) -> Result<String, Error> {
+        let mut client = self.runtime.clone();
+        let Streams { stdin, stdout, stderr, tty } = streams;
+        let request =
+            cri::AttachRequest { container_id: id.to_string(), tty, stdin, stdout, stderr };
+        let call = client.attach(self.within(request, self.timeouts.call));
+        let reply = self.run("attach", "Attach", id.as_str(), call).await?;
+        present("Attach", id.as_str(), reply.url)
+    }
+
+    /// A URL that leads to ports of the sandbox.
+    pub async fn port_forward_url(&self, id: &SandboxId, ports: Vec<i32>) -> Result<String, Error> {
+        let mut client = self.runtime.clone();
+        let request = cri::PortForwardRequest { pod_sandbox_id: id.to_string(), port: ports };
+        let call = client.port_forward(self.within(request, self.timeouts.call));
+        let reply = self.run("port_forward", "PortForward", id.as_str(), call).await?;
+        present("PortForward", id.as_str(), reply.url)
+    }
+
+    /// What all containers use, as the runtime measures it.
+    pub async fn container_stats(&self) -> Result<Vec<cri::ContainerStats>, Error> {
+        let mut client = self.runtime.clone();
+        let request = cri::ListContainerStatsRequest { filter: None };
+        let call = client.list_container_stats(self.within(request, self.timeouts.call));
+        let reply = self.run("list_container_stats", "ListContainerStats", "", call).await?;
+        Ok(reply.stats)
+    }
+}
+
+fn present(call: &'static str, object: &str, url: String) -> Result<String, Error> {
+    if url.is_empty() {
+        return Err(Error::bad_reply(call, object, "url is not set"));
+    }
+    Ok(url)
+}

@@ -1,0 +1,118 @@
+//! The kubelet server, asked by those who really ask: kube-apiserver on behalf of kubectl, and
+//! clients with certificates and tokens of the cluster.
+
+mod access;
+mod numbers;
+mod streams;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Bytes;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use podwright_e2e::http::{Answer, Tls};
+use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::netns::NODE_ADDRESS;
+use podwright_e2e::pki::Pair;
+use podwright_e2e::wait;
+use serde_json::json;
+
+use crate::cluster::{Cluster, LIMIT};
+
+/// A cluster whose API server finds the way to the node.
+async fn reachable() -> Cluster {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let status = json!({ "status": {
+        "addresses": [{ "type": "InternalIP", "address": NODE_ADDRESS.to_string() }],
+        "daemonEndpoints": { "kubeletEndpoint": { "Port": 10250 } },
+    }});
+    let params = PatchParams::default();
+    nodes.patch_status("node-1", &params, &Patch::Merge(status)).await.unwrap();
+    cluster
+}
+
+/// How a program ended.
+struct Ended {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// Runs a program to its end, whatever that is.
+async fn run(mut command: Command, input: &[u8]) -> Ended {
+    let input = input.to_owned();
+    let ended = tokio::task::spawn_blocking(move || {
+        use std::io::Write;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut stdin = child.stdin.take();
+        // Beside the reading: a pipe holds little.
+        let writing = std::thread::spawn(move || {
+            if let Some(mut stdin) = stdin.take() {
+                let _ = stdin.write_all(&input);
+            }
+        });
+        let output = child.wait_with_output();
+        let _ = writing.join();
+        output
+    });
+    let output = tokio::time::timeout(Duration::from_secs(120), ended).await;
+    let output = output.expect("it ends in time").unwrap().unwrap();
+    Ended {
+        code: output.status.code(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+impl Cluster {
+    fn kubectl(&self, release: Release) -> Kubectl {
+        self.bed.kubectl(release).unwrap()
+    }
+
+    /// Asks the node itself.
+    async fn ask(&self, method: &str, path: &str, who: &Who) -> Answer {
+        let url = format!("{}{path}", self.agent.url());
+        let mut request = Request::builder().method(method).uri(url);
+        let mut tls = Tls::default();
+        match who {
+            Who::Nobody => {}
+            Who::Token(token) => {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            Who::Certificate(pair) => tls.identity = Some(pair.clone()),
+        }
+        self.bed.http_send(request.body(Bytes::new()).unwrap(), &tls).await.unwrap()
+    }
+
+    /// A client certificate of the cluster.
+    fn certificate(&self, user: &str, groups: &[&str]) -> Who {
+        let authority = self.bed.control_plane().unwrap().authority();
+        Who::Certificate(authority.client(user, groups).unwrap())
+    }
+
+    fn admin(&self) -> Who {
+        self.certificate("admin", &["system:masters"])
+    }
+}
+
+enum Who {
+    Nobody,
+    Token(String),
+    Certificate(Pair),
+}
+
+/// How many file descriptors a process has open.
+fn open_files(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// Waits until a process has no more descriptors open than it had.
+async fn settles(what: &str, pid: u32, before: usize) {
+    let settled = async || Ok(open_files(pid) <= before);
+    wait::until_true(format!("{what} to close what it opened"), LIMIT, settled).await.unwrap();
+}

@@ -1,0 +1,164 @@
+//! What the node tells of itself in numbers.
+
+use std::collections::BTreeMap;
+
+use podwright_e2e::wait;
+use serde_json::{Value, json};
+
+use super::reachable;
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
+use crate::privilege::needs_root;
+
+/// A pod with two containers, a limit and a volume.
+async fn with_sample() -> Cluster {
+    let cluster = reachable().await;
+    let mut sample = pod("sample", &["serve"]);
+    let spec = &mut sample["spec"];
+    let second = json!({
+        "name": "second", "image": "localhost/podwright/test:latest", "imagePullPolicy": "Never",
+        "command": ["sleep", "3600"],
+    });
+    spec["containers"].as_array_mut().unwrap().push(second);
+    spec["containers"][0]["resources"] = json!({ "limits": { "memory": "64Mi" } });
+    spec["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    spec["volumes"] = json!([{ "name": "data", "emptyDir": {} }]);
+    cluster.create(sample).await;
+    cluster.until("sample", "ready", ready).await;
+    cluster
+}
+
+async fn page(cluster: &Cluster, path: &str) -> String {
+    let answer = cluster.ask("GET", path, &cluster.admin()).await;
+    assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.text());
+    answer.text()
+}
+
+#[tokio::test]
+async fn the_summary_shows_node_pods_containers_and_volumes() {
+    needs_root!();
+    let cluster = with_sample().await;
+    // Disks are measured beside the first question, and a rate needs two.
+    let whole = async || {
+        let summary: Value = serde_json::from_str(&page(&cluster, "/stats/summary").await)?;
+        let measured = summary["pods"][0]["volume"][0]["usedBytes"].is_u64()
+            && summary["pods"][0]["containers"][0]["logs"]["usedBytes"].is_u64()
+            && summary["pods"][0]["containers"][0]["rootfs"]["usedBytes"].is_u64()
+            && summary["node"]["cpu"]["usageNanoCores"].is_u64();
+        Ok(measured.then_some(summary))
+    };
+    let summary = wait::until("a whole summary", LIMIT, whole).await.unwrap();
+    assert_eq!(summary["node"]["nodeName"], "node-1");
+    for field in ["cpu", "memory", "network", "fs", "runtime", "rlimit", "swap"] {
+        assert!(summary["node"][field].is_object(), "node.{field}: {summary:#}");
+    }
+    assert_eq!(summary["node"]["systemContainers"][0]["name"], "pods");
+    let pods = summary["pods"].as_array().unwrap();
+    assert_eq!(pods.len(), 1);
+    let pod = &pods[0];
+    assert_eq!(pod["podRef"]["name"], "sample");
+    assert_eq!(pod["podRef"]["namespace"], NAMESPACE);
+    assert_eq!(pod["network"]["name"], "eth0");
+    assert_eq!(pod["volume"][0]["name"], "data");
+    let names: Vec<&Value> =
+        pod["containers"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
+    assert_eq!(names, ["app", "second"]);
+    let app = &pod["containers"][0];
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value}: {pod:#}"));
+    assert!(number(&app["cpu"]["usageCoreNanoSeconds"]) > 0);
+    let memory = &app["memory"];
+    let limit = number(&memory["availableBytes"]) + number(&memory["workingSetBytes"]);
+    assert_eq!(limit, 64 << 20);
+    assert!(number(&pod["memory"]["workingSetBytes"]) >= number(&memory["workingSetBytes"]));
+    assert!(number(&pod["ephemeral-storage"]["usedBytes"]) > 0);
+
+    let few = page(&cluster, "/stats/summary?only_cpu_and_memory=true").await;
+    let few: Value = serde_json::from_str(&few).unwrap();
+    assert!(few["pods"][0]["volume"].is_null() && few["node"]["fs"].is_null());
+    assert!(few["pods"][0]["cpu"].is_object());
+    cluster.close();
+}
+
+/// Families of a page: type, and the names of the labels.
+fn families(page: &str) -> BTreeMap<String, (String, Vec<String>)> {
+    let mut families: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+    for line in page.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            families.insert(name.to_owned(), (kind.to_owned(), Vec::new()));
+        } else if !line.starts_with('#') {
+            let series = line.split(['{', ' ']).next().unwrap();
+            let stems =
+                ["_bucket", "_sum", "_count"].iter().filter_map(|end| series.strip_suffix(end));
+            let name = stems.chain([series]).find(|name| families.contains_key(*name));
+            let name = name.unwrap_or_else(|| panic!("{line} has no type"));
+            let labels =
+                line.split_once('{').map_or("", |(_, rest)| rest.split('}').next().unwrap());
+            let names = labels.split("\",").filter_map(|label| label.split_once('=')).map(|l| l.0);
+            let known = &mut families.get_mut(name).unwrap().1;
+            known.extend(names.filter(|name| *name != "le").map(str::to_owned));
+            known.sort();
+            known.dedup();
+        }
+    }
+    families
+}
+
+#[tokio::test]
+async fn every_series_has_upstreams_name_type_and_labels() {
+    needs_root!();
+    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
+        return crate::privilege::skipped("PODWRIGHT_GOLDEN names no recordings");
+    };
+    let golden = std::path::Path::new(&golden).join("server");
+    let recorded = std::fs::read_to_string(golden.join("metrics-series.json")).unwrap();
+    let recorded: Value = serde_json::from_str(&recorded).unwrap();
+    let cluster = with_sample().await;
+    // Counted and measured once before it is read.
+    for path in ["/metrics", "/stats/summary", "/metrics/cadvisor"] {
+        page(&cluster, path).await;
+    }
+    for path in ["/metrics", "/metrics/cadvisor"] {
+        let ours = families(&page(&cluster, path).await);
+        assert!(ours.len() > 10, "{path} has only {}", ours.len());
+        for (name, (kind, labels)) in &ours {
+            let upstream = &recorded[path][name];
+            // Upstream has more families than its recording: those without a value are not in it.
+            if upstream.is_null() {
+                continue;
+            }
+            assert_eq!(upstream["type"], kind.as_str(), "{path}: {name}");
+            assert_eq!(upstream["labels"], json!(labels), "{path}: {name}");
+        }
+        let shared = ours.keys().filter(|name| !recorded[path][name.as_str()].is_null()).count();
+        assert!(
+            shared * 10 >= ours.len() * 8,
+            "{path}: only {shared} of {} are upstream's",
+            ours.len()
+        );
+    }
+    let resource = std::fs::read_to_string(golden.join("metrics-resource.txt")).unwrap();
+    let (want, ours) = (families(&resource), families(&page(&cluster, "/metrics/resource").await));
+    assert_eq!(ours, want);
+    cluster.close();
+}
+
+#[tokio::test]
+async fn pods_and_settings_are_shown() {
+    needs_root!();
+    let cluster = with_sample().await;
+    let pods: Value = serde_json::from_str(&page(&cluster, "/pods").await).unwrap();
+    assert_eq!(pods["kind"], "PodList");
+    let sample = &pods["items"][0];
+    assert_eq!(sample["metadata"]["name"], "sample");
+    assert_eq!(sample["status"]["phase"], "Running");
+    assert!(sample["kind"].is_null(), "said once, outside");
+    let running: Value = serde_json::from_str(&page(&cluster, "/runningpods/").await).unwrap();
+    let containers = running["items"][0]["spec"]["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 2);
+    let settings: Value = serde_json::from_str(&page(&cluster, "/configz").await).unwrap();
+    assert_eq!(settings["kubeletconfig"]["port"], 10250);
+    assert_eq!(page(&cluster, "/healthz").await, "ok");
+    let parts = page(&cluster, "/healthz?verbose").await;
+    assert!(parts.contains("[+]syncloop ok"), "{parts}");
+    cluster.close();
+}

@@ -1,0 +1,214 @@
+//! Commands, terminals, files and ports, through a real API server with every kubectl.
+
+use std::io::Write;
+
+use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::wait;
+use serde_json::json;
+
+use super::{Ended, open_files, reachable, run, settles};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
+use crate::privilege::needs_root;
+
+async fn exec(kubectl: &Kubectl, flags: &[&str], command: &[&str], input: &[u8]) -> Ended {
+    let mut arguments = vec!["-n", NAMESPACE, "exec"];
+    arguments.extend_from_slice(flags);
+    arguments.extend(["web", "--"]);
+    arguments.extend_from_slice(command);
+    run(kubectl.command(&arguments), input).await
+}
+
+async fn with_web() -> Cluster {
+    let cluster = reachable().await;
+    cluster.create(pod("web", &["serve"])).await;
+    cluster.until("web", "ready", ready).await;
+    cluster
+}
+
+#[tokio::test]
+async fn commands_run_in_containers_with_every_kubectl() {
+    needs_root!();
+    let cluster = with_web().await;
+    let agent = cluster.agent.daemon().pid();
+    let before = open_files(agent);
+    for release in Release::ALL {
+        let kubectl = cluster.kubectl(release);
+        let said = exec(&kubectl, &[], &["sh", "-c", "echo out; echo err >&2"], b"").await;
+        assert_eq!((said.code, said.out.as_str()), (Some(0), "out\n"), "{release:?}: {}", said.err);
+        assert!(said.err.contains("err"), "{release:?}: {}", said.err);
+
+        let failed = exec(&kubectl, &[], &["sh", "-c", "exit 7"], b"").await;
+        assert_eq!(failed.code, Some(7), "{release:?}: {}", failed.err);
+
+        let text = "a line\n".repeat(50_000);
+        let read = exec(&kubectl, &["-i"], &["wc", "-c"], text.as_bytes()).await;
+        assert_eq!(read.out.trim(), text.len().to_string(), "{release:?}: {}", read.err);
+
+        let missing = exec(&kubectl, &["-c", "nobody"], &["true"], b"").await;
+        assert_ne!(missing.code, Some(0), "{release:?}");
+    }
+    settles("the agent", agent, before).await;
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_terminal_is_a_terminal() {
+    needs_root!();
+    let cluster = with_web().await;
+    for release in Release::ALL {
+        let kubectl = cluster.kubectl(release);
+        let wanted =
+            ["-n", NAMESPACE, "exec", "-it", "web", "--", "sh", "-c", "tty; stty size; exit 3"];
+        let inner = kubectl.command(&wanted);
+        let words = std::iter::once(inner.get_program()).chain(inner.get_args());
+        let words: Vec<String> = words
+            .map(|word| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''")))
+            .collect();
+        // kubectl wants a terminal of its own before it asks for one.
+        let mut command = std::process::Command::new("script");
+        command.args(["-qec", &format!("stty cols 123 rows 45; {}", words.join(" ")), "/dev/null"]);
+        command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let ended = run(command, b"").await;
+        assert!(ended.out.contains("/dev/pts/"), "{release:?}: {} {}", ended.out, ended.err);
+        assert!(ended.out.contains("45 123"), "{release:?}: {}", ended.out);
+        assert_eq!(ended.code, Some(3), "{release:?}: {}", ended.out);
+    }
+    cluster.close();
+}
+
+#[tokio::test]
+async fn what_a_process_is_told_over_attach_it_hears() {
+    needs_root!();
+    let cluster = reachable().await;
+    for (at, release) in Release::ALL.into_iter().enumerate() {
+        let name = format!("echo-{at}");
+        let mut echo = pod(&name, &[]);
+        echo["spec"]["restartPolicy"] = json!("Never");
+        let container = &mut echo["spec"]["containers"][0];
+        container["command"] = json!(["sh", "-c", "while read line; do echo got $line; done"]);
+        container["stdin"] = json!(true);
+        container["stdinOnce"] = json!(true);
+        cluster.create(echo).await;
+        cluster.until(&name, "ready", ready).await;
+        let kubectl = cluster.kubectl(release);
+        let attach = kubectl.command(&["-n", NAMESPACE, "attach", "-i", &name]);
+        let heard = run(attach, b"one\ntwo\n").await;
+        assert!(
+            heard.out.contains("got one\ngot two\n"),
+            "{release:?}: {}{}",
+            heard.out,
+            heard.err
+        );
+        cluster.until(&name, "the end", |status| status["phase"] == "Succeeded").await;
+    }
+    cluster.close();
+}
+
+#[tokio::test]
+async fn ports_are_forwarded_with_every_kubectl() {
+    needs_root!();
+    let cluster = with_web().await;
+    for (at, release) in Release::ALL.into_iter().enumerate() {
+        let kubectl = cluster.kubectl(release);
+        let command = kubectl.command(&["-n", NAMESPACE, "port-forward", "pod/web", ":8080"]);
+        let forward = cluster.bed.daemon(&format!("port-forward-{at}"), command).unwrap();
+        let port = forward.until("a port", LIMIT, async || {
+            let log = forward.log();
+            let rest = log.split_once("127.0.0.1:").map(|(_, rest)| rest.to_owned());
+            let digits = rest.map(|rest| rest.chars().take_while(char::is_ascii_digit).collect());
+            Ok(digits.and_then(|digits: String| digits.parse::<u16>().ok()))
+        });
+        let port = port.await.unwrap();
+        for _ in 0..3 {
+            let url = format!("http://127.0.0.1:{port}/");
+            let page = async || Ok(Some(cluster.bed.http_get(&url).await?));
+            let page = wait::until("the pod's page", LIMIT, page).await.unwrap();
+            assert!(page.status.is_success(), "{release:?}: {}", page.text());
+        }
+        forward.kill().await.unwrap();
+    }
+    cluster.close();
+}
+
+/// Row by row the same bytes, there and back: backpressure loses nothing.
+#[tokio::test]
+async fn files_are_copied_there_and_back() {
+    needs_root!();
+    let cluster = with_web().await;
+    let agent = cluster.agent.daemon().pid();
+    let megabytes = if std::env::var_os("PODWRIGHT_LONG").is_some() { 200 } else { 20 };
+    let (there, back) = (cluster.bed.path("there"), cluster.bed.path("back"));
+    let mut file = std::fs::File::create(&there).unwrap();
+    let mut noise: u64 = 1;
+    for _ in 0..megabytes * 128 {
+        let block: Vec<u8> = (0..1024)
+            .flat_map(|_| {
+                noise = noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                noise.to_le_bytes()
+            })
+            .collect();
+        file.write_all(&block).unwrap();
+    }
+    drop(file);
+    let sum = |path: &std::path::Path| {
+        use sha2::{Digest, Sha256};
+        let digest = Sha256::digest(std::fs::read(path).unwrap());
+        digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let want = sum(&there);
+    for release in [Release::V1_20, Release::V1_36] {
+        let kubectl = cluster.kubectl(release);
+        let remote = format!("{NAMESPACE}/web:/tmp/file");
+        let (there, back) = (there.to_str().unwrap(), back.to_str().unwrap());
+        let copied = run(kubectl.command(&["cp", there, &remote]), b"").await;
+        assert_eq!(copied.code, Some(0), "{release:?}: {}", copied.err);
+        let summed = exec(&kubectl, &[], &["sha256sum", "/tmp/file"], b"").await;
+        assert!(summed.out.starts_with(&want), "{release:?}: {}{}", summed.out, summed.err);
+        let copied = run(kubectl.command(&["cp", &remote, back]), b"").await;
+        assert_eq!(copied.code, Some(0), "{release:?}: {}", copied.err);
+        assert_eq!(sum(back.as_ref()), want, "{release:?}");
+    }
+    let peak = std::fs::read_to_string(format!("/proc/{agent}/status")).unwrap();
+    let peak = peak.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default().to_owned();
+    let kilobytes: u64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(kilobytes < 150_000, "bytes were carried, not kept: {peak}");
+    cluster.close();
+}
+
+#[tokio::test]
+async fn many_streams_at_once_and_clients_that_vanish_leave_nothing_open() {
+    needs_root!();
+    let cluster = with_web().await;
+    let (agent, runtime) = (cluster.agent.daemon().pid(), cluster.bed.containerd().daemon().pid());
+    let kubectl = cluster.kubectl(Release::V1_32);
+    let warm = exec(&kubectl, &[], &["true"], b"").await;
+    assert_eq!(warm.code, Some(0), "{}", warm.err);
+    let before = (open_files(agent), open_files(runtime));
+    let sleepers: Vec<_> = (0..20)
+        .map(|at| {
+            let command = kubectl.command(&[
+                "-n",
+                NAMESPACE,
+                "exec",
+                "web",
+                "--",
+                "sh",
+                "-c",
+                "echo in; cat",
+            ]);
+            let mut command = command;
+            command.args::<_, &str>([]);
+            cluster.bed.daemon(&format!("sleeper-{at}"), command).unwrap()
+        })
+        .collect();
+    for sleeper in &sleepers {
+        let inside = async || Ok(sleeper.log().contains("in").then_some(()));
+        sleeper.until("a command to run", LIMIT, inside).await.unwrap();
+    }
+    for sleeper in &sleepers {
+        sleeper.kill().await.unwrap();
+    }
+    settles("the agent", agent, before.0).await;
+    settles("the runtime", runtime, before.1).await;
+    cluster.close();
+}

@@ -1,0 +1,108 @@
+//! What the kernel counts of a group besides its plain use, for dashboards.
+
+use std::path::Path;
+
+use super::directory::{keyed, read, read_number};
+use super::{Result, v1, v2};
+
+/// All since the group was made, or as of now; absent where the kernel or its version has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Detail {
+    pub user_nanos: Option<u64>,
+    pub system_nanos: Option<u64>,
+    /// Only with a quota.
+    pub throttling: Option<Throttling>,
+    pub cache: Option<u64>,
+    pub mapped_file: Option<u64>,
+    pub active_file: Option<u64>,
+    pub inactive_file: Option<u64>,
+    pub kernel: Option<u64>,
+    /// The most it ever used.
+    pub peak: Option<u64>,
+    /// How often it met its limit.
+    pub limit_hits: Option<u64>,
+    pub oom_kills: Option<u64>,
+    pub most_tasks: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttling {
+    pub periods: u64,
+    pub throttled_periods: u64,
+    pub throttled_nanos: u64,
+}
+
+impl v1::Hierarchies {
+    pub(super) fn detail(&self, path: &str) -> Result<Detail> {
+        /// The unit of `cpuacct.stat`, fixed for all programs.
+        const TICK_NANOS: u64 = 10_000_000;
+        let mut detail = Detail::default();
+        if let Some(dir) = self.dir("cpuacct", path)
+            && let Some(stat) = read(&dir, "cpuacct.stat")?
+        {
+            detail.user_nanos = Some(keyed(&stat, "user").saturating_mul(TICK_NANOS));
+            detail.system_nanos = Some(keyed(&stat, "system").saturating_mul(TICK_NANOS));
+        }
+        if let Some(dir) = self.dir("cpu", path) {
+            let stat = read(&dir, "cpu.stat")?;
+            detail.throttling = stat.and_then(|stat| throttling(&stat, "throttled_time", 1));
+        }
+        if let Some(dir) = self.dir("memory", path) {
+            let stat = read(&dir, "memory.stat")?;
+            let of = |key| stat.as_ref().map(|stat| keyed(stat, key));
+            detail.cache = of("total_cache");
+            detail.mapped_file = of("total_mapped_file");
+            detail.active_file = of("total_active_file");
+            detail.inactive_file = of("total_inactive_file");
+            detail.kernel = number(&dir, "memory.kmem.usage_in_bytes")?;
+            detail.peak = number(&dir, "memory.max_usage_in_bytes")?;
+            detail.limit_hits = number(&dir, "memory.failcnt")?;
+            let control = read(&dir, "memory.oom_control")?;
+            detail.oom_kills = control.map(|control| keyed(&control, "oom_kill"));
+        }
+        if let Some(dir) = self.dir("pids", path) {
+            detail.most_tasks = number(&dir, "pids.max")?;
+        }
+        Ok(detail)
+    }
+}
+
+impl v2::Unified {
+    pub(super) fn detail(&self, path: &str) -> Result<Detail> {
+        let dir = self.dir(path);
+        let cpu = read(&dir, "cpu.stat")?;
+        let time = |key| cpu.as_ref().map(|stat| keyed(stat, key).saturating_mul(1000));
+        let stat = read(&dir, "memory.stat")?;
+        let memory = |key| stat.as_ref().map(|stat| keyed(stat, key));
+        let events = read(&dir, "memory.events")?;
+        let event = |key| events.as_ref().map(|events| keyed(events, key));
+        Ok(Detail {
+            user_nanos: time("user_usec"),
+            system_nanos: time("system_usec"),
+            throttling: cpu.as_ref().and_then(|stat| throttling(stat, "throttled_usec", 1000)),
+            cache: memory("file"),
+            mapped_file: memory("file_mapped"),
+            active_file: memory("active_file"),
+            inactive_file: memory("inactive_file"),
+            kernel: memory("kernel"),
+            peak: number(&dir, "memory.peak")?,
+            limit_hits: event("max"),
+            oom_kills: event("oom_kill"),
+            most_tasks: number(&dir, "pids.max")?,
+        })
+    }
+}
+
+fn number(dir: &Path, file: &str) -> Result<Option<u64>> {
+    read_number(dir, file).map(Option::flatten)
+}
+
+/// `None` for a group without a quota: it has no periods.
+fn throttling(stat: &str, time: &str, nanos: u64) -> Option<Throttling> {
+    let periods = keyed(stat, "nr_periods");
+    (periods > 0).then(|| Throttling {
+        periods,
+        throttled_periods: keyed(stat, "nr_throttled"),
+        throttled_nanos: keyed(stat, time).saturating_mul(nanos),
+    })
+}

@@ -1,0 +1,317 @@
+//! How the server proves who it is, and with which TLS.
+//!
+//! The certificate comes from two files, which may be replaced at any time, or is made by us and
+//! then lies in the certificate folder: a node must be reachable before anyone signed anything.
+//! Ours is made anew at a start that cannot read it or finds it in its last month; upstream lets it
+//! expire.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use rcgen::{
+    CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ServerConfig, SupportedProtocolVersion};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::auth::x509::Invited;
+use super::fresh::{FileProblem, Fresh, read};
+
+const LIFETIME: SignedDuration = SignedDuration::from_hours(365 * 24);
+const RENEW: SignedDuration = SignedDuration::from_hours(30 * 24);
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+
+/// Where the serving certificate comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    Files {
+        certificate: PathBuf,
+        key: PathBuf,
+    },
+    /// `kubelet.crt` and `kubelet.key` in this folder, made if need be.
+    SelfSigned {
+        folder: PathBuf,
+        host: String,
+        addresses: Vec<IpAddr>,
+    },
+}
+
+/// The protocol's settings.
+#[derive(Clone, Debug, Default)]
+pub struct TlsSettings {
+    /// Nothing below TLS 1.3.
+    pub only_13: bool,
+    /// Names of cipher suites for TLS 1.2; none: all that are good. Those of 1.3 are not a choice.
+    pub cipher_suites: Vec<String>,
+    /// Groups for the key exchange by their registered numbers, best first; none: all that are
+    /// good.
+    pub groups: Vec<u16>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("the serving certificate")]
+    Certificate(#[from] FileProblem),
+    #[error("cannot make a serving certificate; give tlsCertFile and tlsPrivateKeyFile")]
+    Make(#[from] rcgen::Error),
+    #[error("cannot write {}; is the certificate folder (--cert-dir) ours?", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("these TLS settings leave nothing to speak; relax tlsMinVersion or tlsCipherSuites")]
+    Protocol(#[source] rustls::Error),
+}
+
+/// What a listener needs for a handshake. Clients are invited to show a certificate, never made
+/// to: whether it is good is asked later, where a bad one can be answered with words.
+pub(super) fn configure(
+    source: &Source,
+    settings: &TlsSettings,
+    invite_clients: bool,
+) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(provider(settings));
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(versions(settings))
+        .map_err(TlsError::Protocol)?;
+    let certificate = Arc::new(Serving::new(source, provider.clone())?);
+    let mut config = if invite_clients {
+        builder.with_client_cert_verifier(Arc::new(Invited::new(provider)))
+    } else {
+        builder.with_no_client_auth()
+    }
+    .with_cert_resolver(certificate);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn versions(settings: &TlsSettings) -> &'static [&'static SupportedProtocolVersion] {
+    use rustls::version::TLS13;
+    static ONLY_13: [&SupportedProtocolVersion; 1] = [&TLS13];
+    if settings.only_13 { &ONLY_13 } else { rustls::DEFAULT_VERSIONS }
+}
+
+fn provider(settings: &TlsSettings) -> CryptoProvider {
+    let mut provider = ring::default_provider();
+    if !settings.cipher_suites.is_empty() {
+        let wanted = |name: &str| {
+            settings.cipher_suites.iter().any(|wanted| {
+                // Go knows these two under a shorter name as well.
+                name == wanted || name.strip_suffix("_SHA256").is_some_and(|short| short == wanted)
+            })
+        };
+        provider
+            .cipher_suites
+            .retain(|suite| suite.tls13().is_some() || suite.suite().as_str().is_some_and(wanted));
+    }
+    if !settings.groups.is_empty() {
+        let place = |group: u16| settings.groups.iter().position(|wanted| *wanted == group);
+        provider.kx_groups.retain(|group| place(u16::from(group.name())).is_some());
+        provider.kx_groups.sort_by_key(|group| place(u16::from(group.name())));
+    }
+    provider
+}
+
+/// The certificate in use.
+struct Serving(Fresh<CertifiedKey>);
+
+impl fmt::Debug for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Serving")
+    }
+}
+
+impl ResolvesServerCert for Serving {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.get())
+    }
+}
+
+impl Serving {
+    fn new(source: &Source, provider: Arc<CryptoProvider>) -> Result<Self, TlsError> {
+        let (certificate, key) = match source {
+            Source::Files { certificate, key } => (certificate.clone(), key.clone()),
+            Source::SelfSigned { folder, host, addresses } => {
+                let pair = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
+                if is_to_be_made(&pair.0, &pair.1, &provider, Timestamp::now()) {
+                    make(&pair.0, &pair.1, host, addresses, Timestamp::now())?;
+                }
+                pair
+            }
+        };
+        let paths = vec![certificate.clone(), key.clone()];
+        let load = move || load(&certificate, &key, &provider);
+        Ok(Self(Fresh::load(paths, load)?))
+    }
+}
+
+fn load(
+    certificate: &Path,
+    key: &Path,
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, FileProblem> {
+    let problem =
+        |path: &Path, problem: String| FileProblem::Content { path: path.into(), problem };
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(certificate)?).collect();
+    let chain = chain.map_err(|error| problem(certificate, format!("holds no PEM: {error}")))?;
+    // The error of a broken key must not quote it; these say only what kind of trouble it is.
+    let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
+        .map_err(|error| problem(key, format!("holds no key: {error}")))?;
+    CertifiedKey::from_der(chain, secret, provider)
+        .map_err(|error| problem(certificate, format!("does not go with its key: {error}")))
+}
+
+/// Whether our own certificate is missing, broken, or soon at its end.
+fn is_to_be_made(
+    certificate: &Path,
+    key: &Path,
+    provider: &CryptoProvider,
+    now: Timestamp,
+) -> bool {
+    let Ok(pair) = load(certificate, key, provider) else { return true };
+    let Some(first) = pair.cert.first() else { return true };
+    let Ok((_, parsed)) = X509Certificate::from_der(first) else { return true };
+    let end = parsed.validity().not_after.timestamp();
+    now.as_second().saturating_add(RENEW.as_secs()) >= end
+}
+
+fn make(
+    certificate: &Path,
+    key: &Path,
+    host: &str,
+    addresses: &[IpAddr],
+    now: Timestamp,
+) -> Result<(), TlsError> {
+    let mut params = CertificateParams::new(vec![host.to_owned()])?;
+    params.subject_alt_names.extend(addresses.iter().map(|ip| SanType::IpAddress(*ip)));
+    let name = format!("{host}@{}", now.as_second());
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    // Clocks of clients differ by less than a day.
+    let day = |by: SignedDuration| {
+        let date = now.saturating_add(by).unwrap_or(now).to_zoned(TimeZone::UTC).date();
+        let part = |number: i8| u8::try_from(number).unwrap_or(1);
+        rcgen::date_time_ymd(date.year().into(), part(date.month()), part(date.day()))
+    };
+    params.not_before = day(-DAY);
+    params.not_after = day(LIFETIME);
+    let pair = KeyPair::generate()?;
+    let signed = params.self_signed(&pair)?;
+    let folder = certificate.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(folder)
+        .map_err(|source| TlsError::Write { path: folder.to_owned(), source })?;
+    // The key first: a certificate without its key is made again, a key alone is harmless.
+    write(key, &pair.serialize_pem(), 0o600)?;
+    write(certificate, &signed.pem(), 0o644)?;
+    tracing::info!(certificate = %certificate.display(), "made a serving certificate");
+    Ok(())
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), TlsError> {
+    let failed = |source| TlsError::Write { path: path.to_owned(), source };
+    let part = path.with_extension("part");
+    // Left over from an agent that was killed; its mode may be another.
+    let _ = std::fs::remove_file(&part);
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(mode).open(&part).map_err(failed)?;
+    std::io::Write::write_all(&mut file, text.as_bytes()).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    std::fs::rename(&part, path).map_err(failed)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn ours(folder: &Path) -> Source {
+        Source::SelfSigned {
+            folder: folder.to_owned(),
+            host: "node-1".into(),
+            addresses: vec![IpAddr::from([10, 0, 0, 1])],
+        }
+    }
+
+    #[test]
+    fn our_own_certificate_is_made_once_and_its_key_is_nobody_elses() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = ours(&folder.path().join("pki"));
+        configure(&source, &TlsSettings::default(), true).unwrap();
+        let key = folder.path().join("pki/kubelet.key");
+        assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let first = std::fs::read(&key).unwrap();
+        configure(&source, &TlsSettings::default(), true).unwrap();
+        assert_eq!(std::fs::read(&key).unwrap(), first, "kept over a restart");
+        std::fs::write(folder.path().join("pki/kubelet.crt"), "garbage").unwrap();
+        configure(&source, &TlsSettings::default(), true).unwrap();
+        assert_ne!(std::fs::read(&key).unwrap(), first, "made anew when it cannot be read");
+    }
+
+    #[test]
+    fn a_certificate_is_renewed_in_its_last_month() {
+        let folder = tempfile::tempdir().unwrap();
+        let (certificate, key) = (folder.path().join("c"), folder.path().join("k"));
+        let provider = ring::default_provider();
+        let now = Timestamp::now();
+        let made = now.saturating_sub(LIFETIME).unwrap();
+        for (age_left, want) in [(40, false), (29, true), (-1, true)] {
+            let at = made.saturating_add(SignedDuration::from_hours(24 * age_left)).unwrap();
+            make(&certificate, &key, "node-1", &[], at).unwrap();
+            assert_eq!(is_to_be_made(&certificate, &key, &provider, now), want, "{age_left} days");
+        }
+    }
+
+    #[test]
+    fn a_key_is_never_in_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (certificate, key) = (folder.path().join("c"), folder.path().join("k"));
+        make(&certificate, &key, "node-1", &[], Timestamp::now()).unwrap();
+        let secret = "MIsecretsecretsecret";
+        for text in [
+            secret.to_owned(),
+            format!("-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----\n"),
+        ] {
+            std::fs::write(&key, text).unwrap();
+            let source = Source::Files { certificate: certificate.clone(), key: key.clone() };
+            let error = configure(&source, &TlsSettings::default(), false).unwrap_err();
+            assert!(!format!("{error:?}").contains(secret), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn settings_choose_suites_and_groups() {
+        let names = |settings: &TlsSettings| {
+            let provider = provider(settings);
+            let suites = provider.cipher_suites.iter();
+            let old: Vec<_> = suites.filter(|s| s.tls13().is_none()).map(|s| s.suite()).collect();
+            let groups: Vec<u16> = provider.kx_groups.iter().map(|g| u16::from(g.name())).collect();
+            (old, groups)
+        };
+        let suite = rustls::CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256;
+        for name in
+            ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"]
+        {
+            let settings =
+                TlsSettings { cipher_suites: vec![name.into()], ..TlsSettings::default() };
+            assert_eq!(names(&settings).0, [suite], "{name}");
+        }
+        let settings = TlsSettings { groups: vec![24, 29, 9999], ..TlsSettings::default() };
+        assert_eq!(names(&settings).1, [24, 29]);
+        assert!(!names(&TlsSettings::default()).0.is_empty());
+        let impossible = TlsSettings { groups: vec![9999], ..TlsSettings::default() };
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(
+            configure(&ours(folder.path()), &impossible, false),
+            Err(TlsError::Protocol(_))
+        ));
+    }
+}

@@ -1,0 +1,298 @@
+//! The ports.
+//!
+//! A connection costs little until its client is known: the handshake and the headers have a time
+//! limit, a header block has a size, and there are only so many connections. What follows is
+//! bounded by what is asked for.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Version};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::answer::Answer;
+use super::auth::{self, Guard, Peer};
+use super::certificate::{self, TlsError, TlsSettings};
+use super::fresh::FileProblem;
+use super::{DRAIN, Server, route};
+use crate::metrics::{HttpKey, HttpMetrics, Metrics};
+
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// From the first byte of a connection, or the end of the last answer, to the end of the headers.
+const HEADERS: Duration = Duration::from_secs(90);
+/// A request line and its headers. `kubectl exec` with a long script fits.
+const HEADER_BYTES: usize = 128 * 1024;
+const CONNECTIONS: usize = 2048;
+const STREAMS: u32 = 250;
+/// A client that vanished without a word is noticed after about three of these.
+const ALIVE: Duration = Duration::from_secs(30);
+/// When the process is out of file descriptors, trying at once would only burn time.
+const BREATHER: Duration = Duration::from_millis(100);
+
+/// How the server shows itself, and to whom it listens.
+pub struct Doors {
+    pub certificate: certificate::Source,
+    pub tls: TlsSettings,
+    pub auth: auth::Settings,
+    /// Parts of the node that show little can be granted by themselves.
+    pub fine_grained: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot listen on {address}; set {setting} to another port or to 0")]
+    Bind { address: SocketAddr, setting: &'static str, source: std::io::Error },
+    #[error("TLS")]
+    Tls(#[from] TlsError),
+    #[error("authentication.x509.clientCAFile")]
+    ClientCa(#[from] FileProblem),
+}
+
+/// Ports that are taken and answer nobody yet.
+pub struct Ports {
+    secure: TcpListener,
+    read_only: Option<TcpListener>,
+}
+
+impl Ports {
+    /// `secure` is 10250. At `read_only`, 10255, nobody is asked for a name and little is shown.
+    pub async fn take(
+        secure: SocketAddr,
+        read_only: Option<SocketAddr>,
+    ) -> Result<Self, OpenError> {
+        let secure = bind(secure, "port").await?;
+        let read_only = match read_only {
+            Some(address) => Some(bind(address, "readOnlyPort").await?),
+            None => None,
+        };
+        Ok(Self { secure, read_only })
+    }
+}
+
+/// Ports with their certificates and their guard.
+pub struct Listeners {
+    ports: Ports,
+    tls: TlsAcceptor,
+    guard: Guard,
+}
+
+impl Listeners {
+    /// Reads, or makes, what a handshake needs.
+    pub fn open(ports: Ports, doors: Doors, node: Arc<str>) -> Result<Self, OpenError> {
+        let guard = Guard::new(doors.auth, node, doors.fine_grained)?;
+        let invite = guard.invites_certificates();
+        let tls: ServerConfig = certificate::configure(&doors.certificate, &doors.tls, invite)?;
+        Ok(Self { ports, tls: TlsAcceptor::from(Arc::new(tls)), guard })
+    }
+
+    /// Serves until stopped; what is under way then may end, but not take long.
+    pub async fn serve(self, server: Arc<Server>, metrics: Arc<Metrics>, stop: CancellationToken) {
+        let connections = TaskTracker::new();
+        let cut = CancellationToken::new();
+        let hall = Arc::new(Hall {
+            server: server.clone(),
+            metrics,
+            guard: self.guard,
+            places: Arc::new(Semaphore::new(CONNECTIONS)),
+            connections: connections.clone(),
+            stop: stop.clone(),
+            cut: cut.clone(),
+        });
+        let secure = hall.clone().accept(self.ports.secure, Door::Secure(self.tls));
+        match self.ports.read_only {
+            Some(listener) => {
+                tokio::join!(secure, hall.clone().accept(listener, Door::ReadOnly));
+            }
+            None => secure.await,
+        }
+        connections.close();
+        let waited = tokio::time::timeout(DRAIN, connections.wait());
+        let (_, ()) = tokio::join!(waited, server.drain());
+        cut.cancel();
+        connections.wait().await;
+    }
+}
+
+async fn bind(address: SocketAddr, setting: &'static str) -> Result<TcpListener, OpenError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|source| OpenError::Bind { address, setting, source })
+}
+
+/// What all connections share.
+struct Hall {
+    server: Arc<Server>,
+    metrics: Arc<Metrics>,
+    guard: Guard,
+    places: Arc<Semaphore>,
+    connections: TaskTracker,
+    stop: CancellationToken,
+    cut: CancellationToken,
+}
+
+#[derive(Clone)]
+enum Door {
+    Secure(TlsAcceptor),
+    ReadOnly,
+}
+
+impl Hall {
+    async fn accept(self: Arc<Self>, listener: TcpListener, door: Door) {
+        let accepting = async {
+            loop {
+                // Closed never: the semaphore lives as long as we do.
+                let Ok(place) = self.places.clone().acquire_owned().await else { return };
+                let stream = match listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept a connection");
+                        tokio::time::sleep(BREATHER).await;
+                        continue;
+                    }
+                };
+                let (this, door) = (self.clone(), door.clone());
+                self.connections.spawn(async move {
+                    let cut = this.cut.clone();
+                    cut.run_until_cancelled(this.welcome(stream, door)).await;
+                    drop(place);
+                });
+            }
+        };
+        self.stop.run_until_cancelled(accepting).await;
+    }
+
+    async fn welcome(self: &Arc<Self>, stream: TcpStream, door: Door) {
+        keep_alive(&stream);
+        match door {
+            Door::ReadOnly => self.converse(stream, Version::HTTP_11, None).await,
+            Door::Secure(tls) => {
+                let stream = match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => stream,
+                    Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
+                    Err(_) => return,
+                };
+                let (_, session) = stream.get_ref();
+                let certificates = session.peer_certificates().unwrap_or_default();
+                let peer = Peer { certificates: certificates.to_vec().into() };
+                let version = match session.alpn_protocol() {
+                    Some(b"h2") => Version::HTTP_2,
+                    _ => Version::HTTP_11,
+                };
+                self.converse(stream, version, Some(peer)).await;
+            }
+        }
+    }
+
+    /// Without a peer, nobody is asked for a name.
+    async fn answer(&self, request: Request<Incoming>, peer: Option<&Peer>) -> Answer {
+        let _counted = Counting::begin(&self.metrics.http, &request, peer.is_some());
+        let Some(peer) = peer else { return self.server.handle_stranger(request).await };
+        let (method, path) = (request.method(), request.uri().path());
+        match self.guard.admit(method, path, request.headers(), peer).await {
+            Ok(_) => self.server.handle(request).await,
+            Err(refusal) => refusal.answer(),
+        }
+    }
+
+    /// Speaks HTTP on one connection.
+    async fn converse(
+        self: &Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        version: Version,
+        peer: Option<Peer>,
+    ) {
+        let (hall, peer) = (self.clone(), peer.map(Arc::new));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (hall, peer) = (hall.clone(), peer.clone());
+            async move { Ok::<Answer, Infallible>(hall.answer(request, peer.as_deref()).await) }
+        });
+        let io = TokioIo::new(stream);
+        let ended = if version == Version::HTTP_2 {
+            let connection = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(STREAMS)
+                .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
+                .keep_alive_interval(ALIVE)
+                .serve_connection(io, service);
+            let mut connection = std::pin::pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = self.stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        } else {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADERS)
+                .max_buf_size(HEADER_BYTES)
+                .serve_connection(io, service)
+                .with_upgrades();
+            let mut connection = std::pin::pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = self.stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended");
+        }
+    }
+}
+
+/// A request being counted, until it is answered or given up.
+struct Counting<'a> {
+    metrics: &'a HttpMetrics,
+    key: HttpKey,
+    began: Instant,
+}
+
+impl<'a> Counting<'a> {
+    fn begin(metrics: &'a HttpMetrics, request: &Request<Incoming>, authenticated: bool) -> Self {
+        let path = route::counted_as(request.uri().path());
+        let key = HttpKey {
+            method: counted_method(request.method()),
+            path,
+            server: if authenticated { "readwrite" } else { "readonly" },
+            long_running: route::is_long_running(path),
+        };
+        metrics.began(key);
+        Self { metrics, key, began: Instant::now() }
+    }
+}
+
+impl Drop for Counting<'_> {
+    fn drop(&mut self) {
+        self.metrics.ended(self.key, self.began.elapsed());
+    }
+}
+
+fn counted_method(method: &http::Method) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
+    KNOWN.into_iter().find(|known| method.as_str() == *known).unwrap_or("other")
+}
+
+/// Streams are silent for hours, and a client whose machine lost power says no goodbye.
+fn keep_alive(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, ALIVE);
+    let _ = sockopt::set_tcp_keepintvl(stream, ALIVE);
+}

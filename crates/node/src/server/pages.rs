@@ -1,0 +1,75 @@
+//! Pages of numbers.
+
+use podwright_host::cgroup::Detail;
+use podwright_host::self_usage;
+
+use super::Server;
+use super::answer::{Answer, json, metrics};
+use super::query::Query;
+use super::route::Page;
+use crate::metrics::cadvisor::{self, Row};
+use crate::metrics::{Exposition, resource, write_process};
+use crate::stats::{Group, Snapshot};
+
+impl Server {
+    pub(super) async fn metrics(&self, page: Page) -> Answer {
+        let mut out = Exposition::default();
+        match page {
+            Page::Agent => {
+                self.tools.metrics.write(&mut out);
+                write_process(&self_usage::read("/proc".as_ref()), &mut out);
+            }
+            Page::Resource => {
+                let snapshot = self.stats.snapshot().await;
+                resource::write(&snapshot, self.stats.swap_of_containers(), &mut out);
+            }
+            Page::Cadvisor => self.cadvisor(&mut out).await,
+            Page::Probes => self.tools.metrics.write_probes(&mut out),
+        }
+        metrics(out.into_page())
+    }
+
+    pub(super) async fn summary(&self, query: &Query) -> Answer {
+        let summary = self.stats.summary().await;
+        match query.first("only_cpu_and_memory") {
+            Some("true") => json(&summary.without_the_rest()),
+            Some(_) | None => json(&summary),
+        }
+    }
+
+    async fn cadvisor(&self, out: &mut Exposition) {
+        let snapshot = self.stats.snapshot().await;
+        let mut rows = Vec::new();
+        for row in bare_rows(&snapshot) {
+            let detail = self.stats.detail(row.group).await;
+            rows.push(Row { detail, ..row });
+        }
+        let machine = self.stats.machine();
+        let (identity, capacity) = (machine.identity().ok(), machine.capacity().ok());
+        cadvisor::write(&snapshot, &rows, identity.as_ref(), capacity.as_ref(), out);
+    }
+}
+
+/// Every group of a snapshot with its names.
+fn bare_rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
+    let nobody = |group| of(group, "", "");
+    let mut rows = vec![nobody(&snapshot.node), nobody(&snapshot.all_pods)];
+    for pod in &snapshot.pods {
+        let (namespace, name) = (&*pod.name().namespace, &*pod.name().name);
+        rows.push(Row { started: Some(pod.started), ..of(&pod.group, namespace, name) });
+        rows.extend(pod.containers.iter().map(|container| Row {
+            container: &container.name,
+            image: &container.image,
+            name: container.id.as_str(),
+            started: Some(container.started),
+            ..of(&container.group, namespace, name)
+        }));
+    }
+    rows
+}
+
+fn of<'a>(group: &'a Group, namespace: &'a str, pod: &'a str) -> Row<'a> {
+    let (id, detail) = (group.path.as_str(), Detail::default());
+    let (container, image, name) = ("", "", "");
+    Row { container, id, image, name, namespace, pod, group, detail, started: None }
+}

@@ -1,0 +1,447 @@
+//! Which page a request asks for.
+//!
+//! Paths are upstream's. A part of a path that is empty, `.`, `..`, or decodes to something with a
+//! slash or a zero in it names nothing here, so no part can lead anywhere but where it says.
+
+use http::Method;
+use podwright_core::ids::PodName;
+
+use super::query::{Plus, decode};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Health(Check),
+    Pods,
+    RunningPods,
+    Configuration,
+    Metrics(Page),
+    Summary,
+    Logs(Target),
+    Exec(Target),
+    Attach(Target),
+    Run(Target),
+    PortForward { pod: PodName, uid: Option<String> },
+}
+
+/// What is asked about the agent's health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    All,
+    Ping,
+    Log,
+    SyncLoop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Page {
+    /// Of the agent itself.
+    Agent,
+    /// Of containers and the machine, for dashboards.
+    Cadvisor,
+    /// Of containers, pods and the node, for autoscalers.
+    Resource,
+    Probes,
+}
+
+/// A container of a pod, as a path names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) pod: PodName,
+    pub(super) uid: Option<String>,
+    pub(super) container: String,
+}
+
+/// How much is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Surface {
+    Full,
+    /// `enableDebuggingHandlers: false`: nobody runs anything or reads logs.
+    NoDebugging,
+    /// The port without authentication.
+    ReadOnly,
+}
+
+/// Why a request asks for no page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Miss {
+    NotFound,
+    /// The page exists, but not with so many parts.
+    Malformed,
+    Method {
+        allowed: &'static str,
+    },
+    Disabled,
+}
+
+/// With which methods a page is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Methods {
+    Read,
+    ReadOrPost,
+    Post,
+}
+
+impl Methods {
+    fn contain(self, method: &Method) -> bool {
+        match self {
+            Self::Read => matches!(*method, Method::GET | Method::HEAD),
+            Self::ReadOrPost => matches!(*method, Method::GET | Method::POST),
+            Self::Post => *method == Method::POST,
+        }
+    }
+
+    /// For the header `Allow`.
+    fn named(self) -> &'static str {
+        match self {
+            Self::Read => "GET",
+            Self::ReadOrPost => "GET, POST",
+            Self::Post => "POST",
+        }
+    }
+}
+
+/// First parts of paths that run something or show more than numbers.
+const DEBUGGING: [&str; 8] =
+    ["run", "exec", "attach", "portForward", "containerLogs", "runningpods", "logs", "debug"];
+
+/// First parts that requests are counted by; whatever else is asked for is one number.
+const COUNTED: [&str; 13] = [
+    "attach",
+    "configz",
+    "containerLogs",
+    "exec",
+    "healthz",
+    "metrics",
+    "metrics/cadvisor",
+    "metrics/probes",
+    "metrics/resource",
+    "pods",
+    "portForward",
+    "run",
+    "runningpods",
+];
+
+pub(super) fn route(surface: Surface, method: &Method, path: &str) -> Result<Route, Miss> {
+    let parts = parts(path).ok_or(Miss::NotFound)?;
+    let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    let Some((&first, rest)) = parts.split_first() else { return Err(Miss::NotFound) };
+    match surface {
+        Surface::Full => {}
+        Surface::NoDebugging | Surface::ReadOnly => {
+            // Upstream answers so for everything below these, and not for the names themselves.
+            if DEBUGGING.contains(&first) && (!rest.is_empty() || path.ends_with('/')) {
+                return Err(Miss::Disabled);
+            }
+            if DEBUGGING.contains(&first) || first == "configz" {
+                return Err(Miss::NotFound);
+            }
+        }
+    }
+    let (route, methods) = match (first, rest) {
+        ("healthz", []) => (Route::Health(Check::All), Methods::Read),
+        ("healthz", ["ping"]) => (Route::Health(Check::Ping), Methods::Read),
+        ("healthz", ["log"]) => (Route::Health(Check::Log), Methods::Read),
+        ("healthz", ["syncloop"]) => (Route::Health(Check::SyncLoop), Methods::Read),
+        ("pods", []) => (Route::Pods, Methods::Read),
+        ("runningpods", []) => (Route::RunningPods, Methods::Read),
+        ("configz", []) => (Route::Configuration, Methods::Read),
+        ("metrics", []) => (Route::Metrics(Page::Agent), Methods::Read),
+        ("metrics", ["cadvisor"]) => (Route::Metrics(Page::Cadvisor), Methods::Read),
+        ("metrics", ["resource"]) => (Route::Metrics(Page::Resource), Methods::Read),
+        ("metrics", ["probes"]) => (Route::Metrics(Page::Probes), Methods::Read),
+        ("stats", ["summary"]) => (Route::Summary, Methods::ReadOrPost),
+        ("containerLogs", [namespace, pod, container]) => {
+            (Route::Logs(target(namespace, pod, None, container)), Methods::Read)
+        }
+        ("exec", rest) => (Route::Exec(container_of(rest)?), Methods::ReadOrPost),
+        ("attach", rest) => (Route::Attach(container_of(rest)?), Methods::ReadOrPost),
+        ("run", rest) => (Route::Run(container_of(rest)?), Methods::Post),
+        ("portForward", [namespace, pod, rest @ ..]) if rest.len() <= 1 => {
+            let uid = rest.first().map(|uid| (*uid).to_owned());
+            (Route::PortForward { pod: PodName::new(*namespace, *pod), uid }, Methods::ReadOrPost)
+        }
+        ("containerLogs" | "portForward" | "stats" | "pods" | "runningpods", _) => {
+            return Err(Miss::Malformed);
+        }
+        _ => return Err(Miss::NotFound),
+    };
+    if methods.contain(method) { Ok(route) } else { Err(Miss::Method { allowed: methods.named() }) }
+}
+
+/// `{namespace}/{pod}/{container}` or `{namespace}/{pod}/{uid}/{container}`.
+fn container_of(parts: &[&str]) -> Result<Target, Miss> {
+    match parts {
+        [namespace, pod, container] => Ok(target(namespace, pod, None, container)),
+        [namespace, pod, uid, container] => Ok(target(namespace, pod, Some(uid), container)),
+        _ => Err(Miss::Malformed),
+    }
+}
+
+fn target(namespace: &str, pod: &str, uid: Option<&str>, container: &str) -> Target {
+    Target {
+        pod: PodName::new(namespace, pod),
+        uid: uid.map(str::to_owned),
+        container: container.to_owned(),
+    }
+}
+
+/// The parts of a path, decoded; `None` if one of them cannot be a name. One slash may end it.
+fn parts(path: &str) -> Option<Vec<String>> {
+    let path = path.strip_prefix('/')?;
+    let path = path.strip_suffix('/').unwrap_or(path);
+    if path.is_empty() {
+        return Some(Vec::new());
+    }
+    let part = |raw: &str| {
+        let part = decode(raw, Plus::Itself)?;
+        let named = !matches!(part.as_str(), "" | "." | "..") && !part.contains(['/', '\\', '\0']);
+        named.then_some(part)
+    };
+    path.split('/').map(part).collect()
+}
+
+/// Under which name a request is counted. What clients may invent is no label.
+pub(super) fn counted_as(path: &str) -> &'static str {
+    let path = path.trim_start_matches('/');
+    let mut parts = path.splitn(3, '/');
+    let first = parts.next().unwrap_or_default();
+    let second = parts.next().unwrap_or_default();
+    let named = |name: &&&str| match name.split_once('/') {
+        Some((root, page)) => root == first && page == second,
+        None => **name == first && (first != "metrics" || second.is_empty()),
+    };
+    match COUNTED.iter().find(named) {
+        Some(name) => name,
+        None if first == "stats" => "stats",
+        None => "Invalid path",
+    }
+}
+
+/// Whether upstream counts a page among those that go on and on.
+pub(super) fn is_long_running(counted_as: &str) -> bool {
+    matches!(counted_as, "exec" | "attach" | "portforward" | "debug")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    fn get(path: &str) -> Result<Route, Miss> {
+        route(Surface::Full, &Method::GET, path)
+    }
+
+    fn container(uid: Option<&str>) -> Target {
+        target("ns", "web", uid, "app")
+    }
+
+    #[test]
+    fn every_page_has_its_path() {
+        for (path, want) in [
+            ("/healthz", Route::Health(Check::All)),
+            ("/healthz/syncloop", Route::Health(Check::SyncLoop)),
+            ("/pods", Route::Pods),
+            ("/pods/", Route::Pods),
+            ("/runningpods/", Route::RunningPods),
+            ("/configz", Route::Configuration),
+            ("/metrics", Route::Metrics(Page::Agent)),
+            ("/metrics/cadvisor", Route::Metrics(Page::Cadvisor)),
+            ("/metrics/resource", Route::Metrics(Page::Resource)),
+            ("/metrics/probes", Route::Metrics(Page::Probes)),
+            ("/stats/summary", Route::Summary),
+            ("/containerLogs/ns/web/app", Route::Logs(container(None))),
+            ("/exec/ns/web/app", Route::Exec(container(None))),
+            ("/exec/ns/web/u-1/app", Route::Exec(container(Some("u-1")))),
+            ("/attach/ns/web/app", Route::Attach(container(None))),
+            ("/attach/ns/web/u-1/app", Route::Attach(container(Some("u-1")))),
+            (
+                "/portForward/ns/web",
+                Route::PortForward { pod: PodName::new("ns", "web"), uid: None },
+            ),
+            (
+                "/portForward/ns/web/u-1",
+                Route::PortForward { pod: PodName::new("ns", "web"), uid: Some("u-1".into()) },
+            ),
+            ("/exec/ns/%77eb/app", Route::Exec(container(None))),
+        ] {
+            assert_eq!(get(path), Ok(want), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_served_is_not_found() {
+        for path in [
+            "",
+            "/",
+            "//",
+            "*",
+            "/nothing",
+            "/pod",
+            "/healthz/no",
+            "/logs/syslog",
+            "/debug/pprof/",
+            "/checkpoint/ns/web/app",
+            "/statusz",
+            "/flagz",
+            "/metrics/slis",
+            "/stats",
+            "/exec",
+            "/exec/ns/web",
+            "/exec/ns/web/u/app/more",
+            "/containerLogs/ns/web",
+            "/containerLogs/ns/web/app/more",
+            "/portForward/ns",
+            "/portForward/ns/a/b/c",
+        ] {
+            let found = get(path);
+            assert!(matches!(found, Err(Miss::NotFound | Miss::Malformed)), "{path}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn no_path_leads_out() {
+        for path in [
+            "/containerLogs/../../etc",
+            "/containerLogs/ns/..%2f..%2fetc/passwd",
+            "/containerLogs/ns/%2e%2e/app",
+            "/containerLogs/ns/web/..",
+            "/containerLogs/ns/web/%2e%2e%2f%2e%2e",
+            "/containerLogs/ns/web/%00",
+            "/containerLogs/ns//app",
+            "/containerLogs/ns/./app",
+            "/containerLogs/ns/web/a%5cb",
+            "/containerLogs/ns/web/%",
+            "/containerLogs/ns/web/%ff%fe",
+        ] {
+            assert!(matches!(get(path), Err(Miss::NotFound | Miss::Malformed)), "{path}");
+        }
+        // Decoded once: what is encoded twice is a strange name of a container that does not exist.
+        assert!(get("/containerLogs/ns/web/%252e%252e").is_ok());
+    }
+
+    #[test]
+    fn a_page_has_its_methods() {
+        for (method, path, allowed) in [
+            (Method::POST, "/pods", Some("GET")),
+            (Method::DELETE, "/exec/ns/web/app", Some("GET, POST")),
+            (Method::GET, "/run/ns/web/app", Some("POST")),
+            (Method::POST, "/run/ns/web/app", None),
+            (Method::POST, "/exec/ns/web/app", None),
+            (Method::POST, "/stats/summary", None),
+            (Method::HEAD, "/metrics", None),
+        ] {
+            let found = route(Surface::Full, &method, path);
+            match allowed {
+                Some(allowed) => assert_eq!(found, Err(Miss::Method { allowed }), "{path}"),
+                None => assert!(found.is_ok(), "{method} {path}"),
+            }
+        }
+    }
+
+    #[test]
+    fn row_14_the_port_without_authentication_only_shows_numbers_and_pods() {
+        for (path, want) in [
+            ("/pods", None),
+            ("/healthz", None),
+            ("/metrics/cadvisor", None),
+            ("/stats/summary", None),
+            ("/exec/ns/web/app", Some(Miss::Disabled)),
+            ("/run/ns/web/app", Some(Miss::Disabled)),
+            ("/containerLogs/ns/web/app", Some(Miss::Disabled)),
+            ("/runningpods/", Some(Miss::Disabled)),
+            ("/logs/", Some(Miss::Disabled)),
+            ("/configz", Some(Miss::NotFound)),
+            ("/other", Some(Miss::NotFound)),
+        ] {
+            for surface in [Surface::ReadOnly, Surface::NoDebugging] {
+                assert_eq!(route(surface, &Method::GET, path).err(), want, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn requests_are_counted_by_page_and_strangers_together() {
+        for (path, want) in [
+            ("/pods", "pods"),
+            ("/exec/ns/web/app", "exec"),
+            ("/metrics", "metrics"),
+            ("/metrics/resource", "metrics/resource"),
+            ("/metrics/own", "Invalid path"),
+            ("/stats/summary", "stats"),
+            ("/healthz/ping", "healthz"),
+            ("/secret-scan-1", "Invalid path"),
+            ("", "Invalid path"),
+        ] {
+            assert_eq!(counted_as(path), want, "{path}");
+        }
+    }
+
+    /// A generator of its own, so that a failure names the seed that shows it again.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            usize::try_from(self.0 >> 33).unwrap() % sides
+        }
+    }
+
+    #[test]
+    fn no_path_that_chance_makes_escapes_or_panics() {
+        const PIECES: [&str; 24] = [
+            "/",
+            "//",
+            "..",
+            ".",
+            "%2e",
+            "%2f",
+            "%5c",
+            "%00",
+            "%",
+            "%f",
+            "%ff",
+            "\\",
+            "exec",
+            "attach",
+            "run",
+            "containerLogs",
+            "portForward",
+            "metrics",
+            "healthz",
+            "pods",
+            "ns",
+            "a",
+            "?",
+            "é",
+        ];
+        for seed in 0..20_000 {
+            let mut dice = Dice(seed);
+            let path: String = (0..dice.roll(12)).map(|_| PIECES[dice.roll(24)]).collect();
+            let methods = [Method::GET, Method::POST, Method::PUT];
+            let method = &methods[dice.roll(3)];
+            for surface in [Surface::Full, Surface::NoDebugging, Surface::ReadOnly] {
+                let Ok(route) = route(surface, method, &path) else { continue };
+                let names = match &route {
+                    Route::Logs(t) | Route::Exec(t) | Route::Attach(t) | Route::Run(t) => {
+                        assert_eq!(surface, Surface::Full, "seed {seed}: {path}");
+                        vec![t.container.clone(), t.pod.name.to_string()]
+                    }
+                    Route::PortForward { pod, uid } => {
+                        vec![pod.name.to_string(), uid.clone().unwrap_or("u".into())]
+                    }
+                    Route::Health(_)
+                    | Route::Pods
+                    | Route::RunningPods
+                    | Route::Configuration
+                    | Route::Metrics(_)
+                    | Route::Summary => vec![],
+                };
+                for name in names {
+                    let plain = !name.is_empty() && !name.contains(['/', '\0']) && name != "..";
+                    assert!(plain, "seed {seed}: {path} names {name:?}");
+                }
+            }
+            assert!(!counted_as(&path).contains(".."), "seed {seed}");
+        }
+    }
+}

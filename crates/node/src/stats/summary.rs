@@ -1,0 +1,251 @@
+//! `/stats/summary`, from a snapshot and what the runtime alone knows.
+
+use std::collections::HashMap;
+
+use podwright_core::config::SwapBehaviour;
+use podwright_core::stats::{
+    ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, Moment, NodeStats, PodReference,
+    PodStats, ProcessStats, Psi, PsiData, RlimitStats, RuntimeStats, Summary, SwapStats, Used,
+    network,
+};
+use podwright_host::cgroup::{Pressure, Stall};
+use podwright_host::machine;
+use podwright_proto::cri;
+
+use super::disks::{PodDisk, fs_stats};
+use super::{Group, PodSnapshot, Snapshot, Stats};
+
+/// What a row of the summary is about: it decides which numbers are always there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Row {
+    /// The node, the group of all pods, a pod: pressure is zero where the kernel counts none.
+    Whole,
+    Container,
+}
+
+/// What the runtime tells of disks.
+#[derive(Default)]
+struct Layers {
+    image_fs: Option<FsStats>,
+    container_fs: Option<FsStats>,
+    by_container: HashMap<String, (Moment, Used)>,
+}
+
+impl Stats {
+    pub async fn summary(&self) -> Summary {
+        let snapshot = self.snapshot().await;
+        let layers = self.layers().await;
+        let disks = self.disks.of(&snapshot);
+        let pods = snapshot.pods.iter();
+        let swap = self.swap_of_containers();
+        let pods =
+            pods.map(|pod| pod_stats(pod, &layers, disks.get(pod.uid()).map(|d| &**d), swap));
+        let pods = pods.collect();
+        Summary { node: self.node_stats(&snapshot, layers), pods }
+    }
+
+    /// What a container may swap: nothing, unless the node lets it.
+    pub fn swap_of_containers(&self) -> Option<u64> {
+        match self.tools.facts.machine.swap.as_ref().map(|swap| swap.behaviour) {
+            Some(SwapBehaviour::NoSwap) | None => Some(0),
+            Some(SwapBehaviour::LimitedSwap) => None,
+        }
+    }
+
+    fn node_stats(&self, snapshot: &Snapshot, layers: Layers) -> NodeStats {
+        let now = Moment(snapshot.at);
+        let capacity = self.machine.capacity().ok();
+        let memory = capacity.as_ref().map(|capacity| capacity.memory);
+        let swap = capacity.as_ref().map(|capacity| capacity.swap);
+        let rlimit = self.machine.tasks().ok().map(|tasks| RlimitStats {
+            time: now,
+            maxpid: tasks.pid_max.min(tasks.threads_max),
+            curproc: tasks.current,
+        });
+        let interfaces = self.machine.interfaces(None).unwrap_or_default();
+        let root_dir = &self.tools.facts.root_dir;
+        let fs = machine::disk(root_dir.as_ref()).ok();
+        let node = &snapshot.node;
+        let started = self.machine.boot_time().unwrap_or(self.tools.started);
+        let pods = &snapshot.all_pods;
+        NodeStats {
+            node_name: self.tools.settings.node_name.to_string(),
+            system_containers: vec![ContainerStats {
+                name: "pods".into(),
+                start_time: Moment(self.tools.started),
+                cpu: cpu(pods, Row::Whole),
+                memory: memory_stats(pods, Row::Whole, None),
+                io: Some(io(pods, Row::Whole)),
+                rootfs: None,
+                logs: None,
+                swap: swap_stats(pods, None),
+            }],
+            start_time: Moment(started),
+            cpu: cpu(node, Row::Whole),
+            memory: memory_stats(node, Row::Whole, memory),
+            io: Some(io(node, Row::Whole)),
+            network: network(now, &interfaces),
+            fs: fs.map(|disk| fs_stats(&disk, now)),
+            runtime: Some(RuntimeStats {
+                container_fs: layers.container_fs.or_else(|| layers.image_fs.clone()),
+                image_fs: layers.image_fs,
+            }),
+            rlimit,
+            swap: swap_stats(node, swap),
+        }
+    }
+
+    /// The sizes of images and writable layers, which the runtime keeps count of.
+    async fn layers(&self) -> Layers {
+        let runtime = &self.tools.runtime;
+        let (stats, filesystems) = tokio::join!(runtime.container_stats(), runtime.image_fs_info());
+        let mut layers = Layers::default();
+        match filesystems {
+            Ok(told) => {
+                layers.image_fs = told.image_filesystems.first().and_then(told_fs);
+                layers.container_fs = told.container_filesystems.first().and_then(told_fs);
+            }
+            Err(error) => tracing::debug!(%error, "the runtime does not tell of its filesystem"),
+        }
+        match stats {
+            Ok(stats) => {
+                let layer = |stats: cri::ContainerStats| {
+                    let (layer, attributes) = (stats.writable_layer?, stats.attributes?);
+                    Some((attributes.id, (time(layer.timestamp), used(&layer))))
+                };
+                layers.by_container = stats.into_iter().filter_map(layer).collect();
+            }
+            Err(error) => tracing::debug!(%error, "the runtime does not tell of its containers"),
+        }
+        layers
+    }
+}
+
+fn pod_stats(
+    pod: &PodSnapshot,
+    layers: &Layers,
+    disk: Option<&PodDisk>,
+    swap: Option<u64>,
+) -> PodStats {
+    let container_fs = layers.container_fs.as_ref().or(layers.image_fs.as_ref());
+    let containers = pod.containers.iter().map(|container| {
+        let group = &container.group;
+        let layer = layers.by_container.get(container.id.as_str());
+        let logs = disk.and_then(|disk| Some((disk.time(), *disk.logs.get(&container.name)?)));
+        let part = |(time, used): (Moment, Used)| Some(container_fs?.part(time, used));
+        ContainerStats {
+            name: container.name.to_string(),
+            start_time: Moment(container.started),
+            cpu: cpu(group, Row::Container),
+            memory: memory_stats(group, Row::Container, None),
+            io: Some(io(group, Row::Container)),
+            rootfs: layer.copied().and_then(part),
+            logs: logs.and_then(part),
+            swap: swap_stats(group, swap),
+        }
+    });
+    let containers: Vec<ContainerStats> = containers.collect();
+    let (name, group) = (pod.name(), &pod.group);
+    PodStats {
+        pod_ref: PodReference {
+            name: name.name.to_string(),
+            namespace: name.namespace.to_string(),
+            uid: pod.uid().to_string(),
+        },
+        start_time: Moment(pod.started),
+        cpu: cpu(group, Row::Whole),
+        memory: memory_stats(group, Row::Whole, None),
+        io: Some(io(group, Row::Whole)),
+        network: network(Moment(group.at), &pod.interfaces),
+        volume: disk.map(|disk| disk.volumes.clone()).unwrap_or_default(),
+        ephemeral_storage: container_fs.map(|fs| ephemeral(fs, &containers, disk)),
+        process_stats: group.usage.pids.map(|process_count| ProcessStats { process_count }),
+        swap: swap_stats(group, None),
+        containers,
+    }
+}
+
+/// All that a pod keeps on the node's own disk.
+fn ephemeral(fs: &FsStats, containers: &[ContainerStats], disk: Option<&PodDisk>) -> FsStats {
+    let parts = containers.iter().flat_map(|container| [&container.rootfs, &container.logs]);
+    let used = |fs: &FsStats| Used {
+        bytes: fs.used_bytes.unwrap_or_default(),
+        inodes: fs.inodes_used.unwrap_or_default(),
+    };
+    let own: Used = parts.flatten().map(used).sum();
+    let newest = containers.iter().filter_map(|container| Some(container.rootfs.as_ref()?.time));
+    let time = newest.chain(disk.map(PodDisk::time)).max().unwrap_or(fs.time);
+    fs.part(time, own + disk.map(|disk| disk.local).unwrap_or_default())
+}
+
+fn cpu(group: &Group, row: Row) -> Option<CpuStats> {
+    let nanos = group.usage.cpu_nanos?;
+    Some(CpuStats {
+        time: Moment(group.at),
+        usage_nano_cores: group.nano_cores,
+        usage_core_nano_seconds: Some(nanos),
+        psi: psi(group.usage.cpu_pressure.as_ref(), row),
+    })
+}
+
+/// `most`: what there is, for a group that has no limit of its own.
+fn memory_stats(group: &Group, row: Row, most: Option<u64>) -> Option<MemoryStats> {
+    let memory = group.usage.memory.as_ref()?;
+    let limit = most.or(memory.limit);
+    Some(MemoryStats {
+        time: Moment(group.at),
+        available_bytes: limit.map(|limit| limit.saturating_sub(memory.working_set)),
+        usage_bytes: Some(memory.usage),
+        working_set_bytes: Some(memory.working_set),
+        rss_bytes: Some(memory.rss),
+        page_faults: Some(memory.page_faults),
+        major_page_faults: Some(memory.major_page_faults),
+        psi: psi(group.usage.memory_pressure.as_ref(), row),
+    })
+}
+
+fn io(group: &Group, row: Row) -> IoStats {
+    IoStats { time: Moment(group.at), psi: psi(group.usage.io_pressure.as_ref(), row) }
+}
+
+fn swap_stats(group: &Group, total: Option<u64>) -> Option<SwapStats> {
+    let memory = group.usage.memory.as_ref()?;
+    let used = memory.swap.unwrap_or_default();
+    Some(SwapStats {
+        time: Moment(group.at),
+        swap_available_bytes: total.map(|total| total.saturating_sub(used)),
+        swap_usage_bytes: Some(used),
+    })
+}
+
+fn psi(pressure: Option<&Pressure>, row: Row) -> Option<Psi> {
+    let data = |stall: &Stall| PsiData {
+        total: stall.total_micros,
+        avg10: stall.avg10,
+        avg60: stall.avg60,
+        avg300: stall.avg300,
+    };
+    match (pressure, row) {
+        (Some(pressure), _) => Some(Psi { full: data(&pressure.full), some: data(&pressure.some) }),
+        (None, Row::Whole) => Some(Psi::default()),
+        (None, Row::Container) => None,
+    }
+}
+
+/// A filesystem of the runtime's: its own count of what it keeps, and the kernel's of the whole.
+fn told_fs(told: &cri::FilesystemUsage) -> Option<FsStats> {
+    let disk = machine::disk(told.fs_id.as_ref()?.mountpoint.as_ref()).ok()?;
+    let time = time(told.timestamp);
+    Some(fs_stats(&disk, time).part(time, used(told)))
+}
+
+fn used(told: &cri::FilesystemUsage) -> Used {
+    Used {
+        bytes: told.used_bytes.as_ref().map_or(0, |value| value.value),
+        inodes: told.inodes_used.as_ref().map_or(0, |value| value.value),
+    }
+}
+
+fn time(nanos: i64) -> Moment {
+    Moment(jiff::Timestamp::from_nanosecond(nanos.into()).unwrap_or_default())
+}

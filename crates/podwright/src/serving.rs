@@ -1,0 +1,116 @@
+//! The kubelet server of this node: from settings to open ports.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use podwright_node::node::Node;
+use podwright_node::server::auth::{self, AccessSettings};
+use podwright_node::server::certificate::{Source, TlsSettings};
+use podwright_node::server::listen::{Doors, Listeners, Ports};
+use podwright_node::server::{Server, Settings};
+use podwright_node::stats::Stats;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::KubeletSettings;
+use crate::config::kubelet::{AuthorizationMode, KubeletConfiguration, TlsVersion};
+
+/// A loop that was silent for less than this may only be busy.
+const LEAST_SYNC_PATIENCE: Duration = Duration::from_secs(300);
+
+/// Takes the ports, before anything runs that a second agent could disturb.
+pub async fn take_ports(configuration: &KubeletConfiguration) -> anyhow::Result<Option<Ports>> {
+    if !configuration.enable_server {
+        return Ok(None);
+    }
+    let at = |port: i32| {
+        let port = u16::try_from(port).ok().filter(|port| *port > 0)?;
+        Some(SocketAddr::new(configuration.address, port))
+    };
+    let Some(secure) = at(configuration.port) else { return Ok(None) };
+    Ok(Some(Ports::take(secure, at(configuration.read_only_port)).await?))
+}
+
+/// What answers requests, whether they come through a port or from this process.
+pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) -> Arc<Server> {
+    let configuration = &settings.configuration;
+    let period = configuration.volume_stats_agg_period.to_std();
+    let stats = Stats::new(node, period);
+    let idle = configuration.streaming_connection_idle_timeout.to_std();
+    let shown = serde_json::to_vec(&configuration.to_configz()).unwrap_or_default();
+    let server_settings = Settings {
+        debugging: configuration.enable_debugging_handlers,
+        stream_idle: (!idle.is_zero()).then_some(idle),
+        configuration: Bytes::from(shown),
+        sync_patience: LEAST_SYNC_PATIENCE.max(configuration.sync_frequency.to_std() * 2),
+    };
+    Server::new(node, stats, server_settings, stop)
+}
+
+/// Opens the ports for those whom the cluster lets in.
+pub fn listen(
+    settings: &KubeletSettings,
+    ports: Ports,
+    node: &Node,
+    api: Option<&kube::Client>,
+) -> anyhow::Result<Listeners> {
+    let configuration = &settings.configuration;
+    let doors = Doors {
+        certificate: certificate(settings, node),
+        tls: TlsSettings {
+            only_13: configuration.tls_min_version == Some(TlsVersion::Tls13),
+            cipher_suites: configuration.tls_cipher_suites.clone(),
+            groups: configuration
+                .tls_curve_preferences
+                .iter()
+                .filter_map(|group| u16::try_from(*group).ok())
+                .collect(),
+        },
+        auth: auth_settings(configuration, api),
+        fine_grained: settings.gates.enabled("KubeletFineGrainedAuthz"),
+    };
+    Ok(Listeners::open(ports, doors, settings.node_name.as_str().into())?)
+}
+
+fn certificate(settings: &KubeletSettings, node: &Node) -> Source {
+    let configuration = &settings.configuration;
+    if !configuration.tls_cert_file.is_empty() {
+        return Source::Files {
+            certificate: configuration.tls_cert_file.clone().into(),
+            key: configuration.tls_private_key_file.clone().into(),
+        };
+    }
+    Source::SelfSigned {
+        folder: settings.options.cert_dir.clone(),
+        host: settings.node_name.clone(),
+        addresses: node.tools.facts.host_ips.clone(),
+    }
+}
+
+/// Where the API server is to be asked and there is none, the answer is no.
+fn auth_settings(
+    configuration: &KubeletConfiguration,
+    api: Option<&kube::Client>,
+) -> auth::Settings {
+    let authentication = &configuration.authentication;
+    let client_ca = &authentication.x509.client_ca_file;
+    let webhook = &configuration.authorization.webhook;
+    let access = match (configuration.authorization.mode, api) {
+        (AuthorizationMode::Webhook, Some(client)) => AccessSettings::Webhook {
+            client: client.clone(),
+            allowed_for: webhook.cache_authorized_ttl.to_std(),
+            denied_for: webhook.cache_unauthorized_ttl.to_std(),
+        },
+        (AuthorizationMode::AlwaysAllow, _) => AccessSettings::AlwaysAllow,
+        (AuthorizationMode::Webhook, None) => AccessSettings::NeverAllow,
+    };
+    auth::Settings {
+        client_ca: (!client_ca.is_empty()).then(|| client_ca.into()),
+        tokens: api
+            .filter(|_| authentication.webhook.enabled)
+            .map(|client| (client.clone(), authentication.webhook.cache_ttl.to_std())),
+        anonymous: authentication.anonymous.enabled,
+        access,
+    }
+}
