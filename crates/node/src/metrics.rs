@@ -4,6 +4,7 @@
 //! written by [`exposition`]; a metric is a few atomics and costs nothing while nobody looks.
 
 pub mod cadvisor;
+pub mod census;
 pub mod exposition;
 mod images;
 mod http;
@@ -271,6 +272,7 @@ pub struct PodMetrics {
     pub desired_static: Gauge,
     pub mirrors: Gauge,
     pub restarted: Counter,
+    pub restarted_static: Counter,
     pub orphaned_runtime_pods: Counter,
 }
 
@@ -291,7 +293,11 @@ impl PodMetrics {
         out.counters(
             "kubelet_restarted_pods_total",
             "Number of pods restarted because they were deleted and recreated under the same UID.",
-            [(vec![], &self.restarted)].into_iter(),
+            [
+                (vec![("static", "")], &self.restarted),
+                (vec![("static", "true")], &self.restarted_static),
+            ]
+            .into_iter(),
         );
     }
 }

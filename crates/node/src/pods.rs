@@ -259,7 +259,8 @@ impl Pods {
             && let Some(pod) = self.directory.pod(uid)
         {
             self.directory.drop_cell(uid);
-            self.tools.metrics.pods.restarted.inc();
+            let metrics = &self.tools.metrics.pods;
+            if pod.is_static() { &metrics.restarted_static } else { &metrics.restarted }.inc();
             self.start_in_order(pod);
         } else if self.directory.pod(uid).is_none() {
             self.directory.drop_cell(uid);

@@ -53,6 +53,9 @@ pub struct Settings {
     pub configuration: Bytes,
     /// Pods that were not looked after for so long are not looked after.
     pub sync_patience: Duration,
+    /// What this program calls itself, and what it was built from.
+    pub version: &'static str,
+    pub commit: &'static str,
 }
 
 /// Answers requests.

@@ -13,6 +13,7 @@ use podwright_node::server::{Server, Settings};
 use podwright_node::stats::Stats;
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::version::VERSIONS;
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{AuthorizationMode, KubeletConfiguration, TlsVersion};
 
@@ -44,6 +45,8 @@ pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) 
         stream_idle: (!idle.is_zero()).then_some(idle),
         configuration: Bytes::from(shown),
         sync_patience: LEAST_SYNC_PATIENCE.max(configuration.sync_frequency.to_std() * 2),
+        version: VERSIONS.kubelet,
+        commit: VERSIONS.commit.unwrap_or_default(),
     };
     Server::new(node, stats, server_settings, stop)
 }
@@ -68,7 +71,6 @@ pub fn listen(
                 .collect(),
         },
         auth: auth_settings(configuration, api),
-        fine_grained: settings.gates.enabled("KubeletFineGrainedAuthz"),
     };
     Ok(Listeners::open(ports, doors, settings.node_name.as_str().into())?)
 }

@@ -82,7 +82,6 @@ pub(super) struct Guard {
     tokens: Option<Tokens>,
     anonymous: bool,
     access: Rule,
-    fine_grained: bool,
 }
 
 /// Why somebody is not let in.
@@ -125,11 +124,7 @@ impl Refusal {
 }
 
 impl Guard {
-    pub(super) fn new(
-        settings: Settings,
-        node: Arc<str>,
-        fine_grained: bool,
-    ) -> Result<Self, FileProblem> {
+    pub(super) fn new(settings: Settings, node: Arc<str>) -> Result<Self, FileProblem> {
         let access = match settings.access {
             AccessSettings::AlwaysAllow => Rule::Everything,
             AccessSettings::NeverAllow => Rule::Nothing,
@@ -143,7 +138,6 @@ impl Guard {
             tokens: settings.tokens.map(|(client, ttl)| Tokens::new(client, ttl)),
             anonymous: settings.anonymous,
             access,
-            fine_grained,
         })
     }
 
@@ -161,7 +155,7 @@ impl Guard {
         peer: &Peer,
     ) -> Result<User, Refusal> {
         let user = self.identify(headers, peer).await.ok_or(Refusal::Unauthorized)?;
-        let attributes = Attributes::of(method, path, self.fine_grained);
+        let attributes = Attributes::of(method, path);
         for &subresource in &attributes.subresources {
             let allowed = match &self.access {
                 Rule::Everything => Ok(true),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -47,8 +47,6 @@ pub struct Doors {
     pub certificate: certificate::Source,
     pub tls: TlsSettings,
     pub auth: auth::Settings,
-    /// Parts of the node that show little can be granted by themselves.
-    pub fine_grained: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +90,7 @@ pub struct Listeners {
 impl Listeners {
     /// Reads, or makes, what a handshake needs.
     pub fn open(ports: Ports, doors: Doors, node: Arc<str>) -> Result<Self, OpenError> {
-        let guard = Guard::new(doors.auth, node, doors.fine_grained)?;
+        let guard = Guard::new(doors.auth, node)?;
         let invite = guard.invites_certificates();
         let tls: ServerConfig = certificate::configure(&doors.certificate, &doors.tls, invite)?;
         Ok(Self { ports, tls: TlsAcceptor::from(Arc::new(tls)), guard })
@@ -218,40 +216,52 @@ impl Hall {
             let (hall, peer) = (hall.clone(), peer.clone());
             async move { Ok::<Answer, Infallible>(hall.answer(request, peer.as_deref()).await) }
         });
-        let io = TokioIo::new(stream);
-        let ended = if version == Version::HTTP_2 {
-            let connection = http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .max_concurrent_streams(STREAMS)
-                .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
-                .keep_alive_interval(ALIVE)
-                .serve_connection(io, service);
-            let mut connection = std::pin::pin!(connection);
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = self.stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            }
-        } else {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADERS)
-                .max_buf_size(HEADER_BYTES)
-                .serve_connection(io, service)
-                .with_upgrades();
-            let mut connection = std::pin::pin!(connection);
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = self.stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
+        if let Err(error) = speak(stream, version, service, &self.stop).await {
+            tracing::debug!(%error, "a connection ended");
+        }
+    }
+}
+
+/// One conversation, to its end; once stopped, to the end of what is under way.
+async fn speak<S>(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    version: Version,
+    service: S,
+    stop: &CancellationToken,
+) -> hyper::Result<()>
+where
+    S: Service<Request<Incoming>, Response = Answer, Error = Infallible> + Send + 'static,
+    S::Future: Send + 'static,
+{
+    let io = TokioIo::new(stream);
+    if version == Version::HTTP_2 {
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(STREAMS)
+            .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
+            .keep_alive_interval(ALIVE)
+            .serve_connection(io, service);
+        let mut connection = std::pin::pin!(connection);
+        return tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
             }
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended");
+    }
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .max_buf_size(HEADER_BYTES)
+        .serve_connection(io, service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
         }
     }
 }
@@ -295,4 +305,94 @@ fn keep_alive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, ALIVE);
     let _ = sockopt::set_tcp_keepintvl(stream, ALIVE);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use http::StatusCode;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::task::JoinHandle;
+
+    use super::super::answer::words;
+    use super::*;
+
+    /// A connection to a server that answers `/slow` after an hour and all else at once.
+    fn connect(stop: &CancellationToken) -> (DuplexStream, JoinHandle<hyper::Result<()>>) {
+        let (client, server) = duplex(64 * 1024);
+        let stop = stop.clone();
+        let service = service_fn(async |request: Request<Incoming>| {
+            if request.uri().path() == "/slow" {
+                tokio::time::sleep(Duration::from_secs(3600)).await;
+            }
+            Ok::<Answer, Infallible>(words(StatusCode::OK, "here"))
+        });
+        let speaking =
+            tokio::spawn(async move { speak(server, Version::HTTP_11, service, &stop).await });
+        (client, speaking)
+    }
+
+    async fn all(mut client: DuplexStream) -> String {
+        let mut text = Vec::new();
+        client.read_to_end(&mut text).await.unwrap();
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_too_long_over_its_headers_is_hung_up_on() {
+        for sent in ["", "GET / HTTP/1.1\r\nhost: a\r\nx-slow:"] {
+            let (mut client, speaking) = connect(&CancellationToken::new());
+            client.write_all(sent.as_bytes()).await.unwrap();
+            let began = Instant::now();
+            let _ = all(client).await;
+            assert!(began.elapsed() >= HEADERS && began.elapsed() < 2 * HEADERS, "{sent:?}");
+            let _ = speaking.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_too_long_is_refused_before_it_is_read() {
+        const ENDLESS: usize = 10 * 1024 * 1024;
+        for (case, begin) in [("a path", "GET /"), ("a header", "GET / HTTP/1.1\r\nhost: a\r\nx: ")]
+        {
+            let (client, _speaking) = connect(&CancellationToken::new());
+            let (mut reading, mut writing) = tokio::io::split(client);
+            let writer = tokio::spawn(async move {
+                let _ = writing.write_all(begin.as_bytes()).await;
+                let mut sent = 0;
+                while sent < ENDLESS && writing.write_all(&[b'a'; 4096]).await.is_ok() {
+                    sent += 4096;
+                }
+                sent
+            });
+            let mut answer = [0; 12];
+            reading.read_exact(&mut answer).await.unwrap();
+            let status = std::str::from_utf8(&answer[9..12]).unwrap().to_owned();
+            assert!(["414", "431"].contains(&status.as_str()), "{case}: {status}");
+            drop(reading);
+            assert!(writer.await.unwrap() < 2 * HEADER_BYTES + 128 * 1024, "{case}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_under_way_is_answered_after_the_stop_and_nothing_more() {
+        let stop = CancellationToken::new();
+        let (mut busy, _) = connect(&stop);
+        let (idle, _) = connect(&stop);
+        busy.write_all(b"GET /slow HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        stop.cancel();
+        assert_eq!(all(idle).await, "");
+        let answer = all(busy).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+
+    #[test]
+    fn methods_that_clients_invent_are_one_label() {
+        for (method, want) in [("GET", "GET"), ("PATCH", "PATCH"), ("FLY", "other")] {
+            let method = http::Method::from_bytes(method.as_bytes()).unwrap();
+            assert_eq!(counted_method(&method), want);
+        }
+    }
 }

@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn options_are_read_as_the_api_reads_them() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
-        let none = || Options::default();
+        let none = Options::default;
         let at = |text: &str| Some(text.parse().unwrap());
         for (query, want) in [
             ("", Ok(none())),

@@ -8,6 +8,7 @@ use super::answer::{Answer, json, metrics};
 use super::query::Query;
 use super::route::Page;
 use crate::metrics::cadvisor::{self, Row};
+use crate::metrics::census::{self, Agent, Worked};
 use crate::metrics::{Exposition, resource, write_process};
 use crate::stats::{Group, Snapshot};
 
@@ -17,6 +18,7 @@ impl Server {
         match page {
             Page::Agent => {
                 self.tools.metrics.write(&mut out);
+                self.census(&mut out);
                 write_process(&self_usage::read("/proc".as_ref()), &mut out);
             }
             Page::Resource => {
@@ -27,6 +29,30 @@ impl Server {
             Page::Probes => self.tools.metrics.write_probes(&mut out),
         }
         metrics(out.into_page())
+    }
+
+    fn census(&self, out: &mut Exposition) {
+        let cells = self.directory.cells();
+        let pods: Vec<Worked> = cells
+            .iter()
+            .map(|(uid, cell)| {
+                let pod = cell.pod();
+                Worked {
+                    stage: cell.stage(),
+                    wanted: self.directory.pod(uid).is_some(),
+                    is_static: pod.is_static(),
+                    ephemeral_containers: pod.ephemeral_containers().count(),
+                }
+            })
+            .collect();
+        census::write_pods(&pods, out);
+        let agent = Agent {
+            node: &self.tools.settings.node_name,
+            cgroup_version: self.tools.cgroups.host().version(),
+            version: self.settings.version,
+            commit: self.settings.commit,
+        };
+        census::write_agent(&agent, out);
     }
 
     pub(super) async fn summary(&self, query: &Query) -> Answer {

@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect; with a field, everything below it.
-pub const INERT: [&str; 37] = [
+pub const INERT: [&str; 40] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -50,6 +50,9 @@ pub const INERT: [&str; 37] = [
     "volumePluginDir",
     // Served nowhere.
     "enableContentionProfiling",
+    "enableDebugFlagsHandler",
+    "enableProfilingHandler",
+    "enableSystemLogHandler",
     "enableSystemLogQuery",
     "serverTLSBootstrap",
     "showHiddenMetricsForVersion",

@@ -11,8 +11,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// `fine_grained`: parts that show little can be granted without all the others.
-    pub(super) fn of(method: &Method, path: &str, fine_grained: bool) -> Self {
+    pub(super) fn of(method: &Method, path: &str) -> Self {
         let verb = match *method {
             Method::POST => "create",
             Method::GET => "get",
@@ -21,11 +20,12 @@ impl Attributes {
             Method::DELETE => "delete",
             _ => "",
         };
-        Self { verb, subresources: subresources(path, fine_grained) }
+        Self { verb, subresources: subresources(path) }
     }
 }
 
-fn subresources(path: &str, fine_grained: bool) -> Vec<&'static str> {
+/// Parts that show little can be granted without all the others.
+fn subresources(path: &str) -> Vec<&'static str> {
     // The path as it was sent: what only looks like another after decoding is `proxy`.
     let root = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     match root {
@@ -35,9 +35,9 @@ fn subresources(path: &str, fine_grained: bool) -> Vec<&'static str> {
         "checkpoint" => vec!["checkpoint"],
         "statusz" => vec!["statusz"],
         "flagz" => vec!["configz"],
-        "pods" | "runningpods" if fine_grained => vec!["pods", "proxy"],
-        "healthz" if fine_grained => vec!["healthz", "proxy"],
-        "configz" if fine_grained => vec!["configz", "proxy"],
+        "pods" | "runningpods" => vec!["pods", "proxy"],
+        "healthz" => vec!["healthz", "proxy"],
+        "configz" => vec!["configz", "proxy"],
         _ => vec!["proxy"],
     }
 }
@@ -48,25 +48,24 @@ mod tests {
 
     #[test]
     fn each_path_is_a_part_of_the_node() {
-        for (path, fine, want) in [
-            ("/pods", true, &["pods", "proxy"][..]),
-            ("/runningpods/", true, &["pods", "proxy"]),
-            ("/pods", false, &["proxy"]),
-            ("/healthz", true, &["healthz", "proxy"]),
-            ("/healthz/syncloop", true, &["healthz", "proxy"]),
-            ("/configz", true, &["configz", "proxy"]),
-            ("/stats/summary", true, &["stats"]),
-            ("/metrics", true, &["metrics"]),
-            ("/metrics/cadvisor", false, &["metrics"]),
-            ("/logs/syslog", true, &["log"]),
-            ("/exec/ns/web/app", true, &["proxy"]),
-            ("/containerLogs/ns/web/app", true, &["proxy"]),
-            ("/podsandmore", true, &["proxy"]),
-            ("/%70ods", true, &["proxy"]),
-            ("/", true, &["proxy"]),
-            ("", true, &["proxy"]),
+        for (path, want) in [
+            ("/pods", &["pods", "proxy"][..]),
+            ("/runningpods/", &["pods", "proxy"]),
+            ("/healthz", &["healthz", "proxy"]),
+            ("/healthz/syncloop", &["healthz", "proxy"]),
+            ("/configz", &["configz", "proxy"]),
+            ("/stats/summary", &["stats"]),
+            ("/metrics", &["metrics"]),
+            ("/metrics/cadvisor", &["metrics"]),
+            ("/logs/syslog", &["log"]),
+            ("/exec/ns/web/app", &["proxy"]),
+            ("/containerLogs/ns/web/app", &["proxy"]),
+            ("/podsandmore", &["proxy"]),
+            ("/%70ods", &["proxy"]),
+            ("/", &["proxy"]),
+            ("", &["proxy"]),
         ] {
-            assert_eq!(subresources(path, fine), want, "{path}");
+            assert_eq!(subresources(path), want, "{path}");
         }
     }
 
@@ -80,7 +79,7 @@ mod tests {
             (Method::DELETE, "delete"),
             (Method::OPTIONS, ""),
         ] {
-            assert_eq!(Attributes::of(&method, "/pods", true).verb, want);
+            assert_eq!(Attributes::of(&method, "/pods").verb, want);
         }
     }
 }

@@ -123,7 +123,7 @@ fn settings(pki: &Pki, reviews: &Reviews) -> Settings {
 }
 
 fn guard(settings: Settings) -> Guard {
-    Guard::new(settings, "n1".into(), true).unwrap()
+    Guard::new(settings, "n1".into()).unwrap()
 }
 
 fn with_token(token: &str) -> HeaderMap {
