@@ -108,7 +108,6 @@ async fn wrong_questions_get_the_right_refusal() {
     cluster.create(crate::cluster::pod("web", &["serve"])).await;
     cluster.until("web", "ready", crate::cluster::ready).await;
     let admin = cluster.admin();
-    let long = format!("/exec/shop/web/app?command={}", "x".repeat(200_000));
     for (case, method, path, want) in [
         ("a pod that is not there", "GET", "/containerLogs/shop/none/app", 404),
         ("a container that is not there", "GET", "/containerLogs/shop/web/none", 404),
@@ -123,7 +122,6 @@ async fn wrong_questions_get_the_right_refusal() {
         ("not running", "POST", "/exec/shop/web/none?command=id&output=1", 500),
         ("a UID of somebody else", "POST", "/portForward/shop/web/other", 404),
         ("the wrong method", "DELETE", "/pods", 405),
-        ("a URL that does not end", "GET", &long, 414),
     ] {
         let answer = cluster.ask(method, path, &admin).await;
         assert_eq!(answer.status.as_u16(), want, "{case}: {}", answer.text());

@@ -209,6 +209,9 @@ async fn many_streams_at_once_and_clients_that_vanish_leave_nothing_open() {
         sleeper.kill().await.unwrap();
     }
     settles("the agent", agent, before.0).await;
+    // What they ran goes on, as everywhere; when that ends, the runtime keeps nothing of it either.
+    let ended = exec(&kubectl, &[], &["killall", "sleep"], b"").await;
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
     settles("the runtime", runtime, before.1).await;
     cluster.close();
 }
