@@ -136,7 +136,7 @@ impl Server {
             }
             Route::Metrics(page) => self.metrics(page).await,
             Route::Summary => self.summary(&Query::of(request.uri())).await,
-            Route::Logs(target) => self.logs(&target, &Query::of(request.uri())),
+            Route::Logs(target) => self.logs(&target, &Query::of(request.uri())).await,
             Route::Exec(target) => {
                 let asked = Asked::of(&mut request);
                 self.streaming.exec(&target, asked).await

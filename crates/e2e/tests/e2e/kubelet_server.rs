@@ -2,6 +2,7 @@
 //! clients with certificates and tokens of the cluster.
 
 mod access;
+mod logs;
 mod numbers;
 mod streams;
 

@@ -1,15 +1,22 @@
 //! `/containerLogs`: the HTTP side of reading a container's log.
 
 use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 use jiff::{SignedDuration, Timestamp};
+use podwright_core::log::Selection;
+use tokio_util::sync::CancellationToken;
 
 use super::Server;
-use super::answer::{Answer, words};
+use super::answer::{Answer, BodyError, PLAIN, words};
 use super::query::Query;
 use super::route::Target;
+use crate::logs::Wanted;
+use crate::logs::read::Reader;
 
 impl Server {
-    pub(super) fn logs(&self, target: &Target, query: &Query) -> Answer {
+    pub(super) async fn logs(&self, target: &Target, query: &Query) -> Answer {
         let options = match Options::parse(query, self.tools.clock.now().wall) {
             Ok(options) => options,
             Err(BadOptions::Unreadable) => {
@@ -29,9 +36,38 @@ impl Server {
             let text = format!("container {container:?} not found in pod {pod:?}");
             return words(StatusCode::NOT_FOUND, text);
         }
-        let _ = options;
-        words(StatusCode::NOT_IMPLEMENTED, "logs are not served yet")
+        let wanted = options.wanted(target.container.clone());
+        match self.tools.logs.open(&self.tools, &pod, &wanted).await {
+            Ok(reader) => read_out(reader, self.stop.clone()),
+            Err(error) => words(StatusCode::BAD_REQUEST, with_causes(&error)),
+        }
     }
+}
+
+/// An answer that goes on as long as there is something to read. A piece is read when the client
+/// took the one before, and not once it is gone. The headers are out by then, so what goes wrong
+/// later is told in the text.
+fn read_out(reader: Reader, stop: CancellationToken) -> Answer {
+    let pieces = futures::stream::unfold(Some(reader), move |reader| {
+        let stop = stop.clone();
+        async move {
+            let mut reader = reader?;
+            // A node that stops does not wait for those who follow.
+            let piece = stop.run_until_cancelled(reader.next()).await??;
+            Some(match piece {
+                Ok(piece) => (Ok::<_, BodyError>(Frame::data(piece)), Some(reader)),
+                Err(error) => (Ok(Frame::data(error.to_string().into())), None),
+            })
+        }
+    });
+    let mut answer = Answer::new(StreamBody::new(pieces).boxed_unsync());
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PLAIN));
+    answer
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// What a client asks of a log.
@@ -54,6 +90,12 @@ pub(super) enum BadOptions {
 }
 
 impl Options {
+    fn wanted(self, container: String) -> Wanted {
+        let Self { follow, previous, timestamps, since, tail_lines, limit_bytes } = self;
+        let selection = Selection { tail: tail_lines, since, stream: None, timestamps, limit_bytes };
+        Wanted { container, previous, follow, selection }
+    }
+
     /// Everything that can be read is, before anything is found to make no sense.
     pub(super) fn parse(query: &Query, now: Timestamp) -> Result<Self, BadOptions> {
         // The name this had before the API gave it one; `all` is as good as nothing.

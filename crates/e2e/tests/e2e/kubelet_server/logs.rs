@@ -1,0 +1,104 @@
+//! Logs, through a real API server with every kubectl.
+
+use podwright_e2e::kubectl::Release;
+use podwright_e2e::wait;
+use serde_json::json;
+
+use super::{Who, open_files, reachable, run, settles};
+use crate::cluster::{LIMIT, NAMESPACE, pod, ready};
+use crate::privilege::needs_root;
+
+#[tokio::test]
+async fn kubectl_reads_follows_and_looks_back() {
+    needs_root!();
+    let cluster = reachable().await;
+    // Says three lines and dies, again and again; then one that goes on.
+    let mut crashing = pod("crashing", &[]);
+    crashing["spec"]["containers"][0]["command"] =
+        json!(["sh", "-c", "echo one; echo two >&2; echo three; exit 1"]);
+    cluster.create(crashing).await;
+    cluster.create(pod("talking", &["lines", "0", "--every", "100"])).await;
+    cluster.until("talking", "ready", ready).await;
+    let restarted = |status: &serde_json::Value| {
+        status["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
+    };
+    cluster.until("crashing", "a restart", restarted).await;
+    for release in Release::ALL {
+        let kubectl = cluster.kubectl(release);
+        let logs = async |arguments: &[&str]| {
+            let all: Vec<&str> = ["-n", NAMESPACE, "logs"].iter().chain(arguments).copied().collect();
+            run(kubectl.command(&all), b"").await
+        };
+        let before = logs(&["--previous", "crashing"]).await;
+        let mut lines: Vec<&str> = before.out.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["one", "three", "two"], "{release:?}: {}", before.err);
+        let tail = logs(&["--tail=1", "crashing"]).await;
+        assert_eq!(tail.out.lines().count(), 1, "{release:?}: {}{}", tail.out, tail.err);
+        let few = logs(&["--limit-bytes=4", "talking"]).await;
+        assert_eq!(few.out, "line", "{release:?}: {}", few.err);
+        let stamped = logs(&["--timestamps", "--tail=1", "talking"]).await;
+        assert!(stamped.out.contains("Z line "), "{release:?}: {}", stamped.out);
+        let none = logs(&["--previous", "talking"]).await;
+        assert!(none.err.contains("previous terminated container"), "{release:?}: {}", none.err);
+
+        let command = kubectl.command(&["-n", NAMESPACE, "logs", "-f", "--tail=1", "talking"]);
+        let name = format!("following-{release:?}");
+        let following = cluster.bed.daemon(&name, command).unwrap();
+        let goes_on = async || Ok((following.log().lines().count() >= 5).then_some(()));
+        following.until("lines as they are written", LIMIT, goes_on).await.unwrap();
+        following.kill().await.unwrap();
+    }
+    // A follower of a container that ends, ends.
+    let mut short = pod("short", &["lines", "3", "--every", "300"]);
+    short["spec"]["restartPolicy"] = json!("Never");
+    cluster.create(short).await;
+    cluster
+        .until("short", "started", |status| {
+            let state = &status["containerStatuses"][0]["state"];
+            state["running"].is_object() || state["terminated"].is_object()
+        })
+        .await;
+    let kubectl = cluster.kubectl(Release::V1_32);
+    let whole = run(kubectl.command(&["-n", NAMESPACE, "logs", "-f", "short"]), b"").await;
+    assert_eq!(whole.out, "line 1\nline 2\nline 3\n", "{}", whole.err);
+    cluster.close();
+}
+
+#[tokio::test]
+async fn followers_leave_nothing_open() {
+    needs_root!();
+    let cluster = reachable().await;
+    cluster.create(pod("talking", &["lines", "0", "--every", "200"])).await;
+    cluster.until("talking", "ready", ready).await;
+    let agent = cluster.agent.daemon().pid();
+    let Who::Certificate(pair) = cluster.admin() else { unreachable!() };
+    let before = open_files(agent);
+    let url = format!(
+        "{}/containerLogs/{NAMESPACE}/talking/app?follow=true&tailLines=1",
+        cluster.agent.url()
+    );
+    let followers: Vec<_> = (0..200)
+        .map(|_| {
+            let (url, pair, netns) = (url.clone(), pair.clone(), cluster.bed.netns().clone());
+            tokio::spawn(async move {
+                let tls = podwright_e2e::http::Tls { identity: Some(pair), ..Default::default() };
+                let request = http::Request::get(url).body(hyper::body::Bytes::new())?;
+                podwright_e2e::http::send(&netns, request, &tls).await
+            })
+        })
+        .collect();
+    let inotify = || {
+        let fds = std::fs::read_dir(format!("/proc/{agent}/fd")).unwrap().flatten();
+        let links = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        links.filter(|link| link.to_string_lossy().contains("inotify")).count()
+    };
+    let all_follow = async || Ok(open_files(agent) >= before + 400);
+    wait::until_true("200 followers", LIMIT, all_follow).await.unwrap();
+    assert!(inotify() <= 4, "{} inotify instances", inotify());
+    for follower in followers {
+        follower.abort();
+    }
+    settles("the agent", agent, before).await;
+    cluster.close();
+}
