@@ -11,6 +11,7 @@ mod http;
 mod probes;
 mod process;
 pub mod resource;
+mod starts;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,7 @@ pub use images::ImageMetrics;
 pub use http::{HttpKey, HttpMetrics};
 pub use probes::{ProbeMetrics, ProbeSeries};
 pub use process::write as write_process;
+pub use starts::StartMetrics;
 
 /// Upstream's default buckets, in seconds.
 const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -47,6 +49,7 @@ pub struct Metrics {
     pub probes: ProbeMetrics,
     pub images: ImageMetrics,
     pub http: HttpMetrics,
+    pub starts: StartMetrics,
 }
 
 impl Metrics {
@@ -60,6 +63,7 @@ impl Metrics {
         self.resizes.write(out);
         self.images.write(out);
         self.http.write(out);
+        self.starts.write(out);
     }
 
     /// The page of probes, apart because there are series for each container.

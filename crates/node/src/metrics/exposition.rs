@@ -13,7 +13,11 @@ pub struct Counter(AtomicU64);
 
 impl Counter {
     pub fn inc(&self) {
-        self.0.fetch_add(1, Relaxed);
+        self.add(1);
+    }
+
+    pub fn add(&self, count: u64) {
+        self.0.fetch_add(count, Relaxed);
     }
 
     pub fn get(&self) -> u64 {

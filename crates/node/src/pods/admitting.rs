@@ -77,11 +77,13 @@ impl Pods {
 
     fn take(&mut self, pod: Arc<Pod>) {
         self.tools.admission.remember(&pod.uid, Ok(()));
+        self.tools.metrics.starts.pod_taken(pod.regular_containers().count());
         self.start_in_order(pod);
     }
 
     fn reject(&self, pod: &Pod, rejection: &Rejection) {
         let Rejection { reason, message } = rejection;
+        self.tools.metrics.starts.pod_rejected(reason);
         self.tools.events.pod(pod, Severity::Warning, reason.clone(), message.clone());
         self.tools.status.set(pod, status::rejected(pod, reason, message));
     }

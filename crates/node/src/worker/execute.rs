@@ -154,10 +154,13 @@ impl Execution<'_> {
         let (runtime, gate, rank) =
             (self.tools.runtime.clone(), self.tools.gate.clone(), Rank::of(self.pod));
         let (config, handler) = (ready.config.clone(), ready.handler.clone());
+        let began = self.tools.clock.now().mono;
         let made = self
             .lane
             .run(async move { gate.pass(rank, runtime.run_sandbox(config, &handler)).await })
             .await;
+        let took = self.tools.clock.now().mono.since(began);
+        self.tools.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
         let id = match made {
             Ok(id) => id,
             Err(error) => {

@@ -145,7 +145,13 @@ impl Execution<'_> {
             let limits = &self.tools.settings.crash_backoff;
             self.attempts().note_restart(name, key, instance, self.tools.clock.now(), limits);
         }
-        match self.try_start(container, start, ground).await {
+        let outcome = self.try_start(container, start, ground).await;
+        let counted = match &outcome {
+            Ok(()) => Ok(()),
+            Err(failure) => Err(failure.reason),
+        };
+        self.tools.metrics.starts.container(container.kind, counted);
+        match outcome {
             Ok(()) => {
                 self.attempts().note_started(name, key);
                 Ok(())

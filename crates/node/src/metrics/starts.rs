@@ -1,0 +1,167 @@
+//! Counted when pods are taken, and when sandboxes and containers are started.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use podwright_core::attempts::StartError;
+use podwright_core::pod::ContainerKind;
+
+use super::exposition::{Counter, Exposition, Histogram, Labels};
+
+/// How many containers a pod has.
+const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
+
+pub struct StartMetrics {
+    containers_per_pod: Histogram,
+    sandboxes: Mutex<BTreeMap<String, Sandboxes>>,
+    started: Mutex<BTreeMap<&'static str, Counter>>,
+    failed: Mutex<BTreeMap<(&'static str, &'static str), Counter>>,
+    rejected: Mutex<BTreeMap<&'static str, Counter>>,
+}
+
+/// Of one runtime handler.
+struct Sandboxes {
+    duration: Histogram,
+    errors: Counter,
+}
+
+impl Default for StartMetrics {
+    fn default() -> Self {
+        Self {
+            containers_per_pod: Histogram::new(FEW),
+            sandboxes: Mutex::default(),
+            started: Mutex::default(),
+            failed: Mutex::default(),
+            rejected: Mutex::default(),
+        }
+    }
+}
+
+impl StartMetrics {
+    pub fn pod_taken(&self, containers: usize) {
+        // A histogram of counts, in one that measures seconds: one container is one second.
+        let count = u64::try_from(containers).unwrap_or(u64::MAX);
+        self.containers_per_pod.observe(Duration::from_secs(count));
+    }
+
+    pub fn pod_rejected(&self, reason: &'static str) {
+        self.rejected.lock().entry(reason).or_default().inc();
+    }
+
+    pub fn sandbox(&self, handler: &str, took: Duration, ok: bool) {
+        let mut all = self.sandboxes.lock();
+        let sandboxes = all.entry(handler.to_owned()).or_insert_with(|| Sandboxes {
+            duration: Histogram::new(super::DEFAULT),
+            errors: Counter::default(),
+        });
+        sandboxes.duration.observe(took);
+        if !ok {
+            sandboxes.errors.inc();
+        }
+    }
+
+    /// A container was to be started; `Err`: it was not.
+    pub fn container(&self, kind: ContainerKind, outcome: Result<(), StartError>) {
+        let kind = kind_name(kind);
+        self.started.lock().entry(kind).or_default().inc();
+        if let Err(error) = outcome {
+            self.failed.lock().entry((kind, error.as_str())).or_default().inc();
+        }
+    }
+
+    pub(super) fn write(&self, out: &mut Exposition) {
+        out.histogram(
+            "kubelet_containers_per_pod_count",
+            "The number of containers per pod.",
+            &self.containers_per_pod,
+        );
+        let rejected = self.rejected.lock();
+        out.counters(
+            "kubelet_admission_rejections_total",
+            "Number of pods that the node did not take, by reason.",
+            rejected.iter().map(|(reason, count)| (vec![("reason", *reason)], count)),
+        );
+        drop(rejected);
+        self.write_sandboxes(out);
+        let started = self.started.lock();
+        out.counters(
+            "kubelet_started_containers_total",
+            "Number of containers that were to be started.",
+            started.iter().map(|(kind, count)| (vec![("container_type", *kind)], count)),
+        );
+        let failed = self.failed.lock();
+        out.counters(
+            "kubelet_started_containers_errors_total",
+            "Number of containers that could not be started.",
+            failed.iter().map(|((kind, code), count)| {
+                (vec![("code", *code), ("container_type", *kind)], count)
+            }),
+        );
+    }
+
+    fn write_sandboxes(&self, out: &mut Exposition) {
+        let all = self.sandboxes.lock();
+        let label = |handler: &'_ String| -> Labels<'_> { vec![("runtime_handler", handler)] };
+        out.histograms(
+            "kubelet_run_podsandbox_duration_seconds",
+            "Duration in seconds of making a pod's sandbox, by runtime handler.",
+            all.iter().map(|(handler, sandboxes)| (label(handler), &sandboxes.duration)),
+        );
+        out.counters(
+            "kubelet_run_podsandbox_errors_total",
+            "Number of sandboxes that could not be made, by runtime handler.",
+            all.iter()
+                .filter(|(_, sandboxes)| sandboxes.errors.get() > 0)
+                .map(|(handler, sandboxes)| (label(handler), &sandboxes.errors)),
+        );
+        let (tried, failed) = (Counter::default(), Counter::default());
+        for sandboxes in all.values() {
+            tried.add(sandboxes.duration.count());
+            failed.add(sandboxes.errors.get());
+        }
+        let help = "Number of pods whose sandbox was to be made.";
+        out.counters("kubelet_started_pods_total", help, [(vec![], &tried)].into_iter());
+        let help = "Number of pods whose sandbox could not be made.";
+        out.counters("kubelet_started_pods_errors_total", help, [(vec![], &failed)].into_iter());
+    }
+}
+
+fn kind_name(kind: ContainerKind) -> &'static str {
+    match kind {
+        ContainerKind::Init | ContainerKind::Sidecar => "init_container",
+        ContainerKind::Regular => "container",
+        ContainerKind::Ephemeral => "ephemeral_container",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_and_failures_are_counted_by_kind() {
+        let metrics = StartMetrics::default();
+        metrics.pod_taken(2);
+        metrics.pod_rejected("OutOfpods");
+        metrics.sandbox("", Duration::from_millis(20), true);
+        metrics.sandbox("kata", Duration::from_millis(20), false);
+        metrics.container(ContainerKind::Regular, Ok(()));
+        metrics.container(ContainerKind::Sidecar, Err(StartError::RunContainerError));
+        let mut out = Exposition::default();
+        metrics.write(&mut out);
+        let page = out.into_page();
+        for line in [
+            r#"kubelet_containers_per_pod_count_bucket{le="2"} 1"#,
+            "kubelet_containers_per_pod_count_sum 2",
+            r#"kubelet_admission_rejections_total{reason="OutOfpods"} 1"#,
+            r#"kubelet_run_podsandbox_errors_total{runtime_handler="kata"} 1"#,
+            "kubelet_started_pods_total 2",
+            "kubelet_started_pods_errors_total 1",
+            r#"kubelet_started_containers_total{container_type="container"} 1"#,
+            r#"kubelet_started_containers_errors_total{code="RunContainerError",container_type="init_container"} 1"#,
+        ] {
+            assert!(page.lines().any(|written| written == line), "{line}\n{page}");
+        }
+    }
+}
