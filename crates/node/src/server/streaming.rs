@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, Request, StatusCode};
 use hyper::upgrade::OnUpgrade;
-use podwright_core::ids::ContainerId;
-use podwright_core::ids::PodName;
+use podwright_core::ids::{ContainerId, PodName};
 use podwright_core::pod::Pod;
 use podwright_cri as cri;
 use tokio_util::sync::CancellationToken;
