@@ -206,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(extra: Value) -> Object {
+    fn pod(extra: &Value) -> Object {
         let mut spec = json!({"containers": [{"name": "web"}]});
         for (key, value) in extra.as_object().into_iter().flatten() {
             crate::tree::put(&mut spec, &[key], Some(value.clone()));
@@ -239,13 +239,13 @@ mod tests {
             ("attach", "stdout=true", "/attach/n/p/web?output=1"),
             ("portforward", "ports=80", "/portForward/n/p?port=80"),
         ] {
-            assert_eq!(target(&pod(json!({})), what, query).as_deref(), Ok(want), "{what} {query}");
+            assert_eq!(target(&pod(&json!({})), what, query).as_deref(), Ok(want), "{what} {query}");
         }
     }
 
     #[test]
     fn a_container_must_be_named_where_there_are_several() {
-        let several = pod(json!({"initContainers": [{"name": "first"}]}));
+        let several = pod(&json!({"initContainers": [{"name": "first"}]}));
         assert_eq!(
             target(&several, "log", "").unwrap_err(),
             "a container name must be specified for pod p, choose one of: [web] or one of the init containers: [first]"

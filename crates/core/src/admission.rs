@@ -62,7 +62,38 @@ impl Rejection {
     pub fn is_about_labels(&self) -> bool {
         self.reason == "NodeAffinity"
     }
+
+    /// The reason as it is counted. A pod can ask for a resource of any name, and with that would
+    /// make a series of its own.
+    pub fn counted_as(&self) -> &'static str {
+        match COUNTED.iter().find(|known| **known == self.reason) {
+            Some(known) => known,
+            None if self.reason.starts_with("OutOf") => "OutOfExtendedResources",
+            None => "Other",
+        }
+    }
 }
+
+/// Reasons with a count of their own.
+const COUNTED: [&str; 17] = [
+    "AppArmor",
+    "Evicted",
+    "InvalidNodeInfo",
+    "NodeAffinity",
+    "NodeName",
+    "NodePorts",
+    "NodeShutdown",
+    "OutOfcpu",
+    "OutOfephemeral-storage",
+    "OutOfmemory",
+    "OutOfpods",
+    "PodOSNotSupported",
+    "PodOSSelectorNodeLabelDoesNotMatch",
+    "SupplementalGroupsPolicyNotSupported",
+    "SysctlForbidden",
+    "TaintToleration",
+    "UnexpectedAdmissionError",
+];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {

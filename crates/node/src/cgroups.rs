@@ -92,8 +92,8 @@ impl Cgroups {
         Ok(self.known(pod)?.name.path(self.host.driver()))
     }
 
-    /// The pod's own group.
-    pub fn group(&self, pod: &Pod) -> Result<CgroupName, PodCgroupError> {
+    /// The name of the pod's own group.
+    pub fn name_of(&self, pod: &Pod) -> Result<CgroupName, PodCgroupError> {
         Ok(self.known(pod)?.name.clone())
     }
 

@@ -6,8 +6,8 @@
 pub mod cadvisor;
 pub mod census;
 pub mod exposition;
-mod images;
 mod http;
+mod images;
 mod probes;
 mod process;
 pub mod resource;
@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 
 pub use exposition::{Counter, Exposition, Gauge, Histogram, TimeGauge};
-pub use images::ImageMetrics;
 pub use http::{HttpKey, HttpMetrics};
+pub use images::ImageMetrics;
 pub use probes::{ProbeMetrics, ProbeSeries};
 pub use process::write as write_process;
 pub use starts::StartMetrics;

@@ -231,7 +231,7 @@ impl Look<'_> {
     /// `None`: nothing of it runs.
     async fn pod(&mut self, pod: Arc<Pod>, seen: &ObservedPod) -> Option<PodSnapshot> {
         let sandbox = seen.ready_sandbox()?;
-        let name = self.stats.tools.cgroups.group(&pod).ok()?;
+        let name = self.stats.tools.cgroups.name_of(&pod).ok()?;
         let group = self.group(&name).await;
         let mut containers = Vec::new();
         for instance in seen.running() {

@@ -77,7 +77,9 @@ pub async fn run(
     let health = tokio::spawn(health);
     let server = serving::server(settings, &node, stop.clone());
     let serving = match ports {
-        Some(ports) => Some(serving::listen(settings, ports, &node, api.as_ref())?),
+        Some(ports) => {
+            Some(serving::listen(settings, ports, &node, api.as_ref().map(|api| &api.main))?)
+        }
         None => None,
     };
     let serving = tokio::spawn(server.run(serving));

@@ -19,7 +19,7 @@ impl Message {
         self
     }
 
-    fn message(self, tag: u32, inner: Self) -> Self {
+    fn message(self, tag: u32, inner: &Self) -> Self {
         self.bytes(tag, &inner.0)
     }
 
@@ -34,8 +34,8 @@ impl Message {
     /// One message for each entry of a map, its name in the first field and its value in the second.
     fn named(self, tag: u32, map: &Value, write: impl Fn(&Value) -> Self) -> Self {
         map.as_object().into_iter().flatten().fold(self, |whole, (name, value)| {
-            let entry = Self::default().bytes(1, name.as_bytes()).message(2, write(value));
-            whole.message(tag, entry)
+            let entry = Self::default().bytes(1, name.as_bytes()).message(2, &write(value));
+            whole.message(tag, &entry)
         })
     }
 
@@ -43,14 +43,14 @@ impl Message {
         list.as_array()
             .into_iter()
             .flatten()
-            .fold(self, |whole, item| whole.message(tag, write(item)))
+            .fold(self, |whole, item| whole.message(tag, &write(item)))
     }
 
     fn extensions(self, tag: u32, object: &Value) -> Self {
         let all = object.as_object().into_iter().flatten();
         all.filter(|(name, _)| name.starts_with("x-")).fold(self, |whole, (name, value)| {
             let text = Self::default().bytes(2, value.to_string().as_bytes());
-            whole.message(tag, Self::default().bytes(1, name.as_bytes()).message(2, text))
+            whole.message(tag, &Self::default().bytes(1, name.as_bytes()).message(2, &text))
         })
     }
 }
@@ -65,16 +65,16 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
     let definitions = Message::default().named(1, &part("definitions"), schema);
     Message::default()
         .text(1, document, "swagger")
-        .message(2, information)
-        .message(8, paths)
-        .message(9, definitions)
+        .message(2, &information)
+        .message(8, &paths)
+        .message(9, &definitions)
         .0
 }
 
 fn path(item: &Value) -> Message {
     let methods = [(2, "get"), (3, "put"), (4, "post"), (5, "delete"), (8, "patch")];
     methods.into_iter().fold(Message::default(), |whole, (tag, method)| match item.get(method) {
-        Some(described) => whole.message(tag, operation(described)),
+        Some(described) => whole.message(tag, &operation(described)),
         None => whole,
     })
 }
@@ -82,12 +82,12 @@ fn path(item: &Value) -> Message {
 fn operation(described: &Value) -> Message {
     let part = |name: &str| described.get(name).cloned().unwrap_or_default();
     let response = |value: &Value| {
-        Message::default().message(1, Message::default().text(1, value, "description"))
+        Message::default().message(1, &Message::default().text(1, value, "description"))
     };
     Message::default()
         .text(5, described, "operationId")
         .each(8, &part("parameters"), parameter)
-        .message(9, Message::default().named(1, &part("responses"), response))
+        .message(9, &Message::default().named(1, &part("responses"), response))
         .extensions(13, described)
 }
 
@@ -97,9 +97,9 @@ fn parameter(described: &Value) -> Message {
         .text(2, described, "in")
         .text(4, described, "name")
         .text(6, described, "type");
-    let not_in_body = Message::default().message(3, query);
-    let parameter = Message::default().message(2, not_in_body);
-    Message::default().message(1, parameter)
+    let not_in_body = Message::default().message(3, &query);
+    let parameter = Message::default().message(2, &not_in_body);
+    Message::default().message(1, &parameter)
 }
 
 fn schema(value: &Value) -> Message {
@@ -112,16 +112,16 @@ fn schema(value: &Value) -> Message {
         message = message.bytes(19, name.as_str().unwrap_or_default().as_bytes());
     }
     if let Some(inner) = value.get("additionalProperties") {
-        message = message.message(21, Message::default().message(1, schema(inner)));
+        message = message.message(21, &Message::default().message(1, &schema(inner)));
     }
     if value.get("type").is_some() {
-        message = message.message(22, Message::default().text(1, value, "type"));
+        message = message.message(22, &Message::default().text(1, value, "type"));
     }
     if let Some(items) = value.get("items") {
-        message = message.message(23, Message::default().message(1, schema(items)));
+        message = message.message(23, &Message::default().message(1, &schema(items)));
     }
     if let Some(properties) = value.get("properties") {
-        message = message.message(25, Message::default().named(1, properties, schema));
+        message = message.message(25, &Message::default().named(1, properties, schema));
     }
     message.extensions(31, value)
 }

@@ -364,3 +364,15 @@ fn a_critical_pod_that_does_not_fit_otherwise_makes_nobody_go() {
     let elsewhere = set(critical, "nodeSelector", json!({ "disk": "hdd" })).build();
     assert_eq!(reason(&admit(&elsewhere, &there, &node())), "NodeAffinity");
 }
+
+#[test]
+fn no_pod_makes_a_series_of_its_own() {
+    for (reason, counted) in [
+        ("OutOfcpu", "OutOfcpu"),
+        ("NodePorts", "NodePorts"),
+        ("OutOfexample.com/anything", "OutOfExtendedResources"),
+        ("SomethingElse", "Other"),
+    ] {
+        assert_eq!(Rejection::new(reason, "").counted_as(), counted);
+    }
+}

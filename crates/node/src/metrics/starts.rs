@@ -102,18 +102,17 @@ impl StartMetrics {
 
     fn write_sandboxes(&self, out: &mut Exposition) {
         let all = self.sandboxes.lock();
-        let label = |handler: &'_ String| -> Labels<'_> { vec![("runtime_handler", handler)] };
         out.histograms(
             "kubelet_run_podsandbox_duration_seconds",
             "Duration in seconds of making a pod's sandbox, by runtime handler.",
-            all.iter().map(|(handler, sandboxes)| (label(handler), &sandboxes.duration)),
+            all.iter().map(|(handler, sandboxes)| (of_handler(handler), &sandboxes.duration)),
         );
         out.counters(
             "kubelet_run_podsandbox_errors_total",
             "Number of sandboxes that could not be made, by runtime handler.",
             all.iter()
                 .filter(|(_, sandboxes)| sandboxes.errors.get() > 0)
-                .map(|(handler, sandboxes)| (label(handler), &sandboxes.errors)),
+                .map(|(handler, sandboxes)| (of_handler(handler), &sandboxes.errors)),
         );
         let (tried, failed) = (Counter::default(), Counter::default());
         for sandboxes in all.values() {
@@ -125,6 +124,10 @@ impl StartMetrics {
         let help = "Number of pods whose sandbox could not be made.";
         out.counters("kubelet_started_pods_errors_total", help, [(vec![], &failed)].into_iter());
     }
+}
+
+fn of_handler(handler: &str) -> Labels<'_> {
+    vec![("runtime_handler", handler)]
 }
 
 fn kind_name(kind: ContainerKind) -> &'static str {

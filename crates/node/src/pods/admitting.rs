@@ -83,7 +83,7 @@ impl Pods {
 
     fn reject(&self, pod: &Pod, rejection: &Rejection) {
         let Rejection { reason, message } = rejection;
-        self.tools.metrics.starts.pod_rejected(reason);
+        self.tools.metrics.starts.pod_rejected(rejection.counted_as());
         self.tools.events.pod(pod, Severity::Warning, reason.clone(), message.clone());
         self.tools.status.set(pod, status::rejected(pod, reason, message));
     }

@@ -92,7 +92,8 @@ pub(super) enum BadOptions {
 impl Options {
     fn wanted(self, container: String) -> Wanted {
         let Self { follow, previous, timestamps, since, tail_lines, limit_bytes } = self;
-        let selection = Selection { tail: tail_lines, since, stream: None, timestamps, limit_bytes };
+        let selection =
+            Selection { tail: tail_lines, since, stream: None, timestamps, limit_bytes };
         Wanted { container, previous, follow, selection }
     }
 

@@ -26,7 +26,8 @@ async fn kubectl_reads_follows_and_looks_back() {
     for release in Release::ALL {
         let kubectl = cluster.kubectl(release);
         let logs = async |arguments: &[&str]| {
-            let all: Vec<&str> = ["-n", NAMESPACE, "logs"].iter().chain(arguments).copied().collect();
+            let all: Vec<&str> =
+                ["-n", NAMESPACE, "logs"].iter().chain(arguments).copied().collect();
             run(kubectl.command(&all), b"").await
         };
         let before = logs(&["--previous", "crashing"]).await;
