@@ -239,7 +239,11 @@ mod tests {
             ("attach", "stdout=true", "/attach/n/p/web?output=1"),
             ("portforward", "ports=80", "/portForward/n/p?port=80"),
         ] {
-            assert_eq!(target(&pod(&json!({})), what, query).as_deref(), Ok(want), "{what} {query}");
+            assert_eq!(
+                target(&pod(&json!({})), what, query).as_deref(),
+                Ok(want),
+                "{what} {query}"
+            );
         }
     }
 

@@ -1,11 +1,12 @@
 //! `podwright up` and `podwright down`, as a user runs them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
-use podwright_e2e::listing::Listing;
+use podwright_e2e::listing::{Difference, Listing};
 use podwright_e2e::{images, tools, wait};
 use serde_json::{Value, json};
 
@@ -34,6 +35,13 @@ impl<'a> Standalone<'a> {
         self.bed.exec(&command).await
     }
 
+    /// What tells this node from others in the names of its cgroups and folders, once it is up.
+    fn instance(&self) -> String {
+        let made = fs::read_to_string(Path::new(&self.state).join("made.json")).unwrap();
+        let made: Value = serde_json::from_str(&made).unwrap();
+        made["cgroup_root"].as_str().and_then(|name| name.split('-').next_back()).unwrap().into()
+    }
+
     pub(crate) async fn pods(&self) -> Vec<Value> {
         let status = self.run(&["status", "--output", "json"]).await.unwrap();
         let status: Value = serde_json::from_str(&status).unwrap();
@@ -53,27 +61,39 @@ impl<'a> Standalone<'a> {
 }
 
 /// What of the machine and of the bed's network a node could leave changed.
-async fn traces(bed: &Bed) -> Vec<String> {
-    // Other tests run beside this one; ours is told by the bed's id and by what only `up` makes.
-    let ours = |line: &&str| {
-        let cgroup = line.starts_with("cgroup ") && line.contains("/podwright-");
-        cgroup || line.contains(bed.id()) || line.contains("/run/podwright/")
-    };
-    let listing = Listing::take().unwrap();
-    let mut lines: Vec<String> = listing.lines().filter(ours).map(str::to_owned).collect();
-    for command in
-        [&["ip", "-o", "link"][..], &["iptables-save"], &["cat", "/proc/sys/net/ipv4/ip_forward"]]
-    {
-        let text = bed.exec(command).await.unwrap();
-        // Counters, times and tables without a rule are no traces.
-        let noise = |line: &str| {
-            let builtin = line.starts_with(':') && !line.starts_with(":CNI");
-            builtin || line.starts_with(['#', '*']) || line == "COMMIT"
-        };
-        lines.extend(text.lines().filter(|line| !noise(line)).map(str::to_owned));
+struct Traces {
+    machine: Listing,
+    network: BTreeSet<String>,
+}
+
+impl Traces {
+    async fn take(bed: &Bed) -> Self {
+        let mut network = BTreeSet::new();
+        for command in [
+            &["ip", "-o", "link"][..],
+            &["iptables-save"],
+            &["cat", "/proc/sys/net/ipv4/ip_forward"],
+        ] {
+            let text = bed.exec(command).await.unwrap();
+            // Counters, times and tables without a rule are no traces.
+            let noise = |line: &str| {
+                let builtin = line.starts_with(':') && !line.starts_with(":CNI");
+                builtin || line.starts_with(['#', '*']) || line == "COMMIT"
+            };
+            network.extend(text.lines().filter(|line| !noise(line)).map(str::to_owned));
+        }
+        Self { machine: Listing::take().unwrap(), network }
     }
-    lines.sort();
-    lines
+
+    /// Other tests use the machine meanwhile, so that only what has one of the names counts there;
+    /// nobody else is in the network.
+    fn assert_same(&self, after: &Self, names: &[&str]) {
+        let Difference { added, removed } = self.machine.difference(&after.machine);
+        let ours = |line: &&String| names.iter().any(|name| line.contains(name));
+        let changed: Vec<_> = added.iter().chain(&removed).filter(ours).collect();
+        assert!(changed.is_empty(), "{changed:#?}");
+        assert_eq!(self.network, after.network);
+    }
 }
 
 #[tokio::test]
@@ -81,9 +101,10 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::new(&bed, "up");
-    let before = traces(&bed).await;
+    let before = Traces::take(&bed).await;
 
     node.run(&["up"]).await.unwrap();
+    let instance = node.instance();
     node.load_test_image().await;
     let manifest = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "hello" },
@@ -111,10 +132,7 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     assert_eq!(node.pods().await[0]["restarts"], 0);
 
     node.run(&["down"]).await.unwrap();
-    let after = traces(&bed).await;
-    let left: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
-    let lost: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
-    assert!(left.is_empty() && lost.is_empty(), "left: {left:#?}\nlost: {lost:#?}");
+    before.assert_same(&Traces::take(&bed).await, &[bed.id(), &instance]);
 
     node.run(&["up"]).await.unwrap();
     wait::until("the pod to come back with its data", LIMIT, address).await.unwrap();

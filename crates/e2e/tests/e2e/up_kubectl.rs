@@ -93,7 +93,7 @@ async fn objects(kubectl: &Kubectl, suffix: &str) {
     run(&["label", "cm", map, "colour=red"]).await;
     run(&["annotate", "cm", map, "note=short"]).await;
     let mut edit = kubectl.command(&["edit", "configmap", map]);
-    edit.env("KUBE_EDITOR", "sed -i s/a:.*/a:\\ edited/");
+    edit.env("KUBE_EDITOR", "sed -i 's/^  a: .*/  a: edited/'");
     assert!(tokio::task::spawn_blocking(move || edit.status()).await.unwrap().unwrap().success());
     let shown: Value = serde_json::from_str(&run(&["get", "cm", map, "-o", "json"]).await).unwrap();
     assert_eq!(shown["data"], json!({"a": "edited", "m": "1", "j": "1", "s": "1"}));
@@ -212,6 +212,7 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     assert!(asked.contains("nothing is deleted"), "{asked}");
     node.run(&["reset", "--yes"]).await.unwrap();
     assert!(!PathBuf::from(&node.state).exists());
+    drop(kubectl);
     bed.close().unwrap();
 }
 
@@ -228,7 +229,7 @@ async fn memory_of_the_whole_process_is_printed() {
     let manifests: Vec<String> =
         (0..many).map(|number| server(&format!("pod-{number}"), &json!({}))).collect();
     let (before, before_anonymous) = memory(agent(&bed, &node).await);
-    kubectl.run_with(&["apply", "-f", "-"], &manifests.join("\n---\n")).await.unwrap();
+    kubectl.run_with(&["apply", "-f", "-"], &manifests.join("\n")).await.unwrap();
     let wait = ["wait", "--for=condition=Ready", "pod", "--all", "--timeout=300s"];
     kubectl.run(&wait).await.unwrap();
     let (after, after_anonymous) = memory(agent(&bed, &node).await);
@@ -237,5 +238,6 @@ async fn memory_of_the_whole_process_is_printed() {
          ({after_anonymous} anonymous), debug build"
     );
     node.run(&["down"]).await.unwrap();
+    drop(kubectl);
     bed.close().unwrap();
 }
