@@ -4,7 +4,7 @@
 //! put as a kubelet's own server is asked it, so that whoever answers there answers here as well;
 //! an upgraded connection is handed on untouched.
 
-use axum::body::Body;
+pub use axum::body::Body;
 use axum::response::Response;
 use futures::future::BoxFuture;
 use http::{Request, StatusCode, Uri};

@@ -8,6 +8,7 @@ mod users;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -29,6 +30,7 @@ use podwright_host::process::{self, Permitted};
 use podwright_host::{mounts, sysctl};
 use podwright_node::heartbeat::addresses;
 use podwright_node::node::{Config, Node, Presence, World};
+use podwright_node::server::Server;
 use podwright_node::sources::url::Remote;
 use tokio_util::sync::CancellationToken;
 
@@ -66,7 +68,7 @@ const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 pub async fn run(
     settings: &KubeletSettings,
     surroundings: Surroundings,
-    on_ready: impl FnOnce() -> anyhow::Result<()>,
+    on_ready: impl FnOnce(&Arc<Server>) -> anyhow::Result<()>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let health = health(&settings.configuration, stop.clone()).await?;
@@ -82,8 +84,8 @@ pub async fn run(
         }
         None => None,
     };
-    let serving = tokio::spawn(server.run(serving));
-    on_ready()?;
+    let answering = tokio::spawn(server.clone().run(serving));
+    on_ready(&server)?;
     crate::service::ready();
     let trim = trim_heap_now_and_then();
     tokio::select! {
@@ -91,7 +93,7 @@ pub async fn run(
         () = trim => {}
     }
     // It ends with the same token; what it still had to say is said.
-    let _ = tokio::join!(health, serving);
+    let _ = tokio::join!(health, answering);
     tracing::info!("stopped; the containers run on");
     Ok(())
 }

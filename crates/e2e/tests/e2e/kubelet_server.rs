@@ -11,30 +11,12 @@ use std::time::Duration;
 
 use http::Request;
 use hyper::body::Bytes;
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
 use podwright_e2e::http::{Answer, Tls};
 use podwright_e2e::kubectl::{Kubectl, Release};
-use podwright_e2e::netns::NODE_ADDRESS;
 use podwright_e2e::pki::Pair;
 use podwright_e2e::wait;
-use serde_json::json;
 
 use crate::cluster::{Cluster, LIMIT};
-
-/// A cluster whose API server finds the way to the node.
-async fn reachable() -> Cluster {
-    let cluster = Cluster::start().await;
-    let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let status = json!({ "status": {
-        "addresses": [{ "type": "InternalIP", "address": NODE_ADDRESS.to_string() }],
-        "daemonEndpoints": { "kubeletEndpoint": { "Port": 10250 } },
-    }});
-    let params = PatchParams::default();
-    nodes.patch_status("node-1", &params, &Patch::Merge(status)).await.unwrap();
-    cluster
-}
 
 /// How a program ended.
 struct Ended {

@@ -124,6 +124,31 @@ async fn papers(kubectl: &Kubectl) {
     assert!(!format!("{unserved:#}").contains("panic"), "{unserved:#}");
 }
 
+/// Logs, commands, files and ports of a pod that serves.
+async fn streams(bed: &Bed, kubectl: &Kubectl) {
+    let logged = kubectl.run(&["logs", "hello"]).await.unwrap();
+    assert!(logged.contains("8080"), "{logged}");
+    let said = kubectl.run(&["exec", "hello", "--", "sh", "-c", "echo out; echo err >&2"]).await;
+    assert!(said.unwrap().contains("out"));
+    let failed = kubectl.run(&["exec", "hello", "--", "sh", "-c", "exit 3"]).await.unwrap_err();
+    assert!(format!("{failed:#}").contains("exit code 3"), "{failed:#}");
+    let heard = kubectl.run_with(&["exec", "-i", "hello", "--", "cat"], "through stdin").await;
+    assert_eq!(heard.unwrap(), "through stdin");
+    let file = bed.path("copied");
+    std::fs::write(&file, "a file").unwrap();
+    kubectl.run(&["cp", file.to_str().unwrap(), "hello:/tmp/copied"]).await.unwrap();
+    let there = kubectl.run(&["exec", "hello", "--", "cat", "/tmp/copied"]).await.unwrap();
+    assert_eq!(there, "a file");
+    let forwarding = kubectl.command(&["port-forward", "pod/hello", "18081:8080"]);
+    let forwarding = bed.daemon("forwarding", forwarding).unwrap();
+    let page = async || Ok(bed.http_get("http://127.0.0.1:18081/").await.ok());
+    let page = forwarding.until("the forwarded page", LIMIT, page).await.unwrap();
+    assert_eq!(page.status, 200);
+    forwarding.kill().await.unwrap();
+    let nobody = kubectl.run(&["logs", "nobody"]).await.unwrap_err();
+    assert!(format!("{nobody:#}").contains("not found"), "{nobody:#}");
+}
+
 #[tokio::test]
 async fn kubectl_of_every_age_reads_and_writes_objects() {
     needs_root!();
@@ -170,6 +195,10 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     assert_eq!(page.status, 200);
     let described = run(&["describe", "pod", "hello"]).await;
     assert!(described.contains("Successfully assigned default/hello"), "{described}");
+
+    for release in Release::ALL {
+        streams(&bed, &self::kubectl(&bed, &node, release)).await;
+    }
 
     // what does not fit says so, and comes when there is room
     let greedy = json!({"containers": [{

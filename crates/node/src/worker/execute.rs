@@ -217,10 +217,14 @@ impl Execution<'_> {
 
     async fn stop_sandbox(&mut self, sandbox: &SandboxId) -> Result<(), podwright_cri::Error> {
         self.begin("stopping the pod's sandbox");
-        let (runtime, id) = (self.tools.runtime.clone(), sandbox.clone());
-        self.lane.run(async move { runtime.stop_sandbox(&id).await }).await?;
-        self.attempts().note_sandbox_stopped(sandbox.clone());
-        Ok(())
+        let (runtime, cell, id) = (self.tools.runtime.clone(), self.cell.clone(), sandbox.clone());
+        // Noted on the lane: a worker that turns to something else would stop it a second time.
+        let stop = async move {
+            runtime.stop_sandbox(&id).await?;
+            cell.attempts.lock().note_sandbox_stopped(id);
+            Ok(())
+        };
+        self.lane.run(stop).await
     }
 
     async fn unmount_volumes(&mut self) -> Result<(), Failed> {

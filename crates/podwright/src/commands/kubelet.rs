@@ -25,7 +25,7 @@ pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
         };
         let log_links = log_links(&settings.configuration.pod_logs_dir);
         let surroundings = Surroundings { log_links, make_cgroup_root: false, api };
-        agent::run(settings, surroundings, || Ok(()), stop).await
+        agent::run(settings, surroundings, |_| Ok(()), stop).await
     })
 }
 

@@ -9,11 +9,13 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::wait::await_condition;
+use podwright_node::server::Server;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +66,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let api = Api::open(layout, Wishes { port: arguments.api_port, for_pods }).await?;
     let me = teardown::agent(layout);
     me.note_self()?;
+    let streams = api.streams();
     let clients = api.clients(&settings.node_name);
     let surroundings = Surroundings {
         log_links: layout.log_links(),
@@ -75,7 +78,8 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let serving = tokio::spawn(api.run(api_stop.clone()));
     let told = layout.ready();
     let name = settings.node_name.clone();
-    let on_ready = || {
+    let on_ready = |server: &Arc<Server>| {
+        streams.open(server.clone());
         tokio::spawn(async move {
             until_ready(clients.main, &name).await;
             if let Err(error) = std::fs::write(&told, "") {

@@ -15,6 +15,7 @@ use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
+use super::streams::Streams;
 use super::{Layout, kubeconfig, write_private};
 use crate::agent::ApiClients;
 
@@ -45,6 +46,7 @@ pub struct Api {
     server: ApiServer,
     listeners: Vec<TcpListener>,
     tls: Arc<ServerConfig>,
+    streams: Arc<Streams>,
 }
 
 impl Api {
@@ -64,12 +66,14 @@ impl Api {
         settings.root_ca = authority.certificate().to_owned();
         settings.service = wishes.for_pods.map(|ip| SocketAddr::from((ip, port)));
         settings.volumes = Some(layout.volumes());
+        let streams = Arc::new(Streams::default());
+        settings.pod_connector = Some(streams.clone());
         settings.token_key = Some(token_key(&folder.join("token.key"))?);
         let server = ApiServer::start(store, settings).await?;
         let people = authority.client(ADMIN, &[MASTERS])?;
         let url = format!("https://127.0.0.1:{port}");
         kubeconfig::write(&layout.kubeconfig(), &url, authority.certificate(), &people)?;
-        Ok(Self { server, listeners, tls })
+        Ok(Self { server, listeners, tls, streams })
     }
 
     /// Clients for the agent, with the rights of its node.
@@ -78,9 +82,14 @@ impl Api {
         ApiClients { main: client(), heartbeat: client() }
     }
 
+    /// Where the agent's server is to be put, so that logs and commands are served.
+    pub fn streams(&self) -> Arc<Streams> {
+        self.streams.clone()
+    }
+
     /// Serves until told to stop; then says goodbye to whoever is connected.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { server, listeners, tls } = self;
+        let Self { server, listeners, tls, streams: _ } = self;
         let serving =
             listeners.into_iter().map(|listener| server.serve(listener, tls.clone(), stop.clone()));
         let farewell = async {

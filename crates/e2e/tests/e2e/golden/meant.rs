@@ -35,6 +35,12 @@ pub(super) fn event_may_lack(event: &Event) -> bool {
     event.reason == "Unhealthy" && event.message.contains("errored and resulted in unknown state")
 }
 
+/// So is how: it is called off, or its command dies with the container and has said nothing.
+pub(super) fn event_may_come(event: &Event) -> bool {
+    let died = event.reason == "Unhealthy" && event.message.ends_with("probe failed: ");
+    died || event_may_lack(event)
+}
+
 /// Whether a status is the recorded one. A crash loop never stands still: where the recording ends
 /// with an exit or the hook that caused it, the rest after that very exit is as good.
 pub(super) fn is_status(recorded: &Value, ours: &Value) -> bool {

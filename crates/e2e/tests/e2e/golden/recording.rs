@@ -61,6 +61,11 @@ impl Recording {
         self.objects.iter().find(|object| object["kind"] == "Pod")
     }
 
+    /// Whether its resources were changed while it ran.
+    pub(super) fn is_resized(&self) -> bool {
+        self.then.iter().any(|then| then.subresource == "resize")
+    }
+
     /// Whether its pod was a file on the node.
     pub(super) fn is_static(&self) -> bool {
         self.account.is_mirrored

@@ -8,7 +8,7 @@ use kube::api::PostParams;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
-use super::{Who, reachable};
+use super::Who;
 use crate::cluster::{Cluster, LIMIT, NAMESPACE};
 use crate::privilege::needs_root;
 
@@ -47,7 +47,7 @@ async fn service_account(cluster: &Cluster, name: &str, resources: &[&str]) -> W
 #[tokio::test]
 async fn rows_2_and_10_to_12_only_those_whom_the_cluster_lets_in() {
     needs_root!();
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     let metrics = service_account(&cluster, "metrics", &["nodes/metrics"]).await;
     let pods = service_account(&cluster, "pods", &["nodes/pods"]).await;
     let (admin, nobody) = (cluster.admin(), Who::Nobody);
@@ -104,7 +104,7 @@ async fn rows_2_and_10_to_12_only_those_whom_the_cluster_lets_in() {
 #[tokio::test]
 async fn wrong_questions_get_the_right_refusal() {
     needs_root!();
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     cluster.create(crate::cluster::pod("web", &["serve"])).await;
     cluster.until("web", "ready", crate::cluster::ready).await;
     let admin = cluster.admin();

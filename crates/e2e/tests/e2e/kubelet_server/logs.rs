@@ -4,14 +4,14 @@ use podwright_e2e::kubectl::Release;
 use podwright_e2e::wait;
 use serde_json::json;
 
-use super::{Who, open_files, reachable, run, settles};
-use crate::cluster::{LIMIT, NAMESPACE, pod, ready};
+use super::{Who, open_files, run, settles};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
 #[tokio::test]
 async fn kubectl_reads_follows_and_looks_back() {
     needs_root!();
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     // Says three lines and dies, again and again; then one that goes on.
     let mut crashing = pod("crashing", &[]);
     crashing["spec"]["containers"][0]["command"] =
@@ -63,13 +63,14 @@ async fn kubectl_reads_follows_and_looks_back() {
     let kubectl = cluster.kubectl(Release::V1_32);
     let whole = run(kubectl.command(&["-n", NAMESPACE, "logs", "-f", "short"]), b"").await;
     assert_eq!(whole.out, "line 1\nline 2\nline 3\n", "{}", whole.err);
+    drop(kubectl);
     cluster.close();
 }
 
 #[tokio::test]
 async fn followers_leave_nothing_open() {
     needs_root!();
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     cluster.create(pod("talking", &["lines", "0", "--every", "200"])).await;
     cluster.until("talking", "ready", ready).await;
     let agent = cluster.agent.daemon().pid();

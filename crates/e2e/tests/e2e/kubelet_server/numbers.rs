@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
-use super::reachable;
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
 /// A pod with two containers, a limit and a volume.
 async fn with_sample() -> Cluster {
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     let mut sample = pod("sample", &["serve"]);
     let spec = &mut sample["spec"];
     let second = json!({

@@ -6,7 +6,7 @@ use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::wait;
 use serde_json::json;
 
-use super::{Ended, open_files, reachable, run, settles};
+use super::{Ended, open_files, run, settles};
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
@@ -19,7 +19,7 @@ async fn exec(kubectl: &Kubectl, flags: &[&str], command: &[&str], input: &[u8])
 }
 
 async fn with_web() -> Cluster {
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     cluster.create(pod("web", &["serve"])).await;
     cluster.until("web", "ready", ready).await;
     cluster
@@ -51,14 +51,17 @@ async fn commands_run_in_containers_with_every_kubectl() {
     cluster.close();
 }
 
+/// Says its terminal and, as soon as it was told, the size of it: that comes after the start.
+const IN_A_TERMINAL: &str = "tty; for i in $(seq 100); do \
+    stty size 2>/dev/null | grep '45 123' && break; sleep 0.1; done; exit 3";
+
 #[tokio::test]
 async fn a_terminal_is_a_terminal() {
     needs_root!();
     let cluster = with_web().await;
     for release in Release::ALL {
         let kubectl = cluster.kubectl(release);
-        let wanted =
-            ["-n", NAMESPACE, "exec", "-it", "web", "--", "sh", "-c", "tty; stty size; exit 3"];
+        let wanted = ["-n", NAMESPACE, "exec", "-it", "web", "--", "sh", "-c", IN_A_TERMINAL];
         let inner = kubectl.command(&wanted);
         let words = std::iter::once(inner.get_program()).chain(inner.get_args());
         let words: Vec<String> = words
@@ -79,7 +82,7 @@ async fn a_terminal_is_a_terminal() {
 #[tokio::test]
 async fn what_a_process_is_told_over_attach_it_hears() {
     needs_root!();
-    let cluster = reachable().await;
+    let cluster = Cluster::start().await;
     for (at, release) in Release::ALL.into_iter().enumerate() {
         let name = format!("echo-{at}");
         let mut echo = pod(&name, &[]);
@@ -184,21 +187,11 @@ async fn many_streams_at_once_and_clients_that_vanish_leave_nothing_open() {
     let warm = exec(&kubectl, &[], &["true"], b"").await;
     assert_eq!(warm.code, Some(0), "{}", warm.err);
     let before = (open_files(agent), open_files(runtime));
+    let sleep = ["-n", NAMESPACE, "exec", "web", "--", "sh", "-c", "echo in; sleep 1000"];
     let sleepers: Vec<_> = (0..20)
         .map(|at| {
-            let command = kubectl.command(&[
-                "-n",
-                NAMESPACE,
-                "exec",
-                "web",
-                "--",
-                "sh",
-                "-c",
-                "echo in; cat",
-            ]);
-            let mut command = command;
-            command.args::<_, &str>([]);
-            cluster.bed.daemon(&format!("sleeper-{at}"), command).unwrap()
+            let name = format!("sleeper-{at}");
+            cluster.bed.daemon(&name, kubectl.command(&sleep)).unwrap()
         })
         .collect();
     for sleeper in &sleepers {
@@ -213,5 +206,6 @@ async fn many_streams_at_once_and_clients_that_vanish_leave_nothing_open() {
     let ended = exec(&kubectl, &[], &["killall", "sleep"], b"").await;
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     settles("the runtime", runtime, before.1).await;
+    drop(kubectl);
     cluster.close();
 }
