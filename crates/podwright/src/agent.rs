@@ -42,8 +42,8 @@ use crate::serving;
 pub struct Surroundings {
     /// Where links to container logs go.
     pub log_links: PathBuf,
-    /// The cgroup root is ours to make.
-    pub make_cgroup_root: bool,
+    /// There is no cluster: the cgroup root is ours to make, and nobody serves DNS for pods.
+    pub alone: bool,
     pub api: Option<ApiClients>,
 }
 
@@ -154,7 +154,7 @@ async fn start(
     share_mounts(&settings.options.root_dir);
     let cgroups = open_cgroups(configuration, &runtime).await?;
     let root = CgroupName::parse(&configuration.cgroup_root)?;
-    if surroundings.make_cgroup_root {
+    if surroundings.alone {
         cgroups.ensure(&root, &CgroupConfig::default()).await?;
     }
     let machine = Machine::at("/");
@@ -167,7 +167,8 @@ async fn start(
     identity.reservations.check(&whole)?;
     let host_ips = host_ips(&identity, &machine).await;
     let allocatable = identity.reservations.allocatable(&whole);
-    let facts = facts(settings, host_ips, allocatable, &capacity, &cgroups, handlers)?;
+    let alone = surroundings.alone;
+    let facts = facts(settings, alone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
     let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
     let enforced = identity.reservations.enforced(&whole);
     let config = Config {
@@ -287,6 +288,7 @@ async fn told_driver(
 
 fn facts(
     settings: &KubeletSettings,
+    alone: bool,
     host_ips: Vec<IpAddr>,
     allocatable: ResourceList,
     capacity: &machine::Capacity,
@@ -306,6 +308,7 @@ fn facts(
         host_ips,
         cluster_dns: cluster_dns.context("clusterDNS")?,
         cluster_domain: configuration.cluster_domain.clone(),
+        alone,
         host_dns: host_dns(&configuration.resolv_conf),
         root_dir: settings.options.root_dir.to_string_lossy().into_owned(),
         pod_logs_dir: configuration.pod_logs_dir.clone(),

@@ -11,6 +11,7 @@ pub mod daemon;
 pub mod kubeconfig;
 pub mod log;
 pub mod network;
+pub mod resolver;
 pub mod streams;
 pub mod teardown;
 

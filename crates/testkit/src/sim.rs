@@ -267,6 +267,7 @@ impl Sim {
             host_ips: vec![ip],
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".into(),
+            alone: false,
             host_dns: HostDns::Unused,
             root_dir: self.ground.root().to_string_lossy().into_owned(),
             pod_logs_dir: self.ground.logs().to_string_lossy().into_owned(),

@@ -82,11 +82,11 @@ pub fn for_pod(
     let mut conf = match base(pod) {
         Base::Nothing => ResolvConf::default(),
         Base::Cluster if !facts.cluster_dns.is_empty() => cluster(pod, facts)?,
-        Base::Cluster => {
+        Base::Cluster if !facts.alone => {
             warnings.extend(no_cluster_dns(pod));
             host(facts)?
         }
-        Base::Host => host(facts)?,
+        Base::Cluster | Base::Host => host(facts)?,
     };
     let spec = pod.object.spec.as_ref();
     if let Some(own) = spec.and_then(|spec| spec.dns_config.as_ref()) {
@@ -350,6 +350,13 @@ mod tests {
                 (About::Pod, "MissingClusterDNS", pod_text.as_str())
             ]
         );
+    }
+
+    #[test]
+    fn a_node_that_is_alone_uses_the_hosts_without_a_word() {
+        let facts = NodeFacts { cluster_dns: Vec::new(), alone: true, ..sample::facts() };
+        let (got, warnings) = for_pod(&sample::pod(json!({})), &facts).unwrap();
+        assert_eq!((got.servers, warnings), (words(&["127.0.0.1"]), Vec::new()));
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub struct NodeFacts {
     pub host_ips: Vec<IpAddr>,
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
+    /// There is no cluster, so that nobody misses its name servers.
+    pub alone: bool,
     pub host_dns: HostDns,
     pub root_dir: String,
     pub pod_logs_dir: String,

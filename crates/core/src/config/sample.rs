@@ -57,6 +57,7 @@ pub(super) fn facts() -> NodeFacts {
         host_ips: vec!["10.0.0.1".parse().unwrap()],
         cluster_dns: vec!["10.96.0.10".parse().unwrap()],
         cluster_domain: "cluster.local".to_owned(),
+        alone: false,
         host_dns: HostDns::Unused,
         root_dir: "/var/lib/kubelet".to_owned(),
         pod_logs_dir: "/var/log/pods".to_owned(),

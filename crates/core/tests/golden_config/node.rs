@@ -45,6 +45,7 @@ impl Node {
             host_ips: vec![NODE_IP.parse().unwrap()],
             cluster_dns: vec!["10.96.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".to_owned(),
+            alone: false,
             host_dns: HostDns::Unused,
             root_dir: ROOT.to_owned(),
             pod_logs_dir: "<logs>".to_owned(),

@@ -93,8 +93,13 @@ impl Execution<'_> {
         for warning in made.warnings {
             let (reason, message) = (warning.reason, warning.message);
             match warning.about {
-                config::About::Pod | config::About::Node => {
+                config::About::Pod => {
                     self.tools.events.pod(self.pod, Severity::Warning, reason, message);
+                }
+                config::About::Node => {
+                    let spec = self.pod.object.spec.as_ref();
+                    let node = spec.and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+                    self.tools.events.node(node, Severity::Warning, reason, message);
                 }
             }
         }

@@ -27,6 +27,7 @@ use crate::config::{self, KubeletSettings, Preset};
 use crate::standalone::api::{Api, Wishes};
 use crate::standalone::containerd::{Cgroups, Containerd, Started, find};
 use crate::standalone::network::{Network, plugin_chains};
+use crate::standalone::resolver::Resolver;
 use crate::standalone::{Layout, Record, log, teardown};
 use crate::{logging, service};
 
@@ -68,11 +69,8 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     me.note_self()?;
     let streams = api.streams();
     let clients = api.clients(&settings.node_name);
-    let surroundings = Surroundings {
-        log_links: layout.log_links(),
-        make_cgroup_root: true,
-        api: Some(clients.clone()),
-    };
+    let surroundings =
+        Surroundings { log_links: layout.log_links(), alone: true, api: Some(clients.clone()) };
     // The agent goes first: until it has ended it has things to say to the API server.
     let api_stop = CancellationToken::new();
     let serving = tokio::spawn(api.run(api_stop.clone()));
@@ -181,13 +179,21 @@ async fn prepare(
         Some(endpoint) => endpoint.clone(),
         None => start_containerd(layout, &network, say).await?,
     };
+    let resolver = Resolver::find(Path::new("/"));
+    if let Some(warning) = &resolver.warning {
+        say(warning);
+    }
     let preset = Preset::up(&json!({
         "containerRuntimeEndpoint": endpoint,
         "staticPodPath": layout.manifests(),
         "podLogsDir": layout.pod_logs(),
+        "resolvConf": resolver.file,
         "cgroupRoot": layout.cgroup_root(),
         "cgroupDriver": "cgroupfs",
         "makeIPTablesUtilChains": false,
+        // The disk is somebody's own and full of other things, and what was loaded by hand cannot
+        // be pulled again. Images go when somebody says so.
+        "imageGCHighThresholdPercent": 100,
         // Nobody asks a node that is alone, and two of them would want the same ports. What the
         // kubelet's server has to say, the API server in this process asks it directly.
         "healthzPort": 0,
