@@ -7,6 +7,7 @@
 pub(crate) mod impersonation;
 pub mod node;
 pub mod roles;
+mod rules;
 
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
@@ -123,12 +124,12 @@ impl ApiServer {
         }
         match asked {
             Asked::Path { path, .. } => allow_path(who, path),
-            // Everybody may ask what they may.
-            Asked::Objects(Attributes {
-                verb: "create",
-                resource: "selfsubjectaccessreviews",
-                ..
-            }) if who.is_in(AUTHENTICATED) => Ok(()),
+            // Everybody may ask who they are and what they may.
+            Asked::Objects(Attributes { verb: "create", resource, .. })
+                if who.is_in(AUTHENTICATED) && rules::ABOUT_ONESELF.contains(resource) =>
+            {
+                Ok(())
+            }
             Asked::Objects(asked) => match who.part() {
                 Part::Node(name) => node::allow(name, asked),
                 Part::ServiceAccount { namespace, name } => {

@@ -137,6 +137,14 @@ fn summary(body: &[u8]) -> String {
     text
 }
 
+/// Where kube-apiserver keeps its own form of a kind, which it names when a conversion fails.
+fn internal_package(resource: &Resource) -> &'static str {
+    match resource.group.split_once('.') {
+        None | Some(("events", _)) => "core",
+        Some((package, _)) => package,
+    }
+}
+
 /// A body may leave `kind` and `apiVersion` out, but not name others.
 fn check_type(resource: &Resource, root: &mut Map<String, Value>) -> Result<(), ApiError> {
     let want = resource.api_version();
@@ -145,8 +153,10 @@ fn check_type(resource: &Resource, root: &mut Map<String, Value>) -> Result<(), 
     if kind != resource.kind {
         let short = version.rsplit('/').next().unwrap_or_default();
         return Err(ApiError::bad_request(format!(
-            "{kind} in version \"{short}\" cannot be handled as a {}: unknown conversion",
-            resource.kind
+            "{kind} in version \"{short}\" cannot be handled as a {want}: converting \
+             ({short}.{kind}) to ({}.{want}): unknown conversion",
+            internal_package(resource),
+            want = resource.kind
         )));
     }
     if version != want {
@@ -233,7 +243,8 @@ mod tests {
         for (body, message) in [
             (
                 r#"{"apiVersion":"v1","kind":"Secret"}"#,
-                "Secret in version \"v1\" cannot be handled as a Pod: unknown conversion",
+                "Secret in version \"v1\" cannot be handled as a Pod: \
+                 converting (v1.Secret) to (core.Pod): unknown conversion",
             ),
             (
                 r#"{"apiVersion":"v2","kind":"Pod"}"#,

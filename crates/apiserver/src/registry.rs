@@ -341,10 +341,27 @@ pub static TOKEN_REVIEWS: Resource = Resource {
     ..REVIEW
 };
 
+/// Who am I?
+pub static SELF_SUBJECT_REVIEWS: Resource = Resource {
+    group: "authentication.k8s.io",
+    plural: "selfsubjectreviews",
+    singular: "selfsubjectreview",
+    kind: "SelfSubjectReview",
+    ..REVIEW
+};
+
 pub static SELF_SUBJECT_ACCESS_REVIEWS: Resource = Resource {
     plural: "selfsubjectaccessreviews",
     singular: "selfsubjectaccessreview",
     kind: "SelfSubjectAccessReview",
+    ..REVIEW
+};
+
+/// What may I do?
+pub static SELF_SUBJECT_RULES_REVIEWS: Resource = Resource {
+    plural: "selfsubjectrulesreviews",
+    singular: "selfsubjectrulesreview",
+    kind: "SelfSubjectRulesReview",
     ..REVIEW
 };
 
@@ -368,8 +385,10 @@ pub static RESOURCES: &[&Resource] = &[
     &SERVICE_ACCOUNTS,
     &SERVICES,
     &EVENTS_V1,
+    &SELF_SUBJECT_REVIEWS,
     &TOKEN_REVIEWS,
     &SELF_SUBJECT_ACCESS_REVIEWS,
+    &SELF_SUBJECT_RULES_REVIEWS,
     &SUBJECT_ACCESS_REVIEWS,
     &PRIORITY_CLASSES,
     &LEASES,

@@ -5,10 +5,12 @@ use serde_json::{Value, json};
 use crate::access::{Asked, Attributes, Identity};
 use crate::object::Object;
 use crate::registry::{
-    Resource, SELF_SUBJECT_ACCESS_REVIEWS, SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS,
+    Resource, SELF_SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_REVIEWS, SELF_SUBJECT_RULES_REVIEWS,
+    SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS,
 };
 use crate::server::ApiServer;
 use crate::status::ApiError;
+use crate::tree;
 
 impl ApiServer {
     /// The review with its answer in `status`.
@@ -22,6 +24,10 @@ impl ApiServer {
             self.review_token(&review)
         } else if resource == &SELF_SUBJECT_ACCESS_REVIEWS {
             self.review_access(who, &review)
+        } else if resource == &SELF_SUBJECT_REVIEWS {
+            json!({"userInfo": user_info(who)})
+        } else if resource == &SELF_SUBJECT_RULES_REVIEWS {
+            self.review_rules(who, &review)?
         } else if resource == &SUBJECT_ACCESS_REVIEWS {
             self.review_access(&subject(&review), &review)
         } else {
@@ -39,9 +45,16 @@ impl ApiServer {
         match self.identify(review.text("/spec/token"), &audiences) {
             Some(who) => json!({
                 "authenticated": true,
-                "user": {"username": who.user, "uid": who.uid, "groups": who.groups},
+                "user": user_info(&who),
             }),
             None => json!({"user": {}, "error": "invalid bearer token"}),
+        }
+    }
+
+    fn review_rules(&self, who: &Identity, review: &Object) -> Result<Value, ApiError> {
+        match review.text("/spec/namespace") {
+            "" => Err(ApiError::bad_request("no namespace on request")),
+            namespace => Ok(json!(self.rules_of(who, namespace))),
         }
     }
 
@@ -67,6 +80,12 @@ impl ApiServer {
             Err(why) => json!({"allowed": false, "reason": why}),
         }
     }
+}
+
+fn user_info(who: &Identity) -> Value {
+    let mut info = json!({"username": who.user, "groups": who.groups});
+    tree::put(&mut info, &["uid"], (!who.uid.is_empty()).then(|| who.uid.as_str().into()));
+    info
 }
 
 fn subject(review: &Object) -> Identity {

@@ -34,14 +34,28 @@ impl Role {
     }
 
     fn allows(self, home: &str, asked: &Attributes<'_>) -> bool {
-        let reads = matches!(asked.verb, "get" | "list" | "watch");
-        let at_home = asked.namespace == home;
+        let reading = matches!(asked.verb, "get" | "list" | "watch");
+        let here = self == Self::Admin || asked.namespace == home;
+        let reads = reading && self.reads(asked.resource, asked.subresource);
+        here && (reads || self.writes(asked.resource))
+    }
+
+    /// Whether it reads what is within its reach.
+    pub(super) fn reads(self, resource: &str, subresource: &str) -> bool {
         match self {
-            Self::Admin => true,
             // A GET of these is no reading: it runs commands.
-            Self::View if matches!(asked.subresource, "exec" | "attach" | "portforward") => false,
-            Self::View => at_home && reads && asked.resource != "secrets",
-            Self::Edit => at_home && (reads || asked.resource != "serviceaccounts"),
+            Self::View if matches!(subresource, "exec" | "attach" | "portforward") => false,
+            Self::View => resource != "secrets",
+            Self::Edit | Self::Admin => true,
+        }
+    }
+
+    /// Whether it does everything with what is within its reach.
+    pub(super) fn writes(self, resource: &str) -> bool {
+        match self {
+            Self::View => false,
+            Self::Edit => resource != "serviceaccounts",
+            Self::Admin => true,
         }
     }
 }

@@ -140,6 +140,18 @@ pub(super) fn match_namespace(info: &RequestInfo, object: &mut Object) -> Result
     Ok(())
 }
 
+/// The name of the address is the object's, if it has one.
+pub(super) fn match_name(info: &RequestInfo, object: &Object) -> Result<(), ApiError> {
+    if object.name().is_empty() || object.name() == info.name {
+        return Ok(());
+    }
+    Err(ApiError::bad_request(format!(
+        "the name of the object ({}) does not match the name on the URL ({})",
+        object.name(),
+        info.name
+    )))
+}
+
 pub(crate) fn read_only(resource: &Resource) -> ApiError {
     if resource == &registry::SERVICES {
         return ApiError::not_supported(

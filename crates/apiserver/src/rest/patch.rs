@@ -14,7 +14,7 @@ use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::{decode, defaults, events};
 
-use super::create::{match_namespace, read_only};
+use super::create::{match_name, match_namespace, read_only};
 
 /// A patch as it came.
 #[derive(Debug)]
@@ -56,6 +56,7 @@ impl ApiServer {
                 *warnings.lock() = decoded.warnings;
                 let mut new = events::to_stored(info.resource, decoded.object);
                 match_namespace(info, &mut new)?;
+                match_name(info, &new)?;
                 new.edit(|value| defaults::apply(events::stored_as(info.resource), value));
                 Ok(new)
             })

@@ -8,7 +8,7 @@ use crate::server::ApiServer;
 use crate::status::{ApiError, FieldError};
 use crate::{admission, defaults, strategy, validation};
 
-use super::create::{match_namespace, read_only};
+use super::create::{match_name, match_namespace, read_only};
 use super::{
     ATTEMPTS, at_revision, invalid, lost_race, precondition_failed, put, remove, revision_of,
 };
@@ -32,13 +32,7 @@ impl ApiServer {
             return Err(read_only(info.resource));
         }
         match_namespace(info, &mut object)?;
-        if !object.name().is_empty() && object.name() != info.name {
-            return Err(ApiError::bad_request(format!(
-                "the name of the object ({}) does not match the name on the URL ({})",
-                object.name(),
-                info.name
-            )));
-        }
+        match_name(info, &object)?;
         object.set_meta("name", Some(info.name.clone().into()));
         let stored_as = events::stored_as(info.resource);
         object.edit(|value| defaults::apply(stored_as, value));

@@ -8,6 +8,7 @@ use podwright_core::schema::Path;
 use serde_json::{Map, Value};
 
 use super::text;
+use crate::decode;
 
 /// Values together; more does not belong into a configuration.
 const SIZE_LIMIT: usize = 1024 * 1024;
@@ -111,11 +112,22 @@ fn json_entry(
     match entry(key) {
         None => errors.required(&data.key(key), ""),
         Some(bytes) => {
-            if let Err(e) = serde_json::from_slice::<Map<String, Value>>(&bytes) {
-                errors.invalid(&data.key(key), "<secret contents redacted>", &e.to_string());
+            if let Some(fault) = object_fault(&bytes) {
+                errors.invalid(&data.key(key), "<secret contents redacted>", &fault);
             }
         }
     }
+}
+
+/// Why a text is not a JSON object, without a word of what it is.
+fn object_fault(text: &[u8]) -> Option<String> {
+    let found = match serde_json::from_slice(text) {
+        Ok(Value::Object(_) | Value::Null) => return None,
+        Ok(other) => decode::kind_of(&other),
+        Err(_) => return Some(decode::json_fault(text).unwrap_or_else(|| "not JSON".to_owned())),
+    };
+    let wanted = "map[string]interface {}";
+    Some(format!("json: cannot unmarshal {found} into Go value of type {wanted}"))
 }
 
 pub(super) fn secret_change(new: &Value, old: &Value, errors: &mut Errors) {

@@ -55,3 +55,32 @@ async fn everybody_can_ask_what_they_may() {
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     assert_eq!(world.post(path, other).await.ok().body["status"], json!({"allowed": false}));
 }
+
+#[tokio::test(start_paused = true)]
+async fn everybody_learns_who_they_are_and_all_they_may() {
+    let world = World::new().await;
+    let account = "system:serviceaccount:default:default";
+    let role = json!({"metadata": {"annotations": {"podwright/role": "view"}}});
+    world.merge(&format!("{NS}/serviceaccounts/default"), role).await.ok();
+    let robot = Identity {
+        user: account.to_owned(),
+        uid: "u1".to_owned(),
+        groups: vec!["system:authenticated".to_owned()],
+    };
+    let world = World { who: robot, ..world };
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let told = world.post(path, json!({})).await.ok();
+    let user = json!({"username": account, "uid": "u1", "groups": ["system:authenticated"]});
+    assert_eq!(told.body["status"]["userInfo"], user);
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+    for (namespace, reads_pods) in [("default", true), ("kube-system", false)] {
+        let told = world.post(path, json!({"spec": {"namespace": namespace}})).await.ok();
+        let status = &told.body["status"];
+        let pods =
+            json!({"verbs": ["get", "list", "watch"], "apiGroups": [""], "resources": ["pods"]});
+        let rules = status["resourceRules"].as_array().unwrap();
+        assert_eq!(rules.contains(&pods), reads_pods, "{status}");
+        assert_eq!(status["incomplete"], false);
+    }
+    assert_eq!(world.post(path, json!({"spec": {}})).await.message(), "no namespace on request");
+}

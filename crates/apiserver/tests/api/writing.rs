@@ -145,7 +145,7 @@ async fn who_an_object_is_cannot_be_changed() {
             409,
         ),
         ("uid patched", world.merge(&path, json!({"metadata": {"uid": "x"}})).await, 422),
-        ("name patched", world.merge(&path, json!({"metadata": {"name": "x"}})).await, 422),
+        ("name patched", world.merge(&path, json!({"metadata": {"name": "x"}})).await, 400),
         (
             "birthday patched",
             world
