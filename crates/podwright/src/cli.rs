@@ -150,6 +150,9 @@ pub struct WhyArgs {
     /// Root folder of the agent; without it, that of the kubelet or of `podwright up`
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root_dir: Option<PathBuf>,
+    /// Folder that was given to `podwright up`
+    #[arg(long, value_name = "DIR", conflicts_with = "root_dir", value_hint = ValueHint::DirPath)]
+    pub state_dir: Option<PathBuf>,
     /// Also write the inputs of the decision, secrets masked, for `podwright plan`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record: Option<PathBuf>,
@@ -177,6 +180,12 @@ pub enum ImagesCommand {
     },
     /// List the images that are here
     List,
+    /// Remove images that no container uses
+    Remove {
+        /// Their names, as `podwright images list` prints them
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
 }
 
 #[derive(Clone, Debug, Args)]

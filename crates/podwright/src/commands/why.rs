@@ -20,9 +20,10 @@ use agent::Agent;
 const OFFERED: usize = 5;
 
 pub fn run(arguments: &WhyArgs) -> anyhow::Result<()> {
-    let roots = match &arguments.root_dir {
-        Some(root) => vec![std::path::absolute(root)?],
-        None => usual_roots(),
+    let roots = match (&arguments.root_dir, &arguments.state_dir) {
+        (Some(root), _) => vec![std::path::absolute(root)?],
+        (None, Some(state)) => vec![Layout::new(&std::path::absolute(state)?).root_dir()],
+        (None, None) => usual_roots(),
     };
     service::runtime()?.block_on(async {
         let agent = Agent::find(&roots).await?;

@@ -30,8 +30,8 @@ impl Agent {
         match found.as_slice() {
             [root] => Ok(Self { root: root.clone() }),
             [] => bail!(
-                "no agent answers at {}; is it running? If it has another root folder, name it \
-                 with --root-dir",
+                "no agent answers at {}; is it running? If it has another folder, name it with \
+                 --root-dir, or with --state-dir as you did for podwright up",
                 listed(roots)
             ),
             several => bail!(
