@@ -54,7 +54,7 @@ async fn what_cannot_be_created_is_refused() {
             &maps,
             json!({"kind": "Secret", "metadata": {"name": "s"}}),
             400,
-            "Secret in version \"v1\" cannot be handled as a ConfigMap: unknown conversion",
+            "Secret in version \"v1\" cannot be handled as a ConfigMap: converting (v1.Secret) to (core.ConfigMap): unknown conversion",
         ),
         (
             "account absent",

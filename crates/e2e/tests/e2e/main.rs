@@ -25,6 +25,7 @@ mod static_pods;
 mod traffic;
 mod units;
 mod up_kubectl;
+mod up_reach;
 mod upheaval;
 mod users;
 mod vm;
