@@ -15,6 +15,7 @@ pub mod certificate;
 pub mod cgroup;
 pub mod config;
 pub mod credential;
+pub mod event;
 pub mod gc;
 pub mod ids;
 pub mod image;

@@ -1,11 +1,10 @@
 //! Events: what happened, for whoever runs `kubectl describe`.
 //!
 //! Recording never waits and never fails: an event goes into a bounded queue, and one task
-//! carries it to the API server. The same event again raises a count instead of making a new
-//! object. With no API server the log is all there is.
+//! carries it to the API server. What is told, and as what, is decided by
+//! [`podwright_core::event`]. With no API server the log is all there is.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
+use podwright_core::event::{Correlator, News, Told};
 use podwright_core::pod::{Container, Pod};
 use podwright_host::clock::Clock;
 use tokio::sync::mpsc;
@@ -21,8 +21,6 @@ use tokio_util::sync::CancellationToken;
 
 /// More than this waiting means the API server is away; the oldest news is then not worth more.
 const QUEUE: usize = 1024;
-/// How many recent events are remembered to count repetitions.
-const REMEMBERED: usize = 512;
 const TRIES: u32 = 12;
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -157,13 +155,6 @@ pub fn node_reference(name: &str) -> v1::ObjectReference {
     }
 }
 
-/// An event that is in the API already, and how often it came.
-struct Known {
-    occurrence: Occurrence,
-    name: String,
-    count: i32,
-}
-
 /// Carries events to the API server until stopped.
 pub async fn deliver(
     mut events: mpsc::Receiver<Occurrence>,
@@ -171,44 +162,62 @@ pub async fn deliver(
     node: Arc<str>,
     stop: CancellationToken,
 ) {
-    let mut known: VecDeque<Known> = VecDeque::new();
+    let mut correlator = Correlator::default();
     let work = async {
         while let Some(event) = events.recv().await {
             if let Some(client) = &client {
-                report(client, &node, event, &mut known).await;
+                report(client, &node, event, &mut correlator).await;
             }
         }
     };
     stop.run_until_cancelled(work).await;
 }
 
-async fn report(client: &kube::Client, node: &str, event: Occurrence, known: &mut VecDeque<Known>) {
+async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator: &mut Correlator) {
     let namespace = event.object.namespace.clone().unwrap_or_else(|| "default".into());
     let api: Api<v1::Event> = Api::namespaced(client.clone(), &namespace);
-    if let Some(place) = known.iter().position(|k| same(&k.occurrence, &event))
-        && let Some(mut again) = known.remove(place)
-    {
-        again.count = again.count.saturating_add(1);
-        let patch = serde_json::json!({ "count": again.count, "lastTimestamp": Time(event.at) });
-        let patched = retry(|| async {
-            let patch = Patch::Strategic(&patch);
-            api.patch(&again.name, &PatchParams::default(), &patch).await.map(drop)
-        })
-        .await;
-        if patched {
-            known.push_back(again);
-            return;
+    let subject = subject(&event.object);
+    let (key, message) = match correlator.judge(&news(&event, &subject)) {
+        Told::Not => return tracing::debug!(reason = &*event.reason, "told often enough"),
+        Told::New { key, message } => (key, message),
+        Told::Again { key, name, count, message } => {
+            let at = Time(event.at);
+            let patch =
+                serde_json::json!({ "count": count, "lastTimestamp": at, "message": message });
+            let patched = retry(|| async {
+                let patch = Patch::Strategic(&patch);
+                api.patch(&name, &PatchParams::default(), &patch).await.map(drop)
+            });
+            if patched.await {
+                return;
+            }
+            // The API server forgets events after an hour.
+            correlator.forget(&key);
+            (key, message)
         }
-    }
+    };
     let name = event_name(&event);
-    let object = object(&event, &name, &namespace, node);
-    let posted =
-        retry(|| async { api.create(&PostParams::default(), &object).await.map(drop) }).await;
-    if posted {
-        if known.len() == REMEMBERED {
-            known.pop_front();
-        }
-        known.push_back(Known { occurrence: event, name, count: 1 });
+    let object = object(&Occurrence { message, ..event }, &name, &namespace, node);
+    let posted = retry(|| async { api.create(&PostParams::default(), &object).await.map(drop) });
+    if posted.await {
+        correlator.told(key, name);
+    }
+}
+
+/// What tells objects apart. A pod that was made anew under its old name is another.
+fn subject(object: &v1::ObjectReference) -> String {
+    let parts = [&object.kind, &object.namespace, &object.name, &object.uid];
+    parts.map(|part| part.as_deref().unwrap_or_default()).join("/")
+}
+
+fn news<'a>(event: &'a Occurrence, subject: &'a str) -> News<'a> {
+    News {
+        object: subject,
+        part: event.object.field_path.as_deref().unwrap_or_default(),
+        severity: event.severity.as_str(),
+        reason: &event.reason,
+        message: &event.message,
+        at: event.at,
     }
 }
 
@@ -228,15 +237,6 @@ async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut
         }
     }
     false
-}
-
-fn same(a: &Occurrence, b: &Occurrence) -> bool {
-    a.reason == b.reason
-        && a.message == b.message
-        && a.severity == b.severity
-        && a.object.uid == b.object.uid
-        && a.object.name == b.object.name
-        && a.object.field_path == b.object.field_path
 }
 
 /// The object's name and the time in hex, as everyone's events are called.
