@@ -15,6 +15,7 @@ mod logs;
 mod pages;
 mod pods;
 mod query;
+mod quiet;
 mod route;
 mod streaming;
 

@@ -270,6 +270,26 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn new_files_are_used_without_a_restart_and_half_of_a_pair_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (certificate, key) = (folder.path().join("c"), folder.path().join("k"));
+        make(&certificate, &key, "old", &[], Timestamp::now()).unwrap();
+        let source = Source::Files { certificate: certificate.clone(), key: key.clone() };
+        let serving = Serving::new(&source, Arc::new(ring::default_provider())).unwrap();
+        let in_use = || serving.0.get().cert[0].clone();
+        let old = in_use();
+        let (new_certificate, new_key) = (folder.path().join("c2"), folder.path().join("k2"));
+        make(&new_certificate, &new_key, "the new one", &[], Timestamp::now()).unwrap();
+        let a_while = std::time::Duration::from_secs(2);
+        std::fs::rename(&new_certificate, &certificate).unwrap();
+        tokio::time::advance(a_while).await;
+        assert_eq!(in_use(), old, "its key has not come yet");
+        std::fs::rename(&new_key, &key).unwrap();
+        tokio::time::advance(a_while).await;
+        assert_ne!(in_use(), old);
+    }
+
     #[test]
     fn a_key_is_never_in_an_error() {
         let folder = tempfile::tempdir().unwrap();

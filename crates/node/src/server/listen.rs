@@ -27,6 +27,7 @@ use super::answer::Answer;
 use super::auth::{self, Guard, Peer};
 use super::certificate::{self, TlsError, TlsSettings};
 use super::fresh::FileProblem;
+use super::quiet::Business;
 use super::{DRAIN, Server, route};
 use crate::metrics::{HttpKey, HttpMetrics, Metrics};
 
@@ -212,11 +213,17 @@ impl Hall {
         peer: Option<Peer>,
     ) {
         let (hall, peer) = (self.clone(), peer.map(Arc::new));
+        let business = Business::default();
+        let asked = business.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let (hall, peer) = (hall.clone(), peer.clone());
-            async move { Ok::<Answer, Infallible>(hall.answer(request, peer.as_deref()).await) }
+            let under_way = asked.begin();
+            async move {
+                let answer = hall.answer(request, peer.as_deref()).await;
+                Ok::<Answer, Infallible>(under_way.until_read(answer))
+            }
         });
-        if let Err(error) = speak(stream, version, service, &self.stop).await {
+        if let Err(error) = speak(stream, version, service, &business, &self.stop).await {
             tracing::debug!(%error, "a connection ended");
         }
     }
@@ -227,6 +234,7 @@ async fn speak<S>(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     version: Version,
     service: S,
+    business: &Business,
     stop: &CancellationToken,
 ) -> hyper::Result<()>
 where
@@ -244,6 +252,11 @@ where
         let mut connection = std::pin::pin!(connection);
         return tokio::select! {
             ended = connection.as_mut() => ended,
+            () = business.rests_for(HEADERS) => {
+                connection.as_mut().graceful_shutdown();
+                // One that never greeted has nobody to say goodbye to.
+                tokio::time::timeout(DRAIN, connection).await.unwrap_or(Ok(()))
+            }
             () = stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
@@ -311,6 +324,7 @@ fn keep_alive(stream: &TcpStream) {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use http::StatusCode;
+    use proptest::prelude::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::task::JoinHandle;
 
@@ -327,8 +341,9 @@ mod tests {
             }
             Ok::<Answer, Infallible>(words(StatusCode::OK, "here"))
         });
-        let speaking =
-            tokio::spawn(async move { speak(server, Version::HTTP_11, service, &stop).await });
+        let speaking = tokio::spawn(async move {
+            speak(server, Version::HTTP_11, service, &Business::default(), &stop).await
+        });
         (client, speaking)
     }
 
@@ -386,6 +401,78 @@ mod tests {
         let answer = all(busy).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert!(answer.contains("connection: close"), "{answer}");
+    }
+
+    /// Bytes that begin as a request does, and go on as they like.
+    fn almost_requests() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop::sample::select(vec![
+            "GET ",
+            "POST ",
+            "FLY ",
+            "/pods",
+            "/exec/ns/web/app",
+            "/..%2f",
+            "?a=b",
+            " HTTP/1.1\r\n",
+            " HTTP/1.0\r\n",
+            " HTTP/9.9\r\n",
+            "host: a\r\n",
+            "host",
+            ": ",
+            "\r\n",
+            "\n",
+            "\r\n\r\n",
+            "content-length: 5\r\n",
+            "content-length: -1\r\n",
+            "content-length: 99999999999999999999\r\n",
+            "transfer-encoding: chunked\r\n",
+            "5\r\nhello\r\n",
+            "ffffffffffffffff\r\n",
+            "0\r\n\r\n",
+            "connection: upgrade\r\nupgrade: SPDY/3.1\r\n",
+            "connection: close\r\n",
+            "expect: 100-continue\r\n",
+            "authorization: Bearer x\r\n",
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ]);
+        let bytes = prop::collection::vec(any::<u8>(), 0..16);
+        let piece = prop_oneof![8 => piece.prop_map(|text| text.as_bytes().to_vec()), 1 => bytes];
+        prop::collection::vec(piece, 0..16).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1024, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_comes_in_is_answered_or_hung_up_on(sent in almost_requests(), h2 in any::<bool>()) {
+            let version = if h2 { Version::HTTP_2 } else { Version::HTTP_11 };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+            let (answer, spoken) = runtime.block_on(async {
+                let (mut client, server) = duplex(64 * 1024);
+                let routed = service_fn(async |request: Request<Incoming>| {
+                    let found = route::route(route::Surface::Full, request.method(), request.uri().path());
+                    let answer = match found {
+                        Ok(_) => words(StatusCode::OK, "here"),
+                        Err(miss) => super::super::missed(miss),
+                    };
+                    Ok::<Answer, Infallible>(answer)
+                });
+                let stop = CancellationToken::new();
+                let speaking = tokio::spawn(async move { speak(server, version, routed, &Business::default(), &stop).await });
+                client.write_all(&sent).await.unwrap();
+                let mut answer = Vec::new();
+                // Time is paused: whoever waits for more than was sent has waited long enough.
+                let reading = tokio::time::timeout(4 * HEADERS, client.read_to_end(&mut answer));
+                let closed = reading.await.is_ok();
+                drop(client);
+                (answer, (closed, speaking.await))
+            });
+            prop_assert!(spoken.1.is_ok(), "it panicked: {:?}", spoken.1);
+            prop_assert!(spoken.0, "the connection was left open");
+            if !h2 {
+                prop_assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "{answer:?}");
+            }
+        }
     }
 
     #[test]

@@ -225,6 +225,8 @@ pub(super) fn is_long_running(counted_as: &str) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn get(path: &str) -> Result<Route, Miss> {
@@ -338,6 +340,28 @@ mod tests {
         }
     }
 
+    /// Upstream has a page of log files and guards it; here there is none to guard.
+    #[test]
+    fn row_49_files_of_the_machine_are_never_served() {
+        for path in [
+            "/logs",
+            "/logs/",
+            "/logs/syslog",
+            "/logs/../../etc/passwd",
+            "/logs/%2e%2e/%2e%2e/etc/passwd",
+            "/logs/..%2f..%2fetc%2fpasswd",
+            "/logs/?query=../../etc/shadow",
+        ] {
+            // A query is no part of the path, and changes nothing.
+            let path = path.split('?').next().unwrap();
+            assert_eq!(get(path), Err(Miss::NotFound), "{path}");
+            for surface in [Surface::ReadOnly, Surface::NoDebugging] {
+                let found = route(surface, &Method::GET, path);
+                assert!(matches!(found, Err(Miss::NotFound | Miss::Disabled)), "{path}: {found:?}");
+            }
+        }
+    }
+
     #[test]
     fn row_14_the_port_without_authentication_only_shows_numbers_and_pods() {
         for (path, want) in [
@@ -357,6 +381,8 @@ mod tests {
                 assert_eq!(route(surface, &Method::GET, path).err(), want, "{path}");
             }
         }
+        let exec = route(Surface::ReadOnly, &Method::POST, "/exec/ns/web/app");
+        assert_eq!(exec, Err(Miss::Disabled));
     }
 
     #[test]
@@ -376,72 +402,92 @@ mod tests {
         }
     }
 
-    /// A generator of its own, so that a failure names the seed that shows it again.
-    struct Dice(u64);
-
-    impl Dice {
-        fn roll(&mut self, sides: usize) -> usize {
-            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            usize::try_from(self.0 >> 33).unwrap() % sides
-        }
-    }
-
-    #[test]
-    fn no_path_that_chance_makes_escapes_or_panics() {
-        const PIECES: [&str; 24] = [
-            "/",
-            "//",
-            "..",
-            ".",
-            "%2e",
-            "%2f",
-            "%5c",
-            "%00",
-            "%",
-            "%f",
-            "%ff",
-            "\\",
+    /// Paths that clients send, with mistakes and tricks in them.
+    fn paths() -> impl Strategy<Value = String> {
+        let word = prop::sample::select(vec![
             "exec",
             "attach",
             "run",
             "containerLogs",
             "portForward",
             "metrics",
+            "cadvisor",
             "healthz",
             "pods",
+            "runningpods",
+            "stats",
+            "summary",
+            "logs",
+            "debug",
             "ns",
-            "a",
-            "?",
-            "é",
+            "web",
+            "app",
+        ]);
+        let trick = prop::sample::select(vec![
+            "", "..", ".", "%2e", "%2e%2e", "%2f", "%5c", "%00", "%", "%f", "%ff", "\\", "?", "é",
+        ]);
+        let part = prop_oneof![
+            6 => word.prop_map(str::to_owned),
+            3 => trick.prop_map(str::to_owned),
+            1 => any::<String>(),
         ];
-        for seed in 0..20_000 {
-            let mut dice = Dice(seed);
-            let path: String = (0..dice.roll(12)).map(|_| PIECES[dice.roll(24)]).collect();
-            let methods = [Method::GET, Method::POST, Method::PUT];
-            let method = &methods[dice.roll(3)];
-            for surface in [Surface::Full, Surface::NoDebugging, Surface::ReadOnly] {
-                let Ok(route) = route(surface, method, &path) else { continue };
-                let names = match &route {
-                    Route::Logs(t) | Route::Exec(t) | Route::Attach(t) | Route::Run(t) => {
-                        assert_eq!(surface, Surface::Full, "seed {seed}: {path}");
-                        vec![t.container.clone(), t.pod.name.to_string()]
-                    }
-                    Route::PortForward { pod, uid } => {
-                        vec![pod.name.to_string(), uid.clone().unwrap_or("u".into())]
-                    }
-                    Route::Health(_)
-                    | Route::Pods
-                    | Route::RunningPods
-                    | Route::Configuration
-                    | Route::Metrics(_)
-                    | Route::Summary => vec![],
-                };
-                for name in names {
-                    let plain = !name.is_empty() && !name.contains(['/', '\0']) && name != "..";
-                    assert!(plain, "seed {seed}: {path} names {name:?}");
+        let begin = prop_oneof![9 => Just("/"), 1 => Just("")];
+        (begin, prop::collection::vec(part, 0..8))
+            .prop_map(|(begin, parts)| format!("{begin}{}", parts.join("/")))
+    }
+
+    fn methods() -> impl Strategy<Value = Method> {
+        let known = vec![Method::GET, Method::POST, Method::HEAD, Method::PUT, Method::DELETE];
+        prop::sample::select(known)
+    }
+
+    /// What a route takes from its path.
+    fn names(route: &Route) -> Vec<String> {
+        match route {
+            Route::Logs(t) | Route::Exec(t) | Route::Attach(t) | Route::Run(t) => {
+                let uid = t.uid.clone().unwrap_or("u".into());
+                vec![t.pod.namespace.to_string(), t.pod.name.to_string(), t.container.clone(), uid]
+            }
+            Route::PortForward { pod, uid } => {
+                let uid = uid.clone().unwrap_or("u".into());
+                vec![pod.namespace.to_string(), pod.name.to_string(), uid]
+            }
+            Route::Health(_)
+            | Route::Pods
+            | Route::RunningPods
+            | Route::Configuration
+            | Route::Metrics(_)
+            | Route::Summary => vec![],
+        }
+    }
+
+    fn runs_or_reads(route: &Route) -> bool {
+        !names(route).is_empty() || matches!(route, Route::RunningPods | Route::Configuration)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4096, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_path_that_chance_makes_leads_out(path in paths(), method in methods()) {
+            let Ok(found) = route(Surface::Full, &method, &path) else { return Ok(()) };
+            for name in names(&found) {
+                let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']);
+                prop_assert!(plain && name != ".." && name != ".", "{path} names {name:?}");
+            }
+            // What requests are counted by comes from a fixed list.
+            prop_assert!(COUNTED.contains(&counted_as(&path)) || ["stats", "Invalid path"].contains(&counted_as(&path)));
+        }
+
+        #[test]
+        fn whoever_sees_less_sees_the_same(path in paths(), method in methods()) {
+            let full = route(Surface::Full, &method, &path);
+            for surface in [Surface::NoDebugging, Surface::ReadOnly] {
+                if let Ok(found) = route(surface, &method, &path) {
+                    prop_assert!(!runs_or_reads(&found), "{path} is open at {surface:?}");
+                    prop_assert_eq!(&full, &Ok(found));
                 }
             }
-            assert!(!counted_as(&path).contains(".."), "seed {seed}");
         }
     }
 }

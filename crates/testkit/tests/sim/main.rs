@@ -8,6 +8,7 @@ mod crashes;
 mod faults;
 mod life;
 mod rows;
+mod server;
 
 use std::time::Duration;
 
