@@ -4,14 +4,14 @@
 //! to be woken. Everything here lives in memory; an agent that restarts begins with a clean slate,
 //! as upstream's does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, SandboxId};
-use crate::observed::Instance;
+use crate::observed::{Instance, ObservedPod};
 use crate::time::{Mono, Now};
 
 /// How fast failures may be repeated.
@@ -166,7 +166,33 @@ pub struct Attempts {
     pulls: BTreeMap<Arc<str>, (Backoff, String)>,
     steps: BTreeMap<PodStep, Failure<PodStep>>,
     /// Sandboxes we stopped. A dead one that is not in here may still hold its address.
-    stopped: BTreeSet<SandboxId>,
+    stopped: BTreeMap<SandboxId, Stopped>,
+    /// Containers we stopped, as long as they are still seen running.
+    #[serde(default)]
+    ended: BTreeMap<ContainerId, Stopped>,
+}
+
+/// Stops of one thing that the runtime called done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stopped {
+    last: Mono,
+    times: u32,
+}
+
+impl Stopped {
+    fn again(earlier: Option<&Self>, now: Mono) -> Self {
+        Self { last: now, times: earlier.map_or(1, |earlier| earlier.times.saturating_add(1)) }
+    }
+}
+
+/// What the runtime said it had stopped, and still shows as running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survivor {
+    /// For people: `container app`, `sandbox 4f1…`.
+    pub name: String,
+    /// When the runtime last said so, and how often it did.
+    pub last: Mono,
+    pub times: u32,
 }
 
 /// Nobody keeps more exits than this of one container; the runtime keeps one or two.
@@ -303,12 +329,39 @@ impl Attempts {
         self.steps.values()
     }
 
-    pub fn note_sandbox_stopped(&mut self, sandbox: SandboxId) {
-        self.stopped.insert(sandbox);
+    pub fn note_sandbox_stopped(&mut self, sandbox: SandboxId, now: Mono) {
+        let stopped = Stopped::again(self.stopped.get(&sandbox), now);
+        self.stopped.insert(sandbox, stopped);
     }
 
     pub fn sandbox_stopped(&self, sandbox: &SandboxId) -> bool {
-        self.stopped.contains(sandbox)
+        self.stopped.contains_key(sandbox)
+    }
+
+    /// The runtime says that it stopped this container.
+    pub fn note_stopped(&mut self, instance: ContainerId, now: Mono) {
+        let stopped = Stopped::again(self.ended.get(&instance), now);
+        self.ended.insert(instance, stopped);
+    }
+
+    /// Forgets containers that were stopped and are seen to be.
+    pub fn forget_ended(&mut self, observed: &ObservedPod) {
+        self.ended.retain(|id, _| observed.running().any(|instance| instance.id == *id));
+    }
+
+    /// The one of them that was stopped last.
+    pub fn survivor(&self, observed: &ObservedPod) -> Option<Survivor> {
+        let containers = observed.running().filter_map(|instance| {
+            let name = format!("container {}", instance.container);
+            Some((name, self.ended.get(&instance.id)?))
+        });
+        let ready = observed.sandboxes.iter().filter(|sandbox| sandbox.ready);
+        let sandboxes = ready.filter_map(|sandbox| {
+            let name = format!("sandbox {}", sandbox.id.as_str());
+            Some((name, self.stopped.get(&sandbox.id)?))
+        });
+        let last = containers.chain(sandboxes).max_by_key(|(_, stopped)| stopped.last);
+        last.map(|(name, stopped)| Survivor { name, last: stopped.last, times: stopped.times })
     }
 
     /// Something outside changed (a missing ConfigMap appeared, say): try again at once.

@@ -260,14 +260,32 @@ fn terminating(inputs: &Inputs<'_>) -> Plan {
     let why = Why::new(Topic::Stops, format!("stopping the pod: {}", kill.summary())).way_out(
         "what is left when its grace is over is killed; kubectl delete --grace-period=1 waits less",
     );
-    step_unless_failing(inputs, PodStep::Kill, vec![Step::KillPod(kill)], why)
+    match kill::rest(inputs.observed, inputs.attempts, inputs.now.mono) {
+        Some(rest) => {
+            let text = format!("{}; {}", why.text, rest.text);
+            let mut plan = Plan::idle(Why { topic: Topic::Fails(PodStep::Kill), text, ..why });
+            plan.wake(rest.until);
+            plan
+        }
+        None => Plan { steps: vec![Step::KillPod(kill)], ..Plan::idle(why) },
+    }
 }
 
 /// Gives back what the pod held on the node.
 fn teardown(inputs: &Inputs<'_>) -> Plan {
-    let steps = vec![Step::UnmountVolumes, Step::DestroyCgroup];
     let why = Why::new(Topic::Releases, "releasing volumes and cgroup");
-    step_unless_failing(inputs, PodStep::Teardown, steps, why)
+    match inputs.attempts.step_failure(PodStep::Teardown) {
+        Some(failed) if inputs.now.mono < failed.retry_at => {
+            let text =
+                format!("{}; it failed {} times: {}", why.text, failed.times, failed.message);
+            let mut plan = Plan::idle(Why { topic: Topic::Fails(PodStep::Teardown), text, ..why });
+            plan.wake(failed.retry_at);
+            plan
+        }
+        Some(_) | None => {
+            Plan { steps: vec![Step::UnmountVolumes, Step::DestroyCgroup], ..Plan::idle(why) }
+        }
+    }
 }
 
 /// A pod no source knows, seen in the runtime: stopped with what the runtime tells of it.
@@ -277,26 +295,12 @@ pub fn orphan(observed: &ObservedPod, attempts: &Attempts, now: Now) -> Plan {
         None => Plan { stage_done: true, ..Plan::idle(why) },
         Some(kill) => {
             let mut plan = Plan::idle(why);
-            match attempts.step_failure(PodStep::Kill) {
-                Some(failed) if now.mono < failed.retry_at => plan.wake(failed.retry_at),
-                Some(_) | None => plan.steps.push(Step::KillPod(kill)),
+            match kill::rest(observed, attempts, now.mono) {
+                Some(rest) => plan.wake(rest.until),
+                None => plan.steps.push(Step::KillPod(kill)),
             }
             plan
         }
-    }
-}
-
-fn step_unless_failing(inputs: &Inputs<'_>, step: PodStep, steps: Vec<Step>, why: Why) -> Plan {
-    match inputs.attempts.step_failure(step) {
-        Some(failed) if inputs.now.mono < failed.retry_at => {
-            let text =
-                format!("{}; it failed {} times: {}", why.text, failed.times, failed.message);
-            let topic = Topic::Fails(step);
-            let mut plan = Plan::idle(Why { topic, text, way_out: why.way_out });
-            plan.wake(failed.retry_at);
-            plan
-        }
-        Some(_) | None => Plan { steps, ..Plan::idle(why) },
     }
 }
 

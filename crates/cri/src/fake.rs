@@ -191,9 +191,16 @@ impl Fake {
         self.shared.world.lock().rules.add_for_events(rule);
     }
 
-    /// No rule holds any more.
+    /// From now on stops of containers and sandboxes are answered as done, and nothing happens.
+    pub fn stop_in_vain(&self) {
+        self.shared.world.lock().stops_in_vain = true;
+    }
+
+    /// No rule holds any more, and what is stopped stops.
     pub fn heal(&self) {
-        self.shared.world.lock().rules.clear();
+        let mut world = self.shared.world.lock();
+        world.rules.clear();
+        world.stops_in_vain = false;
     }
 
     /// The container's process ends. False: none was running.

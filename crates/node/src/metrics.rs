@@ -159,6 +159,7 @@ pub struct WorkerMetrics {
     durations: Mutex<BTreeMap<Operation, Histogram>>,
     pub start: Histogram,
     pub pod_start: Histogram,
+    pub pod_start_total: Histogram,
 }
 
 impl Default for WorkerMetrics {
@@ -167,6 +168,7 @@ impl Default for WorkerMetrics {
             durations: Mutex::default(),
             start: Histogram::new(DEFAULT),
             pod_start: Histogram::new(POD_START),
+            pod_start_total: Histogram::new(POD_START),
         }
     }
 }
@@ -193,6 +195,11 @@ impl WorkerMetrics {
             "kubelet_pod_start_duration_seconds",
             "Duration in seconds from the node seeing a pod for the first time to the pod running",
             &self.pod_start,
+        );
+        out.histogram(
+            "kubelet_pod_start_total_duration_seconds",
+            "Duration in seconds from a pod's creation in the API to the pod running",
+            &self.pod_start_total,
         );
     }
 }

@@ -10,11 +10,12 @@ mod resize;
 mod start;
 mod stop;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
-use podwright_core::ids::{PodName, PodUid};
+use podwright_core::ids::{ContainerId, PodName, PodUid};
 use podwright_core::lifecycle::{Lifecycle, Stage};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Inputs, Plan, Surroundings, kill};
@@ -62,6 +63,8 @@ pub struct Worker {
     /// Its first act was timed, its first Running was.
     begun: bool,
     reported_start: bool,
+    /// The instance of each container whose end was counted.
+    ends: BTreeMap<Arc<str>, ContainerId>,
 }
 
 /// Everything that can wake the worker.
@@ -123,6 +126,7 @@ impl Worker {
             active: None,
             begun: false,
             reported_start: false,
+            ends: BTreeMap::new(),
         }
     }
 
@@ -219,7 +223,9 @@ impl Worker {
         now: Now,
     ) -> Decision {
         let pod = &desired.pod;
+        self.count_ends(pod, view);
         let mut attempts = self.cell.attempts.lock();
+        attempts.forget_ended(view);
         for container in &pod.containers {
             for instance in view.instances_of(&container.name) {
                 attempts.note_exit(&container.name, container.backoff_key, instance, now);
@@ -259,6 +265,21 @@ impl Worker {
         Decision { pod: pod.clone(), life: desired.life.clone(), plan, status }
     }
 
+    /// Each end once; what ended before this agent began was counted by another.
+    fn count_ends(&mut self, pod: &Pod, view: &ObservedPod) {
+        for container in &pod.containers {
+            let Some(newest) = view.newest(&container.name) else { continue };
+            let Some(exit) = newest.exit() else { continue };
+            if self.ends.get(&container.name) == Some(&newest.id) {
+                continue;
+            }
+            self.ends.insert(container.name.clone(), newest.id.clone());
+            if exit.finished >= self.tools.started {
+                self.tools.metrics.starts.ended(container.kind, exit.code, &exit.reason);
+            }
+        }
+    }
+
     /// Where the pod stands between the resources it wishes for and those it has; a resize of
     /// which nothing is left to do is over.
     fn resizing(&self, pod: &Pod, view: &ObservedPod) -> Arc<Resizing> {
@@ -286,8 +307,14 @@ impl Worker {
         self.last_plan = Some(plan.clone());
         if !self.reported_start && status.phase.as_deref() == Some("Running") {
             self.reported_start = true;
+            let metrics = &self.tools.metrics.worker;
             if let Some(seen) = seen_at(pod) {
-                self.tools.metrics.worker.pod_start.observe(now.age_of(seen, Duration::MAX));
+                metrics.pod_start.observe(now.age_of(seen, Duration::MAX));
+            }
+            let is_news = before.is_none_or(|status| status.phase != decision.status.phase);
+            if let Some(made) = pod.object.metadata.creation_timestamp.as_ref().filter(|_| is_news)
+            {
+                metrics.pod_start_total.observe(now.age_of(made.0, Duration::MAX));
             }
         }
     }

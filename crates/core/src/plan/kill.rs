@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::attempts::Attempts;
+use crate::attempts::{Attempts, PodStep};
 use crate::ids::{ContainerId, SandboxId};
 use crate::observed::{Instance, ObservedPod};
 use crate::pod::{Container, ContainerKind, Pod, ProbeKind};
+use crate::time::Mono;
 
 /// What a container gets when nothing else is known.
 const LEAST_STOP: Duration = Duration::from_secs(2);
+/// How long a runtime is left alone that calls a stop done and goes on showing what it stopped.
+const SURVIVOR_REST: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopCause {
@@ -87,6 +90,31 @@ pub fn orphan(observed: &ObservedPod, attempts: &Attempts) -> Option<KillPod> {
         })
         .collect();
     some(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
+}
+
+/// Stopping rests: until when, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rest {
+    pub until: Mono,
+    pub text: String,
+}
+
+/// A stop that failed is not tried again before its time. Nor is one that the runtime called done
+/// while it goes on showing what it stopped: asked at once it would say the same, for ever.
+pub fn rest(observed: &ObservedPod, attempts: &Attempts, now: Mono) -> Option<Rest> {
+    let failed = attempts.step_failure(PodStep::Kill).map(|failed| Rest {
+        until: failed.retry_at,
+        text: format!("{} (tried {} times)", failed.message, failed.times),
+    });
+    let survived = || {
+        let survivor = attempts.survivor(observed)?;
+        let text = format!(
+            "the runtime said {} times that it stopped {}, and still shows it running",
+            survivor.times, survivor.name
+        );
+        Some(Rest { until: survivor.last + SURVIVOR_REST, text })
+    };
+    failed.filter(|rest| now < rest.until).or_else(survived).filter(|rest| now < rest.until)
 }
 
 fn some(kill: KillPod) -> Option<KillPod> {

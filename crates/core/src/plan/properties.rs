@@ -235,7 +235,7 @@ impl Play {
             Step::KillPod(kill) => {
                 attempts.note_step_done(PodStep::Kill);
                 for sandbox in &kill.sandboxes {
-                    attempts.note_sandbox_stopped(sandbox.clone());
+                    attempts.note_sandbox_stopped(sandbox.clone(), self.case.now.mono);
                 }
                 self.stop(&kill.stops);
                 for sandbox in &mut self.case.observed.sandboxes {

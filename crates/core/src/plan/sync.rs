@@ -314,6 +314,13 @@ fn prepare(inputs: &Inputs<'_>, plan: &mut Plan) -> bool {
 
 /// A step that failed is not tried again before its time; the plan then says what it waits for.
 fn may_try(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
+    if step == PodStep::Kill
+        && let Some(rest) = kill::rest(inputs.observed, inputs.attempts, inputs.now.mono)
+    {
+        plan.wake(rest.until);
+        plan.why = Why::new(Topic::Fails(step), rest.text);
+        return false;
+    }
     match inputs.attempts.step_failure(step) {
         Some(failed) if inputs.now.mono < failed.retry_at => {
             plan.wake(failed.retry_at);

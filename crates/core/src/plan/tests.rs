@@ -382,10 +382,32 @@ fn a_pod_that_ends_never_starts_anything() {
     case.life.request(Request::Kill(Kill::default()), &pod);
     assert_eq!(told(&case), ["kill[proxy]"]);
     case.observed = observed(&pod).sandbox("sandbox", 0, false).build();
-    case.attempts.note_sandbox_stopped(SandboxId::new("sandbox"));
+    case.attempts.note_sandbox_stopped(SandboxId::new("sandbox"), Mono::default());
     assert!(decide(&case.inputs()).stage_done);
     case.life.stopped();
     assert_eq!(told(&case), ["unmount", "destroy cgroup"]);
+}
+
+#[test]
+fn what_survives_its_stop_is_left_alone_for_a_while() {
+    let pod = web();
+    let running = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    let mut case = case(pod.clone(), running.clone(), t(5));
+    case.life.request(Request::Kill(Kill::default()), &pod);
+    assert_eq!(told(&case), ["kill[app]"]);
+    let app = running.newest("app").unwrap().id.clone();
+    case.attempts.note_stopped(app, case.now.mono);
+    case.attempts.note_sandbox_stopped(running.sandboxes[0].id.clone(), case.now.mono);
+    let plan = decide(&case.inputs());
+    assert_eq!((plan.steps.len(), plan.wake_at), (0, Some(t(15).mono)));
+    assert_eq!(plan.why.topic, Topic::Fails(PodStep::Kill));
+    assert!(plan.why.text.contains("still shows it running"), "{}", plan.why.text);
+    case.now = t(15);
+    assert_eq!(told(&case), ["kill[app]"], "then it is stopped once more");
+    // What did stop is forgotten, and holds nothing back.
+    case.observed = observed(&pod).sandbox("sandbox", 0, false).build();
+    case.attempts.forget_ended(&case.observed);
+    assert!(decide(&case.inputs()).stage_done);
 }
 
 #[test]

@@ -47,6 +47,8 @@ pub(super) struct World {
     pub(super) starts: BTreeMap<(PodUid, String), u32>,
     pub(super) runtime: Condition,
     pub(super) network: Condition,
+    /// Stops are called done, and nothing is stopped.
+    pub(super) stops_in_vain: bool,
     /// As UpdateRuntimeConfig told it.
     pub(super) pod_cidr: Option<String>,
     pub(super) hub: Hub,
@@ -78,6 +80,7 @@ impl World {
             starts: BTreeMap::new(),
             runtime: Condition::Ready,
             network: Condition::Ready,
+            stops_in_vain: false,
             pod_cidr: None,
             hub: Hub::default(),
             rules: Rules::new(Random::new(seed, 1)),

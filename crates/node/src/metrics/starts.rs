@@ -1,4 +1,4 @@
-//! Counted when pods are taken, and when sandboxes and containers are started.
+//! Counted when pods are taken, when sandboxes and containers are started, and when these end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,6 +18,10 @@ pub struct StartMetrics {
     started: Mutex<BTreeMap<&'static str, Counter>>,
     failed: Mutex<BTreeMap<(&'static str, &'static str), Counter>>,
     rejected: Mutex<BTreeMap<&'static str, Counter>>,
+    /// By kind, exit code and the runtime's reason.
+    ended: Mutex<BTreeMap<(&'static str, i32, String), Counter>>,
+    /// Pods with user namespaces of their own: sandboxes tried, and those that could not be made.
+    namespaced: (Counter, Counter),
 }
 
 /// Of one runtime handler.
@@ -34,6 +38,8 @@ impl Default for StartMetrics {
             started: Mutex::default(),
             failed: Mutex::default(),
             rejected: Mutex::default(),
+            ended: Mutex::default(),
+            namespaced: Default::default(),
         }
     }
 }
@@ -59,6 +65,21 @@ impl StartMetrics {
         if !ok {
             sandboxes.errors.inc();
         }
+    }
+
+    /// The sandbox was that of a pod with a user namespace of its own.
+    pub fn user_namespaced(&self, ok: bool) {
+        let (tried, failed) = &self.namespaced;
+        tried.inc();
+        if !ok {
+            failed.inc();
+        }
+    }
+
+    /// A container ended.
+    pub fn ended(&self, kind: ContainerKind, exit_code: i32, reason: &str) {
+        let key = (kind_name(kind), exit_code, reason.to_owned());
+        self.ended.lock().entry(key).or_default().inc();
     }
 
     /// A container was to be started; `Err`: it was not.
@@ -98,6 +119,24 @@ impl StartMetrics {
                 (vec![("code", *code), ("container_type", *kind)], count)
             }),
         );
+        self.write_ended(out);
+    }
+
+    fn write_ended(&self, out: &mut Exposition) {
+        let ended = self.ended.lock();
+        let ended: Vec<_> = ended
+            .iter()
+            .map(|((kind, code, reason), n)| (kind, code.to_string(), reason, n))
+            .collect();
+        out.counters(
+            "kubelet_terminated_containers_total",
+            "Number of containers that ended, by their exit code and the runtime's reason.",
+            ended.iter().map(|(kind, code, reason, count)| {
+                let labels =
+                    vec![("container_type", **kind), ("exit_code", code), ("reason", reason)];
+                (labels, *count)
+            }),
+        );
     }
 
     fn write_sandboxes(&self, out: &mut Exposition) {
@@ -123,6 +162,13 @@ impl StartMetrics {
         out.counters("kubelet_started_pods_total", help, [(vec![], &tried)].into_iter());
         let help = "Number of pods whose sandbox could not be made.";
         out.counters("kubelet_started_pods_errors_total", help, [(vec![], &failed)].into_iter());
+        let (tried, failed) = &self.namespaced;
+        let help = "Number of pods with user namespaces whose sandbox was to be made.";
+        let name = "kubelet_started_user_namespaced_pods_total";
+        out.counters(name, help, [(vec![], tried)].into_iter());
+        let help = "Number of pods with user namespaces whose sandbox could not be made.";
+        let name = "kubelet_started_user_namespaced_pods_errors_total";
+        out.counters(name, help, [(vec![], failed)].into_iter());
     }
 }
 
@@ -151,6 +197,10 @@ mod tests {
         metrics.sandbox("kata", Duration::from_millis(20), false);
         metrics.container(ContainerKind::Regular, Ok(()));
         metrics.container(ContainerKind::Sidecar, Err(StartError::RunContainerError));
+        metrics.user_namespaced(true);
+        metrics.ended(ContainerKind::Init, 0, "Completed");
+        metrics.ended(ContainerKind::Regular, 137, "OOMKilled");
+        metrics.ended(ContainerKind::Regular, 137, "OOMKilled");
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let page = out.into_page();
@@ -160,6 +210,10 @@ mod tests {
             r#"kubelet_admission_rejections_total{reason="OutOfpods"} 1"#,
             r#"kubelet_run_podsandbox_errors_total{runtime_handler="kata"} 1"#,
             "kubelet_started_pods_total 2",
+            "kubelet_started_user_namespaced_pods_total 1",
+            "kubelet_started_user_namespaced_pods_errors_total 0",
+            r#"kubelet_terminated_containers_total{container_type="container",exit_code="137",reason="OOMKilled"} 2"#,
+            r#"kubelet_terminated_containers_total{container_type="init_container",exit_code="0",reason="Completed"} 1"#,
             "kubelet_started_pods_errors_total 1",
             r#"kubelet_started_containers_total{container_type="container"} 1"#,
             r#"kubelet_started_containers_errors_total{code="RunContainerError",container_type="init_container"} 1"#,

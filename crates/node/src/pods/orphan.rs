@@ -38,11 +38,16 @@ async fn stop(tools: &Tools, kill: &plan::KillPod, attempts: &mut Attempts) {
     let mut failed = None;
     for stop in &kill.stops {
         let grace = kill::remaining(stop.grace, std::time::Duration::ZERO);
-        failed = tools.runtime.stop_container(&stop.instance, grace).await.err().or(failed);
+        match tools.runtime.stop_container(&stop.instance, grace).await {
+            Ok(()) => attempts.note_stopped(stop.instance.clone(), tools.clock.now().mono),
+            Err(error) => failed = Some(error),
+        }
     }
     for sandbox in &kill.sandboxes {
         match tools.runtime.stop_sandbox(sandbox).await {
-            Ok(()) => attempts.note_sandbox_stopped(sandbox.clone()),
+            Ok(()) => {
+                attempts.note_sandbox_stopped(sandbox.clone(), tools.clock.now().mono);
+            }
             Err(error) => failed = Some(error),
         }
     }

@@ -161,6 +161,9 @@ impl Execution<'_> {
             .await;
         let took = self.tools.clock.now().mono.since(began);
         self.tools.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
+        if self.pod.object.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false)) {
+            self.tools.metrics.starts.user_namespaced(made.is_ok());
+        }
         let id = match made {
             Ok(id) => id,
             Err(error) => {
@@ -218,10 +221,11 @@ impl Execution<'_> {
     async fn stop_sandbox(&mut self, sandbox: &SandboxId) -> Result<(), podwright_cri::Error> {
         self.begin("stopping the pod's sandbox");
         let (runtime, cell, id) = (self.tools.runtime.clone(), self.cell.clone(), sandbox.clone());
+        let clock = self.tools.clock.clone();
         // Noted on the lane: a worker that turns to something else would stop it a second time.
         let stop = async move {
             runtime.stop_sandbox(&id).await?;
-            cell.attempts.lock().note_sandbox_stopped(id);
+            cell.attempts.lock().note_sandbox_stopped(id, clock.now().mono);
             Ok(())
         };
         self.lane.run(stop).await

@@ -68,7 +68,9 @@ impl Execution<'_> {
             let _ = tokio::time::timeout(left, earlier_ended).await;
         }
         let grace = kill::remaining(stop.grace, began.elapsed());
-        self.lane.stop(&self.tools.runtime, stop.instance.clone(), grace).await
+        self.lane.stop(&self.tools.runtime, stop.instance.clone(), grace).await?;
+        self.attempts().note_stopped(stop.instance.clone(), self.tools.clock.now().mono);
+        Ok(())
     }
 
     /// A hook that fails or takes too long does not keep the container alive.

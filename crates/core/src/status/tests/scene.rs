@@ -261,7 +261,7 @@ impl Scene {
     pub(super) fn stopped(&mut self) -> &mut Self {
         for sandbox in &mut self.observed.sandboxes {
             sandbox.ready = false;
-            self.attempts.note_sandbox_stopped(sandbox.id.clone());
+            self.attempts.note_sandbox_stopped(sandbox.id.clone(), self.now.mono);
         }
         self
     }

@@ -147,6 +147,46 @@ fn a_pod_that_outlives_its_eviction_is_told_of() {
 }
 
 #[test]
+fn a_stop_that_is_called_done_and_is_not_rests_before_it_is_tried_again() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&wish("web").container("app", APP)).await;
+        sim.until_ready("web").await;
+        sim.fake.stop_in_vain();
+        sim.delete("web", None).await;
+        sim.pass(s(65)).await;
+        let stops = [Rpc::StopContainer, Rpc::StopPodSandbox].map(|rpc| sim.fake.count(rpc));
+        assert_eq!(stops, [7, 7], "at once, and then every ten seconds");
+        assert!(sim.record.pod("web").is_some(), "what runs is not gone");
+        sim.fake.heal();
+        sim.until_gone("web").await;
+        clean(&sim, &[]);
+        lawful(&sim);
+    });
+}
+
+#[test]
+fn so_does_a_stop_of_what_nobody_wants_any_more() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let manifest = wish("static").container("app", APP).manifest();
+        sim.write_manifest("static.json", &manifest);
+        sim.until("it runs", s(60), |sim| !sim.fake.snapshot().running("static").is_empty()).await;
+        sim.crash().await;
+        sim.remove_manifest("static.json");
+        sim.fake.stop_in_vain();
+        sim.start().await;
+        sim.pass(s(65)).await;
+        let stops = sim.fake.count(Rpc::StopContainer);
+        assert!((2..=8).contains(&stops), "{stops} stops in a minute");
+        sim.fake.heal();
+        sim.until("nothing is left", s(60), |sim| sim.fake.snapshot().running("static").is_empty())
+            .await;
+        lawful(&sim);
+    });
+}
+
+#[test]
 fn row_24_a_deleted_pod_shows_how_it_ended_before_it_vanishes() {
     for (code, want) in [(0, "Succeeded"), (137, "Failed")] {
         sim::run(async {
