@@ -28,6 +28,11 @@ impl Cluster {
 
     /// On a bed of the case's own making.
     pub(crate) async fn on(bed: BedBuilder) -> Self {
+        Self::configured(bed, |_| json!({})).await
+    }
+
+    /// With changes to the agent's configuration, made when the bed is there.
+    pub(crate) async fn configured(bed: BedBuilder, change: impl Fn(&Bed) -> Value) -> Self {
         let bed = bed.start().await.unwrap();
         let client = bed.client().await.unwrap();
         bed.control_plane().unwrap().create_namespace(NAMESPACE).await.unwrap();
@@ -35,7 +40,8 @@ impl Cluster {
         let node: Node = serde_json::from_value(node).unwrap();
         let nodes: Api<Node> = Api::all(client.clone());
         nodes.create(&PostParams::default(), &node).await.unwrap();
-        let agent = bed.agent("node-1").joined().unwrap().start().unwrap();
+        let agent = bed.agent("node-1").joined().unwrap();
+        let agent = agent.configure(change(&bed)).start().unwrap();
         agent.healthy().await.unwrap();
         Self { bed, agent, client }
     }

@@ -58,9 +58,22 @@ impl Cluster {
     }
 
     /// Asks the node itself.
-    async fn ask(&self, method: &str, path: &str, who: &Who) -> Answer {
+    pub(crate) async fn ask(&self, method: &str, path: &str, who: &Who) -> Answer {
+        self.ask_with(method, path, who, &[]).await
+    }
+
+    async fn ask_with(
+        &self,
+        method: &str,
+        path: &str,
+        who: &Who,
+        headers: &[(&str, &str)],
+    ) -> Answer {
         let url = format!("{}{path}", self.agent.url());
         let mut request = Request::builder().method(method).uri(url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         let mut tls = Tls::default();
         match who {
             Who::Nobody => {}
@@ -78,12 +91,12 @@ impl Cluster {
         Who::Certificate(authority.client(user, groups).unwrap())
     }
 
-    fn admin(&self) -> Who {
+    pub(crate) fn admin(&self) -> Who {
         self.certificate("admin", &["system:masters"])
     }
 }
 
-enum Who {
+pub(crate) enum Who {
     Nobody,
     Token(String),
     Certificate(Pair),

@@ -1,20 +1,22 @@
 //! Probes of containers that really run: what they gate, what they kill, what is told of them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures::TryStreamExt;
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, ListParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use podwright_e2e::bed::Bed;
+use podwright_e2e::bench::usage::{self, Memory};
 use podwright_e2e::http::{Tls, send};
 use podwright_e2e::wait;
 use podwright_proto::cri::ExecSyncRequest;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::cluster::{Cluster, LIMIT, pod, ready};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
 const SERVE: [&str; 6] = ["serve", "--http", "8080", "--tcp", "7070", "--log-requests"];
@@ -157,6 +159,77 @@ async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
         assert!(ready(&status), "{:?} flipped: {status:#}", pod.metadata.name);
     }
     cluster.close();
+}
+
+/// With `PODWRIGHT_LONG`: a hundred pods for two minutes. As manifests, because the API server of
+/// the bed does not know gRPC probes; their mirrors show whether they are ready.
+#[tokio::test]
+async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
+    needs_root!();
+    let long = std::env::var_os("PODWRIGHT_LONG").is_some();
+    let (many, over) =
+        if long { (100, Duration::from_secs(120)) } else { (6, Duration::from_secs(5)) };
+    let cluster = Cluster::start().await;
+    let kinds = [
+        http("/healthz"),
+        json!({ "tcpSocket": { "port": 7070 }, "periodSeconds": 1 }),
+        json!({ "grpc": { "port": 9090 }, "periodSeconds": 1 }),
+    ];
+    for number in 0..many {
+        let name = format!("probed-{number}");
+        let (readiness, liveness) = (&kinds[number % 3], &kinds[(number + 1) % 3]);
+        let mut pod =
+            probed(&name, json!({ "readinessProbe": readiness, "livenessProbe": liveness }));
+        pod["metadata"]["namespace"] = json!(NAMESPACE);
+        let args = ["serve", "--http", "8080", "--tcp", "7070", "--grpc", "9090"];
+        pod["spec"]["containers"][0]["args"] = json!(args);
+        cluster.agent.add_manifest(&name, &pod).unwrap();
+    }
+    let all_ready = async || {
+        let pods = cluster.pods().list(&ListParams::default()).await?.items;
+        let statuses = pods.iter().map(|pod| serde_json::to_value(&pod.status));
+        let ready = statuses.filter(|status| status.as_ref().is_ok_and(ready)).count();
+        anyhow::ensure!(ready == many, "{ready} of {many} are ready");
+        Ok(true)
+    };
+    wait::until_true("all pods to be ready", 5 * LIMIT, all_ready).await.unwrap();
+    let agent = cluster.agent.daemon().pid();
+    let (sockets_before, memory_before) = (sockets(agent), Memory::of(agent).unwrap());
+    let mut changes = follow(cluster.pods());
+    let millicores = usage::millicores(agent, over).await.unwrap();
+    let (sockets_after, memory_after) = (sockets(agent), Memory::of(agent).unwrap());
+    while let Ok(pod) = changes.try_recv() {
+        let status = serde_json::to_value(&pod.status).unwrap();
+        assert!(ready(&status), "{:?} flipped: {status:#}", pod.metadata.name);
+        assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{:?}", pod.metadata.name);
+    }
+    // A probe has a socket while it asks; what is left of it would be hundreds each second.
+    assert!(sockets_after < sockets_before + 50, "{sockets_before} sockets, then {sockets_after}");
+    let answer = cluster.ask("GET", "/metrics/probes", &cluster.admin()).await;
+    let counts = answer.text();
+    let of = |result: &str| -> f64 {
+        let wanted = format!("result=\"{result}\"");
+        let lines = counts.lines().filter(|line| line.starts_with("prober_probe_total"));
+        let values =
+            lines.filter(|line| line.contains(&wanted)).filter_map(|line| line.split(' ').nth(1));
+        values.map(|value| value.parse::<f64>().unwrap()).sum()
+    };
+    assert!(of("successful") > 0.0, "{counts}");
+    println!(
+        "{many} pods with two probes a second each, for {over:?}: {} answers, {} failures; \
+         {millicores:.1} millicores; {:.1} then {:.1} MB; {sockets_before} then {sockets_after} sockets",
+        of("successful"),
+        of("failed"),
+        memory_before.resident,
+        memory_after.resident,
+    );
+    cluster.close();
+}
+
+fn sockets(pid: u32) -> usize {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
 }
 
 /// Every state of the pods from now on.

@@ -1,15 +1,20 @@
 //! Who is let in, asked of the real API server.
 
+use std::net::IpAddr;
+
 use http::StatusCode;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::Api;
 use kube::api::PostParams;
+use podwright_e2e::bed::Bed;
+use podwright_e2e::http::{Tls, Trust};
+use podwright_e2e::netns::NODE_ADDRESS;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use super::Who;
-use crate::cluster::{Cluster, LIMIT, NAMESPACE};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
 /// A service account that may only do this, and a token of it.
@@ -105,8 +110,13 @@ async fn rows_2_and_10_to_12_only_those_whom_the_cluster_lets_in() {
 async fn wrong_questions_get_the_right_refusal() {
     needs_root!();
     let cluster = Cluster::start().await;
-    cluster.create(crate::cluster::pod("web", &["serve"])).await;
-    cluster.until("web", "ready", crate::cluster::ready).await;
+    cluster.create(pod("web", &["serve"])).await;
+    let mut done = pod("done", &[]);
+    done["spec"]["restartPolicy"] = json!("Never");
+    done["spec"]["containers"][0]["command"] = json!(["true"]);
+    cluster.create(done).await;
+    cluster.until("web", "ready", ready).await;
+    cluster.until("done", "done", |status| status["phase"] == "Succeeded").await;
     let admin = cluster.admin();
     for (case, method, path, want) in [
         ("a pod that is not there", "GET", "/containerLogs/shop/none/app", 404),
@@ -115,18 +125,91 @@ async fn wrong_questions_get_the_right_refusal() {
         ("options nobody can read", "GET", "/containerLogs/shop/web/app?tailLines=few", 400),
         ("a way out", "GET", "/containerLogs/shop/web/..%2f..%2fetc%2fpasswd", 404),
         ("a way out in the open", "GET", "/containerLogs/../../etc/passwd", 404),
-        ("logs of the machine", "GET", "/logs/../../etc/passwd", 404),
+        ("row 49, files of the machine", "GET", "/logs/../../etc/passwd", 404),
+        ("row 49, by a query", "GET", "/logs/?query=../../etc/shadow", 404),
         ("no stream", "POST", "/exec/shop/web/app?command=id", 400),
         ("no upgrade", "POST", "/exec/shop/web/app?command=id&output=1", 500),
         ("no such pod", "POST", "/exec/shop/none/app?command=id&output=1", 404),
-        ("not running", "POST", "/exec/shop/web/none?command=id&output=1", 500),
+        ("no such container", "POST", "/exec/shop/web/none?command=id&output=1", 500),
+        ("not running", "POST", "/exec/shop/done/app?command=id&output=1", 500),
+        ("attach, not running", "POST", "/attach/shop/done/app?output=1", 500),
+        ("run, not running", "POST", "/run/shop/done/app?cmd=id", 500),
+        ("ports, not running", "POST", "/portForward/shop/done", 500),
+        ("logs of what is done", "GET", "/containerLogs/shop/done/app", 200),
         ("a UID of somebody else", "POST", "/portForward/shop/web/other", 404),
+        ("attach, a UID of somebody else", "POST", "/attach/shop/web/other/app?output=1", 500),
         ("the wrong method", "DELETE", "/pods", 405),
     ] {
         let answer = cluster.ask(method, path, &admin).await;
         assert_eq!(answer.status.as_u16(), want, "{case}: {}", answer.text());
     }
+    let exec = "/exec/shop/web/app?command=id&output=1";
+    for (case, headers, want) in [
+        ("an upgrade to nothing", [("connection", "upgrade"), ("x-a", "b")], 500),
+        ("an upgrade that is not one", [("connection", "close"), ("upgrade", "SPDY/3.1")], 500),
+        ("to what nobody speaks", [("connection", "upgrade"), ("upgrade", "carrier-pigeon")], 400),
+        ("without a protocol", [("connection", "upgrade"), ("upgrade", "SPDY/3.1")], 101),
+    ] {
+        let answer = cluster.ask_with("POST", exec, &admin, &headers).await;
+        assert_eq!(answer.status.as_u16(), want, "{case}: {}", answer.text());
+    }
     let run = cluster.ask("POST", "/run/shop/web/app?cmd=echo%20hello", &admin).await;
     assert_eq!((run.status, run.text().as_str()), (StatusCode::OK, "hello\n"));
+    cluster.close();
+}
+
+#[tokio::test]
+async fn row_14_the_port_without_names_shows_numbers_and_runs_nothing() {
+    needs_root!();
+    let open = |_: &Bed| json!({ "readOnlyPort": 10255 });
+    let cluster = Cluster::configured(Bed::builder().control_plane(), open).await;
+    for (method, path, want) in [
+        ("GET", "/pods", 200),
+        ("GET", "/healthz", 200),
+        ("GET", "/metrics/resource", 200),
+        ("GET", "/stats/summary", 200),
+        ("POST", "/exec/shop/web/app?command=id&output=1", 405),
+        ("POST", "/run/shop/web/app?cmd=id", 405),
+        ("GET", "/containerLogs/shop/web/app", 405),
+        ("GET", "/configz", 404),
+    ] {
+        let url = format!("http://{NODE_ADDRESS}:10255{path}");
+        let request = http::Request::builder().method(method).uri(url);
+        let request = request.body(Default::default()).unwrap();
+        let answer = cluster.bed.http_send(request, &Tls::default()).await.unwrap();
+        assert_eq!(answer.status.as_u16(), want, "{method} {path}: {}", answer.text());
+        if want == 405 {
+            assert_eq!(answer.text(), "Debug endpoints are disabled.\n");
+        }
+    }
+    cluster.close();
+}
+
+#[tokio::test]
+async fn a_new_serving_certificate_is_used_without_a_restart() {
+    needs_root!();
+    let authority = |bed: &Bed| bed.control_plane().unwrap().authority().certificate();
+    // At first one for another machine, which nobody who looks closely believes.
+    let elsewhere = IpAddr::from([203, 0, 113, 9]);
+    let signed = |bed: &Bed, address: IpAddr| {
+        let authority = bed.control_plane().unwrap().authority();
+        let pair = authority.server("node-1", &["node-1"], &[address]).unwrap();
+        authority.save("serving", &pair).unwrap()
+    };
+    let with_files = |bed: &Bed| {
+        let files = signed(bed, elsewhere);
+        json!({ "tlsCertFile": files.certificate, "tlsPrivateKeyFile": files.key })
+    };
+    let cluster = Cluster::configured(Bed::builder().control_plane(), with_files).await;
+    let tls = Tls { trust: Trust::Authority(authority(&cluster.bed)), identity: None };
+    let ask = async || {
+        let request = http::Request::get(format!("{}/healthz", cluster.agent.url()));
+        cluster.bed.http_send(request.body(Default::default())?, &tls).await
+    };
+    assert!(ask().await.is_err(), "it is a certificate for another machine");
+    signed(&cluster.bed, NODE_ADDRESS.into());
+    let believed = async || Ok(ask().await.is_ok_and(|answer| answer.status.as_u16() == 401));
+    wait::until_true("the new certificate to be shown", LIMIT, believed).await.unwrap();
+    assert!(cluster.agent.daemon().ended().unwrap().is_none());
     cluster.close();
 }

@@ -99,6 +99,7 @@ async fn followers_leave_nothing_open() {
     let all_follow = async || Ok(open_files(agent) >= before + 2 * many);
     wait::until_true("a socket and a file for each follower", LIMIT, all_follow).await.unwrap();
     assert!(inotify() <= 4, "{} inotify instances", inotify());
+    println!("{many} followers: {} inotify instances, {} open files", inotify(), open_files(agent));
     for follower in followers {
         follower.abort();
     }

@@ -1,7 +1,9 @@
 //! What the node tells of itself in numbers.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
+use podwright_e2e::bench::usage;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
@@ -138,6 +140,51 @@ async fn every_series_has_upstreams_name_type_and_labels() {
     let resource = std::fs::read_to_string(golden.join("metrics-resource.txt")).unwrap();
     let (want, ours) = (families(&resource), families(&page(&cluster, "/metrics/resource").await));
     assert_eq!(ours, want);
+    cluster.close();
+}
+
+/// Figures, with `PODWRIGHT_LONG` for as many pods as a node takes. Whoever wants those of a
+/// release build names it in `PODWRIGHT_BIN`.
+#[tokio::test]
+async fn the_cost_of_a_scrape_is_printed() {
+    needs_root!();
+    let many = if std::env::var_os("PODWRIGHT_LONG").is_some() { 110 } else { 4 };
+    let cluster = Cluster::start().await;
+    for number in 0..many {
+        let name = format!("pod-{number}");
+        let mut manifest = pod(&name, &["serve"]);
+        manifest["metadata"]["namespace"] = json!(NAMESPACE);
+        cluster.agent.add_manifest(&name, &manifest).unwrap();
+    }
+    let admin = cluster.admin();
+    let counted = async |path: &str, line: &str| {
+        let page = cluster.ask("GET", path, &admin).await.text();
+        page.lines().filter(|found| found.starts_with(line)).count()
+    };
+    let all = async || {
+        let running = counted("/metrics/resource", "container_cpu_usage_seconds_total").await;
+        anyhow::ensure!(running == many, "{running} of {many} run");
+        Ok(true)
+    };
+    wait::until_true("all pods to run", 5 * LIMIT, all).await.unwrap();
+    let agent = cluster.agent.daemon().pid();
+    let pages = ["/metrics/resource", "/stats/summary", "/metrics/cadvisor", "/metrics", "/pods"];
+    for path in pages {
+        let (mut times, mut bytes) = (Vec::new(), 0);
+        for _ in 0..5 {
+            // What was read is good for a second; the next one is to read again.
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+            let (began, before) = (Instant::now(), usage::cpu(agent).unwrap());
+            let answer = cluster.ask("GET", path, &admin).await;
+            let cpu = usage::cpu(agent).unwrap().saturating_sub(before);
+            assert!(answer.status.is_success(), "{path}: {}", answer.text());
+            times.push((began.elapsed(), cpu));
+            bytes = answer.body.len();
+        }
+        times.sort_unstable();
+        let (took, cpu) = times[2];
+        println!("{many} pods, {path}: {took:.1?}, {cpu:.1?} of CPU, {bytes} bytes");
+    }
     cluster.close();
 }
 
