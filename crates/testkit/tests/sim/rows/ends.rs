@@ -6,7 +6,7 @@ use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::{Cause, Kill};
 use podwright_cri::fake::{OnTerm, Rpc, Script};
 use podwright_node::pods;
-use podwright_testkit::sim::wish::{APP, APP_2, REMOTE, STUBBORN, wish};
+use podwright_testkit::sim::wish::{APP, APP_2, NODE, REMOTE, STUBBORN, wish};
 use podwright_testkit::sim::{self, Options, Sim, record};
 use serde_json::json;
 
@@ -171,7 +171,9 @@ fn so_does_a_stop_of_what_nobody_wants_any_more() {
         let mut sim = Sim::started(Options::default()).await;
         let manifest = wish("static").container("app", APP).manifest();
         sim.write_manifest("static.json", &manifest);
-        sim.until("it runs", s(60), |sim| !sim.fake.snapshot().running("static").is_empty()).await;
+        let name = format!("static-{NODE}");
+        let runs = |sim: &Sim| !sim.fake.snapshot().running(&name).is_empty();
+        sim.until("it runs", s(60), runs).await;
         sim.crash().await;
         sim.remove_manifest("static.json");
         sim.fake.stop_in_vain();
@@ -180,8 +182,7 @@ fn so_does_a_stop_of_what_nobody_wants_any_more() {
         let stops = sim.fake.count(Rpc::StopContainer);
         assert!((2..=8).contains(&stops), "{stops} stops in a minute");
         sim.fake.heal();
-        sim.until("nothing is left", s(60), |sim| sim.fake.snapshot().running("static").is_empty())
-            .await;
+        sim.until("nothing is left", s(60), |sim| !runs(sim)).await;
         lawful(&sim);
     });
 }
