@@ -148,7 +148,7 @@ async fn wrong_questions_get_the_right_refusal() {
         ("an upgrade to nothing", [("connection", "upgrade"), ("x-a", "b")], 500),
         ("an upgrade that is not one", [("connection", "close"), ("upgrade", "SPDY/3.1")], 500),
         ("to what nobody speaks", [("connection", "upgrade"), ("upgrade", "carrier-pigeon")], 400),
-        ("without a protocol", [("connection", "upgrade"), ("upgrade", "SPDY/3.1")], 101),
+        ("without a protocol", [("connection", "upgrade"), ("upgrade", "SPDY/3.1")], 400),
     ] {
         let answer = cluster.ask_with("POST", exec, &admin, &headers).await;
         assert_eq!(answer.status.as_u16(), want, "{case}: {}", answer.text());
