@@ -168,6 +168,8 @@ pub(crate) fn nanos(value: i64) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
     use crate::error::Kind;
 
@@ -243,5 +245,44 @@ mod tests {
         assert_eq!(ips(None), None);
         assert_eq!(ips(Some(network("10.0.0.1", "fd00::1"))).unwrap().len(), 2);
         assert_eq!(ips(Some(network("10.0.0.1", "nonsense"))), Some(vec![]));
+    }
+
+    fn sandbox_status() -> cri::PodSandboxStatus {
+        let metadata = cri::PodSandboxMetadata {
+            name: "p".into(),
+            uid: "u".into(),
+            namespace: "n".into(),
+            attempt: 1,
+        };
+        let network = cri::PodSandboxNetworkStatus { ip: "10.0.0.2".into(), ..Default::default() };
+        cri::PodSandboxStatus {
+            id: "s1".into(),
+            metadata: Some(metadata),
+            created_at: 1_000_000_000,
+            network: Some(network),
+            labels: [("io.kubernetes.pod.uid".into(), "u".into())].into(),
+            ..Default::default()
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(podwright_testkit::mutation::config())]
+
+        #[test]
+        fn a_spoilt_reply_is_refused_or_understood(
+            of_container in podwright_testkit::mutation::spoilt(vec![status().encode_to_vec()]),
+            of_sandbox in podwright_testkit::mutation::spoilt(vec![sandbox_status().encode_to_vec()]),
+        ) {
+            if let Ok(status) = cri::ContainerStatus::decode(of_container.as_slice())
+                && let Ok(seen) = read(&status)
+            {
+                assert_eq!(seen.instance.id.as_str(), status.id, "it is what it says it is");
+            }
+            if let Ok(status) = cri::PodSandboxStatus::decode(of_sandbox.as_slice())
+                && let Ok(seen) = sandbox(&status)
+            {
+                assert_eq!(seen.id.as_str(), status.id);
+            }
+        }
     }
 }

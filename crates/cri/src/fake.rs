@@ -46,6 +46,7 @@ use podwright_proto::containerd_events::events_server::EventsServer;
 use podwright_proto::cri;
 use podwright_proto::cri::image_service_server::ImageServiceServer;
 use podwright_proto::cri::runtime_service_server::RuntimeServiceServer;
+use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -142,6 +143,23 @@ impl Fake {
             std::future::ready(near)
         });
         Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+    }
+
+    /// Answers at a socket as well, for an agent that is another process. Never ends by itself.
+    pub async fn listen(&self, listener: UnixListener) {
+        loop {
+            // Nobody is lost who is still there for the next try.
+            let Ok((mut stream, _)) = listener.accept().await else { continue };
+            let Some(line) = self.shared.accept() else { continue };
+            let (mut near, far) = Wire::pair(line);
+            if self.connections.send(far).is_err() {
+                return;
+            }
+            tokio::spawn(async move {
+                // How it ended is for both ends to notice.
+                let _ = tokio::io::copy_bidirectional(&mut stream, &mut near).await;
+            });
+        }
     }
 
     // === What it has and what its containers do ===

@@ -6,7 +6,9 @@
 //! would send it.
 
 pub mod floor;
+pub mod growth;
 pub mod kubelet;
+pub mod plot;
 mod pods;
 pub mod quantiles;
 pub mod report;
@@ -19,6 +21,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use floor::{Floor, Load};
+use growth::Growth;
 use kubelet::Figures;
 use report::Report;
 
@@ -31,6 +34,8 @@ pub struct Options {
     pub singles: usize,
     /// How long an idle agent is watched.
     pub idle: Duration,
+    /// Numbers of pods on a runtime that does nothing.
+    pub growth: Vec<usize>,
     /// Another kubelet to measure in the same run.
     pub reference: Option<PathBuf>,
 }
@@ -50,5 +55,10 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
         say("the reference");
         kubelets.push(Figures::measure("reference", Some(program), options, &say).await?);
     }
-    Ok(Report { floors, kubelets })
+    let mut growth = Vec::new();
+    for &pods in &options.growth {
+        say(&format!("{pods} pods on a fake runtime"));
+        growth.push(Growth::measure(pods, options.idle).await?);
+    }
+    Ok(Report { floors, kubelets, growth })
 }

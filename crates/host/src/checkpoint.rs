@@ -234,4 +234,25 @@ mod tests {
             }
         }
     }
+
+    /// A good file, and some that are nearly one.
+    fn files() -> Vec<Vec<u8>> {
+        let (dir, checkpoint) = checkpoint(1);
+        checkpoint.save(&content()).unwrap();
+        let good = std::fs::read(dir.path().join("state")).unwrap();
+        vec![good, br#"{"version":1,"sha256":"","data":{}}"#.to_vec(), b"{}".to_vec()]
+    }
+
+    proptest::proptest! {
+        #![proptest_config(podwright_testkit::mutation::config())]
+
+        #[test]
+        fn a_spoilt_file_is_never_believed(bytes in podwright_testkit::mutation::spoilt(files())) {
+            let (_dir, checkpoint) = checkpoint(1);
+            // What is believed is what was saved, and nothing near it.
+            if let Ok(read) = checkpoint.decode::<Content>(&bytes) {
+                assert_eq!(read, content());
+            }
+        }
+    }
 }

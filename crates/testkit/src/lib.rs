@@ -6,5 +6,6 @@
 
 pub use podwright_core::builders;
 
+pub mod mutation;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -164,10 +164,10 @@ impl Journal {
             self.check(&call);
             self.under_way.insert(seq, UnderWay { call: call.clone(), line, deadline });
         }
-        while self.calls.len() >= self.keep {
+        self.calls.push_back(call);
+        while self.calls.len() > self.keep {
             self.calls.pop_front();
         }
-        self.calls.push_back(call);
         seq
     }
 

@@ -19,7 +19,7 @@ use crate::agent::Agent;
 use crate::bed::Bed;
 use crate::wait;
 
-const NODE: &str = "node-1";
+pub(super) const NODE: &str = "node-1";
 const NAMESPACE: &str = "default";
 const LIMIT: Duration = Duration::from_secs(200);
 
@@ -257,6 +257,6 @@ fn per_pod(before: &Requests, after: &Requests, pods: usize) -> BTreeMap<String,
     grown.collect()
 }
 
-fn since(began: Instant, seen: &[Instant]) -> Duration {
+pub(super) fn since(began: Instant, seen: &[Instant]) -> Duration {
     seen.iter().map(|seen| seen.duration_since(began)).max().unwrap_or_default()
 }

@@ -5,16 +5,18 @@ use std::fmt::{self, Display};
 use serde::Serialize;
 
 use super::floor::{Floor, Load};
+use super::growth::Growth;
 use super::kubelet::{Batch, Figures};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub floors: Vec<Floor>,
     pub kubelets: Vec<Figures>,
+    pub growth: Vec<Growth>,
 }
 
 impl Report {
-    fn floor(&self, pods: usize, load: Load) -> Option<&Floor> {
+    pub(super) fn floor(&self, pods: usize, load: Load) -> Option<&Floor> {
         self.floors.iter().find(|floor| floor.pods == pods && floor.load == load)
     }
 }
@@ -48,6 +50,15 @@ impl Display for Report {
         }
         for kubelet in &self.kubelets {
             self.kubelet(f, kubelet)?;
+        }
+        for growth in &self.growth {
+            let Growth { pods, all_ready, all_gone, start_cpu, loaded } = growth;
+            writeln!(
+                f,
+                "{pods} pods on a fake runtime: ready {all_ready:.1} s, gone {all_gone:.1} s, \
+                 agent CPU {start_cpu:.1} s; then idle: {:.1} MB ({:.1} anonymous), {:.2} millicores",
+                loaded.memory.resident, loaded.memory.anonymous, loaded.millicores
+            )?;
         }
         Ok(())
     }

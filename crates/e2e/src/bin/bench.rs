@@ -23,12 +23,18 @@ struct Arguments {
     /// How long an idle agent is watched, in seconds
     #[arg(long, default_value_t = 60)]
     idle: u64,
+    /// Numbers of pods on a runtime that does nothing, to see how the agent grows
+    #[arg(long, value_delimiter = ',')]
+    growth: Vec<usize>,
     /// Another kubelet to measure in the same run
     #[arg(long, value_name = "PROGRAM")]
     reference: Option<PathBuf>,
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also draw the figures into this folder
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -38,12 +44,19 @@ async fn main() -> Result<()> {
         pods: arguments.pods,
         singles: arguments.singles,
         idle: Duration::from_secs(arguments.idle),
+        growth: arguments.growth,
         reference: arguments.reference,
     };
     let report = bench::run(&options, |what| println!("measuring: {what}")).await?;
     println!("\n{report}");
     if let Some(file) = arguments.json {
         std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
+    }
+    if let Some(folder) = arguments.plots {
+        std::fs::create_dir_all(&folder)?;
+        for (name, plot) in report.plots() {
+            std::fs::write(folder.join(name), plot.svg())?;
+        }
     }
     Ok(())
 }

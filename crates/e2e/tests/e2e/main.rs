@@ -9,6 +9,7 @@ mod bench;
 mod clean_up;
 mod cluster;
 mod control_plane;
+mod endurance;
 mod gc;
 mod golden;
 mod images;

@@ -1,6 +1,6 @@
 //! Everything the API server ever showed of pods, in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +68,14 @@ struct Seen {
 }
 
 impl Record {
+    /// Forgets what was shown of pods that are gone: a long run would remember more than fits.
+    pub fn forget_the_gone(&self) {
+        let mut seen = self.0.lock();
+        let living: BTreeSet<String> =
+            seen.current.values().filter_map(|pod| pod.metadata.uid.clone()).collect();
+        seen.sightings.retain(|sighting| living.contains(sighting.uid()));
+    }
+
     /// Watches from now on, for as long as the runtime it is called in lives.
     pub fn start(client: kube::Client) -> Self {
         let this = Self(Arc::default());

@@ -9,6 +9,7 @@ mod faults;
 mod life;
 mod rows;
 mod server;
+mod soak;
 
 use std::time::Duration;
 

@@ -1,0 +1,60 @@
+//! What others write, spoilt: manifests of files and URLs, and lines of container logs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use podwright_core::log::Line;
+use podwright_core::pod::manifest::{self, Origin};
+use podwright_core::pod::{Pod, Source};
+use podwright_testkit::mutation::{self, spoilt, spoilt_text};
+use proptest::prelude::*;
+
+const ORIGIN: Origin<'static> =
+    Origin { source: Source::File, location: "/etc/kubernetes/manifests/a.yaml", node: "node-1" };
+
+fn manifests() -> Vec<&'static str> {
+    vec![
+        include_str!("../../../examples/hello.yaml"),
+        include_str!("../../../examples/hooks.yaml"),
+        include_str!("../../../examples/init.yaml"),
+        include_str!("../../../examples/resources.yaml"),
+        include_str!("../../../examples/shared-volume.yaml"),
+        include_str!("../../../examples/sidecar.yaml"),
+        r#"{"apiVersion":"v1","kind":"PodList","items":[{"apiVersion":"v1","kind":"Pod",
+            "metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}}]}"#,
+    ]
+}
+
+fn lines() -> Vec<&'static str> {
+    vec![
+        "2026-01-02T03:04:05.678901234Z stdout F a line\n",
+        "2026-01-02T03:04:05.678901234+01:00 stderr P half a line",
+        "{\"log\":\"a line\\n\",\"stream\":\"stdout\",\"time\":\"2026-01-02T03:04:05.6Z\"}\n",
+    ]
+}
+
+proptest! {
+    #![proptest_config(mutation::config())]
+
+    #[test]
+    fn a_spoilt_manifest_is_a_good_pod_or_an_error_that_names_it(
+        text in spoilt_text(manifests())
+    ) {
+        match manifest::pod(&text, ORIGIN) {
+            // Whatever is taken can be looked after: it has a name, an id and a container.
+            Ok(pod) => {
+                let pod = Pod::parse(pod, Source::File);
+                prop_assert!(pod.is_ok_and(|pod| !pod.uid.as_str().is_empty()));
+            }
+            Err(error) => prop_assert!(error.to_string().starts_with(ORIGIN.location), "{error}"),
+        }
+        let _ = manifest::pods(&text, ORIGIN);
+    }
+
+    #[test]
+    fn a_spoilt_line_of_a_log_is_a_line_or_none(raw in spoilt(lines())) {
+        if let Some((_, line)) = Line::recognise(&raw) {
+            prop_assert!(line.text.len() <= raw.len(), "nothing is made up");
+            prop_assert!(!line.time_in_nanoseconds().is_empty());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! How the agent grows with its pods.
+//!
+//! A runtime that does nothing takes no time, so thousands of pods fit on a small machine and what
+//! is measured is the agent: a process of its own, at a fake runtime and our own API server, both
+//! of which live in this one.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use podwright_cri::fake::{Fake, FakeOptions, wall_from};
+use serde::Serialize;
+use serde_json::json;
+use tokio::net::UnixListener;
+
+use super::kubelet::{Idle, NODE, since};
+use super::pods;
+use super::stopwatch::Stopwatch;
+use super::usage::{self, Memory};
+use crate::bed::Bed;
+use crate::embedded::Embedded;
+
+/// What it has room for, and so has no part in the figures.
+const MAX_PODS: usize = 10_000;
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Growth {
+    pub pods: usize,
+    pub all_ready: f64,
+    pub all_gone: f64,
+    /// Of the agent, for starting them all, in seconds.
+    pub start_cpu: f64,
+    pub loaded: Idle,
+}
+
+impl Growth {
+    pub async fn measure(count: usize, idle: Duration) -> Result<Self> {
+        let bed = Bed::builder().start().await?;
+        let api = Embedded::start(&bed).await?;
+        let fake = Fake::start(FakeOptions {
+            wall: wall_from(jiff::Timestamp::now()),
+            keep_calls: 1_000,
+            ..FakeOptions::default()
+        });
+        fake.images().add(pods::IMAGE).context("the image of the pods")?;
+        let socket = bed.path("fake.sock");
+        let listener = UnixListener::bind(&socket)?;
+        let runtime = fake.clone();
+        let listening = tokio::spawn(async move { runtime.listen(listener).await });
+        let agent = bed
+            .agent(NODE)
+            .kubeconfig(api.kubeconfig())
+            .configure(json!({
+                "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
+                "maxPods": MAX_PODS,
+            }))
+            .start()?;
+        agent.healthy().await?;
+        let pod_api: Api<Pod> = Api::default_namespaced(api.client());
+        let mut stopwatch = Stopwatch::start(pod_api.clone()).await?;
+        let pid = agent.daemon().pid();
+        let names: Vec<String> = (0..count).map(|number| format!("pod-{number}")).collect();
+        let (cpu, began) = (usage::cpu(pid)?, Instant::now());
+        for name in &names {
+            let pod = serde_json::from_value(pods::plain(name, NODE))?;
+            pod_api.create(&PostParams::default(), &pod).await?;
+        }
+        let all_ready = since(began, &stopwatch.all(&names, "ready", |m| m.ready).await?);
+        let start_cpu = usage::cpu(pid)?.saturating_sub(cpu);
+        let millicores = usage::millicores(pid, idle).await?;
+        let loaded = Idle { memory: Memory::of(pid)?, millicores };
+        let deleted = Instant::now();
+        for name in &names {
+            pod_api.delete(name, &DeleteParams::default()).await?;
+        }
+        let all_gone = since(deleted, &stopwatch.all(&names, "gone", |m| m.gone).await?);
+        drop((agent, api));
+        listening.abort();
+        bed.close()?;
+        Ok(Self {
+            pods: count,
+            all_ready: all_ready.as_secs_f64(),
+            all_gone: all_gone.as_secs_f64(),
+            start_cpu: start_cpu.as_secs_f64(),
+            loaded,
+        })
+    }
+}

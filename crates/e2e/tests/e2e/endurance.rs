@@ -1,0 +1,331 @@
+//! What must hold for long: an agent that dies again and again, an API server that stays away, and
+//! pods that come and go without end.
+//!
+//! The ordinary run takes a short form of each; `PODWRIGHT_LONG` the full one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use podwright_e2e::bench::usage::Memory;
+use podwright_e2e::wait;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::cluster::{Cluster, LIMIT, pod, ready};
+use crate::privilege::needs_root;
+
+fn long() -> bool {
+    std::env::var_os("PODWRIGHT_LONG").is_some()
+}
+
+fn status(pod: &Pod) -> Value {
+    serde_json::to_value(&pod.status).unwrap()
+}
+
+/// Of each pod whose name begins so: its container, how often that was restarted, whether it is
+/// ready.
+async fn instances(pods: &Api<Pod>, prefix: &str) -> BTreeMap<String, Value> {
+    let list = pods.list(&ListParams::default()).await.unwrap();
+    let named = list.items.into_iter().filter_map(|pod| Some((pod.metadata.name.clone()?, pod)));
+    named
+        .filter(|(name, _)| name.starts_with(prefix))
+        .map(|(name, pod)| {
+            let status = status(&pod);
+            let container = &status["containerStatuses"][0];
+            let shown =
+                json!([container["containerID"], container["restartCount"], ready(&status)]);
+            (name, shown)
+        })
+        .collect()
+}
+
+/// Starts pods that are to notice nothing, each with probes that would tell.
+async fn steady(cluster: &Cluster, count: usize) {
+    for number in 0..count {
+        let mut steady = pod(&format!("steady-{number}"), &["serve", "--http", "8080"]);
+        let container = &mut steady["spec"]["containers"][0];
+        let page = json!({ "httpGet": { "path": "/", "port": 8080 }, "periodSeconds": 2 });
+        container["readinessProbe"] = page.clone();
+        container["livenessProbe"] = page;
+        cluster.create(steady).await;
+    }
+    let pods = cluster.pods();
+    let all = async || {
+        let list = pods.list(&ListParams::default()).await?;
+        Ok(list.items.iter().filter(|pod| ready(&status(pod))).count() == count)
+    };
+    wait::until_true(format!("{count} pods to be ready"), LIMIT * 2, all).await.unwrap();
+}
+
+/// Notes every steady pod that is ever seen not ready from now on.
+struct Lookout {
+    seen: Arc<Mutex<BTreeSet<String>>>,
+    task: JoinHandle<()>,
+}
+
+impl Lookout {
+    fn stand(pods: Api<Pod>) -> Self {
+        let seen: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let notes = seen.clone();
+        let task = tokio::spawn(async move {
+            let stream = watcher(pods, watcher::Config::default()).default_backoff();
+            let mut touched = stream.touched_objects().boxed();
+            while let Some(pod) = touched.next().await {
+                let Ok(pod) = pod else { continue };
+                let name = pod.metadata.name.clone().unwrap_or_default();
+                if name.starts_with("steady") && !ready(&status(&pod)) {
+                    notes.lock().unwrap().insert(name);
+                }
+            }
+        });
+        Self { seen, task }
+    }
+
+    fn report(self) -> BTreeSet<String> {
+        self.task.abort();
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+/// Pods that come and go, a few at a time, until told to stop. Returns how many came.
+struct Churn {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<usize>,
+}
+
+impl Churn {
+    const AT_A_TIME: usize = 4;
+
+    fn begin(pods: Api<Pod>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let task = tokio::spawn(async move {
+            let mut born = 0;
+            while !told.load(Ordering::Relaxed) {
+                let alive = alive(&pods).await;
+                // Of whoever is ready the first goes; whoever is not may be stuck half-way, which
+                // is what this is about.
+                let leaving = alive.iter().find(|(_, ready)| *ready).map(|(name, _)| name);
+                if alive.len() >= Self::AT_A_TIME
+                    && let Some(name) = leaving
+                {
+                    let _ = pods.delete(name, &DeleteParams::default()).await;
+                } else if alive.len() < Self::AT_A_TIME * 2 {
+                    let next = pod(&format!("churn-{born}"), &["serve"]);
+                    let next = serde_json::from_value(next).unwrap();
+                    pods.create(&PostParams::default(), &next).await.unwrap();
+                    born += 1;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            for (name, _) in alive(&pods).await {
+                let _ = pods.delete(&name, &DeleteParams::default()).await;
+            }
+            born
+        });
+        Self { stop, task }
+    }
+
+    async fn end(self, pods: &Api<Pod>) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let born = self.task.await.unwrap();
+        let gone = async || {
+            let list = pods.list(&ListParams::default()).await?;
+            let left = list.items.iter().filter_map(|pod| pod.metadata.name.as_deref());
+            Ok(!left.into_iter().any(|name| name.starts_with("churn")))
+        };
+        wait::until_true("what came and went to be gone", LIMIT, gone).await.unwrap();
+        born
+    }
+}
+
+/// The pods of a churn that nobody deleted yet, oldest first, and whether they are ready.
+async fn alive(pods: &Api<Pod>) -> Vec<(String, bool)> {
+    let Ok(list) = pods.list(&ListParams::default()).await else { return Vec::new() };
+    let mut alive: Vec<_> = list
+        .items
+        .into_iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        .filter_map(|pod| Some((pod.metadata.name.clone()?, ready(&status(&pod)))))
+        .filter(|(name, _)| name.starts_with("churn"))
+        .collect();
+    let number = |name: &str| name.rsplit('-').next().and_then(|n| n.parse::<usize>().ok());
+    alive.sort_by_key(|(name, _)| number(name));
+    alive
+}
+
+/// Every container that runs belongs to a pod that the API knows.
+async fn no_orphans(cluster: &Cluster) {
+    let cri = cluster.bed.cri().await.unwrap();
+    let pods = cluster.pods();
+    let none = async || {
+        let list = pods.list(&ListParams::default()).await?;
+        let known: BTreeSet<_> = list.items.into_iter().filter_map(|p| p.metadata.uid).collect();
+        let running = cri.containers().await?.into_iter().filter(|container| container.state == 1);
+        let uid = |labels: &BTreeMap<String, String>| {
+            labels.get("io.kubernetes.pod.uid").cloned().unwrap_or_default()
+        };
+        Ok(running.into_iter().all(|container| known.contains(&uid(&container.labels))))
+    };
+    wait::until_true("every container to have a pod", LIMIT, none).await.unwrap();
+}
+
+#[tokio::test]
+async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    steady(&cluster, 30).await;
+    let pods = cluster.pods();
+    let before = instances(&pods, "steady").await;
+    let lookout = Lookout::stand(pods.clone());
+    let churn = Churn::begin(pods.clone());
+    // Moments that look random and are the same each time.
+    let mut moment: u64 = 0x9e37_79b9;
+    for _ in 0..if long() { 100 } else { 10 } {
+        moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        tokio::time::sleep(Duration::from_millis(100 + (moment >> 33) % 1_400)).await;
+        cluster.agent.kill().await.unwrap();
+        cluster.agent.restart().await.unwrap();
+    }
+    cluster.agent.healthy().await.unwrap();
+    let born = churn.end(&pods).await;
+    assert!(born > 0, "nothing came and went");
+    no_orphans(&cluster).await;
+    assert_eq!(instances(&pods, "steady").await, before, "a container was restarted");
+    assert_eq!(lookout.report(), BTreeSet::new(), "Ready flipped");
+    cluster.close();
+}
+
+#[tokio::test]
+async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    steady(&cluster, 5).await;
+    cluster.create(pod("dies", &["serve"])).await;
+    cluster.create(pod("goes", &["serve"])).await;
+    cluster.until("dies", "ready", ready).await;
+    cluster.until("goes", "ready", ready).await;
+    let pods = cluster.pods();
+    let before = instances(&pods, "steady").await;
+    let cri = cluster.bed.cri().await.unwrap();
+    let of_pod = async |name: &str| {
+        let all = cri.containers().await.unwrap();
+        let named = all.into_iter().find(|container| {
+            let pod = container.labels.get("io.kubernetes.pod.name");
+            container.state == 1 && pod.is_some_and(|pod| pod == name)
+        });
+        named.map(|container| container.id)
+    };
+
+    pods.delete("goes", &DeleteParams::default()).await.unwrap();
+    cluster.bed.control_plane().unwrap().kill_apiserver().await.unwrap();
+    let away = Instant::now();
+    let died = of_pod("dies").await.unwrap();
+    cluster.bed.containerd().ctr(&["tasks", "kill", "-s", "SIGKILL", &died]).await.unwrap();
+    let replaced = async || Ok(of_pod("dies").await.is_some_and(|now| now != died));
+    wait::until_true("the dead container to be replaced", LIMIT, replaced).await.unwrap();
+    let stopped = async || Ok(of_pod("goes").await.is_none());
+    wait::until_true("the deleted pod to stop", LIMIT, stopped).await.unwrap();
+    let outage = Duration::from_secs(if long() { 600 } else { 60 });
+    tokio::time::sleep(outage.saturating_sub(away.elapsed())).await;
+
+    cluster.bed.control_plane_mut().unwrap().restart_apiserver().await.unwrap();
+    cluster.until_gone("goes").await;
+    let told =
+        |status: &Value| ready(status) && status["containerStatuses"][0]["restartCount"] == 1;
+    cluster.until("dies", "reported", told).await;
+    assert_eq!(instances(&pods, "steady").await, before, "somebody noticed the outage");
+    cluster.close();
+}
+
+/// What an agent holds of the machine.
+#[derive(Debug, PartialEq, Eq)]
+struct Holdings {
+    descriptors: usize,
+    mounts: usize,
+    cgroups: Vec<String>,
+    namespaces: usize,
+    pod_folders: usize,
+}
+
+impl Holdings {
+    fn of(cluster: &Cluster) -> Self {
+        let entries = |path: &std::path::Path| std::fs::read_dir(path).map_or(0, Iterator::count);
+        let pid = cluster.agent.daemon().pid();
+        let root = cluster.agent.root_dir();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let below = format!("/sys/fs/cgroup/pids{}", cluster.agent.cgroup_root());
+        let mut cgroups = Vec::new();
+        folders(std::path::Path::new(&below), &mut cgroups);
+        Self {
+            descriptors: entries(format!("/proc/{pid}/fd").as_ref()),
+            mounts: mounts.lines().filter(|line| line.contains(cluster.bed.id())).count(),
+            cgroups,
+            namespaces: entries(&cluster.bed.path("containerd/state/netns")),
+            pod_folders: entries(&root.join("pods")),
+        }
+    }
+}
+
+fn folders(path: &std::path::Path, all: &mut Vec<String>) {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            all.push(entry.path().display().to_string());
+            folders(&entry.path(), all);
+        }
+    }
+}
+
+#[tokio::test]
+async fn pods_that_come_and_go_leave_nothing_behind() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let pods = cluster.pods();
+    let minutes = std::env::var("PODWRIGHT_SOAK_MINUTES").ok().and_then(|text| text.parse().ok());
+    let minutes: u64 = minutes.unwrap_or(if long() { 10 } else { 1 });
+    let pid = cluster.agent.daemon().pid();
+    // The first few bring up what stays: connections, watches, the bridge.
+    let first = Churn::begin(pods.clone());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    first.end(&pods).await;
+    let before = settled(&cluster, None).await;
+    let early = Memory::of(pid).unwrap();
+
+    let churn = Churn::begin(pods.clone());
+    tokio::time::sleep(Duration::from_secs(60 * minutes - 15)).await;
+    let born = churn.end(&pods).await;
+    let after = settled(&cluster, Some(&before)).await;
+    let late = Memory::of(pid).unwrap();
+    println!(
+        "soak: {born} pods in {minutes} min; {:.1} MB before, {:.1} MB after",
+        early.resident, late.resident
+    );
+    assert_eq!(after, before);
+    assert!(
+        late.anonymous < early.anonymous * 1.1 + 1.0,
+        "memory grew: {:.1} MB before, {:.1} MB after {born} pods",
+        early.anonymous,
+        late.anonymous
+    );
+    cluster.close();
+}
+
+/// What is held once dead containers are removed and, if there is something to compare with, once
+/// it is the same.
+async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> Holdings {
+    let cri = cluster.bed.cri().await.unwrap();
+    let empty = async || {
+        let nothing = cri.containers().await?.is_empty() && cri.sandboxes().await?.is_empty();
+        Ok(nothing && wanted.is_none_or(|wanted| Holdings::of(cluster) == *wanted))
+    };
+    // Told by what differs, if it does.
+    let _ = wait::until_true("everything dead to be removed", LIMIT * 2, empty).await;
+    Holdings::of(cluster)
+}
