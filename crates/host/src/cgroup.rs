@@ -27,6 +27,7 @@ pub use self::detail::{Detail, Throttling};
 pub use self::pressure::{Pressure, Stall};
 use self::systemd::{UnitError, Units};
 use crate::mounts::Mount;
+use crate::threads;
 
 /// Cheap to clone.
 #[derive(Clone, Debug)]
@@ -38,16 +39,6 @@ struct Inner {
     owner: Owner,
     /// Sizes that the machine knows, in bytes.
     hugepage_sizes: Vec<u64>,
-    work: Work,
-}
-
-/// Where the work on files is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// The kernel takes its time over groups, more than a worker thread should be held up.
-    OnAThread,
-    /// In a simulation nothing may end in another order than last time.
-    AtOnce,
 }
 
 /// Who makes the directories.
@@ -151,21 +142,11 @@ impl Cgroups {
         owner: Owner,
         hugepage_sizes: Vec<u64>,
     ) -> Result<Self> {
-        Self::open_with(table, root, owner, hugepage_sizes, Work::OnAThread)
-    }
-
-    pub fn open_with(
-        table: &[Mount],
-        root: &Path,
-        owner: Owner,
-        hugepage_sizes: Vec<u64>,
-        work: Work,
-    ) -> Result<Self> {
         let tree = match detect(table, root)? {
             Mode::V1 | Mode::Hybrid => Tree::V1(v1::Hierarchies::find(table, root)),
             Mode::V2 => Tree::V2(v2::Unified::open(root)?),
         };
-        Ok(Self(Arc::new(Inner { tree, owner, hugepage_sizes, work })))
+        Ok(Self(Arc::new(Inner { tree, owner, hugepage_sizes })))
     }
 
     pub fn driver(&self) -> Driver {
@@ -335,17 +316,14 @@ impl Cgroups {
         .await
     }
 
+    /// The kernel takes its time over groups, more than a worker thread should be held up.
     async fn blocking<T: Send + 'static>(
         &self,
         name: &CgroupName,
         act: impl FnOnce(&Inner, &str) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (inner, path) = (Arc::clone(&self.0), self.path(name));
-        match inner.work {
-            Work::AtOnce => return act(&inner, &path),
-            Work::OnAThread => {}
-        }
-        match tokio::task::spawn_blocking(move || act(&inner, &path)).await {
+        match threads::blocking(move || act(&inner, &path)).await {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),

@@ -14,3 +14,4 @@ pub mod mounts;
 pub mod process;
 pub mod self_usage;
 pub mod sysctl;
+pub mod threads;

@@ -42,6 +42,7 @@ use podwright_core::volume::{self, Need};
 use podwright_host::clock::Clock;
 use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::{self, MountError, Unmount};
+use podwright_host::threads;
 
 use crate::gate::{Gate, Rank};
 use crate::objects::{FileRead, Objects};
@@ -195,7 +196,7 @@ impl Volumes {
         let (clock, this_pod, folder) =
             (self.sources.clock.clone(), pod.clone(), self.open_pod_dir(&pod.uid));
         let act = async move {
-            tokio::task::spawn_blocking(move || {
+            threads::blocking(move || {
                 let errors = match folder {
                     Ok(folder) => work.act(&PodFolder(folder), prepared, &clock),
                     Err(source) => {
@@ -247,9 +248,7 @@ impl Volumes {
         let folder = self.open_pod_dir(uid)?;
         let (volume, sub_path) = (PathBuf::from(volume), sub_path.to_owned());
         let place = PathBuf::from(place);
-        let bound = tokio::task::spawn_blocking(move || {
-            sub_path::bind(&folder, &volume, &sub_path, &place)
-        });
+        let bound = threads::blocking(move || sub_path::bind(&folder, &volume, &sub_path, &place));
         bound.await.unwrap_or(Err(SubPathError::CutOff))
     }
 
@@ -264,7 +263,7 @@ impl Volumes {
         let mounted = self.mounted(uid);
         let folder = mounted.get(volume)?.directory()?.to_owned();
         let path = path.to_owned();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = threads::blocking(move || {
             let root = Root::open(&folder).ok()?;
             let content = root.read_following(&path, ENV_FILE).ok()?;
             Some(FileRead { path: format!("{folder}/{path}"), content })
@@ -301,7 +300,7 @@ impl Volumes {
         let pods =
             self.pods.again().map_err(|source| VolumeError::Folder { uid: uid.clone(), source })?;
         let cut_off = VolumeError::CutOff { uid: uid.clone() };
-        let done = tokio::task::spawn_blocking(move || {
+        let done = threads::blocking(move || {
             let _turn = turn;
             take_down(&pods, &uid, &folder, owner)
         });

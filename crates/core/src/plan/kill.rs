@@ -28,6 +28,8 @@ pub enum StopCause {
     RestartingAll,
     /// Its resources change, and it asks to start anew for that.
     Resized,
+    /// A newer instance of the same container is there.
+    Double,
 }
 
 /// One instance to stop.
@@ -156,7 +158,8 @@ pub fn container(
         | StopCause::SpecChanged
         | StopCause::Unknown
         | StopCause::PostStartFailed
-        | StopCause::Resized => None,
+        | StopCause::Resized
+        | StopCause::Double => None,
     };
     let grace = own_grace(pod, probe);
     Stop {

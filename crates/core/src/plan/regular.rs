@@ -136,6 +136,7 @@ pub(super) fn stop(
         }
         StopCause::Resized => format!("Container {name} resize requires restart"),
         StopCause::PostStartFailed => "FailedPostStartHook".into(),
+        StopCause::Double => format!("Container {name} runs twice, the older one is stopped"),
         StopCause::Pod | StopCause::RestartingAll => format!("Stopping container {name}"),
     };
     kill::container(inputs.pod, container, instance, cause, message)

@@ -199,6 +199,7 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
         }
     }
     let mut plan = Plan::idle(Why::new(Topic::Runs, "running"));
+    stop_doubles(inputs, &mut actions);
     let stopped: Vec<ContainerId> = actions.stops.iter().map(|s| s.instance.clone()).collect();
     let mut starts = actions.starts;
     if !stopped.is_empty() {
@@ -206,7 +207,8 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
             plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
         } else {
             // What could not be stopped lives; nothing may take its place.
-            starts.retain(|start| start.follows.is_none_or(|i| !stopped.contains(&i.id)));
+            let lives = |name: &str| actions.stops.iter().any(|stop| &*stop.container == name);
+            starts.retain(|start| !lives(&start.container.name));
         }
     }
     prune_init(inputs, &mut plan);
@@ -224,6 +226,17 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
         plan.steps.extend(starts);
     }
     plan
+}
+
+/// A start that nobody heard of any more may come true late, beside the one that took its place.
+fn stop_doubles(inputs: &Inputs<'_>, actions: &mut Actions<'_>) {
+    for container in &inputs.pod.containers {
+        let older = inputs.observed.instances_of(&container.name).skip(1);
+        for instance in older.filter(|instance| instance.is_running()) {
+            let cause = super::StopCause::Double;
+            actions.stops.push(regular::stop(inputs, container, instance, cause));
+        }
+    }
 }
 
 /// `None`: what the plan already says is all there is to say.

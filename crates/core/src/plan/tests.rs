@@ -491,3 +491,25 @@ fn a_grant_is_applied_in_place_or_by_a_new_instance() {
         }
     }
 }
+
+#[test]
+fn an_instance_that_never_ran_goes_before_another_one_starts() {
+    let pod = web();
+    let seen = observed(&pod).sandbox_ready().instance("app", State::Created, t(1)).build();
+    let mut case = case(pod, seen, t(5));
+    let mut want = vec!["remove 1".to_owned()];
+    want.extend(prepared(&["start app#1"]));
+    assert_eq!(told(&case), want, "its own start may still be under way");
+    case.attempts.note_step_failure(PodStep::Removal, "no".into(), t(5), Duration::from_secs(10));
+    assert_eq!(told(&case), [""; 0], "while it is there, nothing takes its place");
+}
+
+#[test]
+fn of_two_instances_that_run_the_older_one_is_stopped() {
+    let pod = web();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).running("app", t(2)).build();
+    let case = case(pod, seen, t(5));
+    let plan = decide(&case.inputs());
+    let [Step::StopContainer(stop)] = plan.steps.as_slice() else { panic!("{:?}", plan.steps) };
+    assert_eq!((stop.instance.as_str(), stop.cause), ("app-0", StopCause::Double));
+}

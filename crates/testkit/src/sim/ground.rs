@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use podwright_host::cgroup::{Cgroups, Owner, Work};
+use podwright_host::cgroup::{Cgroups, Owner};
 use podwright_host::mounts;
 use tempfile::TempDir;
 
@@ -84,7 +84,7 @@ impl Ground {
             self.cgroup_mount().display()
         );
         let table = mounts::parse(table.as_bytes());
-        Cgroups::open_with(&table, &root, Owner::Us, Vec::new(), Work::AtOnce).expect("cgroups")
+        Cgroups::open(&table, &root, Owner::Us, Vec::new()).expect("cgroups")
     }
 
     /// A reboot leaves no group behind.
