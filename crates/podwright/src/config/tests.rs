@@ -33,6 +33,7 @@ impl Bench {
             current_dir: folder.path().to_owned(),
             cgroups: CgroupVersion::V2,
             swap: Vec::new(),
+            kernel: Vec::new(),
         };
         Self { folder, host }
     }

@@ -165,7 +165,7 @@ pub const FLAGS: [Flag; 129] = [
 
     field("oom-score-adj", Int32, "oomScoreAdj", Process, "The agent's own OOM score adjustment, -1000 to 1000"),
     field("max-open-files", Int64, "maxOpenFiles", Process, "Files the agent may hold open"),
-    field("protect-kernel-defaults", Bool, "protectKernelDefaults", Process, "Refuse to start if kernel settings differ, instead of setting them"),
+    field("protect-kernel-defaults", Bool, "protectKernelDefaults", Process, "Refuse to start if kernel settings are not as a node wants them"),
     option("lock-file", Text, "lockFile", Process, "File to hold a lock on while running"),
     option("exit-on-lock-contention", Bool, "exitOnLockContention", Process, "Exit when another process wants --lock-file"),
     nothing("housekeeping-interval", Duration, Process, "How often container statistics are collected"),

@@ -19,9 +19,9 @@ fn thresholds(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(signal, amount)| ((*signal).into(), (*amount).into())).collect()
 }
 
-// Row 1 of the reference, with our difference: no second set of more open defaults.
+// With our difference: no second set of more open defaults.
 #[test]
-fn flags_alone_leave_the_node_as_closed_as_a_file_does_and_without_eviction() {
+fn row_1_flags_alone_leave_the_node_as_closed_as_a_file_does_and_without_eviction() {
     let settings = Bench::new().settings("--kubeconfig=/etc/kubeconfig");
     let c = &settings.configuration;
     assert!(!c.authentication.anonymous.enabled);
@@ -32,9 +32,8 @@ fn flags_alone_leave_the_node_as_closed_as_a_file_does_and_without_eviction() {
     assert!(c.eviction_hard.is_empty());
 }
 
-// Row 2.
 #[test]
-fn a_bare_file_is_closed_and_has_the_five_thresholds() {
+fn row_2_a_bare_file_is_closed_and_has_the_five_thresholds() {
     let settings = Bench::settings_of("");
     let c = &settings.configuration;
     assert!(!c.authentication.anonymous.enabled);
@@ -44,9 +43,8 @@ fn a_bare_file_is_closed_and_has_the_five_thresholds() {
     assert_eq!(c.eviction_hard, default_thresholds());
 }
 
-// Row 3.
 #[test]
-fn eviction_thresholds_are_as_written_unless_the_file_asks_for_the_others_too() {
+fn row_3_eviction_thresholds_are_as_written_unless_the_file_asks_for_the_others_too() {
     let mut with_defaults = default_thresholds();
     with_defaults.insert("memory.available".into(), "200Mi".into());
     for (case, text, want) in [
@@ -95,9 +93,8 @@ fn drop_ins_change_eviction_thresholds_one_by_one_and_a_flag_replaces_them_all()
     );
 }
 
-// Row 4.
 #[test]
-fn the_last_drop_in_wins_other_files_are_ignored_and_a_flag_beats_both() {
+fn row_4_the_last_drop_in_wins_other_files_are_ignored_and_a_flag_beats_both() {
     let bench = Bench::new()
         .file("kubelet.yaml", "maxPods: 5")
         .file("d/20-more.conf", "maxPods: 20")
@@ -235,9 +232,9 @@ fn up_brings_its_own_defaults_below_files_and_flags() {
     assert_eq!(with_file.configuration.max_pods, 7);
 }
 
-// Row 6, with our difference: cgroup v1 alone is no reason.
+// With our difference: cgroup v1 alone is no reason.
 #[test]
-fn swap_stops_a_node_and_cgroup_v1_only_one_that_forbids_it() {
+fn row_6_swap_stops_a_node_and_cgroup_v1_only_one_that_forbids_it() {
     Bench::new().cgroup_v1().settings("--kubeconfig=/k");
     let bench =
         Bench::new().cgroup_v1().swap("/swap.img").file("kubelet.yaml", "failCgroupV1: true");

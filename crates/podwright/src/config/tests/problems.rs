@@ -224,6 +224,20 @@ fn each_rule_is_refused_with_its_field_and_what_is_allowed() {
 }
 
 #[test]
+fn kernel_settings_stop_only_a_node_that_insists_on_them() {
+    let mut bench = Bench::new().file("kubelet.yaml", "protectKernelDefaults: true");
+    bench.settings("--kubeconfig=/k --config=kubelet.yaml");
+    bench.host.kernel.push("kernel.panic is 0, not 10".to_owned());
+    bench.settings("--kubeconfig=/k");
+    assert_eq!(
+        bench.refusal("--kubeconfig=/k --config=kubelet.yaml"),
+        "invalid configuration: this machine: protectKernelDefaults: kernel settings are not as a \
+         node wants them: kernel.panic is 0, not 10; set them in /etc/sysctl.d, or do without \
+         protectKernelDefaults"
+    );
+}
+
+#[test]
 fn what_a_machine_with_cgroup_v1_cannot_do_is_refused_there() {
     for (text, want) in [
         (

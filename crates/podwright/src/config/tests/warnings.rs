@@ -11,9 +11,8 @@ fn warnings(text: &str, flags: &str) -> Vec<String> {
 /// So that the default thresholds, which every file brings, do not appear in each case.
 const QUIET: &str = "evictionHard: {}\n";
 
-// Row 5.
 #[test]
-fn an_unknown_key_is_named_with_its_file_and_the_node_starts() {
+fn row_5_an_unknown_key_is_named_with_its_file_and_the_node_starts() {
     assert_eq!(
         warnings(&format!("{QUIET}maxPod: 5\nlogging: {{formt: json}}\nport: 1\nport: 2\n"), ""),
         [

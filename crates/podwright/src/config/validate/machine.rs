@@ -21,6 +21,18 @@ pub(super) fn examine(exam: &mut Examination<'_>) {
             ),
         ));
     }
+    if c.protect_kernel_defaults && !host.kernel.is_empty() {
+        exam.problems.push(Problem::with_field(
+            Source::Machine,
+            FieldPath::of("protectKernelDefaults"),
+            None,
+            format!(
+                "kernel settings are not as a node wants them: {}; set them in /etc/sysctl.d, or \
+                 do without protectKernelDefaults",
+                host.kernel.join(", ")
+            ),
+        ));
+    }
     match host.cgroups {
         CgroupVersion::V2 => {}
         CgroupVersion::V1 => {
