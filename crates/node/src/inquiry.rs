@@ -25,7 +25,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{Case, Surroundings};
-use podwright_core::pod::hold;
+use podwright_core::pod::{Pod, hold};
 use podwright_core::time::Stopwatch;
 use serde::{Deserialize, Serialize};
 use tokio::net::{UnixListener, UnixStream};
@@ -123,17 +123,20 @@ impl Inquiry {
     }
 
     fn lines(&self) -> Vec<PodLine> {
-        let cells = self.directory.cells().into_iter();
-        let mut lines: Vec<PodLine> = cells.map(|(_, cell)| self.line(&cell)).collect();
+        let cells = self.directory.cells();
+        // Those that were not admitted have no cell.
+        let others = self.directory.pods().into_iter();
+        let others = others.filter(|pod| !cells.iter().any(|(uid, _)| *uid == pod.uid));
+        let pods = cells.iter().map(|(_, cell)| cell.pod()).chain(others);
+        let mut lines: Vec<PodLine> = pods.map(|pod| self.line(&pod)).collect();
         lines.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
         lines
     }
 
-    fn line(&self, cell: &PodCell) -> PodLine {
-        let pod = cell.pod();
+    fn line(&self, pod: &Pod) -> PodLine {
         let suffix = format!("-{}", self.tools.settings.node_name);
         let manifest = pod.name.name.strip_suffix(suffix.as_str()).filter(|_| pod.is_static());
-        let mirror = self.directory.mirror_of(&pod).map(|mirror| mirror.uid.to_string());
+        let mirror = self.directory.mirror_of(pod).map(|mirror| mirror.uid.to_string());
         PodLine {
             namespace: pod.name.namespace.to_string(),
             name: pod.name.name.to_string(),
@@ -183,7 +186,12 @@ async fn why(
     State(inquiry): State<Arc<Inquiry>>,
     UrlPath(uid): UrlPath<String>,
 ) -> Result<Json<Explanation>, StatusCode> {
-    let cell = inquiry.cell(&uid).ok_or(StatusCode::NOT_FOUND)?;
+    let Some(cell) = inquiry.cell(&uid) else {
+        let pod = inquiry.directory.resolve(&uid).ok_or(StatusCode::NOT_FOUND)?;
+        let (outcome, now) =
+            (inquiry.tools.admission.earlier(&pod.uid), inquiry.tools.clock.now().wall);
+        return Ok(Json(Explanation::without_a_worker(&pod, outcome, now)));
+    };
     let case = inquiry.case(&cell).await;
     let journal = cell.journal.lock().clone();
     Ok(Json(Explanation::of(&case, &journal)))

@@ -338,10 +338,23 @@ fn may_try(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
         Some(failed) if inputs.now.mono < failed.retry_at => {
             plan.wake(failed.retry_at);
             let text = format!("{} (tried {} times)", failed.message, failed.times);
-            plan.why = Why::new(Topic::Fails(step), text);
+            plan.why = Why::new(Topic::Fails(step), text).way_out(way_past(step));
             false
         }
         Some(_) | None => true,
+    }
+}
+
+/// What someone can do about a step that fails.
+fn way_past(step: PodStep) -> &'static str {
+    match step {
+        PodStep::Cgroup => "see with podwright doctor whether the node's cgroups can be written",
+        PodStep::Directories => "see whether the disk of the root folder is full or read-only",
+        PodStep::Volumes => "make what the message names, or take it out of the pod",
+        PodStep::Sandbox => "see the runtime's log, and its network plugin's",
+        PodStep::Kill | PodStep::Removal => "see the runtime's log: it cannot let a container go",
+        PodStep::Resize => "ask for other amounts if trying again does not help",
+        PodStep::Teardown => "see who on the node still uses its volumes",
     }
 }
 

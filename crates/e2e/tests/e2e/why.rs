@@ -9,6 +9,7 @@ use podwright_e2e::bed::Bed;
 use podwright_e2e::{tools, wait};
 use serde_json::{Value, json};
 
+use crate::cluster::{self, Cluster};
 use crate::privilege::needs_root;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -95,6 +96,33 @@ async fn it_names_what_a_pod_waits_for_and_the_way_out() {
     unknown(&agent);
     drop(agent);
     bed.close().unwrap();
+}
+
+/// What the API and the node do not give.
+#[tokio::test]
+async fn it_names_an_object_that_is_missing_and_room_that_is_not_there() {
+    needs_root!();
+    let cluster = Cluster::start().await;
+    let mut mounts = cluster::pod("mounts", &["serve"]);
+    mounts["spec"]["volumes"] = json!([{ "name": "settings", "configMap": { "name": "absent" } }]);
+    mounts["spec"]["containers"][0]["volumeMounts"] =
+        json!([{ "name": "settings", "mountPath": "/settings" }]);
+    cluster.create(mounts).await;
+    let mut variable = cluster::pod("variable", &["serve"]);
+    variable["spec"]["containers"][0]["env"] = json!([{ "name": "V", "valueFrom": { "configMapKeyRef": { "name": "vars", "key": "v" } } }]);
+    cluster.create(variable).await;
+    let mut large = cluster::pod("large", &["serve"]);
+    large["spec"]["containers"][0]["resources"] = json!({ "requests": { "memory": "900Gi" } });
+    cluster.create(large).await;
+
+    let agent = &cluster.agent;
+    let words = ["mounting its volumes", "configmap \\\"absent\\\" not found", "\"wayOut\": \""];
+    until_told(agent, "shop/mounts", &words).await;
+    let words =
+        ["CreateContainerConfigError", "configmap \\\"vars\\\" not found", "\"wayOut\": \""];
+    until_told(agent, "shop/variable", &words).await;
+    until_told(agent, "shop/large", &["OutOfmemory", "enough resource: memory"]).await;
+    cluster.close();
 }
 
 /// A recorded case tells no secret and leads to what the agent decided.

@@ -1,10 +1,12 @@
 //! Why a pod is as it is: what it waits for, since when, what was tried, and the way out.
 
 use jiff::{SignedDuration, Timestamp};
+use podwright_core::admission::Rejection;
 use podwright_core::attempts::PodStep;
 use podwright_core::lifecycle::Stage;
 use podwright_core::observed::{Instance, State};
 use podwright_core::plan::{self, Case};
+use podwright_core::pod::Pod;
 use podwright_core::time::{Mono, Now};
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +96,52 @@ impl Explanation {
     }
 }
 
+impl Explanation {
+    /// Of a pod that nobody works on: it was rejected, waits to be admitted, or is done.
+    pub fn without_a_worker(
+        pod: &Pod,
+        admitted: Option<Result<(), Rejection>>,
+        asked: Timestamp,
+    ) -> Self {
+        let (stage, why, way_out) = match admitted {
+            Some(Err(Rejection { reason, message })) => (
+                Stage::Finished,
+                format!("it was rejected: {message} ({reason})"),
+                Some("this pod stays as it is: make another that fits, or make room and do so"),
+            ),
+            Some(Ok(())) => (Stage::Finished, "it has ended".to_owned(), None),
+            None => (
+                Stage::Syncing,
+                "it is not admitted yet: the node waits for its own object from the API server, or \
+                 for pods that make room"
+                    .to_owned(),
+                Some("see whether the API server can be reached"),
+            ),
+        };
+        let containers = pod.containers.iter().map(|container| ContainerLine {
+            name: container.name.to_string(),
+            state: state(None),
+            restarts: 0,
+        });
+        Self {
+            namespace: pod.name.namespace.to_string(),
+            name: pod.name.name.to_string(),
+            uid: pod.uid.to_string(),
+            source: pod.source.as_str().to_owned(),
+            stage,
+            why,
+            since: None,
+            way_out: way_out.map(str::to_owned),
+            underway: None,
+            failed: Vec::new(),
+            next: None,
+            containers: containers.collect(),
+            lately: Vec::new(),
+            asked,
+        }
+    }
+}
+
 /// Steps of the whole pod, then containers in their order.
 fn failed(case: &Case) -> Vec<Failed> {
     let now = case.now;
@@ -176,6 +224,22 @@ mod tests {
         let failed = &told.failed[0];
         assert_eq!((failed.times, failed.since, failed.retry), (2, t(90).wall, t(110).wall));
         assert_eq!(told.containers[0].state, "waits: CreateContainerConfigError");
+    }
+
+    #[test]
+    fn a_pod_without_a_worker_is_told_of_by_what_was_decided_on_it() {
+        let pod = pod("web").container("app").build();
+        let rejection = Rejection { reason: "OutOfcpu".into(), message: "no cpu".into() };
+        for (case, admitted, stage, words, way_out) in [
+            ("rejected", Some(Err(rejection)), Stage::Finished, "no cpu (OutOfcpu)", true),
+            ("done", Some(Ok(())), Stage::Finished, "ended", false),
+            ("parked", None, Stage::Syncing, "not admitted yet", true),
+        ] {
+            let told = Explanation::without_a_worker(&pod, admitted, t(5).wall);
+            assert_eq!((told.stage, told.way_out.is_some()), (stage, way_out), "{case}");
+            assert!(told.why.contains(words), "{case}: {}", told.why);
+            assert_eq!(told.containers[0].state, "not created", "{case}");
+        }
     }
 
     #[test]
