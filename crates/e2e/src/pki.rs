@@ -15,6 +15,15 @@ pub struct Authority {
     folder: PathBuf,
 }
 
+fn subject(user: &str, groups: &[&str]) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, user);
+    for group in groups {
+        params.distinguished_name.push(DnType::OrganizationName, *group);
+    }
+    params
+}
+
 /// A certificate and its key, both PEM.
 #[derive(Clone)]
 pub struct Pair {
@@ -59,11 +68,14 @@ impl Authority {
 
     /// A client that the API server knows as `user`, a member of `groups`.
     pub fn client(&self, user: &str, groups: &[&str]) -> Result<Pair> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, user);
-        for group in groups {
-            params.distinguished_name.push(DnType::OrganizationName, *group);
-        }
+        self.sign(subject(user, groups), ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// The same, but it has expired long ago.
+    pub fn expired_client(&self, user: &str, groups: &[&str]) -> Result<Pair> {
+        let mut params = subject(user, groups);
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
         self.sign(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_of_a_resize_is_on_disk_before_the_next() {
+    fn row_27_each_step_of_a_resize_is_on_disk_before_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let allocations = Allocations::open(folder.path()).unwrap();
         let (small, large) = (asking("100m", 1), asking("200m", 2));

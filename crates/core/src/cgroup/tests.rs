@@ -86,7 +86,7 @@ fn what_the_kernel_shows_reads_back_as_millicores() {
 }
 
 #[test]
-fn a_pods_group_is_limited_as_its_class_demands() {
+fn rows_19_and_20_a_pods_group_is_limited_as_its_class_demands() {
     const MIB: u64 = 1 << 20;
     for (case, pod, shares, cpu_quota, memory) in [
         ("best effort", pod(&[("", "")]), 2, None, None),
@@ -96,6 +96,13 @@ fn a_pods_group_is_limited_as_its_class_demands() {
             256,
             quota(25_000),
             Some(64 * MIB),
+        ),
+        (
+            "guaranteed, a whole processor",
+            pod(&[("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")]),
+            1024, // a weight of 39
+            quota(100_000),
+            Some(1024 * MIB),
         ),
         (
             "burstable, all limited",
@@ -261,7 +268,7 @@ fn tree(root: &str) -> PodTree {
 }
 
 #[test]
-fn pods_have_upstreams_paths_under_both_drivers() {
+fn row_21_pods_have_upstreams_paths_under_both_drivers() {
     use QosClass::*;
     let uid = PodUid::new("1234-abcd");
     for (root, class, cgroupfs, systemd) in [

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::api::{Api, PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
+use kube::api::{Api, ListParams, PostParams};
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl;
 use podwright_e2e::wait;
@@ -17,7 +17,7 @@ use crate::privilege::needs_root;
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn node_may_read_itself_and_nothing_that_is_not_its_own() {
+async fn row_50_node_may_read_itself_and_nothing_that_is_not_its_own() {
     needs_root!();
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let admin = bed.client().await.unwrap();
@@ -40,8 +40,9 @@ async fn node_may_read_itself_and_nothing_that_is_not_its_own() {
     let patch = kube::api::Patch::Merge(other);
     let changed = Api::<Node>::all(node.clone());
     let changed = changed.patch("node-2", &Default::default(), &patch).await;
-    let read = Api::<ConfigMap>::default_namespaced(node).get("settings").await.map(drop);
-    for refused in [changed.map(drop), read] {
+    let read = Api::<ConfigMap>::default_namespaced(node.clone()).get("settings").await.map(drop);
+    let every = Api::<Secret>::default_namespaced(node).list(&ListParams::default()).await;
+    for refused in [changed.map(drop), read, every.map(drop)] {
         let Err(kube::Error::Api(status)) = refused else { panic!("allowed: {refused:?}") };
         assert_eq!(status.code, 403, "{status:?}");
     }

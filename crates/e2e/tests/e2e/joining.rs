@@ -115,6 +115,47 @@ async fn row_7_a_kubeconfig_that_works_asks_for_nothing() {
     bed.close().unwrap();
 }
 
+/// Upstream's agent would end; ours runs its pods, says what is wrong and goes on when it is right.
+#[tokio::test]
+async fn row_9_an_expired_certificate_is_told_of_and_may_be_replaced_under_the_agent() {
+    needs_root!();
+    let bed = Bed::builder().control_plane().start().await.unwrap();
+    let plane = bed.control_plane().unwrap();
+    let (user, groups) = (format!("system:node:{NODE}"), ["system:nodes"]);
+    let expired = plane.authority().expired_client(&user, &groups).unwrap();
+    let files = plane.authority().save("node", &expired).unwrap();
+    let kubeconfig = plane.node_kubeconfig(NODE).unwrap();
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    let mut document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    document["users"][0]["user"] =
+        json!({ "client-certificate": files.certificate, "client-key": files.key });
+    std::fs::write(&kubeconfig, document.to_string()).unwrap();
+    let agent = bed.agent(NODE).kubeconfig(&kubeconfig).start().unwrap();
+    agent.healthy().await.unwrap();
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "alone" },
+        "spec": { "containers": [{
+            "name": "app", "image": "localhost/podwright/test:latest",
+            "imagePullPolicy": "Never", "args": ["serve"],
+        }] },
+    });
+    agent.add_manifest("alone", &manifest).unwrap();
+    let cri = bed.cri().await.unwrap();
+    let runs = async || Ok(cri.containers().await?.iter().any(|c| c.state == 1));
+    wait::until_true("the static pod to run", LIMIT, runs).await.unwrap();
+    let log = agent.daemon().log();
+    for told in ["certificate has expired", "--bootstrap-kubeconfig"] {
+        assert_eq!(log.matches(told).count(), 1, "{told:?} in {log}");
+    }
+
+    let good = plane.authority().client(&user, &groups).unwrap();
+    plane.authority().save("node", &good).unwrap();
+    until_ready(&bed, &agent).await;
+    drop(agent);
+    bed.close().unwrap();
+}
+
 #[tokio::test]
 async fn a_token_from_a_file_or_a_program_is_as_good_as_a_certificate() {
     needs_root!();

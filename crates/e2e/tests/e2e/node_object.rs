@@ -132,6 +132,18 @@ async fn the_node_registers_becomes_ready_and_comes_back_when_it_is_deleted() {
         Ok(lease.is_some_and(|lease| again["metadata"]["uid"] == owner(&lease)))
     };
     wait::until_true("a lease of the new node", LIMIT, followed).await.unwrap();
+
+    // Another machine of the same name renews the lease as well: both are told of it.
+    let another = json!({ "spec": { "renewTime": "2100-01-01T00:00:00.000000Z" } });
+    leases.patch(NODE, &params, &Patch::Merge(another)).await.unwrap();
+    let told = async || Ok(joined.agent.daemon().log().contains("--hostname-override"));
+    wait::until_true("word of the other machine", LIMIT, told).await.unwrap();
+    let ours = async || {
+        let lease = leases.get(NODE).await?;
+        let renewed = lease.spec.and_then(|spec| spec.renew_time);
+        Ok(!serde_json::to_string(&renewed)?.contains("2100"))
+    };
+    wait::until_true("our renewal", LIMIT, ours).await.unwrap();
     joined.close();
 }
 

@@ -66,7 +66,7 @@ async fn until_enforced(cluster: &Cluster, uid: &str, container: &str, want: [&s
 }
 
 #[tokio::test]
-async fn a_running_pod_gets_other_resources_without_a_restart() {
+async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     needs_root!();
     if !std::path::Path::new("/sys/fs/cgroup/cpu").exists() {
         return; // The values are read as version 1 has them.

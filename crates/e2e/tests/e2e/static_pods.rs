@@ -8,6 +8,7 @@ use podwright_e2e::cri::Cri;
 use podwright_e2e::wait;
 use podwright_proto::cri::ContainerState;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::privilege::needs_root;
 
@@ -128,6 +129,44 @@ async fn a_container_that_ends_is_started_again() {
         Ok(containers.iter().any(|c| c.metadata.as_ref().is_some_and(|m| m.attempt > 0)))
     };
     wait::until_true("the second attempt", LIMIT, restarted).await.unwrap();
+    drop(agent);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn row_5_a_pod_of_a_url_outlives_errors_and_goes_when_it_is_listed_no_more() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let listener = bed.netns().listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (answer, answers) = tokio::sync::watch::channel(("200 OK", pod("afar").to_string()));
+    let (asked, asks) = tokio::sync::watch::channel(0_u32);
+    let serving = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await;
+            let (status, body) = answers.borrow().clone();
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", body.len());
+            let text = format!("{head}connection: close\r\n\r\n{body}");
+            let _ = stream.write_all(text.as_bytes()).await;
+            asked.send_modify(|times| *times += 1);
+        }
+    });
+    let url = format!("http://{address}/pods");
+    let settings = json!({ "staticPodURL": url, "httpCheckFrequency": "200ms" });
+    let agent = bed.agent("node-1").configure(settings).start().unwrap();
+    agent.healthy().await.unwrap();
+    let cri = bed.cri().await.unwrap();
+    let first = until_running(&cri, &["afar-node-1"]).await;
+    // Asked a few times more, and told that something is wrong.
+    answer.send_replace(("500 Internal Server Error", String::new()));
+    let before = *asks.borrow();
+    let again = async || Ok(*asks.borrow() > before + 3);
+    wait::until_true("more questions", LIMIT, again).await.unwrap();
+    assert_eq!(until_running(&cri, &["afar-node-1"]).await, first);
+    answer.send_replace(("200 OK", String::new()));
+    until_running(&cri, &[]).await;
+    serving.abort();
     drop(agent);
     bed.close().unwrap();
 }

@@ -59,6 +59,8 @@ struct Current {
     /// `Err`: why there is nothing to show yet.
     tls: Result<Arc<ClientConfig>, String>,
     life: Option<Life>,
+    /// It was said that this life is over.
+    told: Option<Life>,
     stamps: Vec<Option<Stamp>>,
     looked: Instant,
 }
@@ -116,6 +118,7 @@ impl Credentials {
             current: Mutex::new(Current {
                 tls: Err("not read yet".into()),
                 life: None,
+                told: None,
                 stamps: Vec::new(),
                 looked: Instant::now(),
             }),
@@ -171,6 +174,7 @@ impl Credentials {
         current.looked = Instant::now();
         let stamps: Vec<_> = self.files.iter().map(|file| stamp(file)).collect();
         if !current.stamps.is_empty() && stamps == current.stamps {
+            self.warn_if_over(&mut current, Timestamp::now());
             return;
         }
         let config = self.with_files();
@@ -192,12 +196,14 @@ impl Credentials {
         current.life = pem_of(&config).as_deref().and_then(certificates::life);
         if let Some(life) = current.life {
             tracing::info!(until = %life.until, "the client certificate was read");
-            self.warn_if_over(life);
         }
+        self.warn_if_over(&mut current, Timestamp::now());
     }
 
-    fn warn_if_over(&self, life: Life) {
-        if life.is_over(Timestamp::now()) {
+    /// Said once of each certificate, whether it was over when it came or ends under the node.
+    fn warn_if_over(&self, current: &mut Current, now: Timestamp) {
+        let Some(life) = current.life.filter(|life| life.is_over(now)) else { return };
+        if current.told.replace(life) != Some(life) {
             tracing::error!(
                 kubeconfig = %self.kubeconfig.display(),
                 expired = %life.until,

@@ -32,12 +32,20 @@ enum Act {
     GoAway,
     /// Begin an answer that never ends.
     Stream,
+    /// 500.
+    Fault,
+    /// Never answer.
+    Silence,
+    /// Neither answer nor do anything else on this connection any more, as if the power were gone.
+    Freeze,
 }
 
 struct Server {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
     folder: TempDir,
+    /// A connection is frozen.
+    frozen: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -101,6 +109,8 @@ impl Server {
         std::fs::write(kubeconfig, identity.kubeconfig(address)).unwrap();
         let (connections, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
         let (counted, stopped) = (connections.clone(), stop.clone());
+        let frozen = CancellationToken::new();
+        let freeze = frozen.clone();
         let acceptor = identity.acceptor();
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             let requests = Arc::new(AtomicUsize::new(0));
@@ -109,10 +119,13 @@ impl Server {
                 let Ok(stream) = acceptor.accept(tcp).await else { continue };
                 counted.fetch_add(1, SeqCst);
                 let (requests, stopped) = (requests.clone(), stopped.clone());
-                tokio::spawn(serve(stream, streams, behaviour, requests, stopped));
+                // Only the connection that freezes first does.
+                let freeze =
+                    if freeze.is_cancelled() { CancellationToken::new() } else { freeze.clone() };
+                tokio::spawn(serve(stream, streams, behaviour, requests, freeze, stopped));
             }
         }));
-        Self { address, connections, folder, stop }
+        Self { address, connections, folder, frozen, stop }
     }
 
     async fn connections(&self) -> (Connections, kube::Client) {
@@ -128,14 +141,23 @@ async fn serve(
     streams: u32,
     behaviour: Behaviour,
     requests: Arc<AtomicUsize>,
+    freeze: CancellationToken,
     stop: CancellationToken,
 ) {
     let leave = CancellationToken::new();
-    let leaving = leave.clone();
+    let (leaving, freezing) = (leave.clone(), freeze.clone());
     let service = service_fn(move |_: Request<hyper::body::Incoming>| {
-        let number = requests.fetch_add(1, SeqCst);
-        let leave = leave.clone();
-        async move { Ok::<_, Infallible>(answer(behaviour(number), &leave)) }
+        let act = behaviour(requests.fetch_add(1, SeqCst));
+        let (leave, freeze) = (leave.clone(), freeze.clone());
+        async move {
+            if let Act::Freeze = act {
+                freeze.cancel();
+            }
+            match answer(act, &leave) {
+                Some(response) => Ok::<_, Infallible>(response),
+                None => std::future::pending().await,
+            }
+        }
     });
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .max_concurrent_streams(streams)
@@ -145,16 +167,21 @@ async fn serve(
         _ = connection.as_mut() => return,
         () = stop.cancelled() => return,
         () = leaving.cancelled() => connection.as_mut().graceful_shutdown(),
+        // Its socket stays open: nobody on the other side is told anything.
+        () = freezing.cancelled() => stop.cancelled().await,
     }
     let _ = connection.await;
 }
 
 type Answered = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 
-fn answer(act: Act, leave: &CancellationToken) -> Response<Answered> {
+/// `None`: there is none.
+fn answer(act: Act, leave: &CancellationToken) -> Option<Response<Answered>> {
     let node = json!({ "metadata": { "name": "n" } }).to_string();
     let whole = |text: String| Full::new(Bytes::from(text)).boxed_unsync();
-    match act {
+    Some(match act {
+        Act::Silence | Act::Freeze => return None,
+        Act::Fault => Response::builder().status(500).body(whole("no".to_owned())).unwrap(),
         Act::Answer => Response::new(whole(node)),
         Act::GoAway => {
             leave.cancel();
@@ -168,7 +195,7 @@ fn answer(act: Act, leave: &CancellationToken) -> Response<Answered> {
             let never = futures::stream::pending::<Result<hyper::body::Frame<Bytes>, Infallible>>();
             Response::new(http_body_util::StreamBody::new(never).boxed_unsync())
         }
-    }
+    })
 }
 
 fn watch(server: &Server, number: usize) -> Request<Body> {
@@ -257,4 +284,48 @@ async fn a_watch_waits_for_a_server_that_is_away_and_others_are_told() {
     let server = Server::on(listener, &identity, 100, |_| Act::Stream);
     waiting.await.unwrap().unwrap();
     assert_eq!(server.connections.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_fails_or_never_answers_is_told_of() {
+    let server = Server::start(100, |number| match number {
+        0 => Act::Fault,
+        _ => Act::Silence,
+    })
+    .await;
+    let (_, client) = server.connections().await;
+    let nodes: Api<Node> = Api::all(client);
+    let told = nodes.get("n").await.unwrap_err();
+    assert!(matches!(&told, kube::Error::Api(status) if status.code == 500), "{told}");
+    // Its connection lives, so it is the answer that is waited for, and not for ever.
+    tokio::time::pause();
+    let told = nodes.get("n").await.unwrap_err();
+    assert!(matches!(&told, kube::Error::Service(_) | kube::Error::HyperError(_)), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_peer_that_is_gone_without_a_word_is_noticed_by_ping() {
+    let server = Server::start(100, |number| match number {
+        0 => Act::Stream,
+        1 => Act::Freeze,
+        _ => Act::Answer,
+    })
+    .await;
+    let (connections, _) = server.connections().await;
+    let mut watch = connections.clone().answer(watch(&server, 0)).await.unwrap();
+    let uri = format!("https://{}/api/v1/nodes/n", server.address);
+    let request = Request::get(uri).body(Body::empty()).unwrap();
+    let asked = tokio::spawn(connections.clone().answer(request));
+    // The request has to be there before time flies.
+    while connections.pool.connections() == 0 || !server.frozen.is_cancelled() {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    assert!(watch.frame().await.is_none_or(|frame| frame.is_err()), "it ends");
+    assert!(began.elapsed() <= Duration::from_secs(45), "{:?}", began.elapsed());
+    tokio::time::resume();
+    // Reading twice is reading: what was asked is answered on another connection.
+    assert_eq!(asked.await.unwrap().unwrap().status(), 200);
+    assert_eq!(server.connections.load(SeqCst), 2);
 }

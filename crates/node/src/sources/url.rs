@@ -99,3 +99,62 @@ impl Remote {
         Some(good.collect())
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
+                       spec: {containers: [{name: app, image: i}]}\n";
+
+    /// Answers each request with the next of these, and then with the last one for ever.
+    async fn serve(listener: TcpListener, answers: Vec<(&'static str, String)>) {
+        for number in 0.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut asked = vec![0; 4096];
+            let read = stream.read(&mut asked).await.unwrap();
+            assert!(String::from_utf8_lossy(&asked[..read]).contains("x-token: t"));
+            let (status, body) = &answers[number.min(answers.len() - 1)];
+            let length = body.len();
+            let answer = format!(
+                "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+            );
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn row_5_errors_keep_the_pods_and_an_empty_answer_removes_them() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/pods", listener.local_addr().unwrap());
+        let answers = [
+            ("200 OK", POD.to_owned()),
+            ("200 OK", POD.to_owned()),
+            ("500 Internal Server Error", String::new()),
+            ("200 OK", "no manifest at all".to_owned()),
+            ("200 OK", "\n".to_owned()),
+        ];
+        tokio::spawn(serve(listener, answers.to_vec()));
+        let headers = [("x-token".parse().unwrap(), "t".parse().unwrap())].into_iter().collect();
+        let every = Duration::from_millis(1);
+        let remote = Remote { url: url.parse().unwrap(), headers, node: "node-1".into(), every };
+        let (deliveries, mut delivered) = mpsc::channel(8);
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(remote.run(deliveries, stop.clone()));
+        for want in [vec!["web-node-1"], vec![]] {
+            let delivery = delivered.recv().await.unwrap();
+            assert_eq!(delivery.source, Source::Http);
+            let News::All(pods) = delivery.news else { panic!("{:?}", delivery.news) };
+            let names: Vec<_> =
+                pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
+            assert_eq!(names, want, "nothing but what changed is delivered");
+        }
+        stop.cancel();
+        running.await.unwrap();
+        assert!(delivered.recv().await.is_none(), "and nothing twice");
+    }
+}

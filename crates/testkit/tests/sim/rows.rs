@@ -7,7 +7,7 @@
 //! | rows | where |
 //! |---|---|
 //! | 1-4, 6-9, 14-18 | [`sources`]; 1-3 also in core `pod/manifest.rs`, `pod/mirror.rs` |
-//! | 5 | not shown yet: the URL source is read by `podwright-node`, `sources/url.rs` |
+//! | 5 | `podwright-node`, `sources/url.rs`, and the end-to-end suite |
 //! | 10-13, 24, 25, 45, 48, 49 | [`ends`] |
 //! | 19-22, 31, 32, 42, 43 | [`runtime`] |
 //! | 34-37, 39, 40 | [`reports`]; 37 also in the end-to-end suite |
