@@ -21,6 +21,9 @@ pub enum Hint {
     Pod(PodUid),
     /// A container or sandbox, by runtime id; the pod is looked up by who hears it.
     Id(String),
+    /// The same, of one that has ended. containerd tells of an end while its CRI part, which hears
+    /// of it as we do, has yet to write it down: a look at once may come too early.
+    Ended(String),
 }
 
 pub type Hints = BoxStream<'static, Result<Hint, Error>>;
@@ -86,7 +89,7 @@ fn containerd_hint(envelope: &containerd::Envelope) -> Option<Hint> {
             if exit.id != exit.container_id {
                 return None;
             }
-            exit.container_id
+            return Some(Hint::Ended(exit.container_id));
         }
         "/tasks/oom" => containerd::TaskOom::decode(payload).ok()?.container_id,
         _ => return None,
@@ -114,7 +117,7 @@ mod tests {
             ..Default::default()
         };
         let hint = |id| containerd_hint(&envelope("/tasks/exit", &exit(id)));
-        assert_eq!(hint("c1"), Some(Hint::Id("c1".into())));
+        assert_eq!(hint("c1"), Some(Hint::Ended("c1".into())));
         assert_eq!(hint("exec-7"), None);
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::stream::{self, Stream};
 use parking_lot::Mutex;
 use podwright_core::gc::{self, ContainerPolicy};
 use podwright_core::ids::{ContainerId, PodName, PodUid};
@@ -32,6 +33,10 @@ const RELIST_WITH_HINTS: Duration = Duration::from_secs(10);
 /// Without a relist for this long, what we know is no longer worth much.
 const STALE: Duration = Duration::from_secs(180);
 const RECONNECT: Duration = Duration::from_secs(1);
+/// A look at something that ended may have come too early, and is made again, this long after the
+/// one before.
+const ECHOES: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1500)];
 
 /// Who wants to know that the runtime has news of a pod.
 pub trait Listener: Send + Sync + 'static {
@@ -167,14 +172,17 @@ impl Pleg {
         let early = early.ok().transpose()?;
         self.relist(listener).await?;
         self.hinted.send_replace(true);
-        let mut hints = match early {
+        let hints = match early {
             Some(hints) => hints,
             None => asked.await?,
         };
+        let mut hints = with_echoes(hints);
         while let Some(hint) = hints.next().await {
             let uid = match hint? {
                 cri::Hint::Pod(uid) => Some(uid),
-                cri::Hint::Id(id) => self.owners.lock().get(id.as_str()).cloned(),
+                cri::Hint::Id(id) | cri::Hint::Ended(id) => {
+                    self.owners.lock().get(id.as_str()).cloned()
+                }
             };
             if let Some(uid) = uid {
                 listener.poke(&uid, &[]);
@@ -315,6 +323,29 @@ impl Pleg {
     }
 }
 
+/// Each hint at once. That something ended may come too early, and comes again; others are not held
+/// up by that.
+fn with_echoes(
+    hints: impl Stream<Item = Result<cri::Hint, cri::Error>> + Send + Unpin,
+) -> impl Stream<Item = Result<cri::Hint, cri::Error>> + Send + Unpin {
+    hints.flat_map_unordered(None, |hint| {
+        let again = match &hint {
+            Ok(cri::Hint::Ended(id)) => Some(id.clone()),
+            Ok(cri::Hint::Pod(_) | cri::Hint::Id(_)) | Err(_) => None,
+        };
+        let echoes = stream::iter(again).flat_map(|id| {
+            stream::iter(ECHOES).then(move |delay| {
+                let hint = cri::Hint::Ended(id.clone());
+                async move {
+                    tokio::time::sleep(delay).await;
+                    Ok(hint)
+                }
+            })
+        });
+        stream::iter([hint]).chain(echoes).boxed()
+    })
+}
+
 /// Pods whose glance changed, with the events that follow.
 fn compare(before: &Known, after: &Known) -> Vec<(PodUid, Vec<PodEvent>)> {
     let mut changes = Vec::new();
@@ -356,5 +387,40 @@ fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
         {
             sandbox.ips.clone_from(&old.ips);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hint_that_may_come_too_early_comes_again_and_holds_up_no_other() {
+        let hints = [
+            Ok(cri::Hint::Ended("ended".into())),
+            Ok(cri::Hint::Id("begun".into())),
+            Ok(cri::Hint::Pod(PodUid::new("told"))),
+        ];
+        let began = tokio::time::Instant::now();
+        let heard = with_echoes(stream::iter(hints)).map(|hint| {
+            let who = match hint {
+                Ok(cri::Hint::Id(id) | cri::Hint::Ended(id)) => id,
+                Ok(cri::Hint::Pod(uid)) => uid.to_string(),
+                Err(error) => panic!("{error}"),
+            };
+            (began.elapsed().as_millis(), who)
+        });
+        let mut heard: Vec<_> = heard.collect().await;
+        heard.sort();
+        let want = [
+            (0, "begun"),
+            (0, "ended"),
+            (0, "told"),
+            (100, "ended"),
+            (500, "ended"),
+            (2000, "ended"),
+        ];
+        assert_eq!(heard, want.map(|(at, who)| (at, who.to_owned())));
     }
 }

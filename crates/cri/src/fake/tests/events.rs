@@ -27,7 +27,7 @@ async fn heard(bed: &Bed, during: impl AsyncFnOnce()) -> Vec<Hint> {
 
 fn ids(hints: &[Hint]) -> Vec<&str> {
     let ids = hints.iter().map(|hint| match hint {
-        Hint::Id(id) => id.as_str(),
+        Hint::Id(id) | Hint::Ended(id) => id.as_str(),
         Hint::Pod(uid) => uid.as_str(),
     });
     ids.collect()

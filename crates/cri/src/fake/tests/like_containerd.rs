@@ -146,7 +146,7 @@ async fn listen(client: Client) -> (Duration, Vec<String>) {
     let mut ids = Vec::new();
     while let Ok(Some(Ok(hint))) = tokio::time::timeout(seconds(5), hints.next()).await {
         ids.push(match hint {
-            crate::Hint::Id(id) => id,
+            crate::Hint::Id(id) | crate::Hint::Ended(id) => id,
             crate::Hint::Pod(uid) => uid.to_string(),
         });
     }
