@@ -19,10 +19,12 @@ async fn kubectl_reads_follows_and_looks_back() {
     cluster.create(crashing).await;
     cluster.create(pod("talking", &["lines", "0", "--every", "100"])).await;
     cluster.until("talking", "ready", ready).await;
-    let restarted = |status: &serde_json::Value| {
-        status["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
+    // While it rests nothing of it changes under who reads.
+    let resting = |status: &serde_json::Value| {
+        let container = &status["containerStatuses"][0];
+        container["restartCount"].as_u64() >= Some(1)
+            && container["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     };
-    cluster.until("crashing", "a restart", restarted).await;
     for release in Release::ALL {
         let kubectl = cluster.kubectl(release);
         let logs = async |arguments: &[&str]| {
@@ -30,6 +32,7 @@ async fn kubectl_reads_follows_and_looks_back() {
                 ["-n", NAMESPACE, "logs"].iter().chain(arguments).copied().collect();
             run(kubectl.command(&all), b"").await
         };
+        cluster.until("crashing", "a rest after a restart", resting).await;
         let before = logs(&["--previous", "crashing"]).await;
         let mut lines: Vec<&str> = before.out.lines().collect();
         lines.sort_unstable();
