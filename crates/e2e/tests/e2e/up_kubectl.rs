@@ -219,6 +219,12 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     run(&["create", "configmap", "acknowledged", "--from-literal=a=b"]).await;
     let killed = agent(&bed, &node).await;
     bed.exec(&["kill", "-9", &killed.to_string()]).await.unwrap();
+    // It takes the kernel a moment to take it apart, and until then it runs.
+    let gone = async || {
+        let stat = std::fs::read_to_string(format!("/proc/{killed}/stat"));
+        Ok(stat.map_or(true, |stat| stat.contains(") Z ")))
+    };
+    wait::until_true("the killed agent to be gone", LIMIT, gone).await.unwrap();
     node.run(&["up"]).await.unwrap();
     assert_eq!(run(&["get", "cm", "acknowledged", "-o", "jsonpath={.data.a}"]).await, "b");
     run(&ready).await;
