@@ -8,9 +8,13 @@
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::document::Revision;
+use crate::registry::Resource;
 use crate::server::ApiServer;
+use crate::store::{HistoryError, Scope};
 
 mod binding;
 mod bootstrap;
@@ -37,6 +41,14 @@ impl ApiServer {
         );
     }
 
+    /// Whether anything of these kinds has changed; of what the log no longer tells it may have.
+    fn touched(&self, kinds: &[&'static Resource], since: Revision) -> bool {
+        kinds.iter().any(|kind| match self.store().history(&Scope::new(kind, None), since, 1) {
+            Ok(history) => !history.events.is_empty(),
+            Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,
+        })
+    }
+
     async fn expire_events(&self, stop: CancellationToken) {
         loop {
             tokio::select! { biased;
@@ -47,5 +59,19 @@ impl ApiServer {
                 tracing::warn!(%error, "cannot let old events go; trying again in a minute");
             }
         }
+    }
+}
+
+/// Waits until a controller should look again: the store changed, or something failed a while ago.
+/// False: it is told to stop.
+async fn next_look(
+    changes: &mut watch::Receiver<Revision>,
+    failed: bool,
+    stop: &CancellationToken,
+) -> bool {
+    tokio::select! { biased;
+        () = stop.cancelled() => false,
+        changed = changes.changed() => changed.is_ok(),
+        () = tokio::time::sleep(RETRY_AFTER), if failed => true,
     }
 }

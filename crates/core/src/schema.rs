@@ -54,6 +54,24 @@ impl Type {
             other => other,
         }
     }
+
+    /// The name of the struct that a value of this type is, or has at its leaves.
+    pub fn innermost_struct(&self) -> Option<&'static str> {
+        match self {
+            Self::Struct(name) => Some(name),
+            Self::Pointer(inner) | Self::List(inner) | Self::Map(inner) => inner.innermost_struct(),
+            Self::String(_)
+            | Self::Bool
+            | Self::Int32
+            | Self::Int64
+            | Self::Bytes
+            | Self::Quantity
+            | Self::Time
+            | Self::MicroTime
+            | Self::IntOrString
+            | Self::Any => None,
+        }
+    }
 }
 
 /// How a merge patch treats a list.
@@ -145,29 +163,11 @@ pub fn kind(group: &str, kind: &str) -> Option<&'static Struct> {
 mod tests {
     use super::*;
 
-    /// Every struct that a field of `ty` may hold.
-    fn structs_in(ty: &Type) -> Vec<&'static str> {
-        match ty {
-            Type::Struct(name) => vec![name],
-            Type::Pointer(inner) | Type::List(inner) | Type::Map(inner) => structs_in(inner),
-            Type::String(_)
-            | Type::Bool
-            | Type::Int32
-            | Type::Int64
-            | Type::Bytes
-            | Type::Quantity
-            | Type::Time
-            | Type::MicroTime
-            | Type::IntOrString
-            | Type::Any => vec![],
-        }
-    }
-
     #[test]
     fn every_struct_that_a_field_names_is_in_the_table() {
         for shape in STRUCTS.values() {
             for field in &shape.fields {
-                for name in structs_in(&field.ty) {
+                if let Some(name) = field.ty.innermost_struct() {
                     assert!(find(name).is_some(), "{}.{}: {name}", shape.name, field.name);
                 }
             }
@@ -182,7 +182,7 @@ mod tests {
                     let Type::List(element) = field.ty.target() else {
                         panic!("{}.{} is no list", shape.name, field.name)
                     };
-                    let name = structs_in(element)[0];
+                    let name = element.innermost_struct().unwrap();
                     assert!(find(name).unwrap().field(key).is_some(), "{}.{}", shape.name, key);
                 }
             }

@@ -68,7 +68,7 @@ const RUNTIME_RETRY: Duration = Duration::from_secs(2);
 pub async fn run(
     settings: &KubeletSettings,
     surroundings: Surroundings,
-    on_ready: impl FnOnce(&Arc<Server>) -> anyhow::Result<()>,
+    on_ready: impl FnOnce(&Arc<Server>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let health = health(&settings.configuration, stop.clone()).await?;
@@ -85,7 +85,7 @@ pub async fn run(
         None => None,
     };
     let answering = tokio::spawn(server.clone().run(serving));
-    on_ready(&server)?;
+    on_ready(&server);
     crate::service::ready();
     let trim = trim_heap_now_and_then();
     tokio::select! {

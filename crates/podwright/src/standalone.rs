@@ -76,11 +76,6 @@ impl Layout {
         self.state.join("kubeconfig")
     }
 
-    /// There while the node is ready.
-    pub fn ready(&self) -> PathBuf {
-        self.run().join("agent.ready")
-    }
-
     pub fn containerd(&self) -> PathBuf {
         self.state.join("containerd")
     }

@@ -25,10 +25,12 @@ use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::store::{HistoryError, Key, Scope, What};
 
-use super::RETRY_AFTER;
 use super::namespaces::named;
+use super::next_look;
 
 const SCHEDULER: &str = "default-scheduler";
+/// Whatever decides about a pod's place.
+const DECISIVE: [&Resource; 3] = [&PODS, &NODES, &PERSISTENT_VOLUME_CLAIMS];
 const BATCH: usize = 64;
 
 /// Pods without a node, and up to where the log has been read.
@@ -51,7 +53,7 @@ impl ApiServer {
         let mut waiting = Waiting::default();
         loop {
             let now = *changes.borrow_and_update();
-            let stirred = waiting.seen.is_none_or(|seen| self.stirred(seen));
+            let stirred = waiting.seen.is_none_or(|seen| self.touched(&DECISIVE, seen));
             let worked = match self.learn_waiting(&mut waiting, now) {
                 Ok(()) if stirred && !waiting.pods.is_empty() => self.bind_waiting(&waiting).await,
                 other => other,
@@ -60,22 +62,10 @@ impl ApiServer {
                 tracing::warn!(%error, "cannot bind pods to their node; trying again shortly");
                 waiting.seen = None;
             }
-            tokio::select! { biased;
-                () = stop.cancelled() => return,
-                changed = changes.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(RETRY_AFTER), if worked.is_err() => {}
+            if !next_look(&mut changes, worked.is_err(), &stop).await {
+                return;
             }
         }
-    }
-
-    /// Whether anything that decides about a pod's place has changed.
-    fn stirred(&self, since: Revision) -> bool {
-        [&PODS, &NODES, &PERSISTENT_VOLUME_CLAIMS].into_iter().any(|resource| {
-            match self.store().history(&Scope::new(resource, None), since, 1) {
-                Ok(history) => !history.events.is_empty(),
-                Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,
-            }
-        })
     }
 
     fn learn_waiting(&self, waiting: &mut Waiting, now: Revision) -> Result<(), ApiError> {

@@ -17,16 +17,18 @@ use tokio_util::sync::CancellationToken;
 use crate::document::Revision;
 use crate::object::Object;
 use crate::options::DeleteOptions;
-use crate::registry::{PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Verb};
+use crate::registry::{PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resource, Verb};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{HistoryError, Key, Scope};
+use crate::store::{Key, Scope};
 use crate::tree;
 
-use super::RETRY_AFTER;
 use super::namespaces::named;
+use super::next_look;
 
+/// Pods matter only while a volume waits to be reclaimed, and then they are few.
+const LOOKED_AT: [&Resource; 3] = [&PERSISTENT_VOLUME_CLAIMS, &PERSISTENT_VOLUMES, &PODS];
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const PROVISIONER: &str = "podwright";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -38,7 +40,7 @@ impl ApiServer {
         loop {
             let now = *changes.borrow_and_update();
             let mut failed = false;
-            if seen.is_none_or(|seen| self.claims_touched(seen)) {
+            if seen.is_none_or(|seen| self.touched(&LOOKED_AT, seen)) {
                 let outcome = async {
                     self.bind_claims().await?;
                     self.reclaim_volumes().await
@@ -51,22 +53,10 @@ impl ApiServer {
             if !failed {
                 seen = Some(now);
             }
-            tokio::select! { biased;
-                () = stop.cancelled() => return,
-                changed = changes.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(RETRY_AFTER), if failed => {}
+            if !next_look(&mut changes, failed, &stop).await {
+                return;
             }
         }
-    }
-
-    /// Pods matter only while a volume waits to be reclaimed, and then they are few.
-    fn claims_touched(&self, since: Revision) -> bool {
-        [&PERSISTENT_VOLUME_CLAIMS, &PERSISTENT_VOLUMES, &PODS].into_iter().any(|resource| {
-            match self.store().history(&Scope::new(resource, None), since, 1) {
-                Ok(history) => !history.events.is_empty(),
-                Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,
-            }
-        })
     }
 
     async fn bind_claims(&self) -> Result<(), ApiError> {

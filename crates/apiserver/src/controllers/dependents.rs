@@ -15,8 +15,8 @@ use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::store::{HistoryError, Key, Scope, What};
 
-use super::RETRY_AFTER;
 use super::namespaces::named;
+use super::next_look;
 
 /// How many events are looked at between two acts.
 const BATCH: usize = 64;
@@ -62,10 +62,8 @@ impl ApiServer {
                     true
                 }
             };
-            tokio::select! { biased;
-                () = stop.cancelled() => return,
-                changed = changes.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(RETRY_AFTER), if failed => {}
+            if !next_look(&mut changes, failed, &stop).await {
+                return;
             }
         }
     }

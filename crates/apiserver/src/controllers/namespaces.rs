@@ -12,11 +12,13 @@ use crate::registry::{
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{HistoryError, Key, Scope};
+use crate::store::{Key, Scope};
 use crate::strategy::NAMESPACE_FINALIZER;
 
-use super::RETRY_AFTER;
 use super::bootstrap::{ROOT_CA, contents};
+use super::next_look;
+
+const LOOKED_AT: [&Resource; 3] = [&NAMESPACES, &SERVICE_ACCOUNTS, &CONFIG_MAPS];
 
 impl ApiServer {
     pub(super) async fn tend_namespaces(&self, stop: CancellationToken) {
@@ -26,7 +28,7 @@ impl ApiServer {
         loop {
             let now = *changes.borrow_and_update();
             let mut failed = false;
-            if emptying || seen.is_none_or(|seen| self.touched(seen)) {
+            if emptying || seen.is_none_or(|seen| self.touched(&LOOKED_AT, seen)) {
                 match self.tend_all().await {
                     Ok(more) => emptying = more,
                     Err(error) => {
@@ -38,22 +40,10 @@ impl ApiServer {
             if !failed {
                 seen = Some(now);
             }
-            tokio::select! { biased;
-                () = stop.cancelled() => return,
-                changed = changes.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(RETRY_AFTER), if failed => {}
+            if !next_look(&mut changes, failed, &stop).await {
+                return;
             }
         }
-    }
-
-    /// Whether anything that this controller looks at has changed.
-    fn touched(&self, since: Revision) -> bool {
-        [&NAMESPACES, &SERVICE_ACCOUNTS, &CONFIG_MAPS].into_iter().any(|resource| {
-            match self.store().history(&Scope::new(resource, None), since, 1) {
-                Ok(history) => !history.events.is_empty(),
-                Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,
-            }
-        })
     }
 
     /// Says whether a namespace is still being emptied.

@@ -31,7 +31,9 @@ pub(super) fn of(resources: impl Iterator<Item = &'static Resource>, form: Form)
         while let Some(shape) = waiting.pop() {
             if seen.insert(shape.name) {
                 all.insert(name_of(shape), definition(shape, form));
-                waiting.extend(shown(shape).filter_map(|field| element(&field.ty)));
+                waiting.extend(
+                    shown(shape).filter_map(|field| schema::find(field.ty.innermost_struct()?)),
+                );
             }
         }
         if let Some(kind) = all.get_mut(&name_of(shape)) {
@@ -95,24 +97,6 @@ fn name_of(shape: &Struct) -> String {
 
 fn shown(shape: &'static Struct) -> impl Iterator<Item = &'static Field> {
     shape.fields.iter().filter(|field| field.side != Side::Internal)
-}
-
-/// The struct that a field holds, however deep.
-fn element(ty: &Type) -> Option<&'static Struct> {
-    match ty {
-        Type::Struct(name) => schema::find(name),
-        Type::Pointer(inner) | Type::List(inner) | Type::Map(inner) => element(inner),
-        Type::String(_)
-        | Type::Bool
-        | Type::Int32
-        | Type::Int64
-        | Type::Bytes
-        | Type::Quantity
-        | Type::Time
-        | Type::MicroTime
-        | Type::IntOrString
-        | Type::Any => None,
-    }
 }
 
 fn definition(shape: &'static Struct, form: Form) -> Value {

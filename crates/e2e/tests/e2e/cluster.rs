@@ -65,10 +65,19 @@ impl Cluster {
         let pods = self.pods();
         let look = async || {
             let pod = pods.get(name).await?;
-            let status = serde_json::to_value(&pod.status)?;
-            Ok(asked(&status).then_some(pod))
+            Ok(asked(&status(&pod)).then_some(pod))
         };
         wait::until(format!("{name}: {what}"), LIMIT, look).await.unwrap()
+    }
+
+    /// Waits until so many pods are ready.
+    pub(crate) async fn until_all_ready(&self, count: usize) {
+        let pods = self.pods();
+        let all = async || {
+            let list = pods.list(&ListParams::default()).await?;
+            Ok(list.items.iter().filter(|pod| ready(&status(pod))).count() == count)
+        };
+        wait::until_true(format!("{count} pods to be ready"), LIMIT * 2, all).await.unwrap();
     }
 
     pub(crate) async fn until_gone(&self, name: &str) {
@@ -116,6 +125,11 @@ pub(crate) fn pod(name: &str, args: &[&str]) -> Value {
             }],
         },
     })
+}
+
+/// A pod's status, as JSON.
+pub(crate) fn status(pod: &Pod) -> Value {
+    serde_json::to_value(&pod.status).unwrap()
 }
 
 /// Whether a status, as JSON, says Ready.

@@ -18,15 +18,11 @@ use podwright_e2e::wait;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::cluster::{Cluster, LIMIT, pod, ready};
+use crate::cluster::{Cluster, LIMIT, pod, ready, status};
 use crate::privilege::needs_root;
 
 fn long() -> bool {
     std::env::var_os("PODWRIGHT_LONG").is_some()
-}
-
-fn status(pod: &Pod) -> Value {
-    serde_json::to_value(&pod.status).unwrap()
 }
 
 /// Of each pod whose name begins so: its container, how often that was restarted, whether it is
@@ -56,12 +52,7 @@ async fn steady(cluster: &Cluster, count: usize) {
         container["livenessProbe"] = page;
         cluster.create(steady).await;
     }
-    let pods = cluster.pods();
-    let all = async || {
-        let list = pods.list(&ListParams::default()).await?;
-        Ok(list.items.iter().filter(|pod| ready(&status(pod))).count() == count)
-    };
-    wait::until_true(format!("{count} pods to be ready"), LIMIT * 2, all).await.unwrap();
+    cluster.until_all_ready(count).await;
 }
 
 /// Notes every steady pod that is ever seen not ready from now on.

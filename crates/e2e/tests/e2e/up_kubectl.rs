@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
+use podwright_e2e::bench::usage::Memory;
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::wait;
 use serde_json::{Value, json};
@@ -42,16 +43,6 @@ fn pid(text: &str) -> u32 {
 pub(crate) async fn agent(bed: &Bed, node: &Standalone<'_>) -> u32 {
     let pattern = format!("up --foreground --state-dir {}", node.state);
     pid(&bed.exec(&["pgrep", "--full", "--", &pattern]).await.unwrap())
-}
-
-/// Resident and anonymous memory in kilobytes.
-fn memory(pid: u32) -> (u64, u64) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        line.split_whitespace().next().unwrap().parse().unwrap()
-    };
-    (field("VmRSS:"), field("RssAnon:"))
 }
 
 async fn objects(kubectl: &Kubectl, suffix: &str) {
@@ -169,8 +160,6 @@ async fn kubectl_of_every_age_reads_and_writes_objects() {
         kubectl.run(&["delete", "namespace", suffix]).await.unwrap();
         assert!(kubectl.run(&["get", "namespace", suffix]).await.is_err());
     }
-    let (resident, anonymous) = memory(agent(&bed, &node).await);
-    println!("up without pods: {resident} kB resident, {anonymous} kB anonymous");
     node.run(&["down"]).await.unwrap();
     bed.close().unwrap();
 }
@@ -219,12 +208,6 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     run(&["create", "configmap", "acknowledged", "--from-literal=a=b"]).await;
     let killed = agent(&bed, &node).await;
     bed.exec(&["kill", "-9", &killed.to_string()]).await.unwrap();
-    // It takes the kernel a moment to take it apart, and until then it runs.
-    let gone = async || {
-        let stat = std::fs::read_to_string(format!("/proc/{killed}/stat"));
-        Ok(stat.map_or(true, |stat| stat.contains(") Z ")))
-    };
-    wait::until_true("the killed agent to be gone", LIMIT, gone).await.unwrap();
     node.run(&["up"]).await.unwrap();
     assert_eq!(run(&["get", "cm", "acknowledged", "-o", "jsonpath={.data.a}"]).await, "b");
     run(&ready).await;
@@ -272,14 +255,14 @@ async fn time_to_the_first_pod_and_memory_of_the_whole_process_are_printed() {
     let many = if std::env::var_os("PODWRIGHT_LONG").is_some() { 110 } else { 10 };
     let manifests: Vec<String> =
         (0..many).map(|number| server(&format!("pod-{number}"), &json!({}))).collect();
-    let (before, before_anonymous) = memory(agent(&bed, &node).await);
+    let before = Memory::of(agent(&bed, &node).await).unwrap();
     kubectl.run_with(&["apply", "-f", "-"], &manifests.join("\n")).await.unwrap();
     let wait = ["wait", "--for=condition=Ready", "pod", "--all", "--timeout=300s"];
     kubectl.run(&wait).await.unwrap();
-    let (after, after_anonymous) = memory(agent(&bed, &node).await);
+    let after = Memory::of(agent(&bed, &node).await).unwrap();
     println!(
-        "up: {before} kB with no pods ({before_anonymous} anonymous), {after} kB with {many} \
-         ({after_anonymous} anonymous)"
+        "up: {:.1} MB with no pods ({:.1} anonymous), {:.1} MB with {many} ({:.1} anonymous)",
+        before.resident, before.anonymous, after.resident, after.anonymous
     );
     node.run(&["down"]).await.unwrap();
     drop(kubectl);

@@ -13,12 +13,8 @@ use podwright_e2e::wait;
 use podwright_proto::cri::Container;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready, status};
 use crate::privilege::needs_root;
-
-fn status(pod: &Pod) -> Value {
-    serde_json::to_value(&pod.status).unwrap()
-}
 
 /// The instance of each pod's container and how often it was restarted, by the pod's name.
 async fn instances(cluster: &Cluster) -> BTreeMap<String, (Option<String>, i32)> {
@@ -30,15 +26,6 @@ async fn instances(cluster: &Cluster) -> BTreeMap<String, (Option<String>, i32)>
     list.items.into_iter().filter_map(instance).collect()
 }
 
-async fn until_all_ready(cluster: &Cluster, count: usize) {
-    let pods = cluster.pods();
-    let all = async || {
-        let list = pods.list(&ListParams::default()).await?;
-        Ok(list.items.iter().filter(|pod| ready(&status(pod))).count() == count)
-    };
-    wait::until_true(format!("{count} pods to be ready"), LIMIT, all).await.unwrap();
-}
-
 #[tokio::test]
 async fn pods_do_not_notice_that_containerd_and_the_agent_die() {
     needs_root!();
@@ -47,7 +34,7 @@ async fn pods_do_not_notice_that_containerd_and_the_agent_die() {
     for number in 0..count {
         cluster.create(pod(&format!("pod-{number}"), &["serve"])).await;
     }
-    until_all_ready(&cluster, count).await;
+    cluster.until_all_ready(count).await;
     let before = instances(&cluster).await;
     let version = cluster.pods().list(&ListParams::default()).await.unwrap().metadata;
     let version = version.resource_version.unwrap();
@@ -87,7 +74,7 @@ async fn node_that_lost_power_starts_what_should_run_and_fails_what_ran_once() {
     let mut once = pod("once", &["serve"]);
     once["spec"]["restartPolicy"] = json!("Never");
     cluster.create(once).await;
-    until_all_ready(&cluster, 2).await;
+    cluster.until_all_ready(2).await;
 
     cluster.agent.kill().await.unwrap();
     cluster.bed.containerd().kill().await.unwrap();
@@ -175,7 +162,7 @@ async fn row_45_pod_deleted_while_the_api_is_away_stops_and_is_gone_when_it_retu
     slow["spec"]["terminationGracePeriodSeconds"] = json!(3);
     cluster.create(slow).await;
     cluster.create(pod("dies", &["serve"])).await;
-    until_all_ready(&cluster, 2).await;
+    cluster.until_all_ready(2).await;
     let cri = cluster.bed.cri().await.unwrap();
     let before = instances(&cluster).await;
 

@@ -25,7 +25,7 @@ pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
         };
         let log_links = log_links(&settings.configuration.pod_logs_dir);
         let surroundings = Surroundings { log_links, alone: false, api };
-        agent::run(settings, surroundings, |_| Ok(()), stop).await
+        agent::run(settings, surroundings, |_| {}, stop).await
     })
 }
 

@@ -3,7 +3,7 @@
 //! Pods are told by the runtime, which knows of them even when the agent is down; what they were
 //! promised is told by the API server, if it answers.
 
-mod node;
+pub(super) mod node;
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -13,12 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use k8s_openapi::api::core::v1::Node;
-use kube::runtime::wait::await_condition;
 use podwright_node::server::Server;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::status::node;
 use crate::agent::{self, Surroundings};
 use crate::cli::UpArgs;
 use crate::config::flags::Flags;
@@ -32,7 +31,7 @@ use crate::standalone::{Layout, Record, log, teardown};
 use crate::{logging, service};
 
 const AGENT_PATIENCE: Duration = Duration::from_secs(30);
-const RETRY: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Starts the node.
 pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
@@ -74,38 +73,12 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     // The agent goes first: until it has ended it has things to say to the API server.
     let api_stop = CancellationToken::new();
     let serving = tokio::spawn(api.run(api_stop.clone()));
-    let told = layout.ready();
-    let name = settings.node_name.clone();
-    let on_ready = |server: &Arc<Server>| {
-        streams.open(server.clone());
-        tokio::spawn(async move {
-            until_ready(clients.main, &name).await;
-            if let Err(error) = std::fs::write(&told, "") {
-                tracing::warn!(%error, "cannot say that the node is ready");
-            }
-        });
-        Ok(())
-    };
+    let on_ready = |server: &Arc<Server>| streams.open(server.clone());
     let outcome = agent::run(&settings, surroundings, on_ready, stop).await;
     api_stop.cancel();
     let _ = serving.await;
-    let _ = std::fs::remove_file(layout.ready());
     me.forget();
     outcome
-}
-
-/// Waits until the node says of itself that it is ready. An API server in this process answers.
-async fn until_ready(client: kube::Client, name: &str) {
-    let nodes: kube::Api<Node> = kube::Api::all(client);
-    let ready = |node: Option<&Node>| {
-        let status = node.and_then(|node| node.status.as_ref());
-        let conditions = status.and_then(|status| status.conditions.as_ref());
-        conditions.into_iter().flatten().any(|each| each.type_ == "Ready" && each.status == "True")
-    };
-    while let Err(error) = await_condition(nodes.clone(), name, ready).await {
-        tracing::debug!(%error, "cannot follow the node; trying again");
-        tokio::time::sleep(RETRY).await;
-    }
 }
 
 /// If nobody reads it, nobody misses it.
@@ -116,10 +89,13 @@ fn say(text: &str) {
 /// Prepares, starts the agent behind us, and says how to go on.
 async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let Prepared { settings, .. } = prepare(layout, arguments, &say).await?;
-    if teardown::agent(layout).running()?.is_some() {
+    if is_ready(layout).await? {
         say("agent: runs already");
     } else {
         start_agent(layout, arguments)?;
+        if !is_ready(layout).await? {
+            anyhow::bail!("the agent ended: {}", last_line(&layout.agent_log()));
+        }
         say(&format!("agent: started, log in {}", layout.agent_log().display()));
     }
     say(&format!("node {} is Ready", settings.node_name));
@@ -249,26 +225,28 @@ fn start_agent(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
         command.arg("--no-pod-api");
     }
     command.arg("--log-file").arg(layout.agent_log());
-    // Left by an agent that was killed: it says nothing about the one we start.
-    let _ = std::fs::remove_file(layout.ready());
-    let agent = teardown::agent(layout);
-    agent.start(&mut command, &layout.agent_log())?;
-    wait_until_ready(layout)
+    teardown::agent(layout).start(&mut command, &layout.agent_log())?;
+    Ok(())
 }
 
-fn wait_until_ready(layout: &Layout) -> anyhow::Result<()> {
-    let (agent, log) = (teardown::agent(layout), layout.agent_log());
+/// Waits until the agent's own API server says that the node is ready; false if there is no agent.
+///
+/// That it is in the process table is not enough: one that was just killed still is, for a moment.
+async fn is_ready(layout: &Layout) -> anyhow::Result<bool> {
+    let agent = teardown::agent(layout);
     let deadline = Instant::now() + AGENT_PATIENCE;
-    while Instant::now() < deadline {
-        if layout.ready().exists() {
-            return Ok(());
+    while agent.running()?.is_some() {
+        let seen = node::look(&layout.kubeconfig()).await;
+        if seen.is_some_and(|node| node.ready) {
+            return Ok(true);
         }
-        if agent.running()?.is_none() {
-            anyhow::bail!("the agent ended: {}", last_line(&log));
+        if Instant::now() >= deadline {
+            let log = layout.agent_log();
+            anyhow::bail!("the node is not ready after 30 s; the agent's log is {}", log.display());
         }
-        std::thread::sleep(Duration::from_millis(20));
+        tokio::time::sleep(POLL).await;
     }
-    anyhow::bail!("the agent is not ready after 30 s; its log is {}", log.display())
+    Ok(false)
 }
 
 fn last_line(log: &Path) -> String {

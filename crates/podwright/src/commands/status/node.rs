@@ -17,9 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct NodeLine {
+pub(in crate::commands) struct NodeLine {
     name: String,
-    ready: bool,
+    pub(in crate::commands) ready: bool,
     cpu: Share,
     memory: Share,
     /// Pods that wait for room, or for something else.
@@ -34,7 +34,7 @@ pub(super) struct Share {
 }
 
 /// Asks the API server; `None` if it cannot be asked.
-pub(super) async fn look(kubeconfig: &Path) -> Option<NodeLine> {
+pub(in crate::commands) async fn look(kubeconfig: &Path) -> Option<NodeLine> {
     tokio::time::timeout(PATIENCE, ask(kubeconfig)).await.ok()?.ok()?
 }
 
