@@ -19,6 +19,16 @@ macro_rules! needs_root {
 }
 pub(crate) use needs_root;
 
+/// Leaves the test where there is no VM: `testbed/provide` has one for amd64 only.
+macro_rules! needs_vm {
+    () => {
+        if !cfg!(target_arch = "x86_64") {
+            return crate::privilege::skipped("the VM is amd64 only");
+        }
+    };
+}
+pub(crate) use needs_vm;
+
 /// Leaves the test when the API server of the bed is older than 1.`minor`.
 #[allow(unused_macros, reason = "for whichever case needs a field that 1.20 drops")]
 macro_rules! needs_server {

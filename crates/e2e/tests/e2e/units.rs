@@ -6,11 +6,12 @@ use podwright_e2e::images;
 use podwright_e2e::tools;
 use podwright_e2e::vm::Vm;
 
-use crate::privilege::needs_root;
+use crate::privilege::{needs_root, needs_vm};
 
 #[tokio::test]
 async fn units_report_ready_feed_the_watchdog_and_leave_containers_alone() {
     needs_root!();
+    needs_vm!();
     let archives = images::archives().unwrap();
     let mut names = archives.iter().flat_map(|archive| &archive.names);
     let pause = names.find(|name| name.contains("/pause:")).unwrap();

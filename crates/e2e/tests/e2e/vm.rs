@@ -2,7 +2,7 @@
 
 use podwright_e2e::vm::Vm;
 
-use crate::privilege::needs_root;
+use crate::privilege::{needs_root, needs_vm};
 
 const SCRIPT: &str = r#"#!/bin/sh
 if [ ! -e /var/lib/seen ]; then
@@ -23,6 +23,7 @@ exit 3
 #[tokio::test]
 async fn vm_has_systemd_and_cgroup_v2_and_survives_a_reboot() {
     needs_root!();
+    needs_vm!();
     let greeting = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(greeting.path(), "good morning\n").unwrap();
     let vm = Vm::new(SCRIPT).file("below/greeting", greeting.path());
