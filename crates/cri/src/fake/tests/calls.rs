@@ -22,6 +22,18 @@ async fn the_runtime_says_who_it_is_and_how_it_feels() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_that_is_too_long_is_refused() {
+    let Bed { fake: _fake, client } = bed();
+    for pod in ["one", "two"] {
+        let mut config = sandbox_config(pod, 0);
+        config.annotations.insert("long".into(), "x".repeat(9 << 20));
+        client.run_sandbox(config, "").await.unwrap();
+        let listed = client.list_sandboxes(None).await;
+        assert_eq!(listed.is_ok(), pod == "one", "16 MiB are the limit");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_old_runtime_lacks_what_a_new_one_has() {
     let old = bed();
     assert_eq!(old.client.cgroup_driver().await.unwrap(), None);
