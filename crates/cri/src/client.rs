@@ -309,6 +309,15 @@ impl Client {
         convert::sandbox(&status)
     }
 
+    /// What the runtime tells of a sandbox beyond the protocol, in its own form.
+    pub async fn sandbox_info(&self, id: &SandboxId) -> Result<BTreeMap<String, String>, Error> {
+        let mut client = self.runtime.clone();
+        let request =
+            cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: true };
+        let call = client.pod_sandbox_status(self.within(request, self.timeouts.call));
+        Ok(self.run("podsandbox_status", "PodSandboxStatus", id.as_str(), call).await?.info)
+    }
+
     pub async fn container_status(
         &self,
         id: &ContainerId,

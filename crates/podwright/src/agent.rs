@@ -26,8 +26,8 @@ use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
 use podwright_host::files::Root;
 use podwright_host::machine::{self, Machine};
+use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
-use podwright_host::{mounts, sysctl};
 use podwright_node::heartbeat::addresses;
 use podwright_node::node::{Config, Node, Presence, World};
 use podwright_node::server::Server;
@@ -450,10 +450,4 @@ async fn trim_heap_now_and_then() {
         tokio::time::sleep(EVERY).await;
         process::trim_heap();
     }
-}
-
-/// `net.ipv4.ip_forward` as it is.
-pub fn ip_forward() -> anyhow::Result<String> {
-    let sysctls = sysctl::Sysctls::at("/proc/sys")?;
-    Ok(sysctls.read("net.ipv4.ip_forward")?)
 }

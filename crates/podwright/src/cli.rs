@@ -93,7 +93,8 @@ pub struct ManArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct UpArgs {
-    /// Folder for everything that must survive a restart
+    /// Folder for everything that must survive a restart; flags of an earlier `up` hold until
+    /// `podwright down`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     /// Use this runtime instead of starting a private containerd
@@ -105,9 +106,10 @@ pub struct UpArgs {
     /// Port of the API server; without it, 6443 or, if that is taken, a free one
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub api_port: Option<u16>,
-    /// Keep the API server from pods: serve it on loopback only
-    #[arg(long)]
-    pub no_pod_api: bool,
+    /// Keep the API server from pods: serve it on loopback only; `=false` lets them in again
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub no_pod_api: Option<bool>,
     /// Stay in the foreground, as a service manager wants it
     #[arg(long)]
     pub foreground: bool,
@@ -191,6 +193,9 @@ pub enum ImagesCommand {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Exits with 0 if nothing fails, with 1 otherwise.")]
 pub struct DoctorArgs {
+    /// Folder that was given to `podwright up`, if a node runs there
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
     /// Runtime that must be there; without it, the usual one is looked for
     #[arg(long, value_name = "ENDPOINT", value_hint = ValueHint::FilePath)]
     pub container_runtime_endpoint: Option<String>,

@@ -5,23 +5,34 @@
 //! and `down` takes away exactly what `up` made. What must be known for that is written into
 //! [`Layout::record`] *before* it is made, so that a killed `up` can be cleaned up as well.
 
+pub mod agent;
 pub mod api;
 pub mod containerd;
 pub mod daemon;
+pub mod filter;
 pub mod kubeconfig;
 pub mod log;
 pub mod network;
+pub mod pods;
 pub mod resolver;
+pub mod runtime;
+pub mod shared;
 pub mod streams;
+pub mod sweep;
 pub mod teardown;
+pub mod wishes;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use network::Network;
+use wishes::Wishes;
+
+/// Where each node of the machine has a folder for what does not outlive a reboot.
+const RUN: &str = "/run/podwright";
 
 /// The cgroup below which all pods of this node live.
 pub const CGROUP_ROOT: &str = "/podwright";
@@ -88,7 +99,12 @@ impl Layout {
     ///
     /// A socket's path has room for 108 bytes, so it cannot live below a deep state folder.
     pub fn run(&self) -> PathBuf {
-        Path::new("/run/podwright").join(self.instance())
+        Path::new(RUN).join(self.instance())
+    }
+
+    /// What the private containerd keeps as long as it has sandboxes.
+    pub fn runtime_state(&self) -> PathBuf {
+        self.run().join("containerd")
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -96,7 +112,7 @@ impl Layout {
     }
 
     /// Tells nodes with different state folders apart.
-    fn instance(&self) -> String {
+    pub fn instance(&self) -> String {
         let fnv = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         let path = self.state.as_os_str().as_encoded_bytes();
         format!("{:08x}", path.iter().fold(0x811c_9dc5, fnv))
@@ -153,8 +169,8 @@ impl Layout {
         let path = self.record_path();
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).context(format!("cannot read {}", path.display())),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error, &path)),
         };
         let record = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged; move it away to start afresh", path.display())
@@ -168,10 +184,20 @@ impl Layout {
 
     pub fn forget_record(&self) -> anyhow::Result<()> {
         match std::fs::remove_file(self.record_path()) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
             Ok(()) | Err(_) => Ok(()),
         }
     }
+}
+
+/// A file that is there and cannot be read. Not being allowed to look is not the same as seeing
+/// that nothing is there.
+fn unreadable(error: std::io::Error, path: &Path) -> anyhow::Error {
+    let way_out = match error.kind() {
+        ErrorKind::PermissionDenied => ": only root may look; try sudo",
+        _ => "",
+    };
+    anyhow::Error::new(error).context(format!("cannot read {}{way_out}", path.display()))
 }
 
 /// Writes a file that only its owner can read, whole or not at all.
@@ -187,15 +213,11 @@ pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What `up` made or changed outside of its folders.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What `up` made outside of its folders, and what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub network: Network,
     pub cgroup_root: String,
-    /// `net.ipv4.ip_forward` as it was.
-    pub ip_forward: String,
-    /// Chains of the network plugins that were there before us.
-    pub chains: Vec<String>,
-    /// The runtime is ours to stop.
-    pub private_runtime: bool,
+    #[serde(default)]
+    pub wishes: Wishes,
 }

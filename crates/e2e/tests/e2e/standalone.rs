@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
@@ -37,9 +38,45 @@ impl<'a> Standalone<'a> {
 
     /// What tells this node from others in the names of its cgroups and folders, once it is up.
     fn instance(&self) -> String {
-        let made = fs::read_to_string(Path::new(&self.state).join("made.json")).unwrap();
-        let made: Value = serde_json::from_str(&made).unwrap();
+        let made = json_of(&Path::new(&self.state).join("made.json"));
         made["cgroup_root"].as_str().and_then(|name| name.split('-').next_back()).unwrap().into()
+    }
+
+    /// Where its pid files and sockets are, once it is up.
+    fn run_folder(&self) -> PathBuf {
+        Path::new("/run/podwright").join(self.instance())
+    }
+
+    /// The process of its agent or of its containerd.
+    pub(crate) fn pid(&self, of: &str) -> String {
+        json_of(&self.run_folder().join(format!("{of}.pid")))["pid"].to_string()
+    }
+
+    /// The sockets of its shims, which bear no name that tells whose they are.
+    fn shim_sockets(&self) -> Vec<PathBuf> {
+        let tasks = self.run_folder().join("containerd/io.containerd.runtime.v2.task/k8s.io");
+        let bundles = fs::read_dir(tasks).into_iter().flatten().flatten();
+        let told = bundles.filter_map(|it| fs::read_to_string(it.path().join("address")).ok());
+        told.map(|address| PathBuf::from(address.trim_start_matches("unix://"))).collect()
+    }
+
+    fn put_manifest(&self, pod: &Value) {
+        let name = format!("{}.yaml", pod["metadata"]["name"].as_str().unwrap());
+        fs::write(Path::new(&self.state).join("manifests").join(name), pod.to_string()).unwrap();
+    }
+
+    /// The address of its pod, when that answers.
+    async fn address_of_pod(&self) -> String {
+        let address = async || {
+            let pods = self.pods().await;
+            let up = pods.iter().find(|pod| pod["running"] == 1);
+            Ok(up.and_then(|pod| pod["ip"].as_str()).map(str::to_owned))
+        };
+        let ip = wait::until("the pod to run", LIMIT, address).await.unwrap();
+        let page = format!("http://{ip}:8080/");
+        let answers = async || Ok(self.bed.http_get(&page).await.is_ok());
+        wait::until_true("the pod to answer", LIMIT, answers).await.unwrap();
+        ip
     }
 
     pub(crate) async fn pods(&self) -> Vec<Value> {
@@ -58,6 +95,22 @@ impl<'a> Standalone<'a> {
         command.extend(load);
         self.bed.exec(&command).await.unwrap();
     }
+}
+
+fn json_of(file: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
+}
+
+/// A pod that serves a page, also at a port of the machine.
+fn web(host_port: u16) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "hello" },
+        "spec": { "terminationGracePeriodSeconds": 2, "containers": [{
+            "name": "web", "image": "localhost/podwright/test:latest",
+            "imagePullPolicy": "Never", "args": ["serve", "--http", "8080"],
+            "ports": [{ "containerPort": 8080, "hostPort": host_port }],
+        }] },
+    })
 }
 
 /// What of the machine and of the bed's network a node could leave changed.
@@ -106,37 +159,195 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     node.run(&["up"]).await.unwrap();
     let instance = node.instance();
     node.load_test_image().await;
-    let manifest = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "hello" },
-        "spec": { "terminationGracePeriodSeconds": 2, "containers": [{
-            "name": "web", "image": "localhost/podwright/test:latest",
-            "imagePullPolicy": "Never", "args": ["serve", "--http", "8080"],
-            "ports": [{ "containerPort": 8080, "hostPort": 18080 }],
-        }] },
-    });
-    let file = Path::new(&node.state).join("manifests/hello.yaml");
-    fs::write(&file, manifest.to_string()).unwrap();
-    let address = async || {
-        let pods = node.pods().await;
-        let up = pods.iter().find(|pod| pod["running"] == 1);
-        Ok(up.and_then(|pod| pod["ip"].as_str()).map(str::to_owned))
-    };
-    let ip = wait::until("the pod to run", LIMIT, address).await.unwrap();
-    let page = format!("http://{ip}:8080/");
-    let answers = async || Ok(bed.http_get(&page).await.is_ok());
-    wait::until_true("the pod to answer", LIMIT, answers).await.unwrap();
+    node.put_manifest(&web(18080));
+    node.address_of_pod().await;
 
     let again = node.run(&["up"]).await.unwrap();
-    assert!(again.contains("containerd") && again.contains("runs already"), "{again}");
+    assert!(again.contains("containerd") && again.contains("agent: runs already"), "{again}");
     let uid = node.pods().await[0]["uid"].clone();
     assert_eq!(node.pods().await[0]["restarts"], 0);
+    let examined = bed.command(&node.program).args(["doctor", "--state-dir", &node.state]).output();
+    let examined = String::from_utf8(examined.unwrap().stdout).unwrap();
+    assert!(examined.contains("runs and is Ready"), "{examined}");
 
+    let sockets = node.shim_sockets();
+    assert!(!sockets.is_empty());
     node.run(&["down"]).await.unwrap();
     before.assert_same(&Traces::take(&bed).await, &[bed.id(), &instance]);
+    assert!(!sockets.iter().any(|socket| socket.exists()), "{sockets:?}");
 
     node.run(&["up"]).await.unwrap();
-    wait::until("the pod to come back with its data", LIMIT, address).await.unwrap();
+    node.address_of_pod().await;
     assert_eq!(node.pods().await[0]["uid"], uid, "the same manifest is the same pod");
+
+    // killed, containerd takes nothing down itself: network namespaces, links, shims, sockets
+    let (socket, sockets) = (node.run_folder().join("containerd.sock"), node.shim_sockets());
+    bed.exec(&["kill", "-9", &node.pid("containerd")]).await.unwrap();
+    bed.exec(&["kill", "-9", &node.pid("agent")]).await.unwrap();
+    node.run(&["down"]).await.unwrap();
+    before.assert_same(&Traces::take(&bed).await, &[bed.id(), &instance]);
+    assert!(!sockets.iter().any(|socket| socket.exists()), "{sockets:?}");
+    let shims = bed.exec(&["pgrep", "--full", "--", socket.to_str().unwrap()]).await;
+    assert!(shims.is_err(), "{shims:?}");
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_network() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let forward = "/proc/sys/net/ipv4/ip_forward";
+    bed.exec(&["sh", "-c", &format!("echo 0 >{forward}")]).await.unwrap();
+    // as a kubelet with plugins of its own would have it
+    let foreign = ["-t", "nat", "-N", "CNI-0123456789abcdef"];
+    let entry = [
+        "-t",
+        "nat",
+        "-A",
+        "POSTROUTING",
+        "-s",
+        "10.9.9.9",
+        "-m",
+        "comment",
+        "--comment",
+        "name: \"cbr0\" id: \"x\"",
+        "-j",
+        "CNI-0123456789abcdef",
+    ];
+    let before = Traces::take(&bed).await;
+    let (one, other) = (Standalone::new(&bed, "one"), Standalone::new(&bed, "other"));
+    for (node, port) in [(&one, 18080), (&other, 18081)] {
+        node.run(&["up"]).await.unwrap();
+        node.load_test_image().await;
+        node.put_manifest(&web(port));
+        node.address_of_pod().await;
+    }
+    for command in [&foreign[..], &entry[..]] {
+        bed.exec(&[&["iptables"], command].concat()).await.unwrap();
+    }
+    let (first, second) = (one.instance(), other.instance());
+    let of_the_other = async || {
+        let rules = bed.exec(&["iptables-save"]).await.unwrap();
+        rules.lines().filter(|line| line.contains(&second)).count()
+    };
+    let rules = of_the_other().await;
+
+    let said = one.run(&["down"]).await.unwrap();
+    assert!(said.contains("ip_forward") && said.contains("stay"), "{said}");
+    assert_eq!(of_the_other().await, rules);
+    assert_eq!(bed.exec(&["cat", forward]).await.unwrap().trim(), "1");
+    let page = async || Ok(bed.http_get("http://10.99.0.10:18081/").await.is_ok());
+    wait::until_true("the page of the other node", LIMIT, page).await.unwrap();
+    let left = bed.exec(&["iptables-save"]).await.unwrap();
+    assert!(!left.contains(&first), "{left}");
+
+    other.run(&["down"]).await.unwrap();
+    let left = bed.exec(&["iptables-save", "-t", "nat"]).await.unwrap();
+    assert!(left.contains("cbr0"), "{left}");
+    for (action, end) in [("-D", &entry[3..]), ("-X", &foreign[3..])] {
+        bed.exec(&[&["iptables", "-t", "nat", action], end].concat()).await.unwrap();
+    }
+    before.assert_same(&Traces::take(&bed).await, &[bed.id(), &first, &second]);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "up");
+    let before = Traces::take(&bed).await;
+
+    // a runtime that nobody serves is named before anything is made
+    let nobody = format!("unix://{}", bed.path("nobody.sock").display());
+    let refused = node.run(&["up", "--container-runtime-endpoint", &nobody]).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("nobody.sock"), "{refused:#}");
+    assert!(!Path::new(&node.state).join("made.json").exists());
+
+    // so is one with the pods of another node
+    let cri = bed.cri().await.unwrap();
+    let mut config = cri.sandbox("neighbour");
+    let label = |end: &str, value: &str| (format!("io.kubernetes.pod.{end}"), value.to_owned());
+    config.labels = [label("uid", "u"), label("name", "neighbour"), label("namespace", "n")].into();
+    let neighbour = cri.run_sandbox(config).await.unwrap();
+    let endpoint = bed.containerd().endpoint();
+    let up = ["up", "--container-runtime-endpoint", &endpoint];
+    let refused = node.run(&up).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("another node"), "{refused:#}");
+    cri.remove_sandbox(&neighbour).await.unwrap();
+
+    node.run(&up).await.unwrap();
+    let instance = node.instance();
+    node.put_manifest(&web(18080));
+    node.address_of_pod().await;
+    let other = node.run(&["up", "--container-runtime-endpoint", &nobody]).await.unwrap_err();
+    assert!(format!("{other:#}").contains("podwright down"), "{other:#}");
+    let bare = cri.run_sandbox(cri.sandbox("bare")).await.unwrap();
+    let said = node.run(&["down"]).await.unwrap();
+    assert!(said.contains("1 pods stopped"), "{said}");
+    let left: Vec<String> = cri.sandboxes().await.unwrap().into_iter().map(|it| it.id).collect();
+    assert_eq!(left, std::slice::from_ref(&bare), "what is not the node's own stays");
+    cri.remove_sandbox(&bare).await.unwrap();
+    let after = Traces::take(&bed).await;
+    let Difference { added, .. } = before.machine.difference(&after.machine);
+    let ours: Vec<_> = added.iter().filter(|line| line.contains(&instance)).collect();
+    assert!(ours.is_empty(), "{ours:#?}");
+
+    // and what a private runtime is wanted for next, goes with it
+    node.run(&["up"]).await.unwrap();
+    let containerd = node.pid("containerd");
+    node.run(&["down"]).await.unwrap();
+    // one that nobody waited for is still listed, but has no program any more
+    assert!(fs::read_link(format!("/proc/{containerd}/exe")).is_err());
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_runs_does_what_it_is_asked_for_later_or_says_why_not() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "up");
+    node.run(&["up"]).await.unwrap();
+    node.load_test_image().await;
+    node.put_manifest(&web(18080));
+    let ip = node.address_of_pod().await;
+    let gateway = format!("{}.1", ip.rsplit_once('.').unwrap().0);
+    let port = fs::read_to_string(Path::new(&node.state).join("api/port")).unwrap();
+    let open = async || bed.http_get(&format!("https://{gateway}:{port}/version")).await.is_ok();
+    assert!(open().await);
+
+    // closed to pods, and closed it stays until somebody opens it
+    let mut agent = node.pid("agent");
+    for (arguments, is_open, replaced) in [
+        (&["up", "--no-pod-api"][..], false, true),
+        (&["up"], false, false),
+        (&["up", "--no-pod-api=false"], true, true),
+    ] {
+        let said = node.run(arguments).await.unwrap();
+        assert_eq!(said.contains("anew"), replaced, "{arguments:?}: {said}");
+        assert_eq!(open().await, is_open, "{arguments:?}");
+        let now = node.pid("agent");
+        assert_eq!(now != agent, replaced, "{arguments:?}");
+        agent = now;
+    }
+    let refused = node.run(&["up", "--pod-cidr", "10.55.0.0/16"]).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("podwright down"), "{refused:#}");
+
+    // another build takes the place of the one that runs
+    let another = bed.path("podwright");
+    fs::copy(&node.program, &another).unwrap();
+    let same = bed.exec(&[another.to_str().unwrap(), "up", "--state-dir", &node.state]).await;
+    assert!(same.unwrap().contains("agent: runs already"), "a copy is the same build");
+    let mut file = fs::OpenOptions::new().append(true).open(&another).unwrap();
+    file.write_all(b"built anew").unwrap();
+    drop(file);
+    let said = bed.exec(&[another.to_str().unwrap(), "up", "--state-dir", &node.state]).await;
+    assert!(said.as_ref().is_ok_and(|said| said.contains("another build")), "{said:?}");
+    let program = fs::read_link(format!("/proc/{}/exe", node.pid("agent"))).unwrap();
+    assert_eq!(program, another);
+
+    let pods = node.pods().await;
+    assert_eq!((&pods[0]["running"], &pods[0]["restarts"]), (&json!(1), &json!(0)), "{pods:?}");
     node.run(&["down"]).await.unwrap();
     bed.close().unwrap();
 }

@@ -8,6 +8,7 @@ mod cgroups;
 mod kernel;
 mod machine;
 mod network;
+mod node;
 mod privileges;
 mod programs;
 mod runtime;
@@ -15,11 +16,13 @@ mod storage;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde::Serialize;
 
 pub use machine::{LocalMachine, Machine, RuntimeReport, Space};
+use node::Standing;
 
 use crate::cli::{DoctorArgs, Output};
 use crate::config::flags::Flags;
@@ -71,6 +74,8 @@ pub struct Plan {
     pub configuration: KubeletConfiguration,
     pub options: NodeOptions,
     pub runtime: WantedRuntime,
+    /// Where the runtime looks for the pod network.
+    pub networks: PathBuf,
 }
 
 /// Whose runtime the node will use.
@@ -87,18 +92,20 @@ impl Plan {
     pub fn with_runtime(endpoint: Option<&str>) -> Self {
         let mut configuration = KubeletConfiguration::default();
         let options = NodeOptions::default();
+        let networks = PathBuf::from(network::USUAL);
         let Some(endpoint) = endpoint else {
-            return Self { configuration, options, runtime: WantedRuntime::Any };
+            return Self { configuration, options, runtime: WantedRuntime::Any, networks };
         };
         endpoint.clone_into(&mut configuration.container_runtime_endpoint);
-        Self { configuration, options, runtime: WantedRuntime::Configured }
+        Self { configuration, options, runtime: WantedRuntime::Configured, networks }
     }
 }
 
 pub fn run(arguments: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let machine = LocalMachine::new();
-    let mut findings = Vec::new();
-    let plan = match planned(arguments)? {
+    let standing = Standing::look(&std::path::absolute(&arguments.state_dir)?);
+    let mut findings = standing.examine();
+    let plan = match planned(arguments, &standing)? {
         Ok(plan) => {
             if let Some(file) = &arguments.config {
                 findings.push(Finding::ok("configuration", format!("{} is sound", file.display())));
@@ -123,10 +130,11 @@ pub fn run(arguments: &DoctorArgs) -> anyhow::Result<ExitCode> {
 
 /// The node the arguments describe. Swap is a finding of its own here, not a reason to refuse the
 /// configuration.
-fn planned(arguments: &DoctorArgs) -> anyhow::Result<Result<Plan, Invalid>> {
+fn planned(arguments: &DoctorArgs, standing: &Standing) -> anyhow::Result<Result<Plan, Invalid>> {
     let endpoint = arguments.container_runtime_endpoint.as_deref();
     let Some(file) = &arguments.config else {
-        return Ok(Ok(Plan::with_runtime(endpoint)));
+        let plan = endpoint.map_or_else(|| standing.plan(), |it| Plan::with_runtime(Some(it)));
+        return Ok(Ok(plan));
     };
     let mut flags = vec![OsString::from("--config"), file.into()];
     flags
@@ -138,6 +146,7 @@ fn planned(arguments: &DoctorArgs) -> anyhow::Result<Result<Plan, Invalid>> {
             configuration: settings.configuration,
             options: settings.options,
             runtime: WantedRuntime::Configured,
+            networks: PathBuf::from(network::USUAL),
         });
     Ok(settings)
 }

@@ -1,4 +1,4 @@
-//! `podwright images`: what the private runtime has, and adding to it without a registry.
+//! `podwright images`: what the node's runtime has, and adding to it without a registry.
 
 use std::io::Write;
 
@@ -9,25 +9,29 @@ use podwright_cri::{Client, Image};
 use crate::cli::{ImagesArgs, ImagesCommand};
 use crate::service;
 use crate::standalone::Layout;
-use crate::standalone::containerd::Containerd;
+use crate::standalone::containerd::load;
+use crate::standalone::runtime::Runtime;
 
 pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
-    let containerd = Containerd::new(&layout);
-    containerd.daemon().running()?.with_context(|| {
-        format!("no node runs in {}; podwright up starts one", layout.state().display())
-    })?;
+    let nothing =
+        || format!("no node runs in {}; podwright up starts one", layout.state().display());
+    let record = layout.record()?.with_context(nothing)?;
+    let runtime = Runtime::of(&layout, &record)?;
+    if !service::runtime()?.block_on(runtime.is_up())? {
+        anyhow::bail!(nothing());
+    }
     match &arguments.command {
         ImagesCommand::Load { archives } => {
             for archive in archives {
-                containerd.load(archive)?;
+                load(&runtime.socket(), archive)?;
                 writeln!(std::io::stdout(), "loaded {}", archive.display())?;
             }
             Ok(())
         }
         ImagesCommand::List => {
             let images = service::runtime()?
-                .block_on(async { anyhow::Ok(containerd.client()?.list_images().await?) })?;
+                .block_on(async { anyhow::Ok(runtime.client()?.list_images().await?) })?;
             let mut out = std::io::stdout();
             for image in images {
                 let mega = image.size / 1_000_000;
@@ -38,7 +42,7 @@ pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
             Ok(())
         }
         ImagesCommand::Remove { images } => service::runtime()?.block_on(async {
-            let client = containerd.client()?;
+            let client = runtime.client()?;
             for image in images {
                 let known = client.image_status(image).await?;
                 let known = known.with_context(|| format!("there is no image {image} here"))?;

@@ -19,8 +19,9 @@ use serde::Serialize;
 use self::node::NodeLine;
 use crate::cli::{Output, StatusArgs};
 use crate::service;
-use crate::standalone::containerd::Containerd;
-use crate::standalone::{Layout, teardown};
+use crate::standalone::Layout;
+use crate::standalone::agent::Agent;
+use crate::standalone::runtime::Runtime;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -49,13 +50,15 @@ struct Status {
 
 pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
-    let containerd = Containerd::new(&layout);
-    let runtime = containerd.daemon().running()?.is_some();
-    let pods = match runtime {
-        true => service::runtime()?.block_on(async { pods(&containerd.client()?).await })?,
-        false => Vec::new(),
-    };
-    let agent = teardown::agent(&layout).running()?.is_some();
+    let (mut runtime, mut pods) = (false, Vec::new());
+    if let Some(record) = layout.record()? {
+        let its_own = Runtime::of(&layout, &record)?;
+        runtime = service::runtime()?.block_on(its_own.is_up())?;
+        if runtime {
+            pods = service::runtime()?.block_on(async { self::pods(&its_own.client()?).await })?;
+        }
+    }
+    let agent = Agent::of(&layout).daemon().running()?.is_some();
     let node = match agent {
         true => service::runtime()?.block_on(node::look(&layout.kubeconfig())),
         false => None,
@@ -107,7 +110,7 @@ fn line(pod: &ObservedPod) -> PodLine {
 
 fn text(status: &Status, now: Timestamp) -> String {
     let word = |up: bool| if up { "runs" } else { "does not run" };
-    let mut text = format!("agent {}, containerd {}\n", word(status.agent), word(status.runtime));
+    let mut text = format!("agent {}, runtime {}\n", word(status.agent), word(status.runtime));
     if let Some(node) = &status.node {
         text.push_str(&node.to_string());
     }
@@ -171,7 +174,7 @@ mod tests {
         let now = Timestamp::from_second(300).unwrap();
         assert_eq!(
             text(&Status { agent: true, runtime: true, node: None, pods }, now),
-            "agent runs, containerd runs\n\
+            "agent runs, runtime runs\n\
              NAMESPACE  NAME    RUNNING  RESTARTS  IP        AGE\n\
              default    a       1/2      0         10.0.0.2  5m\n\
              default    longer  1/2      0         -         5m\n"

@@ -3,7 +3,7 @@
 //! The command itself only prepares: it makes folders, starts the private containerd, loads the
 //! sandbox image, starts the agent in the background and waits until it is ready. With
 //! `--foreground` it then becomes the agent, and the API server that the agent and `kubectl` speak
-//! to.
+//! to. On a node that runs already it changes what it is asked to change.
 
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -18,19 +18,25 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::status::node;
-use crate::agent::{self, Surroundings};
+use crate::agent::{self as node_agent, Surroundings};
 use crate::cli::UpArgs;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
 use crate::config::{self, KubeletSettings, Preset};
-use crate::standalone::api::{Api, Wishes};
-use crate::standalone::containerd::{Cgroups, Containerd, Started, find};
-use crate::standalone::network::{Network, plugin_chains};
+use crate::standalone::agent::{Agent, Difference, Keeper, Note};
+use crate::standalone::api::{Api, Doors};
+use crate::standalone::containerd::{Containerd, Started, find};
+use crate::standalone::network::Network;
 use crate::standalone::resolver::Resolver;
-use crate::standalone::{Layout, Record, log, teardown};
+use crate::standalone::runtime::{self, Absent};
+use crate::standalone::shared::Shared;
+use crate::standalone::wishes::Wishes;
+use crate::standalone::{Layout, Record, log};
 use crate::{logging, service};
 
 const AGENT_PATIENCE: Duration = Duration::from_secs(30);
+/// It waits for no pod when it ends.
+const AGENT_END: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Starts the node.
@@ -53,19 +59,24 @@ pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
 
 /// Becomes the agent.
 async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let Prepared { settings, gateway } = prepare(layout, arguments, &say).await?;
+    if let Some(agent) = Agent::of(layout).daemon().running()?
+        && agent.pid != std::process::id()
+    {
+        anyhow::bail!("the agent of this node runs already, as process {}", agent.pid);
+    }
+    let Prepared { settings, gateway, wishes } = prepare(layout, arguments, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
-    if let Some(file) = &arguments.log_file {
-        tokio::spawn(log::rotate(file.clone()));
-    }
+    let runtime_log = wishes.runtime.is_none().then(|| Containerd::new(layout).log());
+    tokio::spawn(log::rotate(arguments.log_file.clone(), runtime_log));
     let stop = service::stop_signal()?;
-    let for_pods = gateway.filter(|_| !arguments.no_pod_api);
-    let api = Api::open(layout, Wishes { port: arguments.api_port, for_pods }).await?;
-    let me = teardown::agent(layout);
-    me.note_self()?;
+    let for_pods = gateway.filter(|_| !wishes.no_pod_api);
+    let api = Api::open(layout, Doors { port: wishes.api_port, for_pods }).await?;
+    let me = Agent::of(layout);
+    let keeper = if arguments.log_file.is_some() { Keeper::Us } else { Keeper::Other };
+    me.is_us(&Note { wishes, keeper })?;
     let streams = api.streams();
     let clients = api.clients(&settings.node_name);
     let surroundings =
@@ -74,7 +85,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let api_stop = CancellationToken::new();
     let serving = tokio::spawn(api.run(api_stop.clone()));
     let on_ready = |server: &Arc<Server>| streams.open(server.clone());
-    let outcome = agent::run(&settings, surroundings, on_ready, stop).await;
+    let outcome = node_agent::run(&settings, surroundings, on_ready, stop).await;
     api_stop.cancel();
     let _ = serving.await;
     me.forget();
@@ -88,11 +99,12 @@ fn say(text: &str) {
 
 /// Prepares, starts the agent behind us, and says how to go on.
 async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let Prepared { settings, .. } = prepare(layout, arguments, &say).await?;
+    let Prepared { settings, wishes, .. } = prepare(layout, arguments, &say).await?;
+    end_another_agent(layout, &wishes)?;
     if is_ready(layout).await? {
         say("agent: runs already");
     } else {
-        start_agent(layout, arguments)?;
+        start_agent(layout)?;
         if !is_ready(layout).await? {
             anyhow::bail!("the agent ended: {}", last_line(&layout.agent_log()));
         }
@@ -100,6 +112,35 @@ async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     }
     say(&format!("node {} is Ready", settings.node_name));
     say(&next_steps(layout, find("kubectl").is_some()));
+    Ok(())
+}
+
+/// Ends an agent that is not the one that is wanted. No pod notices.
+fn end_another_agent(layout: &Layout, wishes: &Wishes) -> anyhow::Result<()> {
+    let agent = Agent::of(layout);
+    let Some(process) = agent.daemon().running()? else { return Ok(()) };
+    let Some(difference) = agent.difference(&process, wishes)? else { return Ok(()) };
+    let keeper = agent.note()?.map_or(Keeper::Us, |note| note.keeper);
+    match (keeper, difference) {
+        (Keeper::Us, Difference::Build) => say("agent: another build runs; it is replaced"),
+        (Keeper::Us, Difference::Wishes) => say("agent: is started anew with what is asked for"),
+        // Not ours to end. It does what it is there for.
+        (Keeper::Other, Difference::Build) => {
+            say(&format!(
+                "agent: another build runs in the foreground, as process {}; restart it where it \
+                 was started (systemctl restart podwright-up)",
+                process.pid
+            ));
+            return Ok(());
+        }
+        (Keeper::Other, Difference::Wishes) => anyhow::bail!(
+            "the agent runs in the foreground, as process {}, with other flags; restart it where \
+             it was started (systemctl restart podwright-up), and it does what is asked for now",
+            process.pid
+        ),
+    }
+    agent.daemon().stop(AGENT_END)?;
+    agent.forget();
     Ok(())
 }
 
@@ -126,6 +167,7 @@ struct Prepared {
     settings: KubeletSettings,
     /// The machine's address on the bridge of the pods, if the bridge is ours.
     gateway: Option<Ipv4Addr>,
+    wishes: Wishes,
 }
 
 /// Makes everything the agent stands on.
@@ -136,24 +178,32 @@ async fn prepare(
 ) -> anyhow::Result<Prepared> {
     let host = Host::observe().context("cannot find out about this machine")?;
     let known = layout.record()?;
-    let network = match &known {
-        Some(record) => record.network.clone(),
-        None => Network::choose(layout.bridge(), arguments.pod_cidr.as_deref())?,
-    };
-    layout.make()?;
-    let private = arguments.container_runtime_endpoint.is_none();
-    if known.is_none() {
-        layout.write_record(&Record {
-            network: network.clone(),
+    let record = match &known {
+        Some(record) => {
+            let wishes = record.wishes.amended(arguments, &record.network)?;
+            Record { wishes, ..record.clone() }
+        }
+        None => Record {
+            network: Network::choose(layout.bridge(), arguments.pod_cidr.as_deref())?,
             cgroup_root: layout.cgroup_root(),
-            ip_forward: agent::ip_forward()?,
-            chains: plugin_chains()?,
-            private_runtime: private,
-        })?;
+            wishes: Wishes::of(arguments)?,
+        },
+    };
+    if let Some(endpoint) = &record.wishes.runtime {
+        let absent = if arguments.foreground { Absent::Awaited } else { Absent::Refused };
+        runtime::examine(endpoint, &record.cgroup_root, absent).await?;
     }
-    let endpoint = match &arguments.container_runtime_endpoint {
+    layout.make()?;
+    if known.as_ref() != Some(&record) {
+        layout.write_record(&record)?;
+    }
+    let Record { network, wishes, .. } = record;
+    let endpoint = match &wishes.runtime {
         Some(endpoint) => endpoint.clone(),
-        None => start_containerd(layout, &network, say).await?,
+        None => {
+            Shared::here()?.join(layout)?;
+            start_containerd(layout, &network, say).await?
+        }
     };
     let resolver = Resolver::find(Path::new("/"));
     if let Some(warning) = &resolver.warning {
@@ -178,7 +228,8 @@ async fn prepare(
     let root_dir = format!("--root-dir={}", layout.root_dir().display());
     let flags = Flags::parse([root_dir.into()])?;
     let settings = config::resolve(&flags, &preset, &host)?;
-    Ok(Prepared { settings, gateway: network.gateway().filter(|_| private) })
+    let gateway = network.gateway().filter(|_| wishes.runtime.is_none());
+    Ok(Prepared { settings, gateway, wishes })
 }
 
 async fn start_containerd(
@@ -187,8 +238,7 @@ async fn start_containerd(
     say: &impl Fn(&str),
 ) -> anyhow::Result<String> {
     let containerd = Containerd::new(layout);
-    let cgroups = Cgroups { systemd: false, restrict_oom: !may_lower_oom_score() };
-    let started = containerd.start(network, cgroups)?;
+    let started = containerd.start(network)?;
     let version = containerd.ready().await?;
     let how = match started {
         Started::Now => "started",
@@ -202,30 +252,13 @@ async fn start_containerd(
     Ok(format!("unix://{}", layout.socket().display()))
 }
 
-/// CAP_SYS_RESOURCE, as the kernel lists our capabilities.
-fn may_lower_oom_score() -> bool {
-    const CAP_SYS_RESOURCE: u32 = 24;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let mask = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    mask & (1 << CAP_SYS_RESOURCE) != 0
-}
-
-fn start_agent(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
+/// Starts the agent; what it is to do is in the record.
+fn start_agent(layout: &Layout) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
     command.args(["up", "--foreground", "--state-dir"]).arg(layout.state());
-    if let Some(endpoint) = &arguments.container_runtime_endpoint {
-        command.args(["--container-runtime-endpoint", endpoint]);
-    }
-    if let Some(port) = arguments.api_port {
-        command.args(["--api-port", &port.to_string()]);
-    }
-    if arguments.no_pod_api {
-        command.arg("--no-pod-api");
-    }
     command.arg("--log-file").arg(layout.agent_log());
-    teardown::agent(layout).start(&mut command, &layout.agent_log())?;
+    Agent::of(layout).daemon().start(&mut command, &layout.agent_log())?;
     Ok(())
 }
 
@@ -233,7 +266,7 @@ fn start_agent(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
 ///
 /// That it is in the process table is not enough: one that was just killed still is, for a moment.
 async fn is_ready(layout: &Layout) -> anyhow::Result<bool> {
-    let agent = teardown::agent(layout);
+    let agent = Agent::of(layout).daemon();
     let deadline = Instant::now() + AGENT_PATIENCE;
     while agent.running()?.is_some() {
         let seen = node::look(&layout.kubeconfig()).await;

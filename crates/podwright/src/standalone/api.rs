@@ -33,9 +33,10 @@ const NAMES: [&str; 5] = [
 const ADMIN: &str = "podwright-admin";
 const MASTERS: &str = "system:masters";
 
-/// What the person at the command line wants of it.
+/// Where it is to be found.
 #[derive(Clone, Copy, Debug)]
-pub struct Wishes {
+pub struct Doors {
+    /// If somebody wants one in particular.
     pub port: Option<u16>,
     /// The address pods are to find it at, if they are to.
     pub for_pods: Option<Ipv4Addr>,
@@ -51,20 +52,20 @@ pub struct Api {
 
 impl Api {
     /// Opens the store, takes the ports, and writes the kubeconfig.
-    pub async fn open(layout: &Layout, wishes: Wishes) -> anyhow::Result<Self> {
+    pub async fn open(layout: &Layout, doors: Doors) -> anyhow::Result<Self> {
         let folder = layout.api();
-        let listeners = listen(&folder.join("port"), wishes).await?;
+        let listeners = listen(&folder.join("port"), doors).await?;
         let port = listeners.first().context("no address to serve")?.local_addr()?.port();
         let authority = authority(&folder)?;
         let mut addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-        addresses.extend(wishes.for_pods.map(IpAddr::V4));
+        addresses.extend(doors.for_pods.map(IpAddr::V4));
         let tls = authority.tls(&authority.server(&NAMES, &addresses)?)?;
         let clock = Clock::system();
         let store = Store::open(&folder.join("objects.redb"), Limits::default(), clock.clone())
             .context("the objects of this node cannot be read")?;
         let mut settings = Settings::new(clock, Ids::system());
         settings.root_ca = authority.certificate().to_owned();
-        settings.service = wishes.for_pods.map(|ip| SocketAddr::from((ip, port)));
+        settings.service = doors.for_pods.map(|ip| SocketAddr::from((ip, port)));
         settings.volumes = Some(layout.volumes());
         let streams = Arc::new(Streams::default());
         settings.pod_connector = Some(streams.clone());
@@ -106,15 +107,15 @@ impl Api {
 
 /// Takes the port on each address: the one that is wished for, or the one it had before, or the
 /// usual one, or any.
-async fn listen(remembered: &Path, wishes: Wishes) -> anyhow::Result<Vec<TcpListener>> {
+async fn listen(remembered: &Path, doors: Doors) -> anyhow::Result<Vec<TcpListener>> {
     let before = std::fs::read_to_string(remembered).ok().and_then(|text| text.trim().parse().ok());
-    let candidates = match wishes.port.or(before) {
+    let candidates = match doors.port.or(before) {
         Some(port) => vec![port],
         None => vec![USUAL_PORT, 0],
     };
     let mut taken = None;
     for port in candidates {
-        match listen_at(port, wishes.for_pods) {
+        match listen_at(port, doors.for_pods) {
             Ok(listeners) => {
                 let port = listeners.first().context("no address to serve")?.local_addr()?.port();
                 write_private(remembered, port.to_string().as_bytes())?;
@@ -217,15 +218,15 @@ mod tests {
     async fn a_port_stays_the_same_and_one_that_is_taken_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let remembered = folder.path().join("port");
-        let wishes = Wishes { port: None, for_pods: None };
-        let any = Wishes { port: Some(0), ..wishes };
+        let doors = Doors { port: None, for_pods: None };
+        let any = Doors { port: Some(0), ..doors };
         let port = |listeners: &[TcpListener]| listeners[0].local_addr().unwrap().port();
         let first = listen(&remembered, any).await.unwrap();
-        let taken = listen(&remembered, wishes).await.unwrap_err().to_string();
+        let taken = listen(&remembered, doors).await.unwrap_err().to_string();
         assert!(taken.contains(&format!("port {}", port(&first))), "{taken}");
         let was = port(&first);
         drop(first);
-        let again = listen(&remembered, wishes).await.unwrap();
+        let again = listen(&remembered, doors).await.unwrap();
         assert_eq!(port(&again), was);
     }
 
@@ -233,8 +234,8 @@ mod tests {
     async fn an_address_that_is_not_there_yet_can_be_listened_on() {
         let folder = tempfile::tempdir().unwrap();
         let nobodys = Ipv4Addr::new(192, 0, 2, 1);
-        let wishes = Wishes { port: Some(0), for_pods: Some(nobodys) };
-        let listeners = listen(&folder.path().join("port"), wishes).await.unwrap();
+        let doors = Doors { port: Some(0), for_pods: Some(nobodys) };
+        let listeners = listen(&folder.path().join("port"), doors).await.unwrap();
         let port = listeners[0].local_addr().unwrap().port();
         assert_eq!(listeners[1].local_addr().unwrap(), SocketAddr::from((nobodys, port)));
     }

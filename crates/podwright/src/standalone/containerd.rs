@@ -13,14 +13,7 @@ use super::daemon::Daemon;
 use super::network::Network;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// How containerd makes cgroups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cgroups {
-    pub systemd: bool,
-    /// The agent lacks CAP_SYS_RESOURCE, so nobody may lower an oom_score_adj.
-    pub restrict_oom: bool,
-}
+const CALL_PATIENCE: Duration = Duration::from_secs(5);
 
 pub struct Containerd<'a> {
     layout: &'a Layout,
@@ -49,7 +42,7 @@ impl<'a> Containerd<'a> {
     }
 
     /// Starts it unless it runs already; says which.
-    pub fn start(&self, network: &Network, cgroups: Cgroups) -> anyhow::Result<Started> {
+    pub fn start(&self, network: &Network) -> anyhow::Result<Started> {
         if self.daemon().running()?.is_some() {
             return Ok(Started::Already);
         }
@@ -60,19 +53,23 @@ impl<'a> Containerd<'a> {
         let conflist = network.conflist(&self.layout.cni().join("addresses"));
         write(&conf_dir.join("10-podwright.conflist"), &conflist)?;
         let config = self.layout.containerd().join("config.toml");
-        write(&config, &self.config(network, &conf_dir, cgroups))?;
+        write(&config, &self.config(network, &conf_dir))?;
         let mut command = Command::new(program);
         command.arg("--config").arg(&config);
         self.daemon().start(&mut command, &self.log())?;
         Ok(Started::Now)
     }
 
-    /// Waits until it answers.
+    /// Waits until it answers and has found the sandboxes of its life before.
     pub async fn ready(&self) -> anyhow::Result<Version> {
-        let client = self.client()?;
+        let client = Client::new(&self.endpoint()?, Timeouts { call: CALL_PATIENCE });
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let error = match client.version().await {
+            let asked = async {
+                client.list_sandboxes(None).await?;
+                client.version().await
+            };
+            let error = match asked.await {
                 Ok(version) => return Ok(version),
                 Err(error) => error,
             };
@@ -87,23 +84,6 @@ impl<'a> Containerd<'a> {
         }
     }
 
-    /// Loads an image archive into the runtime.
-    pub fn load(&self, archive: &Path) -> anyhow::Result<()> {
-        let ctr = find("ctr").context("ctr is not installed; it comes with containerd")?;
-        let output = Command::new(ctr)
-            .arg("--address")
-            .arg(self.layout.socket())
-            .args(["--namespace", "k8s.io", "images", "import", "--digests=false"])
-            .arg(archive)
-            .output()
-            .context("cannot run ctr")?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            anyhow::bail!("cannot load {}: {}", archive.display(), said.trim());
-        }
-        Ok(())
-    }
-
     /// The sandbox image that this program carries with it.
     pub async fn load_pause_image(&self) -> anyhow::Result<Started> {
         let client = self.client()?;
@@ -112,11 +92,11 @@ impl<'a> Containerd<'a> {
         }
         let mut archive = tempfile::NamedTempFile::new_in(self.layout.state())?;
         archive.write_all(&podwright_pause::archive()?)?;
-        self.load(archive.path())?;
+        load(&self.layout.socket(), archive.path())?;
         Ok(Started::Now)
     }
 
-    fn config(&self, network: &Network, conf_dir: &Path, cgroups: Cgroups) -> String {
+    fn config(&self, network: &Network, conf_dir: &Path) -> String {
         let quoted = |path: &Path| toml_string(&path.to_string_lossy());
         let containerd = self.layout.containerd();
         format!(
@@ -143,6 +123,7 @@ disabled_plugins = [
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = {pause}
   restrict_oom_score_adj = {restrict_oom}
+  netns_mounts_under_state_dir = true
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
   [plugins."io.containerd.grpc.v1.cri".cni]
@@ -151,18 +132,17 @@ disabled_plugins = [
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      SystemdCgroup = {systemd}
+      SystemdCgroup = false
       Root = {runc}
 "#,
             root = quoted(&containerd.join("root")),
-            state = quoted(&self.layout.run().join("containerd")),
+            state = quoted(&self.layout.runtime_state()),
             socket = quoted(&self.layout.socket()),
             opt = quoted(&containerd.join("opt")),
             pause = toml_string(podwright_pause::IMAGE),
-            restrict_oom = cgroups.restrict_oom,
+            restrict_oom = !may_lower_oom_score(),
             plugins = quoted(&network.plugins),
             conf_dir = quoted(conf_dir),
-            systemd = cgroups.systemd,
             runc = quoted(&self.layout.run().join("runc")),
         )
     }
@@ -173,6 +153,33 @@ disabled_plugins = [
 pub enum Started {
     Now,
     Already,
+}
+
+/// Loads an image archive into the containerd behind a socket.
+pub fn load(socket: &Path, archive: &Path) -> anyhow::Result<()> {
+    let ctr = find("ctr").context("ctr is not installed; it comes with containerd")?;
+    let output = Command::new(ctr)
+        .arg("--address")
+        .arg(socket)
+        .args(["--namespace", "k8s.io", "images", "import", "--digests=false"])
+        .arg(archive)
+        .output()
+        .context("cannot run ctr")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::bail!("cannot load {}: {}", archive.display(), said.trim());
+    }
+    Ok(())
+}
+
+/// Whether we have CAP_SYS_RESOURCE, as the kernel lists our capabilities. Without it nobody here
+/// may lower an oom_score_adj.
+fn may_lower_oom_score() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << CAP_SYS_RESOURCE) != 0
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

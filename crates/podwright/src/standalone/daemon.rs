@@ -1,16 +1,18 @@
 //! Processes that outlive the command that starts them, and are found again by the next.
 
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use podwright_host::process::ProcessIdentity;
 
-use super::log;
+use super::{log, unreadable, write_private};
 
 const PROC: &str = "/proc";
 const POLL: Duration = Duration::from_millis(20);
@@ -27,13 +29,17 @@ impl Daemon {
 
     /// The process, if it still runs. A number that belongs to someone else by now is not it.
     pub fn running(&self) -> anyhow::Result<Option<ProcessIdentity>> {
-        let Ok(text) = std::fs::read_to_string(&self.pid_file) else { return Ok(None) };
+        let text = match std::fs::read_to_string(&self.pid_file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error, &self.pid_file)),
+        };
         let Ok(identity) = serde_json::from_str::<ProcessIdentity>(&text) else { return Ok(None) };
         let alive = identity.is_running(Path::new(PROC))?;
         Ok(alive.then_some(identity))
     }
 
-    /// Starts it in a session of its own, its output in a file.
+    /// Starts it in a process group of its own, its output in a file.
     pub fn start(&self, command: &mut Command, output: &Path) -> anyhow::Result<ProcessIdentity> {
         let name = command.get_program().to_string_lossy().into_owned();
         let file = log::open(output)?;
@@ -42,7 +48,7 @@ impl Daemon {
             .stdout(file.try_clone()?)
             .stderr(file)
             .current_dir("/")
-            // Its own group: Ctrl-C in the terminal is not meant for it.
+            // Ctrl-C in the terminal is not meant for it.
             .process_group(0);
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let identity = ProcessIdentity::of(Path::new(PROC), child.id())?
@@ -58,9 +64,7 @@ impl Daemon {
     }
 
     fn note(&self, identity: &ProcessIdentity) -> anyhow::Result<()> {
-        let text = serde_json::to_string(identity)?;
-        std::fs::write(&self.pid_file, text)
-            .with_context(|| format!("cannot write {}", self.pid_file.display()))
+        write_private(&self.pid_file, &serde_json::to_vec(identity)?)
     }
 
     /// Asks it to end, and makes it after `patience`. True if it ran.
@@ -80,16 +84,21 @@ impl Daemon {
     }
 }
 
+/// Sends a signal. That the process is gone already is no error.
+pub fn signal(identity: &ProcessIdentity, signal: Signal) -> anyhow::Result<()> {
+    match kill(Pid::from_raw(i32::try_from(identity.pid)?), signal) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(errno) => Err(errno).with_context(|| format!("cannot end process {}", identity.pid)),
+    }
+}
+
 /// SIGTERM, then SIGKILL.
 pub fn end(identity: &ProcessIdentity, patience: Duration) -> anyhow::Result<()> {
     for (signal, patience) in [(Signal::SIGTERM, patience), (Signal::SIGKILL, patience)] {
         if !identity.is_running(Path::new(PROC))? {
             return Ok(());
         }
-        let pid = Pid::from_raw(i32::try_from(identity.pid)?);
-        if kill(pid, signal).is_err() {
-            return Ok(());
-        }
+        self::signal(identity, signal)?;
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
             if !identity.is_running(Path::new(PROC))? {
@@ -99,4 +108,28 @@ pub fn end(identity: &ProcessIdentity, patience: Duration) -> anyhow::Result<()>
         }
     }
     anyhow::bail!("process {} does not end, not even with SIGKILL", identity.pid)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn who_may_not_look_is_told_so_and_not_that_nothing_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = Daemon::new(folder.path().join("agent.pid"));
+        assert!(daemon.running().unwrap().is_none(), "nothing is there");
+        daemon.note_self().unwrap();
+        assert!(daemon.running().unwrap().is_some());
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o000)).unwrap();
+        // Root may look everywhere; this thread is somebody else for files.
+        nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+        let refused = format!("{:#}", daemon.running().unwrap_err());
+        nix::unistd::setfsuid(nix::unistd::geteuid());
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(refused.contains("try sudo"), "{refused}");
+    }
 }

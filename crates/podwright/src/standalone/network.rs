@@ -2,7 +2,6 @@
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::Context;
@@ -151,23 +150,6 @@ fn parse_routes(table: &str) -> Vec<(Subnet, String)> {
         Some((Subnet { base, prefix }, link))
     };
     table.lines().skip(1).filter_map(network).collect()
-}
-
-/// Chains that network plugins made; those that were there before us stay.
-pub fn plugin_chains() -> anyhow::Result<Vec<String>> {
-    let saved = Command::new("iptables-save").output().context("cannot run iptables-save")?;
-    let text = String::from_utf8_lossy(&saved.stdout);
-    let mut table = "";
-    let mut chains = Vec::new();
-    for line in text.lines() {
-        if let Some(name) = line.strip_prefix('*') {
-            table = name;
-        } else if let Some(chain) = line.strip_prefix(":CNI-") {
-            let name = chain.split_whitespace().next().unwrap_or_default();
-            chains.push(format!("{table} CNI-{name}"));
-        }
-    }
-    Ok(chains)
 }
 
 #[cfg(test)]

@@ -8,25 +8,25 @@ use super::{Finding, Machine, Plan};
 const NETWORK: &str = "network";
 const PORTS: &str = "ports";
 
-/// Where the runtime looks for the pod network.
-const CONFIGURATIONS: &str = "/etc/cni/net.d";
+/// Where a runtime looks for the pod network unless it is told otherwise.
+pub(super) const USUAL: &str = "/etc/cni/net.d";
 
 pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
-    let mut findings = vec![configuration(machine), forwarding(machine)];
+    let mut findings = vec![configuration(machine, plan), forwarding(machine)];
     findings.extend(ports(machine, plan));
     findings
 }
 
-fn configuration(machine: &dyn Machine) -> Finding {
-    let names = machine.names_in(CONFIGURATIONS);
+fn configuration(machine: &dyn Machine, plan: &Plan) -> Finding {
+    let (names, folder) = (machine.names_in(&plan.networks), plan.networks.display());
     let found = names
         .iter()
         .find(|name| [".conflist", ".conf", ".json"].iter().any(|ending| name.ends_with(ending)));
     match found {
-        Some(name) => Finding::ok(NETWORK, format!("{CONFIGURATIONS}/{name}")),
+        Some(name) => Finding::ok(NETWORK, format!("{folder}/{name}")),
         None => Finding::warning(
             NETWORK,
-            format!("no pod network in {CONFIGURATIONS}"),
+            format!("no pod network in {folder}"),
             "install a network add-on; `podwright up` brings one of its own",
         ),
     }

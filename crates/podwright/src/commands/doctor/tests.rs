@@ -55,7 +55,7 @@ impl Fixture {
             .file("/etc/cni/net.d/10-pods.conflist", "{}")
     }
 
-    fn path(&self, path: &str) -> std::path::PathBuf {
+    fn path(&self, path: &str) -> PathBuf {
         self.root.path().join(path.trim_start_matches('/'))
     }
 

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::commands) struct NodeLine {
-    name: String,
+    pub(in crate::commands) name: String,
     pub(in crate::commands) ready: bool,
     cpu: Share,
     memory: Share,

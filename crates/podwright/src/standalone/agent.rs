@@ -1,0 +1,147 @@
+//! The agent of a node, as other commands find it.
+
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use podwright_host::process::ProcessIdentity;
+use serde::{Deserialize, Serialize};
+
+use super::daemon::Daemon;
+use super::wishes::Wishes;
+use super::{Layout, write_private};
+
+pub struct Agent<'a> {
+    layout: &'a Layout,
+}
+
+/// What an agent was started with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    pub wishes: Wishes,
+    pub keeper: Keeper,
+}
+
+/// Who looks after the agent's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Keeper {
+    /// Nobody but our own commands.
+    Us,
+    /// A service manager or a person, who would start it again with arguments of their own.
+    Other,
+}
+
+/// Why the agent that runs is not the one that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Difference {
+    Build,
+    Wishes,
+}
+
+impl<'a> Agent<'a> {
+    pub fn of(layout: &'a Layout) -> Self {
+        Self { layout }
+    }
+
+    pub fn daemon(&self) -> Daemon {
+        Daemon::new(self.layout.run().join("agent.pid"))
+    }
+
+    fn note_path(&self) -> PathBuf {
+        self.layout.run().join("agent.json")
+    }
+
+    /// Says that this process is the agent.
+    pub fn is_us(&self, note: &Note) -> anyhow::Result<()> {
+        write_private(&self.note_path(), &serde_json::to_vec(note)?)?;
+        self.daemon().note_self()
+    }
+
+    /// Says that there is no agent any more.
+    pub fn forget(&self) {
+        self.daemon().forget();
+        // Gone already is as good.
+        let _ = std::fs::remove_file(self.note_path());
+    }
+
+    /// What the agent that runs was started with; none while it is starting.
+    pub fn note(&self) -> anyhow::Result<Option<Note>> {
+        match std::fs::read(self.note_path()) {
+            Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(super::unreadable(error, &self.note_path())),
+        }
+    }
+
+    /// In what the agent that runs differs from one that we would start.
+    pub fn difference(
+        &self,
+        process: &ProcessIdentity,
+        wishes: &Wishes,
+    ) -> anyhow::Result<Option<Difference>> {
+        let theirs = PathBuf::from(format!("/proc/{}/exe", process.pid));
+        // Of a process that is just ending nothing can be said, and nothing has to be.
+        if same_file(&theirs, Path::new("/proc/self/exe")).is_ok_and(|same| !same) {
+            return Ok(Some(Difference::Build));
+        }
+        let differs = self.note()?.is_some_and(|note| note.wishes != *wishes);
+        Ok(differs.then_some(Difference::Wishes))
+    }
+}
+
+/// Whether two paths lead to the same content. A program that was built anew is another file under
+/// the same name, while the one that runs is still there through /proc.
+fn same_file(one: &Path, other: &Path) -> std::io::Result<bool> {
+    let (mut one, mut other) = (File::open(one)?, File::open(other)?);
+    let identity = |found: &Metadata| (found.dev(), found.ino());
+    let (first, second) = (one.metadata()?, other.metadata()?);
+    if identity(&first) == identity(&second) {
+        return Ok(true);
+    }
+    if first.len() != second.len() {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    loop {
+        let read = one.read(&mut left)?;
+        let (Some(left), Some(right)) = (left.get(..read), right.get_mut(..read)) else {
+            return Ok(false);
+        };
+        if left.is_empty() {
+            return Ok(true);
+        }
+        other.read_exact(right)?;
+        if left != right {
+            return Ok(false);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_the_same_build_and_a_change_is_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, content: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            path
+        };
+        let long = vec![7; 200_000];
+        let mut changed = long.clone();
+        *changed.last_mut().unwrap() = 8;
+        let build = file("build", &long);
+        for (other, same) in [
+            (build.clone(), true),
+            (file("copy", &long), true),
+            (file("changed", &changed), false),
+            (file("longer", &[long.as_slice(), b"x"].concat()), false),
+        ] {
+            assert_eq!(same_file(&build, &other).unwrap(), same, "{}", other.display());
+        }
+    }
+}
