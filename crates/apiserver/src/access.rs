@@ -9,6 +9,8 @@ pub mod node;
 pub mod roles;
 mod rules;
 
+use std::collections::BTreeMap;
+
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
@@ -19,12 +21,16 @@ pub struct Identity {
     pub user: String,
     pub uid: String,
     pub groups: Vec<String>,
+    /// What else is known of them: which credential they showed, which pod speaks.
+    pub extra: BTreeMap<&'static str, Vec<String>>,
 }
 
 /// The group that may do everything.
 pub const MASTERS: &str = "system:masters";
 /// The group of everybody who is known.
 pub const AUTHENTICATED: &str = "system:authenticated";
+/// The extra that tells credentials of one user apart.
+pub(crate) const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
@@ -44,6 +50,7 @@ impl Identity {
             user: "kubernetes-admin".to_owned(),
             uid: String::new(),
             groups: vec![MASTERS.to_owned(), AUTHENTICATED.to_owned()],
+            extra: BTreeMap::new(),
         }
     }
 
@@ -53,6 +60,7 @@ impl Identity {
             user: format!("{NODE_PREFIX}{name}"),
             uid: String::new(),
             groups: vec![NODES.to_owned(), AUTHENTICATED.to_owned()],
+            extra: BTreeMap::new(),
         }
     }
 
@@ -62,6 +70,7 @@ impl Identity {
             user: "system:anonymous".to_owned(),
             uid: String::new(),
             groups: vec!["system:unauthenticated".to_owned()],
+            extra: BTreeMap::new(),
         }
     }
 

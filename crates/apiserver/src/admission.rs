@@ -1,6 +1,7 @@
 //! What the server adds to a new pod from other objects, or refuses it for: the account it runs
 //! as, its priority, its runtime class, and how long it stays on a node that is lost.
 
+use podwright_core::pod::ANNOTATION_MIRROR;
 use serde_json::{Value, json};
 
 use crate::object::Object;
@@ -10,8 +11,6 @@ use crate::status::ApiError;
 use crate::store::{Key, Scope};
 use crate::tree;
 
-/// The agent's picture of a static pod: it exists already, so nothing is decided about it here.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const TOKEN_VOLUME: &str = "kube-api-access-";
 /// One hour and some: an odd number, so that it can be told from one that a person chose.
@@ -20,7 +19,8 @@ const TOKEN_SECONDS: i64 = 3607;
 impl ApiServer {
     /// Applied to every pod before it is validated and stored.
     pub(crate) fn admit_pod(&self, pod: &mut Object) -> Result<(), ApiError> {
-        if pod.annotation(MIRROR_ANNOTATION).is_some() {
+        // The agent's picture of a static pod: it exists already, so nothing is decided about it.
+        if pod.annotation(ANNOTATION_MIRROR).is_some() {
             admit_mirror(pod)?;
         } else {
             self.admit_service_account(pod)?;

@@ -34,6 +34,9 @@ const ATTEMPTS: usize = 32;
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
+        if error.passes() {
+            return Self::storage_failed(error.to_string()); // the store itself tells of it
+        }
         tracing::error!(%error, "store failed");
         Self::internal(error.to_string())
     }

@@ -1,5 +1,7 @@
 //! Questions put as objects: may I do this, whose token is that? They are answered, not stored.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use crate::access::{Asked, Attributes, Identity};
@@ -10,6 +12,7 @@ use crate::registry::{
 };
 use crate::server::ApiServer;
 use crate::status::ApiError;
+use crate::tokens::Recognised;
 use crate::tree;
 
 impl ApiServer {
@@ -21,7 +24,7 @@ impl ApiServer {
         mut review: Object,
     ) -> Result<Object, ApiError> {
         let status = if resource == &TOKEN_REVIEWS {
-            self.review_token(&review)
+            self.review_token(&review)?
         } else if resource == &SELF_SUBJECT_ACCESS_REVIEWS {
             self.review_access(who, &review)
         } else if resource == &SELF_SUBJECT_REVIEWS {
@@ -38,17 +41,24 @@ impl ApiServer {
         Ok(review)
     }
 
-    fn review_token(&self, review: &Object) -> Value {
+    fn review_token(&self, review: &Object) -> Result<Value, ApiError> {
+        let token = review.text("/spec/token");
+        if token.is_empty() {
+            return Err(ApiError::bad_request(
+                "token is required for TokenReview in authentication",
+            ));
+        }
         let audiences = review.value().pointer("/spec/audiences").and_then(Value::as_array);
         let audiences: Vec<&str> =
             audiences.into_iter().flatten().filter_map(Value::as_str).collect();
-        match self.identify(review.text("/spec/token"), &audiences) {
-            Some(who) => json!({
+        Ok(match self.recognise(token, &audiences) {
+            Ok(Recognised { who, audiences }) => json!({
                 "authenticated": true,
                 "user": user_info(&who),
+                "audiences": audiences,
             }),
-            None => json!({"user": {}, "error": "invalid bearer token"}),
-        }
+            Err(error) => json!({"user": {}, "error": error.to_string()}),
+        })
     }
 
     fn review_rules(&self, who: &Identity, review: &Object) -> Result<Value, ApiError> {
@@ -84,6 +94,7 @@ impl ApiServer {
 
 fn user_info(who: &Identity) -> Value {
     let mut info = json!({"username": who.user, "groups": who.groups});
+    tree::put(&mut info, &["extra"], (!who.extra.is_empty()).then(|| json!(who.extra)));
     tree::put(&mut info, &["uid"], (!who.uid.is_empty()).then(|| who.uid.as_str().into()));
     info
 }
@@ -95,5 +106,6 @@ fn subject(review: &Object) -> Identity {
         user: review.text("/spec/user").to_owned(),
         uid: review.text("/spec/uid").to_owned(),
         groups: groups.collect(),
+        extra: BTreeMap::new(),
     }
 }

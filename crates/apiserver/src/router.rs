@@ -1,5 +1,7 @@
 //! From an HTTP request to a verb, and back.
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -25,6 +27,8 @@ use crate::{connect, decode, discovery, events, protobuf, strategy};
 
 /// No larger body is read; kube-apiserver's limit.
 const LARGEST_BODY: usize = 3 << 20;
+/// From its first byte to its last; kube-apiserver gives a whole request so long.
+const LONGEST_BODY: Duration = Duration::from_secs(60);
 
 impl ApiServer {
     /// The server as a service for the network: whatever stands before it must attach an
@@ -153,15 +157,19 @@ async fn serve(
         Verb::List => call.list(),
         Verb::Watch => call.watch(),
         Verb::Create => call.create(&who, read_body(body).await?).await,
-        Verb::Update => call.update(read_body(body).await?).await,
-        Verb::Patch => call.patch(read_body(body).await?).await,
+        Verb::Update => call.update(&who, read_body(body).await?).await,
+        Verb::Patch => call.patch(&who, read_body(body).await?).await,
         Verb::Delete => call.delete(read_body(body).await?).await,
         Verb::DeleteCollection => call.delete_collection(read_body(body).await?).await,
     }
 }
 
 async fn read_body(body: Body) -> Result<Bytes, ApiError> {
-    match Limited::new(body, LARGEST_BODY).collect().await {
+    let whole = Limited::new(body, LARGEST_BODY).collect();
+    let Ok(whole) = tokio::time::timeout(LONGEST_BODY, whole).await else {
+        return Err(ApiError::timed_out("the body of the request did not come in time"));
+    };
+    match whole {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => {
             Err(ApiError::too_large(LARGEST_BODY))
@@ -260,21 +268,21 @@ impl Call<'_> {
         DeleteOptions::parse(&self.query, Some(&options))
     }
 
-    async fn update(&self, body: Bytes) -> Result<Response, ApiError> {
+    async fn update(&self, who: &Identity, body: Bytes) -> Result<Response, ApiError> {
         let options = WriteOptions::parse("UpdateOptions", &self.query)?;
         let decoded =
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
-        let updated = self.server.update(&self.info, object, options.dry_run).await?;
+        let updated = self.server.update(who, &self.info, object, options.dry_run).await?;
         let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
         Ok(self.written(code, updated.object, &decoded.warnings))
     }
 
-    async fn patch(&self, text: Bytes) -> Result<Response, ApiError> {
+    async fn patch(&self, who: &Identity, text: Bytes) -> Result<Response, ApiError> {
         let kind = self.patch_type()?;
         let options = WriteOptions::parse("PatchOptions", &self.query)?;
         let body = PatchBody { kind, text };
-        let (object, warnings) = self.server.patch(&self.info, &body, options).await?;
+        let (object, warnings) = self.server.patch(who, &self.info, &body, options).await?;
         Ok(self.written(StatusCode::OK, object, &warnings))
     }
 

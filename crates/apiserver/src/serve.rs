@@ -1,5 +1,6 @@
 //! The server on the network: TLS, who is at the other end, and the end of connections.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,28 +9,25 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request, header};
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use podwright_http::{Negotiated, Place, Places, keep_alive, speak};
 use rustls::ServerConfig;
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::access::{AUTHENTICATED, Identity};
+use crate::access::{AUTHENTICATED, CREDENTIAL, Identity};
 use crate::server::ApiServer;
 
 /// Connections of one listener; more wait to be accepted.
 const CONNECTIONS: usize = 1024;
+/// Of these, for one address. A pod's clients share a handful.
+const SHARE: usize = 128;
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// A client that says nothing more after it has connected.
-const SILENCE: Duration = Duration::from_secs(60);
-/// A peer that vanished is found out by pings.
-const PING_EVERY: Duration = Duration::from_secs(30);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// After a refused accept: out of file handles, most likely.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -43,7 +41,7 @@ impl ApiServer {
         stop: CancellationToken,
     ) {
         let acceptor = TlsAcceptor::from(tls);
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Places::new(CONNECTIONS, SHARE);
         let tasks = TaskTracker::new();
         loop {
             // Dropping either wait loses nothing: a connection not accepted stays in the backlog.
@@ -51,10 +49,16 @@ impl ApiServer {
                 () = stop.cancelled() => break,
                 accepted = accept(&listener, &places) => accepted,
             };
-            let Some((stream, place)) = accepted else {
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-                continue;
+            let (stream, place) = match accepted {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "the API server cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
             };
+            keep_alive(&stream);
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             tasks.spawn(async move {
                 converse(server, acceptor, stream, stop).await;
@@ -83,36 +87,36 @@ impl ApiServer {
     }
 }
 
+/// The next connection; `None` is one too many of its peer.
 async fn accept(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let place = places.clone().acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, place)),
-        Err(error) => {
-            tracing::warn!(%error, "the API server cannot accept a connection");
-            None
-        }
+    places: &Places,
+) -> std::io::Result<Option<(TcpStream, Place)>> {
+    let Some(free) = places.free().await else { return Ok(None) };
+    let (stream, peer) = listener.accept().await?;
+    let place = free.take(peer.ip());
+    if place.is_none() {
+        tracing::debug!(%peer, "a connection to the API server is one too many of its peer");
     }
+    Ok(place.map(|place| (stream, place)))
 }
 
 /// One connection, to its end.
 async fn converse(
     server: ApiServer,
     acceptor: TlsAcceptor,
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     stop: CancellationToken,
 ) {
-    let _ = stream.set_nodelay(true);
     // Port scans, health checks that only connect, clients that distrust us: nothing to tell of.
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
         return;
     };
-    let certificates = stream.get_ref().1.peer_certificates();
-    let certificate = certificates.and_then(|chain| subject(chain.first()?));
+    let session = stream.get_ref().1;
+    let certificate = session.peer_certificates().and_then(|chain| subject(chain.first()?));
+    let spoken = Negotiated::from_alpn(session.alpn_protocol());
     let router = server.router();
-    let service = service_fn(move |request: Request<Incoming>| {
+    let answer = move |request: Request<Incoming>| {
         let who = server.who(certificate.as_ref(), request.headers());
         let router = router.clone();
         async move {
@@ -121,33 +125,99 @@ async fn converse(
                 request.extensions_mut().insert(who);
             }
             let answer: Result<Response, Infallible> = router.oneshot(request).await;
-            answer
-        }
-    });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(SILENCE);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING_EVERY);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! { biased;
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+            answer.unwrap_or_else(|never| match never {})
         }
     };
-    if let Err(error) = ended {
-        tracing::trace!(error, "a connection to the API server broke");
+    if let Err(error) = speak(stream, spoken, answer, &stop).await {
+        tracing::trace!(%error, "a connection to the API server broke");
     }
 }
 
 /// Whom a certificate speaks of: its common name, and its organizations as groups. That it is
 /// genuine was checked when the connection was made.
 fn subject(certificate: &[u8]) -> Option<Identity> {
+    let digest = Sha256::digest(certificate);
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let extra = BTreeMap::from([(CREDENTIAL, vec![format!("X509SHA256={digest}")])]);
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let subject = certificate.subject();
     let user = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
     let groups = subject.iter_organization().filter_map(|name| name.as_str().ok());
     let groups = groups.chain([AUTHENTICATED]).map(str::to_owned).collect();
-    Some(Identity { user, uid: String::new(), groups })
+    Some(Identity { user, uid: String::new(), groups, extra })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use bytes::Bytes;
+    use http_body_util::Empty;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore, crypto};
+    use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
+    use tokio::time::Instant;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
+
+    use super::*;
+    use crate::{Authority, Clock, Ids, Limits, Settings, Store};
+
+    /// A connection after its handshake; the server's end of it is over when the task is.
+    async fn connect(protocol: &str) -> (TlsStream<DuplexStream>, tokio::task::JoinHandle<()>) {
+        let authority = Authority::create().unwrap();
+        let pair = authority.server(&[], &[IpAddr::V4(Ipv4Addr::LOCALHOST)]).unwrap();
+        let acceptor = TlsAcceptor::from(authority.tls(&pair).unwrap());
+        let store = Store::in_memory(Limits::default(), Clock::system()).unwrap();
+        let settings = Settings::new(Clock::system(), Ids::system());
+        let server = ApiServer::start(store, settings).await.unwrap();
+        let (ours, theirs) = duplex(64 * 1024);
+        let serving = tokio::spawn(converse(server, acceptor, theirs, CancellationToken::new()));
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap())
+            .unwrap();
+        let provider = Arc::new(crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, ours).await.unwrap();
+        (stream, serving)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_is_hung_up_on() {
+        for protocol in ["http/1.1", "h2"] {
+            let (mut stream, serving) = connect(protocol).await;
+            let began = Instant::now();
+            let mut said = Vec::new();
+            let _ = stream.read_to_end(&mut said).await;
+            serving.await.unwrap();
+            assert!(began.elapsed() < 2 * podwright_http::HEADERS, "{protocol}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_nothing_more_is_hung_up_on_though_it_answers_pings() {
+        let (stream, serving) = connect("h2").await;
+        let handshake =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+        let (mut asking, connection) = handshake.await.unwrap();
+        tokio::spawn(connection);
+        let request =
+            Request::get("https://127.0.0.1/healthz").body(Empty::<Bytes>::new()).unwrap();
+        let answer = asking.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        drop(answer);
+        let began = Instant::now();
+        serving.await.unwrap();
+        assert!(began.elapsed() < 2 * podwright_http::HEADERS);
+    }
 }

@@ -303,6 +303,11 @@ impl ApiError {
         })
     }
 
+    pub fn timed_out(message: &str) -> Self {
+        let message = format!("Timeout: {message}");
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message).with(Details::default())
+    }
+
     pub fn internal(message: impl Into<String>) -> Self {
         let message = message.into();
         let causes = vec![Cause { reason: "", message: message.clone(), field: String::new() }];
@@ -321,6 +326,12 @@ impl ApiError {
 
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+    }
+
+    /// What objects are kept on does not work now; the same request may succeed once it does.
+    pub fn storage_failed(message: impl Into<String>) -> Self {
+        let details = Details { retry_after_seconds: 1, ..Details::default() };
+        Self::unavailable(message).with(details)
     }
 
     /// The whole `Status` as JSON text.

@@ -9,15 +9,19 @@
 //! come in bursts; both are worthless after a restart and would cost an fsync each. They share
 //! the order of revisions with everything else, and the database remembers a revision beyond any
 //! that memory has handed out, so a revision is never used twice.
+//!
+//! A disk that fails, for a moment or for hours, costs only what is asked meanwhile: the database is
+//! opened again ([`disk`]), and what it then holds is the truth.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::RwLock;
+use redb::StorageBackend;
 use redb::backends::InMemoryBackend;
-use redb::{Builder, StorageBackend};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
@@ -25,9 +29,14 @@ use crate::document::{Document, Revision};
 
 mod disk;
 mod key;
+mod medium;
 mod memory;
 mod writer;
 
+#[cfg(test)]
+mod bad_disk;
+#[cfg(test)]
+mod platter;
 #[cfg(test)]
 mod power_cut;
 #[cfg(test)]
@@ -36,6 +45,7 @@ mod tests;
 pub use key::{Key, Scope};
 
 use disk::Disk;
+use medium::Medium;
 use memory::Memory;
 use writer::Writer;
 
@@ -123,6 +133,8 @@ pub struct History {
     pub events: Vec<Event>,
     /// Everything up to here has been told; go on from it.
     pub upto: Revision,
+    /// There is more to tell already.
+    pub more: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +167,14 @@ pub enum StoreError {
     NewerFormat { found: u64, known: u64 },
     #[error("cannot {attempt} the database: {source}")]
     Database { attempt: &'static str, source: Arc<redb::Error> },
+    /// What is under the database fails; once it no longer does, everything goes on by itself.
+    #[error("cannot {attempt} the database {place}: {source}; {way_out}")]
+    Medium {
+        attempt: &'static str,
+        place: Arc<str>,
+        way_out: &'static str,
+        source: Arc<redb::Error>,
+    },
     #[error("the writer of the database has stopped")]
     Stopped,
 }
@@ -162,6 +182,53 @@ pub enum StoreError {
 impl StoreError {
     fn at<E: Into<redb::Error>>(attempt: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::Database { attempt, source: Arc::new(error.into()) }
+    }
+
+    /// Whether the database must be opened again before anything can succeed.
+    fn is_of_medium(&self) -> bool {
+        match self {
+            Self::Database { source, .. } | Self::Open { source, .. } => matches!(
+                **source,
+                redb::Error::Io(_) | redb::Error::PreviousIo | redb::Error::DatabaseClosed
+            ),
+            Self::Create { .. } | Self::Medium { .. } => true,
+            Self::NewerFormat { .. } | Self::Stopped => false,
+        }
+    }
+
+    /// Whether it is worth trying again with nothing else changed.
+    pub fn passes(&self) -> bool {
+        matches!(self, Self::Medium { .. })
+    }
+
+    /// The same failure, with the place to look at.
+    fn of(self, place: &Arc<str>) -> Self {
+        let (attempt, source) = match self {
+            Self::Database { attempt, source } => (attempt, source),
+            Self::Open { path: _, source } => ("open", source),
+            Self::Create { path: _, source } => {
+                let source = std::io::Error::new(source.kind(), source.to_string());
+                ("open", Arc::new(redb::Error::Io(source)))
+            }
+            other @ (Self::NewerFormat { .. } | Self::Medium { .. } | Self::Stopped) => {
+                return other;
+            }
+        };
+        let place = place.clone();
+        Self::Medium { attempt, place, way_out: way_out(&source), source }
+    }
+}
+
+fn way_out(error: &redb::Error) -> &'static str {
+    let kind = match error {
+        redb::Error::Io(error) => Some(error.kind()),
+        _ => None,
+    };
+    match kind {
+        Some(ErrorKind::StorageFull) => "free some space there, and try again",
+        Some(ErrorKind::QuotaExceeded) => "free some space there or raise the quota, and try again",
+        Some(ErrorKind::ReadOnlyFilesystem) => "mount its file system writable, and try again",
+        _ => "try again; if that does not help, the kernel's log tells of the disk",
     }
 }
 
@@ -187,11 +254,8 @@ impl Store {
         limits: Limits,
         clock: Clock,
     ) -> Result<Self, StoreError> {
-        let database = Builder::new()
-            .set_cache_size(limits.cache_bytes)
-            .create_with_backend(backend)
-            .map_err(StoreError::at("open"))?;
-        let (disk, memory, core) = writer::Core::start(Disk::prepare(database)?, limits, clock)?;
+        let disk = Disk::open(Medium::Backend(Arc::new(backend)), limits.cache_bytes)?;
+        let (disk, memory, core) = writer::Core::start(disk, limits, clock)?;
         let current = core.subscribe();
         Ok(Self { disk, memory, current, writer: Writer::inline(core) })
     }
@@ -199,8 +263,9 @@ impl Store {
     /// The store in a file, readable by its owner only, written by a thread of its own that puts
     /// the writes waiting at the same time into one transaction.
     pub fn open(path: &Path, limits: Limits, clock: Clock) -> Result<Self, StoreError> {
-        let database = disk::open(path, limits.cache_bytes)?;
-        let (disk, memory, core) = writer::Core::start(Disk::prepare(database)?, limits, clock)?;
+        disk::create(path, limits.cache_bytes)?;
+        let disk = Disk::open(Medium::File(path.to_owned()), limits.cache_bytes)?;
+        let (disk, memory, core) = writer::Core::start(disk, limits, clock)?;
         let current = core.subscribe();
         let writer = Writer::thread(core).map_err(|source| StoreError::Create {
             path: path.to_owned(),
@@ -279,8 +344,8 @@ impl Store {
         if events.len() >= limit {
             events.truncate(limit);
             let upto = events.last().map_or(upto, |event| event.revision);
-            return Ok(History { events, upto });
+            return Ok(History { events, upto, more: true });
         }
-        Ok(History { events, upto: upto.max(after) })
+        Ok(History { events, upto: upto.max(after), more: false })
     }
 }

@@ -4,6 +4,7 @@
 //! It is bound to its account and, where asked, to one pod or node: once that object is gone, or
 //! another has its name, the token is worth nothing, however long it would still run.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use base64::Engine as _;
@@ -14,7 +15,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::access::Identity;
+use crate::access::{AUTHENTICATED, CREDENTIAL, Identity};
 use crate::clock::rfc3339;
 use crate::object::Object;
 use crate::options::Freshness;
@@ -29,6 +30,10 @@ const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 const DEFAULT_SECONDS: i64 = 3600;
 const SHORTEST_SECONDS: i64 = 600;
 const LONGEST_SECONDS: i64 = 1 << 32;
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const NODE_UID: &str = "authentication.kubernetes.io/node-uid";
 const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
 
 /// The key that tokens are signed with.
@@ -91,6 +96,33 @@ impl Reference {
     fn to(object: &Object) -> Self {
         Self { name: object.name().to_owned(), uid: object.uid().to_owned() }
     }
+}
+
+/// A token that is good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recognised {
+    pub who: Identity,
+    /// Those of the asker's audiences that it is for; never empty.
+    pub audiences: Vec<String>,
+}
+
+/// Why a token is no good, in the words that kube-apiserver ends up with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// Not one of ours.
+    #[error("invalid bearer token")]
+    Unknown,
+    #[error(
+        "[invalid bearer token, token audiences {given} is invalid for the target audiences {wanted}]"
+    )]
+    Audience { given: String, wanted: String },
+    #[error("[invalid bearer token, service account token has expired]")]
+    Expired,
+    #[error("[invalid bearer token, service account token is not valid yet]")]
+    Early,
+    /// Something that it was bound to is gone.
+    #[error("[invalid bearer token, service account token has been invalidated]")]
+    Void,
 }
 
 impl ApiServer {
@@ -202,36 +234,81 @@ impl ApiServer {
         Ok(object)
     }
 
-    /// Whose token it is; `None` if it is nobody's, or no longer good. It must be for one of the
-    /// audiences; none given means this server.
-    pub fn identify(&self, token: &str, audiences: &[&str]) -> Option<Identity> {
-        let claims = verify(self.settings().token_key.as_ref()?, token)?;
-        let now = self.now().as_second();
+    /// Whose token it is, and for which of the audiences that were asked for; none asked for means
+    /// this server.
+    pub fn recognise(&self, token: &str, audiences: &[&str]) -> Result<Recognised, TokenError> {
+        let key = self.settings().token_key.as_ref().ok_or(TokenError::Unknown)?;
+        let claims = verify(key, token).filter(|claims| claims.iss == ISSUER);
+        let claims = claims.ok_or(TokenError::Unknown)?;
         let wanted = if audiences.is_empty() { &[ISSUER] } else { audiences };
-        let for_us = claims.aud.iter().any(|audience| wanted.contains(&audience.as_str()));
-        if claims.iss != ISSUER || now >= claims.exp || now < claims.nbf || !for_us {
-            return None;
+        let (shared, others): (Vec<String>, Vec<String>) =
+            claims.aud.into_iter().partition(|audience| wanted.contains(&audience.as_str()));
+        if shared.is_empty() {
+            let wanted = quoted(wanted.iter().copied());
+            return Err(TokenError::Audience {
+                given: quoted(others.iter().map(String::as_str)),
+                wanted,
+            });
         }
-        let Bound { namespace, serviceaccount, pod, node, secret } = claims.kubernetes;
-        let lives = |resource: &'static Resource, namespace: &str, reference: &Reference| {
-            let key = Key::new(resource, namespace, &reference.name);
-            let found = self.read(resource, &key).ok().flatten();
-            found.is_some_and(|object| object.uid() == reference.uid)
-        };
-        let bound = lives(&SERVICE_ACCOUNTS, &namespace, &serviceaccount)
-            && pod.is_none_or(|pod| lives(&PODS, &namespace, &pod))
-            && node.is_none_or(|node| lives(&NODES, "", &node))
-            && secret.is_none_or(|secret| lives(&SECRETS, &namespace, &secret));
-        bound.then(|| Identity {
+        let now = self.now().as_second();
+        if now >= claims.exp {
+            return Err(TokenError::Expired);
+        }
+        if now < claims.nbf {
+            return Err(TokenError::Early);
+        }
+        self.check_bound(&claims.kubernetes)?;
+        let Bound { namespace, serviceaccount, pod, node, .. } = claims.kubernetes;
+        let mut extra = BTreeMap::from([(CREDENTIAL, vec![format!("JTI={}", claims.jti)])]);
+        let mut tell = |field, value| extra.insert(field, vec![value]);
+        if let Some(Reference { name, uid }) = pod {
+            tell(POD_NAME, name);
+            tell(POD_UID, uid);
+        }
+        if let Some(Reference { name, uid }) = node {
+            tell(NODE_NAME, name);
+            tell(NODE_UID, uid);
+        }
+        let who = Identity {
             user: claims.sub,
             uid: serviceaccount.uid,
             groups: vec![
                 "system:serviceaccounts".to_owned(),
                 format!("system:serviceaccounts:{namespace}"),
-                "system:authenticated".to_owned(),
+                AUTHENTICATED.to_owned(),
             ],
-        })
+            extra,
+        };
+        Ok(Recognised { who, audiences: shared })
     }
+
+    /// Whose token it is; `None` if it is nobody's, or no longer good.
+    pub fn identify(&self, token: &str, audiences: &[&str]) -> Option<Identity> {
+        self.recognise(token, audiences).ok().map(|recognised| recognised.who)
+    }
+
+    /// Whether everything that the token is bound to still is.
+    fn check_bound(&self, bound: &Bound) -> Result<(), TokenError> {
+        let lives = |resource: &'static Resource, namespace: &str, reference: &Reference| {
+            let key = Key::new(resource, namespace, &reference.name);
+            let found = self.read(resource, &key).ok().flatten();
+            found.is_some_and(|object| object.uid() == reference.uid)
+        };
+        let Bound { namespace, serviceaccount, pod, node, secret } = bound;
+        // The node of a pod's token is only told: a node that registers anew keeps its pods.
+        let node = node.as_ref().filter(|_| pod.is_none());
+        let sound = lives(&SERVICE_ACCOUNTS, namespace, serviceaccount)
+            && pod.as_ref().is_none_or(|pod| lives(&PODS, namespace, pod))
+            && node.is_none_or(|node| lives(&NODES, "", node))
+            && secret.as_ref().is_none_or(|secret| lives(&SECRETS, namespace, secret));
+        if sound { Ok(()) } else { Err(TokenError::Void) }
+    }
+}
+
+/// Texts as Go prints a list of them.
+fn quoted<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    let texts: Vec<String> = texts.map(|text| format!("{text:?}")).collect();
+    format!("[{}]", texts.join(" "))
 }
 
 fn seconds(request: &Object) -> Result<i64, ApiError> {

@@ -149,10 +149,13 @@ impl Watch {
                     self.tell_initial(objects, revision, say_end, &mut lines);
                 }
                 Place::After(revision) => {
+                    if self.stop.is_cancelled() || Instant::now() >= self.ends {
+                        return None; // also of one that always has something to tell
+                    }
                     // Seen before it is read, so that nothing written after the read is missed.
                     self.changes.borrow_and_update();
-                    self.tell_changes(revision, &mut lines);
-                    if lines.is_empty() && !self.wait(&mut lines).await {
+                    let caught_up = self.tell_changes(revision, &mut lines);
+                    if lines.is_empty() && caught_up && !self.wait(&mut lines).await {
                         return None;
                     }
                 }
@@ -191,14 +194,20 @@ impl Watch {
         self.place = Place::After(revision);
     }
 
-    fn tell_changes(&mut self, after: Revision, lines: &mut Vec<u8>) {
+    /// Tells what comes next in the log; true when that was all of it. Most of a log may be
+    /// nothing to this watch, so that nothing told does not mean that nothing is left.
+    fn tell_changes(&mut self, after: Revision, lines: &mut Vec<u8>) -> bool {
         let history = match self.server.store().history(&self.scope, after, BATCH) {
             Ok(history) => history,
             Err(HistoryError::TooOld { asked, oldest }) => {
                 let why = format!("too old resource version: {asked} ({oldest})");
-                return self.fail(&ApiError::expired(why), lines);
+                self.fail(&ApiError::expired(why), lines);
+                return true;
             }
-            Err(HistoryError::Store(error)) => return self.fail(&error.into(), lines),
+            Err(HistoryError::Store(error)) => {
+                self.fail(&error.into(), lines);
+                return true;
+            }
         };
         self.place = Place::After(history.upto);
         for event in history.events {
@@ -208,9 +217,13 @@ impl Watch {
             match self.sight(&event) {
                 Ok(Some((kind, document))) => self.line(kind, &document, lines),
                 Ok(None) => {}
-                Err(error) => return self.fail(&error.into(), lines),
+                Err(error) => {
+                    self.fail(&error.into(), lines);
+                    return true;
+                }
             }
         }
+        !history.more
     }
 
     /// What an event looks like through the selector.

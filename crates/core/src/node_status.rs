@@ -9,6 +9,7 @@
 pub mod addresses;
 pub mod conditions;
 mod images;
+pub mod labels;
 mod patch;
 pub mod registration;
 mod reports;

@@ -15,7 +15,6 @@ mod logs;
 mod pages;
 mod pods;
 mod query;
-mod quiet;
 mod route;
 mod streaming;
 

@@ -14,8 +14,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("podwright-core", &["podwright-proto"]),
     ("podwright-cri", &["podwright-core", "podwright-proto"]),
     ("podwright-host", &["podwright-core", "podwright-proto"]),
-    ("podwright-node", &["podwright-core", "podwright-proto", "podwright-cri", "podwright-host"]),
-    ("podwright-apiserver", &["podwright-core", "podwright-proto"]),
+    ("podwright-http", &[]),
+    (
+        "podwright-node",
+        &["podwright-core", "podwright-proto", "podwright-cri", "podwright-host", "podwright-http"],
+    ),
+    ("podwright-apiserver", &["podwright-core", "podwright-proto", "podwright-http"]),
     ("podwright-pause", &[]),
     (
         "podwright",

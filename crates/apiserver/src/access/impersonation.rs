@@ -3,6 +3,8 @@
 //! Only who may do everything may: an administrator sees so what a service account would. Ignored,
 //! the headers would turn a question about another's rights into an answer about one's own.
 
+use std::collections::BTreeMap;
+
 use http::HeaderMap;
 
 use super::{AUTHENTICATED, Identity, MASTERS, Part};
@@ -32,8 +34,12 @@ pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identit
     if !who.is_in(MASTERS) {
         return Err(ApiError::users_forbidden(&who.user, user));
     }
-    let mut other =
-        Identity { user: user.to_owned(), uid: text(UID).unwrap_or_default().to_owned(), groups };
+    let mut other = Identity {
+        user: user.to_owned(),
+        uid: text(UID).unwrap_or_default().to_owned(),
+        groups,
+        extra: BTreeMap::new(),
+    };
     if other.groups.is_empty()
         && let Part::ServiceAccount { namespace, .. } = other.part()
     {
@@ -70,6 +76,7 @@ mod tests {
             user: "system:serviceaccount:default:robot".to_owned(),
             uid: String::new(),
             groups: groups.map(str::to_owned).to_vec(),
+            extra: BTreeMap::new(),
         };
         assert_eq!(other, Ok(want));
         assert_eq!(impersonated(Identity::admin(), &headers(&[])), Ok(Identity::admin()));

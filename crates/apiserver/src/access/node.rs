@@ -5,18 +5,21 @@
 //! `podwright up` is part of this very process; it is held to the same limits, so that what works
 //! here works in a cluster.
 
+use std::collections::BTreeSet;
+
+use podwright_core::node_status::labels::may_label_itself;
+use podwright_core::pod::ANNOTATION_MIRROR;
+use serde_json::{Map, Value};
+
 use super::{Attributes, Identity, Part};
 use crate::object::Object;
-use crate::registry::{NODES, PODS, Resource, Verb};
+use crate::registry::{LEASES, NODES, PODS, Verb};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::store::Key;
 
 const LEASES_OF_NODES: &str = "kube-node-lease";
-const MIRROR: &str = "kubernetes.io/config.mirror";
-/// Labels that only the machine's owner sets, so that pods can be kept off a node that was taken.
-const OWNERS_LABELS: &str = "node-restriction.kubernetes.io/";
 
 /// Whether a node may ask for this at all.
 pub(super) fn allow(node: &str, asked: &Attributes<'_>) -> Result<(), String> {
@@ -53,26 +56,55 @@ impl ApiServer {
         object: &Object,
     ) -> Result<(), ApiError> {
         let Part::Node(node) = who.part() else { return Ok(()) };
-        let name = object.shown_name();
-        let refuse = |why: &str| Err(ApiError::forbidden(info.resource, name, why));
-        match (info.resource, info.subresource.map(|sub| sub.name)) {
-            (resource, None) if resource == &PODS => {
-                if object.annotation(MIRROR).is_none() {
-                    return refuse(&format!(
-                        "pod does not have \"{MIRROR}\" annotation, node \"{node}\" can only create mirror pods"
-                    ));
-                }
-                if object.text("/spec/nodeName") != node {
-                    return refuse(&format!(
-                        "node \"{node}\" can only create pods with spec.nodeName set to itself"
-                    ));
-                }
-                Ok(())
-            }
-            (resource, None) if resource == &NODES => restrict_node_object(node, object),
-            (_, Some("token")) => self.restrict_token(node, info, object),
-            _ => Ok(()),
+        let refused = match (info.resource, info.subresource.map(|sub| sub.name)) {
+            (resource, None) if resource == &PODS => self.mirror_trouble(node, object)?,
+            (resource, None) if resource == &NODES => node_trouble(node, object),
+            (resource, None) if resource == &LEASES => lease_trouble(node, object),
+            (_, Some("token")) => return self.restrict_token(node, info, object),
+            _ => None,
+        };
+        refused.map_or(Ok(()), |why| {
+            Err(ApiError::forbidden(info.resource, object.shown_name(), &why))
+        })
+    }
+
+    /// What is wrong with a pod that a node makes: it may only show one that it runs already, and
+    /// this may lead to no other object.
+    fn mirror_trouble(&self, node: &str, pod: &Object) -> Result<Option<String>, ApiError> {
+        if pod.annotation(ANNOTATION_MIRROR).is_none() {
+            return Ok(Some(format!(
+                "pod does not have \"{ANNOTATION_MIRROR}\" annotation, node \"{node}\" can only create mirror pods"
+            )));
         }
+        let only =
+            |what: &str| Ok(Some(format!("node \"{node}\" can only create pods with {what}")));
+        if pod.text("/spec/nodeName") != node {
+            return only("spec.nodeName set to itself");
+        }
+        let owner = match pod.owner_references() {
+            [owner] => owner,
+            [] => return only("an owner reference set to itself"),
+            _ => return only("a single owner reference set to itself"),
+        };
+        let text = |field: &str| owner.get(field).and_then(Value::as_str).unwrap_or_default();
+        let flag = |field: &str| owner.get(field).and_then(Value::as_bool).unwrap_or(false);
+        if (text("apiVersion"), text("kind"), text("name")) != ("v1", "Node", node) {
+            return only("an owner reference set to itself");
+        }
+        if !flag("controller") {
+            return only("a controller owner reference set to itself");
+        }
+        if flag("blockOwnerDeletion") {
+            return Ok(Some(format!(
+                "node \"{node}\" must not set blockOwnerDeletion on an owner reference"
+            )));
+        }
+        let Some(own) = self.read(&NODES, &Key::new(&NODES, "", node))? else {
+            return Err(ApiError::not_found(&NODES, node));
+        };
+        let (given, real) = (text("uid"), own.uid());
+        Ok((given != real)
+            .then(|| format!("node {node} UID mismatch: expected {given} got {real}")))
     }
 
     /// Whether an object that a node changes or deletes is its own.
@@ -121,22 +153,69 @@ impl ApiServer {
     }
 }
 
-fn restrict_node_object(node: &str, object: &Object) -> Result<(), ApiError> {
-    let refuse = |resource: &Resource, why: String| {
-        Err(ApiError::forbidden(resource, object.shown_name(), &why))
+/// Whether a node may make this of an object that is its own.
+pub(crate) fn restrict_change(
+    who: &Identity,
+    info: &RequestInfo,
+    old: &Object,
+    new: &Object,
+) -> Result<(), ApiError> {
+    let Part::Node(node) = who.part() else { return Ok(()) };
+    let refused = if info.resource == &NODES {
+        node_change_trouble(node, old, new)
+    } else if info.resource == &PODS && labels(old) != labels(new) {
+        Some(format!("node \"{node}\" cannot update labels through pod status"))
+    } else {
+        None
     };
+    refused.map_or(Ok(()), |why| Err(ApiError::forbidden(info.resource, &info.name, &why)))
+}
+
+fn lease_trouble(node: &str, lease: &Object) -> Option<String> {
+    (lease.name() != node)
+        .then(|| "can only access node lease with the same name as the requesting node".to_owned())
+}
+
+fn node_trouble(node: &str, object: &Object) -> Option<String> {
     if object.name() != node {
-        return refuse(
-            &NODES,
-            format!("node \"{node}\" is not allowed to modify node \"{}\"", object.name()),
-        );
+        let other = object.name();
+        return Some(format!("node \"{node}\" is not allowed to modify node \"{other}\""));
     }
-    let labels = object.meta().get("labels").and_then(serde_json::Value::as_object);
-    let theirs = labels.into_iter().flatten().find(|(key, _)| key.starts_with(OWNERS_LABELS));
-    if let Some((label, _)) = theirs {
-        return refuse(&NODES, format!("is not allowed to set the following labels: {label}"));
+    let kept = labels_of_others(&Map::new(), labels(object).unwrap_or(&Map::new()));
+    (!kept.is_empty())
+        .then(|| format!("node \"{node}\" is not allowed to set the following labels: {kept}"))
+}
+
+/// What keeps pods off a node, and who it belongs to, is not the node's to change.
+fn node_change_trouble(node: &str, old: &Object, new: &Object) -> Option<String> {
+    let list = |object: &Object, path: &str| {
+        object
+            .value()
+            .pointer(path)
+            .filter(|list| list.as_array().is_some_and(|l| !l.is_empty()))
+            .cloned()
+    };
+    for (path, what) in
+        [("/spec/taints", "taints"), ("/metadata/ownerReferences", "ownerReferences")]
+    {
+        if list(old, path) != list(new, path) {
+            return Some(format!("node \"{node}\" is not allowed to modify {what}"));
+        }
     }
-    Ok(())
+    let none = Map::new();
+    let kept = labels_of_others(labels(old).unwrap_or(&none), labels(new).unwrap_or(&none));
+    (!kept.is_empty()).then(|| format!("is not allowed to modify labels: {kept}"))
+}
+
+fn labels(object: &Object) -> Option<&Map<String, Value>> {
+    object.meta().get("labels").and_then(Value::as_object).filter(|labels| !labels.is_empty())
+}
+
+/// The labels that differ and that a node may not give itself.
+fn labels_of_others(old: &Map<String, Value>, new: &Map<String, Value>) -> String {
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let kept = |key: &&&String| old.get(**key) != new.get(**key) && !may_label_itself(key);
+    keys.iter().filter(kept).map(|key| key.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::Identity;
 use crate::document::{Document, Revision};
 use crate::object::Object;
 use crate::options::{DeleteOptions, Propagation};
@@ -30,13 +31,25 @@ struct Graph {
     suspects: BTreeSet<Key>,
 }
 
+/// What one reference of an object leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Lives,
+    /// It is to go once its dependents have: it keeps nobody.
+    Waits,
+    Gone,
+    /// It cannot be asked: a kind that is not served here, or, for an object of the whole cluster,
+    /// an owner in a namespace, and nobody knows in which.
+    Unknown,
+}
+
 /// What the owners of an object say about it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 enum Verdict {
-    /// It has none, or one that cannot be asked: it stays.
+    /// It has none, or none that is known to be gone, or one that cannot be asked.
     Stays,
     /// Some live; these references lead nowhere.
-    Dangling(BTreeSet<String>),
+    Dangling(Vec<Value>),
     AllGone,
 }
 
@@ -89,7 +102,7 @@ impl ApiServer {
                     Err(HistoryError::TooOld { .. }) => return self.learn_all(graph),
                     Err(HistoryError::Store(error)) => return Err(error.into()),
                 };
-                let told_all = history.events.len() < BATCH;
+                let told_all = !history.more;
                 after = history.upto;
                 for event in history.events {
                     match event.what {
@@ -129,34 +142,48 @@ impl ApiServer {
         }
         match self.verdict(&object)? {
             Verdict::Stays => Ok(()),
-            Verdict::Dangling(uids) => self.drop_owners(resource, &object, &uids).await,
+            Verdict::Dangling(dead) => {
+                self.drop_owners(resource, &object, |owner| dead.contains(owner)).await
+            }
             Verdict::AllGone => self.delete_dependent(resource, &object).await,
         }
     }
 
     fn verdict(&self, object: &Object) -> Result<Verdict, ApiError> {
-        let mut gone = BTreeSet::new();
         let references = object.owner_references();
+        let (mut dead, mut lives) = (Vec::new(), false);
         for reference in references {
-            let text =
-                |field: &str| reference.get(field).and_then(Value::as_str).unwrap_or_default();
-            let (group, version) =
-                text("apiVersion").rsplit_once('/').unwrap_or(("", text("apiVersion")));
-            let Some(resource) = registry::find_kind(group, version, text("kind")) else {
-                continue; // a kind that is not served here cannot be asked whether it lives
-            };
-            let owner =
-                self.read(resource, &Key::new(resource, object.namespace(), text("name")))?;
-            if owner.is_none_or(|owner| owner.uid() != text("uid")) {
-                gone.insert(text("uid").to_owned());
+            match self.owner(object, reference)? {
+                Owner::Lives => lives = true,
+                Owner::Waits | Owner::Gone => dead.push(reference.clone()),
+                Owner::Unknown => return Ok(Verdict::Stays),
             }
         }
-        Ok(if gone.is_empty() {
-            Verdict::Stays
-        } else if gone.len() == references.len() {
-            Verdict::AllGone
-        } else {
-            Verdict::Dangling(gone)
+        Ok(match (dead.is_empty(), lives) {
+            (true, _) => Verdict::Stays,
+            (false, true) => Verdict::Dangling(dead),
+            (false, false) => Verdict::AllGone,
+        })
+    }
+
+    fn owner(&self, dependent: &Object, reference: &Value) -> Result<Owner, ApiError> {
+        let text = |field: &str| reference.get(field).and_then(Value::as_str).unwrap_or_default();
+        let (group, version) =
+            text("apiVersion").rsplit_once('/').unwrap_or(("", text("apiVersion")));
+        let Some(resource) = registry::find_kind(group, version, text("kind")) else {
+            return Ok(Owner::Unknown);
+        };
+        if resource.namespaced && dependent.namespace().is_empty() {
+            return Ok(Owner::Unknown);
+        }
+        let key = Key::new(resource, dependent.namespace(), text("name"));
+        Ok(match self.read(resource, &key)? {
+            Some(owner) if owner.uid() != text("uid") => Owner::Gone,
+            Some(owner) if owner.is_being_deleted() && owner.finalizers().contains(&FOREGROUND) => {
+                Owner::Waits
+            }
+            Some(_) => Owner::Lives,
+            None => Owner::Gone,
         })
     }
 
@@ -181,21 +208,14 @@ impl ApiServer {
         &self,
         resource: &'static Resource,
         object: &Object,
-        uids: &BTreeSet<String>,
+        dead: impl Fn(&Value) -> bool,
     ) -> Result<(), ApiError> {
         let mut freed = object.clone();
-        let kept: Vec<Value> = object
-            .owner_references()
-            .iter()
-            .filter(|reference| {
-                let uid = reference.get("uid").and_then(Value::as_str).unwrap_or_default();
-                !uids.contains(uid)
-            })
-            .cloned()
-            .collect();
+        let kept: Vec<Value> =
+            object.owner_references().iter().filter(|owner| !dead(owner)).cloned().collect();
         freed.set_meta("ownerReferences", (!kept.is_empty()).then_some(Value::Array(kept)));
         let info = named(resource, object.namespace(), object.name());
-        match self.update(&info, freed, false).await {
+        match self.update(&Identity::admin(), &info, freed, false).await {
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
             Ok(_) | Err(_) => Ok(()), // changed meanwhile: that change is looked at too
         }
@@ -217,13 +237,23 @@ impl ApiServer {
             let Some(kind) = resource_of(key) else { continue };
             let Some(dependent) = self.read(kind, key)? else { continue };
             if orphan {
-                self.drop_owners(kind, &dependent, &[owner.uid().to_owned()].into()).await?;
+                self.drop_owners(kind, &dependent, |reference| is(reference, owner.uid())).await?;
                 continue;
             }
-            blocked |= blocks(&dependent, owner.uid());
-            if !dependent.is_being_deleted() {
-                self.delete_dependent(kind, &dependent).await?;
+            if dependent.is_being_deleted() {
+                blocked |= blocks(&dependent, owner.uid());
+                continue;
             }
+            match self.verdict(&dependent)? {
+                Verdict::Stays => {}
+                // Another owner keeps it: it is let go of, and holds nobody up.
+                Verdict::Dangling(dead) => {
+                    self.drop_owners(kind, &dependent, |owner| dead.contains(owner)).await?;
+                    continue;
+                }
+                Verdict::AllGone => self.delete_dependent(kind, &dependent).await?,
+            }
+            blocked |= blocks(&dependent, owner.uid());
         }
         if foreground && blocked {
             return Ok(()); // each dependent that goes brings us back here
@@ -237,7 +267,7 @@ impl ApiServer {
             .collect();
         done.set_finalizers(&kept);
         let info = named(resource, owner.namespace(), owner.name());
-        match self.update(&info, done, false).await {
+        match self.update(&Identity::admin(), &info, done, false).await {
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -293,9 +323,13 @@ impl Graph {
 
 fn blocks(dependent: &Object, owner: &str) -> bool {
     dependent.owner_references().iter().any(|reference| {
-        reference.get("uid").and_then(Value::as_str) == Some(owner)
+        is(reference, owner)
             && reference.get("blockOwnerDeletion").and_then(Value::as_bool) == Some(true)
     })
+}
+
+fn is(reference: &Value, owner: &str) -> bool {
+    reference.get("uid").and_then(Value::as_str) == Some(owner)
 }
 
 /// Each set of objects once.

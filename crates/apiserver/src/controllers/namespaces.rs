@@ -3,6 +3,7 @@
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::Identity;
 use crate::document::Revision;
 use crate::object::Object;
 use crate::options::{DeleteOptions, Propagation};
@@ -72,7 +73,13 @@ impl ApiServer {
             if wanted.name() == ROOT_CA && found.get("data") != wanted.get("data") {
                 let mut updated = found;
                 updated.set("data", wanted.get("data").cloned());
-                self.update(&named(resource, namespace, ROOT_CA), updated, false).await?;
+                self.update(
+                    &Identity::admin(),
+                    &named(resource, namespace, ROOT_CA),
+                    updated,
+                    false,
+                )
+                .await?;
             }
         }
         Ok(())
@@ -121,7 +128,7 @@ impl ApiServer {
                 list.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
             }
         });
-        match self.update(&info, released, false).await {
+        match self.update(&Identity::admin(), &info, released, false).await {
             Err(error) if error.code != 404 => Err(error),
             Ok(_) | Err(_) => Ok(()), // gone is what was wanted
         }

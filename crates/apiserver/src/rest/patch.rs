@@ -4,6 +4,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::access::Identity;
 use crate::decode::PatchText;
 use crate::object::Object;
 use crate::options::WriteOptions;
@@ -28,6 +29,7 @@ impl ApiServer {
     /// object in its stored form, and what the client should be warned of.
     pub async fn patch(
         &self,
+        who: &Identity,
         info: &RequestInfo,
         body: &PatchBody,
         options: WriteOptions,
@@ -38,7 +40,7 @@ impl ApiServer {
         let patch = read(body)?;
         let warnings = Mutex::new(Vec::new());
         let object = self
-            .rewrite(info, options.dry_run, |old| {
+            .rewrite(who, info, options.dry_run, |old| {
                 let original = events::from_stored(info.resource, old.clone());
                 let patched =
                     patch::apply(body.kind, info.resource, original.value(), &patch.value)?;

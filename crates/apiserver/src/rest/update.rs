@@ -1,5 +1,6 @@
 //! PUT, and what every change of an existing object has in common.
 
+use crate::access::{Identity, node};
 use crate::events;
 use crate::object::Object;
 use crate::registry::{self, Verb};
@@ -24,6 +25,7 @@ impl ApiServer {
     /// Replaces an object by one given in its stored form.
     pub async fn update(
         &self,
+        who: &Identity,
         info: &RequestInfo,
         mut object: Object,
         dry_run: bool,
@@ -38,7 +40,7 @@ impl ApiServer {
         object.edit(|value| defaults::apply(stored_as, value));
         let unversioned = matches!(object.resource_version(), "" | "0");
         let rewritten = self
-            .rewrite(info, dry_run, |old| {
+            .rewrite(who, info, dry_run, |old| {
                 if !object.uid().is_empty() && object.uid() != old.uid() {
                     return Err(precondition_failed(info, "UID", object.uid(), old.uid()));
                 }
@@ -50,6 +52,7 @@ impl ApiServer {
             .await;
         match rewritten {
             Err(error) if error.code == 404 && strategy::creates_on_update(info.resource) => {
+                self.restrict_create(who, info, &object)?;
                 object.set_meta("resourceVersion", None);
                 let object = self.create(info, object, dry_run).await?;
                 Ok(Updated { object, created: true })
@@ -63,6 +66,7 @@ impl ApiServer {
     /// An object that a client has read at a version is written only if it is still at that.
     pub(super) async fn rewrite(
         &self,
+        who: &Identity,
         info: &RequestInfo,
         dry_run: bool,
         change: impl Fn(&Object) -> Result<Object, ApiError>,
@@ -73,6 +77,7 @@ impl ApiServer {
         for _ in 0..ATTEMPTS {
             let (key, old, revision) = self.named(info)?;
             let mut new = change(&old)?;
+            node::restrict_change(who, info, &old, &new)?;
             if !matches!(new.resource_version(), "" | "0")
                 && new.resource_version() != old.resource_version()
             {

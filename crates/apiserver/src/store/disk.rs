@@ -1,16 +1,17 @@
 //! The part of the store that survives: redb's tables and what is read from them.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::RwLock;
 use redb::{
-    Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition,
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition,
     WriteTransaction,
 };
 
+use super::medium::{Medium, open_file};
 use super::{Event, Key, Scope, StoreError, What};
 use crate::document::{Document, Revision};
 
@@ -28,119 +29,193 @@ const REVISION_KEY: &str = "revision";
 const RESERVED_KEY: &str = "reserved";
 const FORGOTTEN_KEY: &str = "forgotten";
 
-/// Opens the database in a file, and makes it if there is none. It is made under another name
-/// and takes its own when it is whole: the power may fail at any time, and half a database
-/// could never be opened again.
-pub(super) fn open(path: &Path, cache_bytes: usize) -> Result<Database, StoreError> {
-    let create = |source| StoreError::Create { path: path.to_owned(), source: Arc::new(source) };
-    if !path.exists() {
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(".new");
-        let draft = Path::new(&draft);
-        if draft.exists() {
-            fs::remove_file(draft).map_err(create)?; // left by a start that did not finish
-        }
-        drop(Disk::prepare(open_file(draft, cache_bytes)?)?);
-        fs::rename(draft, path).map_err(create)?;
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            File::open(folder).and_then(|folder| folder.sync_all()).map_err(create)?;
-        }
+/// Makes the database in a file if there is none. It is made under another name and takes its own
+/// when it is whole: the power may fail at any time, and half a database could never be opened again.
+pub(super) fn create(path: &Path, cache_bytes: usize) -> Result<(), StoreError> {
+    if path.exists() {
+        return Ok(());
     }
-    open_file(path, cache_bytes)
+    let create = |source| StoreError::Create { path: path.to_owned(), source: Arc::new(source) };
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".new");
+    let draft = Path::new(&draft);
+    if draft.exists() {
+        fs::remove_file(draft).map_err(create)?; // left by a start that did not finish
+    }
+    let database = open_file(draft, cache_bytes, true)?;
+    prepare(&database)?;
+    drop(database);
+    fs::rename(draft, path).map_err(create)?;
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(create)?;
+    }
+    Ok(())
 }
 
-/// A file that only its owner can read: Secrets are in it.
-fn open_file(path: &Path, cache_bytes: usize) -> Result<Database, StoreError> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(|source| StoreError::Create { path: path.to_owned(), source: Arc::new(source) })?;
-    Builder::new().set_cache_size(cache_bytes).create_file(file).map_err(|source| {
-        StoreError::Open { path: path.to_owned(), source: Arc::new(source.into()) }
-    })
+/// Checks the format, and makes the tables where there are none.
+fn prepare(database: &Database) -> Result<(), StoreError> {
+    let write = database.begin_write().map_err(StoreError::at("prepare"))?;
+    {
+        let mut meta = write.open_table(META).map_err(StoreError::at("prepare"))?;
+        let found = number(&meta, FORMAT_KEY)?;
+        match found {
+            None => {
+                meta.insert(FORMAT_KEY, FORMAT).map_err(StoreError::at("prepare"))?;
+            }
+            Some(found) if found > FORMAT => {
+                return Err(StoreError::NewerFormat { found, known: FORMAT });
+            }
+            Some(_) => {
+                drop(meta);
+                return write.abort().map_err(StoreError::at("prepare"));
+            }
+        }
+    }
+    write.open_table(OBJECTS).map_err(StoreError::at("prepare"))?;
+    write.open_table(LOG).map_err(StoreError::at("prepare"))?;
+    write.commit().map_err(StoreError::at("prepare"))
+}
+
+/// The database, which is opened again when what it lies on has failed: after an I/O error redb
+/// refuses everything, because what it remembers of the file may no longer be true.
+#[derive(Debug)]
+pub(super) struct Disk {
+    medium: Medium,
+    cache_bytes: usize,
+    place: Arc<str>,
+    open: RwLock<Opened>,
 }
 
 #[derive(Debug)]
-pub(super) struct Disk {
-    database: Database,
+struct Opened {
+    /// None when it could not be opened again; whoever wants it next tries.
+    database: Option<Database>,
+    opening: Opening,
 }
 
-/// What the writer must know when it starts.
+/// Which opening of the database something was seen in. Within one nothing changes but by commits
+/// that succeeded; with the next, what became of a commit that failed is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Opening(u64);
+
+/// What the writer must know when it starts, and when the database was opened again.
 #[derive(Debug, Default)]
 pub(super) struct Position {
-    pub(super) last: Revision,
+    pub(super) opening: Opening,
+    /// Of the newest change that is on the disk.
+    pub(super) written: Revision,
     pub(super) reserved: Revision,
     pub(super) log_entries: usize,
     pub(super) log_bytes: usize,
 }
 
 impl Disk {
-    /// Checks the format, and makes the tables where there are none.
-    pub(super) fn prepare(database: Database) -> Result<Self, StoreError> {
-        let write = database.begin_write().map_err(StoreError::at("prepare"))?;
-        let is_new = {
-            let mut meta = write.open_table(META).map_err(StoreError::at("prepare"))?;
-            let found = number(&meta, FORMAT_KEY)?;
-            match found {
-                None => {
-                    meta.insert(FORMAT_KEY, FORMAT).map_err(StoreError::at("prepare"))?;
-                    true
-                }
-                Some(found) if found > FORMAT => {
-                    return Err(StoreError::NewerFormat { found, known: FORMAT });
-                }
-                Some(_) => false,
-            }
-        };
-        if is_new {
-            write.open_table(OBJECTS).map_err(StoreError::at("prepare"))?;
-            write.open_table(LOG).map_err(StoreError::at("prepare"))?;
-            write.commit().map_err(StoreError::at("prepare"))?;
-        } else {
-            write.abort().map_err(StoreError::at("prepare"))?;
+    pub(super) fn open(medium: Medium, cache_bytes: usize) -> Result<Self, StoreError> {
+        let database = medium.open(cache_bytes)?;
+        prepare(&database)?;
+        let opened = Opened { database: Some(database), opening: Opening::default() };
+        Ok(Self { place: medium.place(), medium, cache_bytes, open: RwLock::new(opened) })
+    }
+
+    /// Opens the database again, unless that was done since `seen`.
+    pub(super) fn reopen(&self, seen: Opening) -> Result<(), StoreError> {
+        let mut open = self.open.write();
+        if open.opening != seen && open.database.is_some() {
+            return Ok(());
         }
-        Ok(Self { database })
+        open.database = None; // closes it, which is what frees the file
+        open.opening.0 += 1;
+        let database = self.medium.open(self.cache_bytes).map_err(|error| error.of(&self.place))?;
+        open.database = Some(database);
+        Ok(())
+    }
+
+    /// Does something with the database; if the medium fails, once more with one opened again.
+    fn with<T>(
+        &self,
+        act: impl Fn(&Database, Opening) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut tried_again = false;
+        loop {
+            let open = self.open.read();
+            let opening = open.opening;
+            let failed = match &open.database {
+                Some(database) => match act(database, opening) {
+                    Err(error) if error.is_of_medium() => Some(error),
+                    other => return other,
+                },
+                None => None,
+            };
+            drop(open);
+            match failed {
+                Some(error) if tried_again => return Err(error.of(&self.place)),
+                _ => self.reopen(opening)?,
+            }
+            tried_again = true;
+        }
+    }
+
+    fn read<T>(
+        &self,
+        look: impl Fn(&ReadTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.with(|database, _| look(&database.begin_read().map_err(StoreError::at("read"))?))
+    }
+
+    /// Gives `act` a transaction of the opening that the writer knows, and of no other. The
+    /// database is not opened again before `act` is done, nor by this afterwards.
+    pub(super) fn write<T>(
+        &self,
+        known: Opening,
+        act: impl FnOnce(WriteTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let open = self.open.read();
+        match &open.database {
+            Some(database) if open.opening == known => {
+                act(database.begin_write().map_err(StoreError::at("write to"))?)
+            }
+            _ => Err(StoreError::at("write to")(redb::Error::DatabaseClosed)),
+        }
+    }
+
+    pub(super) fn opening(&self) -> Opening {
+        self.open.read().opening
+    }
+
+    pub(super) fn place(&self) -> &Arc<str> {
+        &self.place
     }
 
     pub(super) fn position(&self) -> Result<Position, StoreError> {
-        let read = self.read()?;
-        let meta = read.open_table(META).map_err(StoreError::at("read"))?;
-        let log = read.open_table(LOG).map_err(StoreError::at("read"))?;
-        let reserved = number(&meta, RESERVED_KEY)?.unwrap_or(0);
-        let mut position = Position {
-            last: number(&meta, REVISION_KEY)?.unwrap_or(0).max(reserved),
-            reserved,
-            ..Position::default()
-        };
-        for entry in log.iter().map_err(StoreError::at("read"))? {
-            let (_, value) = entry.map_err(StoreError::at("read"))?;
-            let (_, key, text, previous) = value.value();
-            position.log_entries += 1;
-            position.log_bytes += weight(key, text, previous);
-        }
-        Ok(position)
-    }
-
-    fn read(&self) -> Result<ReadTransaction, StoreError> {
-        self.database.begin_read().map_err(StoreError::at("read"))
-    }
-
-    pub(super) fn write(&self) -> Result<WriteTransaction, StoreError> {
-        self.database.begin_write().map_err(StoreError::at("write to"))
+        self.with(|database, opening| {
+            let read = database.begin_read().map_err(StoreError::at("read"))?;
+            let meta = read.open_table(META).map_err(StoreError::at("read"))?;
+            let log = read.open_table(LOG).map_err(StoreError::at("read"))?;
+            let mut position = Position {
+                opening,
+                written: number(&meta, REVISION_KEY)?.unwrap_or(0),
+                reserved: number(&meta, RESERVED_KEY)?.unwrap_or(0),
+                ..Position::default()
+            };
+            for entry in log.iter().map_err(StoreError::at("read"))? {
+                let (_, value) = entry.map_err(StoreError::at("read"))?;
+                let (_, key, text, previous) = value.value();
+                position.log_entries += 1;
+                position.log_bytes += weight(key, text, previous);
+            }
+            Ok(position)
+        })
     }
 
     pub(super) fn get(&self, key: &Key) -> Result<Option<Document>, StoreError> {
-        let read = self.read()?;
-        let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
-        let found = objects.get(key.as_str()).map_err(StoreError::at("read"))?;
-        Ok(found.map(|guard| {
-            let (revision, text) = guard.value();
-            Document { revision, text: Bytes::copy_from_slice(text) }
-        }))
+        self.read(|read| {
+            let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
+            let found = objects.get(key.as_str()).map_err(StoreError::at("read"))?;
+            Ok(found.map(|guard| {
+                let (revision, text) = guard.value();
+                Document { revision, text: Bytes::copy_from_slice(text) }
+            }))
+        })
     }
 
     pub(super) fn list(
@@ -151,26 +226,7 @@ impl Disk {
         if !scope.may_be_on_disk() {
             return Ok((Vec::new(), 0));
         }
-        let read = self.read()?;
-        let meta = read.open_table(META).map_err(StoreError::at("read"))?;
-        let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
-        let revision = number(&meta, REVISION_KEY)?.unwrap_or(0);
-        let end = scope.end();
-        let start = after.filter(|after| *after > scope.prefix()).unwrap_or(scope.prefix());
-        let mut found = Vec::new();
-        if start < end.as_str() {
-            let range = objects.range(start..end.as_str()).map_err(StoreError::at("read"))?;
-            for entry in range {
-                let (key, value) = entry.map_err(StoreError::at("read"))?;
-                if after == Some(key.value()) {
-                    continue;
-                }
-                let (revision, text) = value.value();
-                let document = Document { revision, text: Bytes::copy_from_slice(text) };
-                found.push((Key::from_stored(key.value()), document));
-            }
-        }
-        Ok((found, revision))
+        self.read(|read| list(read, scope, after))
     }
 
     /// Events of the scope in `(after, upto]`, at most `limit`; and the revision up to which
@@ -185,33 +241,68 @@ impl Disk {
         if !scope.may_be_on_disk() {
             return Ok((Vec::new(), 0));
         }
-        let read = self.read()?;
-        let meta = read.open_table(META).map_err(StoreError::at("read"))?;
-        let log = read.open_table(LOG).map_err(StoreError::at("read"))?;
-        let forgotten = number(&meta, FORGOTTEN_KEY)?.unwrap_or(0);
-        let mut events = Vec::new();
-        if after < upto {
-            let range = log.range(after + 1..=upto).map_err(StoreError::at("read"))?;
-            for entry in range {
-                let (revision, value) = entry.map_err(StoreError::at("read"))?;
-                let (what, key, text, previous) = value.value();
-                if !scope.holds(key) {
-                    continue;
-                }
-                events.push(Event {
-                    revision: revision.value(),
-                    key: Key::from_stored(key),
-                    what: what_from(what),
-                    text: Bytes::copy_from_slice(text),
-                    previous: previous.map(Bytes::copy_from_slice),
-                });
-                if events.len() == limit {
-                    break;
-                }
+        self.read(|read| history(read, scope, after, upto, limit))
+    }
+}
+
+fn list(
+    read: &ReadTransaction,
+    scope: &Scope,
+    after: Option<&str>,
+) -> Result<(Vec<(Key, Document)>, Revision), StoreError> {
+    let meta = read.open_table(META).map_err(StoreError::at("read"))?;
+    let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
+    let revision = number(&meta, REVISION_KEY)?.unwrap_or(0);
+    let end = scope.end();
+    let start = after.filter(|after| *after > scope.prefix()).unwrap_or(scope.prefix());
+    let mut found = Vec::new();
+    if start < end.as_str() {
+        let range = objects.range(start..end.as_str()).map_err(StoreError::at("read"))?;
+        for entry in range {
+            let (key, value) = entry.map_err(StoreError::at("read"))?;
+            if after == Some(key.value()) {
+                continue;
+            }
+            let (revision, text) = value.value();
+            let document = Document { revision, text: Bytes::copy_from_slice(text) };
+            found.push((Key::from_stored(key.value()), document));
+        }
+    }
+    Ok((found, revision))
+}
+
+fn history(
+    read: &ReadTransaction,
+    scope: &Scope,
+    after: Revision,
+    upto: Revision,
+    limit: usize,
+) -> Result<(Vec<Event>, Revision), StoreError> {
+    let meta = read.open_table(META).map_err(StoreError::at("read"))?;
+    let log = read.open_table(LOG).map_err(StoreError::at("read"))?;
+    let forgotten = number(&meta, FORGOTTEN_KEY)?.unwrap_or(0);
+    let mut events = Vec::new();
+    if after < upto {
+        let range = log.range(after + 1..=upto).map_err(StoreError::at("read"))?;
+        for entry in range {
+            let (revision, value) = entry.map_err(StoreError::at("read"))?;
+            let (what, key, text, previous) = value.value();
+            if !scope.holds(key) {
+                continue;
+            }
+            events.push(Event {
+                revision: revision.value(),
+                key: Key::from_stored(key),
+                what: what_from(what),
+                text: Bytes::copy_from_slice(text),
+                previous: previous.map(Bytes::copy_from_slice),
+            });
+            if events.len() == limit {
+                break;
             }
         }
-        Ok((events, forgotten))
     }
+    Ok((events, forgotten))
 }
 
 /// The tables of one write transaction.

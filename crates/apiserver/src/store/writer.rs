@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{oneshot, watch};
 
-use super::disk::{Disk, Tables};
+use super::disk::{Disk, Opening, Tables};
 use super::memory::Memory;
 use super::{Act, Change, CommitError, Event, Expect, Key, Limits, StoreError, What};
 use crate::clock::Clock;
@@ -51,7 +51,7 @@ impl Writer {
                 batch.extend(jobs.try_iter().take(BATCH - 1));
                 let (changes, answers): (Vec<_>, Vec<_>) =
                     batch.into_iter().map(|job| (job.changes, job.answer)).unzip();
-                for (answer, result) in answers.into_iter().zip(core.apply(changes)) {
+                for (answer, result) in answers.into_iter().zip(core.apply(&changes)) {
                     let _ = answer.send(result); // whoever asked may have gone
                 }
             }
@@ -62,7 +62,7 @@ impl Writer {
     pub(super) async fn commit(&self, changes: Vec<Change>) -> Answer {
         match self {
             Self::Inline(core) => {
-                core.lock().apply(vec![changes]).pop().unwrap_or(Err(StoreError::Stopped.into()))
+                core.lock().apply(&[changes]).pop().unwrap_or(Err(StoreError::Stopped.into()))
             }
             Self::Thread { queue, .. } => {
                 let (answer, answered) = oneshot::channel();
@@ -101,9 +101,13 @@ pub(super) struct Core {
     limits: Limits,
     clock: Clock,
     last: Revision,
+    /// The rest is what the disk says, as of this opening of it.
+    opening: Opening,
     reserved: Revision,
     log_entries: usize,
     log_bytes: usize,
+    /// The last write failed, and that was said.
+    failing: bool,
 }
 
 /// What a batch will do, before it is done.
@@ -118,6 +122,14 @@ struct Staged {
     last: Revision,
 }
 
+/// How far a batch came.
+enum Written {
+    /// It is there, and stays.
+    Safe,
+    /// The disk failed while it was made safe: it is there whole or not at all.
+    InDoubt(StoreError),
+}
+
 impl Core {
     #[expect(clippy::type_complexity, reason = "the parts of a store, taken apart at once")]
     pub(super) fn start(
@@ -126,18 +138,21 @@ impl Core {
         clock: Clock,
     ) -> Result<(Arc<Disk>, Arc<RwLock<Memory>>, Self), StoreError> {
         let position = disk.position()?;
+        let last = position.written.max(position.reserved);
         let disk = Arc::new(disk);
-        let memory = Arc::new(RwLock::new(Memory::new(position.last)));
+        let memory = Arc::new(RwLock::new(Memory::new(last)));
         let core = Self {
             disk: disk.clone(),
             memory: memory.clone(),
-            current: watch::Sender::new(position.last),
+            current: watch::Sender::new(last),
             limits,
             clock,
-            last: position.last,
+            last,
+            opening: position.opening,
             reserved: position.reserved,
             log_entries: position.log_entries,
             log_bytes: position.log_bytes,
+            failing: false,
         };
         Ok((disk, memory, core))
     }
@@ -146,74 +161,158 @@ impl Core {
         self.current.subscribe()
     }
 
-    /// Commits each list of changes, or refuses it, all in one transaction.
-    fn apply(&mut self, batch: Vec<Vec<Change>>) -> Vec<Answer> {
-        let count = batch.len();
-        match self.write(batch) {
-            Ok((staged, answers)) => {
-                self.publish(staged);
-                answers
+    /// Commits each list of changes, or refuses it, all in one transaction. If the disk fails, once
+    /// more: a fault that has passed by then is nobody's business.
+    fn apply(&mut self, batch: &[Vec<Change>]) -> Vec<Answer> {
+        let mut doubt = None;
+        let mut result = self.attempt(batch, &mut doubt);
+        if result.as_ref().is_err_and(StoreError::is_of_medium) {
+            result = self.attempt(batch, &mut doubt);
+        }
+        match &result {
+            Err(error) if !self.failing => {
+                tracing::error!(%error, "nothing can be written; it is tried anew with every write");
             }
-            Err(error) => vec![Err(CommitError::Store(error)); count],
+            Ok(_) if self.failing => {
+                tracing::info!(database = %self.disk.place(), "writing is possible again");
+            }
+            Ok(_) | Err(_) => {}
+        }
+        self.failing = result.is_err();
+        result.unwrap_or_else(|error| vec![Err(CommitError::Store(error)); batch.len()])
+    }
+
+    /// One try. What a failed disk leaves in doubt is settled as soon as the disk can be read again,
+    /// here or in the next try.
+    fn attempt(
+        &mut self,
+        batch: &[Vec<Change>],
+        doubt: &mut Option<(Staged, Vec<Answer>)>,
+    ) -> Result<Vec<Answer>, StoreError> {
+        let runs_short = self.last + RESERVE_MARGIN > self.reserved;
+        let on_disk = batch.iter().flatten().any(|change| !change.key.in_memory());
+        if !on_disk && !runs_short {
+            let mut staged = self.begin();
+            let answers = batch
+                .iter()
+                .map(|changes| self.stage(None, changes, &mut staged))
+                .collect::<Result<_, _>>()?;
+            self.publish(staged);
+            return Ok(answers);
+        }
+        // It was opened anew: by the last try, or by a reader that found it failing.
+        if self.disk.opening() != self.opening
+            && let Some(answers) = self.settle(doubt)?
+        {
+            return Ok(answers);
+        }
+        let error = match self.write(batch) {
+            Ok((staged, answers, Written::Safe)) => {
+                self.publish(staged);
+                return Ok(answers);
+            }
+            Ok((staged, answers, Written::InDoubt(error))) => {
+                // Whatever becomes of them, these revisions are used up: memory goes on meanwhile.
+                self.last = staged.last;
+                *doubt = Some((staged, answers));
+                error
+            }
+            Err(error) if error.is_of_medium() => error,
+            Err(error) => return Err(error),
+        };
+        self.disk.reopen(self.opening)?; // for the readers, too
+        match self.settle(doubt)? {
+            Some(answers) => Ok(answers),
+            None => Err(error.of(self.disk.place())),
         }
     }
 
-    fn write(&mut self, batch: Vec<Vec<Change>>) -> Result<(Staged, Vec<Answer>), StoreError> {
-        let mut staged = Staged {
+    /// Looks at the disk, now that it was opened again. If what was in doubt is there, it is as good
+    /// as any other write; if it is not, it never was.
+    fn settle(
+        &mut self,
+        doubt: &mut Option<(Staged, Vec<Answer>)>,
+    ) -> Result<Option<Vec<Answer>>, StoreError> {
+        let written = self.catch_up()?;
+        let there = doubt.take().filter(|(staged, _)| staged.last <= written);
+        Ok(there.map(|(staged, answers)| {
+            self.publish(staged);
+            answers
+        }))
+    }
+
+    /// Learns what the disk holds, now that it was opened again; says up to which revision.
+    fn catch_up(&mut self) -> Result<Revision, StoreError> {
+        let position = self.disk.position()?;
+        self.opening = position.opening;
+        self.reserved = position.reserved;
+        self.log_entries = position.log_entries;
+        self.log_bytes = position.log_bytes;
+        Ok(position.written)
+    }
+
+    fn begin(&self) -> Staged {
+        Staged {
             last: self.last,
             log_entries: self.log_entries,
             log_bytes: self.log_bytes,
             ..Staged::default()
-        };
-        let needs_disk = batch.iter().flatten().any(|change| !change.key.in_memory());
-        if !needs_disk && self.last + RESERVE_MARGIN <= self.reserved {
-            let answers = batch
-                .into_iter()
-                .map(|changes| self.stage(None, changes, &mut staged))
-                .collect::<Result<_, _>>()?;
-            return Ok((staged, answers));
         }
-        let write = self.disk.write()?;
-        let answers: Vec<Answer>;
+    }
+
+    fn write(
+        &mut self,
+        batch: &[Vec<Change>],
+    ) -> Result<(Staged, Vec<Answer>, Written), StoreError> {
+        let mut staged = self.begin();
         let runs_short = self.last + RESERVE_MARGIN > self.reserved;
         let reserve = runs_short.then_some(self.last + RESERVE_STEP);
-        {
-            let mut tables = Tables::open(&write)?;
-            answers = batch
-                .into_iter()
-                .map(|changes| self.stage(Some(&mut tables), changes, &mut staged))
-                .collect::<Result<_, _>>()?;
-            while staged.log_entries > self.limits.log_entries
-                || staged.log_bytes > self.limits.log_bytes
+        let (answers, written) = self.disk.write(self.opening, |write| {
+            let answers: Vec<Answer>;
             {
-                let Some(weight) = tables.forget_oldest()? else { break };
-                staged.log_entries = staged.log_entries.saturating_sub(1);
-                staged.log_bytes = staged.log_bytes.saturating_sub(weight);
+                let mut tables = Tables::open(&write)?;
+                answers = batch
+                    .iter()
+                    .map(|changes| self.stage(Some(&mut tables), changes, &mut staged))
+                    .collect::<Result<_, _>>()?;
+                while staged.log_entries > self.limits.log_entries
+                    || staged.log_bytes > self.limits.log_bytes
+                {
+                    let Some(weight) = tables.forget_oldest()? else { break };
+                    staged.log_entries = staged.log_entries.saturating_sub(1);
+                    staged.log_bytes = staged.log_bytes.saturating_sub(weight);
+                }
+                if staged.wrote_to_disk {
+                    tables.set_revision(staged.last)?;
+                }
+                if let Some(reserved) = reserve {
+                    tables.set_reserved(reserved)?;
+                }
             }
-            if staged.wrote_to_disk {
-                tables.set_revision(staged.last)?;
+            if !staged.wrote_to_disk && reserve.is_none() {
+                write.abort().map_err(StoreError::at("write to"))?;
+                return Ok((answers, Written::Safe));
             }
-            if let Some(reserved) = reserve {
-                tables.set_reserved(reserved)?;
-            }
-        }
-        if staged.wrote_to_disk || reserve.is_some() {
-            write.commit().map_err(StoreError::at("commit to"))?;
+            Ok(match write.commit().map_err(StoreError::at("commit to")) {
+                Ok(()) => (answers, Written::Safe),
+                Err(error) if error.is_of_medium() => (answers, Written::InDoubt(error)),
+                Err(error) => return Err(error),
+            })
+        })?;
+        if let Written::Safe = written {
             self.reserved = reserve.unwrap_or(self.reserved);
-        } else {
-            write.abort().map_err(StoreError::at("write to"))?;
         }
-        Ok((staged, answers))
+        Ok((staged, answers, written))
     }
 
     /// Takes one list of changes into the batch if everything it expects is so.
     fn stage(
         &self,
         mut tables: Option<&mut Tables<'_>>,
-        changes: Vec<Change>,
+        changes: &[Change],
         staged: &mut Staged,
     ) -> Result<Answer, StoreError> {
-        for change in &changes {
+        for change in changes {
             let found = match staged.revisions.get(&change.key) {
                 Some(revision) => *revision,
                 None if change.key.in_memory() => self.memory.read().revision_of(&change.key),
@@ -235,7 +334,7 @@ impl Core {
         for change in changes {
             staged.last += 1;
             revisions.push(staged.last);
-            let event = event(change, staged.last);
+            let event = event(change.clone(), staged.last);
             let at = (event.what != What::Deleted).then_some(staged.last);
             staged.revisions.insert(event.key.clone(), at);
             match &mut tables {

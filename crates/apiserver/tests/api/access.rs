@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use axum::body::Body;
 use http::Request;
 use podwright_apiserver::Identity;
@@ -11,6 +13,7 @@ fn stranger() -> Identity {
         user: "jane".to_owned(),
         uid: String::new(),
         groups: vec!["system:authenticated".to_owned()],
+        extra: BTreeMap::new(),
     }
 }
 
@@ -66,11 +69,12 @@ async fn everybody_learns_who_they_are_and_all_they_may() {
         user: account.to_owned(),
         uid: "u1".to_owned(),
         groups: vec!["system:authenticated".to_owned()],
+        extra: BTreeMap::from([("k", vec!["v".to_owned()])]),
     };
     let world = World { who: robot, ..world };
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
     let told = world.post(path, json!({})).await.ok();
-    let user = json!({"username": account, "uid": "u1", "groups": ["system:authenticated"]});
+    let user = json!({"username": account, "uid": "u1", "groups": ["system:authenticated"], "extra": {"k": ["v"]}});
     assert_eq!(told.body["status"]["userInfo"], user);
     let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
     for (namespace, reads_pods) in [("default", true), ("kube-system", false)] {
@@ -83,4 +87,127 @@ async fn everybody_learns_who_they_are_and_all_they_may() {
         assert_eq!(status["incomplete"], false);
     }
     assert_eq!(world.post(path, json!({"spec": {}})).await.message(), "no namespace on request");
+}
+
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+
+/// The same world, seen by a node that has registered.
+async fn registered(world: &World, name: &str, body: serde_json::Value) -> World {
+    let node = World { server: world.server.clone(), who: Identity::node(name) };
+    node.post("/api/v1/nodes", body).await.ok();
+    node
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_has_one_lease_and_it_bears_its_name() {
+    let world = World { who: Identity::node("n1"), ..World::new().await };
+    for (case, name, code) in [
+        ("another's", json!({"name": "n2"}), 403),
+        ("a made-up one", json!({"generateName": "n1-"}), 403),
+        ("its own", json!({"name": "n1"}), 201),
+    ] {
+        let answer = world.post(LEASES, json!({"metadata": name, "spec": {}})).await;
+        assert_eq!(answer.code, code, "{case}: {answer:?}");
+    }
+    let other = json!({"metadata": {"name": "n2"}, "spec": {}});
+    assert_eq!(world.put(&format!("{LEASES}/n2"), other).await.code, 403, "created by an update");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_does_not_choose_what_keeps_pods_off_it() {
+    let admin = World::new().await;
+    let labelled =
+        json!({"metadata": {"name": "n1", "labels": {"node-restriction.kubernetes.io/a": "b"}}});
+    let stranger = World { server: admin.server.clone(), who: Identity::node("n1") };
+    let refused = stranger.post("/api/v1/nodes", labelled).await;
+    assert_eq!(
+        refused.message(),
+        "nodes \"n1\" is forbidden: node \"n1\" is not allowed to set the following labels: node-restriction.kubernetes.io/a"
+    );
+    let own = json!({"metadata": {"name": "n1", "labels": {"kubernetes.io/os": "linux"}},
+        "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}});
+    let node = registered(&admin, "n1", own).await;
+    let path = "/api/v1/nodes/n1";
+    admin
+        .merge(path, json!({"metadata": {"labels": {"node-restriction.kubernetes.io/kept": "1"}}}))
+        .await
+        .ok();
+    let whole = node.get(path).await.ok().body;
+    let with = |pointer: &str, value: serde_json::Value| {
+        let mut whole = whole.clone();
+        *whole.pointer_mut(pointer).unwrap() = value;
+        whole
+    };
+    let labels = |labels: serde_json::Value| json!({"metadata": {"labels": labels}});
+    let restricted = "nodes \"n1\" is forbidden: is not allowed to modify labels: node-restriction.kubernetes.io/";
+    for (case, answer, want) in [
+        (
+            "a patch that adds one",
+            node.merge(path, labels(json!({"node-restriction.kubernetes.io/a": "b"}))).await,
+            format!("{restricted}a"),
+        ),
+        (
+            "a patch that takes one away",
+            node.merge(path, labels(json!({"node-restriction.kubernetes.io/kept": null}))).await,
+            format!("{restricted}kept"),
+        ),
+        (
+            "a patch of the status",
+            node.merge(&format!("{path}/status"), labels(json!({"x.node-restriction.kubernetes.io/a": ""})))
+                .await,
+            "nodes \"n1\" is forbidden: is not allowed to modify labels: x.node-restriction.kubernetes.io/a"
+                .to_owned(),
+        ),
+        (
+            "a whole one",
+            node.put(path, with("/metadata/labels", json!({"node-role.kubernetes.io/x": ""}))).await,
+            "nodes \"n1\" is forbidden: is not allowed to modify labels: node-restriction.kubernetes.io/kept, node-role.kubernetes.io/x"
+                .to_owned(),
+        ),
+        (
+            "taints",
+            node.put(path, with("/spec/taints", json!([]))).await,
+            "nodes \"n1\" is forbidden: node \"n1\" is not allowed to modify taints".to_owned(),
+        ),
+    ] {
+        assert_eq!((answer.code, answer.message()), (403, want.as_str()), "{case}");
+    }
+    let free = json!({"example.com/free": "1", "node.kubernetes.io/x": "y"});
+    assert_eq!(node.merge(path, labels(free)).await.code, 200, "what it may");
+    assert_eq!(node.put(path, node.get(path).await.body).await.code, 200, "nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_shows_its_static_pods_as_its_own() {
+    let admin = World::new().await;
+    let node = registered(&admin, "n1", json!({"metadata": {"name": "n1"}})).await;
+    let uid = node.get("/api/v1/nodes/n1").await.body["metadata"]["uid"].clone();
+    let owner =
+        json!({"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": uid, "controller": true});
+    let with = |field: &str, value: serde_json::Value| {
+        let mut owner = owner.clone();
+        owner[field] = value;
+        json!([owner])
+    };
+    for (case, owners, code) in [
+        ("nobody's", json!([]), 403),
+        ("two owners", json!([owner, owner]), 403),
+        ("another node's", with("name", json!("n2")), 403),
+        ("of a node of this name that is gone", with("uid", json!("old")), 403),
+        ("not its controller", with("controller", json!(false)), 403),
+        ("one that holds up the node", with("blockOwnerDeletion", json!(true)), 403),
+        ("its own", json!([owner]), 201),
+    ] {
+        let mut pod = super::world::pod("static", "n1");
+        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "h"});
+        pod["metadata"]["ownerReferences"] = owners;
+        let answer = node.post(&format!("{NS}/pods"), pod).await;
+        assert_eq!(answer.code, code, "{case}: {answer:?}");
+    }
+    let relabelled = json!({"metadata": {"labels": {"app": "other"}}});
+    let answer = node.merge(&format!("{NS}/pods/static/status"), relabelled).await;
+    assert_eq!(
+        answer.message(),
+        "pods \"static\" is forbidden: node \"n1\" cannot update labels through pod status"
+    );
 }

@@ -93,3 +93,47 @@ async fn in_the_foreground_the_owner_goes_last() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_in_a_namespace_says_nothing_about_an_object_of_the_cluster() {
+    let (world, _stop) = World::alive().await;
+    let owner = world.map("owner").await.body;
+    let reference = |name: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": owner["metadata"]["uid"]});
+    let class =
+        json!({"metadata": {"name": "c", "ownerReferences": [reference("owner")]}, "value": 7});
+    let classes = "/apis/scheduling.k8s.io/v1/priorityclasses";
+    world.post(classes, class).await.ok();
+    // something that is judged after it
+    let absent = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "absent", "uid": "u"}});
+    owned(&world, "orphan", &[&absent]).await;
+    eventually("the orphan goes", || is_gone(&world, "orphan")).await;
+    world.delete(&format!("{NS}/configmaps/owner")).await.ok();
+    owned(&world, "another", &[&absent]).await;
+    eventually("the other goes", || is_gone(&world, "another")).await;
+    let kept = world.get(&format!("{classes}/c")).await;
+    assert_eq!(kept.code, 200);
+    assert_eq!(kept.body["metadata"]["ownerReferences"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_owner_named_twice_is_no_second_owner() {
+    let (world, _stop) = World::alive().await;
+    let owner = world.map("owner").await.body;
+    owned(&world, "child", &[&owner, &owner]).await;
+    world.delete(&format!("{NS}/configmaps/owner")).await.ok();
+    eventually("the child goes with it", || is_gone(&world, "child")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_the_foreground_a_child_of_two_stays_with_the_other() {
+    let (world, _stop) = World::alive().await;
+    let (one, two) = (world.map("one").await.body, world.map("two").await.body);
+    owned(&world, "child", &[&one, &two]).await;
+    world.delete(&format!("{NS}/configmaps/one?propagationPolicy=Foreground")).await.ok();
+    eventually("the one goes", || is_gone(&world, "one")).await;
+    let child = world.get(&format!("{NS}/configmaps/child")).await.ok();
+    let owners = child.body["metadata"]["ownerReferences"].as_array().unwrap();
+    assert_eq!(owners.len(), 1);
+    assert_eq!(owners[0]["uid"], two["metadata"]["uid"]);
+    assert!(child.body["metadata"].get("deletionTimestamp").is_none());
+}

@@ -6,6 +6,7 @@ mod binding;
 mod claims;
 mod deleting;
 mod dependents;
+mod full_disk;
 mod golden;
 mod hostile;
 mod kube_client;

@@ -49,7 +49,6 @@ async fn a_forged_token_is_nobodys() {
     let parts: Vec<&str> = good.split('.').collect();
     let unsigned = format!("eyJhbGciOiJub25lIn0.{}.", parts[1]);
     let forged = [
-        String::new(),
         "x".to_owned(),
         "..".to_owned(),
         unsigned,
@@ -88,4 +87,65 @@ async fn a_token_is_not_bound_to_what_is_not_there() {
     let path = format!("{NS}/serviceaccounts/other/token");
     let spec = json!({"boundObjectRef": {"kind": "Pod", "name": "p", "uid": "another"}});
     assert_eq!(world.post(&path, json!({"spec": spec})).await.code, 409);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_review_says_for_whom_a_token_is() {
+    const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+    const SERVER: &str = "https://kubernetes.default.svc.cluster.local";
+    let world = World::new().await;
+    world.post("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await.ok();
+    let pod = world.pod("p", "n1").await.body["metadata"]["uid"].clone();
+    let bound = json!({"kind": "Pod", "name": "p", "uid": pod});
+    let spec =
+        json!({"audiences": ["vault", "mail"], "boundObjectRef": bound, "expirationSeconds": 600});
+    let theirs = token(&world, spec).await;
+    let ours = token(&world, json!({})).await;
+    let refused = |given: &str, wanted: &str| {
+        let error = format!(
+            "[invalid bearer token, token audiences {given} is invalid for the target audiences {wanted}]"
+        );
+        json!({"user": {}, "error": error})
+    };
+    for (case, token, asked, want) in [
+        ("one of two", &theirs, json!(["mail", "else"]), Ok(json!(["mail"]))),
+        ("both", &theirs, json!(["mail", "vault"]), Ok(json!(["vault", "mail"]))),
+        ("nobody in particular", &ours, json!(null), Ok(json!([SERVER]))),
+        (
+            "none of them",
+            &theirs,
+            json!(["else", "third"]),
+            Err(refused(r#"["vault" "mail"]"#, r#"["else" "third"]"#)),
+        ),
+        (
+            "not this server",
+            &theirs,
+            json!(null),
+            Err(refused(r#"["vault" "mail"]"#, &format!("[{SERVER:?}]"))),
+        ),
+    ] {
+        let review = json!({"spec": {"token": token, "audiences": asked}});
+        let status = world.post(REVIEWS, review).await.ok().body["status"].clone();
+        match want {
+            Ok(audiences) => {
+                assert_eq!(status["authenticated"], true, "{case}");
+                assert_eq!(status["audiences"], audiences, "{case}");
+            }
+            Err(want) => assert_eq!(status, want, "{case}"),
+        }
+    }
+    let review = json!({"spec": {"token": theirs, "audiences": ["mail"]}});
+    let told = world.post(REVIEWS, review.clone()).await.ok();
+    let extra = &told.body["status"]["user"]["extra"];
+    assert_eq!(extra["authentication.kubernetes.io/pod-uid"], json!([pod]));
+    assert_eq!(extra["authentication.kubernetes.io/node-name"], json!(["n1"]));
+    tokio::time::advance(Duration::from_secs(601)).await;
+    let told = world.post(REVIEWS, review).await.ok();
+    let expired = "[invalid bearer token, service account token has expired]";
+    assert_eq!(told.body["status"], json!({"user": {}, "error": expired}));
+    let nothing = world.post(REVIEWS, json!({"spec": {}})).await;
+    assert_eq!(
+        (nothing.code, nothing.message()),
+        (400, "token is required for TokenReview in authentication")
+    );
 }

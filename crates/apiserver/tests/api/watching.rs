@@ -203,3 +203,37 @@ async fn a_server_that_stops_ends_its_watches() {
     let end = tokio::time::timeout(Duration::from_secs(1), watched.next()).await;
     assert_eq!(end, Ok(None));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_selector_is_not_lost_in_what_it_does_not_select() {
+    let world = World::new().await;
+    let start = world.get(&format!("{NS}/configmaps")).await.version();
+    let maps = format!("{NS}/configmaps?watch=1&resourceVersion={start}");
+    let mut watched = world.watch(&format!("{maps}&labelSelector=mine")).await;
+    // more than is read at a time, then the one, then nothing that would wake anybody
+    for i in 0..40 {
+        world.map(&format!("m{i}")).await;
+    }
+    let mine = json!({"metadata": {"name": "mine", "labels": {"mine": ""}}});
+    world.post(&format!("{NS}/configmaps"), mine).await.ok();
+    assert_eq!(watched.ready().await, ["ADDED mine"]);
+    assert_eq!(watched.ready().await, Vec::<String>::new());
+    // and one that begins late
+    let mut late = world.watch(&format!("{maps}&fieldSelector=metadata.name%3Dmine")).await;
+    assert_eq!(late.ready().await, ["ADDED mine"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ends_in_its_time_though_there_is_always_something_to_tell() {
+    let world = World::new().await;
+    let maps = format!("{NS}/configmaps");
+    let mut watched = world.watch(&format!("{maps}?watch=1&timeoutSeconds=5")).await;
+    for i in 0..100 {
+        world.map(&format!("m{i}")).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        if watched.line().await == "end" {
+            return;
+        }
+    }
+    panic!("it never ended");
+}

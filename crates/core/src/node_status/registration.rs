@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::labels::SELF_LABELS;
 use super::resources::is_extended;
 use super::{OS, Settings};
 use crate::qos::HUGEPAGES;
@@ -10,22 +11,6 @@ use crate::qos::HUGEPAGES;
 const ANNOTATION_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Keeps pods away until the cloud's controller has completed the node.
 const TAINT_UNINITIALISED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
-
-/// Labels that say what the machine is. Of what was configured only these are written again over
-/// an object that exists: the others may have been changed since, by whoever may.
-const DEFAULT_LABELS: [&str; 11] = [
-    "kubernetes.io/hostname",
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-    "node.kubernetes.io/instance-type",
-    "beta.kubernetes.io/instance-type",
-    "kubernetes.io/os",
-    "kubernetes.io/arch",
-    "beta.kubernetes.io/os",
-    "beta.kubernetes.io/arch",
-];
 
 /// The object of a node that nobody knows yet, without a status.
 pub fn initial(settings: &Settings) -> v1::Node {
@@ -78,7 +63,9 @@ pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
     }
     let own = initial.metadata.labels.unwrap_or_default();
     let labels = node.metadata.labels.get_or_insert_default();
-    let defaults = own.into_iter().filter(|(key, _)| DEFAULT_LABELS.contains(&key.as_str()));
+    // Labels that say what the machine is. The others that were configured may have been changed
+    // since, by whoever may.
+    let defaults = own.into_iter().filter(|(key, _)| SELF_LABELS.contains(&key.as_str()));
     labels.extend(defaults);
     if let Some(status) = &mut node.status {
         forget_resources(status);

@@ -1,19 +1,16 @@
 //! The ports.
 //!
-//! A connection costs little until its client is known: the handshake and the headers have a time
-//! limit, a header block has a size, and there are only so many connections. What follows is
+//! A connection costs little until its client is known: the handshake has a time limit, and there are
+//! only so many connections; what is said on one is bounded by `podwright-http`. What follows is
 //! bounded by what is asked for.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Version};
+use http::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use podwright_http::{Negotiated, keep_alive, speak};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,19 +24,11 @@ use super::answer::Answer;
 use super::auth::{self, Guard, Peer};
 use super::certificate::{self, TlsError, TlsSettings};
 use super::fresh::FileProblem;
-use super::quiet::Business;
 use super::{DRAIN, Server, route};
 use crate::metrics::{HttpKey, HttpMetrics, Metrics};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// From the first byte of a connection, or the end of the last answer, to the end of the headers.
-const HEADERS: Duration = Duration::from_secs(90);
-/// A request line and its headers. `kubectl exec` with a long script fits.
-const HEADER_BYTES: usize = 128 * 1024;
 const CONNECTIONS: usize = 2048;
-const STREAMS: u32 = 250;
-/// A client that vanished without a word is noticed after about three of these.
-const ALIVE: Duration = Duration::from_secs(30);
 /// When the process is out of file descriptors, trying at once would only burn time.
 const BREATHER: Duration = Duration::from_millis(100);
 
@@ -175,7 +164,7 @@ impl Hall {
     async fn welcome(self: &Arc<Self>, stream: TcpStream, door: Door) {
         keep_alive(&stream);
         match door {
-            Door::ReadOnly => self.converse(stream, Version::HTTP_11, None).await,
+            Door::ReadOnly => self.converse(stream, Negotiated::Http1, None).await,
             Door::Secure(tls) => {
                 let stream = match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
                     Ok(Ok(stream)) => stream,
@@ -185,11 +174,8 @@ impl Hall {
                 let (_, session) = stream.get_ref();
                 let certificates = session.peer_certificates().unwrap_or_default();
                 let peer = Peer { certificates: certificates.to_vec().into() };
-                let version = match session.alpn_protocol() {
-                    Some(b"h2") => Version::HTTP_2,
-                    _ => Version::HTTP_11,
-                };
-                self.converse(stream, version, Some(peer)).await;
+                let spoken = Negotiated::from_alpn(session.alpn_protocol());
+                self.converse(stream, spoken, Some(peer)).await;
             }
         }
     }
@@ -209,72 +195,16 @@ impl Hall {
     async fn converse(
         self: &Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        version: Version,
+        spoken: Negotiated,
         peer: Option<Peer>,
     ) {
         let (hall, peer) = (self.clone(), peer.map(Arc::new));
-        let business = Business::default();
-        let asked = business.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
+        let answer = move |request: Request<Incoming>| {
             let (hall, peer) = (hall.clone(), peer.clone());
-            let under_way = asked.begin();
-            async move {
-                let answer = hall.answer(request, peer.as_deref()).await;
-                Ok::<Answer, Infallible>(under_way.until_read(answer))
-            }
-        });
-        if let Err(error) = speak(stream, version, service, &business, &self.stop).await {
-            tracing::debug!(%error, "a connection ended");
-        }
-    }
-}
-
-/// One conversation, to its end; once stopped, to the end of what is under way.
-async fn speak<S>(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    version: Version,
-    service: S,
-    business: &Business,
-    stop: &CancellationToken,
-) -> hyper::Result<()>
-where
-    S: Service<Request<Incoming>, Response = Answer, Error = Infallible> + Send + 'static,
-    S::Future: Send + 'static,
-{
-    let io = TokioIo::new(stream);
-    if version == Version::HTTP_2 {
-        let connection = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(STREAMS)
-            .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
-            .keep_alive_interval(ALIVE)
-            .serve_connection(io, service);
-        let mut connection = std::pin::pin!(connection);
-        return tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = business.rests_for(HEADERS) => {
-                connection.as_mut().graceful_shutdown();
-                // One that never greeted has nobody to say goodbye to.
-                tokio::time::timeout(DRAIN, connection).await.unwrap_or(Ok(()))
-            }
-            () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
+            async move { hall.answer(request, peer.as_deref()).await }
         };
-    }
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS)
-        .max_buf_size(HEADER_BYTES)
-        .serve_connection(io, service)
-        .with_upgrades();
-    let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+        if let Err(error) = speak(stream, spoken, answer, &self.stop).await {
+            tracing::debug!(%error, "a connection ended");
         }
     }
 }
@@ -311,97 +241,16 @@ fn counted_method(method: &http::Method) -> &'static str {
     KNOWN.into_iter().find(|known| method.as_str() == *known).unwrap_or("other")
 }
 
-/// Streams are silent for hours, and a client whose machine lost power says no goodbye.
-fn keep_alive(stream: &TcpStream) {
-    use rustix::net::sockopt;
-    let _ = stream.set_nodelay(true);
-    let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, ALIVE);
-    let _ = sockopt::set_tcp_keepintvl(stream, ALIVE);
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use http::StatusCode;
+    use podwright_http::HEADERS;
     use proptest::prelude::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-    use tokio::task::JoinHandle;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::super::answer::words;
     use super::*;
-
-    /// A connection to a server that answers `/slow` after an hour and all else at once.
-    fn connect(stop: &CancellationToken) -> (DuplexStream, JoinHandle<hyper::Result<()>>) {
-        let (client, server) = duplex(64 * 1024);
-        let stop = stop.clone();
-        let service = service_fn(async |request: Request<Incoming>| {
-            if request.uri().path() == "/slow" {
-                tokio::time::sleep(Duration::from_secs(3600)).await;
-            }
-            Ok::<Answer, Infallible>(words(StatusCode::OK, "here"))
-        });
-        let speaking = tokio::spawn(async move {
-            speak(server, Version::HTTP_11, service, &Business::default(), &stop).await
-        });
-        (client, speaking)
-    }
-
-    async fn all(mut client: DuplexStream) -> String {
-        let mut text = Vec::new();
-        client.read_to_end(&mut text).await.unwrap();
-        String::from_utf8_lossy(&text).into_owned()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_takes_too_long_over_its_headers_is_hung_up_on() {
-        for sent in ["", "GET / HTTP/1.1\r\nhost: a\r\nx-slow:"] {
-            let (mut client, speaking) = connect(&CancellationToken::new());
-            client.write_all(sent.as_bytes()).await.unwrap();
-            let began = Instant::now();
-            let _ = all(client).await;
-            assert!(began.elapsed() >= HEADERS && began.elapsed() < 2 * HEADERS, "{sent:?}");
-            let _ = speaking.await.unwrap();
-        }
-    }
-
-    #[tokio::test]
-    async fn a_request_that_is_too_long_is_refused_before_it_is_read() {
-        const ENDLESS: usize = 10 * 1024 * 1024;
-        for (case, begin) in [("a path", "GET /"), ("a header", "GET / HTTP/1.1\r\nhost: a\r\nx: ")]
-        {
-            let (client, _speaking) = connect(&CancellationToken::new());
-            let (mut reading, mut writing) = tokio::io::split(client);
-            let writer = tokio::spawn(async move {
-                let _ = writing.write_all(begin.as_bytes()).await;
-                let mut sent = 0;
-                while sent < ENDLESS && writing.write_all(&[b'a'; 4096]).await.is_ok() {
-                    sent += 4096;
-                }
-                sent
-            });
-            let mut answer = [0; 12];
-            reading.read_exact(&mut answer).await.unwrap();
-            let status = std::str::from_utf8(&answer[9..12]).unwrap().to_owned();
-            assert!(["414", "431"].contains(&status.as_str()), "{case}: {status}");
-            drop(reading);
-            assert!(writer.await.unwrap() < 2 * HEADER_BYTES + 128 * 1024, "{case}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_under_way_is_answered_after_the_stop_and_nothing_more() {
-        let stop = CancellationToken::new();
-        let (mut busy, _) = connect(&stop);
-        let (idle, _) = connect(&stop);
-        busy.write_all(b"GET /slow HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        stop.cancel();
-        assert_eq!(all(idle).await, "");
-        let answer = all(busy).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert!(answer.contains("connection: close"), "{answer}");
-    }
 
     /// Bytes that begin as a request does, and go on as they like.
     fn almost_requests() -> impl Strategy<Value = Vec<u8>> {
@@ -445,20 +294,19 @@ mod tests {
 
         #[test]
         fn whatever_comes_in_is_answered_or_hung_up_on(sent in almost_requests(), h2 in any::<bool>()) {
-            let version = if h2 { Version::HTTP_2 } else { Version::HTTP_11 };
+            let spoken = if h2 { Negotiated::Http2 } else { Negotiated::Http1 };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
             let (answer, spoken) = runtime.block_on(async {
                 let (mut client, server) = duplex(64 * 1024);
-                let routed = service_fn(async |request: Request<Incoming>| {
+                let routed = async |request: Request<Incoming>| {
                     let found = route::route(route::Surface::Full, request.method(), request.uri().path());
-                    let answer = match found {
+                    match found {
                         Ok(_) => words(StatusCode::OK, "here"),
                         Err(miss) => super::super::missed(miss),
-                    };
-                    Ok::<Answer, Infallible>(answer)
-                });
+                    }
+                };
                 let stop = CancellationToken::new();
-                let speaking = tokio::spawn(async move { speak(server, version, routed, &Business::default(), &stop).await });
+                let speaking = tokio::spawn(async move { speak(server, spoken, routed, &stop).await });
                 client.write_all(&sent).await.unwrap();
                 let mut answer = Vec::new();
                 // Time is paused: whoever waits for more than was sent has waited long enough.

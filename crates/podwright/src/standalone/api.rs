@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use podwright_apiserver::access::MASTERS;
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{ApiServer, Authority, Clock, Identity, Ids, Limits, Settings, Store};
 use rustls::ServerConfig;
@@ -31,7 +32,6 @@ const NAMES: [&str; 5] = [
     "localhost",
 ];
 const ADMIN: &str = "podwright-admin";
-const MASTERS: &str = "system:masters";
 
 /// Where it is to be found.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
 //! Settings that exist only as flags.
 
-use super::super::names::{
-    SELF_LABEL_NAMESPACES, SELF_LABELS, key_trouble, may_label_itself, value_trouble,
-};
+use podwright_core::node_status::labels::{SELF_LABEL_NAMESPACES, SELF_LABELS, may_label_itself};
+
+use super::super::names::{key_trouble, value_trouble};
 use super::Examination;
 
 pub(super) fn examine(exam: &mut Examination<'_>) {

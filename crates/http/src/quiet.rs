@@ -10,20 +10,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::BodyExt;
-use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use http::Response;
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
-
-use super::answer::{Answer, Body, BodyError};
 
 /// How many requests of one connection are under way.
 #[derive(Clone, Default)]
-pub(super) struct Business(Arc<watch::Sender<usize>>);
+pub(crate) struct Business(Arc<watch::Sender<usize>>);
 
 impl Business {
     /// Returns when nothing was under way for so long.
-    pub(super) async fn rests_for(&self, limit: Duration) {
+    pub(crate) async fn rests_for(&self, limit: Duration) {
         let mut under_way = self.0.subscribe();
         loop {
             // Both waits end with an error only if the sender is gone, and it is ours.
@@ -36,18 +33,18 @@ impl Business {
     }
 
     /// Something is asked; it is under way until what this returns is dropped.
-    pub(super) fn begin(&self) -> UnderWay {
+    pub(crate) fn begin(&self) -> UnderWay {
         self.0.send_modify(|count| *count += 1);
         UnderWay(self.clone())
     }
 }
 
 /// A request and its answer, up to the last byte of that.
-pub(super) struct UnderWay(Business);
+pub(crate) struct UnderWay(Business);
 
 impl UnderWay {
-    pub(super) fn until_read(self, answer: Answer) -> Answer {
-        answer.map(|body| Held { body, _under_way: self }.boxed_unsync())
+    pub(crate) fn until_read<B>(self, answer: Response<B>) -> Response<Held<B>> {
+        answer.map(|body| Held { body, _under_way: self })
     }
 }
 
@@ -58,19 +55,19 @@ impl Drop for UnderWay {
 }
 
 /// A body that is under way until it is dropped.
-struct Held {
-    body: Body,
+pub struct Held<B> {
+    body: B,
     _under_way: UnderWay,
 }
 
-impl HttpBody for Held {
-    type Data = Bytes;
-    type Error = BodyError;
+impl<B: Body + Unpin> Body for Held<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -86,10 +83,10 @@ impl HttpBody for Held {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use http::StatusCode;
+    use bytes::Bytes;
+    use http_body_util::{BodyExt, Full};
     use tokio::time::Instant;
 
-    use super::super::answer::words;
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -100,7 +97,7 @@ mod tests {
         let began = Instant::now();
         let asked = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(1000)).await;
-            let answer = under_way.until_read(words(StatusCode::OK, "here"));
+            let answer = under_way.until_read(Response::new(Full::new(Bytes::from("here"))));
             // Read slowly.
             tokio::time::sleep(Duration::from_secs(500)).await;
             assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "here");
