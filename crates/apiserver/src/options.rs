@@ -2,6 +2,7 @@
 
 use axum::extract::Query as Extract;
 use http::Uri;
+use podwright_core::pod::validation::field::quote;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -94,10 +95,8 @@ impl ListOptions {
             query.text("fieldSelector"),
         )
         .map_err(|error| ApiError::bad_request(error.to_string()))?;
-        let limit = query.integer("limit")?.unwrap_or(0);
-        let limit = usize::try_from(limit).map_err(|_| {
-            ApiError::bad_request(format!("limit must be at least 0, and is {limit}"))
-        })?;
+        // Less than nothing limits nothing.
+        let limit = usize::try_from(query.integer("limit")?.unwrap_or(0)).unwrap_or(0);
         let freshness = match (Freshness::of_get(query)?, query.text("resourceVersionMatch")) {
             (Freshness::NotOlderThan(_) | Freshness::Exactly(_), _) if continue_token.is_some() => {
                 return Err(ApiError::bad_request(
@@ -229,28 +228,65 @@ pub struct WriteOptions {
 impl WriteOptions {
     /// `kind` is `CreateOptions`, `UpdateOptions` or `PatchOptions`, for messages.
     pub fn parse(kind: &'static str, query: &Query) -> Result<Self, ApiError> {
+        let mut errors = Vec::new();
+        if kind == "PatchOptions" && query.get("force").is_some() {
+            errors.push(FieldError {
+                reason: "FieldValueForbidden",
+                field: "force".to_owned(),
+                message: "Forbidden: may not be specified for non-apply patch".to_owned(),
+            });
+        }
+        check_manager(query.text("fieldManager"), &mut errors);
+        let dry_run = dry_run(query.get("dryRun")).unwrap_or_else(|error| {
+            errors.push(error);
+            false
+        });
         let field_validation = match query.text("fieldValidation") {
             "" | "Warn" => FieldValidation::Warn,
             "Ignore" => FieldValidation::Ignore,
             "Strict" => FieldValidation::Strict,
             other => {
                 let supported = "\"\", \"Ignore\", \"Strict\", \"Warn\"";
-                let error = unsupported("fieldValidation", &format!("{other:?}"), supported);
-                return Err(ApiError::invalid(kind, "meta.k8s.io", "", &[error]));
+                errors.push(unsupported("fieldValidation", &format!("{other:?}"), supported));
+                FieldValidation::Warn
             }
         };
-        Ok(Self { dry_run: dry_run(kind, query.get("dryRun"))?, field_validation })
+        if !errors.is_empty() {
+            return Err(ApiError::invalid(kind, "meta.k8s.io", "", &errors));
+        }
+        Ok(Self { dry_run, field_validation })
     }
 }
 
-fn dry_run(kind: &'static str, value: Option<&str>) -> Result<bool, ApiError> {
+/// Who writes. It is not kept here, but a name that is refused elsewhere is refused here.
+fn check_manager(name: &str, errors: &mut Vec<FieldError>) {
+    const LONGEST: usize = 128;
+    let field = || "fieldManager".to_owned();
+    if name.len() > LONGEST {
+        errors.push(FieldError {
+            reason: "FieldValueTooLong",
+            field: field(),
+            message: format!("Too long: may not be more than {LONGEST} bytes"),
+        });
+    }
+    let hidden = |c: char| c.is_control() || (c.is_whitespace() && c != ' ');
+    for (at, c) in name.char_indices().filter(|(_, c)| hidden(*c)) {
+        let (name, code) = (quote(name), u32::from(c));
+        errors.push(FieldError {
+            reason: "FieldValueInvalid",
+            field: field(),
+            message: format!(
+                "Invalid value: {name}: invalid character U+{code:04X} (at position {at})"
+            ),
+        });
+    }
+}
+
+fn dry_run(value: Option<&str>) -> Result<bool, FieldError> {
     match value {
         None | Some("") => Ok(false),
         Some("All") => Ok(true),
-        Some(other) => {
-            let error = unsupported("dryRun", &format!("[{other:?}]"), "\"All\"");
-            Err(ApiError::invalid(kind, "meta.k8s.io", "", &[error]))
-        }
+        Some(other) => Err(unsupported("dryRun", &format!("[{other:?}]"), "\"All\"")),
     }
 }
 
@@ -344,12 +380,15 @@ impl DeleteOptions {
                 None
             }
         };
-        if !errors.is_empty() {
-            return Err(ApiError::invalid("DeleteOptions", "meta.k8s.io", "", &errors));
-        }
         let mut dry = false;
         for value in body.dry_run.iter().flatten() {
-            dry |= dry_run("DeleteOptions", Some(value))?;
+            match dry_run(Some(value)) {
+                Ok(asked) => dry |= asked,
+                Err(error) => errors.push(error),
+            }
+        }
+        if !errors.is_empty() {
+            return Err(ApiError::invalid("DeleteOptions", "meta.k8s.io", "", &errors));
         }
         let preconditions = body.preconditions.unwrap_or_default();
         Ok(Self {
@@ -398,7 +437,7 @@ mod tests {
             ("resourceVersion=7&resourceVersionMatch=Nope", Err(422)),
             ("resourceVersion=7&continue=x", Err(400)),
             ("resourceVersion=-7", Err(400)),
-            ("limit=-1", Err(400)),
+            ("limit=-1", Ok(Freshness::Newest)),
             ("limit=x", Err(400)),
             (
                 "watch&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",

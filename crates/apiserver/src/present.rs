@@ -4,6 +4,7 @@
 //! the parsed object.
 
 use jiff::Timestamp;
+use podwright_core::pod::validation::field::quote;
 use serde_json::{Map, Value, json};
 
 use crate::document::{Document, DocumentError};
@@ -12,6 +13,7 @@ use crate::negotiate::View;
 use crate::object::Object;
 use crate::registry::{EVENTS_V1, Resource};
 use crate::rest::Page;
+use crate::status::ApiError;
 use crate::{table, tree};
 
 /// How one client sees one resource.
@@ -32,11 +34,17 @@ pub enum Include {
 }
 
 impl Include {
-    pub fn parse(text: Option<&str>) -> Self {
-        match text {
-            Some("None") => Self::None,
-            Some("Object") => Self::Object,
-            _ => Self::Metadata,
+    /// The option says nothing about anything but a table.
+    pub fn parse(text: Option<&str>, view: View) -> Result<Self, ApiError> {
+        match text.filter(|_| view == View::Table) {
+            Some("None") => Ok(Self::None),
+            Some("Object") => Ok(Self::Object),
+            None | Some("" | "Metadata") => Ok(Self::Metadata),
+            Some(other) => Err(ApiError::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {}: must be 'Metadata', \
+                 'Object', 'None', or empty",
+                quote(other)
+            ))),
         }
     }
 }

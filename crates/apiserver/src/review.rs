@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::access::{Asked, Attributes, Identity};
+use crate::clock::rfc3339;
 use crate::object::Object;
 use crate::registry::{
     Resource, SELF_SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_REVIEWS, SELF_SUBJECT_RULES_REVIEWS,
     SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS,
 };
 use crate::server::ApiServer;
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError};
 use crate::tokens::Recognised;
 use crate::tree;
 
@@ -26,13 +27,20 @@ impl ApiServer {
         let status = if resource == &TOKEN_REVIEWS {
             self.review_token(&review)?
         } else if resource == &SELF_SUBJECT_ACCESS_REVIEWS {
+            check_access_review(&review, &[])?;
             self.review_access(who, &review)
         } else if resource == &SELF_SUBJECT_REVIEWS {
+            review.set("metadata", Some(json!({"creationTimestamp": rfc3339(self.now())})));
             json!({"userInfo": user_info(who)})
         } else if resource == &SELF_SUBJECT_RULES_REVIEWS {
             self.review_rules(who, &review)?
         } else if resource == &SUBJECT_ACCESS_REVIEWS {
-            self.review_access(&subject(&review), &review)
+            let subject = subject(&review);
+            let nobody = subject.user.is_empty() && subject.groups.is_empty();
+            let why = "Invalid value: \"\": at least one of user or group must be specified";
+            let errors = [refused("spec.user", why.to_owned())];
+            check_access_review(&review, if nobody { &errors } else { &[] })?;
+            self.review_access(&subject, &review)
         } else {
             return Err(ApiError::method_not_allowed());
         };
@@ -90,6 +98,41 @@ impl ApiServer {
             Err(why) => json!({"allowed": false, "reason": why}),
         }
     }
+}
+
+/// Something must be asked for, and one thing only.
+fn check_access_review(review: &Object, more: &[FieldError]) -> Result<(), ApiError> {
+    let given = |path: &str| review.value().pointer(path).filter(|given| !given.is_null());
+    let objects = given("/spec/resourceAttributes");
+    let path = given("/spec/nonResourceAttributes");
+    let mut errors = Vec::new();
+    match (objects, path) {
+        (Some(_), Some(path)) => {
+            let text = |field: &str| path.get(field).and_then(Value::as_str).unwrap_or_default();
+            let shown = json!({"Path": text("path"), "Verb": text("verb")});
+            let why = "cannot be specified in combination with resourceAttributes";
+            errors.push(refused(
+                "spec.nonResourceAttributes",
+                format!("Invalid value: {shown}: {why}"),
+            ));
+        }
+        (None, None) => errors.push(refused(
+            "spec.resourceAttributes",
+            "Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified"
+                .to_owned(),
+        )),
+        (Some(_), None) | (None, Some(_)) => {}
+    }
+    errors.extend_from_slice(more);
+    if errors.is_empty() {
+        return Ok(());
+    }
+    // The kind is lost on the way to this message.
+    Err(ApiError::invalid("", "authorization.k8s.io", "", &errors))
+}
+
+fn refused(field: &str, message: String) -> FieldError {
+    FieldError { reason: "FieldValueInvalid", field: field.to_owned(), message }
 }
 
 fn user_info(who: &Identity) -> Value {

@@ -145,11 +145,9 @@ async fn serve(
         return server.connect(&info, &query, request).await;
     }
     let (parts, body) = request.into_parts();
-    let presenter = Presenter {
-        resource: info.resource,
-        view: negotiate::view(&parts.headers)?,
-        include: Include::parse(query.get("includeObject")),
-    };
+    let view = negotiate::view(&parts.headers)?;
+    let include = Include::parse(query.get("includeObject"), view)?;
+    let presenter = Presenter { resource: info.resource, view, include };
     server.restrict_existing(&who, &info)?;
     let call = Call { server, info, presenter, query, headers: parts.headers };
     match call.info.verb {

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 pub use podwright_core::pod::validation::FieldError;
 
-use crate::registry::Resource;
+use crate::registry::{EVENTS, Resource};
 
 const METADATA: Path<'static> = Path::new("metadata");
 
@@ -40,6 +40,14 @@ pub fn create(resource: &Resource, object: &Value) -> Vec<FieldError> {
     }
     let mut errors = Errors::new();
     meta::check(&metadata(object), common_rules(resource), &METADATA, &mut errors);
+    errors.into_vec()
+}
+
+/// What is wrong with a new event that came by the newer of their two APIs.
+pub fn create_newer_event(object: &Value) -> Vec<FieldError> {
+    let mut errors = Errors::new();
+    itself(&EVENTS, object, &mut errors);
+    event::check_new(object, &mut errors);
     errors.into_vec()
 }
 

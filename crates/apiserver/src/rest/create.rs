@@ -73,7 +73,13 @@ impl ApiServer {
         let resource = info.resource;
         let stored_as = events::stored_as(resource);
         strategy::finish_create(stored_as, &mut object);
-        invalid(resource, object.name(), &validation::create(stored_as, object.value()))?;
+        let errors = if resource == &registry::EVENTS_V1 {
+            validation::create_newer_event(object.value())
+        } else {
+            validation::create(stored_as, object.value())
+        };
+        // Its kind in complaints is that of its stored form.
+        invalid(stored_as, object.name(), &errors)?;
         let key = Key::new(resource, &info.namespace, object.name());
         if dry_run {
             return match self.store().get(&key)? {

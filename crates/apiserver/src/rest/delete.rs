@@ -22,6 +22,7 @@ pub(crate) const ORPHAN: &str = "orphan";
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
 /// The server cannot be without these.
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+const SYSTEM_CLASSES: [&str; 2] = ["system-cluster-critical", "system-node-critical"];
 
 /// The outcome: the object as it was removed, or as it goes on for now.
 #[derive(Debug)]
@@ -64,6 +65,13 @@ impl ApiServer {
                 resource,
                 &info.name,
                 "this namespace may not be deleted",
+            ));
+        }
+        if resource == &registry::PRIORITY_CLASSES && SYSTEM_CLASSES.contains(&info.name.as_str()) {
+            return Err(ApiError::forbidden(
+                resource,
+                &info.name,
+                "this is a system priority class and cannot be deleted",
             ));
         }
         let stored_as = events::stored_as(resource);

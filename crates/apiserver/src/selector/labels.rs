@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
+use podwright_core::pod::validation::field::quote;
+use podwright_core::pod::validation::format;
+
 use super::SelectorError;
 
 /// Requirements that must all hold; none select everything.
@@ -154,13 +157,12 @@ impl Parser {
             Some(Token::Word(key)) => key,
             other => return Err(unexpected(other.as_ref(), "identifier")),
         };
-        if absent {
-            return Ok(Requirement { key, test: Test::Absent });
-        }
         let test = match self.peek() {
+            _ if absent => Test::Absent,
             None | Some(Token::Sign(",")) => Test::Exists,
             Some(_) => self.test()?,
         };
+        check(&key, &test)?;
         Ok(Requirement { key, test })
     }
 
@@ -234,6 +236,28 @@ impl Parser {
     }
 }
 
+/// Keys and values must be such as labels can have.
+fn check(key: &str, test: &Test) -> Result<(), String> {
+    let mut errors = Vec::new();
+    let mut note = |field: String, value: &str, problems: Vec<String>| {
+        if !problems.is_empty() {
+            let problems = problems.join("; ");
+            errors.push(format!("{field}: Invalid value: {}: {problems}", quote(value)));
+        }
+    };
+    note("key".to_owned(), key, format::qualified_name(key));
+    if let Test::In(values) | Test::NotIn(values) = test {
+        for (i, value) in values.iter().enumerate() {
+            note(format!("values[{i}][{key}]"), value, format::label_value(value));
+        }
+    }
+    match errors.as_slice() {
+        [] => Ok(()),
+        [one] => Err(one.clone()),
+        many => Err(format!("[{}]", many.join(", "))),
+    }
+}
+
 fn unexpected(found: Option<&Token>, expected: &str) -> String {
     format!("found '{}', expected: {expected}", found.map_or("", Token::text))
 }
@@ -286,6 +310,14 @@ mod tests {
     #[test]
     fn bad_selectors_are_refused_in_the_servers_words() {
         for (selector, message) in [
+            (
+                "a=-b",
+                "unable to parse requirement: values[0][a]: Invalid value: \"-b\": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')",
+            ),
+            (
+                "!a/b/c",
+                "unable to parse requirement: key: Invalid value: \"a/b/c\": a valid label key must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]') with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')",
+            ),
             ("!!", "unable to parse requirement: found '!', expected: identifier"),
             ("!", "unable to parse requirement: found '', expected: identifier"),
             ("a=b,", "found '', expected: identifier after ','"),

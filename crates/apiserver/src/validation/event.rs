@@ -1,4 +1,5 @@
-//! Events, by the rules of the older API, which both groups of events keep.
+//! Events, by the rules of the older API, which both groups of events keep; and what the newer asks
+//! of them besides.
 
 use podwright_core::pod::validation::field::Errors;
 use podwright_core::pod::validation::format;
@@ -31,6 +32,37 @@ pub(super) fn check(object: &Value, errors: &mut Errors) {
         of_the_newer_form(object, errors);
     }
     errors.malformed(&Path::new("namespace"), namespace, &format::dns_subdomain(namespace));
+}
+
+/// What the newer API asks of a new event beyond the rules of the older.
+pub(super) fn check_new(object: &Value, errors: &mut Errors) {
+    if let Some(series) = object.get("series").filter(|series| series.is_object()) {
+        if series.get("count").and_then(Value::as_i64).unwrap_or(0) < 2 {
+            errors.invalid(&Path::new("series.count"), "", "should be at least 2");
+        }
+        if text(series, "/lastObservedTime").is_empty() {
+            errors.required(&Path::new("series.lastObservedTime"), "");
+        }
+    }
+    if text(object, "/eventTime").is_empty() {
+        errors.required(&Path::new("eventTime"), "");
+    }
+    let kind = text(object, "/type");
+    if !matches!(kind, "Normal" | "Warning") {
+        errors.invalid(&Path::new("type"), "", &format!("has invalid value: {kind}"));
+    }
+    let given = |path: &str| !text(object, path).is_empty();
+    let counted = object.get("count").and_then(Value::as_i64).unwrap_or(0) != 0;
+    for (name, is_set) in [
+        ("firstTimestamp", given("/firstTimestamp")),
+        ("lastTimestamp", given("/lastTimestamp")),
+        ("count", counted),
+        ("source", given("/source/component") || given("/source/host")),
+    ] {
+        if is_set {
+            errors.invalid(&Path::new(name), "", "needs to be unset");
+        }
+    }
 }
 
 /// An event with a time of its own says who reports it and what was done.

@@ -15,5 +15,6 @@ mod paging;
 mod serving;
 mod tokens;
 mod watching;
+mod wording;
 mod world;
 mod writing;
