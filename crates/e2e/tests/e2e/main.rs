@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod agent;
+mod alike;
 mod api_pods;
 mod bed;
 mod bench;
@@ -27,6 +28,7 @@ mod traffic;
 mod units;
 mod up_kubectl;
 mod up_reach;
+mod up_room;
 mod upheaval;
 mod users;
 mod vm;
