@@ -29,6 +29,7 @@ mod units;
 mod up_kubectl;
 mod up_reach;
 mod up_room;
+mod up_verbs;
 mod upheaval;
 mod users;
 mod vm;

@@ -1,0 +1,138 @@
+//! What people do to pods with stock `kubectl`, of three ages, against `podwright up`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use podwright_e2e::bed::Bed;
+use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::wait;
+use serde_json::json;
+
+use crate::privilege::needs_root;
+use crate::standalone::Standalone;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const IMAGE: &str = "--image=localhost/podwright/test:latest";
+const LOCAL: &str = "--image-pull-policy=Never";
+
+/// A pod that runs a command of the shell, and reads what it is given.
+fn shell(name: &str, script: &str) -> String {
+    let container = json!({
+        "name": "main", "image": "localhost/podwright/test:latest", "imagePullPolicy": "Never",
+        "command": ["sh", "-c", script], "stdin": true, "stdinOnce": true,
+    });
+    let spec = json!({
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container],
+    });
+    let metadata = json!({"name": name, "labels": {"case": name}});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}).to_string()
+}
+
+/// What a command complains about.
+async fn refused(kubectl: &Kubectl, arguments: &[&str]) -> String {
+    format!("{:#}", kubectl.run(arguments).await.unwrap_err())
+}
+
+/// Made, seen coming, talked to, and gone, with the words everybody knows.
+async fn life(bed: &Bed, kubectl: &Kubectl, talk: &str) {
+    let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
+    let watching = kubectl.command(&["get", "pods", "--watch", "--no-headers"]);
+    let watching = bed.daemon(&format!("watching-{talk}"), watching).unwrap();
+    let script = "echo one; read word; echo got $word; sleep 1; echo end";
+    let created = kubectl.run_with(&["create", "-f", "-"], &shell(talk, script)).await.unwrap();
+    assert!(created.contains(&format!("pod/{talk} created")), "{created}");
+    let runs = |line: &str| line.starts_with(talk) && line.contains("Running");
+    let seen = async || Ok(watching.log().lines().any(runs));
+    wait::until_true("the watch to show the pod running", LIMIT, seen).await.unwrap();
+    watching.kill().await.unwrap();
+    let heard = kubectl.run_with(&["attach", "-i", talk], "a-word\n").await.unwrap();
+    assert!(heard.contains("got a-word"), "{heard}");
+    let followed = run(&["logs", "--follow", talk]).await;
+    assert_eq!(followed.lines().collect::<Vec<_>>(), ["one", "got a-word", "end"]);
+    run(&["delete", "pod", talk]).await;
+
+    let once = ["run", "once", "--rm", "-i", "--restart=Never", IMAGE, LOCAL, "--command", "--"];
+    let heard = kubectl.run_with(&[&once[..], &["cat"]].concat(), "through a pod\n").await.unwrap();
+    assert!(heard.contains("through a pod"), "{heard}");
+    let fails = ["sh", "-c", "read word; exit 4"];
+    let failed = kubectl.run_with(&[&once[..], &fails].concat(), "word\n").await.unwrap_err();
+    assert!(format!("{failed:#}").contains("terminated (Error)"), "{failed:#}");
+    assert!(refused(kubectl, &["get", "pod", "once"]).await.contains("NotFound"));
+
+    // by force, and by eviction, as a drain does it
+    kubectl.run_with(&["create", "-f", "-"], &shell("stays", "sleep 1000")).await.unwrap();
+    run(&["delete", "pod", "stays", "--force", "--grace-period=0"]).await;
+    assert!(refused(kubectl, &["get", "pod", "stays"]).await.contains("NotFound"));
+    kubectl.run_with(&["create", "-f", "-"], &shell("stays", "sleep 1000")).await.unwrap();
+    run(&["wait", "--for=condition=Ready", "pod/stays", "--timeout=60s"]).await;
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": "stays", "namespace": "default"},
+    });
+    let path = "/api/v1/namespaces/default/pods/stays/eviction";
+    kubectl.run_with(&["create", "--raw", path, "-f", "-"], &eviction.to_string()).await.unwrap();
+    // `wait --for=delete` of 1.20 complains if the pod is gone already
+    let gone = async || Ok(kubectl.run(&["get", "pod", "stays"]).await.is_err());
+    wait::until_true("the evicted pod to be gone", LIMIT, gone).await.unwrap();
+    assert!(refused(kubectl, &["get", "pod", "stays"]).await.contains("NotFound"));
+}
+
+/// What is not served says so, in words that lead on.
+async fn refusals(kubectl: &Kubectl) {
+    for (command, words) in [
+        (&["create", "deployment", "d", IMAGE][..], "deployments.apps is not served here"),
+        (&["create", "service", "clusterip", "s", "--tcp=80"], "services are read-only here"),
+        (&["create", "quota", "q"], "resourcequotas is not served here"),
+        (&["top", "pod"], "Metrics API not available"),
+        (&["get", "deployments"], "doesn't have a resource type"),
+        (&["run", "No_Name", IMAGE], "RFC 1123"),
+    ] {
+        let said = refused(kubectl, command).await;
+        assert!(said.contains(words), "{command:?}: {said}");
+    }
+    let services = kubectl.run(&["get", "services", "--no-headers"]).await.unwrap();
+    assert!(services.starts_with("kubernetes"), "{services}");
+}
+
+/// What came after 1.20: another container in a pod that runs, events by pod, tokens, oneself.
+async fn newer(kubectl: &Kubectl) {
+    let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
+    kubectl.run_with(&["create", "-f", "-"], &shell("sick", "sleep 1000")).await.unwrap();
+    run(&["wait", "--for=condition=Ready", "pod/sick", "--timeout=60s"]).await;
+    let debug = ["debug", "sick", "-i", IMAGE, LOCAL, "--target=main", "-c", "doctor", "--"];
+    let look = ["sh", "-c", "read word; ps; echo $word; sleep 1"];
+    let seen = kubectl.run_with(&[&debug[..], &look].concat(), "seen\n").await.unwrap();
+    assert!(seen.contains("sleep 1000") && seen.contains("seen"), "{seen}");
+    let events = run(&["events", "--for", "pod/sick"]).await;
+    assert!(events.contains("Scheduled") && events.contains("Started"), "{events}");
+    assert!(!events.contains("Warning"), "{events}");
+    assert_eq!(run(&["create", "token", "default"]).await.split('.').count(), 3);
+    assert!(run(&["auth", "whoami"]).await.contains("podwright-admin"));
+    let rights = run(&["auth", "can-i", "--list"]).await;
+    assert!(rights.contains("*.*"), "{rights}");
+    run(&["delete", "pod", "sick", "--now"]).await;
+}
+
+#[tokio::test]
+async fn kubectl_of_every_age_does_to_pods_what_people_do() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "up");
+    node.run(&["up"]).await.unwrap();
+    node.load_test_image().await;
+    let kubeconfig = PathBuf::from(&node.state).join("kubeconfig");
+    for (release, talk) in [
+        (Release::V1_20, "talk-old"),
+        (Release::V1_32, "talk-middle"),
+        (Release::V1_36, "talk-new"),
+    ] {
+        let kubectl = bed.kubectl_with(release, kubeconfig.clone()).unwrap();
+        life(&bed, &kubectl, talk).await;
+        refusals(&kubectl).await;
+        if release != Release::V1_20 {
+            newer(&kubectl).await;
+        }
+    }
+    node.run(&["down"]).await.unwrap();
+    bed.close().unwrap();
+}
