@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn row_3_what_needs_the_api_server_is_refused() {
+    fn rows_3_and_52_what_needs_the_api_server_is_refused() {
         let with = |extra: &str| WEB.replace("spec: {", &format!("spec: {{{extra}, "));
         for (extra, resource) in [
             ("volumes: [{name: v, secret: {secretName: s}}]", "secrets"),

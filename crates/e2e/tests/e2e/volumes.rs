@@ -1,7 +1,7 @@
 //! What pods find in their volumes, on real mounts and a real API server.
 
 use std::fmt::Debug;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
@@ -10,6 +10,8 @@ use k8s_openapi::api::core::v1::{
 };
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use podwright_e2e::bed::Bed;
+use podwright_e2e::containerd::Release;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
@@ -259,6 +261,97 @@ async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
     cluster.until("variable", "ready", ready).await;
     println!("missing ConfigMap created to pod Ready: {:?}", began.elapsed());
     cluster.close();
+}
+
+#[tokio::test]
+async fn row_39_a_secret_is_in_memory_only_and_nothing_of_it_is_left() {
+    needs_root!();
+    let mut cluster = Cluster::start().await;
+    const WORD: &str = "correct-horse-battery";
+    cluster.make::<Secret>(json!({"metadata": {"name": "s"}, "stringData": {"k": WORD}})).await;
+    let volumes = json!([
+        {"name": "plain", "secret": {"secretName": "s"}},
+        {"name": "all", "projected": {"sources": [{"secret": {"name": "s"}}]}},
+    ]);
+    let mounts =
+        json!([{"name": "plain", "mountPath": "/plain"}, {"name": "all", "mountPath": "/all"}]);
+    let text = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    let mut made = Vec::new();
+    for name in ["stays", "goes"] {
+        made.push(cluster.create(script(name, text, volumes.clone(), mounts.clone())).await);
+        cluster.until(name, "ready", ready).await;
+    }
+    let root = cluster.agent.root_dir();
+    let on_disk = |root: &Path| files_with(root, WORD, OnDisk::Only);
+    assert_eq!(files_with(&root, WORD, OnDisk::AndInMemory).len(), 4, "they are there to be read");
+    assert_eq!(on_disk(&root), Vec::<PathBuf>::new());
+
+    cluster.pods().delete("goes", &DeleteParams::default()).await.unwrap();
+    cluster.until_gone("goes").await;
+    assert!(!cluster.folder_of(&made[1]).exists());
+    // What an agent leaves that nobody can stop in good order.
+    cluster.agent.kill().await.unwrap();
+    cluster.pods().delete("stays", &DeleteParams::default()).await.unwrap();
+    cluster.agent.restart().await.unwrap();
+    cluster.until_gone("stays").await;
+    assert_eq!(files_with(&root, WORD, OnDisk::AndInMemory), Vec::<PathBuf>::new());
+    assert!(!cluster.agent.daemon().log().contains(WORD), "it is in the log");
+    cluster.close();
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnDisk {
+    Only,
+    AndInMemory,
+}
+
+/// The files below a folder that hold a word.
+fn files_with(folder: &Path, word: &str, which: OnDisk) -> Vec<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| std::fs::symlink_metadata(path).unwrap().dev();
+    let disk = device(folder);
+    let (mut found, mut open) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let (path, kind) = entry.map(|e| (e.path(), e.file_type().unwrap())).unwrap();
+            if which == OnDisk::Only && device(&path) != disk {
+                continue;
+            }
+            if kind.is_dir() {
+                open.push(path);
+            } else if kind.is_file() {
+                let text = std::fs::read(&path).unwrap();
+                if text.windows(word.len()).any(|part| part == word.as_bytes()) {
+                    found.push(path);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn an_image_is_a_volume_where_the_runtime_can() {
+    needs_root!();
+    let bed = Bed::builder().containerd(Release::V2).start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let image = "localhost/podwright/test:latest";
+    let volumes = json!([{"name": "files", "image": {"reference": image, "pullPolicy": "Never"}}]);
+    let mounts = json!([{"name": "files", "mountPath": "/files"}]);
+    let text = "test -x /files/bin/busybox && echo found; \
+        (echo x > /files/x) 2>/dev/null || echo read-only; \
+        trap 'exit 0' TERM; while :; do sleep 0.1; done";
+    agent.add_manifest("reads", &script("reads", text, volumes, mounts)).unwrap();
+    let said = async || {
+        let mut folders = std::fs::read_dir(agent.pod_logs())?;
+        let Some(folder) = folders.next() else { return Ok(false) };
+        let log = std::fs::read_to_string(folder?.path().join("app/0.log"))?;
+        Ok(log.contains(" found\n") && log.contains(" read-only\n"))
+    };
+    wait::until_true("the files of the image", LIMIT, said).await.unwrap();
+    drop(agent);
+    bed.close().unwrap();
 }
 
 #[tokio::test]
