@@ -155,6 +155,9 @@ struct Starts {
     key: u64,
     backoff: Option<Backoff>,
     failure: Option<Failure<StartError>>,
+    /// The image that could not be had, if that was the failure: its own, or a volume's.
+    #[serde(default)]
+    unpulled: Option<Arc<str>>,
     exits: Vec<SeenExit>,
     /// The highest attempt number that may be taken in the runtime though no instance shows.
     taken: Option<u32>,
@@ -183,6 +186,14 @@ impl Stopped {
     fn again(earlier: Option<&Self>, now: Mono) -> Self {
         Self { last: now, times: earlier.map_or(1, |earlier| earlier.times.saturating_add(1)) }
     }
+}
+
+/// An image that is not pulled again before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unpulled<'a> {
+    pub image: &'a str,
+    pub until: Mono,
+    pub error: &'a str,
 }
 
 /// What the runtime said it had stopped, and still shows as running.
@@ -266,11 +277,25 @@ impl Attempts {
         let starts = self.starts_of(container, key);
         let earlier = starts.failure.take();
         starts.failure = Some(Failure::again(earlier, reason, message, now, retry_in));
+        starts.unpulled = None;
+    }
+
+    /// The failure just noted was that this image could not be had.
+    pub fn note_unpulled(&mut self, container: &Arc<str>, key: u64, image: &Arc<str>) {
+        self.starts_of(container, key).unpulled = Some(image.clone());
+    }
+
+    /// The image that a container waits for, until when, and what became of its last pull.
+    pub fn unpulled(&self, container: &str, key: u64, now: Now) -> Option<Unpulled<'_>> {
+        let image = self.starts.get(container).filter(|s| s.key == key)?.unpulled.as_deref()?;
+        let (until, error) = self.pull_hold(image, now)?;
+        Some(Unpulled { image, until, error })
     }
 
     pub fn note_started(&mut self, container: &Arc<str>, key: u64) {
         let starts = self.starts_of(container, key);
         starts.failure = None;
+        starts.unpulled = None;
         starts.taken = None;
     }
 
@@ -329,6 +354,11 @@ impl Attempts {
         self.steps.values()
     }
 
+    /// Forgets sandboxes that were stopped and are gone.
+    pub fn forget_sandboxes(&mut self, observed: &ObservedPod) {
+        self.stopped.retain(|id, _| observed.sandboxes.iter().any(|sandbox| sandbox.id == *id));
+    }
+
     pub fn note_sandbox_stopped(&mut self, sandbox: SandboxId, now: Mono) {
         let stopped = Stopped::again(self.stopped.get(&sandbox), now);
         self.stopped.insert(sandbox, stopped);
@@ -362,6 +392,14 @@ impl Attempts {
         });
         let last = containers.chain(sandboxes).max_by_key(|(_, stopped)| stopped.last);
         last.map(|(name, stopped)| Survivor { name, last: stopped.last, times: stopped.times })
+    }
+
+    /// Puts another text in place of what a hook was told and said.
+    pub(crate) fn mask_hooks(&mut self, mask: &str) {
+        let failures = self.starts.values_mut().filter_map(|starts| starts.failure.as_mut());
+        for failure in failures.filter(|f| f.reason == StartError::PostStartHookError) {
+            mask.clone_into(&mut failure.message);
+        }
     }
 
     /// Something outside changed (a missing ConfigMap appeared, say): try again at once.

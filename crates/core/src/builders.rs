@@ -159,6 +159,7 @@ impl ObservedBuilder<'_> {
             created: wall(u64::from(attempt)),
             ready,
             host_network: Some(self.pod.host_network),
+            handler: String::new(),
             ips: Some(vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7))]),
         });
         self

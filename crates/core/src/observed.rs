@@ -41,6 +41,11 @@ impl ObservedPod {
         self.instances.iter().filter(move |i| &*i.container == container)
     }
 
+    /// The newest instance that exited, whatever came after it.
+    pub fn last_exited(&self, container: &str) -> Option<&Instance> {
+        self.instances.iter().find(|i| &*i.container == container && i.exit().is_some())
+    }
+
     pub fn newest_sandbox(&self) -> Option<&Sandbox> {
         self.sandboxes.first()
     }
@@ -75,6 +80,9 @@ pub struct Sandbox {
     pub ready: bool,
     /// It shares the node's network. `None`: the runtime does not say.
     pub host_network: Option<bool>,
+    /// Which of the runtime's handlers made it; empty is its own choice.
+    #[serde(default)]
+    pub handler: String,
     /// `None` until the sandbox was inspected; a list call does not tell addresses.
     pub ips: Option<Vec<IpAddr>>,
 }

@@ -30,6 +30,7 @@ use crate::time::{Mono, Now, Stopwatch};
 
 pub use kill::{KillPod, Stop, StopCause};
 pub use masking::MASK;
+pub use sync::image_back_off;
 
 /// The parts of the node that a pod stands on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +96,13 @@ impl Case {
     }
 }
 
+/// What becomes of the logs of an instance that is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Logs {
+    Kept,
+    Removed,
+}
+
 /// One act. The executor carries it out and holds no opinion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
@@ -105,7 +113,10 @@ pub enum Step {
     KillPod(KillPod),
     StopContainer(Stop),
     /// Old instances nobody needs any more.
-    RemoveInstances(Vec<ContainerId>),
+    RemoveInstances {
+        ids: Vec<ContainerId>,
+        logs: Logs,
+    },
     CreateSandbox {
         attempt: u32,
     },
@@ -126,7 +137,7 @@ impl Step {
             | Self::MountVolumes
             | Self::KillPod(_)
             | Self::StopContainer(_)
-            | Self::RemoveInstances(_)
+            | Self::RemoveInstances { .. }
             | Self::CreateSandbox { .. }
             | Self::Resize(_)
             | Self::UnmountVolumes

@@ -73,6 +73,7 @@ pub(crate) fn sandbox(status: &cri::PodSandboxStatus) -> Result<Sandbox, Error> 
         created,
         ready: sandbox_ready(status.state),
         host_network,
+        handler: status.runtime_handler.clone(),
         ips,
     })
 }

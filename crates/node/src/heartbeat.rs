@@ -9,6 +9,7 @@ pub mod addresses;
 mod lease;
 mod look;
 pub mod own_node;
+pub mod pod_ranges;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;

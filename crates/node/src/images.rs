@@ -18,6 +18,7 @@ use podwright_core::attempts::StartError;
 use podwright_core::credential::Provider;
 use podwright_core::image::access::{self, Verdict, Verification};
 use podwright_core::image::{self, Throttle};
+use podwright_core::plan;
 use podwright_core::pod::{Container, Pod};
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
@@ -216,8 +217,14 @@ impl Images {
         Some(Prefetch { task: task.abort_handle(), _outcome: outcome })
     }
 
-    /// Makes sure the image of a container is here, as its pull policy says.
-    pub async fn ensure(&self, pod: &Pod, container: &Container) -> Result<Present, Absent> {
+    /// Makes sure the image of a container is here, as its pull policy says. With the error of
+    /// its last pull it is too early for another.
+    pub async fn ensure(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        held: Option<&str>,
+    ) -> Result<Present, Absent> {
         let wanted = &*container.image;
         let tell = |severity, reason, text: String| {
             self.events.container(pod, container, severity, reason, text);
@@ -259,9 +266,13 @@ impl Images {
                 tell(Severity::Warning, "ErrImageNeverPull", message.clone());
                 Err(Absent { reason: StartError::ErrImageNeverPull, message })
             }
-            (PullPolicy::Always | PullPolicy::IfNotPresent, None) => {
-                self.pull(pod, container, &image).await
-            }
+            (PullPolicy::Always | PullPolicy::IfNotPresent, None) => match held {
+                Some(error) => {
+                    let message = plan::image_back_off(wanted, error);
+                    Err(Absent { reason: StartError::ImagePullBackOff, message })
+                }
+                None => self.pull(pod, container, &image).await,
+            },
         }
     }
 

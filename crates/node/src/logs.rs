@@ -6,6 +6,7 @@
 
 mod folders;
 pub mod read;
+mod removal;
 pub mod rotation;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use podwright_core::pod::Pod;
 use crate::tools::Tools;
 use folders::Folders;
 use read::{Follow, Liveness, Reader};
+pub(crate) use removal::{remove, remove_now};
 
 /// What somebody wants to read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -30,6 +30,7 @@ use crate::events::{self, Recorder, Severity};
 use crate::gate::Gate;
 use crate::gc::{self, Gc};
 use crate::heartbeat::own_node::{self, OwnNode};
+use crate::heartbeat::pod_ranges;
 use crate::heartbeat::{Heartbeat, LeaseKeeper, Look, Timing};
 use crate::images::{self, Images};
 use crate::inquiry;
@@ -297,6 +298,8 @@ impl Node {
         let name = self.tools.settings.node_name.clone();
         let follow = own_node::follow(client, name.clone(), shown, self.stop.clone());
         self.tasks.spawn(follow);
+        let (runtime, stop) = (self.tools.runtime.clone(), self.stop.clone());
+        self.tasks.spawn(pod_ranges::pass_on(runtime, node.clone(), stop));
         let lease = LeaseKeeper {
             client: own_client.clone(),
             node: name,

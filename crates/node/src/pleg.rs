@@ -35,8 +35,12 @@ const STALE: Duration = Duration::from_secs(180);
 const RECONNECT: Duration = Duration::from_secs(1);
 /// A look at something that ended may have come too early, and is made again, this long after the
 /// one before.
-const ECHOES: [Duration; 3] =
-    [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1500)];
+const ECHOES: [Duration; 4] = [
+    Duration::from_millis(20),
+    Duration::from_millis(80),
+    Duration::from_millis(400),
+    Duration::from_millis(1500),
+];
 
 /// Who wants to know that the runtime has news of a pod.
 pub trait Listener: Send + Sync + 'static {
@@ -417,6 +421,7 @@ mod tests {
             (0, "begun"),
             (0, "ended"),
             (0, "told"),
+            (20, "ended"),
             (100, "ended"),
             (500, "ended"),
             (2000, "ended"),

@@ -31,6 +31,8 @@ use crate::pods::Directory;
 const FIRST: Duration = Duration::from_millis(100);
 /// The small steps after it (a sandbox stands, say) matter to nobody but people who watch.
 const SMALL_STEP: Duration = Duration::from_secs(1);
+/// A sandbox without containers: they follow soon, and one report tells of both.
+const SANDBOX_STEP: Duration = Duration::from_secs(5);
 
 /// What of a pod is still on this node.
 pub type Leftovers = Arc<dyn Fn(&PodUid) -> Remains + Send + Sync>;
@@ -117,7 +119,7 @@ impl StatusManager {
 
     /// The sandbox stands; images may still take a while.
     pub fn sandbox_ready(&self, pod: &Pod) {
-        self.file(pod, Occasion::Sync, |old| {
+        self.file_within(SANDBOX_STEP, pod, Occasion::Sync, |old| {
             let mut status = old?.clone();
             let conditions = status.conditions.iter_mut().flatten();
             let ready = conditions.filter(|c| c.type_ == READY_TO_START && c.status != "True");
@@ -160,6 +162,17 @@ impl StatusManager {
         occasion: Occasion,
         make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
     ) {
+        self.file_within(SMALL_STEP, pod, occasion, make);
+    }
+
+    /// What nobody acts on may wait this long for more.
+    fn file_within(
+        &self,
+        patience: Duration,
+        pod: &Pod,
+        occasion: Occasion,
+        make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
+    ) {
         let mirror = self.directory.mirror_of(pod);
         let now = self.clock.now();
         let mut all = self.tracked.lock();
@@ -198,7 +211,7 @@ impl StatusManager {
                     if urgent {
                         tracked.not_before = now.mono;
                     } else if !waits_already {
-                        tracked.not_before = now.mono + SMALL_STEP;
+                        tracked.not_before = now.mono + patience;
                     }
                 }
             }

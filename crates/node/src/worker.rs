@@ -151,6 +151,8 @@ impl Worker {
         let mut operation = Operation::Create;
         loop {
             let view = self.view(&mut wakes).await;
+            let cgroup = self.tools.cgroups.has_pod(&self.cell.pod()).await;
+            // From here to the report nothing is waited for: what is read now is what is told.
             let began = self.tools.clock.now();
             let (desired, probed) = (
                 wakes.desired.borrow_and_update().clone(),
@@ -162,7 +164,6 @@ impl Worker {
                 retries = desired.retry;
                 self.cell.attempts.lock().retry_now(began);
             }
-            let cgroup = self.tools.cgroups.has_pod(&desired.pod).await;
             let decision = self.decide(&view, &desired, &probed, network, cgroup, began);
             self.report(&decision, began);
             if self.advance(&decision) {
@@ -226,6 +227,7 @@ impl Worker {
         self.count_ends(pod, view);
         let mut attempts = self.cell.attempts.lock();
         attempts.forget_ended(view);
+        attempts.forget_sandboxes(view);
         for container in &pod.containers {
             for instance in view.instances_of(&container.name) {
                 attempts.note_exit(&container.name, container.backoff_key, instance, now);
@@ -250,6 +252,7 @@ impl Worker {
             now,
         };
         let plan = plan::decide(&inputs);
+        let handler = view.newest_sandbox().map_or("", |sandbox| sandbox.handler.as_str());
         let status = status::generate(&Sources {
             inputs: &inputs,
             plan: &plan,
@@ -258,7 +261,7 @@ impl Worker {
             agent_started: self.tools.started,
             runtime: status::Runtime {
                 name: &self.tools.settings.runtime_name,
-                recursive_read_only: self.tools.facts.supports_recursive_read_only(""),
+                recursive_read_only: self.tools.facts.supports_recursive_read_only(handler),
             },
             pod_cgroup: None,
         });

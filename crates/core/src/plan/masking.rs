@@ -6,6 +6,7 @@
 use k8s_openapi::api::core::v1;
 
 use super::Case;
+use crate::attempts::StartError;
 use crate::observed::State;
 use crate::pod::{
     ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, BadPod, Pod, hold,
@@ -19,7 +20,8 @@ const OWN_ANNOTATIONS: [&str; 5] =
     [ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, hold::ANNOTATION_HOLD];
 
 impl Case {
-    /// Hides values of variables, arguments of commands, headers, annotations and last words.
+    /// Hides values of variables, arguments of commands, headers, annotations, last words and what
+    /// hooks said.
     pub fn masked(mut self) -> Result<Self, BadPod> {
         let mut object = v1::Pod::clone(&self.pod.object);
         mask_annotations(&mut object);
@@ -35,6 +37,8 @@ impl Case {
                 mask_text(&mut exit.message);
             }
         }
+        // Its message has the command and its output.
+        self.attempts.mask_hooks(MASK);
         Ok(self)
     }
 }
@@ -104,7 +108,7 @@ fn mask_headers(get: &mut Option<v1::HTTPGetAction>) {
     headers.for_each(|header| mask_text(&mut header.value));
 }
 
-/// Last words of containers, as they were reported.
+/// Last words of containers and of their hooks, as they were reported.
 fn mask_status(status: &mut v1::PodStatus) {
     let lists = [
         &mut status.init_container_statuses,
@@ -113,10 +117,12 @@ fn mask_status(status: &mut v1::PodStatus) {
     ];
     let containers = lists.into_iter().flat_map(|list| list.iter_mut().flatten());
     let states = containers.flat_map(|status| [&mut status.state, &mut status.last_state]);
-    for ended in states.flatten().filter_map(|state| state.terminated.as_mut()) {
-        if let Some(message) = &mut ended.message {
-            mask_text(message);
-        }
+    for state in states.flatten() {
+        let ended = state.terminated.as_mut().and_then(|ended| ended.message.as_mut());
+        let hook = StartError::PostStartHookError.as_str();
+        let waits = state.waiting.as_mut().filter(|waits| waits.reason.as_deref() == Some(hook));
+        let waits = waits.and_then(|waits| waits.message.as_mut());
+        ended.into_iter().chain(waits).for_each(mask_text);
     }
 }
 
@@ -127,7 +133,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::attempts::StartError;
     use crate::builders::{case, observed, t};
     use crate::plan;
     use crate::pod::Source;
@@ -150,8 +155,12 @@ mod tests {
                 "annotations": { "note": "hunter2", "podwright/hold": "maintenance" } },
             "spec": { "containers": [container], "initContainers": [
                 { "name": "i", "image": "x", "args": ["hunter2"] }] },
-            "status": { "containerStatuses": [{ "name": "c", "ready": false, "restartCount": 1,
-                "image": "x", "imageID": "", "state": ended }] },
+            "status": { "containerStatuses": [
+                { "name": "c", "ready": false, "restartCount": 1, "image": "x", "imageID": "",
+                    "state": ended },
+                { "name": "d", "ready": false, "restartCount": 1, "image": "x", "imageID": "",
+                    "state": { "waiting": { "reason": "PostStartHookError",
+                        "message": "Exec lifecycle hook ([sh -c hunter2]) failed" } } }] },
         });
         Pod::parse(serde_json::from_value(object).unwrap(), Source::Api).unwrap()
     }
@@ -164,6 +173,8 @@ mod tests {
         let (reason, wait) = (StartError::CreateContainerConfigError, Duration::from_secs(10));
         case.attempts.note_start_failure(&"i".into(), key, reason, "no key".into(), t(100), wait);
         let plan = plan::decide(&case.inputs());
+        let (hook, said) = (StartError::PostStartHookError, "[sh -c hunter2] failed".to_owned());
+        case.attempts.note_start_failure(&"d".into(), key, hook, said, t(100), wait);
         let text = serde_json::to_string(&case.masked().unwrap()).unwrap();
         assert!(!text.contains("hunter2"), "{text}");
         for shown in ["TOKEN", "Authorization", "/app", "registry.example/app:1", "maintenance"] {

@@ -211,7 +211,7 @@ impl Play {
             Step::MakeDirectories => PodStep::Directories,
             Step::MountVolumes => PodStep::Volumes,
             Step::KillPod(_) | Step::StopContainer(_) => PodStep::Kill,
-            Step::RemoveInstances(_) => PodStep::Removal,
+            Step::RemoveInstances { .. } => PodStep::Removal,
             Step::CreateSandbox { .. } => PodStep::Sandbox,
             Step::Resize(_) => PodStep::Resize,
             Step::UnmountVolumes | Step::DestroyCgroup => PodStep::Teardown,
@@ -257,7 +257,7 @@ impl Play {
                 attempts.note_step_done(PodStep::Kill);
                 self.stop(std::slice::from_ref(stop));
             }
-            Step::RemoveInstances(ids) => {
+            Step::RemoveInstances { ids, .. } => {
                 let alive = |i: &Instance| ids.contains(&i.id) && i.is_running();
                 assert!(!self.case.observed.instances.iter().any(alive), "removed while it runs");
                 self.case.observed.instances.retain(|i| !ids.contains(&i.id));
@@ -274,6 +274,7 @@ impl Play {
                         created: self.case.now.wall,
                         ready: true,
                         host_network: Some(false),
+                        handler: String::new(),
                         ips: Some(vec![[10, 0, 0, 1].into()]),
                     },
                 );

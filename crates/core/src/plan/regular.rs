@@ -1,7 +1,6 @@
 //! Regular and ephemeral containers: which to keep, stop, start.
 
 use super::{Inputs, NextAttempt, Start, Stop, StopCause, kill};
-use crate::attempts::Attempts;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, Container, ProbeKind};
 use crate::resize::{self, Resize, Update};
@@ -26,14 +25,16 @@ pub(super) fn restart<'a>(container: &'a Container, follows: Option<&'a Instance
 }
 
 impl Restart<'_> {
-    pub(super) fn step(&self, attempts: &Attempts) -> Start {
+    pub(super) fn step(&self, inputs: &Inputs<'_>) -> Start {
+        let attempts = inputs.attempts;
         let taken = attempts.attempt_taken(&self.container.name);
         let free = taken.map_or(0, |n| n.saturating_add(1));
         let attempt = match self.follows {
             Some(instance) => NextAttempt::Number(instance.attempt.saturating_add(1).max(free)),
             None => NextAttempt::PastLogs(free),
         };
-        let after = self.follows.filter(|i| i.exit().is_some()).map(|i| i.id.clone());
+        // One that we stop now did not exit by itself; its next restart counts the one before.
+        let after = inputs.observed.last_exited(&self.container.name).map(|i| i.id.clone());
         Start { container: self.container.name.clone(), attempt, after }
     }
 }

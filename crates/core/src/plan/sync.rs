@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use super::regular::{Actions, Restart, restart};
 use super::{
-    Hold, Inputs, KillPod, Plan, Step, Topic, WaitReason, Waiting, Why, init, kill, regular,
+    Hold, Inputs, KillPod, Logs, Plan, Step, Topic, WaitReason, Waiting, Why, init, kill, regular,
     sandbox,
 };
-use crate::attempts::{PodStep, StartError};
+use crate::attempts::{PodStep, StartError, Unpulled};
 use crate::ids::ContainerId;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, ContainerKind, RestartPolicy};
@@ -131,7 +131,7 @@ fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
     let mut remove: Vec<ContainerId> = of(|k| k == ContainerKind::Regular).collect();
     remove.extend(of(ContainerKind::is_init));
     remove.push(trigger.id.clone());
-    plan.steps.push(Step::RemoveInstances(remove));
+    plan.steps.push(Step::RemoveInstances { ids: remove, logs: Logs::Kept });
     plan
 }
 
@@ -172,9 +172,9 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         .map(|i| i.id.clone())
         .collect();
     if !stale.is_empty() {
-        plan.steps.push(Step::RemoveInstances(stale));
+        plan.steps.push(Step::RemoveInstances { ids: stale, logs: Logs::Removed });
     }
-    let (starts, _) = hold_back(inputs, starts, &[], &mut plan);
+    let (starts, _) = hold_back(inputs, starts, &mut plan);
     if may_try(inputs, PodStep::Sandbox, &mut plan) && prepare(inputs, &mut plan) {
         plan.steps.push(Step::CreateSandbox { attempt });
         plan.steps.extend(starts);
@@ -218,7 +218,7 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
         plan.steps.push(Step::Resize(resize));
     }
     drop_unstarted(inputs, &mut starts, &mut plan);
-    let (starts, held) = hold_back(inputs, starts, &stopped, &mut plan);
+    let (starts, held) = hold_back(inputs, starts, &mut plan);
     if let Some(why) = why_in_sandbox(inputs, &plan, &starts, held.as_deref()) {
         plan.why = why;
     }
@@ -370,7 +370,7 @@ fn drop_unstarted(inputs: &Inputs<'_>, starts: &mut Vec<Restart<'_>>, plan: &mut
         return;
     }
     if may_try(inputs, PodStep::Removal, plan) {
-        plan.steps.push(Step::RemoveInstances(ids));
+        plan.steps.push(Step::RemoveInstances { ids, logs: Logs::Removed });
     } else {
         starts.retain(|start| unstarted(start).is_none());
     }
@@ -389,7 +389,7 @@ fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
         .map(|i| i.id.clone())
         .collect();
     if !old.is_empty() && may_try(inputs, PodStep::Removal, plan) {
-        plan.steps.push(Step::RemoveInstances(old));
+        plan.steps.push(Step::RemoveInstances { ids: old, logs: Logs::Removed });
     }
 }
 
@@ -397,12 +397,11 @@ fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
 fn hold_back(
     inputs: &Inputs<'_>,
     starts: Vec<Restart<'_>>,
-    stopped: &[ContainerId],
     plan: &mut Plan,
 ) -> (Vec<Step>, Option<Arc<str>>) {
     let (mut now, mut held) = (Vec::new(), None);
     for start in starts {
-        let Wait { shown, until } = wait(inputs, &start, stopped);
+        let Wait { shown, until } = wait(inputs, &start);
         let name = &start.container.name;
         if let Some(shown) = shown {
             plan.waiting.insert(name.clone(), shown);
@@ -412,7 +411,7 @@ fn hold_back(
             held.get_or_insert_with(|| name.clone());
             continue;
         }
-        now.push(Step::StartContainer(start.step(inputs.attempts)));
+        now.push(Step::StartContainer(start.step(inputs)));
     }
     (now, held)
 }
@@ -425,14 +424,11 @@ struct Wait {
     until: Option<Mono>,
 }
 
-fn wait(inputs: &Inputs<'_>, start: &Restart<'_>, stopped: &[ContainerId]) -> Wait {
+fn wait(inputs: &Inputs<'_>, start: &Restart<'_>) -> Wait {
     let (container, now) = (start.container, inputs.now);
     let key = container.backoff_key;
     // A container we stop ourselves did not crash; only an exit before that counts.
-    let crashed = inputs
-        .observed
-        .instances_of(&container.name)
-        .find(|i| i.exit().is_some() && !stopped.contains(&i.id));
+    let crashed = inputs.observed.last_exited(&container.name);
     let hold = crashed.and_then(|i| {
         let hold = inputs.attempts.crash_hold(&container.name, key, i, now, inputs.crash_backoff);
         let seen = inputs.attempts.exit_seen(&container.name, &i.id);
@@ -458,26 +454,50 @@ fn wait(inputs: &Inputs<'_>, start: &Restart<'_>, stopped: &[ContainerId]) -> Wa
         return Wait { shown: Some(Waiting { reason, message }), until: Some(until) };
     }
     let Some(failed) = failed else { return Wait::default() };
-    if failed.reason == StartError::PostStartHookError {
-        // It did run, and ended: only the back-off of its exits holds it back.
+    if has_run(failed.reason, start.follows) {
         return Wait { shown: failure, until: None };
     }
-    match inputs.attempts.pull_hold(&container.image, now) {
-        Some((until, error)) if failed.reason == StartError::ErrImagePull => {
+    match inputs.attempts.unpulled(&container.name, key, now) {
+        Some(Unpulled { image, until, error }) => {
             let switch = failed.last + SHOWN_AS_ITSELF;
-            if now.mono < switch {
+            if failed.reason == StartError::ErrImagePull && now.mono < switch {
                 return Wait { shown: failure, until: Some(switch.min(until)) };
             }
-            let message =
-                format!("Back-off pulling image {:?}: ErrImagePull: {error}", &*container.image);
+            let message = image_back_off(image, error);
             let reason = WaitReason::NotStarted(StartError::ImagePullBackOff);
             Wait { shown: Some(Waiting { reason, message }), until: Some(until) }
         }
-        Some(_) | None => {
+        None => {
             let until = (now.mono < failed.retry_at).then_some(failed.retry_at);
             Wait { shown: failure, until }
         }
     }
+}
+
+/// Whether it did run, or was made and could not, and ended: then only the back-off of its exits
+/// holds it back.
+fn has_run(reason: StartError, newest: Option<&Instance>) -> bool {
+    match reason {
+        StartError::PostStartHookError => true,
+        StartError::RunContainerError => newest.is_some_and(|i| i.exit().is_some()),
+        StartError::ErrImagePull
+        | StartError::ImagePullBackOff
+        | StartError::ErrImageNeverPull
+        | StartError::InvalidImageName
+        | StartError::ImageInspectError
+        | StartError::RegistryUnavailable
+        | StartError::SignatureValidationFailed
+        | StartError::CreateContainerConfigError
+        | StartError::PreCreateHookError
+        | StartError::CreateContainerError
+        | StartError::PreStartHookError
+        | StartError::CrashLoopBackOff => false,
+    }
+}
+
+/// What is said while an image is not pulled again.
+pub fn image_back_off(image: &str, error: &str) -> String {
+    format!("Back-off pulling image {image:?}: ErrImagePull: {error}")
 }
 
 #[cfg(test)]

@@ -26,7 +26,10 @@ fn word(step: &Step) -> String {
             kill.stops.iter().map(|s| &*s.container).collect::<Vec<_>>().join(",")
         ),
         Step::StopContainer(stop) => format!("stop {}", stop.container),
-        Step::RemoveInstances(ids) => format!("remove {}", ids.len()),
+        Step::RemoveInstances { ids, logs: Logs::Removed } => format!("remove {}", ids.len()),
+        Step::RemoveInstances { ids, logs: Logs::Kept } => {
+            format!("remove {} but their logs", ids.len())
+        }
         Step::CreateSandbox { attempt } => format!("sandbox {attempt}"),
         Step::Resize(resize) => {
             let names: Vec<&str> = resize.updates.iter().map(|u| &*u.container).collect();
@@ -255,17 +258,31 @@ fn row_19_a_crashed_container_waits_out_its_back_off() {
 }
 
 #[test]
-fn a_kill_of_our_own_is_no_crash() {
+fn a_kill_of_our_own_counts_the_exit_before_it() {
     let probe = json!({ "livenessProbe": { "exec": { "command": ["false"] } } });
     let pod = pod("web").container_with("app", probe).build();
-    let seen =
+    let fails = |seen: ObservedPod, id: &str, now| {
+        let mut case = case(pod.clone(), seen, now);
+        case.probed.set(&ContainerId::new(id), ProbeKind::Liveness, Verdict::Failure);
+        case
+    };
+    let last_start = |case: &Case| {
+        let plan = decide(&case.inputs());
+        plan.steps.last().and_then(Step::start).map(|start| start.after.clone())
+    };
+    let first = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    assert_eq!(last_start(&fails(first, "app-0", t(5))), Some(None), "nothing exited before");
+    let second =
         observed(&pod).sandbox_ready().exited("app", 137, t(10)).running("app", t(11)).build();
-    let mut case = case(pod.clone(), seen.clone(), t(40));
+    let killed = second.instances.last().unwrap().clone();
+    let mut case = fails(second, "app-1", t(40));
+    assert_eq!(last_start(&case), Some(Some(killed.id.clone())), "the one killed before counts");
     let key = pod.containers[0].backoff_key;
-    let killed = seen.instances.last().unwrap();
-    case.attempts.note_restart(&"app".into(), key, killed, t(10), &BackoffLimits::DEFAULT);
-    case.probed.set(&ContainerId::new("app-1"), ProbeKind::Liveness, Verdict::Failure);
-    assert_eq!(told(&case).last().map(String::as_str), Some("start app#2"));
+    case.attempts.note_restart(&"app".into(), key, &killed, t(35), &BackoffLimits::DEFAULT);
+    assert_eq!(told(&case).last().map(String::as_str), Some("start app#2"), "10 s are over");
+    case.attempts.note_restart(&"app".into(), key, &killed, t(36), &BackoffLimits::DEFAULT);
+    case.attempts.note_restart(&"app".into(), key, &killed, t(37), &BackoffLimits::DEFAULT);
+    assert_eq!(told(&case).last().map(String::as_str), Some("stop app"), "40 s are not");
 }
 
 #[test]
@@ -426,8 +443,13 @@ fn a_rule_to_restart_all_removes_every_instance_and_the_trigger_last() {
         .exited("app", 7, t(3))
         .build();
     let plan = decide(&case(pod, seen, t(5)).inputs());
-    assert_eq!(plan.steps.iter().map(word).collect::<Vec<_>>(), ["stop log", "remove 3"]);
-    let Some(Step::RemoveInstances(ids)) = plan.steps.last() else { panic!("{:?}", plan.steps) };
+    assert_eq!(
+        plan.steps.iter().map(word).collect::<Vec<_>>(),
+        ["stop log", "remove 3 but their logs"]
+    );
+    let Some(Step::RemoveInstances { ids, .. }) = plan.steps.last() else {
+        panic!("{:?}", plan.steps)
+    };
     assert_eq!(ids.last(), Some(&ContainerId::new("app-0")));
 }
 

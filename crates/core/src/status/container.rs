@@ -30,8 +30,8 @@ const LOST: &str = "The container could not be located when the pod was terminat
 const LOST_WHILE_RUNNING: &str = "The container could not be located when the pod was deleted.  \
                                   The container used to be Running";
 const REMOVED_TO_RESTART: &str = "The container was removed because all containers start over";
-const INIT_FORGOTTEN: &str = "The runtime no longer knows this init container; \
-                              a later container has started, so it completed";
+const INIT_FORGOTTEN: &str = "Unable to get init container status from container runtime and \
+                              pod has been initialized, treat it as exited normally";
 
 /// The container statuses that phase and conditions look at.
 #[derive(Clone, Copy, Debug)]
@@ -246,6 +246,12 @@ impl<'a> Teller<'a> {
                 message: text(INIT_FORGOTTEN),
                 ..ContainerStateTerminated::default()
             }));
+        } else if passed && self.sources.pod().is_static() {
+            // What is known of its end is what its mirror remembers.
+            let end = status.state.as_mut().and_then(|state| state.terminated.as_mut());
+            if let Some(end) = end.filter(|end| end.exit_code == 0) {
+                end.message.get_or_insert_with(|| INIT_FORGOTTEN.into());
+            }
         }
         status
     }

@@ -57,7 +57,11 @@ fn is_started(
     match sources.inputs.probed.verdict(&newest.id, ProbeKind::Startup) {
         Some(Verdict::Success) => true,
         Some(Verdict::Failure) => false,
-        Some(Verdict::Unknown) | None => old.is_some_and(|old| old.started == Some(true)),
+        Some(Verdict::Unknown) | None => match old {
+            Some(old) => old.started == Some(true),
+            // As for readiness: what a static pod was, its mirror tells later.
+            None => is_adopted(sources, newest) && sources.pod().is_static(),
+        },
     }
 }
 

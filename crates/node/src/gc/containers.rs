@@ -11,6 +11,7 @@ use podwright_core::observed::Glance;
 use podwright_cri as cri;
 
 use super::{AT_ONCE, Gc, GcError, Reach};
+use crate::logs;
 
 /// For a container nobody knows the state of: what pods get at least.
 const GRACE: Duration = Duration::from_secs(2);
@@ -63,7 +64,7 @@ impl Gc {
         match runtime.container_status(&id, SandboxId::new("")).await {
             Ok(seen) => {
                 if let Some(log) = &seen.instance.log_path {
-                    self.remove_logs(Path::new(log))?;
+                    logs::remove_now(&self.place.pod_logs, Path::new(log))?;
                 }
             }
             Err(error) if error.kind == cri::Kind::NotFound => return Ok(()),

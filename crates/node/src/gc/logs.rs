@@ -12,24 +12,6 @@ use podwright_host::files::{Kind, Root};
 use super::{Gc, GcError};
 
 impl Gc {
-    /// A container's log and what rotation made of it. A path outside of the pods' logs is not
-    /// one that this node gave away.
-    pub(super) fn remove_logs(&self, log: &Path) -> Result<(), GcError> {
-        let logs = &self.place.pod_logs;
-        let (Ok(below), Some(stem)) = (log.strip_prefix(logs), log.file_name()) else {
-            return Ok(());
-        };
-        let (Some(root), Some(folder)) = (open(logs)?, below.parent()) else { return Ok(()) };
-        let entries = match root.list(folder) {
-            Err(error) if error.is_not_found() => return Ok(()),
-            entries => entries?,
-        };
-        for (name, _) in entries.iter().filter(|(name, _)| begins_with(name, stem)) {
-            root.remove_file(folder.join(name))?;
-        }
-        Ok(())
-    }
-
     /// Folders of pods that are over.
     pub(super) fn remove_log_folders(
         &self,
@@ -88,8 +70,4 @@ fn open(path: &Path) -> Result<Option<Root>, GcError> {
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-fn begins_with(name: &OsStr, stem: &OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(stem.as_encoded_bytes())
 }

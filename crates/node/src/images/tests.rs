@@ -112,7 +112,7 @@ impl Scene {
     }
 
     async fn ensure(&self, pod: &Pod) -> Result<Present, Absent> {
-        self.images.ensure(pod, &pod.containers[0]).await
+        self.images.ensure(pod, &pod.containers[0], None).await
     }
 
     fn told(&mut self) -> Vec<(std::borrow::Cow<'static, str>, String)> {
@@ -384,4 +384,16 @@ async fn a_plugin_may_be_shown_the_pods_account() {
     let asked = std::fs::read_to_string(folder.path().join("asked")).unwrap();
     assert!(asked.contains("\"serviceAccountToken\":\"token-for-registry\""), "{asked}");
     with.ensure(&wanting("b", "Never", &[])).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_rests_after_a_failed_pull_holds_back_only_who_would_pull_it() {
+    let mut scene = scene(world(&[("mine", "me", "secret")]), Settings::default());
+    let pod = wanting("web", "IfNotPresent", &["mine"]);
+    let refused = scene.images.ensure(&pod, &pod.containers[0], Some("gone")).await.unwrap_err();
+    assert_eq!(refused.reason, StartError::ImagePullBackOff);
+    assert_eq!(refused.message, format!("Back-off pulling image {IMAGE:?}: ErrImagePull: gone"));
+    assert!(scene.told().is_empty(), "nothing was pulled");
+    scene.ensure(&pod).await.unwrap();
+    scene.images.ensure(&pod, &pod.containers[0], Some("gone")).await.unwrap();
 }

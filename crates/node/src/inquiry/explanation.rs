@@ -154,7 +154,8 @@ fn failed(case: &Case) -> Vec<Failed> {
     });
     let starts = case.pod.containers.iter().filter_map(|container| {
         let failure = case.attempts.start_failure(&container.name, container.backoff_key)?;
-        let pull = case.attempts.pull_hold(&container.image, now).map(|(until, _)| until);
+        let unpulled = case.attempts.unpulled(&container.name, container.backoff_key, now);
+        let pull = unpulled.map(|unpulled| unpulled.until);
         Some(Failed {
             what: format!("starting {} ({})", container.name, failure.reason.as_str()),
             error: failure.message.clone(),

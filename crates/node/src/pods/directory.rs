@@ -65,19 +65,22 @@ impl Directory {
         self.registry.read().mirrors().cloned().collect()
     }
 
-    /// Static pods that are wanted, and those that are gone but have not ended yet.
+    /// Static pods that have not ended though nobody wants them any more, and those that are
+    /// wanted, unless one of the first kind has their name: they wait for it.
     pub fn static_pods(&self) -> Vec<Static> {
         let registry = self.registry.read();
+        let cells = self.cells.read();
+        let alive = cells.values().filter(|cell| cell.stage() < Stage::Terminated);
+        let ending = alive
+            .map(|cell| cell.pod())
+            .filter(|pod| pod.is_static() && !registry.pods().any(|wanted| wanted.uid == pod.uid));
+        let mut pods: Vec<Static> = ending.map(|pod| Static { pod, ending: true }).collect();
         let wanted = registry.pods().filter(|pod| pod.is_static());
-        let mut pods: Vec<Static> =
-            wanted.map(|pod| Static { pod: pod.clone(), ending: false }).collect();
-        for cell in self.cells.read().values() {
-            let pod = cell.pod();
-            let ending = pod.is_static() && cell.stage() < Stage::Terminated;
-            if ending && !pods.iter().any(|other| other.pod.name == pod.name) {
-                pods.push(Static { pod, ending });
-            }
-        }
+        let free: Vec<Static> = wanted
+            .filter(|pod| !pods.iter().any(|other| other.pod.name == pod.name))
+            .map(|pod| Static { pod: pod.clone(), ending: false })
+            .collect();
+        pods.extend(free);
         pods
     }
 
@@ -102,9 +105,9 @@ impl Directory {
 
     /// Pods that hold resources of the node: wanted and not known to be over.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
+        let registry = self.registry.read();
         let cells = self.cells.read();
         let active = |uid: &PodUid| cells.get(uid).filter(|cell| cell.stage() < Stage::Terminated);
-        let registry = self.registry.read();
         registry.pods().filter_map(|pod| active(&pod.uid)).map(|cell| cell.pod()).collect()
     }
 

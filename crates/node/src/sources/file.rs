@@ -5,15 +5,15 @@
 //! before: a typo in an editor must not take a node's network or proxy down. Only a file that is
 //! gone removes its pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use inotify::{EventStream, Inotify, WatchMask};
+use futures::{FutureExt, StreamExt};
+use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
 use podwright_core::pod::manifest::{self, ManifestError, Origin};
@@ -65,31 +65,57 @@ impl Manifests {
                 if deliveries.send(Delivery { source: Source::File, news }).await.is_err() {
                     return;
                 }
-                self.changed(&mut changes).await;
+                let deleted = self.changed(&mut changes).await;
+                if self.good.keys().any(|path| deleted.contains(path)) {
+                    self.good.retain(|path, _| !deleted.contains(path));
+                    let news = News::All(last_of_each_name(self.good.values()));
+                    if deliveries.send(Delivery { source: Source::File, news }).await.is_err() {
+                        return;
+                    }
+                }
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// Waits for a change, or for the time to look anyway.
-    async fn changed(&self, changes: &mut Option<EventStream<[u8; 4096]>>) {
+    /// Waits for a change, or for the time to look anyway. Returns the files that were deleted,
+    /// though each may be there again: who deletes a manifest wants its pod to end. (An editor
+    /// that keeps the old file moves it.)
+    async fn changed(&self, changes: &mut Option<EventStream<[u8; 4096]>>) -> BTreeSet<PathBuf> {
+        let mut deleted = BTreeSet::new();
         match changes {
-            Some(stream) => match tokio::time::timeout(self.recheck, stream.next()).await {
-                Ok(Some(Ok(_))) => tokio::time::sleep(SETTLE).await,
-                Ok(Some(Err(_)) | None) => *changes = self.watch(),
-                Err(_elapsed) => {}
-            },
+            Some(stream) => {
+                let mut next = tokio::time::timeout(self.recheck, stream.next()).await.ok();
+                if matches!(next, Some(Some(Ok(_)))) {
+                    tokio::time::sleep(SETTLE).await;
+                }
+                while let Some(Some(Ok(event))) = next {
+                    if event.mask.contains(EventMask::DELETE) {
+                        deleted.extend(event.name.map(|name| self.folder().join(name)));
+                    }
+                    next = stream.next().now_or_never();
+                }
+                if matches!(next, Some(None | Some(Err(_)))) {
+                    *changes = self.watch();
+                }
+            }
             None => {
                 tokio::time::sleep(self.recheck.min(Duration::from_secs(1))).await;
                 *changes = self.watch();
             }
         }
+        deleted
     }
 
-    /// Watches the folder; for a single file the folder it is in, since editors replace files.
+    /// For a single file the folder it is in, since editors replace files.
+    fn folder(&self) -> &Path {
+        match self.path.is_dir() {
+            true => &self.path,
+            false => self.path.parent().unwrap_or(&self.path),
+        }
+    }
+
     fn watch(&self) -> Option<EventStream<[u8; 4096]>> {
-        let folder =
-            if self.path.is_dir() { Some(self.path.as_path()) } else { self.path.parent() };
         let changes = WatchMask::CREATE
             | WatchMask::CLOSE_WRITE
             | WatchMask::ATTRIB
@@ -98,7 +124,7 @@ impl Manifests {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF;
         let inotify = Inotify::init().ok()?;
-        inotify.watches().add(folder?, changes).ok()?;
+        inotify.watches().add(self.folder(), changes).ok()?;
         inotify.into_event_stream([0; 4096]).ok()
     }
 

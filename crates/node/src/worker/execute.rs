@@ -8,17 +8,18 @@ use parking_lot::MutexGuard;
 use podwright_core::attempts::{Attempts, PodStep, StartError};
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
-use podwright_core::plan::{self, Plan, Step};
+use podwright_core::plan::{self, Logs, Plan, Step};
 use podwright_core::pod::{Container, ContainerKind, Pod};
 use podwright_core::time::Now;
 
 use super::chain;
 use super::lane::Lane;
-use super::start::{Ground, PrepareError};
+use super::start::Ground;
 use crate::cell::PodCell;
 use crate::events::Severity;
 use crate::gate::Rank;
 use crate::images::Prefetch;
+use crate::logs;
 use crate::tools::Tools;
 
 /// How long a failed step rests; a little longer each time for some, so that not all pods of a
@@ -62,7 +63,7 @@ impl Execution<'_> {
             Step::MountVolumes => self.mount_volumes().await,
             Step::KillPod(kill) => self.kill_pod(kill).await,
             Step::StopContainer(stop) => self.stop_container(stop).await,
-            Step::RemoveInstances(ids) => self.remove_instances(ids).await,
+            Step::RemoveInstances { ids, logs } => self.remove_instances(ids, *logs).await,
             Step::CreateSandbox { attempt } => {
                 *ground = self.create_sandbox(*attempt).await?;
                 Ok(())
@@ -135,18 +136,8 @@ impl Execution<'_> {
     async fn create_sandbox(&mut self, attempt: u32) -> Result<Ground, Failed> {
         let ready = match self.sandbox_config(attempt).await {
             Ok(ready) => ready,
-            Err(
-                error @ (PrepareError::NoRuntimeClass { .. } | PrepareError::RuntimeClass { .. }),
-            ) => {
-                let text = format!("Failed to create pod sandbox: {}", chain(&error));
-                return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
-            }
             Err(error) => {
-                let text = format!(
-                    "GeneratePodSandboxConfig for pod {:?} failed: {}",
-                    self.pod.described(),
-                    chain(&error)
-                );
+                let text = format!("Failed to create pod sandbox: {}", chain(&error));
                 return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
             }
         };
@@ -184,8 +175,15 @@ impl Execution<'_> {
         Ok(Ground { sandbox: Some(id), attempt, ips })
     }
 
-    async fn remove_instances(&mut self, ids: &[ContainerId]) -> Result<(), Failed> {
+    async fn remove_instances(&mut self, ids: &[ContainerId], logs: Logs) -> Result<(), Failed> {
         for id in ids {
+            let seen = self.view.instances.iter().find(|instance| instance.id == *id);
+            if logs == Logs::Removed
+                && let Some(log) = seen.and_then(|instance| instance.log_path.clone())
+                && let Err(error) = logs::remove(&self.tools.facts.pod_logs_dir, log).await
+            {
+                return self.failed(PodStep::Removal, chain(&error));
+            }
             let (runtime, id) = (self.tools.runtime.clone(), id.clone());
             let removed = self.lane.run(async move { runtime.remove_container(&id).await }).await;
             if let Err(error) = removed {
@@ -279,14 +277,20 @@ impl Execution<'_> {
         container: &Container,
         reason: StartError,
         message: String,
+        image: Option<&Arc<str>>,
     ) -> Failed {
         let (name, key) = (&container.name, container.backoff_key);
         let now = self.note(&format!("{name} did not start: {message}"));
-        if reason == StartError::ErrImagePull {
-            self.attempts().note_pull_failure(&container.image, message.clone(), now);
+        let (retry, mut attempts) = (self.retry(), self.attempts());
+        if reason == StartError::ErrImagePull
+            && let Some(image) = image
+        {
+            attempts.note_pull_failure(image, message.clone(), now);
         }
-        let retry = self.retry();
-        self.attempts().note_start_failure(name, key, reason, message, now, retry);
+        attempts.note_start_failure(name, key, reason, message, now, retry);
+        if let Some(image) = image {
+            attempts.note_unpulled(name, key, image);
+        }
         Failed(())
     }
 

@@ -25,6 +25,7 @@ use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
 use crate::gate::Rank;
 use crate::hooks;
+use crate::images::{Absent, Present};
 use crate::logs::link_name;
 use crate::objects::{Fetched, ReadError};
 use crate::users::UserRangeError;
@@ -80,6 +81,14 @@ pub(super) enum PrepareError {
 struct NotStarted {
     reason: StartError,
     message: String,
+    /// The image it wants and does not have: its own, or a volume's.
+    image: Option<Arc<str>>,
+}
+
+impl NotStarted {
+    fn new(reason: StartError, message: String) -> Self {
+        Self { reason, message, image: None }
+    }
 }
 
 impl Execution<'_> {
@@ -161,18 +170,20 @@ impl Execution<'_> {
                 self.attempts().note_started(name, key);
                 Ok(())
             }
-            Err(NotStarted { reason, message }) => {
+            Err(NotStarted { reason, message, image }) => {
                 let shown = match reason {
                     StartError::CreateContainerConfigError
                     | StartError::CreateContainerError
                     | StartError::RunContainerError => message.clone(),
                     _ => reason.as_str().to_owned(),
                 };
-                if reason != StartError::PostStartHookError {
+                // A hook has told itself; a back-off is told when it shows.
+                let told = [StartError::PostStartHookError, StartError::ImagePullBackOff];
+                if !told.contains(&reason) {
                     let text = format!("Error: {shown}");
                     self.tools.events.container(&pod, container, Severity::Warning, "Failed", text);
                 }
-                Err(self.not_started(container, reason, message))
+                Err(self.not_started(container, reason, message, image.as_ref()))
             }
         }
     }
@@ -186,13 +197,10 @@ impl Execution<'_> {
         let name = &container.name;
         let Some(sandbox) = &ground.sandbox else {
             let message = "the pod has no sandbox".into();
-            return Err(NotStarted { reason: StartError::CreateContainerError, message });
+            return Err(NotStarted::new(StartError::CreateContainerError, message));
         };
         self.begin(format!("getting the image of {name}"));
-        let image = self.tools.images.ensure(self.pod, container).await;
-        let image = image
-            .map_err(|absent| NotStarted { reason: absent.reason, message: absent.message })?;
-        self.attempts().note_pulled(&container.image);
+        let image = self.image(container).await?;
         let attempt = self.attempt_number(container, start.attempt);
         let image = ResolvedImage {
             reference: image.image_ref,
@@ -200,14 +208,28 @@ impl Execution<'_> {
         };
         let image_volumes = self.image_volumes(container).await?;
         let prepared = self.configure(container, attempt, &image, image_volumes, ground).await;
-        let (config, sandbox_config) = prepared.map_err(|error| NotStarted {
-            reason: StartError::CreateContainerConfigError,
-            message: chain(&error),
+        let (config, sandbox_config) = prepared.map_err(|error| {
+            NotStarted::new(StartError::CreateContainerConfigError, chain(&error))
         })?;
         self.tools.allocations.note_start(self.pod, container);
         let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
         self.run(container, attempt, &id).await?;
         self.post_start(container, &id, ground).await
+    }
+
+    /// Gets an image, unless it is too early to pull it again.
+    async fn image(&mut self, container: &Container) -> Result<Present, NotStarted> {
+        let image = &container.image;
+        let now = self.tools.clock.now();
+        let held = self.attempts().pull_hold(image, now).map(|(_, error)| error.to_owned());
+        let present = self.tools.images.ensure(self.pod, container, held.as_deref()).await;
+        let present = present.map_err(|Absent { reason, message }| NotStarted {
+            reason,
+            message,
+            image: Some(image.clone()),
+        })?;
+        self.attempts().note_pulled(image);
+        Ok(present)
     }
 
     /// Gets the images that the container mounts as volumes; they are pulled as its own is.
@@ -233,9 +255,7 @@ impl Execution<'_> {
                 ..container.clone()
             };
             self.begin(format!("getting the image of volume {}", volume.name));
-            let present = self.tools.images.ensure(self.pod, &wanted).await;
-            let present = present
-                .map_err(|absent| NotStarted { reason: absent.reason, message: absent.message })?;
+            let present = self.image(&wanted).await?;
             let source = VolumeSource::Image { reference: present.image_ref, user_image };
             let mounted = MountedVolume { source, read_only: true, relabel: false };
             found.insert(volume.name.clone(), mounted);
@@ -423,7 +443,7 @@ impl Execution<'_> {
                     self.attempts().note_attempt_taken(name, key, attempt);
                 }
                 let reason = StartError::CreateContainerError;
-                Err(NotStarted { reason, message: error.message })
+                Err(NotStarted::new(reason, error.message))
             }
         }
     }
@@ -444,7 +464,7 @@ impl Execution<'_> {
             .await;
         if let Err(error) = started {
             let reason = StartError::RunContainerError;
-            return Err(NotStarted { reason, message: error.message });
+            return Err(NotStarted::new(reason, error.message));
         }
         let text = "Container started".into();
         self.tools.events.container(self.pod, container, Severity::Normal, "Started", text);
@@ -482,7 +502,7 @@ impl Execution<'_> {
         let reason = "FailedPostStartHook";
         self.tools.events.container(self.pod, container, Severity::Warning, reason, text);
         self.stop_after_hook(container, id.clone()).await;
-        Err(NotStarted { reason: StartError::PostStartHookError, message: error.to_string() })
+        Err(NotStarted::new(StartError::PostStartHookError, error.to_string()))
     }
 }
 

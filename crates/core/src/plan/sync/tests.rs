@@ -58,3 +58,51 @@ fn the_first_failed_post_start_hook_is_followed_by_a_start_at_once() {
     assert!(plan.steps.iter().any(|step| step.start().is_some()), "{plan:?}");
     assert_eq!(plan.waiting["app"].reason.as_str(), "PostStartHookError");
 }
+
+#[test]
+fn a_container_that_was_made_and_could_not_run_is_tried_again_as_a_crash() {
+    let pod = pod("web").container("app").build();
+    let exited = observed(&pod).sandbox_ready().exited("app", 128, t(100)).build();
+    let nothing = observed(&pod).sandbox_ready().build();
+    for (seen, starts) in [(exited, true), (nothing, false)] {
+        let mut case = case(pod.clone(), seen, t(101));
+        let (name, key) = ("app".into(), case.pod.containers[0].backoff_key);
+        let (reason, wait) = (StartError::RunContainerError, Duration::from_secs(10));
+        case.attempts.note_start_failure(&name, key, reason, "no /nope".into(), t(100), wait);
+        let plan = decide(&case.inputs());
+        assert_eq!(plan.steps.iter().any(|step| step.start().is_some()), starts, "{plan:?}");
+        assert_eq!(plan.waiting["app"].reason.as_str(), "RunContainerError");
+    }
+}
+
+#[test]
+fn the_image_that_cannot_be_had_is_the_one_that_is_named_and_waited_for() {
+    let pod = pod("web").container("app").build();
+    let seen = observed(&pod).sandbox_ready().build();
+    for (reason, second, shown, message) in [
+        (StartError::ErrImagePull, 101, "ErrImagePull", "gone"),
+        (
+            StartError::ErrImagePull,
+            102,
+            "ImagePullBackOff",
+            "Back-off pulling image \"files:1\": ErrImagePull: gone",
+        ),
+        (
+            StartError::ImagePullBackOff,
+            101,
+            "ImagePullBackOff",
+            "Back-off pulling image \"files:1\": ErrImagePull: gone",
+        ),
+    ] {
+        let mut case = case(pod.clone(), seen.clone(), t(second));
+        let (name, key) = ("app".into(), case.pod.containers[0].backoff_key);
+        let (image, wait) = ("files:1".into(), Duration::from_secs(12));
+        case.attempts.note_pull_failure(&image, "gone".into(), t(100));
+        case.attempts.note_start_failure(&name, key, reason, "gone".into(), t(100), wait);
+        case.attempts.note_unpulled(&name, key, &image);
+        let plan = decide(&case.inputs());
+        let waiting = &plan.waiting["app"];
+        assert_eq!((waiting.reason.as_str(), waiting.message.as_str()), (shown, message));
+        assert!(plan.steps.iter().all(|step| step.start().is_none()), "{plan:?}");
+    }
+}

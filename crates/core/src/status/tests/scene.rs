@@ -158,6 +158,7 @@ impl Scene {
                 created: self.now.wall,
                 ready: true,
                 host_network: Some(self.pod.host_network),
+                handler: String::new(),
                 ips: Some(ips),
             },
         );

@@ -1,5 +1,7 @@
 //! What the API server is told, and what others write into it.
 
+use k8s_openapi::api::core::v1;
+use podwright_core::pod::Phase;
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::wish::{APP, NODE, STUBBORN, wish};
 use podwright_testkit::sim::{self, Options, Sim, laws, record};
@@ -123,5 +125,48 @@ fn row_40_a_mirror_stays_until_its_pod_has_stopped() {
         assert!(sim.record.pod(&name).is_some(), "its container still stops");
         sim.until_gone(&name).await;
         assert!(sim.fake.snapshot().running(&name).is_empty());
+    });
+}
+
+#[test]
+fn a_mirror_stays_as_it_is_until_the_pod_before_an_edit_has_stopped() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let name = format!("web-{NODE}");
+        sim.write_manifest("web.json", &wish("web").container("app", STUBBORN).manifest());
+        sim.until_ready(&name).await;
+        let before = sim.record.pod(&name).unwrap().metadata.uid.clone();
+        sim.write_manifest("web.json", &wish("web").container("app", APP).manifest());
+        for _ in 0..8 {
+            sim.pass(s(1)).await;
+            let mirror = sim.record.pod(&name).unwrap();
+            assert_eq!(mirror.metadata.uid, before, "its container still stops");
+            assert_eq!(record::phase(&mirror), Phase::Running);
+        }
+        let replaced = |sim: &Sim| {
+            let mirror = sim.record.pod(&name);
+            mirror.is_some_and(|pod| pod.metadata.uid != before && record::is_ready(&pod))
+        };
+        sim.until("the mirror of the new one", s(60), replaced).await;
+    });
+}
+
+#[test]
+fn a_manifest_deleted_and_written_again_in_one_breath_is_another_life() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let name = format!("web-{NODE}");
+        let manifest = wish("web").container("app", APP).manifest();
+        sim.write_manifest("web.json", &manifest);
+        sim.until_ready(&name).await;
+        sim.remove_manifest("web.json");
+        sim.write_manifest("web.json", &manifest);
+        let again = |sim: &Sim| {
+            let mirror = sim.record.pod(&name);
+            let once = |pod: &v1::Pod| record::containers(pod).iter().all(|c| c.restart_count == 1);
+            mirror.is_some_and(|pod| once(&pod) && record::is_ready(&pod))
+        };
+        sim.until("its second life", s(60), again).await;
+        assert_eq!(sim.fake.snapshot().running(&name).len(), 1);
     });
 }
