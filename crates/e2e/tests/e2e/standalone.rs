@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
@@ -20,13 +21,16 @@ pub(crate) struct Standalone<'a> {
     bed: &'a Bed,
     program: String,
     pub(crate) state: String,
+    _undertaker: Undertaker,
 }
 
 impl<'a> Standalone<'a> {
     pub(crate) fn new(bed: &'a Bed, state: &str) -> Self {
         let program = tools::podwright().unwrap().to_string_lossy().into_owned();
         let state = bed.path(state).to_string_lossy().into_owned();
-        Self { bed, program, state }
+        let mut down = bed.command(&program);
+        down.args(["down", "--state-dir", &state]);
+        Self { bed, program, state, _undertaker: Undertaker(down) }
     }
 
     pub(crate) async fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -56,8 +60,11 @@ impl<'a> Standalone<'a> {
     fn shim_sockets(&self) -> Vec<PathBuf> {
         let tasks = self.run_folder().join("containerd/io.containerd.runtime.v2.task/k8s.io");
         let bundles = fs::read_dir(tasks).into_iter().flatten().flatten();
-        let told = bundles.filter_map(|it| fs::read_to_string(it.path().join("address")).ok());
-        told.map(|address| PathBuf::from(address.trim_start_matches("unix://"))).collect()
+        // Up to 1.7 a plain text; later a JSON document.
+        let files = bundles.flat_map(|it| ["address", "bootstrap.json"].map(|f| it.path().join(f)));
+        let told = files.filter_map(|file| fs::read_to_string(file).ok());
+        let path = |text: String| Some(text.split_once("unix://")?.1.split('"').next()?.into());
+        told.filter_map(path).collect()
     }
 
     fn put_manifest(&self, pod: &Value) {
@@ -94,6 +101,18 @@ impl<'a> Standalone<'a> {
         let mut command = vec![self.program.as_str()];
         command.extend(load);
         self.bed.exec(&command).await.unwrap();
+    }
+}
+
+/// Takes a node down whose case failed: a bed knows nothing of the node's own cgroup.
+struct Undertaker(Command);
+
+impl Drop for Undertaker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The failure of the case is what is to be told.
+            let _ = self.0.output();
+        }
     }
 }
 

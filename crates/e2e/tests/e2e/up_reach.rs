@@ -151,6 +151,11 @@ async fn pods_reach_the_api_with_what_they_were_given_and_people_keep_their_secr
     let there = async || Ok(kubectl.run(&ready).await.is_ok());
     wait::until_true("the node to serve again", LIMIT, there).await.unwrap();
     assert!(view.list_pods(&bed).await.is_err(), "nothing listens where pods would ask");
+    // whoever keeps it in the foreground is the one to start it anew
+    let refused = node.run(&["up", "--no-pod-api=false"]).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("in the foreground"), "{refused:#}");
+    let second = node.run(&["up", "--foreground"]).await.unwrap_err();
+    assert!(format!("{second:#}").contains("runs already"), "{second:#}");
     foreground.signal(Signal::INT).unwrap();
     let ended = foreground.wait(LIMIT).await.unwrap();
     assert!(ended.success(), "{ended}: {}", foreground.log());

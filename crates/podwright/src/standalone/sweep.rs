@@ -115,17 +115,23 @@ fn socket_in(text: &str) -> Option<PathBuf> {
 }
 
 /// Removes the bridge, and what plugins remember of who was on it.
-pub fn remove_network(network: &Network) -> anyhow::Result<()> {
+pub fn remove_network(layout: &Layout, network: &Network) -> anyhow::Result<()> {
     let bridge = &network.bridge;
     // Asked of ip and not of /sys, which may show another network namespace than ours.
     if run("ip", &["link", "show", "dev", bridge]).is_ok() {
         run("ip", &["link", "delete", bridge])?;
     }
-    let ours = format!("{bridge}-");
-    for result in entries(Path::new(PLUGIN_RESULTS))? {
-        let name = result.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with(&ours) {
-            absent_is_fine(std::fs::remove_file(&result))?;
+    forget_results(Path::new(PLUGIN_RESULTS), &layout.run())
+}
+
+/// Removes the answers of plugins that name a network namespace below a folder.
+fn forget_results(results: &Path, folder: &Path) -> anyhow::Result<()> {
+    let below = format!("\"{}/", folder.display());
+    for result in entries(results)? {
+        let answer = std::fs::read_to_string(&result).unwrap_or_default();
+        if answer.contains(&below) {
+            absent_is_fine(std::fs::remove_file(&result))
+                .with_context(|| format!("cannot remove {}", result.display()))?;
         }
     }
     Ok(())
@@ -152,6 +158,18 @@ pub(super) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_plugins_remember_goes_with_the_node_it_is_about() {
+        let results = tempfile::tempdir().unwrap();
+        for (name, netns) in [("ours", "/run/pw/1/netns/a"), ("theirs", "/run/pw/12/netns/b")] {
+            let answer = format!(r#"{{"kind":"cniCacheV1","sandbox":"{netns}"}}"#);
+            std::fs::write(results.path().join(name), answer).unwrap();
+        }
+        forget_results(results.path(), Path::new("/run/pw/1")).unwrap();
+        assert_eq!(entries(results.path()).unwrap(), [results.path().join("theirs")]);
+        forget_results(&results.path().join("nowhere"), Path::new("/run/pw/1")).unwrap();
+    }
 
     #[test]
     fn sockets_are_found_in_bundles_and_only_where_shims_have_them() {

@@ -44,7 +44,7 @@ pub async fn down(layout: &Layout, say: impl Fn(&str)) -> anyhow::Result<()> {
     failures.unless_done(sweep::unmount(layout));
     failures.unless_done(sweep::remove_shim_sockets(layout));
     if record.wishes.runtime.is_none() {
-        failures.unless_done(sweep::remove_network(&record.network));
+        failures.unless_done(sweep::remove_network(layout, &record.network));
         failures.unless_done(filter::forget_network(&record.network.bridge));
         let left = Shared::here().and_then(|shared| shared.leave(layout));
         if let Some(Left::Others(nodes)) = failures.unless_done(left) {
