@@ -4,7 +4,8 @@
 //! All cases run side by side on one [`stage`]: real containerd, our agent, our API server, and a
 //! tap on the line to the runtime. A [`performance`] of a case and its [`recording`] are both told
 //! as an [`account`]; [`calls`] and [`story`] compare what depends on time with a rule, the rest
-//! is compared as it is. [`meant`] has every difference that we mean.
+//! is compared as it is. [`meant`] has every difference that we mean. What the node's server shows
+//! meanwhile is compared by [`pages`].
 //!
 //! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
 
@@ -15,6 +16,7 @@ mod chronicle;
 mod difference;
 mod meant;
 mod names;
+mod pages;
 mod performance;
 mod recording;
 mod stage;

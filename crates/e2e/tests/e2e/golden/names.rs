@@ -112,7 +112,7 @@ fn container_name(call: &Call) -> String {
     format!("<{} {attempt}>", metadata["name"].as_str().unwrap_or_default())
 }
 
-fn is_time(text: &str) -> bool {
+pub(super) fn is_time(text: &str) -> bool {
     text.len() >= "2026-01-01T00:00:00Z".len() && text.parse::<Timestamp>().is_ok()
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, PostParams};
 use podwright_e2e::agent::Agent;
@@ -30,6 +30,11 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) async fn set() -> Result<Self> {
+        Self::set_with(json!({})).await
+    }
+
+    /// With changes to the agent's configuration.
+    pub(super) async fn set_with(change: Value) -> Result<Self> {
         let bed = Bed::builder().containerd(Release::V1_6).start().await?;
         let api = Embedded::start(&bed).await?;
         let client = api.client();
@@ -41,10 +46,18 @@ impl Stage {
         let agent = bed
             .agent(NODE)
             .kubeconfig(api.kubeconfig())
+            .configure(change)
             .configure(json!({ "containerRuntimeEndpoint": tap.endpoint(), "maxPods": 250 }))
             .start()?;
         agent.healthy().await?;
         Ok(Self { agent, client, chronicle, tap, api, bed })
+    }
+
+    /// A page of the agent's server, which here lets everybody in.
+    pub(super) async fn page(&self, path: &str) -> Result<String> {
+        let answer = self.bed.http_get(&format!("{}{path}", self.agent.url())).await?;
+        ensure!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.text());
+        Ok(answer.text())
     }
 
     /// Clears everything away.
