@@ -99,8 +99,11 @@ const COUNTED: [&str; 17] = [
 pub enum Verdict {
     Admitted,
     Rejected(Rejection),
-    /// Admitted as soon as these have ended.
-    After(Vec<PodUid>),
+    /// Admitted as soon as the victims have ended; `lacking` is what there is too little of.
+    After {
+        victims: Vec<PodUid>,
+        lacking: String,
+    },
 }
 
 /// Asks whether `pod` fits beside the active ones.
@@ -116,7 +119,9 @@ pub fn admit(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> Verdict {
     let verdict = by_predicates(pod, active, node);
     match (&verdict, first(&after)) {
         (Verdict::Rejected(_), _) | (_, None) => verdict,
-        (Verdict::Admitted | Verdict::After(_), Some(rejection)) => Verdict::Rejected(rejection),
+        (Verdict::Admitted | Verdict::After { .. }, Some(rejection)) => {
+            Verdict::Rejected(rejection)
+        }
     }
 }
 
@@ -184,8 +189,8 @@ fn by_predicates(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> Verdict {
         // Room can be made for a critical pod, so its lack is no reason.
         (Some(shortage), Some(_)) if !critical => Verdict::Rejected(shortage.rejection()),
         (_, Some(rejection)) => Verdict::Rejected(rejection),
-        (Some(_), None) if critical => match preemption::victims(pod, &others, &shortages) {
-            Ok(victims) => Verdict::After(victims),
+        (Some(short), None) if critical => match preemption::victims(pod, &others, &shortages) {
+            Ok(victims) => Verdict::After { victims, lacking: short.resource.clone() },
             Err(problem) => {
                 let message = format!(
                     "Unexpected error while attempting to recover from admission failure: {problem}"

@@ -3,10 +3,15 @@
 //! The shapes are upstream's (`stats/v1alpha1`); a number that is not known is left out, never
 //! guessed. Rates need two readings: [`rate`] says what they make.
 
+mod groups;
+
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+
+pub use self::groups::{Daemon, DaemonGroups};
 
 /// A time in whole seconds, as the API writes times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -169,9 +174,9 @@ pub struct SwapStats {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NetworkStats {
     pub time: Moment,
-    /// The interface that leads out.
-    #[serde(flatten)]
-    pub default: Interface,
+    /// `eth0`, as everyone expects; a machine may have none of that name.
+    #[serde(flatten, serialize_with = "expected")]
+    pub default: Option<Interface>,
     pub interfaces: Vec<Interface>,
 }
 
@@ -343,10 +348,23 @@ pub fn interfaces(text: &str) -> Vec<Interface> {
     text.lines().filter_map(interface).filter(|interface| interface.name != "lo").collect()
 }
 
-/// The network of a pod or node: `eth0` if there is one, as everyone expects, else the first.
+/// The network of a pod or node; `None` where nothing leads out.
 pub fn network(time: Moment, interfaces: &[Interface]) -> Option<NetworkStats> {
-    let default = interfaces.iter().find(|i| i.name == "eth0").or_else(|| interfaces.first())?;
-    Some(NetworkStats { time, default: default.clone(), interfaces: interfaces.to_vec() })
+    let default = interfaces.iter().find(|interface| interface.name == "eth0").cloned();
+    let interfaces = interfaces.to_vec();
+    (!interfaces.is_empty()).then_some(NetworkStats { time, default, interfaces })
+}
+
+/// An interface's fields; of none, only the name, which is always there.
+fn expected<S: Serializer>(default: &Option<Interface>, out: S) -> Result<S::Ok, S::Error> {
+    match default {
+        Some(interface) => interface.serialize(out),
+        None => {
+            let mut fields = out.serialize_map(Some(1))?;
+            fields.serialize_entry("name", "")?;
+            fields.end()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -384,7 +402,12 @@ mod tests {
         assert_eq!((eth0.rx_packets, eth0.rx_errors, eth0.rx_dropped), (400, 1, 2));
         assert_eq!((eth0.tx_packets, eth0.tx_errors, eth0.tx_dropped), (300, 3, 4));
         let time = Moment(Timestamp::UNIX_EPOCH);
-        assert_eq!(network(time, &found).unwrap().default.name, "eth0");
+        let told = |found: &[Interface]| serde_json::to_value(network(time, found)).unwrap();
+        let eth0 = told(&found);
+        assert_eq!((&eth0["name"], &eth0["rxBytes"]), (&"eth0".into(), &613_509_583.into()));
+        let other = told(&[Interface { name: "ens3".into(), ..found[0].clone() }]);
+        assert_eq!((&other["name"], &other["rxBytes"]), (&"".into(), &serde_json::Value::Null));
+        assert_eq!(other["interfaces"][0]["name"], "ens3");
         assert_eq!(network(time, &[]), None);
     }
 

@@ -74,7 +74,7 @@ fn a_pod_is_admitted_or_rejected_as_upstream_does() {
                 assert!(!refused, "{}: it was admitted", path.display());
                 admitted += 1;
             }
-            Verdict::After(victims) => panic!("{}: {victims:?}", path.display()),
+            Verdict::After { victims, .. } => panic!("{}: {victims:?}", path.display()),
         }
     }
     assert!(rejected >= 3 && admitted >= 30, "{rejected} rejected, {admitted} admitted");

@@ -7,9 +7,11 @@
 //! Every act can be done again after having been cut off anywhere: a group that exists is used,
 //! one that is gone is removed.
 
+mod access;
 mod detail;
 mod directory;
 mod pressure;
+mod processes;
 pub mod systemd;
 mod v1;
 mod v2;
@@ -18,13 +20,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Hugepages, PodTree};
 use podwright_core::ids::PodUid;
 use podwright_core::qos::QosClass;
 
+pub use self::access::{Access, Accesses, Io};
 pub use self::detail::{Detail, Throttling};
 pub use self::pressure::{Pressure, Stall};
+pub use self::processes::Processes;
 use self::systemd::{UnitError, Units};
 use crate::mounts::Mount;
 use crate::threads;
@@ -215,7 +220,7 @@ impl Cgroups {
     /// Is the group there, with all that we use of it?
     pub async fn exists(&self, name: &CgroupName) -> Result<bool> {
         self.blocking(name, |inner, path| match &inner.tree {
-            Tree::V1(tree) => Ok(tree.exists(path)),
+            Tree::V1(tree) => tree.exists(path),
             Tree::V2(tree) => tree.exists(path),
         })
         .await
@@ -267,6 +272,29 @@ impl Cgroups {
 
     pub async fn usage(&self, name: &CgroupName) -> Result<Usage> {
         self.blocking(name, |inner, path| inner.usage(path)).await
+    }
+
+    /// The same of a group that is not ours, by its path.
+    pub async fn usage_at(&self, path: &str) -> Result<Usage> {
+        self.at(path, |inner, path| inner.usage(path)).await
+    }
+
+    /// When a group that is not ours was made, or last changed; `None`: it is not there.
+    pub async fn made_at(&self, path: &str) -> Result<Option<SystemTime>> {
+        self.at(path, |inner, path| match &inner.tree {
+            Tree::V1(tree) => tree.made(path),
+            Tree::V2(tree) => tree.made(path),
+        })
+        .await
+    }
+
+    /// Puts a process with all its threads into a group by its path, which is made if need be.
+    pub async fn join(&self, path: &str, pid: u32) -> Result<()> {
+        self.at(path, move |inner, path| match &inner.tree {
+            Tree::V1(tree) => tree.create(path).and_then(|()| tree.join(path, pid)),
+            Tree::V2(tree) => tree.create(path).and_then(|()| tree.join(path, pid)),
+        })
+        .await
     }
 
     /// The usage of one of the group's [`Self::children`], such as a container's own group, which
@@ -322,14 +350,33 @@ impl Cgroups {
         name: &CgroupName,
         act: impl FnOnce(&Inner, &str) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (inner, path) = (Arc::clone(&self.0), self.path(name));
-        match threads::blocking(move || act(&inner, &path)).await {
+        self.at_checked(self.path(name), act).await
+    }
+
+    async fn at<T: Send + 'static>(
+        &self,
+        path: &str,
+        act: impl FnOnce(&Inner, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        for entry in path.split('/').filter(|entry| !entry.is_empty()) {
+            plain(entry)?;
+        }
+        self.at_checked(path.to_owned(), act).await
+    }
+
+    async fn at_checked<T: Send + 'static>(
+        &self,
+        path: String,
+        act: impl FnOnce(&Inner, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (inner, at) = (Arc::clone(&self.0), path.clone());
+        match threads::blocking(move || act(&inner, &at)).await {
             Ok(result) => result,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_) => Err(CgroupError::Io {
                     attempt: "finish work on",
-                    path: name.to_string().into(),
+                    path: path.into(),
                     source: io::Error::other("the runtime is shutting down"),
                 }),
             },

@@ -4,6 +4,7 @@
 //! is optional in nature (swap, huge pages, a UUID from the firmware) is absent or zero, not an
 //! error; what every Linux has is an error that names the file.
 
+mod block;
 mod network;
 mod usage;
 
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use self::block::{BlockDevice, Filesystem};
 pub use self::network::{
     DefaultRoute, InterfaceAddress, default_routes, interface_addresses, node_addresses,
 };
@@ -208,6 +210,13 @@ pub fn hugepage_sizes(root: &Path) -> Result<Vec<u64>> {
     let mut sizes: Vec<_> = names.filter_map(|name| size(&name)).collect();
     sizes.sort_unstable();
     Ok(sizes)
+}
+
+/// The device that a file lies on, by its numbers; `None` if it cannot be asked, or is on none.
+pub fn device_of(path: &Path) -> Option<(u32, u32)> {
+    let device = rustix::fs::stat(path).ok()?.st_dev;
+    let number = (rustix::fs::major(device), rustix::fs::minor(device));
+    (number.0 > 0).then_some(number)
 }
 
 /// The filesystem that holds `path`.

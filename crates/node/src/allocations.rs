@@ -2,8 +2,8 @@
 //!
 //! A fact that neither the API nor the runtime keeps: the spec says what is wished for, and an
 //! older runtime does not tell what it enforces. So it is kept in a small file. What would change
-//! a running container if it were lost is written before it is acted on; that a pod started with
-//! what its spec says is written when there is time.
+//! a running container if it were lost is written before it is acted on, by whoever acts; that a
+//! pod started with what its spec says, or that a wish has to wait, is written when there is time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,6 +18,7 @@ use podwright_core::resize::fit::{self, Room};
 use podwright_core::resize::{Amounts, Grant, NotGranted, Pending, Progress, Resizing};
 use podwright_host::checkpoint::{Checkpoint, CheckpointError};
 use podwright_host::files::{FileError, Root};
+use podwright_host::threads;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -29,12 +30,21 @@ const VERSION: u32 = 1;
 const UNHURRIED: Duration = Duration::from_secs(1);
 
 pub struct Allocations {
-    records: Mutex<Records>,
+    kept: Mutex<Kept>,
     checkpoint: Checkpoint,
+    /// The version on disk. Held while writing: an older one must not be written over a newer one.
+    on_disk: Mutex<u64>,
     changed: Notify,
 }
 
 type Records = BTreeMap<PodUid, Record>;
+
+#[derive(Default)]
+struct Kept {
+    records: Records,
+    /// Goes up with every change.
+    version: u64,
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Record {
@@ -68,7 +78,12 @@ impl Allocations {
             }
             Err(CheckpointError::File { source, .. }) => return Err(source),
         };
-        Ok(Arc::new(Self { records: Mutex::new(records), checkpoint, changed: Notify::new() }))
+        Ok(Arc::new(Self {
+            kept: Mutex::new(Kept { records, version: 0 }),
+            checkpoint,
+            on_disk: Mutex::new(0),
+            changed: Notify::new(),
+        }))
     }
 
     /// Writes what is not urgent, some time after it changed, until stopped.
@@ -77,17 +92,23 @@ impl Allocations {
             loop {
                 self.changed.notified().await;
                 tokio::time::sleep(UNHURRIED).await;
-                let this = self.clone();
-                // The disk may take its time. Whether it worked is logged there.
-                let _ = tokio::task::spawn_blocking(move || this.save(&this.records.lock())).await;
+                self.write().await;
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
+    /// Returns when everything is on disk that was granted up to now. The disk may take its time;
+    /// nobody but the caller waits for it.
+    pub async fn write(self: &Arc<Self>) {
+        let this = self.clone();
+        // Whether it worked is logged there.
+        let _ = threads::blocking(move || this.save()).await;
+    }
+
     /// The pod with what it was granted in place of what it wishes for.
     pub fn granted(&self, pod: &Arc<Pod>) -> Arc<Pod> {
-        let grant = self.records.lock().get(&pod.uid).map(|record| record.grant.clone());
+        let grant = self.kept.lock().records.get(&pod.uid).map(|record| record.grant.clone());
         match grant.filter(|grant| !pod.is_static() && grant.differs(pod)) {
             None => pod.clone(),
             // A pod that could be read can be read with other amounts.
@@ -98,46 +119,55 @@ impl Allocations {
     /// A pod begins: it has what it was granted once, or else what its spec says.
     pub fn admit(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         if !pod.is_static() {
-            let mut records = self.records.lock();
-            if !records.contains_key(&pod.uid) {
+            let mut kept = self.kept.lock();
+            if !kept.records.contains_key(&pod.uid) {
                 let record = Record { grant: Grant::of(pod), ..Record::default() };
-                records.insert(pod.uid.clone(), record);
-                self.changed.notify_one();
+                kept.records.insert(pod.uid.clone(), record);
+                self.changed(&mut kept);
             }
         }
         self.granted(pod)
     }
 
-    /// Grants what the pod wishes for, if it fits beside what the `others` were granted.
+    /// Grants what the pod wishes for, if it fits beside what the `others` were granted. Whoever
+    /// applies the grant writes it down first ([`Self::write`]).
     pub fn wish(&self, pod: &Pod, others: &[Arc<Pod>], room: Room<'_>, now: Timestamp) -> Answer {
-        let mut records = self.records.lock();
-        let Some(record) = records.get_mut(&pod.uid) else { return Answer::Nothing };
-        let resizing = Arc::make_mut(&mut record.resizing);
-        if !record.grant.differs(pod) {
-            if resizing.pending.take().is_some() {
-                self.changed.notify_one();
-            }
+        let mut kept = self.kept.lock();
+        let Some(record) = kept.records.get_mut(&pod.uid) else { return Answer::Nothing };
+        let wishes = record.grant.differs(pod);
+        if !wishes && record.resizing.pending.is_none() {
             return Answer::Nothing;
         }
-        let Ok(granted) = record.grant.apply(pod) else { return Answer::Nothing };
-        let judged = fit::judge(pod, &granted, others.iter().map(|other| &**other), room);
-        let answer = match judged {
-            Ok(()) => {
-                made_with(resizing, &granted);
-                resizing.pending = None;
-                let generation = pod.generation();
-                resizing.progress = Some(Progress { generation, error: None, since: now });
-                record.grant = Grant::of(pod);
-                Answer::Granted
+        let mut after = record.clone();
+        let resizing = Arc::make_mut(&mut after.resizing);
+        let answer = if wishes {
+            let Ok(granted) = record.grant.apply(pod) else { return Answer::Nothing };
+            let judged = fit::judge(pod, &granted, others.iter().map(|other| &**other), room);
+            match judged {
+                Ok(()) => {
+                    made_with(resizing, &granted);
+                    resizing.pending = None;
+                    let generation = pod.generation();
+                    resizing.progress = Some(Progress { generation, error: None, since: now });
+                    after.grant = Grant::of(pod);
+                    Answer::Granted
+                }
+                Err((why, message)) => refuse(resizing, why, message, pod.generation(), now),
             }
-            Err((why, message)) => refuse(resizing, why, message, pod.generation(), now),
+        } else {
+            resizing.pending = None;
+            Answer::Nothing
         };
-        self.save(&records);
+        if *record != after {
+            *record = after;
+            self.changed(&mut kept);
+        }
         answer
     }
 
     pub fn resizing(&self, uid: &PodUid) -> Arc<Resizing> {
-        self.records.lock().get(uid).map(|record| record.resizing.clone()).unwrap_or_default()
+        let kept = self.kept.lock();
+        kept.records.get(uid).map(|record| record.resizing.clone()).unwrap_or_default()
     }
 
     /// Pods whose wish may be granted later.
@@ -146,8 +176,9 @@ impl Allocations {
             let pending = record.resizing.pending.as_ref();
             pending.is_some_and(|pending| pending.why == NotGranted::Deferred)
         };
-        let records = self.records.lock();
-        records.iter().filter(|(_, record)| deferred(record)).map(|(uid, _)| uid.clone()).collect()
+        let kept = self.kept.lock();
+        let records = kept.records.iter();
+        records.filter(|(_, record)| deferred(record)).map(|(uid, _)| uid.clone()).collect()
     }
 
     /// A container is about to be made with what its pod was granted.
@@ -187,18 +218,18 @@ impl Allocations {
 
     /// Forgets pods that nobody wants any more.
     pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
-        let mut records = self.records.lock();
-        let before = records.len();
-        records.retain(|uid, _| keep(uid));
-        if records.len() != before {
-            self.changed.notify_one();
+        let mut kept = self.kept.lock();
+        let before = kept.records.len();
+        kept.records.retain(|uid, _| keep(uid));
+        if kept.records.len() != before {
+            self.changed(&mut kept);
         }
     }
 
     /// In the middle of a resize every step counts; else there is time. Whether it changed.
     fn note(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing)) -> bool {
-        let mut records = self.records.lock();
-        let Some(record) = records.get_mut(uid) else { return false };
+        let mut kept = self.kept.lock();
+        let Some(record) = kept.records.get_mut(uid) else { return false };
         let mut resizing = (*record.resizing).clone();
         let under_way = resizing.progress.is_some();
         change(&mut resizing);
@@ -206,18 +237,35 @@ impl Allocations {
             return false;
         }
         record.resizing = Arc::new(resizing);
+        self.changed(&mut kept);
+        drop(kept);
         if under_way {
-            self.save(&records);
-        } else {
-            self.changed.notify_one();
+            self.save();
         }
         true
     }
 
-    fn save(&self, records: &Records) {
-        if let Err(error) = self.checkpoint.save(records) {
-            let error = crate::worker::chain(&error);
-            tracing::error!(error, "a restart of the agent may take a resize for undone");
+    fn changed(&self, kept: &mut Kept) {
+        kept.version += 1;
+        self.changed.notify_one();
+    }
+
+    /// Writes what is not on disk yet. Nobody who asks what was granted waits for it.
+    fn save(&self) {
+        let mut on_disk = self.on_disk.lock();
+        let (records, version) = {
+            let kept = self.kept.lock();
+            if kept.version == *on_disk {
+                return;
+            }
+            (kept.records.clone(), kept.version)
+        };
+        match self.checkpoint.save(&records) {
+            Ok(()) => *on_disk = version,
+            Err(error) => {
+                let error = crate::worker::chain(&error);
+                tracing::error!(error, "a restart of the agent may take a resize for undone");
+            }
         }
     }
 }
@@ -294,6 +342,7 @@ mod tests {
         assert_eq!(wish(&allocations, &too_much), refused(false), "that was said already");
         assert_eq!(allocations.deferred(), std::slice::from_ref(&first.uid));
 
+        allocations.save();
         let after = Allocations::open(folder.path()).unwrap();
         assert_eq!(cpu(&after.admit(&too_much)), 500, "neither the wish nor the first grant");
         assert_eq!(wish(&after, &too_much), refused(false));
@@ -317,6 +366,7 @@ mod tests {
         let (small, large) = (asking("100m", 1), asking("200m", 2));
         allocations.admit(&small);
         assert_eq!(wish(&allocations, &large), Answer::Granted);
+        allocations.save();
         let stored = || Allocations::open(folder.path()).unwrap().resizing(&small.uid);
         assert_eq!(stored().applied.containers["c"].cpu_request, 100, "as it was made");
         assert!(allocations.note_failure(&small.uid, "no"));
@@ -326,6 +376,23 @@ mod tests {
         assert_eq!(stored().applied.containers["c"].cpu_request, 200);
         allocations.note_done(&small.uid);
         assert_eq!(stored().progress, None);
+    }
+
+    #[test]
+    fn a_wish_that_waits_is_written_once_however_often_it_is_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(folder.path()).unwrap();
+        allocations.admit(&asking("100m", 1));
+        let too_much = asking("5", 2);
+        assert!(matches!(wish(&allocations, &too_much), Answer::Refused { news: true, .. }));
+        allocations.save();
+        let written = || std::fs::metadata(folder.path().join(FILE)).unwrap().modified().unwrap();
+        let (before, version) = (written(), allocations.kept.lock().version);
+        for _ in 0..3 {
+            assert!(matches!(wish(&allocations, &too_much), Answer::Refused { news: false, .. }));
+            allocations.save();
+        }
+        assert_eq!((written(), allocations.kept.lock().version), (before, version));
     }
 
     #[test]

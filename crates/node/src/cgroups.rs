@@ -1,5 +1,7 @@
 //! The pods' places in the cgroup tree.
 
+mod orphans;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,6 +13,9 @@ use podwright_core::pod::Pod;
 use podwright_core::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_host::cgroup::{CgroupError, Cgroups as Host};
 
+use crate::worker::chain;
+use orphans::Orphans;
+
 #[derive(Debug, thiserror::Error)]
 pub enum PodCgroupError {
     #[error("pod {pod}: its resources cannot be read")]
@@ -19,6 +24,8 @@ pub enum PodCgroupError {
     Name { pod: String, source: CgroupNameError },
     #[error("pod {pod}: cgroup")]
     Host { pod: String, source: Box<CgroupError> },
+    #[error("pod {pod}: what is left in its cgroup of an earlier life is still being ended")]
+    StillEnding { pod: String },
 }
 
 /// A pod's group as it is, and as the pod's resources make it.
@@ -41,7 +48,10 @@ pub struct Cgroups {
     host: Host,
     tree: PodTree,
     policy: PodPolicy,
+    /// The pods whose groups stand, as their workers know; burstable ones share by their sum.
+    /// Whoever only asks adds nobody.
     pods: Mutex<BTreeMap<PodUid, Arc<Known>>>,
+    orphans: Orphans,
     /// What was last written for all burstable pods. Held while writing: an older sum must not be
     /// written over a newer one.
     burstable: tokio::sync::Mutex<Option<CgroupConfig>>,
@@ -76,7 +86,14 @@ pub enum Refresh {
 
 impl Cgroups {
     pub fn new(host: Host, tree: PodTree, policy: PodPolicy) -> Self {
-        Self { host, tree, policy, pods: Mutex::default(), burstable: Default::default() }
+        Self {
+            host,
+            tree,
+            policy,
+            pods: Mutex::default(),
+            orphans: Orphans::default(),
+            burstable: Default::default(),
+        }
     }
 
     pub fn host(&self) -> &Host {
@@ -97,12 +114,27 @@ impl Cgroups {
         Ok(self.known(pod)?.name.clone())
     }
 
-    /// A cgroup that cannot be looked at counts as missing; making it will tell why.
+    /// Whether the pod's group stands, for its worker: a group that an agent before us made counts
+    /// from now on.
     pub async fn has_pod(&self, pod: &Pod) -> bool {
-        match self.known(pod) {
-            Ok(known) => self.host.exists(&known.name).await.unwrap_or(false),
-            Err(_) => false,
+        let stands = self.shows_pod(pod).await;
+        if stands && let Ok(known) = self.known(pod) {
+            self.count(pod, known);
         }
+        stands
+    }
+
+    /// Whether the pod's group stands. One that cannot be looked at is not gone: only what is known
+    /// to be missing may cost the pod its containers.
+    pub async fn shows_pod(&self, pod: &Pod) -> bool {
+        let looked = match self.known(pod) {
+            Ok(known) => self.host.exists(&known.name).await.map_err(failed(pod)),
+            Err(error) => Err(error),
+        };
+        looked.unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "taken for there as long as nobody can tell");
+            true
+        })
     }
 
     /// The group around all pods, below a root that must exist.
@@ -129,7 +161,11 @@ impl Cgroups {
 
     /// Makes the pod's cgroup with its limits, and lets its class know of it first.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
+        if self.orphans.has(&pod.uid) {
+            return Err(PodCgroupError::StillEnding { pod: pod.name.to_string() });
+        }
         let known = self.known(pod)?;
+        self.count(pod, known.clone());
         self.refresh().await;
         let config = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
         self.host.ensure(&known.name, &config).await.map_err(failed(pod))
@@ -146,7 +182,9 @@ impl Cgroups {
     /// Changes a part of the pod's group.
     pub async fn set(&self, pod: &Pod, part: &CgroupConfig) -> Result<(), PodCgroupError> {
         let known = self.known(pod)?;
-        self.host.update(&known.name, part).await.map_err(failed(pod))
+        self.host.update(&known.name, part).await.map_err(failed(pod))?;
+        self.count(pod, known);
+        Ok(())
     }
 
     /// Bytes of memory in use; `None` if nobody can tell.
@@ -196,18 +234,11 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Cgroups of pods that nobody knows any more.
-    pub async fn destroy_orphans(&self, keep: impl Fn(&PodUid) -> bool) -> Result<(), CgroupError> {
-        for (uid, name) in self.host.pods(&self.tree).await? {
-            if !keep(&uid) {
-                tracing::info!(%uid, "removing the cgroup of a pod that is gone");
-                self.host.destroy(&name).await?;
-                self.pods.lock().remove(&uid);
-            }
-        }
-        Ok(())
+    fn count(&self, pod: &Pod, known: Arc<Known>) {
+        self.pods.lock().insert(pod.uid.clone(), known);
     }
 
+    /// What is computed from a pod, or was before.
     fn known(&self, pod: &Pod) -> Result<Arc<Known>, PodCgroupError> {
         let before = self.pods.lock().get(&pod.uid).cloned();
         if let Some(known) = &before
@@ -226,13 +257,65 @@ impl Cgroups {
             .tree
             .pod(class, &pod.uid)
             .map_err(|source| PodCgroupError::Name { pod: described(), source })?;
-        let known = Arc::new(Known { object: pod.object.clone(), name, resources, class });
-        self.pods.lock().insert(pod.uid.clone(), known.clone());
-        Ok(known)
+        Ok(Arc::new(Known { object: pod.object.clone(), name, resources, class }))
     }
 }
 
 fn failed(pod: &Pod) -> impl Fn(CgroupError) -> PodCgroupError {
     let pod = pod.name.to_string();
     move |source| PodCgroupError::Host { pod: pod.clone(), source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use podwright_core::builders::pod;
+    use podwright_host::cgroup::Owner;
+    use podwright_host::mounts;
+
+    use super::*;
+
+    /// One hierarchy of plain folders, in which nothing is ever set.
+    fn cgroups(root: &std::path::Path) -> Cgroups {
+        let mount = root.join("cpuacct");
+        std::fs::create_dir(&mount).unwrap();
+        let table = format!(
+            "31 23 0:28 / {} rw - tmpfs tmpfs rw\n32 31 0:29 / {} rw - cgroup cgroup rw,cpuacct\n",
+            root.display(),
+            mount.display()
+        );
+        let table = mounts::parse(table.as_bytes());
+        let host = Host::open(&table, root, Owner::Us, Vec::new()).unwrap();
+        Cgroups::new(host, PodTree::below(&CgroupName::ROOT), PodPolicy::default())
+    }
+
+    #[tokio::test]
+    async fn only_a_pod_whose_group_stands_counts_and_a_question_adds_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroups = cgroups(folder.path());
+        let requests = serde_json::json!({ "resources": { "requests": { "cpu": "1" } } });
+        let pod = pod("web").container_with("app", requests).build();
+        let counted = || cgroups.pods.lock().len();
+
+        cgroups.name_of(&pod).unwrap();
+        cgroups.parent(&pod).unwrap();
+        assert_eq!(cgroups.memory_of_pod(&pod).await, None);
+        assert!(!cgroups.shows_pod(&pod).await && !cgroups.has_pod(&pod).await);
+        assert_eq!(counted(), 0);
+
+        cgroups.ensure_pod(&pod).await.unwrap();
+        assert_eq!(counted(), 1);
+        cgroups.destroy_pod(&pod).await.unwrap();
+        assert_eq!(counted(), 0);
+
+        // What an agent before us made counts as soon as its worker sees it.
+        cgroups
+            .host
+            .ensure(&cgroups.name_of(&pod).unwrap(), &CgroupConfig::default())
+            .await
+            .unwrap();
+        assert!(cgroups.shows_pod(&pod).await);
+        assert_eq!(counted(), 0);
+        assert!(cgroups.has_pod(&pod).await);
+        assert_eq!(counted(), 1);
+    }
 }

@@ -31,6 +31,7 @@ use tower::util::option_layer;
 
 use self::credentials::{Credentials, CredentialsError};
 use self::pool::{Held, Pool, SendError};
+use crate::metrics::RequestMetrics;
 
 /// How long a request waits for a server that cannot be reached, unless it is a list or a watch.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -46,21 +47,25 @@ const BUSY_MOST: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Connections {
     pool: Arc<Pool>,
+    metrics: Arc<RequestMetrics>,
 }
 
 impl Connections {
-    pub fn new(credentials: Arc<Credentials>) -> Self {
-        Self { pool: Arc::new(Pool::new(credentials)) }
+    pub fn new(credentials: Arc<Credentials>, metrics: Arc<RequestMetrics>) -> Self {
+        Self { pool: Arc::new(Pool::new(credentials)), metrics }
     }
 
     /// A client over connections of its own.
-    pub fn client(credentials: &Arc<Credentials>) -> Result<kube::Client, CredentialsError> {
+    pub fn client(
+        credentials: &Arc<Credentials>,
+        metrics: &Arc<RequestMetrics>,
+    ) -> Result<kube::Client, CredentialsError> {
         let config = credentials.config();
         let refused = |source| credentials.refused(source);
         let auth = config.auth_layer().map_err(refused)?;
         let headers = config.extra_headers_layer().map_err(refused)?;
-        let builder =
-            ClientBuilder::new(Self::new(credentials.clone()), config.default_namespace.clone());
+        let connections = Self::new(credentials.clone(), metrics.clone());
+        let builder = ClientBuilder::new(connections, config.default_namespace.clone());
         Ok(builder
             .with_layer(&headers)
             .with_layer(&option_layer(auth))
@@ -74,7 +79,7 @@ impl Connections {
         let body = body.collect().await?.to_bytes();
         let asked = Asked { parts, body };
         for _ in 0..BUSY {
-            let response = self.ask(&asked).await?;
+            let response = self.ask_and_count(&asked).await?;
             if response.status() != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(response);
             }
@@ -83,7 +88,19 @@ impl Connections {
             drop(response);
             tokio::time::sleep(wait).await;
         }
-        self.ask(&asked).await
+        self.ask_and_count(&asked).await
+    }
+
+    async fn ask_and_count(&self, asked: &Asked) -> Result<Response<Held>, BoxError> {
+        let began = tokio::time::Instant::now();
+        let answer = self.ask(asked).await;
+        let (host, method) = (asked.host(), &asked.parts.method);
+        let code = answer.as_ref().ok().map(|response| response.status().as_u16());
+        self.metrics.answered(host, method, code);
+        if !asked.is_watch() {
+            self.metrics.took(host, method, began.elapsed());
+        }
+        answer
     }
 
     /// Sends until the server has it, as far as that cannot be twice.
@@ -123,6 +140,10 @@ struct Asked {
 impl Asked {
     fn request(&self) -> Request<Full<Bytes>> {
         Request::from_parts(self.parts.clone(), Full::new(self.body.clone()))
+    }
+
+    fn host(&self) -> &str {
+        self.parts.uri.authority().map(http::uri::Authority::as_str).unwrap_or_default()
     }
 
     fn query(&self) -> &str {

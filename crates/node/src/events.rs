@@ -94,13 +94,7 @@ impl Recorder {
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
-        let object = v1::ObjectReference {
-            kind: Some("Node".into()),
-            name: Some(node.into()),
-            uid: Some(node.into()),
-            ..v1::ObjectReference::default()
-        };
-        self.record(object, severity, reason, message);
+        self.record(node_reference(node), severity, reason, message);
     }
 
     pub fn record(
@@ -146,7 +140,7 @@ fn reference(pod: &Pod, container: Option<&Container>) -> v1::ObjectReference {
 }
 
 /// The node itself. Events of it carry its name where others carry a UID, as upstream's do.
-pub fn node_reference(name: &str) -> v1::ObjectReference {
+fn node_reference(name: &str) -> v1::ObjectReference {
     v1::ObjectReference {
         kind: Some("Node".into()),
         name: Some(name.into()),

@@ -12,13 +12,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use podwright_core::admission::SYSTEM_CRITICAL;
 use podwright_core::pod::Pod;
 use tokio::sync::oneshot;
 
 /// After this long a call is assumed to hang and no longer counts.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Pods at or above this priority go first, like static ones.
-const CRITICAL: i32 = 2_000_000_000;
 
 /// Who goes first: smaller is earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,7 +30,7 @@ impl Rank {
     pub fn of(pod: &Pod) -> Self {
         let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
         Self {
-            ordinary: !pod.is_static() && priority < CRITICAL,
+            ordinary: !pod.is_static() && priority < SYSTEM_CRITICAL,
             created: pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0),
         }
     }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use images::Reclaimed;
 
-use crate::events::{self, Recorder, Severity};
+use crate::events::{Recorder, Severity};
 use crate::images::Images;
 use crate::metrics::Metrics;
 use crate::pleg::Pleg;
@@ -79,6 +79,8 @@ pub enum GcError {
     Disk(#[from] MachineError),
     #[error(transparent)]
     Capacity(#[from] podwright_core::gc::DiskError),
+    #[error("the agent stops")]
+    Stopping,
     #[error("{0} of several removals failed; the first")]
     Several(usize, #[source] Box<GcError>),
 }
@@ -197,8 +199,7 @@ impl Gc {
     }
 
     fn complain(&self, reason: &'static str, text: String) {
-        let node = events::node_reference(&self.place.node_name);
-        self.events.record(node, Severity::Warning, reason, text);
+        self.events.node(&self.place.node_name, Severity::Warning, reason, text);
     }
 }
 

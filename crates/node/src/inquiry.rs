@@ -150,7 +150,7 @@ impl Inquiry {
     async fn case(&self, cell: &PodCell) -> Case {
         let desired = cell.desired().borrow().clone();
         let (pod, tools) = (desired.pod, &self.tools);
-        let cgroup = tools.cgroups.has_pod(&pod).await;
+        let cgroup = tools.cgroups.shows_pod(&pod).await;
         let network = tools.node.borrow().network.clone();
         let now = tools.clock.now();
         let observed = tools.pleg.cached(&pod.uid);

@@ -67,7 +67,7 @@ impl Logs {
         })?;
         let follow = (wanted.follow && !wanted.previous).then(|| Follow {
             changes: self.folders.watch(path.parent().unwrap_or(Path::new("/"))),
-            liveness: Liveness::new(tools.pleg.subscribe(&pod.uid), id),
+            liveness: Liveness::new(tools.pleg.watch(&pod.uid), id),
         });
         let opened = Reader::open(&path, wanted.selection.clone(), follow).await;
         opened.map_err(|source| LogError::Unreadable {

@@ -10,10 +10,13 @@ mod http;
 mod images;
 mod probes;
 mod process;
+mod requests;
 pub mod resource;
 mod starts;
+pub mod volumes;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -22,6 +25,7 @@ pub use http::{HttpKey, HttpMetrics};
 pub use images::ImageMetrics;
 pub use probes::{ProbeMetrics, ProbeSeries};
 pub use process::write as write_process;
+pub use requests::RequestMetrics;
 pub use starts::StartMetrics;
 
 /// Upstream's default buckets, in seconds.
@@ -50,6 +54,8 @@ pub struct Metrics {
     pub images: ImageMetrics,
     pub http: HttpMetrics,
     pub starts: StartMetrics,
+    /// Shared with the connections, which are there before the node.
+    pub requests: Arc<RequestMetrics>,
 }
 
 impl Metrics {
@@ -64,6 +70,7 @@ impl Metrics {
         self.images.write(out);
         self.http.write(out);
         self.starts.write(out);
+        self.requests.write(out);
     }
 
     /// The page of probes, apart because there are series for each container.
@@ -285,9 +292,17 @@ pub struct PodMetrics {
     pub restarted: Counter,
     pub restarted_static: Counter,
     pub orphaned_runtime_pods: Counter,
+    /// Pods that only the runtime knows and that are being ended.
+    pub ending_orphans: Gauge,
+    /// Pods ended for a more important one, by what there was too little of.
+    preemptions: Mutex<BTreeMap<String, Counter>>,
 }
 
 impl PodMetrics {
+    pub fn preempted(&self, lacking: &str) {
+        self.preemptions.lock().entry(lacking.to_owned()).or_default().inc();
+    }
+
     fn write(&self, out: &mut Exposition) {
         out.gauge(
             "kubelet_desired_pods",
@@ -300,6 +315,14 @@ impl PodMetrics {
             "kubelet_orphaned_runtime_pods_total",
             "Number of pods found running in the runtime without being known to the pod workers.",
             [(vec![], &self.orphaned_runtime_pods)].into_iter(),
+        );
+        out.counters(
+            "kubelet_preemptions",
+            "Cumulative number of pod preemptions by preemption resource",
+            self.preemptions
+                .lock()
+                .iter()
+                .map(|(lacking, count)| (vec![("preemption_signal", lacking.as_str())], count)),
         );
         out.counters(
             "kubelet_restarted_pods_total",

@@ -51,12 +51,13 @@ impl Mirrors {
         let acts = mirror::needs(&self.directory.static_pods(), &self.directory.mirrors());
         let mut settled = true;
         for act in acts {
-            let done = match &act {
-                Act::Create(pod) => self.create(pod).await,
-                Act::Delete(mirror) => self.delete(mirror).await,
+            let (done, verb, pod) = match &act {
+                Act::Create(pod) => (self.create(pod).await, "create", &pod.name),
+                Act::Delete(mirror) => (self.delete(mirror).await, "delete", &mirror.pod.name),
             };
             if let Err(problem) = done {
-                tracing::debug!(problem, ?act, "a mirror pod has to wait");
+                // Not the whole act: a pod's environment may hold what nobody should read.
+                tracing::debug!(problem, verb, %pod, "a mirror pod has to wait");
                 settled = false;
             }
         }

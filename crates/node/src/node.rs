@@ -35,7 +35,7 @@ use crate::heartbeat::{Heartbeat, LeaseKeeper, Look, Timing};
 use crate::images::{self, Images};
 use crate::inquiry;
 use crate::logs::{Logs, rotation::Rotation};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RequestMetrics};
 use crate::mirrors::Mirrors;
 use crate::objects::Objects;
 use crate::pleg::Pleg;
@@ -100,6 +100,8 @@ pub struct World {
     pub clock: Clock,
     /// `None`: no API server, only static pods.
     pub api: Option<kube::Client>,
+    /// Where the clients of the API server count.
+    pub requests: Arc<RequestMetrics>,
 }
 
 /// How the node is present in the API.
@@ -140,10 +142,10 @@ impl Node {
         version: cri::Version,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let World { runtime, cgroups, clock, api } = world;
+        let World { runtime, cgroups, clock, api, requests } = world;
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         let runtime_name = version.runtime_name;
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(Metrics { requests, ..Metrics::default() });
         let counted = metrics.clone();
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
         let runtime = runtime.metered(meter);
@@ -165,7 +167,8 @@ impl Node {
             events.node(&config.node_name, Severity::Normal, ALLOCATABLE_ENFORCED, message);
         }
         let directory = Arc::new(Directory::default());
-        let pleg = Pleg::new(runtime.clone(), clock.clone(), metrics.clone());
+        let keeps = config.gc.containers;
+        let pleg = Pleg::new(runtime.clone(), clock.clone(), metrics.clone(), keeps);
         let status = StatusManager::new(
             directory.clone(),
             leftovers(&directory, &volumes),

@@ -54,6 +54,7 @@ pub struct Pleg {
     runtime: cri::Client,
     clock: Clock,
     metrics: Arc<Metrics>,
+    keeps: ContainerPolicy,
     /// What the last relist showed.
     last: Mutex<Known>,
     cache: Mutex<HashMap<PodUid, watch::Sender<Option<Arc<ObservedPod>>>>>,
@@ -82,11 +83,18 @@ pub struct LookError {
 }
 
 impl Pleg {
-    pub fn new(runtime: cri::Client, clock: Clock, metrics: Arc<Metrics>) -> Arc<Self> {
+    /// `keeps`: what clean-up leaves of the dead.
+    pub fn new(
+        runtime: cri::Client,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+        keeps: ContainerPolicy,
+    ) -> Arc<Self> {
         Arc::new(Self {
             runtime,
             clock,
             metrics,
+            keeps,
             last: Mutex::default(),
             cache: Mutex::default(),
             owners: Mutex::default(),
@@ -126,6 +134,10 @@ impl Pleg {
         let answers = seen.as_ref().map_or_else(|error| !error.is_silence(), |_| true);
         self.answers.send_if_modified(|old| std::mem::replace(old, answers) != answers);
         let seen = seen?;
+        if self.relisted.borrow().is_some_and(|newest| newest.began > began) {
+            // One that began later was faster: it has seen more.
+            return Ok(());
+        }
         self.count(&seen);
         let changes = {
             let mut last = self.last.lock();
@@ -149,18 +161,17 @@ impl Pleg {
     pub async fn hint_loop(&self, listener: &impl Listener, stop: CancellationToken) {
         let work = async {
             loop {
-                if let Err(error) = self.follow_hints(listener).await {
-                    match error.kind {
-                        cri::Kind::Unimplemented => {
-                            tracing::info!(
-                                "the runtime has no event stream; relisting each second"
-                            );
-                            return;
-                        }
-                        _ => tracing::debug!(%error, "the runtime's event stream ended"),
-                    }
-                }
+                let ended = self.follow_hints(listener).await;
                 self.hinted.send_if_modified(|up| std::mem::replace(up, false));
+                match ended {
+                    // It may have had one before it was replaced by another.
+                    Err(error) if error.kind == cri::Kind::Unimplemented => {
+                        tracing::info!("the runtime has no event stream; relisting each second");
+                        return;
+                    }
+                    Err(error) => tracing::debug!(%error, "the runtime's event stream ended"),
+                    Ok(()) => {}
+                }
                 tokio::time::sleep(RECONNECT).await;
             }
         };
@@ -216,7 +227,7 @@ impl Pleg {
             }
         }
         self.note_owners(&observed);
-        if gc::has_surplus(&observed, &ContainerPolicy::default()) {
+        if gc::has_surplus(&observed, &self.keeps) {
             self.leftovers.notify_one();
         }
         keep_addresses(before.as_deref(), &mut observed);
@@ -231,24 +242,20 @@ impl Pleg {
         &self.leftovers
     }
 
-    /// What is seen of a pod from now on. It ends when the pod is forgotten.
-    pub fn subscribe(&self, uid: &PodUid) -> watch::Receiver<Option<Arc<ObservedPod>>> {
-        self.cache.lock().entry(uid.clone()).or_default().subscribe()
-    }
-
     /// What was last seen of a pod.
     pub fn cached(&self, uid: &PodUid) -> Option<Arc<ObservedPod>> {
         self.cache.lock().get(uid).and_then(|cell| cell.borrow().clone())
     }
 
-    /// Every view of a pod from now on. It ends when nothing of the pod is left to see.
+    /// Every view of a pod from now on. It ends when nothing of the pod is left to see, or it is
+    /// forgotten.
     pub fn watch(&self, uid: &PodUid) -> watch::Receiver<Option<Arc<ObservedPod>>> {
         self.cache.lock().entry(uid.clone()).or_default().subscribe()
     }
 
     /// Waits for a view of the pod that is newer than `than`.
     pub async fn newer(&self, uid: &PodUid, than: Mono) -> Option<Arc<ObservedPod>> {
-        let mut cell = self.cache.lock().entry(uid.clone()).or_default().subscribe();
+        let mut cell = self.watch(uid);
         let fresh = |view: &Option<Arc<ObservedPod>>| view.as_ref().is_some_and(|v| v.as_of > than);
         cell.wait_for(fresh).await.ok()?.clone()
     }
@@ -395,9 +402,35 @@ fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
 }
 
 #[cfg(test)]
-#[allow(clippy::panic)]
+#[allow(clippy::panic, clippy::unwrap_used)]
 mod tests {
+    use podwright_cri::fake::{Fake, FakeOptions, Fault, Rpc, Rule};
+
     use super::*;
+
+    struct Nobody;
+
+    impl Listener for Nobody {
+        fn poke(&self, _: &PodUid, _: &[PodEvent]) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_refused_late_leaves_the_relists_frequent() {
+        let fake = Fake::start(FakeOptions::default());
+        let refusal = Fault::Error(tonic::Code::Unimplemented, "no events".into());
+        let slow = Fault::Delay(2 * RECONNECT);
+        for fault in [slow, refusal] {
+            fake.fail(Rule::on_any_of([Rpc::GetContainerEvents, Rpc::Subscribe], fault));
+        }
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
+        let mut hinted = pleg.hinted.subscribe();
+        let following = pleg.hint_loop(&Nobody, CancellationToken::new());
+        let silence = async { hinted.wait_for(|up| *up).await.map(|up| *up).unwrap() };
+        let (silent, ()) = tokio::join!(silence, following);
+        assert!(silent, "no answer was taken for a yes");
+        assert!(!*pleg.hinted.borrow());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_hint_that_may_come_too_early_comes_again_and_holds_up_no_other() {

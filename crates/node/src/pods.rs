@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use admitting::Parked;
 pub use directory::Directory;
 pub use ending::{EndError, end};
+use housekeeping::{Finding, Looks};
 
 use crate::cell::PodCell;
 use crate::probes::Prober;
@@ -59,6 +60,8 @@ pub struct Pods {
     /// Pods of the runtime that are being ended.
     orphans: BTreeSet<PodUid>,
     orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
+    looks: Looks,
+    findings: (mpsc::UnboundedSender<Finding>, mpsc::UnboundedReceiver<Finding>),
     /// Pods that are neither taken nor turned away yet.
     parked: Vec<Parked>,
     stop: CancellationToken,
@@ -82,6 +85,8 @@ impl Pods {
             ended: mpsc::unbounded_channel(),
             orphans: BTreeSet::new(),
             orphan_ended: mpsc::unbounded_channel(),
+            looks: Looks::default(),
+            findings: mpsc::unbounded_channel(),
             parked: Vec::new(),
             stop,
         }
@@ -105,14 +110,13 @@ impl Pods {
                 Some(uid) = self.ended.1.recv() => self.forget_or_restart(&uid),
                 Some(uid) = self.orphan_ended.1.recv() => {
                     self.orphans.remove(&uid);
+                    self.tools.metrics.pods.ending_orphans.set(self.orphans.len());
                     self.tools.pleg.leftovers().notify_one();
                 }
                 Some(delivery) = deliveries.recv() => self.hear(delivery),
                 Ok(()) = node.changed() => {}
-                _ = housekeeping.tick() => {
-                    // Whatever is left half done is found again by the next agent.
-                    stop.run_until_cancelled(self.keep_house()).await;
-                }
+                Some(finding) = self.findings.1.recv() => self.take_in(finding),
+                _ = housekeeping.tick() => self.keep_house(),
             }
             self.judge_parked();
         }

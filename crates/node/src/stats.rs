@@ -9,6 +9,8 @@
 mod disks;
 mod summary;
 
+pub use summary::Written;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use podwright_core::cgroup::CgroupName;
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::observed::{Instance, ObservedPod, State};
 use podwright_core::pod::Pod;
-use podwright_core::stats::{Interface, rate};
+use podwright_core::stats::{ClaimReference, Daemon, DaemonGroups, FsStats, Interface, rate};
 use podwright_core::time::Mono;
 use podwright_host::cgroup::{Detail, Usage};
 use podwright_host::machine::Machine;
@@ -40,6 +42,7 @@ pub struct Stats {
     directory: Arc<Directory>,
     machine: Machine,
     disks: Arc<Disks>,
+    daemons: DaemonGroups,
     notes: Mutex<Notes>,
 }
 
@@ -67,6 +70,8 @@ pub struct Snapshot {
     pub node: Group,
     /// The group around all pods.
     pub all_pods: Group,
+    /// The groups of the machine's own daemons, each with its start.
+    pub daemons: Vec<(Daemon, Timestamp, Group)>,
     pub pods: Vec<PodSnapshot>,
     /// Not everything could be read.
     pub incomplete: bool,
@@ -77,7 +82,8 @@ pub struct Snapshot {
 pub struct Group {
     /// Its place in the cgroup tree.
     pub path: String,
-    /// The same, as the kernel's reader knows it; `None`: it has no group on this machine.
+    /// The same, as the kernel's reader knows it; `None`: it has no group on this machine, or not
+    /// one of ours.
     place: Option<(CgroupName, Option<String>)>,
     pub at: Timestamp,
     pub usage: Usage,
@@ -115,13 +121,14 @@ impl PodSnapshot {
 
 impl Stats {
     /// `volume_period`: how old a measure of a volume may be.
-    pub fn new(node: &Node, volume_period: Duration) -> Arc<Self> {
+    pub fn new(node: &Node, volume_period: Duration, daemons: DaemonGroups) -> Arc<Self> {
         let disks = Disks::new(node.tools.clone(), volume_period);
         Arc::new(Self {
             tools: node.tools.clone(),
             directory: node.directory.clone(),
             machine: Machine::at("/"),
             disks,
+            daemons,
             notes: Mutex::default(),
         })
     }
@@ -155,6 +162,20 @@ impl Stats {
         &self.machine
     }
 
+    /// How full the volumes behind claims are, by the last measures; those that are old are taken
+    /// again. Where no pod has a claim it costs nothing.
+    pub async fn claims(&self) -> Vec<(ClaimReference, FsStats)> {
+        let has_claim = |pod: &Arc<Pod>| {
+            let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+            volumes.into_iter().flatten().any(|volume| volume.persistent_volume_claim.is_some())
+        };
+        if !self.directory.pods().iter().any(has_claim) {
+            return Vec::new();
+        }
+        self.disks.of(&*self.snapshot().await);
+        self.disks.claims()
+    }
+
     /// Measures what is asked for beside, until stopped.
     pub async fn measure_disks(&self, stop: tokio_util::sync::CancellationToken) {
         self.disks.clone().run(stop).await;
@@ -164,6 +185,10 @@ impl Stats {
         let mut look = Look { stats: self, notes, next: Notes::default(), incomplete: false };
         let node = look.group(&CgroupName::ROOT).await;
         let all_pods = look.group(self.tools.cgroups.tree().all()).await;
+        let mut daemons = Vec::new();
+        for (daemon, path) in self.daemons.iter() {
+            daemons.extend(look.daemon(daemon, path).await);
+        }
         let mut pods = Vec::new();
         for pod in self.directory.pods() {
             if let Some(seen) = self.tools.pleg.cached(&pod.uid)
@@ -177,7 +202,7 @@ impl Stats {
         }
         let Look { next, incomplete, .. } = look;
         *notes = next;
-        Snapshot { at: self.tools.clock.now().wall, node, all_pods, pods, incomplete }
+        Snapshot { at: self.tools.clock.now().wall, node, all_pods, daemons, pods, incomplete }
     }
 }
 
@@ -194,13 +219,25 @@ impl Look<'_> {
         let host = self.stats.tools.cgroups.host();
         let usage = host.usage(name).await;
         let path = host.path(name);
-        self.read(path, (name.clone(), None), usage)
+        self.read(path, Some((name.clone(), None)), usage)
+    }
+
+    /// `None`: nobody has made its group, or it is gone.
+    async fn daemon(&mut self, daemon: Daemon, path: &str) -> Option<(Daemon, Timestamp, Group)> {
+        let host = self.stats.tools.cgroups.host();
+        let made = host.made_at(path).await.ok().flatten()?;
+        let usage = host.usage_at(path).await;
+        let started = match daemon {
+            Daemon::Kubelet => self.stats.tools.started,
+            Daemon::Runtime | Daemon::Misc => Timestamp::try_from(made).ok()?,
+        };
+        Some((daemon, started, self.read(path.to_owned(), None, usage)))
     }
 
     fn read(
         &mut self,
         path: String,
-        place: (CgroupName, Option<String>),
+        place: Option<(CgroupName, Option<String>)>,
         usage: Result<Usage, podwright_host::cgroup::CgroupError>,
     ) -> Group {
         let now = self.stats.tools.clock.now();
@@ -210,7 +247,7 @@ impl Look<'_> {
             Usage::default()
         });
         let nano_cores = usage.cpu_nanos.and_then(|nanos| self.rate(&path, nanos, now.mono));
-        Group { path, place: Some(place), at: now.wall, usage, nano_cores }
+        Group { path, place, at: now.wall, usage, nano_cores }
     }
 
     fn rate(&mut self, path: &str, nanos: u64, now: Mono) -> Option<u64> {
@@ -264,7 +301,7 @@ impl Look<'_> {
             Some(entry) => {
                 let usage = self.stats.tools.cgroups.host().usage_of_child(pod, entry).await;
                 let place = (pod.clone(), Some(entry.clone()));
-                self.read(format!("{pod_path}/{entry}"), place, usage)
+                self.read(format!("{pod_path}/{entry}"), Some(place), usage)
             }
             None => Group { path: format!("{pod_path}/{}", instance.id), ..Group::default() },
         };

@@ -1,10 +1,15 @@
 //! Gives pods with users of their own a block of the node's ids.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use podwright_core::config::IdMappings;
 use podwright_core::ids::PodUid;
 use podwright_core::users::{Block, UserRange};
 use podwright_host::files::{Durability, FileError, Root};
+use podwright_host::threads;
+
+use crate::tools::Tools;
 
 /// In the pod's folder, where upstream keeps it.
 const FILE: &str = "userns";
@@ -18,6 +23,16 @@ pub enum UserRangeError {
     Damaged { pod: PodUid },
     #[error("pod {pod}: cannot keep its range of user ids")]
     File { pod: PodUid, source: FileError },
+    #[error("pod {0}: the agent stops before it has user ids")]
+    Stopping(PodUid),
+}
+
+/// [`Users::of_pod`], away from the threads that others wait for: a block that is given out is on
+/// the disk before it is used.
+pub async fn give(tools: &Arc<Tools>, pod: &PodUid) -> Result<IdMappings, UserRangeError> {
+    let (tools, uid) = (tools.clone(), pod.clone());
+    let given = threads::blocking(move || tools.users.of_pod(tools.volumes.pods(), &uid)).await;
+    given.unwrap_or_else(|_| Err(UserRangeError::Stopping(pod.clone())))
 }
 
 pub struct Users {

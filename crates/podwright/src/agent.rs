@@ -29,6 +29,7 @@ use podwright_host::machine::{self, Machine};
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
 use podwright_node::heartbeat::addresses;
+use podwright_node::metrics::RequestMetrics;
 use podwright_node::node::{Config, Node, Presence, World};
 use podwright_node::server::Server;
 use podwright_node::sources::url::Remote;
@@ -54,6 +55,8 @@ pub struct ApiClients {
     pub main: kube::Client,
     /// For what says that the node lives: with connections of its own, a busy node still says it.
     pub heartbeat: kube::Client,
+    /// Where both count their requests, if they do.
+    pub requests: Arc<RequestMetrics>,
 }
 
 /// Whoever is not root has no business in the folder of all pods.
@@ -153,6 +156,7 @@ async fn start(
     );
     share_mounts(&settings.options.root_dir);
     let cgroups = open_cgroups(configuration, &runtime).await?;
+    join_own_group(configuration, &cgroups).await;
     let root = CgroupName::parse(&configuration.cgroup_root)?;
     if surroundings.alone {
         cgroups.ensure(&root, &CgroupConfig::default()).await?;
@@ -202,8 +206,9 @@ async fn start(
         }),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
-    let world =
-        World { runtime, cgroups, clock: Clock::real(), api: surroundings.api.map(|api| api.main) };
+    let requests = surroundings.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
+    let api = surroundings.api.map(|api| api.main);
+    let world = World { runtime, cgroups, clock: Clock::real(), api, requests };
     Ok(Some(Node::start(config, world, version, stop).await?))
 }
 
@@ -221,6 +226,18 @@ fn prepare_process(configuration: &KubeletConfiguration) {
     let files = u64::try_from(configuration.max_open_files).unwrap_or(0);
     if let Err(error) = process::raise_open_files(files) {
         tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
+/// `kubeletCgroups`: where what the agent uses is counted and held to limits. It runs without, too.
+async fn join_own_group(configuration: &KubeletConfiguration, cgroups: &Cgroups) {
+    let path = &configuration.kubelet_cgroups;
+    if path.is_empty() {
+        return;
+    }
+    if let Err(error) = cgroups.join(path, std::process::id()).await {
+        let error = format!("{:#}", anyhow::Error::new(error));
+        tracing::warn!(error, path, "cannot move to the group of kubeletCgroups");
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use podwright_core::stats::DaemonGroups;
 use podwright_node::node::Node;
 use podwright_node::server::auth::{self, AccessSettings};
-use podwright_node::server::certificate::{Source, TlsSettings};
+use podwright_node::server::certificate::{Source, TlsSettings, self_signed_files};
 use podwright_node::server::listen::{Doors, Listeners, Ports};
 use podwright_node::server::{Server, Settings};
 use podwright_node::stats::Stats;
@@ -37,9 +38,9 @@ pub async fn take_ports(configuration: &KubeletConfiguration) -> anyhow::Result<
 pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) -> Arc<Server> {
     let configuration = &settings.configuration;
     let period = configuration.volume_stats_agg_period.to_std();
-    let stats = Stats::new(node, period);
+    let stats = Stats::new(node, period, daemons(settings));
     let idle = configuration.streaming_connection_idle_timeout.to_std();
-    let shown = serde_json::to_vec(&configuration.to_configz()).unwrap_or_default();
+    let shown = serde_json::to_vec(&in_force(settings).to_configz()).unwrap_or_default();
     let server_settings = Settings {
         debugging: configuration.enable_debugging_handlers,
         stream_idle: (!idle.is_zero()).then_some(idle),
@@ -49,6 +50,25 @@ pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) 
         commit: VERSIONS.commit.unwrap_or_default(),
     };
     Server::new(node, stats, server_settings, stop)
+}
+
+/// The configuration with the files of the certificate that is used.
+fn in_force(settings: &KubeletSettings) -> KubeletConfiguration {
+    let mut configuration = settings.configuration.clone();
+    if configuration.tls_cert_file.is_empty() {
+        let (certificate, key) = self_signed_files(&settings.options.cert_dir);
+        configuration.tls_cert_file = certificate.to_string_lossy().into_owned();
+        configuration.tls_private_key_file = key.to_string_lossy().into_owned();
+    }
+    configuration
+}
+
+/// Where the machine's own daemons are accounted for.
+fn daemons(settings: &KubeletSettings) -> DaemonGroups {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let configuration = &settings.configuration;
+    let runtime = &settings.options.runtime_cgroups;
+    DaemonGroups::new(&configuration.kubelet_cgroups, runtime, &configuration.system_cgroups, &own)
 }
 
 /// Opens the ports for those whom the cluster lets in.

@@ -165,6 +165,7 @@ impl Sim {
             cgroups: self.ground.cgroups(),
             clock: self.clock.clone(),
             api: self.options.api.then(|| patient(self.api.agents_client(end.clone()))),
+            requests: Arc::default(),
         };
         let node = Node::start(self.config(), world, version, end.clone()).await;
         self.agent = Some(Agent { node: node.expect("a node"), end });

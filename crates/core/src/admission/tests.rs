@@ -40,7 +40,7 @@ fn set(builder: PodBuilder, field: &str, value: Value) -> PodBuilder {
 fn reason(verdict: &Verdict) -> &str {
     match verdict {
         Verdict::Admitted => "",
-        Verdict::After(_) => "preempts",
+        Verdict::After { .. } => "preempts",
         Verdict::Rejected(rejection) => &rejection.reason,
     }
 }
@@ -332,7 +332,7 @@ fn row_23_others_make_room_for_a_critical_pod() {
         node
     };
     let victims = |pod: &Pod, there: &[Arc<Pod>], node: &Node| match admit(pod, there, node) {
-        Verdict::After(victims) => victims.iter().map(ToString::to_string).collect(),
+        Verdict::After { victims, .. } => victims.iter().map(ToString::to_string).collect(),
         other => vec![format!("{other:?}")],
     };
     let there = [guaranteed("g", "1"), burstable("b1", "300m"), burstable("b2", "600m")];

@@ -106,6 +106,17 @@ pub enum Reclaim {
     Everything,
 }
 
+impl Reclaim {
+    /// Whether it may end there. What counts is what is gone: an image that cannot be removed
+    /// frees nothing, and the next one has to go in its place.
+    pub fn is_met(self, freed: u64) -> bool {
+        match self {
+            Self::Bytes(bytes) => freed >= bytes,
+            Self::Everything => false,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     first_seen: Mono,
@@ -153,25 +164,26 @@ impl ImageRecords {
         outdated.map(|(id, record)| removal(id, record, RemovalReason::Age)).collect()
     }
 
-    /// Images to remove for space, the longest unused first.
-    pub fn reclaim(&self, what: Reclaim, policy: &ImagePolicy, now: Mono) -> Vec<Removal> {
-        let (mut left, min_age) = match what {
-            Reclaim::Bytes(0) => return Vec::new(),
-            Reclaim::Bytes(bytes) => (bytes, policy.min_age),
-            Reclaim::Everything => (u64::MAX, Duration::ZERO),
+    /// What may be removed for space, the longest unused first; how far down the list is for
+    /// [`Reclaim::is_met`] to say.
+    pub fn reclaimable(&self, what: Reclaim, policy: &ImagePolicy, now: Mono) -> Vec<Removal> {
+        let min_age = match what {
+            Reclaim::Bytes(_) => policy.min_age,
+            Reclaim::Everything => Duration::ZERO,
         };
-        let mut chosen = Vec::new();
-        for (id, record) in self.in_order() {
-            if now.since(record.first_seen) < min_age {
-                continue;
-            }
-            chosen.push(removal(id, record, RemovalReason::Space));
-            left = left.saturating_sub(record.size);
-            if left == 0 {
-                break;
-            }
-        }
-        chosen
+        let order = self.in_order().into_iter();
+        let old_enough = order.filter(|(_, record)| now.since(record.first_seen) >= min_age);
+        old_enough.map(|(id, record)| removal(id, record, RemovalReason::Space)).collect()
+    }
+
+    /// What is there, as far as is known.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.images.keys().map(String::as_str)
+    }
+
+    /// These were removed.
+    pub fn forget(&mut self, gone: &BTreeSet<String>) {
+        self.images.retain(|id, _| !gone.contains(id));
     }
 
     /// What may go at all, in the order in which it would.

@@ -198,22 +198,31 @@ fn row_46_images_in_use_and_pinned_ones_stay_whatever_the_disk() {
     let listed = [image("used", 10), image("named", 10), pinned, image("free", 10)];
     let mut records = ImageRecords::default();
     records.note(&listed, &used(&["used", "named:tag"]), mono(0));
-    let removals = records.reclaim(Reclaim::Everything, &POLICY, mono(0));
+    let removals = records.reclaimable(Reclaim::Everything, &POLICY, mono(0));
     assert_eq!(ids(&removals), ["free"]);
 }
 
 #[test]
-fn the_longest_unused_goes_first_and_no_more_than_needed() {
+fn the_longest_unused_goes_first_until_enough_is_gone() {
     let listed = [image("a", 10), image("b", 10), image("c", 10), image("young", 10)];
     let mut records = ImageRecords::default();
     records.note(&listed[..3], &used(&["a", "b"]), mono(0));
     records.note(&listed[..3], &used(&["a"]), mono(100));
     records.note(&listed, &used(&[]), mono(200));
-    let reclaim = |bytes| records.reclaim(Reclaim::Bytes(bytes), &POLICY, mono(200));
-    assert_eq!(ids(&reclaim(0)), Vec::<&str>::new());
-    assert_eq!(ids(&reclaim(1)), ["c"], "never used");
-    assert_eq!(ids(&reclaim(11)), ["c", "b"]);
-    assert_eq!(ids(&reclaim(1000)), ["c", "b", "a"], "the youngest has not reached its age");
+    let order = |what| records.reclaimable(what, &POLICY, mono(200));
+    let some = order(Reclaim::Bytes(11));
+    assert_eq!(ids(&some), ["c", "b", "a"], "the youngest has not reached its age");
+    assert_eq!(ids(&order(Reclaim::Everything)), ["c", "young", "b", "a"]);
+    for (what, freed, met) in [
+        (Reclaim::Bytes(0), 0, true),
+        (Reclaim::Bytes(11), 10, false),
+        (Reclaim::Bytes(11), 11, true),
+        (Reclaim::Everything, u64::MAX, false),
+    ] {
+        assert_eq!(what.is_met(freed), met, "{what:?} with {freed}");
+    }
+    records.forget(&used(&["c", "young"]));
+    assert_eq!(records.ids().collect::<Vec<_>>(), ["a", "b"]);
 }
 
 #[test]
@@ -222,7 +231,7 @@ fn an_image_that_was_away_is_new_again() {
     records.note(&[image("a", 1)], &used(&[]), mono(0));
     records.note(&[], &used(&[]), mono(100));
     records.note(&[image("a", 1)], &used(&[]), mono(150));
-    assert_eq!(records.reclaim(Reclaim::Bytes(1), &POLICY, mono(200)), []);
+    assert_eq!(records.reclaimable(Reclaim::Bytes(1), &POLICY, mono(200)), []);
 }
 
 #[test]

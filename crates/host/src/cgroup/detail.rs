@@ -2,11 +2,15 @@
 
 use std::path::Path;
 
+use podwright_core::cgroup::CgroupConfig;
+
+use super::access::{self, Io};
 use super::directory::{keyed, read, read_number};
+use super::processes::{self, Processes};
 use super::{Result, v1, v2};
 
 /// All since the group was made, or as of now; absent where the kernel or its version has none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Detail {
     pub user_nanos: Option<u64>,
     pub system_nanos: Option<u64>,
@@ -22,7 +26,17 @@ pub struct Detail {
     /// How often it met its limit.
     pub limit_hits: Option<u64>,
     pub oom_kills: Option<u64>,
+    /// Zero without a limit, as of the following.
     pub most_tasks: Option<u64>,
+    /// Below this nothing is taken away as long as others have more.
+    pub memory_reservation: Option<u64>,
+    pub swap_limit: Option<u64>,
+    pub cpu_shares: Option<u64>,
+    pub cpu_period_micros: Option<u64>,
+    /// Only with a quota.
+    pub cpu_quota_micros: Option<u64>,
+    pub io: Io,
+    pub processes: Option<Processes>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,9 +73,23 @@ impl v1::Hierarchies {
             detail.limit_hits = number(&dir, "memory.failcnt")?;
             let control = read(&dir, "memory.oom_control")?;
             detail.oom_kills = control.map(|control| keyed(&control, "oom_kill"));
+            let limit = |file| v1::memory_limit(&dir, file).map(Option::unwrap_or_default);
+            detail.memory_reservation = Some(limit("memory.soft_limit_in_bytes")?);
+            detail.swap_limit = Some(limit("memory.memsw.limit_in_bytes")?);
         }
         if let Some(dir) = self.dir("pids", path) {
-            detail.most_tasks = number(&dir, "pids.max")?;
+            detail.most_tasks = number_or_zero(&dir, "pids.max")?;
+        }
+        if let Some(dir) = self.dir("blkio", path) {
+            let of = |file| Ok(read(&dir, file)?.map(|text| access::v1(&text)).unwrap_or_default());
+            detail.io = Io {
+                bytes: of("blkio.throttle.io_service_bytes_recursive")?,
+                operations: of("blkio.throttle.io_serviced_recursive")?,
+            };
+        }
+        detail.settle(&self.settings(path)?);
+        if let Some(dir) = self.dir("memory", path).or_else(|| self.dir("cpu", path)) {
+            detail.processes = processes_in(&dir)?;
         }
         Ok(detail)
     }
@@ -76,7 +104,8 @@ impl v2::Unified {
         let memory = |key| stat.as_ref().map(|stat| keyed(stat, key));
         let events = read(&dir, "memory.events")?;
         let event = |key| events.as_ref().map(|events| keyed(events, key));
-        Ok(Detail {
+        let io = read(&dir, "io.stat")?;
+        let mut detail = Detail {
             user_nanos: time("user_usec"),
             system_nanos: time("system_usec"),
             throttling: cpu.as_ref().and_then(|stat| throttling(stat, "throttled_usec", 1000)),
@@ -88,13 +117,38 @@ impl v2::Unified {
             peak: number(&dir, "memory.peak")?,
             limit_hits: event("max"),
             oom_kills: event("oom_kill"),
-            most_tasks: number(&dir, "pids.max")?,
-        })
+            most_tasks: number_or_zero(&dir, "pids.max")?,
+            memory_reservation: number_or_zero(&dir, "memory.high")?,
+            swap_limit: number_or_zero(&dir, "memory.swap.max")?,
+            io: io.map(|text| access::v2(&text)).unwrap_or_default(),
+            processes: processes_in(&dir)?,
+            ..Detail::default()
+        };
+        detail.settle(&self.settings(path)?);
+        Ok(detail)
     }
+}
+
+impl Detail {
+    fn settle(&mut self, settings: &CgroupConfig) {
+        let quota = settings.cpu_quota;
+        self.cpu_shares = settings.cpu_shares;
+        self.cpu_period_micros = quota.map(|quota| quota.period_micros);
+        self.cpu_quota_micros = quota.and_then(|quota| quota.micros);
+    }
+}
+
+fn processes_in(dir: &Path) -> Result<Option<Processes>> {
+    let listed = read(dir, "cgroup.procs")?;
+    Ok(listed.map(|listed| processes::read(Path::new("/proc"), &listed)))
 }
 
 fn number(dir: &Path, file: &str) -> Result<Option<u64>> {
     read_number(dir, file).map(Option::flatten)
+}
+
+fn number_or_zero(dir: &Path, file: &str) -> Result<Option<u64>> {
+    read_number(dir, file).map(|number| number.map(Option::unwrap_or_default))
 }
 
 /// `None` for a group without a quota: it has no periods.

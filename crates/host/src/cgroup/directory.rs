@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::libc::ENODEV;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -30,6 +30,29 @@ pub(super) fn io_error(
     path: &Path,
 ) -> impl FnOnce(io::Error) -> CgroupError {
     move |source| CgroupError::Io { attempt, path: path.to_owned(), source }
+}
+
+/// False only if it is known not to be there.
+pub(super) fn is_there(dir: &Path) -> Result<bool> {
+    match dir.metadata() {
+        Ok(metadata) => Ok(metadata.is_dir()),
+        Err(error) if is_gone(&error) => Ok(false),
+        Err(error) => Err(io_error("look at", dir)(error)),
+    }
+}
+
+/// When the directory last changed; `None` if there is none.
+pub(super) fn made(dir: &Path) -> Result<Option<SystemTime>> {
+    match dir.metadata().and_then(|metadata| metadata.modified()) {
+        Ok(made) => Ok(Some(made)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(io_error("look at", dir)(error)),
+    }
+}
+
+/// Puts a process in, with all its threads.
+pub(super) fn join(dir: &Path, pid: u32) -> Result<()> {
+    set(dir, "cgroup.procs", &pid.to_string())
 }
 
 /// `None` if there is no such file: its controller is off, or the group is gone.

@@ -109,6 +109,45 @@ fn the_mode_follows_from_what_is_mounted_at_the_root() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_looked_at_is_not_taken_for_missing() {
+    let (v1, v2) = (Fixture::v1(&["memory"]), Fixture::v2("memory"));
+    for (fixture, pods) in [(&v1, "memory/pods"), (&v2, "pods")] {
+        let cgroups = fixture.open(Owner::Us);
+        assert!(!cgroups.exists(&name("/pods/a")).await.unwrap());
+        // No folder on the way there: another error than that it is not there.
+        fixture.file(pods, "");
+        let error = cgroups.exists(&name("/pods/a")).await.unwrap_err();
+        assert!(matches!(error, CgroupError::Io { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_process_joins_a_group_by_its_path_and_no_path_leads_out() {
+    let (v1, v2) = (Fixture::v1(&["cpu,cpuacct", "memory"]), Fixture::v2("cpu memory"));
+    let file = |fixture: &Fixture, place: &str| {
+        fixture.file(&format!("{place}/cgroup.procs"), "");
+        fixture.file(&format!("{place}/cgroup.controllers"), "cpu memory");
+    };
+    for (fixture, places) in [
+        (&v1, &["cpu,cpuacct/system.slice/us", "memory/system.slice/us"][..]),
+        (&v2, &["system.slice/us"]),
+    ] {
+        places.iter().for_each(|place| file(fixture, place));
+        let cgroups = fixture.open(Owner::Us);
+        cgroups.join("/system.slice/us", 7).await.unwrap();
+        for place in places {
+            assert_eq!(fixture.read(&format!("{place}/cgroup.procs")), "7");
+        }
+        assert!(cgroups.made_at("/system.slice/us").await.unwrap().is_some());
+        assert_eq!(cgroups.made_at("/none").await.unwrap(), None);
+        for path in ["/../us", "/system.slice/../../us", "/."] {
+            let error = cgroups.join(path, 7).await.unwrap_err();
+            assert!(matches!(error, CgroupError::Entry { .. }), "{path}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_v1_group_is_made_and_set_in_every_hierarchy_with_a_controller() {
     let fixture = Fixture::v1(&[&HYBRID[..], &["hugetlb"]].concat());
     for (point, files) in [

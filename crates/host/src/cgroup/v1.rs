@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use podwright_core::cgroup::{CgroupConfig, CpuQuota, hugepage_size_name};
 
@@ -63,9 +64,28 @@ impl Hierarchies {
         Ok(())
     }
 
-    pub(super) fn exists(&self, path: &str) -> bool {
-        let mut used = USED.into_iter().filter_map(|name| self.dir(name, path));
-        used.all(|dir| dir.is_dir())
+    pub(super) fn exists(&self, path: &str) -> Result<bool> {
+        for dir in USED.into_iter().filter_map(|name| self.dir(name, path)) {
+            if !directory::is_there(&dir)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The oldest of its directories: some controllers may have come later.
+    pub(super) fn made(&self, path: &str) -> Result<Option<SystemTime>> {
+        let mut oldest = None;
+        for point in self.points() {
+            if let Some(made) = directory::made(&below(point, path))? {
+                oldest = Some(oldest.map_or(made, |oldest: SystemTime| oldest.min(made)));
+            }
+        }
+        Ok(oldest)
+    }
+
+    pub(super) fn join(&self, path: &str, pid: u32) -> Result<()> {
+        self.points().into_iter().try_for_each(|point| directory::join(&below(point, path), pid))
     }
 
     pub(super) fn apply(&self, path: &str, config: &CgroupConfig, sizes: &[u64]) -> Result<()> {
@@ -168,7 +188,7 @@ impl Hierarchies {
             config.cpu_quota = period.map(|period_micros| CpuQuota { micros, period_micros });
         }
         if let Some(dir) = self.dir("memory", path) {
-            config.memory_limit = memory_limit(&dir)?;
+            config.memory_limit = memory_limit(&dir, "memory.limit_in_bytes")?;
         }
         if let Some(dir) = self.dir("pids", path) {
             config.pids_limit = directory::read_number(&dir, "pids.max")?.flatten();
@@ -232,8 +252,9 @@ fn set_quota(dir: &Path, quota: CpuQuota) -> Result<()> {
     }
 }
 
-fn memory_limit(dir: &Path) -> Result<Option<u64>> {
-    let limit = directory::read_number(dir, "memory.limit_in_bytes")?.flatten();
+/// `None`: as much as there is.
+pub(super) fn memory_limit(dir: &Path, file: &str) -> Result<Option<u64>> {
+    let limit = directory::read_number(dir, file)?.flatten();
     Ok(limit.filter(|limit| *limit < UNLIMITED))
 }
 
@@ -249,7 +270,7 @@ fn memory_usage(dir: &Path) -> Result<Option<MemoryUsage>> {
         rss: keyed(&stat, "total_rss"),
         page_faults: keyed(&stat, "total_pgfault"),
         major_page_faults: keyed(&stat, "total_pgmajfault"),
-        limit: memory_limit(dir)?,
+        limit: memory_limit(dir, "memory.limit_in_bytes")?,
         swap: with_swap.map(|both| both.saturating_sub(usage)),
     }))
 }

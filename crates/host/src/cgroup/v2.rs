@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use podwright_core::cgroup::{
     CgroupConfig, CpuQuota, hugepage_size_name, shares_from_weight, weight_from_shares,
@@ -78,6 +79,14 @@ impl Unified {
     pub(super) fn exists(&self, path: &str) -> Result<bool> {
         let missing = self.lacking(&below(&self.point, path))?;
         Ok(missing.is_some_and(|missing| missing.is_empty()))
+    }
+
+    pub(super) fn made(&self, path: &str) -> Result<Option<SystemTime>> {
+        directory::made(&below(&self.point, path))
+    }
+
+    pub(super) fn join(&self, path: &str, pid: u32) -> Result<()> {
+        directory::join(&below(&self.point, path), pid)
     }
 
     /// Which of the controllers that we use a group does not have; `None` if there is no group.

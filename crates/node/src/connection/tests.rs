@@ -131,8 +131,8 @@ impl Server {
     async fn connections(&self) -> (Connections, kube::Client) {
         let path = self.folder.path().join("kubeconfig");
         let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
-        let client = Connections::client(&credentials).unwrap();
-        (Connections::new(credentials), client)
+        let client = Connections::client(&credentials, &Arc::default()).unwrap();
+        (Connections::new(credentials, Arc::default()), client)
     }
 }
 
@@ -273,7 +273,7 @@ async fn a_watch_waits_for_a_server_that_is_away_and_others_are_told() {
     let path = folder.path().join("kubeconfig");
     std::fs::write(&path, identity.kubeconfig(address)).unwrap();
     let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
-    let connections = Connections::new(credentials);
+    let connections = Connections::new(credentials, Arc::default());
     let uri = format!("https://{address}/api/v1/pods?watch=true");
     let request = Request::get(uri).body(Body::empty()).unwrap();
     let waiting = tokio::spawn(connections.clone().answer(request));

@@ -1,6 +1,7 @@
 //! Dead containers and sandboxes.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use podwright_core::ids::{PodUid, SandboxId};
 use podwright_core::observed::Glance;
 use podwright_cri as cri;
 
-use super::{AT_ONCE, Gc, GcError, Reach};
+use super::{AT_ONCE, Gc, GcError, Place, Reach};
 use crate::logs;
 
 /// For a container nobody knows the state of: what pods get at least.
@@ -39,8 +40,18 @@ impl Gc {
         let running = seen.containers.iter().filter(|c| c.state == Glance::Running);
         let alive: BTreeSet<&PodUid> = running.map(|c| &c.pod).collect();
         let log_is_over = |pod: &PodUid| !alive.contains(pod) && self.is_over(pod, Reach::Surplus);
-        errors.extend(self.remove_log_folders(log_is_over).err());
-        errors.extend(self.remove_log_links(&seen.containers).err());
+        match self.with_logs(Place::log_folders).await {
+            Ok(folders) => {
+                let over = folders.into_iter().filter(|(_, owner)| log_is_over(owner));
+                let over: Vec<OsString> = over.map(|(name, _)| name).collect();
+                let removed = self.with_logs(move |place| place.remove_log_folders(&over)).await;
+                errors.extend(removed.err());
+            }
+            Err(error) => errors.push(error),
+        }
+        let containers = seen.containers;
+        let removed = self.with_logs(move |place| place.remove_log_links(&containers)).await;
+        errors.extend(removed.err());
         GcError::of(errors)
     }
 
@@ -63,8 +74,11 @@ impl Gc {
         }
         match runtime.container_status(&id, SandboxId::new("")).await {
             Ok(seen) => {
-                if let Some(log) = &seen.instance.log_path {
-                    logs::remove_now(&self.place.pod_logs, Path::new(log))?;
+                if let Some(log) = seen.instance.log_path {
+                    let removed = self.with_logs(move |place| {
+                        Ok(logs::remove_now(&place.pod_logs, Path::new(&log))?)
+                    });
+                    removed.await?;
                 }
             }
             Err(error) if error.kind == cri::Kind::NotFound => return Ok(()),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podwright_core::gc::{ListedImage, Reclaim, Removal};
+use podwright_core::gc::{ImageRecords, ListedImage, Reclaim, Removal};
 use podwright_core::image;
 use podwright_cri as cri;
 
@@ -24,7 +24,7 @@ impl Gc {
         let there = self.listed_images().await?;
         records.note(&there, &self.images_in_use().await?, now);
         let outdated = records.outdated(&policy, now.since(self.began), now);
-        let (removed, mut errors) = self.remove_images(&outdated).await;
+        let mut errors = self.remove_images(&outdated, Reclaim::Everything, &mut records).await.1;
 
         let folder = self.runtime.image_folder().await.map_err(GcError::List)?;
         let disk = (self.settings.disk)(&folder)?;
@@ -36,19 +36,14 @@ impl Gc {
             }
         };
         if excess > 0 {
-            let left: Vec<Removal> = records
-                .reclaim(Reclaim::Bytes(excess), &policy, now)
-                .into_iter()
-                .filter(|removal| !removed.contains(&removal.id))
-                .collect();
-            let (freed, failed) = self.remove_images(&left).await;
+            let enough = Reclaim::Bytes(excess);
+            let order = records.reclaimable(enough, &policy, now);
+            let (freed, failed) = self.remove_images(&order, enough, &mut records).await;
             errors.extend(failed);
-            let bytes: u64 =
-                left.iter().filter(|image| freed.contains(&image.id)).map(|image| image.size).sum();
-            tracing::info!(excess, freed = bytes, images = freed.len(), "removed unused images");
-            let kept = there.iter().filter(|i| !removed.contains(&i.id) && !freed.contains(&i.id));
-            self.pulled.forget_all_but(&kept.map(|image| image.id.as_str()).collect::<Vec<_>>());
-            if bytes < excess {
+            let Reclaimed { images, bytes } = freed;
+            tracing::info!(excess, freed = bytes, images, "removed unused images");
+            self.pulled.forget_all_but(&records.ids().collect::<Vec<_>>());
+            if !enough.is_met(bytes) {
                 let used = disk.used_percent().unwrap_or(100);
                 self.complain("FreeDiskSpaceFailed", shortfall(used, disk.capacity, bytes));
             }
@@ -62,11 +57,9 @@ impl Gc {
         let now = self.clock.now().mono;
         let there = self.listed_images().await?;
         records.note(&there, &self.images_in_use().await?, now);
-        let everything = records.reclaim(Reclaim::Everything, &self.settings.images, now);
-        let (freed, errors) = self.remove_images(&everything).await;
-        let gone = everything.iter().filter(|image| freed.contains(&image.id));
-        let reclaimed =
-            Reclaimed { images: freed.len(), bytes: gone.map(|image| image.size).sum() };
+        let what = Reclaim::Everything;
+        let everything = records.reclaimable(what, &self.settings.images, now);
+        let (reclaimed, errors) = self.remove_images(&everything, what, &mut records).await;
         GcError::of(errors).map(|()| reclaimed)
     }
 
@@ -93,14 +86,24 @@ impl Gc {
         Ok(used)
     }
 
-    /// Ids of what is gone, and what went wrong with the rest.
-    async fn remove_images(&self, removals: &[Removal]) -> (BTreeSet<String>, Vec<GcError>) {
-        let (mut gone, mut errors) = (BTreeSet::new(), Vec::new());
-        for Removal { id, size, why } in removals {
+    /// Removes one after the other until that is enough; one that fails leaves it to the next.
+    /// What that came to, and what went wrong.
+    async fn remove_images(
+        &self,
+        order: &[Removal],
+        enough: Reclaim,
+        records: &mut ImageRecords,
+    ) -> (Reclaimed, Vec<GcError>) {
+        let (mut gone, mut bytes, mut errors) = (BTreeSet::new(), 0u64, Vec::new());
+        for Removal { id, size, why } in order {
+            if enough.is_met(bytes) {
+                break;
+            }
             match self.runtime.remove_image(id).await {
                 Ok(()) => {
                     tracing::info!(image = id, size, why = why.as_str(), "removed an image");
                     self.metrics.images.garbage_collected(*why);
+                    bytes = bytes.saturating_add(*size);
                     gone.insert(id.clone());
                 }
                 Err(source) => {
@@ -108,7 +111,8 @@ impl Gc {
                 }
             }
         }
-        (gone, errors)
+        records.forget(&gone);
+        (Reclaimed { images: gone.len(), bytes }, errors)
     }
 }
 

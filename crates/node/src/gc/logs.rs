@@ -1,6 +1,6 @@
 //! Logs of what is gone: files, pods' folders, and links that lead nowhere.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 
@@ -8,28 +8,41 @@ use podwright_core::gc::{self, ListedContainer, LogLink};
 use podwright_core::ids::PodUid;
 use podwright_core::observed::Glance;
 use podwright_host::files::{Kind, Root};
+use podwright_host::threads;
 
-use super::{Gc, GcError};
+use super::{Gc, GcError, Place};
 
 impl Gc {
-    /// Folders of pods that are over.
-    pub(super) fn remove_log_folders(
+    /// Does something with the logs, which takes the disk's time and not that of our threads.
+    pub(super) async fn with_logs<T: Send + 'static>(
         &self,
-        is_over: impl Fn(&PodUid) -> bool,
-    ) -> Result<(), GcError> {
-        let Some(root) = open(&self.place.pod_logs)? else { return Ok(()) };
-        for (name, kind) in root.list("")? {
-            let owner = name.to_str().and_then(gc::log_directory_owner);
-            if kind == Kind::Directory && owner.is_some_and(|owner| is_over(&owner)) {
-                root.remove_dir_all(&name)?;
-            }
-        }
-        Ok(())
+        act: impl FnOnce(&Place) -> Result<T, GcError> + Send + 'static,
+    ) -> Result<T, GcError> {
+        let place = self.place.clone();
+        threads::blocking(move || act(&place)).await.unwrap_or_else(|_| Err(GcError::Stopping))
+    }
+}
+
+impl Place {
+    /// The pods' folders, and whose they are.
+    pub(super) fn log_folders(&self) -> Result<Vec<(OsString, PodUid)>, GcError> {
+        let Some(root) = open(&self.pod_logs)? else { return Ok(Vec::new()) };
+        let folders = root.list("")?.into_iter().filter(|(_, kind)| *kind == Kind::Directory);
+        let owned = folders.filter_map(|(name, _)| {
+            let owner = gc::log_directory_owner(name.to_str()?)?;
+            Some((name, owner))
+        });
+        Ok(owned.collect())
+    }
+
+    pub(super) fn remove_log_folders(&self, folders: &[OsString]) -> Result<(), GcError> {
+        let Some(root) = open(&self.pod_logs)? else { return Ok(()) };
+        folders.iter().try_for_each(|name| Ok(root.remove_dir_all(name)?))
     }
 
     /// Links into the pods' logs whose end is gone. Others are somebody else's.
     pub(super) fn remove_log_links(&self, containers: &[ListedContainer]) -> Result<(), GcError> {
-        let links = &self.place.log_links;
+        let links = &self.log_links;
         let failed = |source| GcError::Folder { path: links.clone(), source };
         let entries = match std::fs::read_dir(links) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -38,7 +51,7 @@ impl Gc {
         for entry in entries {
             let link = entry.map_err(failed)?.path();
             let Ok(target) = std::fs::read_link(&link) else { continue };
-            if !target.starts_with(&self.place.pod_logs) || target.exists() {
+            if !target.starts_with(&self.pod_logs) || target.exists() {
                 continue;
             }
             let name = link.file_name().and_then(OsStr::to_str).unwrap_or_default();

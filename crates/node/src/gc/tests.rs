@@ -12,7 +12,7 @@ const IMAGE: &str = "localhost/app:1";
 struct Scene {
     fake: Fake,
     gc: Gc,
-    events: tokio::sync::mpsc::Receiver<events::Occurrence>,
+    events: tokio::sync::mpsc::Receiver<crate::events::Occurrence>,
     folder: tempfile::TempDir,
 }
 
@@ -45,7 +45,7 @@ fn scene() -> Scene {
     let gc = Gc {
         pulled: Images::new(folder.path(), Default::default(), means).unwrap(),
         runtime: fake.client(),
-        pleg: Pleg::new(fake.client(), clock.clone(), metrics.clone()),
+        pleg: Pleg::new(fake.client(), clock.clone(), metrics.clone(), Default::default()),
         events: recorder,
         metrics,
         directory: Arc::default(),
@@ -253,6 +253,27 @@ async fn a_full_disk_costs_unused_images_and_says_so_when_that_is_not_enough() {
     left.sort();
     assert_eq!(left, [IMAGE, "localhost/pinned:1", "localhost/podwright/pause:1"]);
     assert_eq!(scene.reasons(), ["FreeDiskSpaceFailed"], "60 MiB of the 100 or so");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_cannot_be_removed_leaves_it_to_the_next_one() {
+    let mut scene = scene();
+    let images = scene.fake.images();
+    // A tenth of 1 GiB is free and a fifth should be: any two of these are enough.
+    for name in ["a", "b", "c", "d"] {
+        images.add(FakeImage::new(format!("localhost/{name}:1")).size(60 << 20)).unwrap();
+        scene.gc.collect_images().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    scene.reasons();
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    let refusal = Fault::Error(tonic::Code::Internal, "image is being used".into());
+    scene.fake.fail(Rule::on(Rpc::RemoveImage, refusal).first(2));
+    let error = scene.gc.collect_images().await.unwrap_err();
+    assert!(chain(&error).contains("image is being used"), "{}", chain(&error));
+    assert_eq!(scene.reasons(), Vec::<&str>::new(), "enough was freed all the same");
+    let left = scene.gc.runtime.list_images().await.unwrap();
+    assert_eq!(left.len(), 3, "two that could not go, and the one that did not have to: {left:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,10 +3,13 @@
 //! Names and labels are those of cAdvisor, which upstream has inside. A row is a cgroup: the root,
 //! the group of all pods, each pod, each container, and each sandbox for its network.
 
+mod disks;
+
 use jiff::Timestamp;
 use podwright_host::cgroup::Detail;
 use podwright_host::machine::{Capacity, Identity};
 
+pub use self::disks::Disks;
 use super::exposition::{Exposition, Family, Kind, Labels, Sample, Stability};
 use crate::stats::{Group, Snapshot};
 
@@ -21,6 +24,8 @@ pub struct Row<'a> {
     pub group: &'a Group,
     pub detail: Detail,
     pub started: Option<Timestamp>,
+    /// Bytes that a container has written to its own layer.
+    pub layer: Option<u64>,
 }
 
 impl Row<'_> {
@@ -76,6 +81,9 @@ const PLAIN: &[Plain] = &[
     counter("container_cpu_user_seconds_total", "CPU time spent outside the kernel", |row| {
         nanos(row.detail.user_nanos)
     }),
+    gauge("container_file_descriptors", "Open files", |row| {
+        Some(row.detail.processes?.open_files as f64)
+    }),
     gauge("container_last_seen", "When the container was last seen", |row| {
         Some(row.group.at.as_second() as f64)
     }),
@@ -113,9 +121,32 @@ const PLAIN: &[Plain] = &[
     counter("container_oom_events_total", "Processes killed for want of memory", |row| {
         number(row.detail.oom_kills)
     }),
+    gauge("container_processes", "Processes directly in the group", |row| {
+        Some(row.detail.processes?.count as f64)
+    }),
+    gauge("container_sockets", "Open sockets", |row| Some(row.detail.processes?.sockets as f64)),
+    gauge("container_spec_cpu_period", "Period of the CPU quota in microseconds", |row| {
+        number(row.detail.cpu_period_micros)
+    }),
+    gauge("container_spec_cpu_quota", "CPU time of each period in microseconds", |row| {
+        number(row.detail.cpu_quota_micros)
+    }),
+    gauge("container_spec_cpu_shares", "Share of the CPU among others", |row| {
+        number(row.detail.cpu_shares)
+    }),
     gauge("container_spec_memory_limit_bytes", "Limit of memory in bytes, 0 without one", |row| {
         Some(row.group.usage.memory?.limit.unwrap_or_default() as f64)
     }),
+    gauge(
+        "container_spec_memory_reservation_limit_bytes",
+        "Memory that is taken away last, in bytes, 0 without a limit",
+        |row| number(row.detail.memory_reservation),
+    ),
+    gauge(
+        "container_spec_memory_swap_limit_bytes",
+        "Limit of memory and swap in bytes, 0 without one",
+        |row| number(row.detail.swap_limit),
+    ),
     gauge("container_start_time_seconds", "When the container started", |row| {
         Some(row.started?.as_second() as f64)
     }),
@@ -127,6 +158,7 @@ const PLAIN: &[Plain] = &[
 pub fn write(
     snapshot: &Snapshot,
     rows: &[Row<'_>],
+    disks: &Disks,
     identity: Option<&Identity>,
     capacity: Option<&Capacity>,
     out: &mut Exposition,
@@ -141,6 +173,9 @@ pub fn write(
     }
     cpu(rows, out);
     faults(rows, out);
+    disks::write(disks, rows, out);
+    tasks(rows, out);
+    ulimits(rows, out);
     network(snapshot, out);
     machine(identity, capacity, out);
     let failed = if snapshot.incomplete { 1.0 } else { 0.0 };
@@ -182,6 +217,39 @@ fn faults(rows: &[Row<'_>], out: &mut Exposition) {
             labels.extend([("failure_type", kind), ("scope", "hierarchy")]);
             Sample { labels, value: count as f64, at: Some(row.group.at) }
         })
+    });
+    out.family(&family, samples);
+}
+
+fn tasks(rows: &[Row<'_>], out: &mut Exposition) {
+    let family = unsaid("container_tasks_state", "Processes by their state", Kind::Gauge);
+    let samples = rows.iter().flat_map(|row| {
+        let states = row.detail.processes.map(|all| {
+            [
+                ("running", all.running),
+                ("sleeping", all.sleeping),
+                ("stopped", all.stopped),
+                ("uninterruptible", all.uninterruptible),
+            ]
+        });
+        states.into_iter().flatten().map(move |(state, count)| {
+            let mut labels = row.labels();
+            labels.push(("state", state));
+            Sample { labels, value: count as f64, at: Some(row.group.at) }
+        })
+    });
+    out.family(&family, samples);
+}
+
+/// Of a container's first process.
+fn ulimits(rows: &[Row<'_>], out: &mut Exposition) {
+    let family = unsaid("container_ulimits_soft", "Soft limits of the first process", Kind::Gauge);
+    let containers = rows.iter().filter(|row| !row.container.is_empty());
+    let samples = containers.filter_map(|row| {
+        let mut labels = row.labels();
+        labels.push(("ulimit", "max_open_files"));
+        let value = row.detail.processes?.most_files? as f64;
+        Some(Sample { labels, value, at: Some(row.group.at) })
     });
     out.family(&family, samples);
 }

@@ -33,8 +33,9 @@ const fn gauge(name: &'static str, help: &'static str) -> Family {
 const STAGES: [&str; 3] = ["sync", "terminating", "terminated"];
 
 /// Every combination is written, those with nobody in them as zero: a series that comes and goes
-/// looks like a fault.
-pub fn write_pods(pods: &[Worked], out: &mut Exposition) {
+/// looks like a fault. Of `orphans`, pods that only the runtime knows, nobody can say whose they
+/// were; all that happens to them here is that they end.
+pub fn write_pods(pods: &[Worked], orphans: u64, out: &mut Exposition) {
     let mut active: BTreeMap<&str, usize> = [("", 0), ("true", 0)].into();
     let mut working = BTreeMap::new();
     for stage in STAGES {
@@ -43,6 +44,8 @@ pub fn write_pods(pods: &[Worked], out: &mut Exposition) {
                 working.insert((config, stage, of), 0);
             }
         }
+        let ending = if stage == "terminating" { orphans } else { 0 };
+        working.insert(("runtime_only", stage, "unknown"), ending);
     }
     for pod in pods {
         let of = if pod.is_static { "true" } else { "" };
@@ -60,7 +63,7 @@ pub fn write_pods(pods: &[Worked], out: &mut Exposition) {
         &gauge("kubelet_working_pods", "The number of pods by where they are in their life."),
         working.into_iter().map(|((config, stage, of), count)| {
             let labels = vec![("config", config), ("lifecycle", stage), ("static", of)];
-            Sample::now(labels, f64::from(count))
+            Sample::now(labels, count as f64)
         }),
     );
     let ephemeral: usize = pods.iter().map(|pod| pod.ephemeral_containers).sum();
@@ -126,6 +129,7 @@ mod tests {
                 Worked { wanted: false, stage: Stage::Terminating, ..pod },
                 Worked { stage: Stage::Finished, ..pod },
             ],
+            2,
             &mut out,
         );
         let page = out.into_page();
@@ -136,9 +140,13 @@ mod tests {
             r#"kubelet_working_pods{config="orphan",lifecycle="terminating",static=""} 1"#,
             r#"kubelet_working_pods{config="desired",lifecycle="terminated",static=""} 1"#,
             r#"kubelet_working_pods{config="orphan",lifecycle="sync",static="true"} 0"#,
+            r#"kubelet_working_pods{config="runtime_only",lifecycle="sync",static="unknown"} 0"#,
+            r#"kubelet_working_pods{config="runtime_only",lifecycle="terminating",static="unknown"} 2"#,
             "kubelet_managed_ephemeral_containers 4",
         ] {
             assert!(page.lines().any(|written| written == line), "{line}\n{page}");
         }
+        let working = page.lines().filter(|line| line.starts_with("kubelet_working_pods{"));
+        assert_eq!(working.count(), 15, "{page}");
     }
 }

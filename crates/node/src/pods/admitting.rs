@@ -68,8 +68,11 @@ impl Pods {
                 self.tools.admission.remember(&pod.uid, Err(&rejection));
                 self.reject(&pod, &rejection);
             }
-            Verdict::After(victims) => {
-                victims.iter().for_each(|victim| self.preempt(victim));
+            Verdict::After { victims, lacking } => {
+                for victim in &victims {
+                    self.tools.metrics.pods.preempted(&lacking);
+                    self.preempt(victim);
+                }
                 self.parked.push(Parked { pod, until: Until::Ended(victims) });
             }
         }

@@ -2,24 +2,44 @@
 //!
 //! Nothing is taken for gone before every source was heard. What is done here covers every
 //! effect of a pod's normal end, because an agent that was killed never got to it.
+//!
+//! It is decided between two deliveries, where nobody adds a pod meanwhile, and never waits there:
+//! what has to be looked up is looked up by a task, which comes back with a [`Finding`].
 
 use std::collections::BTreeSet;
 
+use podwright_core::cgroup::CgroupName;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::Stage;
 
 use super::{Pods, orphan};
 use crate::worker::chain;
 
+/// What a look brought to light.
+#[derive(Debug)]
+pub(super) enum Finding {
+    /// The runtime was listed again; whether it answered.
+    Relisted(bool),
+    /// The pods that have a cgroup; `None`: they could not be listed.
+    Groups(Option<Vec<(PodUid, CgroupName)>>),
+}
+
+/// Looks that are under way: one of each is enough.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    relist: bool,
+    groups: bool,
+}
+
 impl Pods {
-    pub(super) async fn keep_house(&mut self) {
+    pub(super) fn keep_house(&mut self) {
         self.count();
         if !self.directory.sources_ready() {
             return;
         }
         self.abandon_unwanted();
         self.directory.set_all_known();
-        self.end_orphans().await;
+        self.look_for_orphans();
         self.tools.status.remove_orphans(|uid| self.directory.pod(uid).is_some());
         self.tools.volumes.remove_orphans(&self.kept());
         let known =
@@ -27,7 +47,25 @@ impl Pods {
         self.tools.allocations.retain(known);
         self.tools.admission.retain(known);
         self.retry_resizes();
-        self.remove_cgroups().await;
+        self.look_for_groups();
+    }
+
+    pub(super) fn take_in(&mut self, finding: Finding) {
+        match finding {
+            Finding::Relisted(answered) => {
+                self.looks.relist = false;
+                if answered {
+                    self.end_orphans();
+                }
+            }
+            Finding::Groups(listed) => {
+                self.looks.groups = false;
+                if let Some(there) = listed {
+                    let (kept, tools) = (self.kept(), &self.tools);
+                    tools.cgroups.destroy_orphans(there, &kept, &tools.clock);
+                }
+            }
+        }
     }
 
     /// Workers whose pod no source names any more.
@@ -53,18 +91,52 @@ impl Pods {
         }
     }
 
-    /// Pods that run though nobody asked for them: the agent was away when they were deleted.
-    async fn end_orphans(&mut self) {
-        if self.runtime_orphans().is_empty() {
+    /// Pods that run though nobody asked for them: the agent was away when they were deleted. The
+    /// last relist may be older than the end of a pod we knew; we look before acting on it.
+    fn look_for_orphans(&mut self) {
+        if self.looks.relist || self.runtime_orphans().is_empty() {
             return;
         }
-        // The last relist may be older than the end of a pod we knew; look before acting on it.
-        if let Err(error) = self.tools.pleg.relist(&*self.directory).await {
-            tracing::warn!(%error, "cannot list the runtime's pods; will try again");
+        self.looks.relist = true;
+        let (tools, directory) = (self.tools.clone(), self.directory.clone());
+        self.look(async move {
+            let listed = tools.pleg.relist(&*directory).await;
+            if let Err(error) = &listed {
+                tracing::warn!(%error, "cannot list the runtime's pods; will try again");
+            }
+            Finding::Relisted(listed.is_ok())
+        });
+    }
+
+    fn look_for_groups(&mut self) {
+        if self.looks.groups {
             return;
         }
+        self.looks.groups = true;
+        let cgroups = self.tools.cgroups.clone();
+        self.look(async move {
+            let listed = cgroups.pods_on_disk().await;
+            if let Err(error) = &listed {
+                tracing::warn!(error = chain(error), "cannot list the pods' cgroups");
+            }
+            Finding::Groups(listed.ok())
+        });
+    }
+
+    fn look(&self, look: impl Future<Output = Finding> + Send + 'static) {
+        let (stop, found) = (self.stop.clone(), self.findings.0.clone());
+        self.workers.spawn(async move {
+            if let Some(finding) = stop.run_until_cancelled(look).await {
+                // The receiver lives as long as the task that spawned us.
+                drop(found.send(finding));
+            }
+        });
+    }
+
+    fn end_orphans(&mut self) {
         for (uid, name) in self.runtime_orphans() {
             self.orphans.insert(uid.clone());
+            self.tools.metrics.pods.ending_orphans.set(self.orphans.len());
             tracing::info!(pod = %name, %uid, "stopping a pod that no source names");
             self.tools.metrics.pods.orphaned_runtime_pods.inc();
             let (tools, stop, ended) =
@@ -93,13 +165,6 @@ impl Pods {
         let runtime = self.tools.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
         living.chain(alive).collect()
-    }
-
-    async fn remove_cgroups(&self) {
-        let kept = self.kept();
-        if let Err(error) = self.tools.cgroups.destroy_orphans(|uid| kept.contains(uid)).await {
-            tracing::warn!(error = chain(&error), "a pod that is gone left its cgroup");
-        }
     }
 
     fn count(&self) {

@@ -45,7 +45,7 @@ impl Scene {
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
         let metrics = Arc::new(Metrics::default());
         let (recorder, events) = Recorder::new(clock.clone());
-        let pleg = Pleg::new(fake.client(), clock.clone(), metrics.clone());
+        let pleg = Pleg::new(fake.client(), clock.clone(), metrics.clone(), Default::default());
         let status = StatusManager::new(
             Arc::new(Directory::default()),
             Arc::new(|_: &PodUid| Remains::default()),

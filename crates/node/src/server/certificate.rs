@@ -138,7 +138,7 @@ impl Serving {
         let (certificate, key) = match source {
             Source::Files { certificate, key } => (certificate.clone(), key.clone()),
             Source::SelfSigned { folder, host, addresses } => {
-                let pair = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
+                let pair = self_signed_files(folder);
                 if is_to_be_made(&pair.0, &pair.1, &provider, Timestamp::now()) {
                     make(&pair.0, &pair.1, host, addresses, Timestamp::now())?;
                 }
@@ -224,6 +224,11 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), TlsError> {
     std::io::Write::write_all(&mut file, text.as_bytes()).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     std::fs::rename(&part, path).map_err(failed)
+}
+
+/// Where a certificate of our own making is kept, and its key.
+pub fn self_signed_files(folder: &Path) -> (PathBuf, PathBuf) {
+    (folder.join("kubelet.crt"), folder.join("kubelet.key"))
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! Pages of numbers.
 
 use podwright_host::cgroup::Detail;
-use podwright_host::self_usage;
+use podwright_host::{machine, self_usage, threads};
 
 use super::Server;
 use super::answer::{Answer, json, metrics};
 use super::query::Query;
 use super::route::Page;
-use crate::metrics::cadvisor::{self, Row};
+use crate::metrics::cadvisor::{self, Disks, Row};
 use crate::metrics::census::{self, Agent, Worked};
-use crate::metrics::{Exposition, resource, write_process};
+use crate::metrics::{Exposition, resource, volumes, write_process};
 use crate::stats::{Group, Snapshot};
 
 impl Server {
@@ -19,6 +19,7 @@ impl Server {
             Page::Agent => {
                 self.tools.metrics.write(&mut out);
                 self.census(&mut out);
+                volumes::write(&self.stats.claims().await, &mut out);
                 write_process(&self_usage::read("/proc".as_ref()), &mut out);
             }
             Page::Resource => {
@@ -45,7 +46,7 @@ impl Server {
                 }
             })
             .collect();
-        census::write_pods(&pods, out);
+        census::write_pods(&pods, self.tools.metrics.pods.ending_orphans.get(), out);
         let agent = Agent {
             node: &self.tools.settings.node_name,
             cgroup_version: self.tools.cgroups.host().version(),
@@ -65,14 +66,24 @@ impl Server {
 
     async fn cadvisor(&self, out: &mut Exposition) {
         let snapshot = self.stats.snapshot().await;
+        let written = self.stats.written().await;
         let mut rows = Vec::new();
         for row in bare_rows(&snapshot) {
             let detail = self.stats.detail(row.group).await;
-            rows.push(Row { detail, ..row });
+            let layer = written.by_container.get(row.name).copied();
+            rows.push(Row { detail, layer, ..row });
         }
-        let machine = self.stats.machine();
-        let (identity, capacity) = (machine.identity().ok(), machine.capacity().ok());
-        cadvisor::write(&snapshot, &rows, identity.as_ref(), capacity.as_ref(), out);
+        let machine = self.stats.machine().clone();
+        let look = threads::blocking(move || {
+            let of = written.folder.and_then(|folder| machine::device_of(&folder));
+            let disks = (machine.filesystems(), machine.block_devices(), of);
+            (machine.identity().ok(), machine.capacity().ok(), disks)
+        });
+        // It fails only while the agent stops.
+        let Ok((identity, capacity, (filesystems, devices, layers))) = look.await else { return };
+        let (filesystems, devices) = (filesystems.unwrap_or_default(), devices.unwrap_or_default());
+        let disks = Disks::new(filesystems, devices, layers, &rows);
+        cadvisor::write(&snapshot, &rows, &disks, identity.as_ref(), capacity.as_ref(), out);
     }
 }
 
@@ -97,5 +108,5 @@ fn bare_rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
 fn of<'a>(group: &'a Group, namespace: &'a str, pod: &'a str) -> Row<'a> {
     let (id, detail) = (group.path.as_str(), Detail::default());
     let (container, image, name) = ("", "", "");
-    Row { container, id, image, name, namespace, pod, group, detail, started: None }
+    Row { container, id, image, name, namespace, pod, group, detail, started: None, layer: None }
 }

@@ -4,7 +4,7 @@
 //! with the last measure, and if that is missing or old, a task is told to measure. A node that
 //! nobody asks walks no folder.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,6 +82,19 @@ impl Disks {
             self.told.notify_one();
         }
         measured.clone()
+    }
+
+    /// How full the volumes behind claims are, each once, by the last measures.
+    pub(super) fn claims(&self) -> Vec<(ClaimReference, FsStats)> {
+        let measured = self.measured.lock();
+        let volumes = measured.values().flat_map(|disk| &disk.volumes);
+        let claimed = volumes.filter_map(|volume| Some((volume.pvc_ref.clone()?, volume)));
+        let each: BTreeMap<(String, String), &VolumeStats> =
+            claimed.map(|(claim, volume)| ((claim.namespace, claim.name), volume)).collect();
+        let claim = |((namespace, name), volume): ((String, String), &VolumeStats)| {
+            (ClaimReference { name, namespace }, volume.fs.clone())
+        };
+        each.into_iter().map(claim).collect()
     }
 
     /// Measures what is ordered, one pod at a time, until stopped.

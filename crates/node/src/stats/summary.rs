@@ -1,7 +1,10 @@
 //! `/stats/summary`, from a snapshot and what the runtime alone knows.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use podwright_core::config::SwapBehaviour;
 use podwright_core::stats::{
     ContainerStats, CpuStats, FsStats, IoStats, MemoryStats, Moment, NodeStats, PodReference,
@@ -14,6 +17,9 @@ use podwright_proto::cri;
 
 use super::disks::{PodDisk, fs_stats};
 use super::{Group, PodSnapshot, Snapshot, Stats};
+
+/// How long a page waits for what only the runtime knows.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a row of the summary is about: it decides which numbers are always there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,6 +35,15 @@ struct Layers {
     image_fs: Option<FsStats>,
     container_fs: Option<FsStats>,
     by_container: HashMap<String, (Moment, Used)>,
+}
+
+/// What containers have written to layers of their own.
+#[derive(Default)]
+pub struct Written {
+    /// Where they are.
+    pub folder: Option<PathBuf>,
+    /// Bytes, by the container's id.
+    pub by_container: HashMap<String, u64>,
 }
 
 impl Stats {
@@ -67,19 +82,13 @@ impl Stats {
         let fs = machine::disk(root_dir.as_ref()).ok();
         let node = &snapshot.node;
         let started = self.machine.boot_time().unwrap_or(self.tools.started);
-        let pods = &snapshot.all_pods;
+        let daemons = snapshot.daemons.iter();
+        let daemons = daemons.map(|(daemon, started, group)| (daemon.as_str(), *started, group));
+        let pods = ("pods", self.tools.started, &snapshot.all_pods);
+        let system_containers = daemons.chain([pods]).map(system_container).collect();
         NodeStats {
             node_name: self.tools.settings.node_name.to_string(),
-            system_containers: vec![ContainerStats {
-                name: "pods".into(),
-                start_time: Moment(self.tools.started),
-                cpu: cpu(pods, Row::Whole),
-                memory: memory_stats(pods, Row::Whole, None),
-                io: Some(io(pods, Row::Whole)),
-                rootfs: None,
-                logs: None,
-                swap: swap_stats(pods, None),
-            }],
+            system_containers,
             start_time: Moment(started),
             cpu: cpu(node, Row::Whole),
             memory: memory_stats(node, Row::Whole, memory),
@@ -93,6 +102,22 @@ impl Stats {
             rlimit,
             swap: swap_stats(node, swap),
         }
+    }
+
+    /// As the runtime tells it; one that takes too long keeps nobody from the rest of a page.
+    pub async fn written(&self) -> Written {
+        let runtime = &self.tools.runtime;
+        let asked = async { tokio::join!(runtime.container_stats(), runtime.image_folder()) };
+        let Ok((stats, folder)) = tokio::time::timeout(PATIENCE, asked).await else {
+            tracing::debug!("the runtime does not tell in time what containers have written");
+            return Written::default();
+        };
+        let size = |stats: cri::ContainerStats| {
+            let bytes = used(&stats.writable_layer?).bytes;
+            Some((stats.attributes?.id, bytes))
+        };
+        let by_container = stats.unwrap_or_default().into_iter().filter_map(size).collect();
+        Written { folder: folder.ok(), by_container }
     }
 
     /// The sizes of images and writable layers, which the runtime keeps count of.
@@ -118,6 +143,20 @@ impl Stats {
             Err(error) => tracing::debug!(%error, "the runtime does not tell of its containers"),
         }
         layers
+    }
+}
+
+/// A group without disks of its own.
+fn system_container((name, started, group): (&str, Timestamp, &Group)) -> ContainerStats {
+    ContainerStats {
+        name: name.into(),
+        start_time: Moment(started),
+        cpu: cpu(group, Row::Whole),
+        memory: memory_stats(group, Row::Whole, None),
+        io: Some(io(group, Row::Whole)),
+        rootfs: None,
+        logs: None,
+        swap: swap_stats(group, None),
     }
 }
 
@@ -247,5 +286,5 @@ fn used(told: &cri::FilesystemUsage) -> Used {
 }
 
 fn time(nanos: i64) -> Moment {
-    Moment(jiff::Timestamp::from_nanosecond(nanos.into()).unwrap_or_default())
+    Moment(Timestamp::from_nanosecond(nanos.into()).unwrap_or_default())
 }

@@ -11,6 +11,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::pod::registry::ApiUid;
+use podwright_core::status::manager::Remains;
 use podwright_core::status::merge::merge;
 use podwright_core::status::{manager, patch};
 use podwright_core::time::Mono;
@@ -82,13 +83,17 @@ impl StatusManager {
     fn due(&self, busy: &[PodUid], room: usize) -> (Vec<Due>, Option<Mono>) {
         let now = self.clock.now().mono;
         let (mut due, mut next) = (Vec::new(), None::<Mono>);
-        let tracked = self.tracked.lock();
-        for (uid, tracked) in tracked.iter().filter(|(uid, _)| !busy.contains(uid)) {
+        let mut all = self.tracked.lock();
+        for (uid, tracked) in all.iter_mut().filter(|(uid, _)| !busy.contains(uid)) {
             // A static pod without a mirror has nowhere to report to.
             let Some(api_uid) = self.directory.api_uid(uid) else { continue };
             let sent = tracked.sent.as_ref().filter(|(to, _)| **to == *api_uid.as_str());
             let Some(api) = self.newest(uid, tracked.answer.as_ref()) else { continue };
-            let remains = (self.leftovers)(uid);
+            if tracked.answer.as_ref().is_some_and(|answer| !Arc::ptr_eq(answer, &api)) {
+                // The watch has caught up; one copy is enough.
+                tracked.answer = None;
+            }
+            let remains = self.remains(uid, &api, &tracked.entry);
             if !manager::needs_update(&tracked.entry, sent.map(|(_, v)| *v), Some(&api), remains) {
                 continue;
             }
@@ -104,6 +109,15 @@ impl StatusManager {
         due.sort_by_key(|due| !due.ready_changes);
         due.truncate(room);
         (due, next)
+    }
+
+    /// What of the pod is still here; looked up only if nothing else keeps its object.
+    fn remains(&self, uid: &PodUid, api: &v1::Pod, entry: &manager::Entry) -> Remains {
+        let nothing = Remains::default();
+        match manager::can_be_deleted(api, entry, nothing) {
+            true => (self.leftovers)(uid),
+            false => nothing,
+        }
     }
 
     /// Forgets what was sent of pods whose status somebody else edited.
@@ -192,14 +206,17 @@ impl StatusManager {
             Some(body) => {
                 let params = PatchParams::default();
                 let patch = Patch::Strategic(&body);
-                let answer = api.patch_status(&pod.name.name, &params, &patch).await?;
+                let mut answer = api.patch_status(&pod.name.name, &params, &patch).await?;
+                // Often the largest part of a pod, and nothing that we ask of it.
+                answer.metadata.managed_fields = None;
                 if let Some(kept) = &answer.status {
                     self.dropped.lock().learn(&body, kept);
                 }
                 Arc::new(answer)
             }
         };
-        if manager::can_be_deleted(&answer, entry, (self.leftovers)(&due.uid)) {
+        let remains = self.remains(&due.uid, &answer, entry);
+        if manager::can_be_deleted(&answer, entry, remains) {
             let params = DeleteParams {
                 grace_period_seconds: Some(0),
                 preconditions: Some(Preconditions {

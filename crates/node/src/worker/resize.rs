@@ -59,6 +59,8 @@ impl Execution<'_> {
     }
 
     async fn apply(&mut self, resize: &Resize) -> Result<(), ResizeError> {
+        // An agent that is killed from here on must know what the pod was granted.
+        self.tools.allocations.write().await;
         let group = self.tools.cgroups.group(self.pod).await?;
         let (current, wanted) = (&group.current, &group.wanted);
         let (shrinking, whole) = acts::shrinking_memory(resize, current, wanted);

@@ -28,7 +28,7 @@ use crate::hooks;
 use crate::images::{Absent, Present};
 use crate::logs::link_name;
 use crate::objects::{Fetched, ReadError};
-use crate::users::UserRangeError;
+use crate::users::{self, UserRangeError};
 use crate::volumes::SubPathError;
 
 /// The sandbox containers are started in.
@@ -97,7 +97,7 @@ impl Execution<'_> {
             Some(class) => self.tools.objects.runtime_handler(class).await,
             None => Ok(String::new()),
         };
-        let provision = self.provision(handler)?;
+        let provision = self.provision(handler).await?;
         let made = config::sandbox(self.pod, attempt, &self.tools.facts, &provision)?;
         for warning in made.warnings {
             let (reason, message) = (warning.reason, warning.message);
@@ -123,7 +123,10 @@ impl Execution<'_> {
         class.filter(|class| !class.is_empty())
     }
 
-    fn provision(&self, handler: Result<String, ReadError>) -> Result<PodProvision, PrepareError> {
+    async fn provision(
+        &self,
+        handler: Result<String, ReadError>,
+    ) -> Result<PodProvision, PrepareError> {
         let runtime_handler = handler.map_err(|source| {
             let class = self.runtime_class().unwrap_or_default().to_owned();
             match source.is_not_found() {
@@ -131,9 +134,8 @@ impl Execution<'_> {
                 false => PrepareError::RuntimeClass { class, source },
             }
         })?;
-        let pods = self.tools.volumes.pods();
         let id_mappings = match config::namespaces::wants_own_users(self.pod) {
-            true => Some(self.tools.users.of_pod(pods, &self.pod.uid)?),
+            true => Some(users::give(self.tools, &self.pod.uid).await?),
             false => None,
         };
         Ok(PodProvision {
@@ -287,7 +289,7 @@ impl Execution<'_> {
             Some(class) => tools.objects.known_runtime_handler(class).await,
             None => Ok(String::new()),
         };
-        let provision = self.provision(handler)?;
+        let provision = self.provision(handler).await?;
         let sandbox = config::sandbox(pod, ground.attempt, &tools.facts, &provision)?;
         let fetched = self.env_sources(env::needs(container)).await;
         let services = match pod.is_static() {

@@ -85,12 +85,14 @@ async fn bootstrap(
         return Ok(None);
     }
     let credentials = Credentials::read(bootstrap, None).await.context("--bootstrap-kubeconfig")?;
-    Ok(Some(Connections::client(&Arc::new(credentials))?))
+    Ok(Some(Connections::client(&Arc::new(credentials), &Arc::default())?))
 }
 
 fn clients(credentials: &Arc<Credentials>) -> anyhow::Result<ApiClients> {
+    let requests = Arc::default();
     Ok(ApiClients {
-        main: Connections::client(credentials)?,
-        heartbeat: Connections::client(credentials)?,
+        main: Connections::client(credentials, &requests)?,
+        heartbeat: Connections::client(credentials, &requests)?,
+        requests,
     })
 }

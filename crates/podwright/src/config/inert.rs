@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect; with a field, everything below it.
-pub const INERT: [&str; 40] = [
+pub const INERT: [&str; 39] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -37,7 +37,6 @@ pub const INERT: [&str; 40] = [
     "memoryThrottlingFactor",
     "qosReserved",
     // Moving processes between cgroups.
-    "kubeletCgroups",
     "systemCgroups",
     // Without effect upstream, too.
     "hairpinMode",

@@ -80,7 +80,7 @@ impl Api {
     /// Clients for the agent, with the rights of its node.
     pub fn clients(&self, node: &str) -> ApiClients {
         let client = || kube::Client::new(self.server.service(Identity::node(node)), "default");
-        ApiClients { main: client(), heartbeat: client() }
+        ApiClients { main: client(), heartbeat: client(), requests: Arc::default() }
     }
 
     /// Where the agent's server is to be put, so that logs and commands are served.

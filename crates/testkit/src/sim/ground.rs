@@ -94,6 +94,21 @@ impl Ground {
         std::fs::create_dir(&mount).expect("a folder");
     }
 
+    /// Nobody can look at a pod's group, though all are where they were, until they are shown
+    /// again.
+    pub fn hide_cgroups(&self) {
+        let (groups, hidden) = (self.cgroup_mount().join("kubepods"), self.folder.join("hidden"));
+        std::fs::rename(&groups, hidden).expect("the groups");
+        // What would be a folder on the way is none: an error, and not that it is missing.
+        std::fs::write(groups, "").expect("a file");
+    }
+
+    pub fn show_cgroups(&self) {
+        let (groups, hidden) = (self.cgroup_mount().join("kubepods"), self.folder.join("hidden"));
+        std::fs::remove_file(&groups).expect("a file");
+        std::fs::rename(hidden, groups).expect("the groups");
+    }
+
     /// UIDs of pods that have a control group.
     pub fn pods_with_cgroup(&self) -> Vec<String> {
         let top = self.cgroup_mount().join("kubepods");

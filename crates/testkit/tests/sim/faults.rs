@@ -7,6 +7,7 @@ use podwright_testkit::sim::api::{ApiFault, ApiRule};
 use podwright_testkit::sim::chaos::{REQUESTS, RPCS};
 use podwright_testkit::sim::wish::{APP, INIT, NODE, wish};
 use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use serde_json::json;
 
 use crate::{clean, lawful, s};
 
@@ -79,4 +80,53 @@ fn every_api_request_may_fail_in_every_way() {
             sim::run(lives(&told, |sim| sim.api.fail(rule.clone())));
         }
     }
+}
+
+#[test]
+fn a_cgroup_that_cannot_be_looked_at_costs_no_container() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&wish("web").container("app", APP)).await;
+        sim.until_ready("web").await;
+        sim.ground.hide_cgroups();
+        // Something that makes its worker look.
+        assert!(sim.patch("web", json!({ "metadata": { "labels": { "a": "b" } } })).await);
+        sim.pass(s(120)).await;
+        assert_eq!(sim.fake.count(Rpc::StopContainer), 0);
+        sim.ground.show_cgroups();
+        sim.pass(s(10)).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        sim.pass(s(10)).await;
+        clean(&sim, &[]);
+    });
+}
+
+#[test]
+fn a_pod_is_heard_of_while_the_runtime_does_not_answer_housekeeping() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        sim.create(&wish("left").container("app", APP)).await;
+        sim.until_ready("left").await;
+        sim.crash().await;
+        sim.delete("left", Some(0)).await;
+        sim.api.go_down();
+        sim.start().await;
+        sim.pass(s(5)).await;
+        // The orphan is known; whoever lists from now on waits.
+        sim.fake.fail(Rule::on(Rpc::ListPodSandbox, Fault::Hang));
+        sim.api.come_up();
+        sim.until("all sources are heard", s(60), |sim| sim.node().directory.sources_ready()).await;
+        sim.pass(s(4)).await;
+        let heard = |name: &str| {
+            sim.node().directory.pods().iter().any(|pod| pod.name.name.as_ref() == name)
+        };
+        sim.create(&wish("new").container("app", APP)).await;
+        sim.until("the new pod is known", s(10), |_| heard("new")).await;
+        sim.fake.heal();
+        sim.until_ready("new").await;
+        let stopped = |sim: &Sim| sim.fake.snapshot().running("left").is_empty();
+        sim.until("the orphan is ended", s(300), stopped).await;
+    });
 }

@@ -25,7 +25,7 @@ fn server(sim: &Sim) -> Arc<Server> {
         version: "v1",
         commit: "",
     };
-    let stats = Stats::new(sim.node(), s(60));
+    let stats = Stats::new(sim.node(), s(60), Default::default());
     Server::new(sim.node(), stats, settings, CancellationToken::new())
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use podwright_e2e::bed::Bed;
 use podwright_e2e::bench::usage;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
@@ -10,9 +11,11 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
-/// A pod with two containers, a limit and a volume.
+/// A pod with two containers, a limit and a volume, on an agent with a group of its own.
 async fn with_sample() -> Cluster {
-    let cluster = Cluster::start().await;
+    let own_group =
+        |bed: &Bed| json!({ "kubeletCgroups": bed.ground().cgroup().child("us").unwrap() });
+    let cluster = Cluster::configured(Bed::builder().control_plane(), own_group).await;
     let mut sample = pod("sample", &["serve"]);
     let spec = &mut sample["spec"];
     let second = json!({
@@ -52,7 +55,22 @@ async fn the_summary_shows_node_pods_containers_and_volumes() {
     for field in ["cpu", "memory", "network", "fs", "runtime", "rlimit", "swap"] {
         assert!(summary["node"][field].is_object(), "node.{field}: {summary:#}");
     }
-    assert_eq!(summary["node"]["systemContainers"][0]["name"], "pods");
+    let system = summary["node"]["systemContainers"].as_array().unwrap();
+    let names: Vec<&Value> = system.iter().map(|group| &group["name"]).collect();
+    assert_eq!(names, ["kubelet", "pods"]);
+    let agent = &system[0];
+    for (part, field) in [
+        ("cpu", "usageCoreNanoSeconds"),
+        ("memory", "usageBytes"),
+        ("memory", "workingSetBytes"),
+        ("memory", "rssBytes"),
+        ("memory", "pageFaults"),
+    ] {
+        assert!(agent[part][field].as_u64() > Some(0), "{part}.{field}: {agent:#}");
+        assert!(agent[part]["psi"].is_object(), "{agent:#}");
+    }
+    assert!(agent["memory"]["availableBytes"].is_null(), "it has no limit: {agent:#}");
+    assert!(agent["startTime"].is_string() && agent["rootfs"].is_null(), "{agent:#}");
     let pods = summary["pods"].as_array().unwrap();
     assert_eq!(pods.len(), 1);
     let pod = &pods[0];
@@ -104,6 +122,48 @@ fn families(page: &str) -> BTreeMap<String, (String, Vec<String>)> {
     families
 }
 
+/// What the NodeConformance suite wants of `/metrics/cadvisor`, but for what the kernel counts only
+/// of a container that used a disk.
+const CONFORMANCE: [&str; 37] = [
+    "container_cpu_system_seconds_total",
+    "container_cpu_usage_seconds_total",
+    "container_cpu_user_seconds_total",
+    "container_file_descriptors",
+    "container_fs_inodes_free",
+    "container_fs_inodes_total",
+    "container_fs_io_current",
+    "container_fs_io_time_seconds_total",
+    "container_fs_io_time_weighted_seconds_total",
+    "container_fs_limit_bytes",
+    "container_fs_read_seconds_total",
+    "container_fs_reads_merged_total",
+    "container_fs_reads_total",
+    "container_fs_sector_reads_total",
+    "container_fs_sector_writes_total",
+    "container_fs_usage_bytes",
+    "container_fs_write_seconds_total",
+    "container_fs_writes_merged_total",
+    "container_fs_writes_total",
+    "container_last_seen",
+    "container_memory_cache",
+    "container_memory_failcnt",
+    "container_memory_failures_total",
+    "container_memory_rss",
+    "container_memory_swap",
+    "container_memory_working_set_bytes",
+    "container_processes",
+    "container_sockets",
+    "container_spec_cpu_period",
+    "container_spec_cpu_shares",
+    "container_spec_memory_limit_bytes",
+    "container_spec_memory_reservation_limit_bytes",
+    "container_spec_memory_swap_limit_bytes",
+    "container_start_time_seconds",
+    "container_threads",
+    "container_threads_max",
+    "container_ulimits_soft",
+];
+
 #[tokio::test]
 async fn every_series_has_upstreams_name_type_and_labels() {
     needs_root!();
@@ -129,6 +189,9 @@ async fn every_series_has_upstreams_name_type_and_labels() {
             }
             assert_eq!(upstream["type"], kind.as_str(), "{path}: {name}");
             assert_eq!(upstream["labels"], json!(labels), "{path}: {name}");
+        }
+        for name in CONFORMANCE.iter().filter(|_| path == "/metrics/cadvisor") {
+            assert!(ours.contains_key(*name), "{name} is not there");
         }
         let shared = ours.keys().filter(|name| !recorded[path][name.as_str()].is_null()).count();
         assert!(

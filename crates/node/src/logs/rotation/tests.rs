@@ -49,7 +49,7 @@ async fn scene() -> Scene {
     let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let metrics = Arc::new(Metrics::default());
     let rotation = Rotation {
-        pleg: Pleg::new(runtime.clone(), clock.clone(), metrics),
+        pleg: Pleg::new(runtime.clone(), clock.clone(), metrics, Default::default()),
         runtime,
         clock,
         directory: Arc::default(),

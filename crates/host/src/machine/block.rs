@@ -1,0 +1,112 @@
+//! Block devices: what they have done so far, and the filesystems on them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{Disk, Machine, Result, disk};
+use crate::mounts;
+
+/// A device's counters since the machine was switched on, as `/proc/diskstats` has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// Major and minor number.
+    pub number: (u32, u32),
+    pub name: String,
+    pub reads: u64,
+    pub reads_merged: u64,
+    pub sectors_read: u64,
+    pub read_millis: u64,
+    pub writes: u64,
+    pub writes_merged: u64,
+    pub sectors_written: u64,
+    pub write_millis: u64,
+    pub in_progress: u64,
+    pub io_millis: u64,
+    pub weighted_io_millis: u64,
+}
+
+/// A filesystem that lies on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filesystem {
+    /// `/dev/sda1`.
+    pub device: String,
+    pub disk: Disk,
+    /// `None` if the kernel counts it under another name.
+    pub activity: Option<BlockDevice>,
+}
+
+impl Machine {
+    pub fn block_devices(&self) -> Result<Vec<BlockDevice>> {
+        Ok(self.read("proc/diskstats")?.lines().filter_map(block_device).collect())
+    }
+
+    /// Every filesystem with a device, once, wherever and however often it is mounted.
+    pub fn filesystems(&self) -> Result<Vec<Filesystem>> {
+        let table = self.read("proc/self/mountinfo")?;
+        let mut points: BTreeMap<String, PathBuf> = BTreeMap::new();
+        for mount in mounts::parse(table.as_bytes()) {
+            let Some(source) = mount.source.to_str().filter(|name| name.starts_with("/dev/"))
+            else {
+                continue;
+            };
+            points.entry(source.to_owned()).or_insert(mount.point);
+        }
+        let mut devices: BTreeMap<String, BlockDevice> = BTreeMap::new();
+        for device in self.block_devices()? {
+            devices.insert(format!("/dev/{}", device.name), device);
+        }
+        let filesystem = |(device, point): (String, PathBuf)| {
+            let activity = devices.remove(&device);
+            // One that was unmounted meanwhile is not shown.
+            Some(Filesystem { disk: disk(&point).ok()?, device, activity })
+        };
+        Ok(points.into_iter().filter_map(filesystem).collect())
+    }
+}
+
+fn block_device(line: &str) -> Option<BlockDevice> {
+    let mut words = line.split_ascii_whitespace();
+    let number = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let name = words.next()?.to_owned();
+    let mut next = || words.next()?.parse().ok();
+    Some(BlockDevice {
+        number,
+        name,
+        reads: next()?,
+        reads_merged: next()?,
+        sectors_read: next()?,
+        read_millis: next()?,
+        writes: next()?,
+        writes_merged: next()?,
+        sectors_written: next()?,
+        write_millis: next()?,
+        in_progress: next()?,
+        io_millis: next()?,
+        weighted_io_millis: next()?,
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filesystem_is_listed_once_with_what_its_device_did() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        let diskstats = " 8 1 sda1 1 2 3 4 5 6 7 8 9 10 11 12 13\n 8 2 sda2 1\nbroken\n";
+        std::fs::write(root.path().join("proc/diskstats"), diskstats).unwrap();
+        let table = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 /x /mnt rw - ext4 /dev/sda1 rw\n\
+                     3 1 0:2 / /proc rw - proc proc rw\n4 1 9:9 / /gone/away rw - xfs /dev/gone rw\n";
+        std::fs::write(root.path().join("proc/self/mountinfo"), table).unwrap();
+        let machine = Machine::at(root.path());
+        let found = machine.filesystems().unwrap();
+        let [sda1] = &found[..] else { unreachable!("{found:?}") };
+        assert_eq!(sda1.device, "/dev/sda1");
+        assert!(sda1.disk.capacity > 0);
+        let activity = sda1.activity.as_ref().unwrap();
+        assert_eq!((activity.number, activity.reads, activity.weighted_io_millis), ((8, 1), 1, 11));
+        assert_eq!(machine.block_devices().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,289 @@
+//! Disks: what each group had of each device, and of the machine its filesystems.
+//!
+//! Nothing here walks a folder: the kernel counts accesses, a filesystem knows how full it is, and
+//! the runtime how much a container has written.
+
+use std::collections::BTreeMap;
+
+use podwright_host::cgroup::{Access, Accesses};
+use podwright_host::machine::{BlockDevice, Filesystem};
+
+use super::super::exposition::{Exposition, Kind, Sample};
+use super::{Row, unsaid};
+
+/// The machine's disks.
+#[derive(Default)]
+pub struct Disks {
+    filesystems: Vec<Filesystem>,
+    devices: BTreeMap<(u32, u32), Device>,
+    /// Where containers write.
+    layers: Option<(u32, u32)>,
+}
+
+/// A device as labels have it.
+struct Device {
+    path: String,
+    major: String,
+    minor: String,
+}
+
+impl Device {
+    fn new((major, minor): (u32, u32), path: String) -> Self {
+        Self { path, major: major.to_string(), minor: minor.to_string() }
+    }
+}
+
+impl Disks {
+    /// `layers`: the device that containers write to.
+    pub fn new(
+        filesystems: Vec<Filesystem>,
+        devices: Vec<BlockDevice>,
+        layers: Option<(u32, u32)>,
+        rows: &[Row<'_>],
+    ) -> Self {
+        let device = |device: BlockDevice| {
+            (device.number, Device::new(device.number, format!("/dev/{}", device.name)))
+        };
+        let mut devices: BTreeMap<_, _> = devices.into_iter().map(device).collect();
+        let accessed = rows.iter().flat_map(|row| &row.detail.io.bytes).map(|a| a.device);
+        for number in accessed.chain(layers) {
+            // One that the kernel does not list has at least a number.
+            let unnamed = || Device::new(number, format!("{}:{}", number.0, number.1));
+            devices.entry(number).or_insert_with(unnamed);
+        }
+        Self { filesystems, devices, layers }
+    }
+
+    fn path(&self, number: (u32, u32)) -> Option<&str> {
+        self.devices.get(&number).map(|device| device.path.as_str())
+    }
+}
+
+/// A family that the machine has for each filesystem.
+struct OfFilesystem {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    read: fn(&Filesystem) -> Option<f64>,
+    /// And other groups for each device, or for what they wrote.
+    of_group: OfGroup,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OfGroup {
+    Nothing,
+    /// What a container wrote, as its runtime tells it.
+    Layer,
+    Operations(Access),
+}
+
+const fn gauge(
+    name: &'static str,
+    help: &'static str,
+    read: fn(&Filesystem) -> Option<f64>,
+) -> OfFilesystem {
+    OfFilesystem { name, kind: Kind::Gauge, help, read, of_group: OfGroup::Nothing }
+}
+
+const fn counter(
+    name: &'static str,
+    help: &'static str,
+    read: fn(&Filesystem) -> Option<f64>,
+) -> OfFilesystem {
+    OfFilesystem { name, kind: Kind::Counter, help, read, of_group: OfGroup::Nothing }
+}
+
+const FILESYSTEMS: &[OfFilesystem] = &[
+    gauge("container_fs_inodes_free", "Inodes that are free", |fs| {
+        Some(fs.disk.inodes_free as f64)
+    }),
+    gauge("container_fs_inodes_total", "Inodes that there are", |fs| Some(fs.disk.inodes as f64)),
+    gauge("container_fs_io_current", "Accesses under way", |fs| {
+        Some(fs.activity.as_ref()?.in_progress as f64)
+    }),
+    counter("container_fs_io_time_seconds_total", "Time in which there was an access", |fs| {
+        seconds(fs.activity.as_ref()?.io_millis)
+    }),
+    counter(
+        "container_fs_io_time_weighted_seconds_total",
+        "Time that all accesses took together",
+        |fs| seconds(fs.activity.as_ref()?.weighted_io_millis),
+    ),
+    gauge("container_fs_limit_bytes", "Bytes that there are", |fs| Some(fs.disk.capacity as f64)),
+    counter("container_fs_read_seconds_total", "Time spent reading", |fs| {
+        seconds(fs.activity.as_ref()?.read_millis)
+    }),
+    counter("container_fs_reads_merged_total", "Reads that were made one with others", |fs| {
+        Some(fs.activity.as_ref()?.reads_merged as f64)
+    }),
+    OfFilesystem {
+        of_group: OfGroup::Operations(Access::Read),
+        ..counter("container_fs_reads_total", "Reads", |fs| {
+            Some(fs.activity.as_ref()?.reads as f64)
+        })
+    },
+    counter("container_fs_sector_reads_total", "Sectors read", |fs| {
+        Some(fs.activity.as_ref()?.sectors_read as f64)
+    }),
+    counter("container_fs_sector_writes_total", "Sectors written", |fs| {
+        Some(fs.activity.as_ref()?.sectors_written as f64)
+    }),
+    OfFilesystem {
+        of_group: OfGroup::Layer,
+        ..gauge("container_fs_usage_bytes", "Bytes in use", |fs| Some(fs.disk.used as f64))
+    },
+    counter("container_fs_write_seconds_total", "Time spent writing", |fs| {
+        seconds(fs.activity.as_ref()?.write_millis)
+    }),
+    counter("container_fs_writes_merged_total", "Writes that were made one with others", |fs| {
+        Some(fs.activity.as_ref()?.writes_merged as f64)
+    }),
+    OfFilesystem {
+        of_group: OfGroup::Operations(Access::Write),
+        ..counter("container_fs_writes_total", "Writes", |fs| {
+            Some(fs.activity.as_ref()?.writes as f64)
+        })
+    },
+];
+
+/// `rows`: the machine first.
+pub(super) fn write(disks: &Disks, rows: &[Row<'_>], out: &mut Exposition) {
+    let Some((machine, groups)) = rows.split_first() else { return };
+    for OfFilesystem { name, kind, help, read, of_group } in FILESYSTEMS {
+        let of_machine = disks.filesystems.iter().filter_map(|fs| {
+            let value = read(fs)?;
+            Some(sample(machine, &fs.device, value))
+        });
+        let of_groups = groups.iter().flat_map(|row| match of_group {
+            OfGroup::Nothing => Vec::new(),
+            OfGroup::Layer => layer(disks, row).into_iter().collect(),
+            OfGroup::Operations(access) => {
+                accesses(disks, row, &row.detail.io.operations, *access).collect()
+            }
+        });
+        out.family(&unsaid(name, help, *kind), of_machine.chain(of_groups));
+    }
+    for (name, help, access) in [
+        ("container_fs_reads_bytes_total", "Bytes read", Access::Read),
+        ("container_fs_writes_bytes_total", "Bytes written", Access::Write),
+    ] {
+        let samples =
+            rows.iter().flat_map(|row| accesses(disks, row, &row.detail.io.bytes, access));
+        out.family(&unsaid(name, help, Kind::Counter), samples);
+    }
+    let all = rows.iter().flat_map(|row| {
+        row.detail.io.bytes.iter().filter_map(|one| {
+            let device = disks.devices.get(&one.device)?;
+            let mut sample = sample(row, &device.path, one.count as f64);
+            let numbers = [("major", device.major.as_str()), ("minor", device.minor.as_str())];
+            sample.labels.extend(numbers);
+            sample.labels.push(("operation", one.access.as_str()));
+            Some(sample)
+        })
+    });
+    let help = "Bytes of each device by what was done";
+    out.family(&unsaid("container_blkio_device_usage_total", help, Kind::Counter), all);
+}
+
+fn accesses<'a>(
+    disks: &'a Disks,
+    row: &'a Row<'_>,
+    all: &'a [Accesses],
+    wanted: Access,
+) -> impl Iterator<Item = Sample<'a>> {
+    all.iter()
+        .filter(move |one| one.access == wanted)
+        .filter_map(|one| Some(sample(row, disks.path(one.device)?, one.count as f64)))
+}
+
+fn layer<'a>(disks: &'a Disks, row: &'a Row<'_>) -> Option<Sample<'a>> {
+    Some(sample(row, disks.path(disks.layers?)?, row.layer? as f64))
+}
+
+fn sample<'a>(row: &'a Row<'_>, device: &'a str, value: f64) -> Sample<'a> {
+    let mut labels = row.labels();
+    labels.push(("device", device));
+    Sample { labels, value, at: Some(row.group.at) }
+}
+
+fn seconds(millis: u64) -> Option<f64> {
+    Some(millis as f64 / 1e3)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use podwright_host::cgroup::{Detail, Io};
+    use podwright_host::machine::Disk;
+
+    use super::*;
+    use crate::stats::Group;
+
+    fn row<'a>(group: &'a Group, id: &'a str, container: &'a str, detail: Detail) -> Row<'a> {
+        let layer = (!container.is_empty()).then_some(4096);
+        let (image, name, namespace, pod, started) = ("", "", "", "", None);
+        Row { container, id, image, name, namespace, pod, group, detail, started, layer }
+    }
+
+    #[test]
+    fn the_machine_has_filesystems_and_groups_have_what_they_did_with_devices() {
+        let one = |device, access, count| Accesses { device, access, count };
+        let io = Io {
+            bytes: vec![one((8, 1), Access::Read, 512), one((9, 9), Access::Write, 7)],
+            operations: vec![one((8, 1), Access::Read, 2)],
+        };
+        let group = Group::default();
+        let rows = [
+            row(&group, "/", "", Detail { io: io.clone(), ..Detail::default() }),
+            row(&group, "/pods/a", "app", Detail { io, ..Detail::default() }),
+        ];
+        let sda1 = BlockDevice {
+            number: (8, 1),
+            name: "sda1".into(),
+            reads: 77,
+            ..BlockDevice::default()
+        };
+        let disk = Disk { capacity: 100, available: 40, used: 60, inodes: 10, inodes_free: 4 };
+        let device = "/dev/sda1".to_owned();
+        let filesystem = Filesystem { device, disk, activity: Some(sda1.clone()) };
+        let disks = Disks::new(vec![filesystem], vec![sda1], Some((8, 1)), &rows);
+        let mut out = Exposition::default();
+        write(&disks, &rows, &mut out);
+        let page = out.into_page();
+        let told = |name: &str| -> Vec<(String, String)> {
+            let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+            let told = lines.map(|line| {
+                let field = |key: &str| {
+                    let (_, rest) = line.split_once(&format!("{key}=\"")).unwrap();
+                    rest.split_once('"').unwrap().0.to_owned()
+                };
+                let (_, value) = line.rsplit_once('}').unwrap();
+                let value = value.split_whitespace().next().unwrap();
+                (format!("{} {}", field("id"), field("device")), value.to_owned())
+            });
+            told.collect()
+        };
+        for (name, want) in [
+            (
+                "container_fs_usage_bytes",
+                &[("/ /dev/sda1", "60"), ("/pods/a /dev/sda1", "4096")][..],
+            ),
+            ("container_fs_inodes_free", &[("/ /dev/sda1", "4")]),
+            ("container_fs_reads_total", &[("/ /dev/sda1", "77"), ("/pods/a /dev/sda1", "2")]),
+            ("container_fs_writes_bytes_total", &[("/ 9:9", "7"), ("/pods/a 9:9", "7")]),
+            (
+                "container_blkio_device_usage_total",
+                &[
+                    ("/ /dev/sda1", "512"),
+                    ("/ 9:9", "7"),
+                    ("/pods/a /dev/sda1", "512"),
+                    ("/pods/a 9:9", "7"),
+                ],
+            ),
+        ] {
+            let want: Vec<_> = want.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+            assert_eq!(told(name), want, "{name}\n{page}");
+        }
+        assert!(page.contains(r#"major="8",minor="1",operation="Read""#), "{page}");
+    }
+}
