@@ -94,15 +94,11 @@ async fn refusals(kubectl: &Kubectl) {
     assert!(services.starts_with("kubernetes"), "{services}");
 }
 
-/// What came after 1.20: another container in a pod that runs, events by pod, tokens, oneself.
+/// What came after 1.20: events by pod, tokens, oneself.
 async fn newer(kubectl: &Kubectl) {
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
     kubectl.run_with(&["create", "-f", "-"], &shell("sick", "sleep 1000")).await.unwrap();
     run(&["wait", "--for=condition=Ready", "pod/sick", "--timeout=60s"]).await;
-    let debug = ["debug", "sick", "-i", IMAGE, LOCAL, "--target=main", "-c", "doctor", "--"];
-    let look = ["sh", "-c", "read word; ps; echo $word; sleep 1"];
-    let seen = kubectl.run_with(&[&debug[..], &look].concat(), "seen\n").await.unwrap();
-    assert!(seen.contains("sleep 1000") && seen.contains("seen"), "{seen}");
     let events = run(&["events", "--for", "pod/sick"]).await;
     assert!(events.contains("Scheduled") && events.contains("Started"), "{events}");
     assert!(!events.contains("Warning"), "{events}");
