@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
+use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::listing::{Difference, Listing};
 use podwright_e2e::{images, tools, wait};
 use serde_json::{Value, json};
@@ -31,6 +32,20 @@ impl<'a> Standalone<'a> {
         let mut down = bed.command(&program);
         down.args(["down", "--state-dir", &state]);
         Self { bed, program, state, _undertaker: Undertaker(down) }
+    }
+
+    /// One that is up and has the test image.
+    pub(crate) async fn up(bed: &'a Bed) -> Self {
+        let node = Self::new(bed, "up");
+        node.run(&["up"]).await.unwrap();
+        node.load_test_image().await;
+        node
+    }
+
+    /// `kubectl` with the kubeconfig that the node wrote.
+    pub(crate) fn kubectl(&self, release: Release) -> Kubectl {
+        let kubeconfig = Path::new(&self.state).join("kubeconfig");
+        self.bed.kubectl_with(release, kubeconfig).unwrap()
     }
 
     pub(crate) async fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -325,9 +340,7 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
 async fn a_node_that_runs_does_what_it_is_asked_for_later_or_says_why_not() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "up");
-    node.run(&["up"]).await.unwrap();
-    node.load_test_image().await;
+    let node = Standalone::up(&bed).await;
     node.put_manifest(&web(18080));
     let ip = node.address_of_pod().await;
     let gateway = format!("{}.1", ip.rsplit_once('.').unwrap().0);

@@ -14,11 +14,6 @@ use crate::standalone::Standalone;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn kubectl(bed: &Bed, node: &Standalone<'_>, release: Release) -> Kubectl {
-    let kubeconfig = PathBuf::from(&node.state).join("kubeconfig");
-    bed.kubectl_with(release, kubeconfig).unwrap()
-}
-
 /// A pod of the test image that serves a page, with what a case wants of its spec.
 fn server(name: &str, extra: &Value) -> String {
     let mut spec = json!({
@@ -150,7 +145,7 @@ async fn kubectl_of_every_age_reads_and_writes_objects() {
     for (release, suffix) in
         [(Release::V1_20, "old"), (Release::V1_32, "middle"), (Release::V1_36, "new")]
     {
-        let kubectl = kubectl(&bed, &node, release);
+        let kubectl = node.kubectl(release);
         objects(&kubectl, suffix).await;
         papers(&kubectl).await;
         // a namespace comes furnished, and its deletion empties it
@@ -168,10 +163,8 @@ async fn kubectl_of_every_age_reads_and_writes_objects() {
 async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "up");
-    node.run(&["up"]).await.unwrap();
-    node.load_test_image().await;
-    let kubectl = kubectl(&bed, &node, Release::V1_32);
+    let node = Standalone::up(&bed).await;
+    let kubectl = node.kubectl(Release::V1_32);
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
     let ready = ["wait", "--for=condition=Ready", "pod/hello", "--timeout=60s"];
 
@@ -186,7 +179,7 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     assert!(described.contains("Successfully assigned default/hello"), "{described}");
 
     for release in Release::ALL {
-        streams(&bed, &self::kubectl(&bed, &node, release)).await;
+        streams(&bed, &node.kubectl(release)).await;
     }
 
     // what does not fit says so, and comes when there is room
@@ -240,10 +233,8 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
 async fn time_to_the_first_pod_and_memory_of_the_whole_process_are_printed() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "up");
-    node.run(&["up"]).await.unwrap();
-    node.load_test_image().await;
-    let kubectl = kubectl(&bed, &node, Release::V1_32);
+    let node = Standalone::up(&bed).await;
+    let kubectl = node.kubectl(Release::V1_32);
     node.run(&["down"]).await.unwrap();
     let began = std::time::Instant::now();
     node.run(&["up"]).await.unwrap();

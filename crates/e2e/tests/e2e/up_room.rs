@@ -1,7 +1,5 @@
 //! What a pod of `podwright up` waits for, and what it finds again: room on the machine, a folder.
 
-use std::path::PathBuf;
-
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl::Release;
 use serde_json::json;
@@ -14,11 +12,8 @@ use crate::standalone::Standalone;
 async fn a_pod_waits_for_room_and_a_claim_gets_a_folder() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "up");
-    node.run(&["up"]).await.unwrap();
-    node.load_test_image().await;
-    let kubeconfig = PathBuf::from(&node.state).join("kubeconfig");
-    let kubectl = bed.kubectl_with(Release::V1_32, kubeconfig).unwrap();
+    let node = Standalone::up(&bed).await;
+    let kubectl = node.kubectl(Release::V1_32);
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
 
     let cpus = run(&["get", "nodes", "-o", "jsonpath={.items[0].status.allocatable.cpu}"]).await;

@@ -1,6 +1,5 @@
 //! What people do to pods with stock `kubectl`, of three ages, against `podwright up`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
@@ -113,16 +112,13 @@ async fn newer(kubectl: &Kubectl) {
 async fn kubectl_of_every_age_does_to_pods_what_people_do() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "up");
-    node.run(&["up"]).await.unwrap();
-    node.load_test_image().await;
-    let kubeconfig = PathBuf::from(&node.state).join("kubeconfig");
+    let node = Standalone::up(&bed).await;
     for (release, talk) in [
         (Release::V1_20, "talk-old"),
         (Release::V1_32, "talk-middle"),
         (Release::V1_36, "talk-new"),
     ] {
-        let kubectl = bed.kubectl_with(release, kubeconfig.clone()).unwrap();
+        let kubectl = node.kubectl(release);
         life(&bed, &kubectl, talk).await;
         refusals(&kubectl).await;
         if release != Release::V1_20 {
