@@ -25,7 +25,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::lifecycle::Stage;
-use crate::observed::Resources;
 use crate::plan::{Inputs, Plan};
 use crate::pod::{Phase, Pod};
 use crate::qos::QosClass;
@@ -44,8 +43,6 @@ pub struct Sources<'a> {
     pub node: &'a NodeAddresses,
     pub agent_started: Timestamp,
     pub runtime: Runtime<'a>,
-    /// What the pod's cgroup enforces, if someone read it. No limit is `None`, not a large number.
-    pub pod_cgroup: Option<&'a Resources>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +83,7 @@ pub fn generate(sources: &Sources<'_>) -> PodStatus {
     let containers = container::all(sources);
     let outcome = phase::outcome(sources, containers.shown());
     let conditions = conditions::all(sources, containers.shown(), outcome.phase);
-    let resources = resources::of_pod(pod, sources.pod_cgroup, old);
+    let resources = resources::of_pod(pod);
     let addresses = addresses::of(pod, sources.inputs.observed, sources.node, old);
     let qos_class = old.and_then(|old| old.qos_class.clone()).or_else(|| qos_class(pod));
     PodStatus {

@@ -253,13 +253,6 @@ impl Pleg {
         self.cache.lock().entry(uid.clone()).or_default().subscribe()
     }
 
-    /// Waits for a view of the pod that is newer than `than`.
-    pub async fn newer(&self, uid: &PodUid, than: Mono) -> Option<Arc<ObservedPod>> {
-        let mut cell = self.watch(uid);
-        let fresh = |view: &Option<Arc<ObservedPod>>| view.as_ref().is_some_and(|v| v.as_of > than);
-        cell.wait_for(fresh).await.ok()?.clone()
-    }
-
     /// Waits until everything was listed once.
     pub async fn first_relist(&self) {
         let mut relisted = self.relisted.subscribe();

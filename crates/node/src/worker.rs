@@ -263,7 +263,6 @@ impl Worker {
                 name: &self.tools.settings.runtime_name,
                 recursive_read_only: self.tools.facts.supports_recursive_read_only(handler),
             },
-            pod_cgroup: None,
         });
         Decision { pod: pod.clone(), life: desired.life.clone(), plan, status }
     }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
 
 use super::conditions::{self, Owner, READY, condition, owner};
-use super::container::{Shown, end_of, is_running, told_of};
+use super::container::{Shown, is_running};
 use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
 use crate::ids::PodName;
-use crate::pod::{ANNOTATION_MIRROR, Container, ContainerKind, Pod};
+use crate::pod::{ANNOTATION_MIRROR, Pod};
 use crate::time::{Mono, Now};
 
 /// The last report of one pod.
@@ -30,11 +30,9 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The API server has this version now. A later change starts its own clock.
-    pub fn note_sent(&mut self, version: u64) {
-        if self.version == version {
-            self.changed_at = None;
-        }
+    /// The API server has this version now. Returns since when it waited; a later change starts its own clock.
+    pub fn note_sent(&mut self, version: u64) -> Option<Mono> {
+        if self.version == version { self.changed_at.take() } else { None }
     }
 }
 
@@ -264,25 +262,4 @@ pub fn needs_reconcile(pod: &Pod, api: &PodStatus, entry: &Entry, dropped: &Drop
 pub fn changes_ready(api: &PodStatus, ours: &PodStatus) -> bool {
     let answer = |status| condition(status, READY).map(|condition| &condition.status);
     answer(api) != answer(ours)
-}
-
-/// A container that ended between two reports; counted in a metric.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Termination {
-    pub kind: ContainerKind,
-    pub exit_code: i32,
-    pub reason: String,
-}
-
-pub fn terminations(pod: &Pod, before: &PodStatus, after: &PodStatus) -> Vec<Termination> {
-    let ended = |container: &Container| {
-        let end = told_of(after, container).and_then(end_of)?;
-        let is_news = told_of(before, container).and_then(end_of).is_none();
-        is_news.then(|| Termination {
-            kind: container.kind,
-            exit_code: end.exit_code,
-            reason: end.reason.clone().unwrap_or_default(),
-        })
-    };
-    pod.containers.iter().filter_map(ended).collect()
 }

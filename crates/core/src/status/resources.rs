@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{ContainerStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::observed::{Instance, Resources};
@@ -27,20 +27,16 @@ pub(super) struct OfPod {
     pub enforced: Option<ResourceRequirements>,
 }
 
-/// The pod's totals; `cgroup` is what its cgroup says, if it was read.
-pub(super) fn of_pod(pod: &Pod, cgroup: Option<&Resources>, old: Option<&PodStatus>) -> OfPod {
+/// The pod's totals.
+pub(super) fn of_pod(pod: &Pod) -> OfPod {
     let spec = pod.object.spec.as_ref();
     let totals = spec.and_then(|spec| PodResources::parse(spec).ok()).unwrap_or_default();
     let allocated = to_api(&totals.requests(Overhead::Included));
-    let mut enforced = ResourceRequirements {
+    let enforced = ResourceRequirements {
         requests: allocated.clone(),
         limits: to_api(&totals.limits(Overhead::Included)),
         claims: None,
     };
-    if let Some(cgroup) = cgroup {
-        let last = old.and_then(|old| old.resources.as_ref());
-        overlay(&mut enforced, &Enforced::read(cgroup), last);
-    }
     OfPod { allocated, enforced: Some(enforced) }
 }
 

@@ -1,5 +1,7 @@
 //! What people do to pods with stock `kubectl`, of three ages, against `podwright up`.
 
+use std::io::Write as _;
+use std::process::Stdio;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
@@ -93,7 +95,23 @@ async fn refusals(kubectl: &Kubectl) {
     assert!(services.starts_with("kubernetes"), "{services}");
 }
 
-/// What came after 1.20: events by pod, tokens, oneself.
+/// A container beside those of a pod, and a talk with it. The talk ends when the input does, so that stays open.
+async fn debug(kubectl: &Kubectl, pod: &str) {
+    let beside = ["debug", pod, IMAGE, LOCAL, "--profile=general", "-i", "--", "sh", "-c"];
+    let mut command = kubectl.command(&[&beside[..], &["read x; echo heard $x"]].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let said = tokio::task::spawn_blocking(move || {
+        let mut child = command.spawn()?;
+        let mut input = child.stdin.take();
+        input.iter_mut().try_for_each(|input| input.write_all(b"me\n"))?;
+        child.wait_with_output()
+    });
+    let said = tokio::time::timeout(LIMIT, said).await.unwrap().unwrap().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout);
+    assert!(said.contains("heard me"), "{said}");
+}
+
+/// What came after 1.20: events by pod, a debugging container, tokens, oneself.
 async fn newer(kubectl: &Kubectl) {
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
     kubectl.run_with(&["create", "-f", "-"], &shell("sick", "sleep 1000")).await.unwrap();
@@ -101,6 +119,7 @@ async fn newer(kubectl: &Kubectl) {
     let events = run(&["events", "--for", "pod/sick"]).await;
     assert!(events.contains("Scheduled") && events.contains("Started"), "{events}");
     assert!(!events.contains("Warning"), "{events}");
+    debug(kubectl, "sick").await;
     assert_eq!(run(&["create", "token", "default"]).await.split('.').count(), 3);
     assert!(run(&["auth", "whoami"]).await.contains("podwright-admin"));
     let rights = run(&["auth", "can-i", "--list"]).await;

@@ -58,16 +58,15 @@ impl StatusManager {
                     busy.push(due.uid.clone());
                     let (this, client) = (self.clone(), client.clone());
                     under_way.push(async move {
-                        let began = this.clock.now();
                         let outcome = this.sync_pod(&client, &due).await;
-                        (due, outcome, began)
+                        (due, outcome)
                     });
                 }
                 let until = next.map(|at| at.since(self.clock.now().mono));
                 tokio::select! { biased;
-                    Some((due, outcome, began)) = under_way.next(), if !under_way.is_empty() => {
+                    Some((due, outcome)) = under_way.next(), if !under_way.is_empty() => {
                         busy.retain(|uid| *uid != due.uid);
-                        self.settle(&due, outcome, began.mono);
+                        self.settle(&due, outcome);
                     }
                     // Cancel-safe: a permit that was not taken stays.
                     () = self.changed.notified() => {}
@@ -231,14 +230,15 @@ impl StatusManager {
         Ok(Outcome::Sent { version: entry.version, answer: Some(answer) })
     }
 
-    fn settle(&self, due: &Due, outcome: Outcome, began: Mono) {
+    fn settle(&self, due: &Due, outcome: Outcome) {
         let now = self.clock.now().mono;
-        self.metrics.status.sync.observe(now.since(began));
         let mut all = self.tracked.lock();
         match outcome {
             Outcome::Sent { version, answer } => {
                 if let Some(tracked) = all.get_mut(&due.uid) {
-                    tracked.entry.note_sent(version);
+                    if let Some(changed) = tracked.entry.note_sent(version) {
+                        self.metrics.status.sync.observe(now.since(changed));
+                    }
                     tracked.sent = Some((due.api_uid.as_str().into(), version));
                     tracked.answer = answer;
                     tracked.failures = 0;

@@ -3,13 +3,13 @@ use serde_json::json;
 
 use super::scene::{Scene, answer, container, object, pod, t};
 use crate::lifecycle::Request;
-use crate::pod::{ContainerKind, Pod, Source};
+use crate::pod::{Pod, Source};
 use crate::status::conditions::condition;
 use crate::status::dropped::Dropped;
 use crate::status::manager::{
-    Acceptance, Entry, Occasion, Remains, Termination, Update, accept, can_be_deleted,
-    changes_ready, needs_reconcile, needs_update, resources_are_reclaimed, set_container_readiness,
-    set_container_startup, terminations,
+    Acceptance, Entry, Occasion, Remains, Update, accept, can_be_deleted, changes_ready,
+    needs_reconcile, needs_update, resources_are_reclaimed, set_container_readiness,
+    set_container_startup,
 };
 use crate::status::normal::{equal, normalise};
 
@@ -55,9 +55,8 @@ fn the_clock_of_a_change_runs_from_the_first_that_was_not_sent() {
     let first = scene.now.mono;
     scene.report().wait(5).sandbox(&["10.0.0.5"]).runs("c").report();
     assert_eq!(scene.entry.as_ref().unwrap().changed_at, Some(first));
-    scene.entry.as_mut().unwrap().note_sent(1);
-    assert_eq!(scene.entry.as_ref().unwrap().changed_at, Some(first), "version 2 waits");
-    scene.entry.as_mut().unwrap().note_sent(2);
+    assert_eq!(scene.entry.as_mut().unwrap().note_sent(1), None, "version 2 waits");
+    assert_eq!(scene.entry.as_mut().unwrap().note_sent(2), Some(first));
     scene.wait(5).exits("c", 1).report();
     assert_eq!(scene.entry.as_ref().unwrap().changed_at, Some(scene.now.mono));
 }
@@ -348,17 +347,6 @@ fn a_status_that_shows_a_running_container_has_not_reclaimed_its_resources() {
     let running = scene.sandbox(&["10.0.0.5"]).runs("c").status();
     assert!(!resources_are_reclaimed(&running, Remains::default()));
     assert!(resources_are_reclaimed(&scene.exits("c", 0).status(), Remains::default()));
-}
-
-#[test]
-fn a_container_that_ended_is_counted_once() {
-    let mut scene = Scene::new("Always", &["init:i", "c"]);
-    scene.sandbox(&["10.0.0.5"]).exits("i", 0).runs("c").report();
-    let before = scene.reported().clone();
-    scene.exits("c", 3).report();
-    let want = Termination { kind: ContainerKind::Regular, exit_code: 3, reason: "Error".into() };
-    assert_eq!(terminations(&scene.pod, &before, scene.reported()), [want]);
-    assert_eq!(terminations(&scene.pod, scene.reported(), scene.reported()), []);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::attempts::{Attempts, BackoffLimits, StartError};
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Kill, Lifecycle, Obituary, Request};
-use crate::observed::{Exit, Instance, ObservedPod, Resources, Sandbox, State};
+use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};
 use crate::plan::{self, Hold, Inputs, Plan, Surroundings};
 use crate::pod::{Pod, ProbeKind, Source};
 use crate::probe::{Probed, Verdict};
@@ -37,7 +37,6 @@ pub(super) struct Scene {
     pub node: NodeAddresses,
     pub agent_started: Timestamp,
     pub recursive_read_only: bool,
-    pub pod_cgroup: Option<Resources>,
     pub entry: Option<Entry>,
 }
 
@@ -95,7 +94,6 @@ impl Scene {
             node: NodeAddresses { host_ips: vec!["192.0.2.7".parse().unwrap()] },
             agent_started: t(-3600),
             recursive_read_only: false,
-            pod_cgroup: None,
             entry: None,
             pod,
         }
@@ -297,7 +295,6 @@ impl Scene {
             node: &self.node,
             agent_started: self.agent_started,
             runtime: Runtime { name: "containerd", recursive_read_only: self.recursive_read_only },
-            pod_cgroup: self.pod_cgroup.as_ref(),
         })
     }
 
