@@ -172,6 +172,9 @@ impl Pods {
         if is_mirror(&pod) {
             return self.mirror_changed(&pod);
         }
+        if pod.deletion.is_some() {
+            self.tools.status.look_again(&pod.uid);
+        }
         match self.directory.cell(&pod.uid) {
             Some(cell) => drop(cell.update(self.resized(&pod), Request::Update)),
             // A rejected pod that is now to be deleted still has to be finished.

@@ -47,6 +47,8 @@ struct Tracked {
     /// Not before this time: it may yet be overtaken, or the server refused it lately.
     not_before: Mono,
     failures: u32,
+    /// Nothing was owed when it was last looked at, and nothing came since.
+    settled: bool,
 }
 
 pub struct StatusManager {
@@ -143,6 +145,15 @@ impl StatusManager {
 
     /// A mirror came or went: what was sent to another one says nothing about it.
     pub fn mirror_changed(&self) {
+        self.unsettle();
+        self.changed.notify_one();
+    }
+
+    /// The pod is to be deleted; if all of it is over, that waits for nothing but us.
+    pub fn look_again(&self, uid: &PodUid) {
+        if let Some(tracked) = self.tracked.lock().get_mut(uid) {
+            tracked.settled = false;
+        }
         self.changed.notify_one();
     }
 
@@ -202,10 +213,12 @@ impl StatusManager {
                     answer: None,
                     not_before: now.mono + FIRST,
                     failures: 0,
+                    settled: false,
                 });
                 let waits_already =
                     tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
                 tracked.entry = entry;
+                tracked.settled = false;
                 // A server that refused us lately is left alone, however urgent it is.
                 if tracked.failures == 0 {
                     if urgent {

@@ -37,13 +37,16 @@ fn sh(script: &str) -> Value {
     json!({ "exec": { "command": ["sh", "-c", script] }, "periodSeconds": 1 })
 }
 
-/// Sets what the pod says of itself.
+/// Sets what the pod says of itself. Its program may run and not listen yet.
 async fn set(cluster: &Cluster, pod: &Pod, verdict: &str) {
     let ip = pod.status.clone().unwrap().pod_ip.unwrap();
-    let request = Request::post(format!("http://{ip}:8080/set/{verdict}"));
-    let request = request.body(Default::default()).unwrap();
-    let answer = send(cluster.bed.netns(), request, &Tls::default()).await.unwrap();
-    assert!(answer.status.is_success());
+    let ask = async || {
+        let request = Request::post(format!("http://{ip}:8080/set/{verdict}"));
+        let request = request.body(Default::default())?;
+        send(cluster.bed.netns(), request, &Tls::default()).await
+    };
+    let heard = async || Ok(ask().await.is_ok_and(|answer| answer.status.is_success()));
+    wait::until_true(format!("{ip} to set {verdict}"), LIMIT, heard).await.unwrap();
 }
 
 #[tokio::test]

@@ -167,6 +167,8 @@ async fn row_45_pod_deleted_while_the_api_is_away_stops_and_is_gone_when_it_retu
     let before = instances(&cluster).await;
 
     cluster.pods().delete("slow", &DeleteParams::default()).await.unwrap();
+    // The agent has heard of it.
+    cluster.until_told("slow", "Killing", "Stopping container app").await;
     let plane = cluster.bed.control_plane().unwrap();
     plane.kill_apiserver().await.unwrap();
     let running = async || {

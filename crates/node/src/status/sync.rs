@@ -17,7 +17,7 @@ use podwright_core::status::{manager, patch};
 use podwright_core::time::Mono;
 use tokio_util::sync::CancellationToken;
 
-use super::StatusManager;
+use super::{StatusManager, Tracked};
 
 /// How often everything is compared with what the API shows.
 const RECONCILE: Duration = Duration::from_secs(10);
@@ -83,7 +83,8 @@ impl StatusManager {
         let now = self.clock.now().mono;
         let (mut due, mut next) = (Vec::new(), None::<Mono>);
         let mut all = self.tracked.lock();
-        for (uid, tracked) in all.iter_mut().filter(|(uid, _)| !busy.contains(uid)) {
+        let open = |uid: &PodUid, tracked: &Tracked| !tracked.settled && !busy.contains(uid);
+        for (uid, tracked) in all.iter_mut().filter(|(uid, tracked)| open(uid, tracked)) {
             // A static pod without a mirror has nowhere to report to.
             let Some(api_uid) = self.directory.api_uid(uid) else { continue };
             let sent = tracked.sent.as_ref().filter(|(to, _)| **to == *api_uid.as_str());
@@ -94,6 +95,9 @@ impl StatusManager {
             }
             let remains = self.remains(uid, &api, &tracked.entry);
             if !manager::needs_update(&tracked.entry, sent.map(|(_, v)| *v), Some(&api), remains) {
+                // What is being deleted waits for what is left of it, and nobody tells when that is gone.
+                tracked.settled =
+                    tracked.answer.is_none() && api.metadata.deletion_timestamp.is_none();
                 continue;
             }
             if now < tracked.not_before {
@@ -119,8 +123,14 @@ impl StatusManager {
         }
     }
 
+    /// Looks at every pod again, whether or not it is known to owe anything.
+    pub(super) fn unsettle(&self) {
+        self.tracked.lock().values_mut().for_each(|tracked| tracked.settled = false);
+    }
+
     /// Forgets what was sent of pods whose status somebody else edited.
     fn reconcile(&self) {
+        self.unsettle();
         let mut all = self.tracked.lock();
         let dropped = self.dropped.lock();
         for (uid, tracked) in all.iter_mut() {

@@ -16,7 +16,6 @@ use podwright_core::pod::{Phase, Pod};
 use tokio_util::sync::CancellationToken;
 
 use super::Volumes;
-use super::pod::PodVolumes;
 use crate::events::{Recorder, Severity};
 use crate::pods::Directory;
 
@@ -74,13 +73,8 @@ impl Keeper {
 
     /// Volumes that tell of the pod itself follow it.
     fn look_at_pods(&self) {
-        let known: Vec<_> = {
-            let known = self.volumes.known.lock();
-            known.iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect()
-        };
-        for (uid, entry) in known {
-            let outdated = self.directory.pod(&uid).is_some_and(|pod| entry.is_outdated_by(&pod));
-            if outdated {
+        for (uid, entry) in self.volumes.known.lock().iter() {
+            if self.directory.pod(uid).is_some_and(|pod| entry.is_outdated_by(&pod)) {
                 entry.tell();
             }
         }
@@ -89,21 +83,15 @@ impl Keeper {
     /// Pods whose volumes need us now and are not being worked on.
     fn due(&self, busy: &BTreeSet<PodUid>) -> Vec<Arc<Pod>> {
         let now = self.volumes.sources.clock.now().mono;
-        let mut due: Vec<Arc<Pod>> = self
-            .kept(busy)
-            .into_iter()
-            .filter(|(_, entry)| entry.has_news() || entry.wake_at().is_some_and(|at| at <= now))
-            .map(|(pod, _)| pod)
-            .collect();
+        let known = self.volumes.known.lock();
+        let needed = known.iter().filter(|(uid, entry)| {
+            let has_reason = entry.has_news() || entry.wake_at().is_some_and(|at| at <= now);
+            has_reason && entry.is_ready() && !busy.contains(*uid)
+        });
+        let mut due: Vec<_> = needed.filter_map(|(uid, _)| self.directory.pod(uid)).collect();
+        drop(known);
         due.extend(self.taken_over());
         due
-    }
-
-    /// Pods whose volumes are ours to keep: all are ready, and nobody works on them.
-    fn kept(&self, busy: &BTreeSet<PodUid>) -> Vec<(Arc<Pod>, Arc<PodVolumes>)> {
-        let known = self.volumes.known.lock();
-        let ready = known.iter().filter(|(uid, entry)| entry.is_ready() && !busy.contains(*uid));
-        ready.filter_map(|(uid, entry)| Some((self.directory.pod(uid)?, entry.clone()))).collect()
     }
 
     /// Pods that ran before we did: an earlier process set their volumes up.
@@ -118,10 +106,12 @@ impl Keeper {
         taken
     }
 
+    /// When volumes that are kept need us next; what is late already waits for its pod.
     fn next(&self, busy: &BTreeSet<PodUid>) -> Option<Duration> {
         let now = self.volumes.sources.clock.now().mono;
-        let kept = self.kept(busy);
-        let times = kept.iter().filter_map(|(_, entry)| entry.wake_at());
+        let known = self.volumes.known.lock();
+        let kept = known.iter().filter(|(uid, entry)| entry.is_ready() && !busy.contains(*uid));
+        let times = kept.filter_map(|(_, entry)| entry.wake_at()).filter(|at| *at > now);
         times.min().map(|at| at.since(now))
     }
 

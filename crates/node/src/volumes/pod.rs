@@ -108,16 +108,21 @@ impl PodVolumes {
     }
 
     /// Whether the volumes tell something of the pod that is different now.
-    pub(super) fn is_outdated_by(&self, now: &Pod) -> bool {
-        let shown = self.shown.lock();
-        if Arc::ptr_eq(&shown.pod.object, &now.object) {
+    pub(super) fn is_outdated_by(&self, now: &Arc<Pod>) -> bool {
+        let mut shown = self.shown.lock();
+        if Arc::ptr_eq(&shown.pod, now) {
             return false;
         }
         let (old, new) = (&shown.pod.object, &now.object);
-        (old.metadata.labels != new.metadata.labels
-            || old.metadata.annotations != new.metadata.annotations
-            || old.spec != new.spec)
-            && volume::used(now).any(|volume| sources::wanted(now, volume).pod)
+        let outdated = volume::used(now).any(|volume| sources::wanted(now, volume).pod)
+            && (old.metadata.labels != new.metadata.labels
+                || old.metadata.annotations != new.metadata.annotations
+                || old.spec != new.spec);
+        if !outdated {
+            // Compared once, and the older copy is not kept for it.
+            shown.pod = now.clone();
+        }
+        outdated
     }
 
     pub(super) fn show(&self, pod: &Arc<Pod>, work: &Work, now: Mono) {
