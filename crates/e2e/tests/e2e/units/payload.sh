@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs in the VM as root: both units of packaging/systemd, as an administrator would use them.
+# Runs in the VM as root: both units of packaging/systemd, as an administrator would use them, and
+# the agent on cgroup v2 with the systemd driver. The first life ends in a reboot.
 # Prints one line for each thing seen; the case compares them all.
 set -u
 PAUSE=@PAUSE@
@@ -24,8 +25,10 @@ is_gone() { [ -z "$(process "$1")" ]; }
 is_alone() { [ "$(process "$1" | wc -l)" = 1 ]; }
 main_pid() { systemctl show --value --property MainPID "$1"; }
 restarts() { systemctl show --value --property NRestarts "$1"; }
-was_restarted() { [ "$(restarts "$1")" -gt 0 ] && systemctl is-active --quiet "$1"; }
+# was_restarted UNIT BEFORE: more often than before, and it is well.
+was_restarted() { [ "$(restarts "$1")" -gt "$2" ] && systemctl is-active --quiet "$1"; }
 
+# manifest NAME WORDS [LIMITS [POLICY]]: a pod that does what the words say.
 manifest() {
     cat <<YAML
 apiVersion: v1
@@ -33,13 +36,22 @@ kind: Pod
 metadata: { name: $1 }
 spec:
   terminationGracePeriodSeconds: 1
+  restartPolicy: ${4:-Always}
   containers:
     - name: app
       image: localhost/podwright/test:latest
       imagePullPolicy: Never
-      command: ["sleep", "$2"]
+      $2
+      resources: { limits: { ${3:-} } }
 YAML
 }
+
+# The agent's own view of its pods; the case reads it.
+pods() { busybox wget -q -O - http://127.0.0.1:10255/pods; }
+told() { pods | grep -q "$1"; }
+ready() { [ "$(pods | grep -o '"status":"True","type":"Ready"' | wc -l)" = "$1" ]; }
+no_slices() { ! find /sys/fs/cgroup/kubepods.slice -name '*-pod*' | grep -q .; }
+in_one_line() { cat "$@" | tr '\n' ';'; }
 
 # survives UNIT NUMBER: whatever becomes of the agent, the container is the same process.
 survives() {
@@ -49,11 +61,17 @@ survives() {
     systemctl start "$1"
     systemctl restart "$1"
     [ "$(process "$2")" = "$before" ] && echo "$1 started and restarted: the same process"
+    before_kill=$(restarts "$1")
+    kill -KILL "$(main_pid "$1")"
+    until_true "$1 after its death" was_restarted "$1" "$before_kill"
+    [ "$(process "$2")" = "$before" ] && echo "$1 killed: started anew, the same process"
+    before_kill=$(restarts "$1")
     kill -STOP "$(main_pid "$1")"
-    until_true "the watchdog of $1" was_restarted "$1"
+    until_true "the watchdog of $1" was_restarted "$1" "$before_kill"
     [ "$(process "$2")" = "$before" ] && echo "$1 hung: started anew, the same process"
 }
 
+first_life() {
 install -m 755 podwright /usr/local/bin/podwright
 cp units/*.service /etc/systemd/system/
 for unit in podwright-kubelet podwright-up; do
@@ -85,24 +103,52 @@ kind: KubeletConfiguration
 cgroupDriver: systemd
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 staticPodPath: /etc/kubernetes/manifests
+readOnlyPort: 10255
 YAML
 systemctl start containerd
 for image in pause test; do ctr -n k8s.io images import "images/$image.tar" >/dev/null; done
 
-manifest one 4321 >/etc/kubernetes/manifests/one.yaml
+manifest one 'command: ["sleep", "4321"]' >/etc/kubernetes/manifests/one.yaml
+manifest limited 'command: ["sleep", "5432"]' 'cpu: 1, memory: 64Mi' >/etc/kubernetes/manifests/limited.yaml
+manifest greedy 'args: ["alloc", "256"]' 'memory: 32Mi' Never >/etc/kubernetes/manifests/greedy.yaml
 systemctl start podwright-kubelet
 echo "podwright-kubelet is $(systemctl is-active podwright-kubelet)"
 until_true "the static pod" is_alone 4321
 echo "its container is below $(sed 's/^0:://; s/-pod.*//' "$(dirname "$(process 4321)")/cgroup")"
+until_true "the pod with limits" is_alone 5432
+scope=/sys/fs/cgroup$(sed 's/^0:://' "$(dirname "$(process 5432)")/cgroup")
+pod=$(dirname "$scope")
+echo "its pod has $(in_one_line "$pod/cpu.weight" "$pod/cpu.max" "$pod/memory.max")"
+echo "its container has $(in_one_line "$scope/cpu.weight" "$scope/cpu.max" "$scope/memory.max")"
+until_true "the container over its limit" told OOMKilled
+until_true "two pods that are ready" ready 2
+echo "pods: $(pods)"
 survives podwright-kubelet 4321
-rm /etc/kubernetes/manifests/one.yaml
-until_true "the end of the static pod" is_gone 4321
+until_true "two pods that are ready again" ready 2
+echo "pods: $(pods)"
+systemctl --quiet enable containerd podwright-kubelet
+touch /var/lib/first-life
+sync
+exit 75
+}
+
+if [ ! -e /var/lib/first-life ]; then first_life; fi
+
+# After the reboot nobody started anything by hand.
+until_true "the static pod after the reboot" is_alone 4321
+until_true "the pod with limits after the reboot" is_alone 5432
+until_true "two pods that are ready after the reboot" ready 2
+echo "pods: $(pods)"
+rm /etc/kubernetes/manifests/*.yaml
+until_true "the end of the static pods" is_gone 4321
+until_true "the end of their groups" no_slices
+echo "no group is left"
 systemctl stop podwright-kubelet
 
 systemctl start podwright-up
 echo "podwright-up is $(systemctl is-active podwright-up)"
 podwright images load images/test.tar >/dev/null || echo "the image was not loaded"
-manifest two 8765 >/var/lib/podwright/manifests/two.yaml
+manifest two 'command: ["sleep", "8765"]' >/var/lib/podwright/manifests/two.yaml
 until_true "the pod of the node of its own" is_alone 8765
 survives podwright-up 8765
 systemctl stop podwright-up
