@@ -2,8 +2,9 @@
 //!
 //! containerd makes sandboxes no faster with a hundred calls under way than with four; it only
 //! makes every one of them late. So starts take turns: static and critical pods first, then the
-//! oldest. A call that hangs gives its place back after a while: ten pods with a broken network
-//! must not keep the eleventh from starting.
+//! oldest, and of those as old the one that is nearest to running: a pod that was begun is ended
+//! before the next one begins. A call that hangs gives its place back after a while: ten pods with
+//! a broken network must not keep the eleventh from starting.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,19 +20,31 @@ use tokio::sync::oneshot;
 /// After this long a call is assumed to hang and no longer counts.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The acts of a start, the last one first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Act {
+    StartContainer,
+    CreateContainer,
+    RunSandbox,
+    SetUpVolume,
+}
+
 /// Who goes first: smaller is earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     ordinary: bool,
+    /// To the second, so that pods made together tie.
     created: Option<Timestamp>,
+    act: Act,
 }
 
 impl Rank {
-    pub fn of(pod: &Pod) -> Self {
+    pub fn of(pod: &Pod, act: Act) -> Self {
         let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
         Self {
             ordinary: !pod.is_static() && priority < SYSTEM_CRITICAL,
             created: pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            act,
         }
     }
 }
@@ -136,18 +149,16 @@ mod tests {
     use super::*;
 
     fn rank(ordinary: bool, second: i64) -> Rank {
-        Rank { ordinary, created: Timestamp::from_second(second).ok() }
+        Rank { ordinary, created: Timestamp::from_second(second).ok(), act: Act::RunSandbox }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn critical_pods_go_first_and_then_the_oldest() {
+    /// The order in which these pass a gate of one place, all of them waiting for it.
+    async fn order(waiting: &[(&'static str, Rank)]) -> Vec<&'static str> {
         let gate = Gate::new(1);
         let order = Arc::new(Mutex::new(Vec::new()));
         let first = gate.enter(rank(true, 0)).await;
         let mut tasks = Vec::new();
-        for (name, rank) in
-            [("young", rank(true, 9)), ("old", rank(true, 1)), ("static", rank(false, 10))]
-        {
+        for &(name, rank) in waiting {
             let (gate, order) = (gate.clone(), order.clone());
             tasks.push(tokio::spawn(async move {
                 gate.pass(rank, async { order.lock().push(name) }).await;
@@ -158,7 +169,27 @@ mod tests {
         for task in tasks {
             task.await.unwrap();
         }
-        assert_eq!(*order.lock(), ["static", "old", "young"]);
+        Arc::try_unwrap(order).unwrap().into_inner()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn critical_pods_go_first_and_then_the_oldest() {
+        let waiting =
+            [("young", rank(true, 9)), ("old", rank(true, 1)), ("static", rank(false, 10))];
+        assert_eq!(order(&waiting).await, ["static", "old", "young"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_pods_as_old_those_that_were_begun_are_ended_first() {
+        let at = |second, act| Rank { act, ..rank(true, second) };
+        let waiting = [
+            ("third", at(1, Act::RunSandbox)),
+            ("younger", at(2, Act::StartContainer)),
+            ("fourth", at(1, Act::RunSandbox)),
+            ("second", at(1, Act::CreateContainer)),
+            ("first", at(1, Act::StartContainer)),
+        ];
+        assert_eq!(order(&waiting).await, ["first", "second", "third", "fourth", "younger"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::{self, MountError, Unmount};
 use podwright_host::threads;
 
-use crate::gate::{Gate, Rank};
+use crate::gate::{Act, Gate, Rank};
 use crate::objects::{FileRead, Objects};
 use kind::{Ask, KINDS, PodFolder, Problem, Sources, Stage};
 use orphans::Orphans;
@@ -212,7 +212,7 @@ impl Volumes {
             .await
         };
         let uid = pod.uid.clone();
-        self.gate.pass(Rank::of(pod), act).await.unwrap_or_else(|_| Outcome {
+        self.gate.pass(Rank::of(pod, Act::SetUpVolume), act).await.unwrap_or_else(|_| Outcome {
             missing: vec!["its volumes".into()],
             errors: vec![VolumeError::CutOff { uid }],
             wake_at: None,

@@ -17,7 +17,7 @@ use super::lane::Lane;
 use super::start::Ground;
 use crate::cell::PodCell;
 use crate::events::Severity;
-use crate::gate::Rank;
+use crate::gate::{Act, Rank};
 use crate::images::Prefetch;
 use crate::logs;
 use crate::tools::Tools;
@@ -142,8 +142,11 @@ impl Execution<'_> {
             }
         };
         self.begin("creating the pod's sandbox");
-        let (runtime, gate, rank) =
-            (self.tools.runtime.clone(), self.tools.gate.clone(), Rank::of(self.pod));
+        let (runtime, gate, rank) = (
+            self.tools.runtime.clone(),
+            self.tools.gate.clone(),
+            Rank::of(self.pod, Act::RunSandbox),
+        );
         let (config, handler) = (ready.config.clone(), ready.handler.clone());
         let began = self.tools.clock.now().mono;
         let made = self

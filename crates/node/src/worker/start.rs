@@ -23,7 +23,7 @@ use super::execute::{Execution, Failed};
 use super::{chain, stop};
 use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
-use crate::gate::Rank;
+use crate::gate::{Act, Rank};
 use crate::hooks;
 use crate::images::{Absent, Present};
 use crate::logs::link_name;
@@ -423,7 +423,7 @@ impl Execution<'_> {
         let (runtime, gate, rank, sandbox) = (
             self.tools.runtime.clone(),
             self.tools.gate.clone(),
-            Rank::of(self.pod),
+            Rank::of(self.pod, Act::CreateContainer),
             sandbox.clone(),
         );
         let created = self
@@ -457,8 +457,11 @@ impl Execution<'_> {
         id: &ContainerId,
     ) -> Result<(), NotStarted> {
         self.begin(format!("starting {}", container.name));
-        let (runtime, gate, rank) =
-            (self.tools.runtime.clone(), self.tools.gate.clone(), Rank::of(self.pod));
+        let (runtime, gate, rank) = (
+            self.tools.runtime.clone(),
+            self.tools.gate.clone(),
+            Rank::of(self.pod, Act::StartContainer),
+        );
         let started = id.clone();
         let started = self
             .lane
