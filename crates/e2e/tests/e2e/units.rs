@@ -55,10 +55,10 @@ async fn units_report_ready_limit_pods_and_leave_containers_alone() {
     let [before, after, rebooted] = pods.as_slice() else { panic!("{pods:#?}") };
     let (before, after, rebooted) = (instances(before), instances(after), instances(rebooted));
     assert_eq!(after, before, "what becomes of the agent is nothing to its pods");
-    let greedy = &before["greedy-debian"];
+    let greedy = &before["greedy-vm"];
     assert_eq!(greedy.end, Some(("OOMKilled".to_owned(), 137)));
-    assert_eq!(rebooted.get("greedy-debian"), Some(greedy), "what ran once is not run again");
-    for name in ["one-debian", "limited-debian"] {
+    assert_eq!(rebooted.get("greedy-vm"), Some(greedy), "what ran once is not run again");
+    for name in ["one-vm", "limited-vm"] {
         assert_eq!((before[name].restarts, &before[name].end), (0, &None), "{name}");
         assert_eq!((rebooted[name].restarts, &rebooted[name].end), (1, &None), "{name}");
         assert_ne!(rebooted[name].container, before[name].container, "{name}");
