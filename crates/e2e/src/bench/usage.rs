@@ -4,6 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::time::ClockId;
+use nix::unistd::Pid;
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -31,17 +33,12 @@ impl Memory {
     }
 }
 
-/// CPU time of a process so far. The scheduler's own account: the clock of `stat` ticks in 10 ms.
+/// CPU time of a process so far, with its threads that have ended. The kernel's own clock of it: that of `stat` ticks
+/// in 10 ms, and `schedstat` knows only threads that live.
 pub fn cpu(pid: u32) -> Result<Duration> {
-    let folder = format!("/proc/{pid}/task");
-    let mut nanoseconds = 0;
-    for thread in fs::read_dir(&folder).with_context(|| format!("reading {folder}"))? {
-        // A thread may end while we read.
-        let Ok(line) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
-        let ran: u64 = line.split(' ').next().unwrap_or("0").parse()?;
-        nanoseconds += ran;
-    }
-    Ok(Duration::from_nanos(nanoseconds))
+    let process = Pid::from_raw(pid.try_into().context("a process id")?);
+    let clock = ClockId::pid_cpu_clock_id(process).with_context(|| format!("process {pid}"))?;
+    Ok(clock.now().with_context(|| format!("the CPU time of process {pid}"))?.into())
 }
 
 /// Thousandths of one core, over a while.
@@ -58,9 +55,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_memory_and_has_run() {
+    fn a_process_has_memory() {
         let memory = Memory::of(std::process::id()).unwrap();
         assert!(memory.resident >= memory.anonymous && memory.anonymous > 0.0, "{memory:?}");
-        assert!(cpu(std::process::id()).unwrap() > Duration::ZERO);
+    }
+
+    #[test]
+    fn what_a_thread_used_counts_when_it_has_ended() {
+        let before = cpu(std::process::id()).unwrap();
+        let used = std::thread::spawn(|| {
+            let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
+            while Duration::from(clock.now().unwrap()) < Duration::from_millis(30) {}
+            Duration::from(clock.now().unwrap())
+        });
+        let used = used.join().unwrap();
+        let counted = cpu(std::process::id()).unwrap() - before;
+        assert!(counted >= used, "{counted:?} of {used:?}");
     }
 }
