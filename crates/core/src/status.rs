@@ -102,7 +102,7 @@ pub fn generate(sources: &Sources<'_>) -> PodStatus {
         ephemeral_container_statuses: some(containers.ephemeral),
         qos_class,
         allocated_resources: resources.allocated,
-        resources: resources.enforced,
+        resources: Some(resources.enforced),
         ..PodStatus::default()
     }
 }

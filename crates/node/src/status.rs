@@ -18,8 +18,8 @@ use podwright_core::pod::Pod;
 use podwright_core::pod::registry::mirrors_faithfully;
 use podwright_core::status::conditions::READY_TO_START;
 use podwright_core::status::dropped::Dropped;
+use podwright_core::status::ending;
 use podwright_core::status::manager::{self, Acceptance, Entry, Occasion, Remains, Update};
-use podwright_core::status::{ending, phase_of};
 use podwright_core::time::Mono;
 use podwright_host::clock::Clock;
 use tokio::sync::Notify;
@@ -206,7 +206,8 @@ impl StatusManager {
                 for kind in left_out {
                     tracing::error!(pod = %pod.name, kind, "not a condition of ours; left out");
                 }
-                let urgent = is_urgent(known.map(|entry| &*entry.status), &entry.status, occasion);
+                let before = known.map(|entry| &*entry.status);
+                let urgent = manager::is_urgent(before, &entry.status, occasion);
                 let tracked = all.entry(pod.uid.clone()).or_insert_with(|| Tracked {
                     entry: entry.clone(),
                     sent: None,
@@ -231,65 +232,5 @@ impl StatusManager {
         }
         drop(all);
         self.changed.notify_one();
-    }
-}
-
-/// Whether someone may act on this change.
-fn is_urgent(old: Option<&v1::PodStatus>, new: &v1::PodStatus, occasion: Occasion) -> bool {
-    match (occasion, old) {
-        (Occasion::End, _) => true,
-        (Occasion::Sync | Occasion::Probe, Some(old)) => {
-            manager::changes_ready(old, new)
-                || phase_of(old) != phase_of(new)
-                || ephemeral_states(old) != ephemeral_states(new)
-        }
-        (Occasion::Sync | Occasion::Probe, None) => phase_of(new).is_terminal(),
-    }
-}
-
-/// Which ephemeral containers run and which have ended: whoever asked for one waits to attach to it.
-fn ephemeral_states(status: &v1::PodStatus) -> Vec<(&str, (bool, bool))> {
-    let state = |container: &v1::ContainerStatus| {
-        let state = container.state.clone().unwrap_or_default();
-        (state.running.is_some(), state.terminated.is_some())
-    };
-    let all = status.ephemeral_container_statuses.iter().flatten();
-    let all = all.map(|container| (container.name.as_str(), state(container)));
-    all.filter(|(_, state)| *state != (false, false)).collect()
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn what_someone_acts_on_does_not_wait_for_more() {
-        let ready = |answer: &str| json!({ "conditions": [{ "type": "Ready", "status": answer }] });
-        let debugger = |state: Value| {
-            json!({ "ephemeralContainerStatuses": [{
-                "name": "debugger", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
-            }] })
-        };
-        let waiting = debugger(json!({ "waiting": { "reason": "ContainerCreating" } }));
-        let pulling = debugger(json!({ "waiting": { "reason": "ErrImagePull" } }));
-        let running = debugger(json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }));
-        let ended = debugger(json!({ "terminated": { "exitCode": 0 } }));
-        for (old, new, want) in [
-            (json!({ "podIP": "10.0.0.1" }), json!({ "podIP": "10.0.0.2" }), false),
-            (ready("False"), ready("True"), true),
-            (json!({ "phase": "Pending" }), json!({ "phase": "Running" }), true),
-            (json!({}), waiting.clone(), false),
-            (waiting.clone(), pulling, false),
-            (waiting, running.clone(), true),
-            (running, ended, true),
-        ] {
-            let case = format!("{old} to {new}");
-            let [old, new] =
-                [old, new].map(|value| serde_json::from_value::<v1::PodStatus>(value).unwrap());
-            assert_eq!(is_urgent(Some(&old), &new, Occasion::Sync), want, "{case}");
-        }
     }
 }

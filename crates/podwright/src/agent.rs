@@ -462,7 +462,7 @@ fn micros(duration: Duration) -> u64 {
 
 /// glibc keeps what was freed; a node that started a hundred pods gives it back.
 async fn trim_heap_now_and_then() {
-    const EVERY: Duration = Duration::from_secs(20);
+    const EVERY: Duration = Duration::from_secs(60);
     loop {
         tokio::time::sleep(EVERY).await;
         process::trim_heap();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
 
 use super::conditions::{self, Owner, READY, condition, owner};
-use super::container::{Shown, is_running};
+use super::container::{Shown, end_of, is_running};
 use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
@@ -262,4 +262,24 @@ pub fn needs_reconcile(pod: &Pod, api: &PodStatus, entry: &Entry, dropped: &Drop
 pub fn changes_ready(api: &PodStatus, ours: &PodStatus) -> bool {
     let answer = |status| condition(status, READY).map(|condition| &condition.status);
     answer(api) != answer(ours)
+}
+
+/// Whether someone may act on this change, so that it must not wait for more.
+pub fn is_urgent(old: Option<&PodStatus>, new: &PodStatus, occasion: Occasion) -> bool {
+    match (occasion, old) {
+        (Occasion::End, _) => true,
+        (Occasion::Sync | Occasion::Probe, Some(old)) => {
+            changes_ready(old, new)
+                || phase_of(old) != phase_of(new)
+                || begun_ephemeral(old).ne(begun_ephemeral(new))
+        }
+        (Occasion::Sync | Occasion::Probe, None) => phase_of(new).is_terminal(),
+    }
+}
+
+/// Ephemeral containers that run or have ended: whoever asked for one waits to attach to it.
+fn begun_ephemeral(status: &PodStatus) -> impl Iterator<Item = (&str, bool)> {
+    let all = status.ephemeral_container_statuses.iter().flatten();
+    let begun = all.filter(|container| is_running(container) || end_of(container).is_some());
+    begun.map(|container| (container.name.as_str(), is_running(container)))
 }

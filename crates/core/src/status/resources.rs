@@ -24,7 +24,7 @@ const LEAST_LIMIT: i64 = 10;
 
 pub(super) struct OfPod {
     pub allocated: Option<ApiList>,
-    pub enforced: Option<ResourceRequirements>,
+    pub enforced: ResourceRequirements,
 }
 
 /// The pod's totals.
@@ -37,7 +37,7 @@ pub(super) fn of_pod(pod: &Pod) -> OfPod {
         limits: to_api(&totals.limits(Overhead::Included)),
         claims: None,
     };
-    OfPod { allocated, enforced: Some(enforced) }
+    OfPod { allocated, enforced }
 }
 
 /// `same` is the last report of this very instance.

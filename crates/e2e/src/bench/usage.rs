@@ -33,8 +33,8 @@ impl Memory {
     }
 }
 
-/// CPU time of a process so far, with its threads that have ended. The kernel's own clock of it: that of `stat` ticks
-/// in 10 ms, and `schedstat` knows only threads that live.
+/// CPU time of a process so far, with its threads that have ended. The kernel's own clock of it:
+/// that of `stat` ticks in 10 ms, and `schedstat` knows only threads that live.
 pub fn cpu(pid: u32) -> Result<Duration> {
     let process = Pid::from_raw(pid.try_into().context("a process id")?);
     let clock = ClockId::pid_cpu_clock_id(process).with_context(|| format!("process {pid}"))?;

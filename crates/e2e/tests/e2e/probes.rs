@@ -45,7 +45,11 @@ async fn set(cluster: &Cluster, pod: &Pod, verdict: &str) {
         let request = request.body(Default::default())?;
         send(cluster.bed.netns(), request, &Tls::default()).await
     };
-    let heard = async || Ok(ask().await.is_ok_and(|answer| answer.status.is_success()));
+    let heard = async || {
+        let status = ask().await?.status;
+        anyhow::ensure!(status.is_success(), "answered {status}");
+        Ok(true)
+    };
     wait::until_true(format!("{ip} to set {verdict}"), LIMIT, heard).await.unwrap();
 }
 

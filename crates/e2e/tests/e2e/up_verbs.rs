@@ -95,20 +95,25 @@ async fn refusals(kubectl: &Kubectl) {
     assert!(services.starts_with("kubernetes"), "{services}");
 }
 
-/// A container beside those of a pod, and a talk with it. The talk ends when the input does, so that stays open.
+/// A container that sees the processes of another one, and a talk with it. The talk ends when the
+/// input does, so that stays open.
 async fn debug(kubectl: &Kubectl, pod: &str) {
-    let beside = ["debug", pod, IMAGE, LOCAL, "--profile=general", "-i", "--", "sh", "-c"];
-    let mut command = kubectl.command(&[&beside[..], &["read x; echo heard $x"]].concat());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let said = tokio::task::spawn_blocking(move || {
+    let beside = ["debug", pod, "-i", IMAGE, LOCAL, "--profile=general", "--target=main", "--"];
+    let look = ["sh", "-c", "read word; ps; echo heard $word"];
+    let mut command = kubectl.command(&[&beside[..], &look].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let talk = tokio::task::spawn_blocking(move || {
         let mut child = command.spawn()?;
-        let mut input = child.stdin.take();
-        input.iter_mut().try_for_each(|input| input.write_all(b"me\n"))?;
-        child.wait_with_output()
+        let mut input = child.stdin.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
+        input.write_all(b"me\n")?;
+        let output = child.wait_with_output();
+        drop(input);
+        output
     });
-    let said = tokio::time::timeout(LIMIT, said).await.unwrap().unwrap().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout);
-    assert!(said.contains("heard me"), "{said}");
+    let output = tokio::time::timeout(LIMIT, talk).await.unwrap().unwrap().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("sleep 1000") && said.contains("heard me"), "{said}{complaint}");
 }
 
 /// What came after 1.20: events by pod, a debugging container, tokens, oneself.

@@ -7,7 +7,7 @@ use crate::pod::{Pod, Source};
 use crate::status::conditions::condition;
 use crate::status::dropped::Dropped;
 use crate::status::manager::{
-    Acceptance, Entry, Occasion, Remains, Update, accept, can_be_deleted, changes_ready,
+    Acceptance, Entry, Occasion, Remains, Update, accept, can_be_deleted, changes_ready, is_urgent,
     needs_reconcile, needs_update, resources_are_reclaimed, set_container_readiness,
     set_container_startup,
 };
@@ -388,4 +388,36 @@ fn an_empty_object_that_the_server_leaves_out_teaches_nothing() {
     let sent = json!({ "status": { "resources": {}, "reason": null, "podIPs": [] } });
     dropped.learn(&sent, &PodStatus::default());
     assert!(dropped.is_empty());
+}
+
+#[test]
+fn what_someone_acts_on_does_not_wait_for_more() {
+    let ready = |answer: &str| json!({ "conditions": [{ "type": "Ready", "status": answer }] });
+    let debugger = |state: serde_json::Value| {
+        json!({ "ephemeralContainerStatuses": [{
+            "name": "debugger", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": state,
+        }] })
+    };
+    let waiting = debugger(json!({ "waiting": { "reason": "ContainerCreating" } }));
+    let pulling = debugger(json!({ "waiting": { "reason": "ErrImagePull" } }));
+    let running = debugger(json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }));
+    let ended = debugger(json!({ "terminated": { "exitCode": 0 } }));
+    for (old, new, want) in [
+        (json!({ "podIP": "10.0.0.1" }), json!({ "podIP": "10.0.0.2" }), false),
+        (ready("False"), ready("True"), true),
+        (json!({ "phase": "Pending" }), json!({ "phase": "Running" }), true),
+        (json!({}), waiting.clone(), false),
+        (waiting.clone(), pulling, false),
+        (waiting, running.clone(), true),
+        (running, ended, true),
+    ] {
+        let case = format!("{old} to {new}");
+        let (old, new) = (status(old), status(new));
+        assert_eq!(is_urgent(Some(&old), &new, Occasion::Sync), want, "{case}");
+    }
+    let over = status(json!({ "phase": "Failed" }));
+    assert!(is_urgent(None, &over, Occasion::Sync), "a first report of an end");
+    assert!(!is_urgent(None, &status(json!({ "phase": "Pending" })), Occasion::Sync));
+    assert!(is_urgent(Some(&over), &over, Occasion::End), "its deletion waits for it");
 }
