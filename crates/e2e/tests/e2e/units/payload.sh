@@ -5,11 +5,12 @@
 set -u
 PAUSE=@PAUSE@
 
-# until_true WHAT COMMAND…: asks again and again, a minute at most.
+# until_true WHAT COMMAND…: asks again and again, five minutes at most: the machine is emulated, and
+# what emulates it may be busy.
 until_true() {
     what=$1
     shift
-    for _ in $(seq 300); do
+    for _ in $(seq 1500); do
         if "$@" >/dev/null 2>&1; then return 0; fi
         sleep 0.2
     done
@@ -76,7 +77,7 @@ install -m 755 podwright /usr/local/bin/podwright
 cp units/*.service /etc/systemd/system/
 for unit in podwright-kubelet podwright-up; do
     mkdir -p "/etc/systemd/system/$unit.service.d"
-    printf '[Service]\nWatchdogSec=5s\n' >"/etc/systemd/system/$unit.service.d/soon.conf"
+    printf '[Service]\nWatchdogSec=15s\n' >"/etc/systemd/system/$unit.service.d/soon.conf"
 done
 systemctl daemon-reload
 
