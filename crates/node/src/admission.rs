@@ -76,7 +76,7 @@ impl Admission {
                 Decided::default()
             }
             Err(error) => {
-                let error = crate::worker::chain(&error);
+                let error = crate::causes::chain(&error);
                 tracing::warn!(error, "cannot read which pods were admitted");
                 Decided::default()
             }
@@ -149,7 +149,7 @@ impl Admission {
                     this.checkpoint.save(&decided)
                 });
                 if let Ok(Err(error)) = saved.await {
-                    let error = crate::worker::chain(&error);
+                    let error = crate::causes::chain(&error);
                     tracing::warn!(error, "cannot write down which pods were admitted");
                 }
             }

@@ -263,7 +263,7 @@ impl Allocations {
         match self.checkpoint.save(&records) {
             Ok(()) => *on_disk = version,
             Err(error) => {
-                let error = crate::worker::chain(&error);
+                let error = crate::causes::chain(&error);
                 tracing::error!(error, "a restart of the agent may take a resize for undone");
             }
         }

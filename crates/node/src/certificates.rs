@@ -97,7 +97,7 @@ impl ClientCertificate {
                         continue;
                     }
                     Ok(()) => "the one we got is over already; are the clocks right?".to_owned(),
-                    Err(error) => crate::worker::chain(&error),
+                    Err(error) => crate::causes::chain(&error),
                 };
                 if !told {
                     tracing::warn!(problem, "cannot get a client certificate; trying on");
@@ -144,7 +144,12 @@ fn need(life: Option<(Life, f64)>, rotate: bool, now: Timestamp) -> Need {
 pub fn life(pem: &[u8]) -> Option<Life> {
     use x509_parser::pem::Pem;
     let found = Pem::iter_from_buffer(pem).flatten().find(|pem| pem.label == "CERTIFICATE")?;
-    let certificate = found.parse_x509().ok()?;
+    life_of(&found.contents)
+}
+
+/// How long a certificate is good.
+pub fn life_of(der: &[u8]) -> Option<Life> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
     let validity = certificate.validity();
     let time = |seconds: i64| Timestamp::from_second(seconds).ok();
     Some(Life {

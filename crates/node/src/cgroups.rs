@@ -13,7 +13,7 @@ use podwright_core::pod::Pod;
 use podwright_core::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_host::cgroup::{CgroupError, Cgroups as Host};
 
-use crate::worker::chain;
+use crate::causes::chain;
 use orphans::Orphans;
 
 #[derive(Debug, thiserror::Error)]

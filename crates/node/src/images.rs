@@ -29,9 +29,9 @@ pub use accounts::ApiAccounts;
 pub use credentials::Secrets;
 pub use plugins::Accounts;
 
+use crate::causes::chain;
 use crate::events::{Recorder, Severity};
 use crate::metrics::Metrics;
-use crate::worker::chain;
 use credentials::{Credentials, Gathered, NodeFiles, pass};
 use plugins::Plugins;
 use pulls::{Pull, Pulls};

@@ -6,6 +6,7 @@
 
 pub mod admission;
 pub mod allocations;
+mod causes;
 pub mod cell;
 pub mod certificates;
 pub mod cgroups;

@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admission::{self, Admission, Ground};
 use crate::allocations::Allocations;
+use crate::causes::chain;
 use crate::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
 use crate::events::{self, Recorder, Severity};
 use crate::gate::Gate;
@@ -45,7 +46,6 @@ use crate::status::StatusManager;
 use crate::tools::{NodeState, Settings, Tools};
 use crate::users::Users;
 use crate::volumes::Volumes;
-use crate::worker::chain;
 
 /// How often the runtime is asked whether it is well.
 const RUNTIME_CHECK: Duration = Duration::from_secs(5);

@@ -112,6 +112,7 @@ impl Pods {
                     self.orphans.remove(&uid);
                     self.tools.metrics.pods.ending_orphans.set(self.orphans.len());
                     self.tools.pleg.leftovers().notify_one();
+                    self.looks.groups_soon();
                 }
                 Some(delivery) = deliveries.recv() => self.hear(delivery),
                 Ok(()) = node.changed() => {}
@@ -261,6 +262,7 @@ impl Pods {
     fn forget_or_restart(&mut self, uid: &PodUid) {
         let Some(cell) = self.directory.cell(uid) else { return };
         self.tools.pleg.leftovers().notify_one();
+        self.looks.groups_soon();
         let (pod, life) = (cell.pod(), cell.life());
         if life.is_wanted_again()
             && let Some(pod) = self.directory.pod(uid)

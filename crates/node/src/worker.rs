@@ -29,6 +29,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use crate::causes::chain;
 use crate::cell::{Desired, PodCell};
 use crate::events::Severity;
 use crate::metrics::Operation;
@@ -414,16 +415,4 @@ fn operation_of(life: &Lifecycle, otherwise: Operation) -> Operation {
 
 fn seen_at(pod: &Pod) -> Option<jiff::Timestamp> {
     pod.annotation(podwright_core::pod::ANNOTATION_SEEN)?.parse().ok()
-}
-
-/// An error with all its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

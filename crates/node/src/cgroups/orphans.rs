@@ -15,7 +15,7 @@ use podwright_host::cgroup::CgroupError;
 use podwright_host::clock::Clock;
 
 use super::Cgroups;
-use crate::worker::chain;
+use crate::causes::chain;
 
 const RETRY: Duration = Duration::from_secs(60);
 

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use base64::Engine;
 use http::{HeaderValue, Uri, header};
 use jiff::Timestamp;
 use kube::client::ConfigExt;
@@ -61,7 +60,8 @@ struct Current {
     life: Option<Life>,
     /// It was said that this life is over.
     told: Option<Life>,
-    stamps: Vec<Option<Stamp>>,
+    /// Of the files when they were read; `None`: they were not yet.
+    stamps: Option<Vec<Option<Stamp>>>,
     looked: Instant,
 }
 
@@ -119,7 +119,7 @@ impl Credentials {
                 tls: Err("not read yet".into()),
                 life: None,
                 told: None,
-                stamps: Vec::new(),
+                stamps: None,
                 looked: Instant::now(),
             }),
             files,
@@ -172,14 +172,17 @@ impl Credentials {
     pub fn reload(&self) {
         let mut current = self.current.lock();
         current.looked = Instant::now();
-        let stamps: Vec<_> = self.files.iter().map(|file| stamp(file)).collect();
-        if !current.stamps.is_empty() && stamps == current.stamps {
+        let stamps = Some(self.files.iter().map(|file| stamp(file)).collect());
+        let is_over = current.life.is_some_and(|life| life.is_over(Timestamp::now()));
+        let renewed_by_program = is_over && self.config.auth_info.exec.is_some();
+        if stamps == current.stamps && !renewed_by_program {
             self.warn_if_over(&mut current, Timestamp::now());
             return;
         }
         let config = self.with_files();
         match tls(&config) {
             Ok(tls) => {
+                current.life = shown_life(&tls);
                 (current.tls, current.stamps) = (Ok(tls), stamps);
                 self.generation.fetch_add(1, Relaxed);
             }
@@ -193,7 +196,6 @@ impl Credentials {
                 current.stamps = stamps;
             }
         }
-        current.life = pem_of(&config).as_deref().and_then(certificates::life);
         if let Some(life) = current.life {
             tracing::info!(until = %life.until, "the client certificate was read");
         }
@@ -280,17 +282,14 @@ fn tls(config: &kube::Config) -> Result<Arc<ClientConfig>, String> {
     if let Some(missing) = named.filter(|path| !Path::new(path).exists()) {
         return Err(format!("the client certificate {missing} is not there yet"));
     }
-    let mut tls = config.rustls_client_config().map_err(|error| crate::worker::chain(&error))?;
+    let mut tls = config.rustls_client_config().map_err(|error| crate::causes::chain(&error))?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(tls))
 }
 
-/// The client certificate as text, if that is what we show.
-fn pem_of(config: &kube::Config) -> Option<Vec<u8>> {
-    let auth = &config.auth_info;
-    match (&auth.client_certificate_data, &auth.client_certificate) {
-        (Some(data), _) => base64::engine::general_purpose::STANDARD.decode(data).ok(),
-        (None, Some(path)) => std::fs::read(path).ok(),
-        (None, None) => None,
-    }
+/// How long the certificate is good that we show, wherever it came from; `None`: we show none.
+fn shown_life(tls: &ClientConfig) -> Option<Life> {
+    // There is one at most, whatever the server would like.
+    let shown = tls.client_auth_cert_resolver.resolve(&[], &[])?;
+    certificates::life_of(shown.cert.first()?)
 }

@@ -81,7 +81,7 @@ impl Dialer {
 async fn connect(credentials: &Credentials) -> Result<Dialed, String> {
     let (host, port) = credentials.address();
     let failed = |what: &str, error: &dyn std::error::Error| {
-        format!("{what} {host}:{port}: {}", crate::worker::chain(error))
+        format!("{what} {host}:{port}: {}", crate::causes::chain(error))
     };
     let security = credentials.security()?;
     let tcp = TcpStream::connect((host, port)).await;

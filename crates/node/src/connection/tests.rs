@@ -329,3 +329,54 @@ async fn a_peer_that_is_gone_without_a_word_is_noticed_by_ping() {
     assert_eq!(asked.await.unwrap().unwrap().status(), 200);
     assert_eq!(server.connections.load(SeqCst), 2);
 }
+
+#[tokio::test]
+async fn credentials_that_are_not_in_files_are_read_once() {
+    let server = Server::start(100, |_| Act::Answer).await;
+    let path = server.folder.path().join("kubeconfig");
+    let credentials = Credentials::read(&path, None).await.unwrap();
+    for _ in 0..3 {
+        credentials.reload();
+    }
+    assert_eq!(credentials.generation(), 1, "a connection is not replaced for nothing");
+}
+
+#[tokio::test]
+async fn a_program_is_asked_again_when_its_certificate_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Identity::new();
+    // What the program says.
+    let says = folder.path().join("says");
+    let give = |until: i32| {
+        let key = KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        let certificate = params.self_signed(&key).unwrap();
+        let answer = json!({
+            "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+            "status": {
+                "clientCertificateData": certificate.pem(), "clientKeyData": key.serialize_pem(),
+            },
+        });
+        std::fs::write(&says, answer.to_string()).unwrap();
+    };
+    let mut kubeconfig: serde_json::Value =
+        serde_json::from_str(&authority.kubeconfig(([127, 0, 0, 1], 1).into())).unwrap();
+    kubeconfig["users"][0]["user"] = json!({ "exec": {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "cat",
+        "args": [says.to_str().unwrap()], "interactiveMode": "Never",
+    } });
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+
+    give(2001);
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let credentials = Credentials::read(&path, None).await.unwrap();
+    assert!(credentials.life().unwrap().is_over(jiff::Timestamp::now()));
+    give(2999);
+    for _ in 0..3 {
+        credentials.reload();
+    }
+    assert!(!credentials.life().unwrap().is_over(jiff::Timestamp::now()));
+    assert_eq!(credentials.generation(), 2, "one that is good is kept");
+}

@@ -25,8 +25,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use super::records::hex;
+use crate::causes::chain;
 use crate::metrics::Metrics;
-use crate::worker::chain;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const LARGEST: u64 = 1 << 20;

@@ -14,9 +14,9 @@ use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use tokio_util::sync::CancellationToken;
 
+use crate::causes::chain;
 use crate::pleg::Pleg;
 use crate::pods::Directory;
-use crate::worker::chain;
 
 #[derive(Debug, thiserror::Error)]
 enum RotationError {

@@ -7,13 +7,18 @@
 //! what has to be looked up is looked up by a task, which comes back with a [`Finding`].
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use podwright_core::cgroup::CgroupName;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::Stage;
+use podwright_core::time::Mono;
 
 use super::{Pods, orphan};
-use crate::worker::chain;
+use crate::causes::chain;
+
+/// How often the cgroups are listed while no pod ends: that costs more than the rest of a round.
+const GROUPS: Duration = Duration::from_secs(30);
 
 /// What a look brought to light.
 #[derive(Debug)]
@@ -29,6 +34,15 @@ pub(super) enum Finding {
 pub(super) struct Looks {
     relist: bool,
     groups: bool,
+    /// When the groups are listed next.
+    groups_at: Mono,
+}
+
+impl Looks {
+    /// A pod ended: the next round sees whether it left something.
+    pub(super) fn groups_soon(&mut self) {
+        self.groups_at = Mono::default();
+    }
 }
 
 impl Pods {
@@ -109,10 +123,12 @@ impl Pods {
     }
 
     fn look_for_groups(&mut self) {
-        if self.looks.groups {
+        let now = self.tools.clock.now().mono;
+        if self.looks.groups || now < self.looks.groups_at {
             return;
         }
         self.looks.groups = true;
+        self.looks.groups_at = now + GROUPS;
         let cgroups = self.tools.cgroups.clone();
         self.look(async move {
             let listed = cgroups.pods_on_disk().await;

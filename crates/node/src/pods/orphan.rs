@@ -4,8 +4,8 @@ use podwright_core::attempts::{Attempts, PodStep};
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::plan::{self, Step, kill};
 
+use crate::causes::chain;
 use crate::tools::Tools;
-use crate::worker::chain;
 
 const RETRY: std::time::Duration = std::time::Duration::from_secs(2);
 

@@ -92,7 +92,7 @@ enum Refusal {
 
 impl Refusal {
     fn broken(error: &dyn std::error::Error) -> Self {
-        Self::Broken(format!("error: health rpc probe failed: {}", crate::worker::chain(error)))
+        Self::Broken(format!("error: health rpc probe failed: {}", crate::causes::chain(error)))
     }
 
     fn told(&self) -> String {

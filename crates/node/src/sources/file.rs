@@ -150,7 +150,7 @@ impl Manifests {
                 Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                     self.good.remove(&file);
                 }
-                Err(error) => self.tell(&file, crate::worker::chain(&error)),
+                Err(error) => self.tell(&file, crate::causes::chain(&error)),
             }
         }
         last_of_each_name(self.good.values())

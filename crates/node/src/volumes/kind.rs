@@ -23,8 +23,8 @@ use super::tokens::Tokens;
 use super::{
     claim, config_map, downward_api, empty_dir, host_path, image, projected, refused, secret,
 };
+use crate::causes::chain;
 use crate::objects::Objects;
-use crate::worker::chain;
 
 /// Every kind, in no order: a volume is of one kind only.
 pub(super) const KINDS: [&dyn Kind; 9] = [

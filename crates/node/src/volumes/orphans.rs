@@ -10,7 +10,7 @@ use podwright_core::time::Mono;
 use podwright_core::volume::teardown::Owner;
 
 use super::Volumes;
-use crate::worker::chain;
+use crate::causes::chain;
 
 /// One that cannot be removed is tried again, but not every two seconds.
 const RETRY: Duration = Duration::from_secs(60);

@@ -12,9 +12,9 @@ use podwright_core::plan::{self, Logs, Plan, Step};
 use podwright_core::pod::{Container, ContainerKind, Pod};
 use podwright_core::time::Now;
 
-use super::chain;
 use super::lane::Lane;
 use super::start::Ground;
+use crate::causes::chain;
 use crate::cell::PodCell;
 use crate::events::Severity;
 use crate::gate::{Act, Rank};

@@ -13,8 +13,8 @@ use podwright_core::resize::grant::{summary, with_amounts};
 use podwright_core::resize::{Amounts, Resize, Update};
 use podwright_proto::cri::UpdatePodSandboxResourcesRequest;
 
-use super::chain;
 use super::execute::{Execution, Failed};
+use crate::causes::chain;
 use crate::cgroups::{Group, PodCgroupError};
 use crate::events::Severity;
 

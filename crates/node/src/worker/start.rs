@@ -20,7 +20,8 @@ use podwright_host::files::{Durability, FileError};
 use podwright_proto::cri::{ContainerConfig, PodSandboxConfig};
 
 use super::execute::{Execution, Failed};
-use super::{chain, stop};
+use super::stop;
+use crate::causes::chain;
 use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
 use crate::gate::{Act, Rank};
