@@ -1,8 +1,8 @@
 //! Clean-up: dead containers and sandboxes, logs nobody can ask for, images nobody uses.
 //!
 //! What goes is chosen in `podwright_core::gc`; here it is looked up and removed. A round runs
-//! every minute, and soon after somebody noticed that there is something to do: a crash loop must
-//! not pile up its dead, and a deleted pod's disk is wanted back.
+//! every minute, and at once when somebody noticed that there is something to do: a crash loop
+//! must not pile up its dead, and a deleted pod's disk is wanted back.
 
 mod containers;
 mod images;
@@ -19,7 +19,7 @@ use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
 use podwright_host::machine::{self, MachineError};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 pub use images::Reclaimed;
@@ -34,11 +34,8 @@ use crate::tools::Tools;
 
 const CONTAINER_ROUND: Duration = Duration::from_secs(60);
 const IMAGE_ROUND: Duration = Duration::from_secs(300);
-/// Pods end in groups, and a removal keeps the runtime from ending the next one: the round comes
-/// when nothing more was noticed for this long.
+/// Pods end in groups; a round takes those of a second together.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Pods that end all the time put it off no longer than this.
-const SETTLE_MOST: Duration = Duration::from_secs(30);
 /// Removals under way at a time: one that hangs must not hold up all the others.
 const AT_ONCE: usize = 4;
 
@@ -152,7 +149,7 @@ impl Gc {
             loop {
                 let noticed = self.pleg.leftovers().notified();
                 if tokio::time::timeout(CONTAINER_ROUND, noticed).await.is_ok() {
-                    settled(self.pleg.leftovers()).await;
+                    tokio::time::sleep(SETTLE).await;
                 }
                 if let Err(error) = self.collect(Reach::Surplus).await {
                     self.complain("ContainerGCFailed", chain(&error));
@@ -204,13 +201,6 @@ impl Gc {
     fn complain(&self, reason: &'static str, text: String) {
         self.events.node(&self.place.node_name, Severity::Warning, reason, text);
     }
-}
-
-/// Waits for a pause in what is noticed.
-async fn settled(leftovers: &Notify) {
-    let pause = async { while tokio::time::timeout(SETTLE, leftovers.notified()).await.is_ok() {} };
-    // Either is reason enough to begin.
-    let _ = tokio::time::timeout(SETTLE_MOST, pause).await;
 }
 
 #[cfg(test)]

@@ -309,14 +309,18 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
 }
 
 /// What is held once dead containers are removed and, if there is something to compare with, once
-/// it is the same.
+/// it is the same; else once it stays the same: a file that is just being read is not held.
 async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> Holdings {
+    const LOOKS: usize = 50;
     let cri = cluster.bed.cri().await.unwrap();
-    let empty = async || {
-        let nothing = cri.containers().await?.is_empty() && cri.sandboxes().await?.is_empty();
-        Ok(nothing && wanted.is_none_or(|wanted| Holdings::of(cluster) == *wanted))
+    let (mut held, mut looks) = (Holdings::of(cluster), 0);
+    let settled = async || {
+        let before = std::mem::replace(&mut held, Holdings::of(cluster));
+        looks = if held == before { looks + 1 } else { 0 };
+        let good = wanted.map_or(looks >= LOOKS, |wanted| held == *wanted);
+        Ok(good && cri.containers().await?.is_empty() && cri.sandboxes().await?.is_empty())
     };
     // Told by what differs, if it does.
-    let _ = wait::until_true("everything dead to be removed", LIMIT * 2, empty).await;
-    Holdings::of(cluster)
+    let _ = wait::until_true("everything dead to be removed", LIMIT * 2, settled).await;
+    held
 }

@@ -297,23 +297,3 @@ async fn a_disk_without_capacity_is_an_event_and_two_failures_in_a_row_are_anoth
         std::iter::from_fn(|| scene.events.try_recv().ok()).map(|event| event.reason).collect();
     assert_eq!(reasons, ["InvalidDiskCapacity", "InvalidDiskCapacity", "ImageGCFailed"]);
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_round_waits_for_a_pause_but_not_for_ever() {
-    for (ends, want) in [(0, SETTLE), (5, SETTLE * 7 / 2), (1000, SETTLE_MOST)] {
-        let leftovers = Notify::new();
-        let noticing = async {
-            for _ in 0..ends {
-                tokio::time::sleep(SETTLE / 2).await;
-                leftovers.notify_one();
-            }
-        };
-        let began = tokio::time::Instant::now();
-        let waiting = async {
-            settled(&leftovers).await;
-            began.elapsed()
-        };
-        let (waited, ()) = tokio::join!(waiting, noticing);
-        assert_eq!(waited.as_millis(), want.as_millis(), "{ends} ends");
-    }
-}
