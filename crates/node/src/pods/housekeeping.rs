@@ -17,7 +17,8 @@ use podwright_core::time::Mono;
 use super::{Pods, orphan};
 use crate::causes::chain;
 
-/// How often the cgroups are listed while no pod ends: that costs more than the rest of a round.
+/// How often the cgroups are listed while all are of living pods: that costs more than the rest of
+/// a round.
 const GROUPS: Duration = Duration::from_secs(30);
 
 /// What a look brought to light.
@@ -75,6 +76,11 @@ impl Pods {
             Finding::Groups(listed) => {
                 self.looks.groups = false;
                 if let Some(there) = listed {
+                    let living: BTreeSet<PodUid> = self.living().collect();
+                    // Until it is gone it is looked at in every round.
+                    if there.iter().any(|(uid, _)| !living.contains(uid)) {
+                        self.looks.groups_soon();
+                    }
                     let (kept, tools) = (self.kept(), &self.tools);
                     tools.cgroups.destroy_orphans(there, &kept, &tools.clock);
                 }
@@ -176,11 +182,15 @@ impl Pods {
 
     /// Whoever might still use its folder or cgroup.
     fn kept(&self) -> BTreeSet<PodUid> {
-        let cells = self.directory.cells().into_iter();
-        let living = cells.filter(|(_, c)| c.stage() != Stage::Finished).map(|(uid, _)| uid);
         let runtime = self.tools.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
-        living.chain(alive).collect()
+        self.living().chain(alive).collect()
+    }
+
+    /// Pods that have a worker.
+    fn living(&self) -> impl Iterator<Item = PodUid> {
+        let cells = self.directory.cells().into_iter();
+        cells.filter(|(_, cell)| cell.stage() != Stage::Finished).map(|(uid, _)| uid)
     }
 
     fn count(&self) {
