@@ -17,8 +17,8 @@ use podwright_core::time::Mono;
 use super::{Pods, orphan};
 use crate::causes::chain;
 
-/// How often the cgroups are listed while all are of living pods: that costs more than the rest of
-/// a round.
+/// How often the cgroups are listed while all are of living pods: version 1 has a dozen hierarchies
+/// to read.
 const GROUPS: Duration = Duration::from_secs(30);
 
 /// What a look brought to light.
@@ -40,7 +40,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// A pod ended: the next round sees whether it left something.
+    /// The next round sees whether something is left.
     pub(super) fn groups_soon(&mut self) {
         self.groups_at = Mono::default();
     }
