@@ -166,7 +166,7 @@ pub struct WhyArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ImagesArgs {
     /// Folder that was given to `podwright up`
-    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    #[arg(long, global = true, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     #[command(subcommand)]
     pub command: ImagesCommand,
