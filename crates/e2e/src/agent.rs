@@ -27,7 +27,7 @@ const START: Duration = Duration::from_secs(60);
 pub struct AgentBuilder<'bed> {
     bed: &'bed Bed,
     node: String,
-    program: Option<PathBuf>,
+    program: Vec<OsString>,
     kubeconfig: Option<PathBuf>,
     bootstrap: Option<PathBuf>,
     changes: Vec<Value>,
@@ -59,7 +59,7 @@ impl<'bed> AgentBuilder<'bed> {
         Self {
             bed,
             node: node.to_owned(),
-            program: None,
+            program: Vec::new(),
             kubeconfig: None,
             bootstrap: None,
             changes: Vec::new(),
@@ -70,8 +70,13 @@ impl<'bed> AgentBuilder<'bed> {
     }
 
     /// Runs this program, which needs no subcommand: an upstream kubelet, or a link called so.
-    pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
-        self.program = Some(path.into());
+    pub fn program(self, path: impl Into<OsString>) -> Self {
+        self.command_line([path.into()])
+    }
+
+    /// The same with arguments that come before all others; with nothing at all, ours runs.
+    pub fn command_line(mut self, words: impl IntoIterator<Item = OsString>) -> Self {
+        self.program = words.into_iter().collect();
         self
     }
 
@@ -149,13 +154,10 @@ impl<'bed> AgentBuilder<'bed> {
     }
 
     fn command(&mut self, folder: &Path) -> Result<Vec<OsString>> {
-        let mut command = Vec::new();
-        match self.program.take() {
-            Some(program) => command.push(program.into_os_string()),
-            None => {
-                command.push(tools::podwright()?.into_os_string());
-                command.push("kubelet".into());
-            }
+        let mut command = std::mem::take(&mut self.program);
+        if command.is_empty() {
+            command.push(tools::podwright()?.into_os_string());
+            command.push("kubelet".into());
         }
         let mut flag = |name: &str, value: &OsStr| {
             let mut flag = OsString::from(format!("--{name}="));

@@ -5,6 +5,7 @@
 //! the **loaded floor**, the same calls while the API server gets the requests that any kubelet
 //! would send it.
 
+pub mod decision;
 pub mod floor;
 pub mod growth;
 pub mod kubelet;
@@ -15,12 +16,13 @@ pub mod report;
 pub mod stopwatch;
 pub mod usage;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::Result;
 
-use floor::{Floor, Load};
+use decision::Decision;
+use floor::{Floor, Load, Singles};
 use growth::Growth;
 use kubelet::Figures;
 use report::Report;
@@ -36,29 +38,32 @@ pub struct Options {
     pub idle: Duration,
     /// Numbers of pods on a runtime that does nothing.
     pub growth: Vec<usize>,
-    /// Another kubelet to measure in the same run.
-    pub reference: Option<PathBuf>,
+    /// Another kubelet to measure in the same run: a program and its first arguments.
+    pub reference: Vec<OsString>,
 }
 
 /// Measures everything, one thing after the other: two at once would measure each other.
 pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
+    say("floor of single pods");
+    let singles = Singles::measure(options.singles).await?;
     let mut floors = Vec::new();
     for &pods in &options.pods {
         for load in [Load::None, Load::Api] {
             say(&format!("floor of {pods} pods, {load}"));
-            floors.push(Floor::measure(pods, load).await?);
+            floors.push(Floor::measure(pods, load, &say).await?);
         }
     }
     say("podwright");
-    let mut kubelets = vec![Figures::measure("podwright", None, options, &say).await?];
-    if let Some(program) = &options.reference {
+    let mut kubelets = vec![Figures::measure("podwright", &[], options, &say).await?];
+    if !options.reference.is_empty() {
         say("the reference");
-        kubelets.push(Figures::measure("reference", Some(program), options, &say).await?);
+        kubelets.push(Figures::measure("reference", &options.reference, options, &say).await?);
     }
     let mut growth = Vec::new();
     for &pods in &options.growth {
         say(&format!("{pods} pods on a fake runtime"));
         growth.push(Growth::measure(pods, options.idle).await?);
     }
-    Ok(Report { floors, kubelets, growth })
+    let decision = Decision::measure()?;
+    Ok(Report { singles, floors, kubelets, growth, decision })
 }

@@ -14,7 +14,7 @@ use podwright_proto::cri::{StopContainerRequest, StopPodSandboxRequest};
 use serde::Serialize;
 use serde_json::json;
 
-use super::pods::{self, COMMAND, IMAGE};
+use super::pods::{self, COMMAND, IMAGE, NAMESPACE};
 use super::quantiles::Quantiles;
 use crate::bed::Bed;
 use crate::cri::Cri;
@@ -24,7 +24,8 @@ use crate::cri::Cri;
 #[serde(rename_all = "lowercase")]
 pub enum Load {
     None,
-    /// For each pod its creation, two status patches, three events and one token request.
+    /// For each pod what it causes: at its start the creation, two status patches, three events
+    /// and a token; at its end the deletion, a status patch, an event and the object's removal.
     Api,
 }
 
@@ -37,78 +38,132 @@ impl Display for Load {
     }
 }
 
-/// The quickest way found: the best of one, four and all pods at a time.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// One, four and all pods at a time; the quickest of each is the floor.
+#[derive(Clone, Debug, Serialize)]
 pub struct Floor {
     pub pods: usize,
     pub load: Load,
+    pub starts: Vec<Start>,
+    pub stops: Vec<Stop>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Start {
     pub at_a_time: usize,
     /// Of one pod from the beginning of the batch.
-    pub start: Quantiles,
-    pub all_started: f64,
-    pub all_stopped: f64,
+    pub each: Quantiles,
+    pub all: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Stop {
+    pub at_a_time: usize,
+    pub all: f64,
 }
 
 impl Floor {
-    pub async fn measure(pods: usize, load: Load) -> Result<Self> {
+    pub async fn measure(pods: usize, load: Load, say: &impl Fn(&str)) -> Result<Self> {
         let mut ways = vec![1, 4, pods];
         ways.retain(|way| *way <= pods);
         ways.dedup();
-        let mut best: Option<Self> = None;
+        let (mut starts, mut stops) = (Vec::new(), Vec::new());
         for at_a_time in ways {
-            let floor = Self::one_way(pods, load, at_a_time).await?;
-            if best.is_none_or(|best| floor.all_started < best.all_started) {
-                best = Some(floor);
-            }
+            let (start, stop) = one_way(pods, load, at_a_time).await?;
+            let (started, stopped) = (start.all, stop.all);
+            say(&format!("  {at_a_time} at a time: {started:.2} s, stopped {stopped:.2} s"));
+            starts.push(start);
+            stops.push(stop);
         }
-        best.context("no pods were asked for")
+        Ok(Self { pods, load, starts, stops })
     }
 
-    async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<Self> {
-        let bed = match load {
-            Load::None => Bed::builder().start().await?,
-            Load::Api => Bed::builder().control_plane().start().await?,
-        };
-        let loader = match load {
-            Load::None => None,
-            Load::Api => Some(Arc::new(Loader { client: bed.client().await? })),
-        };
-        let cri = bed.cri().await?;
-        let numbers = futures::stream::iter(0..pods);
-        let began = Instant::now();
-        let made: Vec<(String, String, Duration)> = numbers
-            .map(|number| start(cri.clone(), loader.clone(), number, began))
-            .buffer_unordered(at_a_time)
-            .try_collect()
-            .await?;
-        let all_started = began.elapsed();
-        let times: Vec<Duration> = made.iter().map(|(_, _, took)| *took).collect();
-        let began = Instant::now();
-        futures::stream::iter(made)
-            .map(|(sandbox, container, _)| stop(cri.clone(), sandbox, container))
-            .buffer_unordered(at_a_time)
-            .try_collect::<()>()
-            .await?;
-        let all_stopped = began.elapsed();
-        bed.close()?;
-        Ok(Self {
-            pods,
-            load,
-            at_a_time,
-            start: Quantiles::of(&times).context("no pods were asked for")?,
-            all_started: all_started.as_secs_f64(),
-            all_stopped: all_stopped.as_secs_f64(),
-        })
+    /// The way in which all were running soonest.
+    pub fn start(&self) -> Option<&Start> {
+        self.starts.iter().min_by(|a, b| a.all.total_cmp(&b.all))
+    }
+
+    /// The way in which all were gone soonest.
+    pub fn stop(&self) -> Option<&Stop> {
+        self.stops.iter().min_by(|a, b| a.all.total_cmp(&b.all))
     }
 }
 
-async fn start(
-    cri: Cri,
-    loader: Option<Arc<Loader>>,
-    number: usize,
-    began: Instant,
-) -> Result<(String, String, Duration)> {
-    let name = format!("floor-{number}");
+/// One pod after the other, with nothing else going on.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Singles {
+    pub start: Quantiles,
+    pub stop: Quantiles,
+}
+
+impl Singles {
+    pub async fn measure(count: usize) -> Result<Self> {
+        let bed = Bed::builder().start().await?;
+        let cri = bed.cri().await?;
+        warm_up(&cri).await?;
+        let (mut starts, mut stops) = (Vec::new(), Vec::new());
+        for number in 0..count {
+            let began = Instant::now();
+            let made = start(cri.clone(), None, format!("floor-{number}")).await?;
+            starts.push(began.elapsed());
+            let began = Instant::now();
+            stop(cri.clone(), None, made).await?;
+            stops.push(began.elapsed());
+        }
+        bed.close()?;
+        let quantiles = |times: &[Duration]| Quantiles::of(times).context("no single pods");
+        Ok(Self { start: quantiles(&starts)?, stop: quantiles(&stops)? })
+    }
+}
+
+/// The first pod of a runtime brings up what stays, such as the bridge.
+async fn warm_up(cri: &Cri) -> Result<()> {
+    let made = start(cri.clone(), None, "first".to_owned()).await?;
+    stop(cri.clone(), None, made).await
+}
+
+async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, Stop)> {
+    let bed = match load {
+        Load::None => Bed::builder().start().await?,
+        Load::Api => Bed::builder().control_plane().start().await?,
+    };
+    let loader = match load {
+        Load::None => None,
+        Load::Api => Some(Arc::new(Loader { client: bed.client().await? })),
+    };
+    let cri = bed.cri().await?;
+    warm_up(&cri).await?;
+    let began = Instant::now();
+    let made: Vec<(Made, Duration)> = futures::stream::iter(0..pods)
+        .map(|number| {
+            let made = start(cri.clone(), loader.clone(), format!("floor-{number}"));
+            async move { anyhow::Ok((made.await?, began.elapsed())) }
+        })
+        .buffer_unordered(at_a_time)
+        .try_collect()
+        .await?;
+    let all_started = began.elapsed();
+    let times: Vec<Duration> = made.iter().map(|(_, took)| *took).collect();
+    let began = Instant::now();
+    futures::stream::iter(made)
+        .map(|(made, _)| stop(cri.clone(), loader.clone(), made))
+        .buffer_unordered(at_a_time)
+        .try_collect::<()>()
+        .await?;
+    let all_stopped = began.elapsed();
+    bed.close()?;
+    let each = Quantiles::of(&times).context("no pods were asked for")?;
+    let start = Start { at_a_time, each, all: all_started.as_secs_f64() };
+    Ok((start, Stop { at_a_time, all: all_stopped.as_secs_f64() }))
+}
+
+/// A pod of the floor.
+struct Made {
+    name: String,
+    sandbox: String,
+    container: String,
+}
+
+async fn start(cri: Cri, loader: Option<Arc<Loader>>, name: String) -> Result<Made> {
     let runtime = async {
         let config = cri.sandbox(&name);
         let sandbox = cri.run_sandbox(config.clone()).await?;
@@ -117,50 +172,82 @@ async fn start(
     };
     let requests = async {
         match &loader {
-            Some(loader) => loader.requests_of(&name).await,
+            Some(loader) => loader.requests_of_a_start(&name).await,
             None => Ok(()),
         }
     };
     let ((sandbox, container), ()) = tokio::try_join!(runtime, requests)?;
-    Ok((sandbox, container, began.elapsed()))
+    Ok(Made { name, sandbox, container })
 }
 
-async fn stop(cri: Cri, sandbox: String, container: String) -> Result<()> {
-    let mut runtime = cri.runtime.clone();
-    let request = StopContainerRequest { container_id: container, timeout: 30 };
-    runtime.stop_container(request).await.context("stopping a container")?;
-    let request = StopPodSandboxRequest { pod_sandbox_id: sandbox };
-    runtime.stop_pod_sandbox(request).await.context("stopping a sandbox")?;
+async fn stop(cri: Cri, loader: Option<Arc<Loader>>, made: Made) -> Result<()> {
+    let Made { name, sandbox, container } = made;
+    let runtime = async {
+        let mut runtime = cri.runtime.clone();
+        let request = StopContainerRequest { container_id: container, timeout: 30 };
+        runtime.stop_container(request).await.context("stopping a container")?;
+        let request = StopPodSandboxRequest { pod_sandbox_id: sandbox };
+        runtime.stop_pod_sandbox(request).await.context("stopping a sandbox")?;
+        anyhow::Ok(())
+    };
+    let requests = async {
+        match &loader {
+            Some(loader) => loader.requests_of_an_end(&name).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(runtime, requests)?;
     Ok(())
 }
 
-/// Keeps the API server as busy as a kubelet would.
+/// Keeps the API server as busy as a user and a kubelet would.
 struct Loader {
     client: kube::Client,
 }
 
 impl Loader {
-    async fn requests_of(&self, name: &str) -> Result<()> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), "default");
-        let (post, params) = (PostParams::default(), PatchParams::default());
-        api.create(&post, &serde_json::from_value(pods::plain(name, "nobody"))?).await?;
+    async fn requests_of_a_start(&self, name: &str) -> Result<()> {
+        self.pods()
+            .create(&PostParams::default(), &serde_json::from_value(pods::plain(name, "nobody"))?)
+            .await?;
         for phase in ["Pending", "Running"] {
-            let status = Patch::Strategic(json!({ "status": { "phase": phase } }));
-            api.patch_status(name, &params, &status).await?;
+            self.report(name, phase).await?;
         }
-        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        for reason in ["pulled", "created", "started"] {
-            let event = json!({
-                "metadata": { "name": format!("{name}.{reason}") },
-                "involvedObject": { "kind": "Pod", "namespace": "default", "name": name },
-                "reason": reason, "message": "the container of a measured pod", "type": "Normal",
-            });
-            events.create(&post, &serde_json::from_value(event)?).await?;
+        for reason in ["Pulled", "Created", "Started"] {
+            self.event(name, reason).await?;
         }
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "default");
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), NAMESPACE);
         let request: TokenRequest = serde_json::from_value(json!({ "spec": { "audiences": [] } }))?;
-        accounts.create_token_request("default", &post, &request).await?;
-        api.delete(name, &DeleteParams::default().grace_period(0)).await?;
+        accounts.create_token_request("default", &PostParams::default(), &request).await?;
+        Ok(())
+    }
+
+    async fn requests_of_an_end(&self, name: &str) -> Result<()> {
+        self.pods().delete(name, &DeleteParams::default()).await?;
+        self.event(name, "Killing").await?;
+        self.report(name, "Succeeded").await?;
+        self.pods().delete(name, &DeleteParams::default().grace_period(0)).await?;
+        Ok(())
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn report(&self, name: &str, phase: &str) -> Result<()> {
+        let status = Patch::Strategic(json!({ "status": { "phase": phase } }));
+        self.pods().patch_status(name, &PatchParams::default(), &status).await?;
+        Ok(())
+    }
+
+    async fn event(&self, name: &str, reason: &str) -> Result<()> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let event = json!({
+            "metadata": { "name": format!("{name}.{}", reason.to_lowercase()) },
+            "involvedObject": { "kind": "Pod", "namespace": NAMESPACE, "name": name },
+            "reason": reason, "message": "the container of a measured pod", "type": "Normal",
+        });
+        events.create(&PostParams::default(), &serde_json::from_value(event)?).await?;
         Ok(())
     }
 }

@@ -42,6 +42,8 @@ impl Growth {
         let fake = Fake::start(FakeOptions {
             wall: wall_from(jiff::Timestamp::now()),
             keep_calls: 1_000,
+            // A container without a log would be asked again and again to open it.
+            writes_below: Some(bed.path("")),
             ..FakeOptions::default()
         });
         fake.images().add(pods::IMAGE).context("the image of the pods")?;
@@ -56,6 +58,7 @@ impl Growth {
                 "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
                 "maxPods": MAX_PODS,
             }))
+            .argument("--v=2")
             .start()?;
         agent.healthy().await?;
         let pod_api: Api<Pod> = Api::default_namespaced(api.client());

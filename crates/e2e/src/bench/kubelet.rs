@@ -1,7 +1,7 @@
 //! What one kubelet needs: time, memory, CPU and requests.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -11,16 +11,16 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::Options;
+use super::pods::{self, NAMESPACE};
 use super::quantiles::Quantiles;
 use super::stopwatch::Stopwatch;
 use super::usage::{self, Memory};
-use super::{Options, pods};
 use crate::agent::Agent;
 use crate::bed::Bed;
 use crate::wait;
 
 pub(super) const NODE: &str = "node-1";
-const NAMESPACE: &str = "default";
 const LIMIT: Duration = Duration::from_secs(200);
 
 #[derive(Clone, Debug, Serialize)]
@@ -30,14 +30,22 @@ pub struct Figures {
     /// One pod at a time, on an otherwise empty node.
     pub single: Single,
     pub batches: Vec<Batch>,
-    /// From the edit of a ConfigMap to the file in the volume.
-    pub config_map_seen: Option<f64>,
+    /// `None`: this kubelet mounts no ConfigMaps.
+    pub config_map: Option<ConfigMaps>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Idle {
     pub memory: Memory,
     pub millicores: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ConfigMaps {
+    /// From an edit to the file in the volume.
+    pub edited: Quantiles,
+    /// From the creation of one that a pod waits for to that pod being Ready.
+    pub missing: Quantiles,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -73,11 +81,11 @@ struct Bench {
 impl Figures {
     pub async fn measure(
         name: &str,
-        program: Option<&Path>,
+        command_line: &[OsString],
         options: &Options,
         say: &impl Fn(&str),
     ) -> Result<Self> {
-        let bench = Bench::set_up(program).await?;
+        let bench = Bench::set_up(command_line).await?;
         say("  idle");
         // What it reads and builds at start is settled after a while.
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -90,27 +98,30 @@ impl Figures {
             batches.push(bench.batch(pods, options.idle).await?);
         }
         say("  an edited ConfigMap");
-        let config_map_seen = bench.config_map().await?.map(|took| took.as_secs_f64());
+        let config_map = bench.config_maps(options.singles).await?;
         let Bench { bed, agent, .. } = bench;
         drop(agent);
         bed.close()?;
-        Ok(Self { kubelet: name.to_owned(), idle, single, batches, config_map_seen })
+        Ok(Self { kubelet: name.to_owned(), idle, single, batches, config_map })
     }
 }
 
 impl Bench {
-    async fn set_up(program: Option<&Path>) -> Result<Self> {
+    async fn set_up(command_line: &[OsString]) -> Result<Self> {
         let bed = Bed::builder().control_plane().start().await?;
         let client = bed.client().await?;
         // Made here, so that registering is not measured.
         let nodes: Api<Node> = Api::all(client.clone());
         let node = serde_json::from_value(json!({ "metadata": { "name": NODE } }))?;
         nodes.create(&PostParams::default(), &node).await?;
-        let mut agent = bed.agent(NODE).joined()?.configure(json!({ "maxPods": 250 }));
-        if let Some(program) = program {
-            agent = agent.program(program);
-        }
-        let agent = agent.start()?;
+        let agent = bed
+            .agent(NODE)
+            .command_line(command_line.iter().cloned())
+            .joined()?
+            .configure(json!({ "maxPods": 250 }))
+            // As nodes run: what is written for a test to read has its price too.
+            .argument("--v=2")
+            .start()?;
         agent.healthy().await?;
         let pods = Api::namespaced(client.clone(), NAMESPACE);
         Ok(Self { bed, agent, pods, client })
@@ -219,10 +230,16 @@ impl Bench {
     }
 
     /// `None`: this kubelet mounts no ConfigMaps, and said so by not starting the pod.
-    async fn config_map(&self) -> Result<Option<Duration>> {
+    async fn config_maps(&self, count: usize) -> Result<Option<ConfigMaps>> {
+        let Some(edited) = self.edited(count).await? else { return Ok(None) };
+        let missing = self.missing(count).await?;
+        let quantiles = |times: &[Duration]| Quantiles::of(times).context("no edits");
+        Ok(Some(ConfigMaps { edited: quantiles(&edited)?, missing: quantiles(&missing)? }))
+    }
+
+    async fn edited(&self, count: usize) -> Result<Option<Vec<Duration>>> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), NAMESPACE);
-        let map = json!({ "metadata": { "name": "edited" }, "data": { "word": "old" } });
-        maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+        maps.create(&PostParams::default(), &words("edited", "none")?).await?;
         let mut stopwatch = Stopwatch::start(self.pods.clone()).await?;
         self.create(pods::that_reads("reader", NODE, "edited")).await?;
         let name = ["reader".to_owned()];
@@ -234,16 +251,44 @@ impl Bench {
         let uid = self.pods.get("reader").await?.metadata.uid.context("a pod has a UID")?;
         let volumes = format!("pods/{uid}/volumes/kubernetes.io~configmap/words/word");
         let file = self.agent.root_dir().join(volumes);
-        let began = Instant::now();
-        let edit = Patch::Merge(json!({ "data": { "word": "new" } }));
-        maps.patch("edited", &PatchParams::default(), &edit).await?;
-        let seen = async || Ok(std::fs::read_to_string(&file)? == "new");
-        wait::until_true("the edited ConfigMap in the volume", LIMIT, seen).await?;
-        let took = began.elapsed();
+        let mut times = Vec::new();
+        for number in 0..count {
+            let word = format!("word-{number}");
+            let began = Instant::now();
+            let edit = Patch::Merge(json!({ "data": { "word": word } }));
+            maps.patch("edited", &PatchParams::default(), &edit).await?;
+            let seen = async || Ok(std::fs::read_to_string(&file)? == word);
+            wait::until_true("the edited ConfigMap in the volume", LIMIT, seen).await?;
+            times.push(began.elapsed());
+        }
         self.pods.delete("reader", &DeleteParams::default()).await?;
         stopwatch.all(&name, "gone", |m| m.gone).await?;
-        Ok(Some(took))
+        Ok(Some(times))
     }
+
+    async fn missing(&self, count: usize) -> Result<Vec<Duration>> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let mut stopwatch = Stopwatch::start(self.pods.clone()).await?;
+        let mut times = Vec::new();
+        for number in 0..count {
+            let map = format!("missing-{number}");
+            let name = [format!("waits-{number}")];
+            self.create(pods::that_reads(&name[0], NODE, &map)).await?;
+            // Long enough to have looked for it in vain.
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            let began = Instant::now();
+            maps.create(&PostParams::default(), &words(&map, "here")?).await?;
+            times.push(since(began, &stopwatch.all(&name, "ready", |m| m.ready).await?));
+            self.pods.delete(&name[0], &DeleteParams::default()).await?;
+            stopwatch.all(&name, "gone", |m| m.gone).await?;
+        }
+        Ok(times)
+    }
+}
+
+/// A ConfigMap with one word in it.
+fn words(name: &str, word: &str) -> Result<ConfigMap> {
+    Ok(serde_json::from_value(json!({ "metadata": { "name": name }, "data": { "word": word } }))?)
 }
 
 type Requests = BTreeMap<String, u32>;

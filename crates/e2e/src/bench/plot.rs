@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::floor::Load;
+use super::floor::{Floor, Load};
+use super::growth::Growth;
+use super::kubelet::Batch;
 use super::report::Report;
 
 const WIDTH: f64 = 720.0;
@@ -65,48 +67,87 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
 impl Report {
     /// The pictures and the names of their files.
     pub fn plots(&self) -> Vec<(&'static str, Bars)> {
-        let mut plots = vec![("starts.svg", self.starts())];
+        let mut plots = vec![
+            (
+                "starts.svg",
+                self.batches(
+                    "All pods of a batch ready",
+                    |f| f.start().map(|start| start.all),
+                    |b| b.all_ready,
+                ),
+            ),
+            (
+                "ends.svg",
+                self.batches(
+                    "All pods of a batch gone",
+                    |f| f.stop().map(|stop| stop.all),
+                    |b| b.all_gone,
+                ),
+            ),
+        ];
         if !self.growth.is_empty() {
-            plots.push(("memory.svg", self.memory()));
+            let memory = |growth: &Growth| {
+                let memory = growth.loaded.memory;
+                vec![("resident", memory.resident), ("anonymous", memory.anonymous)]
+            };
+            let time = |growth: &Growth| {
+                vec![
+                    ("all ready", growth.all_ready),
+                    ("of it the agent's CPU", growth.start_cpu),
+                    ("all gone", growth.all_gone),
+                ]
+            };
+            let cpu = |growth: &Growth| vec![("at rest", growth.loaded.millicores)];
+            plots.push((
+                "memory.svg",
+                self.by_growth("Memory of the agent, fake runtime", "MB", memory),
+            ));
+            plots.push(("growth.svg", self.by_growth("Pods come and go, fake runtime", "s", time)));
+            plots.push((
+                "rest.svg",
+                self.by_growth("CPU of the agent, fake runtime", "millicores", cpu),
+            ));
         }
         plots
     }
 
-    /// From the first request to the last pod ready, by batch.
-    fn starts(&self) -> Bars {
+    /// One time of a batch, beside the floors.
+    fn batches(
+        &self,
+        title: &str,
+        of_floor: impl Fn(&Floor) -> Option<f64>,
+        of_batch: impl Fn(&Batch) -> f64,
+    ) -> Bars {
         let sizes = self.kubelets.iter().flat_map(|kubelet| &kubelet.batches).map(|b| b.pods);
         let mut sizes: Vec<usize> = sizes.collect();
         sizes.sort_unstable();
         sizes.dedup();
         let groups = sizes.into_iter().map(|pods| {
             let floors = [(Load::None, "bare CRI calls"), (Load::Api, "bare, API busy")];
-            let mut bars: Vec<(String, f64)> = floors
-                .into_iter()
-                .filter_map(|(load, name)| {
-                    Some((name.to_owned(), self.floor(pods, load)?.all_started))
-                })
-                .collect();
+            let floor = |(load, name): (Load, &str)| {
+                Some((name.to_owned(), of_floor(self.floor(pods, load)?)?))
+            };
+            let mut bars: Vec<(String, f64)> = floors.into_iter().filter_map(floor).collect();
             for kubelet in &self.kubelets {
                 let batch = kubelet.batches.iter().find(|batch| batch.pods == pods);
-                bars.extend(batch.map(|batch| (kubelet.kubelet.clone(), batch.all_ready)));
+                bars.extend(batch.map(|batch| (kubelet.kubelet.clone(), of_batch(batch))));
             }
             (format!("{pods} pods"), bars)
         });
-        let title = "All pods of a batch ready".to_owned();
-        Bars { title, unit: "s", groups: groups.collect() }
+        Bars { title: title.to_owned(), unit: "s", groups: groups.collect() }
     }
 
-    fn memory(&self) -> Bars {
+    fn by_growth(
+        &self,
+        title: &str,
+        unit: &'static str,
+        bars: impl Fn(&Growth) -> Vec<(&'static str, f64)>,
+    ) -> Bars {
+        let named = |(name, value): (&str, f64)| (name.to_owned(), value);
         let groups = self.growth.iter().map(|growth| {
-            let memory = growth.loaded.memory;
-            let bars = vec![
-                ("resident".to_owned(), memory.resident),
-                ("anonymous".to_owned(), memory.anonymous),
-            ];
-            (format!("{} pods", growth.pods), bars)
+            (format!("{} pods", growth.pods), bars(growth).into_iter().map(named).collect())
         });
-        let title = "Memory of the agent, fake runtime".to_owned();
-        Bars { title, unit: "MB", groups: groups.collect() }
+        Bars { title: title.to_owned(), unit, groups: groups.collect() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 pub(super) const IMAGE: &str = "localhost/podwright/test:latest";
+pub(super) const NAMESPACE: &str = "default";
 pub(super) const COMMAND: [&str; 2] = ["testserver", "serve"];
 
 /// Serves until it is stopped.

@@ -4,15 +4,19 @@ use std::fmt::{self, Display};
 
 use serde::Serialize;
 
-use super::floor::{Floor, Load};
+use super::decision::Decision;
+use super::floor::{Floor, Load, Singles};
 use super::growth::Growth;
-use super::kubelet::{Batch, Figures};
+use super::kubelet::{Batch, ConfigMaps, Figures};
+use super::quantiles::Quantiles;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    pub singles: Singles,
     pub floors: Vec<Floor>,
     pub kubelets: Vec<Figures>,
     pub growth: Vec<Growth>,
+    pub decision: Decision,
 }
 
 impl Report {
@@ -33,19 +37,40 @@ impl Display for Ratio {
     }
 }
 
+/// The slow ones among many.
+struct Tail(Quantiles);
+
+impl Display for Tail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p90 {:.2} s, p99 {:.2} s", self.0.p90, self.0.p99)
+    }
+}
+
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "floor: bare CRI calls, the best of 1, 4 and all at a time")?;
+        let Singles { start, stop } = &self.singles;
+        writeln!(
+            f,
+            "  one pod: start p50 {:.2} s, {}; stop p50 {:.2} s, {}",
+            start.p50,
+            Tail(*start),
+            stop.p50,
+            Tail(*stop)
+        )?;
         for floor in &self.floors {
+            let (Some(start), Some(stop)) = (floor.start(), floor.stop()) else { continue };
             writeln!(
                 f,
-                "  {:>4} pods, {:<22} start p50 {:.2} s, all {:.2} s, stopped {:.2} s ({} at a time)",
+                "  {:>4} pods, {:<22} start p50 {:.2} s, all {:.2} s ({} at a time), \
+                 all stopped {:.2} s ({} at a time)",
                 floor.pods,
                 floor.load.to_string(),
-                floor.start.p50,
-                floor.all_started,
-                floor.all_stopped,
-                floor.at_a_time
+                start.each.p50,
+                start.all,
+                start.at_a_time,
+                stop.all,
+                stop.at_a_time
             )?;
         }
         for kubelet in &self.kubelets {
@@ -60,13 +85,18 @@ impl Display for Report {
                 loaded.memory.resident, loaded.memory.anonymous, loaded.millicores
             )?;
         }
-        Ok(())
+        let Decision { at_rest, all_dead } = &self.decision;
+        writeln!(
+            f,
+            "one decision for five containers: p50 {:.1} µs at rest, {:.1} µs when all have died",
+            at_rest.p50 * 1e6,
+            all_dead.p50 * 1e6
+        )
     }
 }
 
 impl Report {
     fn kubelet(&self, f: &mut fmt::Formatter<'_>, kubelet: &Figures) -> fmt::Result {
-        let one = self.floor(1, Load::None);
         writeln!(f, "{}", kubelet.kubelet)?;
         let (memory, single) = (kubelet.idle.memory, &kubelet.single);
         writeln!(
@@ -74,32 +104,44 @@ impl Report {
             "  no pods: {:.1} MB ({:.1} anonymous), {:.2} millicores",
             memory.resident, memory.anonymous, kubelet.idle.millicores
         )?;
-        let start = Ratio(single.start.p50, one.map(|floor| floor.start.p50));
-        let delete = Ratio(single.delete.p50, one.map(|floor| floor.all_stopped));
+        let start = Ratio(single.start.p50, Some(self.singles.start.p50));
+        let delete = Ratio(single.delete.p50, Some(self.singles.stop.p50));
         writeln!(
             f,
-            "  one pod: ready p50 {start}, p90 {:.2} s; gone p50 {delete}, p90 {:.2} s; \
-             exit seen p50 {:.3} s, p90 {:.3} s",
-            single.start.p90, single.delete.p90, single.exit.p50, single.exit.p90
+            "  one pod: ready p50 {start}, {}; gone p50 {delete}, {}; exit seen p50 {:.2} s, {}",
+            Tail(single.start),
+            Tail(single.delete),
+            single.exit.p50,
+            Tail(single.exit)
         )?;
         for batch in &kubelet.batches {
             self.batch(f, batch)?;
         }
-        match kubelet.config_map_seen {
-            Some(seconds) => writeln!(f, "  edited ConfigMap seen after {seconds:.2} s"),
+        match &kubelet.config_map {
+            Some(ConfigMaps { edited, missing }) => writeln!(
+                f,
+                "  edited ConfigMap seen p50 {:.2} s, {}; missing one created to Ready p50 {:.2} s, {}",
+                edited.p50,
+                Tail(*edited),
+                missing.p50,
+                Tail(*missing)
+            ),
             None => writeln!(f, "  edited ConfigMap: the pod that reads it did not start"),
         }
     }
 
     fn batch(&self, f: &mut fmt::Formatter<'_>, batch: &Batch) -> fmt::Result {
         let floor = self.floor(batch.pods, Load::Api);
-        let p50 = Ratio(batch.start.p50, floor.map(|floor| floor.start.p50));
-        let ready = Ratio(batch.all_ready, floor.map(|floor| floor.all_started));
-        let gone = Ratio(batch.all_gone, floor.map(|floor| floor.all_stopped));
+        let (start, stop) = (floor.and_then(Floor::start), floor.and_then(Floor::stop));
+        let p50 = Ratio(batch.start.p50, start.map(|start| start.each.p50));
+        let ready = Ratio(batch.all_ready, start.map(|start| start.all));
+        let gone = Ratio(batch.all_gone, stop.map(|stop| stop.all));
         writeln!(
             f,
-            "  {} pods at once: ready p50 {p50}, all {ready}; gone {gone}; agent CPU {:.2} s",
-            batch.pods, batch.start_cpu
+            "  {} pods at once: ready p50 {p50}, {}, all {ready}; gone {gone}; agent CPU {:.2} s",
+            batch.pods,
+            Tail(batch.start),
+            batch.start_cpu
         )?;
         let loaded = &batch.loaded;
         writeln!(

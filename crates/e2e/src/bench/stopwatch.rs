@@ -60,14 +60,20 @@ impl Stopwatch {
         what: &str,
         moment: impl Fn(&Moments) -> Option<Instant>,
     ) -> Result<Vec<Instant>> {
-        let when = |all: &HashMap<String, Moments>| {
-            names.iter().map(|name| moment(all.get(name)?)).collect::<Option<Vec<_>>>()
-        };
-        let seen = self.seen.wait_for(|all| when(all).is_some());
-        let seen = tokio::time::timeout(LIMIT, seen).await;
-        let seen =
-            seen.with_context(|| format!("waiting for {} pods to be {what}", names.len()))?;
-        when(&*seen.context("the watch ended")?).context("just seen")
+        let mut times = Vec::with_capacity(names.len());
+        // Each name is looked up until it was seen and never again, however many changes come.
+        let all_seen = self.seen.wait_for(|all| {
+            let unseen = names.iter().skip(times.len());
+            let seen: Vec<_> = unseen.map_while(|name| moment(all.get(name)?)).collect();
+            times.extend(seen);
+            times.len() == names.len()
+        });
+        let all_seen = tokio::time::timeout(LIMIT, all_seen).await;
+        let all_seen = all_seen.map(|seen| seen.map(drop));
+        let told =
+            || format!("{} of {} pods were {what}, in their order", times.len(), names.len());
+        all_seen.with_context(told)?.context("the watch ended")?;
+        Ok(times)
     }
 }
 

@@ -15,7 +15,7 @@ use podwright_e2e::bench::{self, Options};
 #[command(name = "bench")]
 struct Arguments {
     /// Sizes of the batches
-    #[arg(long, value_delimiter = ',', default_value = "1,10,110")]
+    #[arg(long, value_delimiter = ',', default_value = "10,110")]
     pods: Vec<usize>,
     /// How often a single pod is measured
     #[arg(long, default_value_t = 20)]
@@ -26,9 +26,9 @@ struct Arguments {
     /// Numbers of pods on a runtime that does nothing, to see how the agent grows
     #[arg(long, value_delimiter = ',')]
     growth: Vec<usize>,
-    /// Another kubelet to measure in the same run
-    #[arg(long, value_name = "PROGRAM")]
-    reference: Option<PathBuf>,
+    /// Another kubelet to measure in the same run: a program, or a command line in quotes
+    #[arg(long, value_name = "COMMAND")]
+    reference: Option<String>,
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -40,12 +40,13 @@ struct Arguments {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let reference = arguments.reference.unwrap_or_default();
     let options = Options {
         pods: arguments.pods,
         singles: arguments.singles,
         idle: Duration::from_secs(arguments.idle),
         growth: arguments.growth,
-        reference: arguments.reference,
+        reference: reference.split_whitespace().map(Into::into).collect(),
     };
     let report = bench::run(&options, |what| println!("measuring: {what}")).await?;
     println!("\n{report}");

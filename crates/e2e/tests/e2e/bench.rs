@@ -10,7 +10,7 @@ use crate::privilege::needs_root;
 async fn benchmark_measures_floors_and_the_agent() {
     needs_root!();
     let idle = Duration::from_secs(1);
-    let options = Options { pods: vec![1, 3], singles: 1, idle, growth: vec![50], reference: None };
+    let options = Options { pods: vec![1, 3], singles: 1, idle, growth: vec![50], reference: Vec::new() };
     let report = bench::run(&options, |_| {}).await.unwrap();
     println!("{report}");
     assert_eq!((report.floors.len(), report.kubelets.len()), (4, 1));
@@ -20,5 +20,5 @@ async fn benchmark_measures_floors_and_the_agent() {
     assert!(patches.iter().all(|asked| asked.contains_key("patch pods/status")), "{patches:?}");
     assert_eq!(report.growth.iter().map(|growth| growth.pods).collect::<Vec<_>>(), [50]);
     let names: Vec<_> = report.plots().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["starts.svg", "memory.svg"]);
+    assert_eq!(names, ["starts.svg", "ends.svg", "memory.svg", "growth.svg", "rest.svg"]);
 }
