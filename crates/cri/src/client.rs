@@ -30,6 +30,8 @@ pub use streams::Streams;
 
 /// Replies larger than this are refused, as upstream does: 16 MiB.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
+/// A hundred years. A grace has no upper limit; the wire has one, and runtimes count nanoseconds.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -448,6 +450,7 @@ impl Client {
 
     /// Asks the container to end, and makes it after `grace`.
     pub async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), Error> {
+        let grace = grace.min(LONGEST);
         let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout };
         let request = self.within(request, self.timeouts.call + grace);
@@ -605,7 +608,7 @@ impl Client {
 
     fn within<T>(&self, message: T, deadline: Duration) -> Request<T> {
         let mut request = Request::new(message);
-        request.set_timeout(deadline);
+        request.set_timeout(deadline.min(LONGEST));
         request
     }
 

@@ -135,6 +135,7 @@ async fn stopping_asks_then_waits_then_kills() {
         ("obeys at once", exits(0, 0), 30, 0, 0),
         ("needs a while", exits(5, 3), 30, 5, 3),
         ("needs too long", exits(60, 0), 30, 30, 137),
+        ("is given longer than the wire can say", exits(5, 3), i64::MAX.unsigned_abs(), 5, 3),
         ("ignores", OnTerm::Ignores, 30, 30, 137),
         ("is killed at once", exits(5, 0), 0, 0, 137),
     ] {
