@@ -354,6 +354,11 @@ impl Attempts {
         self.steps.values()
     }
 
+    /// Something was tried, failed, and has not succeeded since.
+    pub fn has_failures(&self) -> bool {
+        !self.steps.is_empty() || self.starts.values().any(|starts| starts.failure.is_some())
+    }
+
     /// Forgets sandboxes that were stopped and are gone.
     pub fn forget_sandboxes(&mut self, observed: &ObservedPod) {
         self.stopped.retain(|id, _| observed.sandboxes.iter().any(|sandbox| sandbox.id == *id));

@@ -33,6 +33,9 @@ pub enum Act {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     ordinary: bool,
+    /// Whoever failed before waits for those who may not: a network that is broken for a hundred
+    /// pods is not broken for the next one.
+    failed: bool,
     /// To the second, so that pods made together tie.
     created: Option<Timestamp>,
     act: Act,
@@ -43,9 +46,15 @@ impl Rank {
         let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
         Self {
             ordinary: !pod.is_static() && priority < SYSTEM_CRITICAL,
+            failed: false,
             created: pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0),
             act,
         }
+    }
+
+    /// The same for a pod of which something failed before.
+    pub fn after_failure(self, failed: bool) -> Self {
+        Self { failed, ..self }
     }
 }
 
@@ -87,6 +96,18 @@ pub struct Gate(Arc<Mutex<Queue>>);
 #[derive(Debug)]
 pub struct Place(Option<Gate>);
 
+impl Place {
+    /// Holds the place while `call` runs, but not for long.
+    pub async fn during<T>(self, call: impl Future<Output = T>) -> T {
+        tokio::pin!(call);
+        tokio::select! { biased;
+            result = &mut call => return result,
+            () = tokio::time::sleep(PATIENCE) => drop(self),
+        }
+        call.await
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(gate) = self.0.take() {
@@ -101,18 +122,8 @@ impl Gate {
         Self(Arc::new(Mutex::new(queue)))
     }
 
-    /// Runs `call` when it is this pod's turn.
-    pub async fn pass<T>(&self, rank: Rank, call: impl Future<Output = T>) -> T {
-        let place = self.enter(rank).await;
-        tokio::pin!(call);
-        tokio::select! { biased;
-            result = &mut call => return result,
-            () = tokio::time::sleep(PATIENCE) => drop(place),
-        }
-        call.await
-    }
-
-    async fn enter(&self, rank: Rank) -> Place {
+    /// Waits until it is this pod's turn. Whoever stops waiting leaves the queue.
+    pub async fn enter(&self, rank: Rank) -> Place {
         let admitted = {
             let mut queue = self.0.lock();
             if queue.free > 0 && queue.waiting.is_empty() {
@@ -149,7 +160,8 @@ mod tests {
     use super::*;
 
     fn rank(ordinary: bool, second: i64) -> Rank {
-        Rank { ordinary, created: Timestamp::from_second(second).ok(), act: Act::RunSandbox }
+        let created = Timestamp::from_second(second).ok();
+        Rank { ordinary, failed: false, created, act: Act::RunSandbox }
     }
 
     /// The order in which these pass a gate of one place, all of them waiting for it.
@@ -161,7 +173,7 @@ mod tests {
         for &(name, rank) in waiting {
             let (gate, order) = (gate.clone(), order.clone());
             tasks.push(tokio::spawn(async move {
-                gate.pass(rank, async { order.lock().push(name) }).await;
+                gate.enter(rank).await.during(async { order.lock().push(name) }).await;
             }));
         }
         tokio::task::yield_now().await;
@@ -177,6 +189,17 @@ mod tests {
         let waiting =
             [("young", rank(true, 9)), ("old", rank(true, 1)), ("static", rank(false, 10))];
         assert_eq!(order(&waiting).await, ["static", "old", "young"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_that_failed_before_wait_for_those_that_did_not() {
+        let waiting = [
+            ("old and failed", rank(true, 1).after_failure(true)),
+            ("young", rank(true, 9)),
+            ("static and failed", rank(false, 10).after_failure(true)),
+        ];
+        let wanted = ["static and failed", "young", "old and failed"];
+        assert_eq!(order(&waiting).await, wanted);
     }
 
     #[tokio::test(start_paused = true)]
@@ -198,12 +221,12 @@ mod tests {
         let began = tokio::time::Instant::now();
         for _ in 0..10 {
             let gate = gate.clone();
-            tokio::spawn(
-                async move { gate.pass(rank(true, 0), std::future::pending::<()>()).await },
-            );
+            tokio::spawn(async move {
+                gate.enter(rank(true, 0)).await.during(std::future::pending::<()>()).await;
+            });
         }
         tokio::task::yield_now().await;
-        gate.pass(rank(true, 1), async {}).await;
+        gate.enter(rank(true, 1)).await.during(async {}).await;
         assert!(began.elapsed() <= PATIENCE * 5, "ten hung calls through two places");
     }
 
@@ -217,6 +240,6 @@ mod tests {
             assert!(futures::poll!(&mut gone).is_pending());
         }
         drop(held);
-        gate.pass(rank(true, 2), async {}).await;
+        gate.enter(rank(true, 2)).await.during(async {}).await;
     }
 }

@@ -205,7 +205,7 @@ impl Node {
             logs: Logs::default(),
             users: Users::new(config.user_range),
             objects,
-            gate: Gate::new(config.parallel_starts),
+            starts: Gate::new(config.parallel_starts),
             settings: Settings {
                 node_name: config.node_name.clone(),
                 log_links_dir: config.log_links_dir,

@@ -77,7 +77,8 @@ pub struct Tools {
     pub allocations: Arc<Allocations>,
     pub users: Users,
     pub admission: Arc<Admission>,
-    pub gate: Gate,
+    /// Starts take turns here. Ends do not: the runtime makes more of them at a time, not fewer.
+    pub starts: Gate,
     pub metrics: Arc<Metrics>,
     pub facts: NodeFacts,
     pub node: watch::Receiver<NodeState>,

@@ -212,7 +212,8 @@ impl Volumes {
             .await
         };
         let uid = pod.uid.clone();
-        self.gate.pass(Rank::of(pod, Act::SetUpVolume), act).await.unwrap_or_else(|_| Outcome {
+        let place = self.gate.enter(Rank::of(pod, Act::SetUpVolume)).await;
+        place.during(act).await.unwrap_or_else(|_| Outcome {
             missing: vec!["its volumes".into()],
             errors: vec![VolumeError::CutOff { uid }],
             wake_at: None,

@@ -142,17 +142,12 @@ impl Execution<'_> {
             }
         };
         self.begin("creating the pod's sandbox");
-        let (runtime, gate, rank) = (
-            self.tools.runtime.clone(),
-            self.tools.gate.clone(),
-            Rank::of(self.pod, Act::RunSandbox),
-        );
+        let runtime = self.tools.runtime.clone();
         let (config, handler) = (ready.config.clone(), ready.handler.clone());
         let began = self.tools.clock.now().mono;
-        let made = self
-            .lane
-            .run(async move { gate.pass(rank, runtime.run_sandbox(config, &handler)).await })
-            .await;
+        let place = self.tools.starts.enter(self.rank(Act::RunSandbox)).await;
+        let run = async move { runtime.run_sandbox(config, &handler).await };
+        let made = self.lane.run(place.during(run)).await;
         let took = self.tools.clock.now().mono.since(began);
         self.tools.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
         if self.pod.object.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false)) {
@@ -300,6 +295,12 @@ impl Execution<'_> {
     /// Locked for one statement at a time: whoever asks why does not wait for a call.
     pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
         self.cell.attempts.lock()
+    }
+
+    /// When it is this pod's turn. Waited for before a call is on the lane: a pod that begins to end
+    /// meanwhile leaves the queue, and makes nothing that would have to be undone.
+    pub(super) fn rank(&self, act: Act) -> Rank {
+        Rank::of(self.pod, act).after_failure(self.attempts().has_failures())
     }
 
     pub(super) fn begin(&self, what: impl Into<String>) {

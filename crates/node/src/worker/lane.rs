@@ -12,13 +12,22 @@ use parking_lot::Mutex;
 use podwright_core::ids::ContainerId;
 use podwright_cri as cri;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lane {
     under_way: Arc<watch::Sender<usize>>,
     /// Containers that are being stopped, with the least time any stop gave them.
     stopping: Arc<Mutex<BTreeMap<ContainerId, Duration>>>,
+    /// Hooks that run before a container is stopped.
+    hooks: Arc<Mutex<BTreeMap<ContainerId, Hook>>>,
+}
+
+/// A hook, begun once, however often its container is to be stopped.
+#[derive(Clone, Debug)]
+struct Hook {
+    ended: watch::Receiver<Option<Result<(), String>>>,
+    task: AbortHandle,
 }
 
 impl Lane {
@@ -30,6 +39,27 @@ impl Lane {
         grace: Duration,
     ) -> Result<(), cri::Error> {
         finished(self.begin_stop(runtime, id, grace)).await
+    }
+
+    /// Runs a container's last hook, or waits for it if it was begun before: a pod that is given less
+    /// time meanwhile does not do it twice. `None`: it took too long, and is cut short.
+    pub(super) async fn hook(
+        &self,
+        id: &ContainerId,
+        limit: Duration,
+        run: impl Future<Output = Result<(), String>> + Send + 'static,
+    ) -> Option<Result<(), String>> {
+        let Hook { mut ended, task } =
+            self.hooks.lock().entry(id.clone()).or_insert_with(|| begun(run)).clone();
+        match tokio::time::timeout(limit, ended.wait_for(Option::is_some)).await {
+            Ok(Ok(end)) => end.clone(),
+            // Only a task that panicked ends without a word.
+            Ok(Err(_)) => Some(Err("the hook was cut off".into())),
+            Err(_) => {
+                task.abort();
+                None
+            }
+        }
     }
 
     /// Whatever is being stopped gets no more than this from now on.
@@ -50,9 +80,13 @@ impl Lane {
     ) -> JoinHandle<Result<(), cri::Error>> {
         self.stopping.lock().insert(id.clone(), grace);
         let (runtime, stopping) = (runtime.clone(), self.stopping.clone());
+        let hooks = self.hooks.clone();
         self.begin(async move {
             let stopped = runtime.stop_container(&id, grace).await;
             stopping.lock().remove(&id);
+            if stopped.is_ok() {
+                hooks.lock().remove(&id);
+            }
             stopped
         })
     }
@@ -85,6 +119,12 @@ impl Lane {
     }
 }
 
+fn begun(run: impl Future<Output = Result<(), String>> + Send + 'static) -> Hook {
+    let (tell, ended) = watch::channel(None);
+    let task = tokio::spawn(async move { drop(tell.send_replace(Some(run.await))) });
+    Hook { ended, task: task.abort_handle() }
+}
+
 async fn finished<T>(task: JoinHandle<T>) -> T {
     match task.await {
         Ok(result) => result,
@@ -109,6 +149,29 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hook_is_run_once_however_often_its_container_is_to_be_stopped() {
+        let lane = Lane::default();
+        let runs = Arc::new(Mutex::new(0));
+        let run = || {
+            let runs = runs.clone();
+            async move {
+                *runs.lock() += 1;
+                tokio::time::sleep(Duration::from_secs(20)).await;
+                Ok(())
+            }
+        };
+        let (id, s) = (ContainerId::new("c"), Duration::from_secs);
+        let began = tokio::time::Instant::now();
+        // Less time: the first wait is given up after five seconds.
+        let first = tokio::time::timeout(s(5), lane.hook(&id, s(60), run())).await;
+        assert!(first.is_err());
+        assert_eq!(lane.hook(&id, s(30), run()).await, Some(Ok(())));
+        assert_eq!((began.elapsed(), *runs.lock()), (s(20), 1));
+        let slow = ContainerId::new("slow");
+        assert_eq!(lane.hook(&slow, s(3), run()).await, None, "cut short");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_nobody_waits_for_ends_before_the_lane_is_idle() {

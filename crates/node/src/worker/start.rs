@@ -24,7 +24,7 @@ use super::stop;
 use crate::causes::chain;
 use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
-use crate::gate::{Act, Rank};
+use crate::gate::Act;
 use crate::hooks;
 use crate::images::{Absent, Present};
 use crate::logs::link_name;
@@ -421,18 +421,11 @@ impl Execution<'_> {
         sandbox_config: PodSandboxConfig,
     ) -> Result<ContainerId, NotStarted> {
         self.begin(format!("creating {}", container.name));
-        let (runtime, gate, rank, sandbox) = (
-            self.tools.runtime.clone(),
-            self.tools.gate.clone(),
-            Rank::of(self.pod, Act::CreateContainer),
-            sandbox.clone(),
-        );
-        let created = self
-            .lane
-            .run(async move {
-                gate.pass(rank, runtime.create_container(&sandbox, config, sandbox_config)).await
-            })
-            .await;
+        let (runtime, sandbox) = (self.tools.runtime.clone(), sandbox.clone());
+        let place = self.tools.starts.enter(self.rank(Act::CreateContainer)).await;
+        let create =
+            async move { runtime.create_container(&sandbox, config, sandbox_config).await };
+        let created = self.lane.run(place.during(create)).await;
         match created {
             Ok(id) => {
                 let text = "Container created".into();
@@ -458,16 +451,10 @@ impl Execution<'_> {
         id: &ContainerId,
     ) -> Result<(), NotStarted> {
         self.begin(format!("starting {}", container.name));
-        let (runtime, gate, rank) = (
-            self.tools.runtime.clone(),
-            self.tools.gate.clone(),
-            Rank::of(self.pod, Act::StartContainer),
-        );
-        let started = id.clone();
-        let started = self
-            .lane
-            .run(async move { gate.pass(rank, runtime.start_container(&started)).await })
-            .await;
+        let (runtime, made) = (self.tools.runtime.clone(), id.clone());
+        let place = self.tools.starts.enter(self.rank(Act::StartContainer)).await;
+        let start = async move { runtime.start_container(&made).await };
+        let started = self.lane.run(place.during(start)).await;
         if let Err(error) = started {
             let reason = StartError::RunContainerError;
             return Err(NotStarted::new(reason, error.message));

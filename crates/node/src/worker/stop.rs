@@ -57,9 +57,9 @@ impl Execution<'_> {
         }
         let began = tokio::time::Instant::now();
         if stop.pre_stop
-            && let Some(handler) = container.and_then(|c| c.pre_stop().map(|h| (c, h)))
+            && let Some(container) = container.filter(|container| container.pre_stop().is_some())
         {
-            self.pre_stop(stop, handler).await;
+            self.pre_stop(stop, container).await;
         }
         if stop.turn > 0 {
             let left = stop.grace.saturating_sub(began.elapsed());
@@ -74,25 +74,19 @@ impl Execution<'_> {
     }
 
     /// A hook that fails or takes too long does not keep the container alive.
-    async fn pre_stop(
-        &self,
-        stop: &Stop,
-        (container, handler): (
-            &podwright_core::pod::Container,
-            &k8s_openapi::api::core::v1::LifecycleHandler,
-        ),
-    ) {
-        let place = hooks::Place {
-            pod: self.pod,
-            container,
-            instance: &stop.instance,
-            pod_ip: pod_ip(self.pod, self.view),
+    async fn pre_stop(&self, stop: &Stop, container: &podwright_core::pod::Container) {
+        let (tools, pod, name) = (self.tools.clone(), self.pod.clone(), container.name.clone());
+        let (instance, pod_ip) = (stop.instance.clone(), pod_ip(self.pod, self.view));
+        let hook = async move {
+            let Some(container) = pod.container(&name) else { return Ok(()) };
+            let Some(handler) = container.pre_stop() else { return Ok(()) };
+            let place = hooks::Place { pod: &pod, container, instance: &instance, pod_ip };
+            hooks::run(&tools, &place, handler).await.map_err(|error| error.to_string())
         };
-        let hook = hooks::run(self.tools, &place, handler);
-        let failure = match tokio::time::timeout(stop.grace, hook).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("preStop hook of {} took longer than its grace", container.name),
+        let failure = match self.lane.hook(&stop.instance, stop.grace, hook).await {
+            Some(Ok(())) => return,
+            Some(Err(error)) => error,
+            None => format!("preStop hook of {} took longer than its grace", container.name),
         };
         self.note(&failure);
         let text = "PreStopHook failed".into();
