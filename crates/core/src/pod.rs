@@ -24,6 +24,7 @@ pub use container::{
 };
 
 use crate::ids::{PodName, PodUid};
+use crate::qos::{Overhead, PodResources, ResourceList};
 
 /// Where a pod was read from. Written into the annotation `kubernetes.io/config.source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -109,6 +110,8 @@ pub struct Pod {
     /// Init containers in spec order, then regular ones in spec order, then ephemeral ones.
     pub containers: Vec<Container>,
     pub host_network: bool,
+    /// What it requests of the node, overhead included; nothing if that cannot be read.
+    pub requests: ResourceList,
     /// `spec.terminationGracePeriodSeconds`.
     pub grace: Duration,
     pub active_deadline: Option<Duration>,
@@ -137,7 +140,7 @@ impl Pod {
         Self::from_object(Arc::new(object), source)
     }
 
-    fn from_object(object: Arc<v1::Pod>, source: Source) -> Result<Self, BadPod> {
+    pub(crate) fn from_object(object: Arc<v1::Pod>, source: Source) -> Result<Self, BadPod> {
         let meta = &object.metadata;
         let uid = meta.uid.as_deref().unwrap_or_default();
         let name = meta.name.as_deref().unwrap_or_default();
@@ -168,6 +171,9 @@ impl Pod {
             restart_policy,
             containers,
             host_network: spec.host_network.unwrap_or(false),
+            requests: PodResources::parse(spec)
+                .map(|resources| resources.requests(Overhead::Included))
+                .unwrap_or_default(),
             grace: spec.termination_grace_period_seconds.map_or(DEFAULT_GRACE, seconds),
             active_deadline: spec.active_deadline_seconds.filter(|s| *s > 0).map(seconds),
             deletion,

@@ -131,7 +131,13 @@ impl Allocations {
 
     /// Grants what the pod wishes for, if it fits beside what the `others` were granted. Whoever
     /// applies the grant writes it down first ([`Self::write`]).
-    pub fn wish(&self, pod: &Pod, others: &[Arc<Pod>], room: Room<'_>, now: Timestamp) -> Answer {
+    pub fn wish(
+        &self,
+        pod: &Pod,
+        others: impl FnOnce() -> Vec<Arc<Pod>>,
+        room: Room<'_>,
+        now: Timestamp,
+    ) -> Answer {
         let mut kept = self.kept.lock();
         let Some(record) = kept.records.get_mut(&pod.uid) else { return Answer::Nothing };
         let wishes = record.grant.differs(pod);
@@ -142,6 +148,7 @@ impl Allocations {
         let resizing = Arc::make_mut(&mut after.resizing);
         let answer = if wishes {
             let Ok(granted) = record.grant.apply(pod) else { return Answer::Nothing };
+            let others = others();
             let judged = fit::judge(pod, &granted, others.iter().map(|other| &**other), room);
             match judged {
                 Ok(()) => {
@@ -317,7 +324,7 @@ mod tests {
 
     fn wish(allocations: &Allocations, pod: &Pod) -> Answer {
         let allocatable = ResourceList::from([("cpu".to_owned(), "1".parse().unwrap())]);
-        allocations.wish(pod, &[], Room { allocatable: &allocatable, swap: false }, NOW)
+        allocations.wish(pod, Vec::new, Room { allocatable: &allocatable, swap: false }, NOW)
     }
 
     #[test]

@@ -212,9 +212,11 @@ impl Cgroups {
     /// Burstable pods share what their requests add up to.
     pub async fn refresh_classes(&self, when: Refresh) -> Result<(), CgroupError> {
         let mut written = self.burstable.lock().await;
-        let pods: Vec<Arc<Known>> = self.pods.lock().values().cloned().collect();
-        let burstable = pods.iter().filter(|known| known.class == QosClass::Burstable);
-        let config = CgroupConfig::for_burstable(burstable.map(|known| &known.resources));
+        let config = {
+            let pods = self.pods.lock();
+            let burstable = pods.values().filter(|known| known.class == QosClass::Burstable);
+            CgroupConfig::for_burstable(burstable.map(|known| &known.resources))
+        };
         match when {
             Refresh::IfChanged if *written == Some(config.clone()) => return Ok(()),
             Refresh::IfChanged | Refresh::Anyway => *written = None,

@@ -13,7 +13,7 @@ use podwright_core::pod::mirror::{self, Act};
 use podwright_core::pod::registry::Mirror;
 use tokio_util::sync::CancellationToken;
 
-use crate::pods::Directory;
+use crate::pods::{BURST, Directory};
 
 /// Before trying again what the API server did not take, or waiting for the node object.
 const RETRY: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ impl Mirrors {
                 let settled = self.reconcile().await;
                 tokio::select! {
                     // Cancel-safe: a change stays until it is marked as seen.
-                    _ = changed.changed() => {}
+                    _ = changed.changed() => tokio::time::sleep(BURST).await,
                     () = tokio::time::sleep(RETRY), if !settled => {}
                 }
             }

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use admitting::Parked;
-pub use directory::Directory;
+pub use directory::{BURST, Directory};
 pub use ending::{EndError, end};
 use housekeeping::{Finding, Looks};
 

@@ -7,7 +7,7 @@
 
 mod sync;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,12 +47,33 @@ struct Tracked {
     /// Not before this time: it may yet be overtaken, or the server refused it lately.
     not_before: Mono,
     failures: u32,
-    /// Nothing was owed when it was last looked at, and nothing came since.
-    settled: bool,
+    /// The object's version and ours when they were last compared. Until one of them changes,
+    /// nothing new would come of doing it again.
+    compared: Option<(u64, u64)>,
+}
+
+/// The reports of all pods.
+#[derive(Default)]
+struct Reports {
+    pods: BTreeMap<PodUid, Tracked>,
+    /// Those that may owe the API server something: of all others nothing was owed when they were
+    /// last looked at, and nothing came since.
+    open: BTreeSet<PodUid>,
+}
+
+impl Reports {
+    fn forget(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+        self.open.remove(uid);
+    }
+
+    fn open_all(&mut self) {
+        self.open = self.pods.keys().cloned().collect();
+    }
 }
 
 pub struct StatusManager {
-    tracked: Mutex<BTreeMap<PodUid, Tracked>>,
+    reports: Mutex<Reports>,
     /// Fields this server does not keep, learned from its answers.
     dropped: Mutex<Dropped>,
     changed: Notify,
@@ -72,7 +93,7 @@ impl StatusManager {
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            tracked: Mutex::default(),
+            reports: Mutex::default(),
             dropped: Mutex::default(),
             changed: Notify::new(),
             directory,
@@ -85,7 +106,7 @@ impl StatusManager {
 
     /// The last report of a pod.
     pub fn get(&self, uid: &PodUid) -> Option<Arc<v1::PodStatus>> {
-        self.tracked.lock().get(uid).map(|tracked| tracked.entry.status.clone())
+        self.reports.lock().pods.get(uid).map(|tracked| tracked.entry.status.clone())
     }
 
     /// The last report of a pod; before our first one, that of the agent before us.
@@ -145,21 +166,25 @@ impl StatusManager {
 
     /// A mirror came or went: what was sent to another one says nothing about it.
     pub fn mirror_changed(&self) {
-        self.unsettle();
+        self.reports.lock().open_all();
         self.changed.notify_one();
     }
 
     /// The pod is to be deleted; if all of it is over, that waits for nothing but us.
     pub fn look_again(&self, uid: &PodUid) {
-        if let Some(tracked) = self.tracked.lock().get_mut(uid) {
-            tracked.settled = false;
+        let mut reports = self.reports.lock();
+        if reports.pods.contains_key(uid) {
+            reports.open.insert(uid.clone());
         }
+        drop(reports);
         self.changed.notify_one();
     }
 
     /// Forgets pods that nobody wants any more.
     pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
-        self.tracked.lock().retain(|uid, _| keep(uid));
+        let mut reports = self.reports.lock();
+        reports.pods.retain(|uid, _| keep(uid));
+        reports.open.retain(|uid| keep(uid));
     }
 
     /// A container id as statuses show it.
@@ -186,8 +211,8 @@ impl StatusManager {
     ) {
         let mirror = self.directory.mirror_of(pod);
         let now = self.clock.now();
-        let mut all = self.tracked.lock();
-        let known = all.get(&pod.uid).map(|tracked| &tracked.entry);
+        let mut reports = self.reports.lock();
+        let known = reports.pods.get(&pod.uid).map(|tracked| &tracked.entry);
         let Some(new) = make(known.map(|entry| &*entry.status)) else { return };
         let update = Update {
             pod,
@@ -208,18 +233,17 @@ impl StatusManager {
                 }
                 let before = known.map(|entry| &*entry.status);
                 let urgent = manager::is_urgent(before, &entry.status, occasion);
-                let tracked = all.entry(pod.uid.clone()).or_insert_with(|| Tracked {
+                let tracked = reports.pods.entry(pod.uid.clone()).or_insert_with(|| Tracked {
                     entry: entry.clone(),
                     sent: None,
                     answer: None,
                     not_before: now.mono + FIRST,
                     failures: 0,
-                    settled: false,
+                    compared: None,
                 });
                 let waits_already =
                     tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
                 tracked.entry = entry;
-                tracked.settled = false;
                 // A server that refused us lately is left alone, however urgent it is.
                 if tracked.failures == 0 {
                     if urgent {
@@ -228,9 +252,10 @@ impl StatusManager {
                         tracked.not_before = now.mono + patience;
                     }
                 }
+                reports.open.insert(pod.uid.clone());
             }
         }
-        drop(all);
+        drop(reports);
         self.changed.notify_one();
     }
 }

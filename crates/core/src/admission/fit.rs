@@ -69,17 +69,14 @@ pub(super) fn shortages(
 fn used_by(others: &[&Arc<Pod>]) -> ResourceList {
     let mut sum = ResourceList::new();
     for pod in others {
-        for (name, quantity) in requests(pod) {
-            *sum.entry(name).or_insert(Quantity::ZERO) += quantity;
+        for (name, quantity) in &pod.requests {
+            match sum.get_mut(name) {
+                Some(sum) => *sum += *quantity,
+                None => drop(sum.insert(name.clone(), *quantity)),
+            }
         }
     }
     sum
-}
-
-/// What a pod that is here requests. One whose quantities cannot be read never got here.
-pub(super) fn requests(pod: &Pod) -> ResourceList {
-    let parsed = pod.object.spec.as_ref().and_then(|spec| PodResources::parse(spec).ok());
-    parsed.map(|resources| resources.requests(Overhead::Included)).unwrap_or_default()
 }
 
 pub(super) fn number(resource: &str, quantity: Quantity) -> i64 {

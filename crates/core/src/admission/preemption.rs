@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use super::fit::{Shortage, number, requests};
+use super::fit::{Shortage, number};
 use super::{is_critical, priority};
 use crate::ids::PodUid;
 use crate::node_status::resources::PODS;
 use crate::pod::Pod;
-use crate::qos::{QosClass, ResourceList, amount};
+use crate::qos::{QosClass, amount};
 
 /// What a victim reports of itself.
 pub const REASON: &str = "Preempting";
@@ -23,7 +23,6 @@ type Missing = Vec<(String, i64)>;
 struct Candidate<'a> {
     pod: &'a Pod,
     class: QosClass,
-    requests: ResourceList,
 }
 
 /// The pods to end so that `pod` has room.
@@ -40,7 +39,6 @@ pub(super) fn victims(
         .map(|other| Candidate {
             pod: other,
             class: QosClass::of(&other.object).unwrap_or(QosClass::BestEffort),
-            requests: requests(other),
         })
         .collect();
     let of = |class: QosClass| -> Vec<&Candidate<'_>> {
@@ -103,7 +101,7 @@ fn nearest<'a, 'p>(
 
 impl Candidate<'_> {
     fn frees(&self, resource: &str) -> i64 {
-        if resource == PODS { 1 } else { number(resource, amount(&self.requests, resource)) }
+        if resource == PODS { 1 } else { number(resource, amount(&self.pod.requests, resource)) }
     }
 
     /// The share of what is missing that would still be, squared and added up.

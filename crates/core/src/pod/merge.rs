@@ -107,10 +107,17 @@ impl Merge {
         let annotations = object.metadata.annotations.get_or_insert_default();
         annotations.insert(ANNOTATION_SOURCE.into(), source.as_str().into());
         annotations.insert(ANNOTATION_SEEN.into(), seen.unwrap_or_else(|| rfc3339_nano(now)));
-        let name = name_of(&object);
-        let pod = match Pod::parse(object, source) {
+        object.metadata.managed_fields = None;
+        let object = Arc::new(object);
+        let pod = match Pod::from_object(object.clone(), source) {
             Ok(pod) => Arc::new(pod),
-            Err(bad) => return changes.refused.push(refused(name, &bad)),
+            Err(bad) => {
+                changes.refused.push(refused(name_of(&object), &bad));
+                // What runs goes on as we understood it; that it is to end is understood all the same.
+                let kept = known.and_then(|old| with_spec_of(&object, old, source));
+                let Some(kept) = kept else { return };
+                Arc::new(kept)
+            }
         };
         match known {
             None => changes.added.push(pod.clone()),
@@ -130,6 +137,16 @@ impl Merge {
         }
         pods.insert(pod.uid.clone(), pod);
     }
+}
+
+/// The object with the spec that was last understood.
+fn with_spec_of(object: &v1::Pod, old: &Pod, source: Source) -> Option<Pod> {
+    let known = v1::Pod {
+        metadata: object.metadata.clone(),
+        spec: old.object.spec.clone(),
+        status: object.status.clone(),
+    };
+    Pod::from_object(Arc::new(known), source).ok()
 }
 
 fn refused(name: PodName, bad: &BadPod) -> Refused {
@@ -182,6 +199,21 @@ mod tests {
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn an_update_that_cannot_be_read_still_ends_the_pod() {
+        let mut merge = Merge::default();
+        let now = Timestamp::UNIX_EPOCH;
+        merge.fold(Source::Api, News::All(vec![object("u", "web")]), now);
+        let mut newer = object("u", "web");
+        newer.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
+        let changes = merge.fold(Source::Api, News::Changed(Box::new(newer.clone())), now);
+        assert_eq!((changes.refused.len(), changes.updated.len()), (1, 0), "it runs on as it is");
+        newer.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+        let changes = merge.fold(Source::Api, News::Changed(Box::new(newer)), now);
+        assert_eq!(names(&changes.deleting), ["web"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::{Amounts, NotGranted, Resource, restarts_for};
 use crate::pod::Pod;
-use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
+use crate::qos::{CPU, MEMORY, ResourceList, amount};
 
 /// The node, as far as it matters here.
 #[derive(Clone, Copy, Debug)]
@@ -27,22 +27,16 @@ pub fn judge<'a>(
         let text = "In-place resize of containers with swap is not supported.";
         return Err((NotGranted::Infeasible, text.into()));
     }
-    let requests = |pod: &Pod| {
-        let spec = pod.object.spec.as_ref();
-        let resources = spec.and_then(|spec| PodResources::parse(spec).ok());
-        resources.map(|resources| resources.requests(Overhead::Included)).unwrap_or_default()
-    };
-    let (wanted, had) = (requests(wish), requests(granted));
-    let used: Vec<ResourceList> =
-        others.filter(|other| other.uid != wish.uid).map(requests).collect();
+    let others: Vec<&ResourceList> =
+        others.filter(|other| other.uid != wish.uid).map(|other| &other.requests).collect();
     for resource in [Resource::Cpu, Resource::Memory] {
         let count = |list: &ResourceList| match resource {
             Resource::Cpu => amount(list, CPU).milli_value(),
             Resource::Memory => amount(list, MEMORY).value(),
         };
-        let (requested, capacity) = (count(&wanted), count(room.allocatable));
-        let used = used.iter().fold(0i64, |sum, list| sum.saturating_add(count(list)));
-        if requested > count(&had) && requested.saturating_add(used) > capacity {
+        let (requested, capacity) = (count(&wish.requests), count(room.allocatable));
+        let used = others.iter().fold(0i64, |sum, list| sum.saturating_add(count(list)));
+        if requested > count(&granted.requests) && requested.saturating_add(used) > capacity {
             let name = resource.as_str();
             let text = format!(
                 "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, \

@@ -53,12 +53,11 @@ impl Pods {
         if !self.tools.admission.can_decide(&pod) {
             return self.parked.push(Parked { pod, until: Until::NodeKnown });
         }
-        let granted = |pod: &Arc<Pod>| self.tools.allocations.granted(pod);
-        let mut active: Vec<Arc<Pod>> = self.directory.active_pods().iter().map(granted).collect();
+        let mut active = self.directory.active_pods();
         // Room that is being made is not for the next one who comes.
         let waiting = self.parked.iter().filter(|parked| matches!(parked.until, Until::Ended(_)));
         active.extend(waiting.map(|parked| parked.pod.clone()));
-        match self.tools.admission.decide(&granted(&pod), &active) {
+        match self.tools.admission.decide(&self.tools.allocations.granted(&pod), &active) {
             Verdict::Admitted => self.take(pod),
             Verdict::Rejected(rejection) if patient && rejection.is_about_labels() => {
                 let since = self.tools.clock.now().mono;
@@ -109,6 +108,9 @@ impl Pods {
 
     /// Asks again for whoever waited long enough.
     pub(super) fn judge_parked(&mut self) {
+        if self.parked.is_empty() {
+            return;
+        }
         let now = self.tools.clock.now().mono;
         let active: Vec<PodUid> =
             self.directory.active_pods().iter().map(|pod| pod.uid.clone()).collect();

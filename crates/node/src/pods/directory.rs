@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use podwright_core::ids::{PodName, PodUid};
@@ -16,6 +17,9 @@ use tokio::sync::watch;
 
 use crate::cell::PodCell;
 use crate::pleg::Listener;
+
+/// Changes come in bursts: whoever looks at all pods after one waits this long for the others.
+pub const BURST: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 pub struct Directory {
@@ -136,8 +140,9 @@ impl Directory {
     }
 
     pub(crate) fn set_sources_ready(&self, ready: bool) {
-        self.sources_ready.store(ready, Relaxed);
-        self.changed.send_modify(|count| *count += 1);
+        if self.sources_ready.swap(ready, Relaxed) != ready {
+            self.changed.send_modify(|count| *count += 1);
+        }
     }
 
     pub(crate) fn set_all_known(&self) {

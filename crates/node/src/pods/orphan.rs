@@ -36,10 +36,13 @@ pub(super) async fn end(tools: &Tools, uid: &PodUid, name: &PodName) {
 
 async fn stop(tools: &Tools, kill: &plan::KillPod, attempts: &mut Attempts) {
     let mut failed = None;
-    for stop in &kill.stops {
+    let all = kill.stops.iter().map(|stop| async {
         let grace = kill::remaining(stop.grace, std::time::Duration::ZERO);
-        match tools.runtime.stop_container(&stop.instance, grace).await {
-            Ok(()) => attempts.note_stopped(stop.instance.clone(), tools.clock.now().mono),
+        (&stop.instance, tools.runtime.stop_container(&stop.instance, grace).await)
+    });
+    for (instance, stopped) in futures::future::join_all(all).await {
+        match stopped {
+            Ok(()) => attempts.note_stopped(instance.clone(), tools.clock.now().mono),
             Err(error) => failed = Some(error),
         }
     }

@@ -53,7 +53,7 @@ impl Pods {
         let burstable = QosClass::of(&pod.object) == Ok(QosClass::Burstable);
         let room = Room { allocatable: &tools.facts.allocatable, swap: swaps && burstable };
         let now = tools.clock.now().wall;
-        match tools.allocations.wish(pod, &self.directory.active_pods(), room, now) {
+        match tools.allocations.wish(pod, || self.directory.active_pods(), room, now) {
             Answer::Nothing => {}
             Answer::Granted => {
                 let text = format!("Pod resize started: {}", summary(pod, pod.generation(), None));

@@ -17,7 +17,7 @@ use podwright_core::status::{manager, patch};
 use podwright_core::time::Mono;
 use tokio_util::sync::CancellationToken;
 
-use super::{StatusManager, Tracked};
+use super::{Reports, StatusManager, Tracked};
 
 /// How often everything is compared with what the API shows.
 const RECONCILE: Duration = Duration::from_secs(10);
@@ -31,6 +31,14 @@ struct Due {
     uid: PodUid,
     api_uid: ApiUid,
     ready_changes: bool,
+}
+
+/// What the API server is owed of a pod.
+enum Debt {
+    Nothing,
+    /// Perhaps something, soon: it has to be looked at again.
+    Unknown,
+    Report(Due),
 }
 
 /// What became of one report.
@@ -80,38 +88,55 @@ impl StatusManager {
 
     /// Which reports to send now, those that change Ready first; and when to look again.
     fn due(&self, busy: &[PodUid], room: usize) -> (Vec<Due>, Option<Mono>) {
-        let now = self.clock.now().mono;
         let (mut due, mut next) = (Vec::new(), None::<Mono>);
-        let mut all = self.tracked.lock();
-        let open = |uid: &PodUid, tracked: &Tracked| !tracked.settled && !busy.contains(uid);
-        for (uid, tracked) in all.iter_mut().filter(|(uid, tracked)| open(uid, tracked)) {
-            // A static pod without a mirror has nowhere to report to.
-            let Some(api_uid) = self.directory.api_uid(uid) else { continue };
-            let sent = tracked.sent.as_ref().filter(|(to, _)| **to == *api_uid.as_str());
-            let Some(api) = self.newest(uid, tracked.answer.as_ref()) else { continue };
-            if tracked.answer.as_ref().is_some_and(|answer| !Arc::ptr_eq(answer, &api)) {
-                // The watch has caught up; one copy is enough.
-                tracked.answer = None;
-            }
-            let remains = self.remains(uid, &api, &tracked.entry);
-            if !manager::needs_update(&tracked.entry, sent.map(|(_, v)| *v), Some(&api), remains) {
-                // What is being deleted waits for what is left of it, and nobody tells when that is gone.
-                tracked.settled =
-                    tracked.answer.is_none() && api.metadata.deletion_timestamp.is_none();
-                continue;
-            }
-            if now < tracked.not_before {
-                next = Some(next.map_or(tracked.not_before, |n| n.min(tracked.not_before)));
-                continue;
-            }
-            let nothing = v1::PodStatus::default();
-            let shown = api.status.as_ref().unwrap_or(&nothing);
-            let ready_changes = manager::changes_ready(shown, &tracked.entry.status);
-            due.push(Due { uid: uid.clone(), api_uid, ready_changes });
+        if room == 0 {
+            // Whoever makes room is a reason to look again.
+            return (due, next);
         }
+        let now = self.clock.now().mono;
+        let mut reports = self.reports.lock();
+        let Reports { pods, open } = &mut *reports;
+        open.retain(|uid| {
+            if busy.contains(uid) {
+                return true;
+            }
+            let Some(tracked) = pods.get_mut(uid) else { return false };
+            match self.debt(uid, tracked) {
+                Debt::Nothing => return false,
+                Debt::Unknown => {}
+                Debt::Report(_) if now < tracked.not_before => {
+                    next = Some(next.map_or(tracked.not_before, |n| n.min(tracked.not_before)));
+                }
+                Debt::Report(report) => due.push(report),
+            }
+            true
+        });
         due.sort_by_key(|due| !due.ready_changes);
         due.truncate(room);
         (due, next)
+    }
+
+    /// What the API server is owed of one pod.
+    fn debt(&self, uid: &PodUid, tracked: &mut Tracked) -> Debt {
+        // A static pod without a mirror has nowhere to report to.
+        let Some(api_uid) = self.directory.api_uid(uid) else { return Debt::Unknown };
+        let Some(api) = self.newest(uid, tracked.answer.as_ref()) else { return Debt::Unknown };
+        if tracked.answer.as_ref().is_some_and(|answer| !Arc::ptr_eq(answer, &api)) {
+            // The watch has caught up; one copy is enough.
+            tracked.answer = None;
+        }
+        let sent = tracked.sent.as_ref().filter(|(to, _)| **to == *api_uid.as_str());
+        let sent = sent.map(|(_, version)| *version);
+        let remains = self.remains(uid, &api, &tracked.entry);
+        if manager::needs_update(&tracked.entry, sent, Some(&api), remains) {
+            let nothing = v1::PodStatus::default();
+            let shown = api.status.as_ref().unwrap_or(&nothing);
+            let ready_changes = manager::changes_ready(shown, &tracked.entry.status);
+            return Debt::Report(Due { uid: uid.clone(), api_uid, ready_changes });
+        }
+        // Nobody tells when what is left of a pod is gone.
+        let waits = manager::can_be_deleted(&api, &tracked.entry, Remains::default());
+        if waits || tracked.answer.is_some() { Debt::Unknown } else { Debt::Nothing }
     }
 
     /// What of the pod is still here; looked up only if nothing else keeps its object.
@@ -123,24 +148,24 @@ impl StatusManager {
         }
     }
 
-    /// Looks at every pod again, whether or not it is known to owe anything.
-    pub(super) fn unsettle(&self) {
-        self.tracked.lock().values_mut().for_each(|tracked| tracked.settled = false);
-    }
-
-    /// Forgets what was sent of pods whose status somebody else edited.
+    /// Looks at every pod again, whether or not it is known to owe anything, and forgets what was
+    /// sent of those whose status somebody else edited.
     fn reconcile(&self) {
-        self.unsettle();
-        let mut all = self.tracked.lock();
+        let mut reports = self.reports.lock();
+        reports.open_all();
         let dropped = self.dropped.lock();
-        for (uid, tracked) in all.iter_mut() {
+        for (uid, tracked) in &mut reports.pods {
             let (Some(pod), Some(api)) =
                 (self.directory.pod(uid), self.newest(uid, tracked.answer.as_ref()))
             else {
                 continue;
             };
-            if tracked.sent.is_some()
-                && let Some(shown) = &api.status
+            let versions = version(&api).map(|theirs| (theirs, tracked.entry.version));
+            if tracked.sent.is_none() || (versions.is_some() && tracked.compared == versions) {
+                continue;
+            }
+            tracked.compared = versions;
+            if let Some(shown) = &api.status
                 && manager::needs_reconcile(&pod, shown, &tracked.entry, &dropped)
             {
                 let differs = patch::patch(shown, &tracked.entry.status, "").unwrap_or_default();
@@ -165,7 +190,7 @@ impl StatusManager {
     }
 
     async fn sync_pod(&self, client: &kube::Client, due: &Due) -> Outcome {
-        let (entry, answer) = match self.tracked.lock().get(&due.uid) {
+        let (entry, answer) = match self.reports.lock().pods.get(&due.uid) {
             Some(tracked) => (tracked.entry.clone(), tracked.answer.clone()),
             None => return Outcome::Gone,
         };
@@ -242,10 +267,10 @@ impl StatusManager {
 
     fn settle(&self, due: &Due, outcome: Outcome) {
         let now = self.clock.now().mono;
-        let mut all = self.tracked.lock();
+        let mut reports = self.reports.lock();
         match outcome {
             Outcome::Sent { version, answer } => {
-                if let Some(tracked) = all.get_mut(&due.uid) {
+                if let Some(tracked) = reports.pods.get_mut(&due.uid) {
                     if let Some(changed) = tracked.entry.note_sent(version) {
                         self.metrics.status.sync.observe(now.since(changed));
                     }
@@ -255,9 +280,9 @@ impl StatusManager {
                     tracked.not_before = now;
                 }
             }
-            Outcome::Gone | Outcome::Deleted => drop(all.remove(&due.uid)),
+            Outcome::Gone | Outcome::Deleted => reports.forget(&due.uid),
             Outcome::Failed(error) => {
-                if let Some(tracked) = all.get_mut(&due.uid) {
+                if let Some(tracked) = reports.pods.get_mut(&due.uid) {
                     let wait =
                         (RETRY_FIRST * 2u32.saturating_pow(tracked.failures)).min(RETRY_MOST);
                     tracked.failures = tracked.failures.saturating_add(1).min(8);

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Volumes;
 use crate::events::{Recorder, Severity};
-use crate::pods::Directory;
+use crate::pods::{BURST, Directory};
 
 impl Volumes {
     pub async fn keep(
@@ -53,7 +53,11 @@ impl Keeper {
                 // Cancel-safe: what it did not return stays.
                 pods = self.volumes.sources.objects.changed() => self.tell(&pods),
                 // Cancel-safe: `changed` keeps what it did not report.
-                Ok(()) = pods_changed.changed() => self.look_at_pods(),
+                Ok(()) = pods_changed.changed() => {
+                    tokio::time::sleep(BURST).await;
+                    pods_changed.mark_unchanged();
+                    self.look_at_pods();
+                }
                 () = sleep(self.next(&busy)) => {}
             }
         }
