@@ -58,8 +58,8 @@ pub struct Pleg {
     /// What the last relist showed.
     last: Mutex<Known>,
     cache: Mutex<HashMap<PodUid, watch::Sender<Option<Arc<ObservedPod>>>>>,
-    /// Which pod a runtime id belongs to, for hints that name only the id.
-    owners: Mutex<HashMap<Arc<str>, PodUid>>,
+    /// Which pod a runtime id belongs to, for hints that name only the id, and when that was seen.
+    owners: Mutex<HashMap<Arc<str>, (PodUid, Mono)>>,
     relisted: watch::Sender<Option<Relist>>,
     /// The runtime answered the last list.
     answers: watch::Sender<bool>,
@@ -142,7 +142,7 @@ impl Pleg {
         let changes = {
             let mut last = self.last.lock();
             let changes = compare(&last, &seen);
-            *self.owners.lock() = owners(&seen);
+            self.own(&seen, began);
             *last = seen;
             changes
         };
@@ -195,9 +195,9 @@ impl Pleg {
         while let Some(hint) = hints.next().await {
             let uid = match hint? {
                 cri::Hint::Pod(uid) => Some(uid),
-                cri::Hint::Id(id) | cri::Hint::Ended(id) => {
-                    self.owners.lock().get(id.as_str()).cloned()
-                }
+                cri::Hint::Id(id) => self.owner(&id),
+                // An end is final: who has seen it learns nothing by looking again.
+                cri::Hint::Ended(id) => self.owner(&id).filter(|uid| !self.shows_end(uid, &id)),
             };
             if let Some(uid) = uid {
                 listener.poke(&uid, &[]);
@@ -299,6 +299,20 @@ impl Pleg {
         self.cache.lock().remove(uid);
     }
 
+    fn owner(&self, id: &str) -> Option<PodUid> {
+        self.owners.lock().get(id).map(|(uid, _)| uid.clone())
+    }
+
+    /// Whether what was last seen of a pod shows that this container or sandbox has ended.
+    fn shows_end(&self, uid: &PodUid, id: &str) -> bool {
+        self.cached(uid).is_some_and(|seen| {
+            let container = seen.instances.iter().find(|instance| instance.id.as_str() == id);
+            let sandbox = seen.sandboxes.iter().find(|sandbox| sandbox.id.as_str() == id);
+            container.is_some_and(|instance| instance.exit().is_some())
+                || sandbox.is_some_and(|sandbox| !sandbox.ready)
+        })
+    }
+
     fn forget_if_gone(&self, uid: &PodUid) {
         if !self.last.lock().contains_key(uid) {
             self.forget(uid);
@@ -309,7 +323,21 @@ impl Pleg {
         let mut owners = self.owners.lock();
         let ids = observed.sandboxes.iter().map(|s| s.id.as_str());
         for id in ids.chain(observed.instances.iter().map(|i| i.id.as_str())) {
-            owners.entry(id.into()).or_insert_with(|| observed.uid.clone());
+            let owner =
+                owners.entry(id.into()).or_insert_with(|| (observed.uid.clone(), observed.as_of));
+            owner.1 = observed.as_of;
+        }
+    }
+
+    /// All there is belongs to whom the list says; and what was made while it was being written
+    /// belongs to whom a look at it said.
+    fn own(&self, seen: &Known, began: Mono) {
+        let mut owners = self.owners.lock();
+        owners.retain(|_, (_, noted)| *noted >= began);
+        for (uid, (_, glance)) in seen {
+            for id in glance.ids() {
+                owners.entry(id.clone()).or_insert_with(|| (uid.clone(), began));
+            }
         }
     }
 
@@ -367,12 +395,6 @@ fn compare(before: &Known, after: &Known) -> Vec<(PodUid, Vec<PodEvent>)> {
     changes
 }
 
-fn owners(seen: &Known) -> HashMap<Arc<str>, PodUid> {
-    seen.iter()
-        .flat_map(|(uid, (_, glance))| glance.ids().map(|id| (id.clone(), uid.clone())))
-        .collect()
-}
-
 fn exited(old: &ObservedPod, id: &ContainerId) -> Option<State> {
     let instance = old.instances.iter().find(|i| &i.id == id)?;
     instance.exit().map(|exit| State::Exited(exit.clone()))
@@ -397,6 +419,7 @@ fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
 #[cfg(test)]
 #[allow(clippy::panic, clippy::unwrap_used)]
 mod tests {
+    use podwright_core::builders;
     use podwright_cri::fake::{Fake, FakeOptions, Fault, Rpc, Rule};
 
     use super::*;
@@ -423,6 +446,21 @@ mod tests {
         let (silent, ()) = tokio::join!(silence, following);
         assert!(silent, "no answer was taken for a yes");
         assert!(!*pleg.hinted.borrow());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_began_before_a_container_was_made_does_not_disown_it() {
+        let fake = Fake::start(FakeOptions::default());
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
+        let at = |second| Mono(Duration::from_secs(second));
+        let job = builders::pod("job").container("app").build();
+        let looked = builders::observed(&job).sandbox("made", 0, true).build();
+        pleg.note_owners(&ObservedPod { as_of: at(2), ..looked });
+        pleg.own(&Known::new(), at(1));
+        assert!(pleg.owners.lock().contains_key("made"), "the list could not know it");
+        pleg.own(&Known::new(), at(3));
+        assert!(pleg.owners.lock().is_empty(), "it is gone");
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ use podwright_core::users::{Block, UserRange};
 use podwright_host::files::{Durability, FileError, Root};
 use podwright_host::threads;
 
+use crate::causes::chain;
 use crate::tools::Tools;
 
 /// In the pod's folder, where upstream keeps it.
@@ -58,9 +59,11 @@ impl Users {
         let mut taken = Vec::new();
         for (name, _) in pods.list("").map_err(failed)? {
             let name = name.to_str().unwrap_or_default();
-            // What cannot be read may be anything; it was given out from the same range, so its
-            // pod is told and the others go on.
-            taken.extend(read(pods, name).map_err(failed)?.flatten());
+            match read(pods, name) {
+                Ok(kept) => taken.extend(kept.flatten()),
+                // It may be anything, a stray file say. If it is a pod's, that pod is told.
+                Err(error) => tracing::warn!(name, error = chain(&error), "passed over"),
+            }
         }
         let free = self.range.free(&taken);
         let block = free.ok_or_else(|| UserRangeError::Exhausted(pod.clone()))?;

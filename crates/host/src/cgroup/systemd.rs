@@ -282,18 +282,19 @@ impl Session {
             ("DefaultDependencies", Variant::from(false)),
         ];
         // Listening comes first: the job may be over before we know its name.
-        let mut jobs = self.manager.receive_job_removed().await?;
-        match self.manager.start_transient_unit(unit, "replace", &properties, &[]).await {
-            Ok(job) => Ok(await_job(&mut jobs, &job).await),
+        let jobs = self.manager.receive_job_removed().await?;
+        let request = self.manager.start_transient_unit(unit, "replace", &properties, &[]);
+        match job_done(jobs, request).await {
+            Ok(done) => Ok(done),
             Err(error) if is_error(&error, "UnitExists") => Ok(Done::Already),
             Err(error) => Err(error),
         }
     }
 
     async fn stop(&self, unit: &str) -> zbus::Result<Done> {
-        let mut jobs = self.manager.receive_job_removed().await?;
-        let done = match self.manager.stop_unit(unit, "replace").await {
-            Ok(job) => await_job(&mut jobs, &job).await,
+        let jobs = self.manager.receive_job_removed().await?;
+        let done = match job_done(jobs, self.manager.stop_unit(unit, "replace")).await {
+            Ok(done) => done,
             Err(error) if is_error(&error, "NoSuchUnit") => return Ok(Done::Already),
             Err(error) => return Err(error),
         };
@@ -303,14 +304,37 @@ impl Session {
     }
 }
 
-async fn await_job(jobs: &mut JobRemovedStream, job: &OwnedObjectPath) -> Done {
+/// Sends a request and waits for the end of the job that it makes.
+///
+/// The ends of jobs are read from the first moment on: they come over the same line as the answer,
+/// and a line on which nobody reads the one holds up the other.
+async fn job_done(
+    mut jobs: JobRemovedStream,
+    request: impl Future<Output = zbus::Result<OwnedObjectPath>>,
+) -> zbus::Result<Done> {
+    let mut ended = Vec::new();
+    let mut request = std::pin::pin!(request);
+    let job = loop {
+        tokio::select! { biased;
+            answer = &mut request => break answer?,
+            Some(removed) = jobs.next() => ended.extend(result(&removed)),
+        }
+    };
+    if let Some((_, result)) = ended.into_iter().find(|(path, _)| *path == job) {
+        return Ok(Done::Job(result));
+    }
     while let Some(removed) = jobs.next().await {
-        match removed.args() {
-            Ok(args) if args.job() == job => return Done::Job(args.result().clone()),
-            _ => {}
+        if let Some((_, result)) = result(&removed).filter(|(path, _)| *path == job) {
+            return Ok(Done::Job(result));
         }
     }
-    Done::ConnectionLost
+    Ok(Done::ConnectionLost)
+}
+
+/// Which job ended, and how.
+fn result(removed: &JobRemoved) -> Option<(OwnedObjectPath, String)> {
+    let args = removed.args().ok()?;
+    Some((args.job().clone(), args.result().clone()))
 }
 
 fn is_error(error: &zbus::Error, name: &str) -> bool {

@@ -136,8 +136,9 @@ impl Hierarchies {
 
     pub(super) fn remove(&self, path: &str) -> Result<()> {
         let mut first_error = None;
-        // One that cannot be removed must not keep the others.
-        for point in self.points().into_iter().chain(&self.others) {
+        // One that cannot be removed must not keep the others. Those in which leftovers are looked
+        // for go last: a removal that is cut off is found and ended.
+        for point in self.others.iter().chain(self.points()) {
             if let Err(error) = directory::remove(&below(point, path)) {
                 first_error.get_or_insert(error);
             }

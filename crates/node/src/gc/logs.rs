@@ -1,11 +1,12 @@
 //! Logs of what is gone: files, pods' folders, and links that lead nowhere.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
 
 use podwright_core::gc::{self, ListedContainer, LogLink};
-use podwright_core::ids::PodUid;
+use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::observed::Glance;
 use podwright_host::files::{Kind, Root};
 use podwright_host::threads;
@@ -37,7 +38,9 @@ impl Place {
 
     pub(super) fn remove_log_folders(&self, folders: &[OsString]) -> Result<(), GcError> {
         let Some(root) = open(&self.pod_logs)? else { return Ok(()) };
-        folders.iter().try_for_each(|name| Ok(root.remove_dir_all(name)?))
+        // One that cannot go keeps no other.
+        let removed = folders.iter().map(|name| root.remove_dir_all(name));
+        GcError::of(removed.filter_map(Result::err).map(GcError::from).collect())
     }
 
     /// Links into the pods' logs whose end is gone. Others are somebody else's.
@@ -48,6 +51,9 @@ impl Place {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(failed)?,
         };
+        let states: HashMap<&ContainerId, Glance> =
+            containers.iter().map(|container| (&container.id, container.state)).collect();
+        let mut errors = Vec::new();
         for entry in entries {
             let link = entry.map_err(failed)?.path();
             let Ok(target) = std::fs::read_link(&link) else { continue };
@@ -55,21 +61,19 @@ impl Place {
                 continue;
             }
             let name = link.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            if fate(name, containers).may_go() {
+            if fate(name, &states).may_go() {
                 match std::fs::remove_file(&link) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    result => result.map_err(failed)?,
+                    result => errors.extend(result.map_err(failed).err()),
                 }
             }
         }
-        Ok(())
+        GcError::of(errors)
     }
 }
 
-fn fate(link: &str, containers: &[ListedContainer]) -> LogLink {
-    let id = gc::log_link_container(link);
-    let container = containers.iter().find(|container| Some(&container.id) == id.as_ref());
-    match container.map(|container| container.state) {
+fn fate(link: &str, states: &HashMap<&ContainerId, Glance>) -> LogLink {
+    match gc::log_link_container(link).and_then(|id| states.get(&id).copied()) {
         None => LogLink::Unknown,
         Some(Glance::Exited) => LogLink::Exited,
         Some(Glance::Created | Glance::Running | Glance::Unknown) => LogLink::Alive,
