@@ -1,4 +1,4 @@
-//! Tells the program which compiler made it, for `podwright version`, and packs its relocations.
+//! Tells the program which compiler made it, for `podwright version`, and makes it small.
 
 use std::env;
 use std::process::Command;
@@ -12,13 +12,22 @@ fn main() {
     // "rustc 1.95.0 (hash date)" to "1.95.0".
     let number = version.as_deref().and_then(|text| text.split_whitespace().nth(1));
     println!("cargo::rustc-env=PODWRIGHT_RUSTC={}", number.unwrap_or("unknown"));
-    pack_relocations();
+    let is = |name: &str, want: &str| env::var(name).is_ok_and(|value| value == want);
+    if is("PROFILE", "release") && is("CARGO_CFG_TARGET_ENV", "gnu") {
+        pack_relocations();
+        if is("CARGO_CFG_TARGET_ARCH", "x86_64") {
+            fold_twins();
+        }
+    }
 }
 
 /// Two megabytes become twenty kilobytes. glibc reads them so since 2.36, the oldest we build for.
 fn pack_relocations() {
-    let is = |name: &str, want: &str| env::var(name).is_ok_and(|value| value == want);
-    if is("PROFILE", "release") && is("CARGO_CFG_TARGET_ENV", "gnu") {
-        println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
-    }
+    println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+}
+
+/// One copy of functions that came out the same, as generic code often does. It takes lld, which
+/// is Rust's own linker for this kind of machine.
+fn fold_twins() {
+    println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
 }

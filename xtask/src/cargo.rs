@@ -1,6 +1,6 @@
 //! The workspace, as cargo knows it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -38,14 +38,12 @@ pub(crate) struct Package {
     pub(crate) licence: String,
 }
 
-/// Which dependencies a tree follows.
-#[derive(Clone, Copy)]
+/// Which dependencies are followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Edges {
-    /// What ends up in the program.
-    Run,
-    /// That, and what makes it.
+    /// Of what ends up in a program, and of what makes it.
     Build,
-    /// That, and what tests it.
+    /// Those, and of what tests it.
     All,
 }
 
@@ -92,21 +90,29 @@ impl Workspace {
         Ok(members.collect())
     }
 
-    /// The packages that the given members need on this machine, by name. One member alone is
-    /// resolved with the features it asks for itself, not with those its neighbours switch on.
-    pub(crate) fn tree(&self, of: Option<&str>, edges: Edges) -> anyhow::Result<Vec<Package>> {
-        let edges = match edges {
-            Edges::Run => "normal",
-            Edges::Build => "normal,build",
-            Edges::All => "normal,build,dev",
-        };
+    /// The packages that all members need on this machine, with all features, by name.
+    pub(crate) fn packages(&self, edges: Edges) -> anyhow::Result<Vec<Package>> {
+        let host = self.host()?;
+        let mut arguments = vec!["metadata", "--locked", "--format-version=1", "--all-features"];
+        arguments.extend(["--filter-platform", &host]);
+        let graph: Graph = serde_json::from_str(&self.read(&arguments)?)
+            .context("cannot read the answer of cargo metadata")?;
+        Ok(graph.packages_by(edges))
+    }
+
+    /// The packages that end up in one member, by name. It is resolved with the features it asks
+    /// for itself, not with those its neighbours switch on, which `cargo metadata` does not tell.
+    pub(crate) fn tree_of(&self, member: &str) -> anyhow::Result<Vec<Package>> {
         let mut arguments = vec!["tree", "--locked", "--prefix=none", "--format={p}\t{l}"];
-        arguments.extend(["--edges", edges]);
-        match of {
-            Some(member) => arguments.extend(["--package", member]),
-            None => arguments.push("--workspace"),
-        }
+        arguments.extend(["--edges", "normal", "--package", member]);
         parse_tree(&self.read(&arguments)?)
+    }
+
+    /// The platform that cargo builds for by itself.
+    fn host(&self) -> anyhow::Result<String> {
+        let version = self.read(&["--version", "--verbose"])?;
+        let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+        Ok(host.context("cargo does not say which platform this is")?.to_owned())
     }
 
     fn read(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -157,9 +163,113 @@ struct MetadataDependency {
     kind: Option<String>,
 }
 
+/// What depends on what, as far as it is asked for.
+#[derive(Deserialize)]
+struct Graph {
+    packages: Vec<GraphPackage>,
+    workspace_members: Vec<String>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct GraphPackage {
+    id: String,
+    name: String,
+    version: String,
+    license: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Edge>,
+}
+
+#[derive(Deserialize)]
+struct Edge {
+    pkg: String,
+    dep_kinds: Vec<EdgeKind>,
+}
+
+#[derive(Deserialize)]
+struct EdgeKind {
+    /// None is the ordinary one.
+    kind: Option<String>,
+}
+
+impl Edge {
+    fn is_followed(&self, edges: Edges) -> bool {
+        let for_tests = |kind: &EdgeKind| kind.kind.as_deref() == Some("dev");
+        self.dep_kinds.iter().any(|kind| edges == Edges::All || !for_tests(kind))
+    }
+}
+
+impl Graph {
+    /// The members, and what is reached from them.
+    fn packages_by(self, edges: Edges) -> Vec<Package> {
+        let nodes: BTreeMap<&str, &Node> =
+            self.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
+        let mut ahead: Vec<&str> = self.workspace_members.iter().map(String::as_str).collect();
+        let mut reached = BTreeSet::new();
+        while let Some(id) = ahead.pop() {
+            if reached.insert(id) {
+                let deps = nodes.get(id).into_iter().flat_map(|node| &node.deps);
+                let deps = deps.filter(|edge| edge.is_followed(edges));
+                ahead.extend(deps.map(|edge| edge.pkg.as_str()));
+            }
+        }
+        let packages = self.packages.iter().filter(|package| reached.contains(package.id.as_str()));
+        let packages: BTreeSet<Package> = packages
+            .map(|package| Package {
+                name: package.name.clone(),
+                version: package.version.clone(),
+                licence: package.license.clone().unwrap_or_default(),
+            })
+            .collect();
+        packages.into_iter().collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_are_those_that_the_members_reach() {
+        let package = |name: &str| serde_json::json!({"id": name, "name": name, "version": "1.0.0", "license": "MIT"});
+        let node = |id: &str, deps: &[(&str, Option<&str>)]| {
+            let deps = deps.iter().map(|(pkg, kind)| {
+                serde_json::json!({"pkg": pkg, "dep_kinds": [{"kind": kind, "target": null}]})
+            });
+            serde_json::json!({"id": id, "deps": deps.collect::<Vec<_>>()})
+        };
+        let packages = ["ours", "run", "build", "test", "far", "other"].map(package);
+        let graph = || -> Graph {
+            serde_json::from_value(serde_json::json!({
+                "packages": packages,
+                "workspace_members": ["ours"],
+                "resolve": {"nodes": [
+                    node("ours", &[("run", None), ("build", Some("build")), ("test", Some("dev"))]),
+                    node("run", &[]),
+                    node("build", &[("far", None)]),
+                    node("test", &[("ours", None)]),
+                    node("far", &[]),
+                    node("other", &[("run", None)]),
+                ]},
+            }))
+            .unwrap()
+        };
+        let names = |edges| -> Vec<String> {
+            graph().packages_by(edges).into_iter().map(|package| package.name).collect()
+        };
+        assert_eq!(names(Edges::Build), ["build", "far", "ours", "run"]);
+        assert_eq!(names(Edges::All), ["build", "far", "ours", "run", "test"]);
+    }
 
     #[test]
     fn a_tree_is_read_whatever_follows_the_version() {

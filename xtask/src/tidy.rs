@@ -4,6 +4,7 @@
 //! week. Each check answers one question, names every fault at once, and says what to do.
 
 mod decisions;
+mod deny;
 mod dependencies;
 mod licences;
 mod links;
@@ -12,6 +13,7 @@ mod rust_text;
 mod sources;
 mod spdx;
 mod tree;
+mod unsafe_code;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -52,14 +54,15 @@ fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     let sources = sources::read(&workspace.root, &files)?;
     Ok(vec![
         dependencies::layers(&members),
-        dependencies::purity(&workspace.tree(Some(dependencies::PURE), Edges::Run)?),
-        dependencies::bans(&workspace.tree(None, Edges::All)?),
-        licences::allowed(&workspace.tree(None, Edges::Build)?),
+        dependencies::purity(&workspace.tree_of(dependencies::PURE)?),
+        dependencies::bans(&workspace.packages(Edges::All)?),
+        licences::allowed(&workspace.packages(Edges::Build)?),
+        deny::is_told_the_same(&workspace.root)?,
         manifests::lints(&members)?,
         manifests::clippy_settings(&workspace.root, &files)?,
         sources::length(&sources),
         sources::names(&files),
-        sources::unsafe_code(&sources),
+        unsafe_code::is_told_and_justified(&workspace.root, &sources)?,
         sources::ignored_tests(&sources),
         links::lead_somewhere(&workspace.root, &files)?,
         decisions::have_a_status(&workspace.root, &files)?,
@@ -68,7 +71,7 @@ fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
 
 pub(crate) fn list_licences(workspace: &Workspace) -> anyhow::Result<()> {
     let mut by_licence: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for package in workspace.tree(None, Edges::Build)? {
+    for package in workspace.packages(Edges::Build)? {
         let named = format!("{} {}", package.name, package.version);
         by_licence.entry(package.licence).or_default().push(named);
     }

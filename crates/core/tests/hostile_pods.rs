@@ -5,6 +5,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use podwright_core::pod::{defaults, validation};
 use podwright_core::schema::{self, Side, Struct, Type};
+use podwright_testkit::mutation;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
@@ -81,7 +82,7 @@ fn read(object: &Value) -> Option<Pod> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(mutation::config_of(96))]
 
     #[test]
     fn no_pod_makes_us_panic(edits in prop::collection::vec((any::<Index>(), replacement()), 0..12)) {

@@ -12,6 +12,8 @@ pub mod error;
 pub mod fake;
 pub mod hints;
 mod leftovers;
+#[cfg(test)]
+mod spoilt_replies;
 
 pub use client::{
     Client, ExecOutput, Image, PullResult, RuntimeStatus, Streams, Timeouts, Version,

@@ -21,6 +21,7 @@ pub use reference::{completion, man_pages};
 use crate::commands;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
+use crate::config::problem::Invalid;
 use crate::config::{self, Preset};
 use crate::logging;
 
@@ -264,7 +265,11 @@ impl Invocation {
 }
 
 fn run_kubelet(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
-    let flags = Flags::parse(arguments)?;
+    let flags = Flags::parse(arguments);
+    if flags.help || flags.version {
+        // Nothing else is looked at, so what was not understood is said here.
+        Invalid::unless_empty(flags.problems().to_vec())?;
+    }
     if flags.help {
         kubelet::print_help()?;
         return Ok(ExitCode::SUCCESS);

@@ -83,12 +83,14 @@ impl Preset {
 
 /// Puts flags and the files they name together and checks the result.
 ///
-/// Blocks on reading files; everything that is wrong is in the error.
+/// Blocks on reading files; everything that is wrong is in the error, the command line included.
 pub fn resolve(flags: &Flags, preset: &Preset, host: &Host) -> Result<KubeletSettings, Invalid> {
     let mut assembly = Assembly::default();
+    assembly.note_not_understood(flags);
     let options = assembly.options(flags, host);
     let api = match options.kubeconfig {
-        None if !preset.serves_api => ApiAccess::None,
+        // What was not understood may be a misspelt --kubeconfig: nothing follows from its absence.
+        None if !preset.serves_api && flags.problems().is_empty() => ApiAccess::None,
         _ => ApiAccess::Available,
     };
     assembly.add_preset(preset);

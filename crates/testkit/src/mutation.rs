@@ -6,11 +6,26 @@
 
 use proptest::prelude::*;
 use proptest::sample::Index;
+use proptest::test_runner::FileFailurePersistence;
+
+/// How many times as many cases are tried with `PODWRIGHT_LONG`.
+const LONG: u32 = 200;
 
 /// How many spoilt copies a target reads: a moment's worth, and with `PODWRIGHT_LONG` many more.
 pub fn config() -> ProptestConfig {
-    let cases = if std::env::var_os("PODWRIGHT_LONG").is_some() { 200_000 } else { 1_000 };
-    ProptestConfig { cases, ..ProptestConfig::default() }
+    config_of(1_000)
+}
+
+/// The same for a target whose cases take more of that moment, or less.
+pub fn config_of(cases: u32) -> ProptestConfig {
+    let times = if std::env::var_os("PODWRIGHT_LONG").is_some() { LONG } else { 1 };
+    // What failed is kept beside the source of the test.
+    let kept = FileFailurePersistence::WithSource("regressions");
+    ProptestConfig {
+        cases: cases.saturating_mul(times),
+        failure_persistence: Some(Box::new(kept)),
+        ..ProptestConfig::default()
+    }
 }
 
 /// What readers of text, paths, numbers and messages stumble over.

@@ -25,6 +25,12 @@ const ALLOWED: &[&str] = &[
 
 const ALLOWED_WITH: &[(&str, &str)] = &[("Apache-2.0", "LLVM-exception")];
 
+/// All of them, as SPDX writes them.
+pub(super) fn expressions() -> BTreeSet<String> {
+    let with = ALLOWED_WITH.iter().map(|(licence, more)| format!("{licence} WITH {more}"));
+    ALLOWED.iter().map(|licence| (*licence).to_owned()).chain(with).collect()
+}
+
 pub(super) fn allowed(tree: &[Package]) -> Finding {
     let expressions: BTreeSet<&str> = tree.iter().map(|p| p.licence.as_str()).collect();
     Finding {

@@ -1,6 +1,5 @@
 //! What the Rust sources may look like.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -16,18 +15,16 @@ const LONG: &[(&str, &str)] = &[];
 /// Names that say nothing about what is inside.
 const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "util", "utils"];
 
-/// Where the compiler's guarantees may end: at the kernel.
-const UNSAFE_IN: &[&str] = &["crates/host", "crates/pause"];
-
 /// Tests that are not run by themselves, one for each time a file is listed, with the reason.
 const IGNORED: &[(&str, &str)] = &[];
 
 /// A Rust file.
 pub(super) struct Source {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     lines: usize,
+    pub(super) text: String,
     /// Without comments and strings.
-    code: String,
+    pub(super) code: String,
 }
 
 pub(super) fn read(root: &Path, files: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
@@ -39,6 +36,7 @@ pub(super) fn read(root: &Path, files: &[PathBuf]) -> anyhow::Result<Vec<Source>
             path: path.clone(),
             lines: text.lines().count(),
             code: rust_text::code_only(&text),
+            text,
         })
     })
     .collect()
@@ -93,26 +91,6 @@ pub(super) fn names(files: &[PathBuf]) -> Finding {
     }
 }
 
-pub(super) fn unsafe_code(sources: &[Source]) -> Finding {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut faults = Vec::new();
-    for source in sources {
-        let home = UNSAFE_IN.iter().find(|home| source.path.starts_with(home));
-        for (line, _) in lines_with_word(&source.code, "unsafe") {
-            match home {
-                Some(home) => *counts.entry(home).or_default() += 1,
-                None => faults.push(format!("{}:{line}: unsafe", source.path.display())),
-            }
-        }
-    }
-    let counts = UNSAFE_IN.iter().map(|home| {
-        let count = counts.get(home).copied().unwrap_or_default();
-        format!("{count} in {home}")
-    });
-    let seen = counts.collect::<Vec<_>>().join(", ");
-    Finding { law: "unsafe code stays where the kernel is", seen, faults }
-}
-
 pub(super) fn ignored_tests(sources: &[Source]) -> Finding {
     ignored_tests_with(sources, IGNORED)
 }
@@ -148,7 +126,10 @@ fn attributes<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> {
 }
 
 /// The lines, counted from 1, in which the word stands by itself.
-fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
+pub(super) fn lines_with_word<'a>(
+    code: &'a str,
+    word: &'a str,
+) -> impl Iterator<Item = (usize, &'a str)> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     (1..).zip(code.lines()).filter(move |(_, line)| line.split(|c| !is_part(c)).any(|w| w == word))
 }
@@ -188,17 +169,6 @@ mod tests {
         };
         assert_eq!(names_of(&["a/src/utils.rs", "a/src/common/mod.rs", "a/tests/helpers/x.rs"]), 3);
         assert_eq!(names_of(&["a/src/commons.rs", "a/src/lib.rs", "docs/common.md"]), 0);
-    }
-
-    #[test]
-    fn unsafe_is_counted_at_home_and_a_fault_elsewhere() {
-        let finding = unsafe_code(&sources(&[
-            ("crates/host/src/a.rs", "// SAFETY: …\nunsafe { a() }\nunsafe { b() }\n"),
-            ("crates/core/src/b.rs", "fn a() {}\n\nfn b() { unsafe { c() } }\n"),
-            ("crates/core/src/c.rs", "// unsafe\nlet s = \"unsafe\"; not_unsafe()\n"),
-        ]));
-        assert_eq!(finding.faults, ["crates/core/src/b.rs:3: unsafe"]);
-        assert_eq!(finding.seen, "2 in crates/host, 0 in crates/pause");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use axum::body::Body;
 use http::Request;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use serde_json::{Value, json};
 
 use super::world::{NS, World, drained};
@@ -217,8 +218,20 @@ fn json_like() -> impl Strategy<Value = Value> {
     })
 }
 
+/// A server is made for each case, so these are few; with `PODWRIGHT_LONG` as many times more as in
+/// `mutation` of the testkit, which stands above this crate.
+fn config() -> ProptestConfig {
+    let times = if std::env::var_os("PODWRIGHT_LONG").is_some() { 200 } else { 1 };
+    let kept = FileFailurePersistence::WithSource("regressions");
+    ProptestConfig {
+        cases: 48 * times,
+        failure_persistence: Some(Box::new(kept)),
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn nothing_that_is_sent_makes_it_fall(

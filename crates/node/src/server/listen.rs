@@ -290,7 +290,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1024, ..ProptestConfig::default() })]
+        #![proptest_config(podwright_testkit::mutation::config())]
 
         #[test]
         fn whatever_comes_in_is_answered_or_hung_up_on(sent in almost_requests(), h2 in any::<bool>()) {

@@ -466,7 +466,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4096, ..ProptestConfig::default() })]
+        #![proptest_config(podwright_testkit::mutation::config_of(4_096))]
 
         #[test]
         fn no_path_that_chance_makes_leads_out(path in paths(), method in methods()) {

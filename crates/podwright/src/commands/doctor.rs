@@ -140,15 +140,13 @@ fn planned(arguments: &DoctorArgs, standing: &Standing) -> anyhow::Result<Result
     flags
         .extend(endpoint.map(|endpoint| format!("--container-runtime-endpoint={endpoint}").into()));
     let host = Host { swap: Vec::new(), ..Host::observe()? };
-    let settings = Flags::parse(flags)
-        .and_then(|flags| config::resolve(&flags, &Preset::kubelet(), &host))
-        .map(|settings| Plan {
-            configuration: settings.configuration,
-            options: settings.options,
-            runtime: WantedRuntime::Configured,
-            networks: PathBuf::from(network::USUAL),
-        });
-    Ok(settings)
+    let settings = config::resolve(&Flags::parse(flags), &Preset::kubelet(), &host);
+    Ok(settings.map(|settings| Plan {
+        configuration: settings.configuration,
+        options: settings.options,
+        runtime: WantedRuntime::Configured,
+        networks: PathBuf::from(network::USUAL),
+    }))
 }
 
 /// Every check, in the order one would fix what they find.

@@ -8,6 +8,7 @@
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::pin::pin;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,10 +35,13 @@ use crate::standalone::wishes::Wishes;
 use crate::standalone::{Layout, Record, log};
 use crate::{logging, service};
 
-const AGENT_PATIENCE: Duration = Duration::from_secs(30);
+/// Much more than a start takes: a small machine may have other things to do.
+const AGENT_PATIENCE: Duration = Duration::from_secs(120);
 /// It waits for no pod when it ends.
 const AGENT_END: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);
+/// Whoever waits longer wants to know what for.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// Starts the node.
 pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
@@ -101,11 +105,12 @@ fn say(text: &str) {
 async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let Prepared { settings, wishes, .. } = prepare(layout, arguments, &say).await?;
     end_another_agent(layout, &wishes)?;
-    if is_ready(layout).await? {
+    let ready = || patiently("waiting for the node to be Ready", &say, is_ready(layout));
+    if ready().await? {
         say("agent: runs already");
     } else {
         start_agent(layout)?;
-        if !is_ready(layout).await? {
+        if !ready().await? {
             anyhow::bail!("the agent ended: {}", last_line(&layout.agent_log()));
         }
         say(&format!("agent: started, log in {}", layout.agent_log().display()));
@@ -226,7 +231,7 @@ async fn prepare(
         "enableServer": false,
     }));
     let root_dir = format!("--root-dir={}", layout.root_dir().display());
-    let flags = Flags::parse([root_dir.into()])?;
+    let flags = Flags::parse([root_dir.into()]);
     let settings = config::resolve(&flags, &preset, &host)?;
     let gateway = network.gateway().filter(|_| wishes.runtime.is_none());
     Ok(Prepared { settings, gateway, wishes })
@@ -239,7 +244,7 @@ async fn start_containerd(
 ) -> anyhow::Result<String> {
     let containerd = Containerd::new(layout);
     let started = containerd.start(network)?;
-    let version = containerd.ready().await?;
+    let version = patiently("waiting for containerd", say, containerd.ready()).await?;
     let how = match started {
         Started::Now => "started",
         Started::Already => "runs already",
@@ -274,15 +279,47 @@ async fn is_ready(layout: &Layout) -> anyhow::Result<bool> {
             return Ok(true);
         }
         if Instant::now() >= deadline {
-            let log = layout.agent_log();
-            anyhow::bail!("the node is not ready after 30 s; the agent's log is {}", log.display());
+            let (waited, log) = (AGENT_PATIENCE.as_secs(), layout.agent_log());
+            let log = log.display();
+            anyhow::bail!("the node is not ready after {waited} s; the agent's log is {log}");
         }
         tokio::time::sleep(POLL).await;
     }
     Ok(false)
 }
 
+/// Waits, and says what for once that takes long.
+async fn patiently<T>(what: &str, say: &impl Fn(&str), act: impl Future<Output = T>) -> T {
+    let mut act = pin!(act);
+    tokio::select! { biased;
+        done = &mut act => return done,
+        () = tokio::time::sleep(SILENCE) => say(what), // the act goes on below
+    }
+    act.await
+}
+
 fn last_line(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     text.lines().last().unwrap_or("it said nothing").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_takes_long_is_told_once_and_what_does_not_is_not() {
+        for (seconds, want) in [(0, 0), (1, 0), (20, 1)] {
+            let said = RefCell::new(Vec::new());
+            let say = |text: &str| said.borrow_mut().push(text.to_owned());
+            let act = async {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                seconds
+            };
+            assert_eq!(patiently("waiting", &say, act).await, seconds);
+            assert_eq!(said.into_inner(), vec!["waiting"; want], "{seconds} s");
+        }
+    }
 }

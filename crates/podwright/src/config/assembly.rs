@@ -8,7 +8,7 @@ use super::decode::{decode, remove_nulls};
 use super::duration::GoDuration;
 use super::field::FieldPath;
 use super::files::{self, ConfigFile};
-use super::flags::{self, Flags, Sets};
+use super::flags::{self, Flag, Flags, Sets};
 use super::gates::FeatureGates;
 use super::host::Host;
 use super::kubelet::{
@@ -29,6 +29,11 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
+    /// Takes note of what the command line says that nobody understands.
+    pub(super) fn note_not_understood(&mut self, flags: &Flags) {
+        self.problems.extend(flags.problems().iter().cloned());
+    }
+
     /// Reads the settings that exist only as flags.
     pub(super) fn options(&mut self, flags: &Flags, host: &Host) -> NodeOptions {
         let mut document = json!({});
@@ -198,6 +203,10 @@ impl Assembly {
         self.problems.extend(problems);
         self.warnings.extend(warnings);
         let node_name = self.node_name(&options, host);
+        if !flags.problems().is_empty() {
+            // What was not understood may be the very flag that makes up for the machine.
+            self.problems.retain(|problem| problem.source != Source::Machine);
+        }
         Invalid::unless_empty(self.problems)?;
         if configuration.cgroup_root.is_empty() && configuration.cgroups_per_qos {
             configuration.cgroup_root = "/".to_owned();
@@ -263,7 +272,11 @@ fn make_absolute(options: &mut NodeOptions, current_dir: &Path) {
 
 /// One warning for all that was asked for and changes nothing.
 fn in_vain(flags: &Flags, configuration: &KubeletConfiguration, layers: &Layers) -> Option<String> {
-    let by_flag = flags.given().filter(|(flag, _)| !flag.has_effect());
+    let is_done_anyway = |flag: &Flag| match flag.sets {
+        Sets::Field(field) => inert::is_done_anyway(field, configuration),
+        Sets::Option(_) | Sets::Nothing => false,
+    };
+    let by_flag = flags.given().filter(|(flag, _)| !flag.has_effect() && !is_done_anyway(flag));
     let mut names: Vec<String> = by_flag.map(|(flag, _)| format!("--{}", flag.name)).collect();
     for name in inert::set_in_vain(configuration) {
         match layers.source_of(&FieldPath::of(name)) {

@@ -116,7 +116,7 @@ impl Flag {
     pub fn has_effect(&self) -> bool {
         match self.sets {
             Sets::Field(field) => !inert::covers(field),
-            Sets::Option(_) => true,
+            Sets::Option(option) => !inert::covers_option(option),
             Sets::Nothing => false,
         }
     }

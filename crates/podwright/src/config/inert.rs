@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect; with a field, everything below it.
-pub const INERT: [&str; 39] = [
+pub const INERT: [&str; 48] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -36,8 +36,21 @@ pub const INERT: [&str; 39] = [
     "memoryReservationPolicy",
     "memoryThrottlingFactor",
     "qosReserved",
+    // Pods have cgroups of their own, and ephemeral storage is counted, whatever is said.
+    "cgroupsPerQOS",
+    "localStorageCapacityIsolation",
     // Moving processes between cgroups.
     "systemCgroups",
+    // Requests and events have no rate for the whole node.
+    "eventBurst",
+    "eventRecordQPS",
+    "kubeAPIBurst",
+    "kubeAPIQPS",
+    // Pods are looked at when something happened; only `/healthz/syncloop` waits as long.
+    "syncFrequency",
+    // The network of the pods is the runtime's, and rules of packet filters are others'.
+    "makeIPTablesUtilChains",
+    "podCIDR",
     // Without effect upstream, too.
     "hairpinMode",
     "iptablesDropBit",
@@ -61,6 +74,17 @@ pub const INERT: [&str; 39] = [
     "logging.options",
 ];
 
+/// Settings without effect that exist only as flags, as fields of [`super::options::NodeOptions`].
+const INERT_OPTIONS: [&str; 2] = ["exitOnLockContention", "lockFile"];
+
+/// Values of fields without effect that happen to say what is done: whoever asks for them has them.
+const DONE_ANYWAY: [(&str, bool); 2] = [("cgroupsPerQOS", true), ("makeIPTablesUtilChains", false)];
+
+/// Whether a setting that exists only as a flag has no effect.
+pub fn covers_option(option: &str) -> bool {
+    INERT_OPTIONS.contains(&option)
+}
+
 /// Whether a field, or what it is a part of, has no effect.
 pub fn covers(field: &str) -> bool {
     let field = FieldPath::of(field);
@@ -69,23 +93,32 @@ pub fn covers(field: &str) -> bool {
 
 /// The fields of a configuration that are set to no effect.
 pub fn set_in_vain(configuration: &KubeletConfiguration) -> Vec<&'static str> {
-    let document = |configuration: &KubeletConfiguration| {
-        serde_json::to_value(configuration).unwrap_or(Value::Null)
-    };
-    let (default, actual) = (document(&KubeletConfiguration::default()), document(configuration));
+    let default = document(&KubeletConfiguration::default());
+    let actual = document(configuration);
     INERT
         .into_iter()
-        .filter(|field| {
-            let field = FieldPath::of(field);
-            field.find(&default) != field.find(&actual)
+        .filter(|name| {
+            let field = FieldPath::of(name);
+            field.find(&default) != field.find(&actual) && !is_done_anyway(name, configuration)
         })
         .collect()
+}
+
+/// Whether what a field without effect asks for is done all the same.
+pub fn is_done_anyway(field: &str, configuration: &KubeletConfiguration) -> bool {
+    let Some((_, done)) = DONE_ANYWAY.iter().find(|(name, _)| *name == field) else { return false };
+    FieldPath::of(field).find(&document(configuration)) == Some(&Value::Bool(*done))
+}
+
+fn document(configuration: &KubeletConfiguration) -> Value {
+    serde_json::to_value(configuration).unwrap_or(Value::Null)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use super::super::decode::decode;
+    use super::super::options::NodeOptions;
     use super::*;
 
     #[test]
@@ -95,6 +128,9 @@ mod tests {
             let decoded = decode(&misread);
             assert!(decoded.unknown.is_empty(), "{field}");
         }
+        let options = serde_json::to_value(NodeOptions::default()).unwrap();
+        assert!(INERT_OPTIONS.iter().all(|option| options.get(option).is_some()));
+        assert!(DONE_ANYWAY.iter().all(|(field, _)| INERT.contains(field)));
     }
 
     #[test]
@@ -105,6 +141,17 @@ mod tests {
         configuration.hairpin_mode = super::super::kubelet::HairpinMode::None;
         configuration.eviction_hard.insert("memory.available".to_owned(), "1Gi".to_owned());
         assert_eq!(set_in_vain(&configuration), ["evictionHard", "hairpinMode"]);
+    }
+
+    #[test]
+    fn what_is_done_anyway_is_not_asked_for_in_vain() {
+        let with = |cgroups, chains| KubeletConfiguration {
+            cgroups_per_qos: cgroups,
+            make_iptables_util_chains: chains,
+            ..Default::default()
+        };
+        assert_eq!(set_in_vain(&with(true, false)), Vec::<&str>::new());
+        assert_eq!(set_in_vain(&with(false, true)), ["cgroupsPerQOS"]);
     }
 
     #[test]

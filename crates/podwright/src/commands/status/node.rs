@@ -12,8 +12,8 @@ use podwright_core::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amo
 use podwright_core::quantity::Quantity;
 use serde::Serialize;
 
-/// An API server on this machine answers at once or not at all.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Where no API server listens the answer comes at once; one on a busy machine may take its time.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -2,19 +2,20 @@
 //!
 //! The rules are those of Go's pflag: `--flag=value` and `--flag value` are the same, except that a
 //! boolean never takes the next word; underscores in a name are dashes; `-v 4`, `-v=4` and `-v4`
-//! are `--v=4`; `--` ends the flags. Values stay text here: what is wrong with them is reported
-//! together with everything else that is wrong with the configuration.
+//! are `--v=4`; `--` ends the flags. Values stay text here, and what is not understood is kept: it
+//! is reported together with everything else that is wrong with the configuration.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::super::problem::{Invalid, Problem, Source};
+use super::super::problem::{Problem, Source};
 use super::super::suggestion::nearest;
 use super::{FLAGS, Flag, Kind, find};
 
 /// What a kubelet command line asks for. No `Debug`: values may be secrets.
 pub struct Flags {
     given: BTreeMap<&'static str, Vec<String>>,
+    problems: Vec<Problem>,
     pub help: bool,
     /// `--version`: the version is wanted and nothing else.
     pub version: bool,
@@ -23,12 +24,11 @@ pub struct Flags {
 impl Flags {
     /// A command line without flags.
     pub fn none() -> Self {
-        Self { given: BTreeMap::new(), help: false, version: false }
+        Self { given: BTreeMap::new(), problems: Vec::new(), help: false, version: false }
     }
 
-    /// Reads the arguments that follow the command's name. All that is not understood is in the
-    /// error, not only the first.
-    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Invalid> {
+    /// Reads the arguments that follow the command's name.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Self {
         let mut flags = Self::none();
         let mut problems = Vec::new();
         let mut arguments = arguments.into_iter();
@@ -46,8 +46,8 @@ impl Flags {
                 Err(problem) => problems.push(problem),
             }
         }
-        Invalid::unless_empty(problems)?;
-        Ok(flags)
+        flags.problems = problems;
+        flags
     }
 
     fn take(
@@ -93,6 +93,11 @@ impl Flags {
             }
         }
         Ok(Next::Flag)
+    }
+
+    /// All that was not understood, not only the first.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
     }
 
     /// The flags that were given, each with its values in order.
@@ -145,10 +150,12 @@ fn unknown(argument: &str, name: &str) -> Problem {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
+    use super::super::super::problem::Invalid;
     use super::*;
 
     fn parse(line: &str) -> Result<Flags, Invalid> {
-        Flags::parse(line.split_whitespace().map(OsString::from))
+        let flags = Flags::parse(line.split_whitespace().map(OsString::from));
+        Invalid::unless_empty(flags.problems.clone()).map(|()| flags)
     }
 
     fn values(line: &str) -> Vec<(&'static str, Vec<String>)> {
@@ -240,7 +247,8 @@ mod tests {
     #[test]
     fn an_argument_that_is_not_utf8_is_an_error_and_no_panic() {
         use std::os::unix::ffi::OsStringExt;
-        let error = Flags::parse([OsString::from_vec(b"--root-dir=/\xff".to_vec())]).err().unwrap();
-        assert!(error.to_string().contains("is not UTF-8"), "{error}");
+        let flags = Flags::parse([OsString::from_vec(b"--root-dir=/\xff".to_vec())]);
+        let [problem] = flags.problems() else { panic!("{:?}", flags.problems()) };
+        assert!(problem.to_string().contains("is not UTF-8"), "{problem}");
     }
 }

@@ -45,6 +45,25 @@ fn several_problems_of_several_sources_are_said_at_once() {
 }
 
 #[test]
+fn what_is_wrong_with_the_command_line_and_with_a_file_is_said_at_once() {
+    let text = "maxPods: -1\nport: http\nauthentication: {webhook: {enabled: true}}\n";
+    let bench = Bench::new().file("kubelet.yaml", text).swap("/dev/sda2");
+    let refusal = bench.refusal(
+        "--kubeconfg=/k --fail-swap-onn=false pods --config=kubelet.yaml --cgroup-driver=systmd -- x",
+    );
+    insta::assert_snapshot!(refusal, @r#"
+    invalid configuration, 7 problems:
+      command line: unknown flag --kubeconfg; the nearest there is: --kubeconfig
+      command line: unknown flag --fail-swap-onn; the nearest there is: --fail-swap-on
+      command line: unexpected argument "pods"; the kubelet takes flags only
+      command line: unexpected argument "x"
+      kubelet.yaml: port: "http" must be a whole number of at most 32 bits
+      --cgroup-driver: cgroupDriver: "systmd" must be cgroupfs or systemd
+      kubelet.yaml: maxPods: -1 must be 0 or more
+    "#);
+}
+
+#[test]
 fn each_rule_is_refused_with_its_field_and_what_is_allowed() {
     for (text, want) in [
         ("port: 70000", "port: 70000 must be from 1 to 65535"),

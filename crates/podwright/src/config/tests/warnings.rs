@@ -38,6 +38,25 @@ fn all_that_has_no_effect_is_named_in_one_warning() {
 }
 
 #[test]
+fn what_holds_nothing_back_and_locks_nothing_is_named_too() {
+    assert_eq!(
+        warnings(
+            &format!(
+                "{QUIET}cgroupsPerQOS: false\nenforceNodeAllocatable: []\n\
+                 localStorageCapacityIsolation: false\neventRecordQPS: 5\neventBurst: 10\n\
+                 kubeAPIQPS: 5\nkubeAPIBurst: 10\nsyncFrequency: 10s\npodCIDR: 10.0.0.0/24\n"
+            ),
+            "--lock-file=/run/lock --exit-on-lock-contention --make-iptables-util-chains=true",
+        ),
+        ["accepted, but without effect: --exit-on-lock-contention, --lock-file, \
+          --make-iptables-util-chains, cgroupsPerQOS, localStorageCapacityIsolation, eventBurst, \
+          eventRecordQPS, kubeAPIBurst, kubeAPIQPS, syncFrequency, podCIDR"]
+    );
+    let done_anyway = format!("{QUIET}makeIPTablesUtilChains: false\n");
+    assert_eq!(warnings(&done_anyway, "--cgroups-per-qos"), Vec::<String>::new());
+}
+
+#[test]
 fn feature_gates_without_effect_are_named_in_one_warning() {
     assert_eq!(
         warnings(
