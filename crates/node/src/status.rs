@@ -59,6 +59,8 @@ struct Reports {
     /// Those that may owe the API server something: of all others nothing was owed when they were
     /// last looked at, and nothing came since.
     open: BTreeSet<PodUid>,
+    /// Those of them that are not to be sent before a time.
+    waiting: BTreeSet<(Mono, PodUid)>,
 }
 
 impl Reports {
@@ -185,6 +187,7 @@ impl StatusManager {
         let mut reports = self.reports.lock();
         reports.pods.retain(|uid, _| keep(uid));
         reports.open.retain(|uid| keep(uid));
+        reports.waiting.retain(|(_, uid)| keep(uid));
     }
 
     /// A container id as statuses show it.

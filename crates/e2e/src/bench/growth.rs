@@ -72,6 +72,8 @@ impl Growth {
         }
         let all_ready = since(began, &stopwatch.all(&names, "ready", |m| m.ready).await?);
         let start_cpu = usage::cpu(pid)?.saturating_sub(cpu);
+        // Events are told at 50 a second, and at most a thousand of them wait for it.
+        tokio::time::sleep(Duration::from_secs(25)).await;
         let millicores = usage::millicores(pid, idle).await?;
         let loaded = Idle { memory: Memory::of(pid)?, millicores };
         let deleted = Instant::now();

@@ -88,14 +88,18 @@ impl StatusManager {
 
     /// Which reports to send now, those that change Ready first; and when to look again.
     fn due(&self, busy: &[PodUid], room: usize) -> (Vec<Due>, Option<Mono>) {
-        let (mut due, mut next) = (Vec::new(), None::<Mono>);
+        let mut due = Vec::new();
         if room == 0 {
             // Whoever makes room is a reason to look again.
-            return (due, next);
+            return (due, None);
         }
         let now = self.clock.now().mono;
         let mut reports = self.reports.lock();
-        let Reports { pods, open } = &mut *reports;
+        let Reports { pods, open, waiting } = &mut *reports;
+        while let Some((_, uid)) = waiting.first().filter(|(at, _)| *at <= now).cloned() {
+            waiting.pop_first();
+            open.insert(uid);
+        }
         open.retain(|uid| {
             if busy.contains(uid) {
                 return true;
@@ -105,7 +109,8 @@ impl StatusManager {
                 Debt::Nothing => return false,
                 Debt::Unknown => {}
                 Debt::Report(_) if now < tracked.not_before => {
-                    next = Some(next.map_or(tracked.not_before, |n| n.min(tracked.not_before)));
+                    waiting.insert((tracked.not_before, uid.clone()));
+                    return false;
                 }
                 Debt::Report(report) => due.push(report),
             }
@@ -113,7 +118,7 @@ impl StatusManager {
         });
         due.sort_by_key(|due| !due.ready_changes);
         due.truncate(room);
-        (due, next)
+        (due, waiting.first().map(|(at, _)| *at))
     }
 
     /// What the API server is owed of one pod.
