@@ -37,7 +37,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
@@ -51,7 +51,8 @@ use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
 use podwright_cri::fake::{Fake, FakeOptions, Features};
 use podwright_host::clock::Clock;
-use podwright_node::node::{Config, Node, World};
+use podwright_node::heartbeat::Timing;
+use podwright_node::node::{Config, Node, Presence, World};
 use podwright_node::patience::patient;
 use podwright_node::{gc, images};
 use serde_json::Value;
@@ -67,6 +68,7 @@ use wish::{NODE, Wish};
 const LOOK: Duration = Duration::from_millis(100);
 /// The runtime gets this long for a call: shorter than in real life, so that a run is short.
 const CALL: Duration = Duration::from_secs(10);
+const MINUTE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -75,11 +77,15 @@ pub struct Options {
     /// Without: only static pods.
     pub api: bool,
     pub max_pods: usize,
+    /// The node does what it does beside its pods, too: it tells of itself, puts long logs aside
+    /// and, on a full disk, removes images. Not under the seed: heartbeats are spread by chance.
+    pub chores: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 0, features: Features::containerd_1_6(), api: true, max_pods: 110 }
+        let features = Features::containerd_1_6();
+        Self { seed: 0, features, api: true, max_pods: 110, chores: false }
     }
 }
 
@@ -134,7 +140,9 @@ impl Sim {
             panics: count_panics(),
         };
         let node: v1::Node =
-            serde_json::from_value(serde_json::json!({ "metadata": { "name": NODE } })).unwrap();
+            serde_json::from_value(serde_json::json!({ "metadata": { "name": NODE },
+                "spec": { "podCIDR": "10.88.0.0/16" } }))
+            .unwrap();
         let nodes: Api<v1::Node> = Api::all(this.user.clone());
         nodes.create(&PostParams::default(), &node).await.unwrap();
         this
@@ -167,7 +175,13 @@ impl Sim {
             api: self.options.api.then(|| patient(self.api.agents_client(end.clone()))),
             requests: Arc::default(),
         };
-        let node = Node::start(self.config(), world, version, end.clone()).await;
+        let presence = self.options.chores.then(|| Presence {
+            client: patient(self.api.agents_client(end.clone())),
+            register: true,
+            timing: Timing { look: MINUTE / 6, report: MINUTE * 5, lease: MINUTE * 2 / 3 },
+        });
+        let config = Config { presence, ..self.config() };
+        let node = Node::start(config, world, version, end.clone()).await;
         self.agent = Some(Agent { node: node.expect("a node"), end });
     }
 
@@ -210,6 +224,7 @@ impl Sim {
     }
 
     fn config(&self) -> Config {
+        let chores = self.options.chores;
         let ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         Config {
             node_name: NODE.into(),
@@ -234,21 +249,28 @@ impl Sim {
             user_range: UserRange::for_pods(110, BLOCK),
             gc: gc::Settings {
                 containers: ContainerPolicy::default(),
-                images: ImagePolicy { high: 100, low: 80, min_age: Duration::ZERO, max_age: None },
+                images: ImagePolicy {
+                    high: if chores { 85 } else { 100 },
+                    low: 80,
+                    min_age: Duration::ZERO,
+                    max_age: None,
+                },
                 kept_images: Vec::new(),
-                disk: |_| Ok(Disk { capacity: 1 << 40, available: 1 << 39 }),
+                disk: |_| Ok(Disk { capacity: 1 << 40, available: 1 << 36 }),
             },
             log_rotation: RotationPolicy {
-                max_size: None,
+                max_size: chores.then_some(1),
                 max_files: 5,
                 workers: 1,
-                every: Duration::from_secs(10),
+                every: Duration::from_secs(2),
             },
             parallel_starts: 4,
             reserved: Vec::new(),
             identity: node_status::Settings {
                 name: NODE.into(),
-                hostname: NODE.into(),
+                // An address: nobody is asked for it.
+                hostname: ip.to_string(),
+                max_pods: self.options.max_pods,
                 ..node_status::Settings::default()
             },
             sysctls: Allowed::default(),
@@ -328,6 +350,23 @@ impl Sim {
         });
         let patch = Patch::Strategic(&patch);
         self.pods().patch(name, &PatchParams::default(), &patch).await.is_ok()
+    }
+
+    /// Asks for other resources of a running container. False: the server refused.
+    pub async fn resize(&self, name: &str, container: &str, requests: Value) -> bool {
+        let resources = serde_json::json!({ "requests": requests });
+        let container = serde_json::json!({ "name": container, "resources": resources });
+        let patch = serde_json::json!({ "spec": { "containers": [container] } });
+        let patch = Patch::Strategic(&patch);
+        self.pods().patch_subresource("resize", name, &PatchParams::default(), &patch).await.is_ok()
+    }
+
+    /// Makes another object, such as a ConfigMap, with these fields.
+    pub async fn make<K: kube::Resource<DynamicType = ()>>(&self, name: &str, fields: Value) {
+        let kind = ApiResource::erase::<K>(&());
+        let objects: Api<DynamicObject> = Api::namespaced_with(self.user.clone(), "default", &kind);
+        let object = DynamicObject::new(name, &kind).data(fields);
+        objects.create(&PostParams::default(), &object).await.expect("a new object");
     }
 
     /// Writes a manifest, as an editor does: whole, under its name.

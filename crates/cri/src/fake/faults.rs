@@ -32,6 +32,11 @@ pub enum Fault {
     Disconnect,
     /// The connection breaks after it happened.
     DoneButDisconnect,
+    /// It is carried out twice, as by a transport that tried again; the second answer is told.
+    Twice,
+    /// It happens, and its answer is held back until a later call of the same method was answered;
+    /// at most so long, if none is.
+    Overtaken(Duration),
 }
 
 /// What becomes of an event.
@@ -178,6 +183,14 @@ impl<F: fmt::Debug> fmt::Debug for Rule<F> {
 pub(super) struct Verdict {
     pub(super) delay: Duration,
     pub(super) fault: Option<Fault>,
+}
+
+impl Verdict {
+    /// As it goes on record: what is worse than a delay hides it.
+    pub(super) fn recorded(&self) -> Option<Fault> {
+        let delay = (!self.delay.is_zero()).then_some(Fault::Delay(self.delay));
+        self.fault.clone().or(delay)
+    }
 }
 
 #[derive(Debug)]

@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::faults::Fault;
 use super::rpc::{About, PodRef, Rpc};
 
 /// Upstream never gives a container less time to end than this.
@@ -25,6 +27,8 @@ pub struct Call {
     pub about: About,
     /// The seconds that a StopContainer gives.
     pub grace: Option<i64>,
+    /// What was made to go wrong with it.
+    pub fault: Option<Fault>,
     /// Since the fake was started.
     pub at: Duration,
     /// Absent while it is under way.
@@ -50,6 +54,9 @@ impl fmt::Display for Call {
         }
         if let Some(seconds) = self.grace {
             write!(f, " within {seconds} s")?;
+        }
+        if let Some(fault) = &self.fault {
+            write!(f, " [{fault:?}]")?;
         }
         match &self.end {
             None => f.write_str(": under way"),
@@ -96,6 +103,8 @@ pub(super) struct Journal {
     keep: usize,
     calls: VecDeque<Call>,
     counts: BTreeMap<Rpc, u64>,
+    /// The newest call of each method that was answered.
+    answered: watch::Sender<BTreeMap<Rpc, u64>>,
     next: u64,
     /// Calls that change pods and whose callers still wait.
     under_way: BTreeMap<u64, UnderWay>,
@@ -119,6 +128,7 @@ pub(super) struct Arrival {
     pub(super) line: Option<u64>,
     pub(super) deadline: Option<Instant>,
     pub(super) grace: Option<i64>,
+    pub(super) fault: Option<Fault>,
 }
 
 impl Journal {
@@ -127,6 +137,7 @@ impl Journal {
             keep,
             calls: VecDeque::new(),
             counts: BTreeMap::new(),
+            answered: watch::Sender::default(),
             next: 0,
             under_way: BTreeMap::new(),
             violations: Vec::new(),
@@ -155,11 +166,11 @@ impl Journal {
     }
 
     pub(super) fn arrive(&mut self, arrival: Arrival) -> u64 {
-        let Arrival { rpc, about, at, line, deadline, grace } = arrival;
+        let Arrival { rpc, about, at, line, deadline, grace, fault } = arrival;
         let seq = self.next;
         self.next += 1;
         *self.counts.entry(rpc).or_default() += 1;
-        let call = Call { seq, rpc, about, grace, at, end: None };
+        let call = Call { seq, rpc, about, grace, fault, at, end: None };
         if rpc.changes_pods() {
             self.check(&call);
             self.under_way.insert(seq, UnderWay { call: call.clone(), line, deadline });
@@ -202,6 +213,19 @@ impl Journal {
         {
             call.end = Some((at, outcome));
         }
+    }
+
+    /// Somebody was told what became of a call.
+    pub(super) fn note_answer(&mut self, rpc: Rpc, seq: u64) {
+        self.answered.send_modify(|newest| {
+            let newest = newest.entry(rpc).or_default();
+            *newest = seq.max(*newest);
+        });
+    }
+
+    /// The newest call of each method that was answered, from now on.
+    pub(super) fn answered(&self) -> watch::Receiver<BTreeMap<Rpc, u64>> {
+        self.answered.subscribe()
     }
 
     /// The connection is gone, and with it whoever waited for an answer.
@@ -263,7 +287,8 @@ mod tests {
     }
 
     fn arrival(rpc: Rpc, about: About, grace: Option<i64>) -> Arrival {
-        Arrival { rpc, about, at: Duration::ZERO, line: Some(1), deadline: None, grace }
+        let at = Duration::ZERO;
+        Arrival { rpc, about, at, line: Some(1), deadline: None, grace, fault: None }
     }
 
     #[tokio::test(start_paused = true)]

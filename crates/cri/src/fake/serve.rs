@@ -1,5 +1,6 @@
 //! How any call is served: noted, judged, carried out, answered, or not.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -107,7 +108,7 @@ impl Shared {
         via: Via,
         rpc: Rpc,
         about: About,
-        work: impl FnOnce(Arc<Self>, Pace) -> W + Send,
+        work: impl FnOnce(Arc<Self>, Pace) -> W + Clone + Send,
     ) -> Result<Response<T>, Status>
     where
         T: Send + 'static,
@@ -116,7 +117,7 @@ impl Shared {
         let alive = self.process.lock().alive.clone();
         let (mut call, verdict) = self.note(&via, rpc, about);
         let pace = Pace::After(verdict.delay);
-        let me = self.clone();
+        let (me, seq) = (self.clone(), call.seq);
         let answer = async {
             match verdict.fault {
                 None | Some(Fault::Delay(_)) => work(me, pace).await,
@@ -148,6 +149,17 @@ impl Shared {
                     work(me, pace).await?;
                     self.disconnect(via.line.as_ref()).await
                 }
+                Some(Fault::Twice) => {
+                    // What became of the first nobody hears.
+                    let _ = work.clone()(me.clone(), pace).await;
+                    work(me, Pace::After(Duration::ZERO)).await
+                }
+                Some(Fault::Overtaken(most)) => {
+                    let answer = work(me, pace).await;
+                    // Elapsed: nobody came by.
+                    let _ = tokio::time::timeout(most, self.overtaken(rpc, seq)).await;
+                    answer
+                }
             }
         };
         // A runtime that is gone does nothing more, not even what was due this very moment.
@@ -159,6 +171,7 @@ impl Shared {
             Ok(_) => Outcome::Done,
             Err(status) => Outcome::Failed(status.code()),
         };
+        self.world.lock().journal.note_answer(rpc, seq);
         answer.map(Response::new)
     }
 
@@ -169,7 +182,8 @@ impl Shared {
         let at = world.age();
         let line = via.line.as_ref().map(|line| line.id);
         let (deadline, grace) = (via.deadline, via.grace);
-        let seq = world.journal.arrive(Arrival { rpc, about, at, line, deadline, grace });
+        let fault = verdict.recorded();
+        let seq = world.journal.arrive(Arrival { rpc, about, at, line, deadline, grace, fault });
         (Ongoing { shared: self.clone(), seq, outcome: Outcome::Abandoned }, verdict)
     }
 
@@ -179,13 +193,21 @@ impl Shared {
         via: Via,
         rpc: Rpc,
         about: About,
-        look: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
+        look: impl FnOnce(&mut World) -> Result<T, Status> + Clone + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let work = |shared: Arc<Self>, pace: Pace| async move {
             pace.keep().await;
             look(&mut shared.world.lock())
         };
         self.serve(via, rpc, about, work).await
+    }
+
+    /// Waits until a call of this method that came after this one was answered.
+    async fn overtaken(&self, rpc: Rpc, seq: u64) {
+        let mut answered = self.world.lock().journal.answered();
+        let later = |newest: &BTreeMap<Rpc, u64>| newest.get(&rpc).is_some_and(|at| *at > seq);
+        // The sender lives as long as `self`.
+        let _ = answered.wait_for(later).await;
     }
 
     async fn disconnect<T>(&self, line: Option<&Line>) -> Result<T, Status> {

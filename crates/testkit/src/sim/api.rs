@@ -18,6 +18,7 @@ use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use podwright_apiserver::request::{self, Target};
 use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::{Service, ServiceExt};
@@ -47,6 +48,9 @@ pub enum ApiFault {
     DoneButDisconnect,
     /// It arrives twice, as through a proxy that tried again; the second answer is told.
     Twice,
+    /// It happens, and its answer is held back until a later request of the same kind was
+    /// answered; at most so long, if none is.
+    Overtaken(Duration),
 }
 
 impl ApiFault {
@@ -63,6 +67,7 @@ impl ApiFault {
             Self::Disconnect,
             Self::DoneButDisconnect,
             Self::Twice,
+            Self::Overtaken(Duration::from_secs(5)),
         ]
     }
 }
@@ -179,6 +184,8 @@ pub struct Api {
 struct Shared {
     began: Instant,
     state: Mutex<State>,
+    /// Counts answers.
+    answers: watch::Sender<u64>,
 }
 
 struct State {
@@ -205,7 +212,8 @@ impl Api {
             watches: CancellationToken::new(),
             tripwire: None,
         };
-        let shared = Shared { began: Instant::now(), state: Mutex::new(state) };
+        let (began, state, answers) = (Instant::now(), Mutex::new(state), watch::Sender::default());
+        let shared = Shared { began, state, answers };
         Self { server, shared: Arc::new(shared) }
     }
 
@@ -283,6 +291,22 @@ impl Api {
         if let Some(call) = self.shared.state.lock().calls.get_mut(place) {
             call.code = Some(code);
         }
+        self.shared.answers.send_modify(|count| *count += 1);
+    }
+
+    /// Waits until a request of the same kind that came after this one was answered.
+    async fn overtaken(&self, place: usize) {
+        let later = |_: &u64| {
+            let calls = &self.shared.state.lock().calls;
+            let mut after = calls.iter().skip(place);
+            let held = after.next();
+            let same = |call: &ApiCall| {
+                held.is_some_and(|h| h.verb == call.verb && h.resource == call.resource)
+            };
+            after.any(|call| call.code.is_some() && same(call))
+        };
+        // The sender lives as long as `self`.
+        let _ = self.shared.answers.subscribe().wait_for(later).await;
     }
 }
 
@@ -359,6 +383,12 @@ impl Line {
             Some(ApiFault::Twice) => {
                 let _ = send().await;
                 send().await
+            }
+            Some(ApiFault::Overtaken(most)) => {
+                let answer = send().await;
+                // Elapsed: nobody came by.
+                let _ = tokio::time::timeout(most, self.api.overtaken(place)).await;
+                answer
             }
         };
         if tripwire.as_ref().is_some_and(|wire| wire.step(Moment::After)) {

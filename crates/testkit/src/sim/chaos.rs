@@ -377,14 +377,16 @@ impl Chaos {
             podwright_cri::fake::Code::ResourceExhausted,
         ]);
         let wait = Duration::from_millis(self.chance.below(15_000));
-        match self.chance.below(7) {
+        match self.chance.below(9) {
             0 => Fault::Error(code, "a fault of the simulation".into()),
             1 => Fault::DoneButError(code, "a fault of the simulation".into()),
             2 => Fault::Delay(wait),
             3 => Fault::Hang,
             4 => Fault::Late(wait),
             5 => Fault::Disconnect,
-            _ => Fault::DoneButDisconnect,
+            6 => Fault::DoneButDisconnect,
+            7 => Fault::Twice,
+            _ => Fault::Overtaken(wait),
         }
     }
 

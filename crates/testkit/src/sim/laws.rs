@@ -8,6 +8,20 @@ use podwright_cri::fake::{ContainerState, Rpc};
 use super::Sim;
 use super::record::{self, Sighting};
 
+/// No law was broken on the way.
+#[track_caller]
+pub fn lawful(sim: &Sim) {
+    let broken = broken(sim);
+    assert!(broken.is_empty(), "{}\n{}", broken.join("\n"), sim.story());
+}
+
+/// Nothing is left of any pod but those with these UIDs.
+#[track_caller]
+pub fn clean(sim: &Sim, living: &[String]) {
+    let left = leftovers(sim, living);
+    assert!(left.is_empty(), "{}\n{}", left.join("\n"), sim.story());
+}
+
 /// Every law that was broken so far; empty is good.
 pub fn broken(sim: &Sim) -> Vec<String> {
     let mut broken: Vec<String> = sim.fake.violations().iter().map(ToString::to_string).collect();

@@ -4,7 +4,7 @@ use podwright_testkit::sim::{self, chaos};
 
 /// How many seeds each test plays; `PODWRIGHT_LONG` plays many more.
 fn seeds(share: u64) -> impl Iterator<Item = u64> {
-    let each = if std::env::var_os("PODWRIGHT_LONG").is_some() { 2_000 } else { 26 };
+    let each = if std::env::var_os("PODWRIGHT_LONG").is_some() { 1_000 } else { 26 };
     share * 1_000_000..share * 1_000_000 + each
 }
 

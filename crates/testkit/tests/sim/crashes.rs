@@ -1,21 +1,43 @@
 //! The agent dies at every single step of a pod's life, and the pod's life goes on.
 
-use podwright_cri::fake::ContainerState;
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1;
+use podwright_cri::fake::{Fault, Rpc};
 use podwright_testkit::sim::tripwire::{Counted, Moment};
-use podwright_testkit::sim::wish::{APP, INIT, wish};
-use podwright_testkit::sim::{self, Options, Sim, record};
+use podwright_testkit::sim::wish::{APP, INIT, NODE, Wish, wish};
+use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use serde_json::json;
 
 use crate::{clean, lawful, s};
 
-/// A whole life with a death at step `k`. Returns how many steps were made until then.
+/// A whole life with a death at step `k`, beside a pod that is only to be left in peace. Returns
+/// how many steps were made until then.
 async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
     let mut sim = Sim::started(Options::default()).await;
+    sim.make::<v1::ConfigMap>("map", json!({ "data": { "key": "value" } })).await;
+    let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
+    sim.until_ready("neighbour").await;
     let wire = sim.trip(k, moment, counted);
-    let pod = wish("web").init("first", INIT).sidecar("side", APP);
-    sim.create(&pod.container("a", APP).container("b", APP)).await;
-    carry_on(&mut sim, |sim| sim.record.pod("web").is_some_and(|pod| record::is_ready(&pod))).await;
+    let web = sim.create(&web()).await;
+    let mirror = format!("static-{NODE}");
+    let mut names = vec!["web"];
+    // A life for each look at a static pod would be many more, and tell nothing more.
+    if counted == Counted::Changes {
+        sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
+        names.push(&mirror);
+    }
+    let ready = |sim: &Sim| {
+        let of = |name: &&str| sim.record.pod(name).is_some_and(|pod| record::is_ready(&pod));
+        names.iter().all(of)
+    };
+    carry_on(&mut sim, ready).await;
+    // An agent that comes back has the time to change its mind.
+    let later = sim.age() + s(6);
+    carry_on(&mut sim, |sim| sim.age() >= later).await;
     sim.delete("web", None).await;
-    carry_on(&mut sim, |sim| sim.record.pod("web").is_none()).await;
+    sim.remove_manifest("static.json");
+    carry_on(&mut sim, |sim| sim.record.pods().len() == 1).await;
     sim.pass(s(5)).await;
     let steps = wire.steps();
     if !sim.is_running() {
@@ -24,23 +46,42 @@ async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
     sim.pass(s(5)).await;
     let told = format!("died at step {k} ({moment:?})");
     lawful(&sim);
-    clean(&sim, &[]);
-    let snapshot = sim.fake.snapshot();
-    for name in ["first", "side", "a", "b"] {
-        let ran = |state| match state {
-            ContainerState::Created => false,
-            ContainerState::Running | ContainerState::Exited { .. } | ContainerState::Unknown => {
-                true
-            }
-        };
-        let runs = snapshot.containers.iter().filter(|c| c.name == name && ran(c.state)).count();
-        assert!(runs <= 1, "{told}: {name} ran {runs} times\n{}", sim.story());
+    clean(&sim, std::slice::from_ref(&neighbour));
+    let containers = [("web", "first"), ("web", "side"), ("web", "a"), ("web", "b")];
+    for (pod, name) in containers.into_iter().chain([(mirror.as_str(), "app")]) {
+        let runs = runs(&sim, pod, name);
+        assert!(runs <= 1, "{told}: {pod}/{name} ran {runs} times\n{}", sim.story());
+    }
+    for uid in [&neighbour, &web] {
+        let disturbed = laws::disturbances(&sim, uid);
+        assert!(disturbed.is_empty(), "{told}: {disturbed:?}\n{}", sim.story());
     }
     steps
 }
 
+/// A pod with all kinds of containers and two kinds of volumes.
+fn web() -> Wish {
+    let web = wish("web").init("first", INIT).sidecar("side", APP);
+    web.container("a", APP).container("b", APP).edit(|pod| {
+        let map = json!({ "name": "map", "configMap": { "name": "map" } });
+        pod["spec"]["volumes"] = json!([map, { "name": "scratch", "emptyDir": {} }]);
+        let mounts =
+            ["map", "scratch"].map(|name| json!({ "name": name, "mountPath": format!("/{name}") }));
+        pod["spec"]["containers"][0]["volumeMounts"] = json!(mounts);
+    })
+}
+
+/// How many instances of a container were ever started; by now all of them are removed.
+fn runs(sim: &Sim, pod: &str, container: &str) -> usize {
+    let calls = sim.fake.calls();
+    let starts = calls.iter().filter(|call| call.rpc == Rpc::StartContainer);
+    let done = starts.filter(|call| call.fault != Some(Fault::Disconnect));
+    let of = done.filter(|c| c.about.is_of(pod) && c.about.container.as_deref() == Some(container));
+    of.filter_map(|call| call.about.container_id.clone()).collect::<BTreeSet<_>>().len()
+}
+
 /// Waits until it holds; starts the agent again if it died meanwhile.
-async fn carry_on(sim: &mut Sim, holds: fn(&Sim) -> bool) {
+async fn carry_on(sim: &mut Sim, holds: impl Fn(&Sim) -> bool) {
     loop {
         let came = sim.eventually(s(300), |sim| holds(sim) || !sim.is_running()).await;
         assert!(came, "never\n{}", sim.story());

@@ -34,6 +34,8 @@ async fn each_fault_does_to_a_sandbox_what_it_says() {
         ("late, after the deadline", Fault::Late(seconds(25)), Felt::Failed(Kind::TimedOut), 20, 1),
         ("disconnect", Fault::Disconnect, Felt::Lost, 0, 0),
         ("done but disconnect", Fault::DoneButDisconnect, Felt::Lost, 0, 1),
+        ("twice", Fault::Twice, Felt::Failed(Kind::AlreadyExists), 0, 1),
+        ("overtaken by nobody", Fault::Overtaken(seconds(7)), Felt::Fine, 7, 1),
     ] {
         let bed = bed();
         bed.fake.fail(Rule::on(Rpc::RunPodSandbox, fault).pod("web").nth(1));
@@ -54,6 +56,26 @@ async fn each_fault_does_to_a_sandbox_what_it_says() {
         assert_eq!(again.is_ok(), made == 0, "{case}");
         assert_eq!(bed.fake.violations(), [], "{case}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_overtaken_comes_next_and_tells_what_was() {
+    let bed = bed();
+    bed.fake.fail(Rule::on(Rpc::ListPodSandbox, Fault::Overtaken(seconds(8))).nth(1));
+    let client = bed.client.clone();
+    let first = tokio::spawn(async move { client.list_sandboxes(None).await });
+    tokio::time::sleep(seconds(1)).await;
+    bed.sandbox("web").await;
+    tokio::time::sleep(seconds(1)).await;
+    assert!(!first.is_finished(), "another call does not count");
+    let began = Instant::now();
+    assert_eq!(bed.client.list_sandboxes(None).await.unwrap().len(), 1);
+    assert_eq!(first.await.unwrap().unwrap().len(), 0);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    let record = bed.fake.calls();
+    let record = record.iter().filter(|call| call.rpc == Rpc::ListPodSandbox);
+    let faults: Vec<bool> = record.map(|call| call.fault.is_some()).collect();
+    assert_eq!(faults, [true, false], "what went wrong is on record");
 }
 
 #[tokio::test(start_paused = true)]
