@@ -15,7 +15,7 @@ use crate::process::Daemon;
 use crate::remains::name_of;
 use crate::tools::provide;
 
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(120);
 
 /// A release line of containerd that Debian carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

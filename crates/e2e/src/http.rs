@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::netns::{NetNs, address_of};
 use crate::pki::Pair;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Which server certificates are believed.
 #[derive(Clone, Default)]

@@ -9,11 +9,12 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::mounts;
 use crate::process::output;
+use crate::{cell, mounts};
 
-/// Programs that a node is made of, by the 15 characters the kernel keeps of a name. Others come
-/// and go with the machine's own life, unless they sit in a network or a cgroup that is not ours.
+/// Programs that a node is made of, by the 15 characters the kernel keeps of a name. On the machine
+/// itself others come and go with its own life, unless they sit in a network or a cgroup that is
+/// not ours; in a [cell](crate::cell) every process counts.
 const PROGRAMS: [&str; 12] = [
     "bed-guardian",
     "containerd",
@@ -48,8 +49,17 @@ const SETTINGS: [&str; 14] = [
 ];
 
 /// Folders that runtimes and kubelets share whatever they are told, with a file for each pod.
-const SHARED_FOLDERS: [&str; 4] =
-    ["/run/containerd/s", "/run/netns", "/var/lib/cni/results", "/var/log/containers"];
+const SHARED_FOLDERS: [&str; 5] = [
+    "/run/containerd/s",
+    "/run/netns",
+    "/run/podwright",
+    "/var/lib/cni/results",
+    "/var/log/containers",
+];
+
+/// The thread that looks, which [may be in another network](crate::netns::NetNs::within) than its
+/// process.
+const HERE: &str = "/proc/thread-self";
 
 /// The state of the machine at one moment, one line for each thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,8 +73,8 @@ pub struct Difference {
 }
 
 impl Listing {
-    /// Mounts, cgroups, links, packet filter rules, settings, processes, and the files for network
-    /// namespaces, shims and network plugins.
+    /// Mounts, cgroups, processes, and the files for network namespaces, shims and network plugins;
+    /// and links, packet filter rules and settings of the network that this thread is in.
     pub fn take() -> Result<Self> {
         let mut lines = BTreeSet::new();
         for mount in mounts::all()? {
@@ -127,7 +137,7 @@ fn files(folder: &str) -> Vec<String> {
 
 /// Not from /sys, which goes on showing the network it was mounted in.
 fn links() -> Result<Vec<String>> {
-    let table = fs::read_to_string("/proc/self/net/dev")?;
+    let table = fs::read_to_string(Path::new(HERE).join("net/dev"))?;
     let names = table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
     Ok(names.map(|name| format!("link {name}")).collect())
 }
@@ -143,7 +153,7 @@ fn rules() -> Vec<String> {
     });
     said.flat_map(|(program, text)| {
         let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
-        let lines = lines.map(without_counters).filter(|line| !line.trim().is_empty());
+        let lines = lines.map(without_counters).filter(|line| !is_frame(line));
         lines.map(|line| format!("rule {program} {line}")).collect::<Vec<_>>()
     })
     .collect()
@@ -168,6 +178,21 @@ fn without_counters(line: &str) -> String {
     kept.join(" ")
 }
 
+/// Whether a line only holds others: a table, or a chain that the kernel has of its own and that
+/// lets everything through. Whoever has ever looked into a table has made it.
+fn is_frame(line: &str) -> bool {
+    const OWN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+    let line = line.trim();
+    match line.split(' ').collect::<Vec<_>>().as_slice() {
+        [""] | ["COMMIT"] | ["}"] | ["table", .., "{"] => true,
+        ["chain", name, "{"] => OWN.contains(name),
+        ["type", .., "policy", "accept;"] => true,
+        [chain, "ACCEPT"] => chain.starts_with(':'),
+        [table] => table.starts_with('*'),
+        _ => false,
+    }
+}
+
 fn setting(name: &str) -> Option<String> {
     let value = fs::read_to_string(Path::new("/proc/sys").join(name)).ok()?;
     Some(format!("setting {name} = {}", value.trim()))
@@ -175,7 +200,8 @@ fn setting(name: &str) -> Option<String> {
 
 /// The processes of a node, by pid and command; see [`PROGRAMS`].
 fn processes() -> Vec<String> {
-    let home = Home::of(Path::new("/proc/self"));
+    let home = Home::of(Path::new(HERE));
+    let all_count = cell::inside();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut found = Vec::new();
     for entry in entries {
@@ -189,7 +215,7 @@ fn processes() -> Vec<String> {
         if fs::read_link(proc.join("exe")).is_err() {
             continue;
         }
-        if PROGRAMS.contains(&command) || Home::of(&proc).is_foreign_to(&home) {
+        if all_count || PROGRAMS.contains(&command) || Home::of(&proc).is_foreign_to(&home) {
             found.push(format!("process {pid} {command}"));
         }
     }
@@ -239,6 +265,27 @@ mod tests {
             ("-A X -m comment --comment packets -j Y", "-A X -m comment --comment packets -j Y"),
         ] {
             assert_eq!(without_counters(line), want);
+        }
+    }
+
+    #[test]
+    fn empty_tables_make_no_difference_and_rules_and_policies_do() {
+        for (line, want) in [
+            ("*nat", true),
+            ("COMMIT", true),
+            (":INPUT ACCEPT", true),
+            (":INPUT DROP", false),
+            (":CNI-HOSTPORT-DNAT -", false),
+            ("-A POSTROUTING -j ACCEPT", false),
+            ("table ip nat {", true),
+            ("\tchain POSTROUTING {", true),
+            ("\tchain CNI-HOSTPORT-DNAT {", false),
+            ("\t\ttype nat hook postrouting priority srcnat; policy accept;", true),
+            ("\t\ttype filter hook forward priority filter; policy drop;", false),
+            ("\t\tip saddr 10.0.0.1 counter accept", false),
+            ("\t}", true),
+        ] {
+            assert_eq!(is_frame(line), want, "{line}");
         }
     }
 }

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::wait;
 
 /// How long a process may take to vanish after SIGKILL.
-const DEATH: Duration = Duration::from_secs(20);
+const DEATH: Duration = Duration::from_secs(60);
 
 pub struct Daemon {
     name: String,

@@ -29,7 +29,7 @@ pub(crate) fn name_of(id: &str) -> String {
     format!("pw-{id}")
 }
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// containerd's shims listen here whatever its configuration says.

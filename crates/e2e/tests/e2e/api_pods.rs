@@ -132,12 +132,21 @@ async fn a_killed_agent_finishes_a_deletion_it_did_not_see() {
     cluster.close();
 }
 
+/// When a condition became what it is, in seconds.
+fn since(pod: &Pod, condition: &str) -> i64 {
+    let status = serde_json::to_value(&pod.status).unwrap();
+    let conditions = status["conditions"].as_array().unwrap();
+    let found = conditions.iter().find(|c| c["type"] == condition).unwrap();
+    let time: jiff::Timestamp = found["lastTransitionTime"].as_str().unwrap().parse().unwrap();
+    time.as_second()
+}
+
 #[tokio::test]
 async fn row_37_a_pod_that_does_not_change_costs_no_request() {
     needs_root!();
     let cluster = Cluster::start().await;
     cluster.create(pod("idle", &["serve"])).await;
-    cluster.until("idle", "ready", ready).await;
+    let shown = cluster.until("idle", "ready", ready).await;
     let asked = || {
         let audit = cluster.bed.control_plane().unwrap().audit().unwrap();
         let about = |a: &&podwright_e2e::audit::Audited| {
@@ -149,9 +158,19 @@ async fn row_37_a_pod_that_does_not_change_costs_no_request() {
             .map(|a| format!("{} {}", a.verb, a.subresource))
             .collect::<Vec<_>>()
     };
-    let started = asked();
+    // The server writes its log after it answered.
+    let quiet = async || {
+        let before = asked();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let now = asked();
+        Ok((now == before).then_some(now))
+    };
+    let started = wait::until("the end of the requests of a start", LIMIT, quiet).await.unwrap();
     let patches = started.iter().filter(|request| request.starts_with("patch")).count();
-    assert!(patches <= 2, "a start is at most two reports: {started:?}");
+    // A sandbox is told of together with its containers, unless they take more than five seconds.
+    let containers_took = since(&shown, "Ready") - since(&shown, "PodReadyToStartContainers");
+    let most = if containers_took >= 5 { 3 } else { 2 };
+    assert!(patches <= most, "a start is at most {most} reports: {started:?}");
     // One round of comparing everything with what the API shows, and some.
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(asked(), started);

@@ -12,7 +12,7 @@ use crate::privilege::{needs_root, skipped};
 /// What `cargo xtask images` makes.
 const IMAGE: &str = "localhost/podwright/test:latest";
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 async fn sandbox_lives_and_goes(release: Release) {
     let bed = Bed::builder().containerd(release).start().await.unwrap();

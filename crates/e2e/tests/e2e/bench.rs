@@ -10,7 +10,8 @@ use crate::privilege::needs_root;
 async fn benchmark_measures_floors_and_the_agent() {
     needs_root!();
     let idle = Duration::from_secs(1);
-    let options = Options { pods: vec![1, 3], singles: 1, idle, growth: vec![50], reference: Vec::new() };
+    let options =
+        Options { pods: vec![1, 3], singles: 1, idle, growth: vec![50], reference: Vec::new() };
     let report = bench::run(&options, |_| {}).await.unwrap();
     println!("{report}");
     assert_eq!((report.floors.len(), report.kubelets.len()), (4, 1));

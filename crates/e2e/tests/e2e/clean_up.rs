@@ -7,41 +7,15 @@ use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
 use podwright_e2e::listing::{Difference, Listing};
-use podwright_e2e::{cell, tools, wait};
+use podwright_e2e::wait;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::privilege::needs_root;
+use crate::privilege::{in_a_cell, needs_root};
 
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// What a bed may need; in a cell nothing can be fetched.
-const TOOLS: [&str; 9] = [
-    "host",
-    "containerd-1.6",
-    "containerd-1.7",
-    "containerd-2",
-    "cni-plugins",
-    "crun",
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-];
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// What a victim says, with the id of its bed, when it may be killed.
 const FURNISHED: &str = "furnished ";
-
-/// Runs the test that this is in again, in a cell, where nobody else changes the machine.
-macro_rules! in_a_cell {
-    () => {
-        if !cell::inside() {
-            for tool in TOOLS {
-                tools::provide(tool).unwrap();
-            }
-            let name = std::thread::current().name().unwrap().to_owned();
-            return cell::run_test(&name).unwrap();
-        }
-    };
-}
 
 /// Makes a bed of every part, with a running sandbox in it.
 async fn furnished() -> Bed {

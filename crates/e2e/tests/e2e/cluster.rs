@@ -10,7 +10,7 @@ use podwright_e2e::bed::{Bed, BedBuilder};
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 /// Where the cases' pods are.
 pub(crate) const NAMESPACE: &str = "shop";
 

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::cluster::{Cluster, LIMIT, pod, ready, status};
-use crate::privilege::needs_root;
+use crate::privilege::{figure, needs_root};
 
 fn long() -> bool {
     std::env::var_os("PODWRIGHT_LONG").is_some()
@@ -47,7 +47,12 @@ async fn steady(cluster: &Cluster, count: usize) {
     for number in 0..count {
         let mut steady = pod(&format!("steady-{number}"), &["serve", "--http", "8080"]);
         let container = &mut steady["spec"]["containers"][0];
-        let page = json!({ "httpGet": { "path": "/", "port": 8080 }, "periodSeconds": 2 });
+        let page = json!({
+            "httpGet": { "path": "/", "port": 8080 },
+            "periodSeconds": 2,
+            // A late answer is an answer: this is about the agent, not about a busy machine.
+            "timeoutSeconds": 20,
+        });
         container["readinessProbe"] = page.clone();
         container["livenessProbe"] = page;
         cluster.create(steady).await;
@@ -128,9 +133,17 @@ impl Churn {
         self.stop.store(true, Ordering::Relaxed);
         let born = self.task.await.unwrap();
         let gone = async || {
+            // A request may have failed; whoever nobody deleted yet is deleted now.
+            for (name, _) in alive(pods).await {
+                pods.delete(&name, &DeleteParams::default()).await?;
+            }
             let list = pods.list(&ListParams::default()).await?;
-            let left = list.items.iter().filter_map(|pod| pod.metadata.name.as_deref());
-            Ok(!left.into_iter().any(|name| name.starts_with("churn")))
+            let named = |pod: &&Pod| {
+                pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("churn"))
+            };
+            let left: Vec<Pod> = list.items.iter().filter(named).cloned().collect();
+            anyhow::ensure!(left.is_empty(), "left: {}", serde_json::to_string_pretty(&left)?);
+            Ok(true)
         };
         wait::until_true("what came and went to be gone", LIMIT, gone).await.unwrap();
         born
@@ -200,7 +213,10 @@ async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back
     let mut cluster = Cluster::start().await;
     steady(&cluster, 5).await;
     cluster.create(pod("dies", &["serve"])).await;
-    cluster.create(pod("goes", &["serve"])).await;
+    // Slow enough to be still stopping when the server goes.
+    let mut goes = pod("goes", &["serve", "--linger", "1000"]);
+    goes["spec"]["terminationGracePeriodSeconds"] = json!(10);
+    cluster.create(goes).await;
     cluster.until("dies", "ready", ready).await;
     cluster.until("goes", "ready", ready).await;
     let pods = cluster.pods();
@@ -216,6 +232,8 @@ async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back
     };
 
     pods.delete("goes", &DeleteParams::default()).await.unwrap();
+    // The agent has heard of it.
+    cluster.until_told("goes", "Killing", "Stopping container app").await;
     cluster.bed.control_plane().unwrap().kill_apiserver().await.unwrap();
     let away = Instant::now();
     let died = of_pod("dies").await.unwrap();
@@ -240,6 +258,7 @@ async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back
 #[derive(Debug, PartialEq, Eq)]
 struct Holdings {
     descriptors: usize,
+    threads: usize,
     mounts: usize,
     cgroups: Vec<String>,
     namespaces: usize,
@@ -257,11 +276,23 @@ impl Holdings {
         folders(std::path::Path::new(&below), &mut cgroups);
         Self {
             descriptors: entries(format!("/proc/{pid}/fd").as_ref()),
+            threads: entries(format!("/proc/{pid}/task").as_ref()),
             mounts: mounts.lines().filter(|line| line.contains(cluster.bed.id())).count(),
             cgroups,
             namespaces: entries(&cluster.bed.path("containerd/state/netns")),
             pod_folders: entries(&root.join("pods")),
         }
+    }
+
+    /// Whether it is no more than this. A connection that was idle may have been closed meanwhile.
+    /// A thread for work that blocks ends when it had none for ten seconds; what the agent does now
+    /// and then may keep one or another of them, never one for each pod.
+    fn within(&self, wanted: &Self) -> bool {
+        let Self { descriptors, threads, mounts, cgroups, namespaces, pod_folders } = self;
+        *descriptors <= wanted.descriptors
+            && *threads <= wanted.threads + 4
+            && (mounts, cgroups, namespaces, pod_folders)
+                == (&wanted.mounts, &wanted.cgroups, &wanted.namespaces, &wanted.pod_folders)
     }
 }
 
@@ -293,31 +324,36 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
     tokio::time::sleep(Duration::from_secs(60 * minutes - 15)).await;
     let born = churn.end(&pods).await;
     let after = settled(&cluster, Some(&before)).await;
-    let late = Memory::of(pid).unwrap();
-    println!(
-        "soak: {born} pods in {minutes} min; {:.1} MB before, {:.1} MB after",
-        early.resident, late.resident
-    );
-    assert_eq!(after, before);
-    assert!(
-        late.anonymous < early.anonymous * 1.1 + 1.0,
-        "memory grew: {:.1} MB before, {:.1} MB after {born} pods",
-        early.anonymous,
-        late.anonymous
-    );
+    let mut late = Memory::of(pid).unwrap();
+    // What is free goes back to the machine once a minute.
+    let trimmed = async || {
+        late = Memory::of(pid)?;
+        Ok(late.anonymous < early.anonymous * 1.1 + 1.0)
+    };
+    let trimmed = wait::until_true("memory as it was", LIMIT * 2, trimmed).await;
+    figure(&format!(
+        "soak: {born} pods in {minutes} min; {:.1} MB ({:.1} anonymous) before, \
+         {:.1} MB ({:.1} anonymous) after",
+        early.resident, early.anonymous, late.resident, late.anonymous
+    ));
+    assert!(after.within(&before), "before: {before:#?}\nafter {born} pods: {after:#?}");
+    assert!(trimmed.is_ok(), "memory grew: {early:?} before, {late:?} after {born} pods");
     cluster.close();
 }
 
 /// What is held once dead containers are removed and, if there is something to compare with, once
-/// it is the same; else once it stays the same: a file that is just being read is not held.
+/// it is no more; else once it stays the same: a file that is just being read is not held, and a
+/// thread that has nothing to do ends after ten seconds.
 async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> Holdings {
-    const LOOKS: usize = 50;
+    const STAYS: Duration = Duration::from_secs(12);
     let cri = cluster.bed.cri().await.unwrap();
-    let (mut held, mut looks) = (Holdings::of(cluster), 0);
+    let (mut held, mut since) = (Holdings::of(cluster), Instant::now());
     let settled = async || {
         let before = std::mem::replace(&mut held, Holdings::of(cluster));
-        looks = if held == before { looks + 1 } else { 0 };
-        let good = wanted.map_or(looks >= LOOKS, |wanted| held == *wanted);
+        if held != before {
+            since = Instant::now();
+        }
+        let good = wanted.map_or(since.elapsed() >= STAYS, |wanted| held.within(wanted));
         Ok(good && cri.containers().await?.is_empty() && cri.sandboxes().await?.is_empty())
     };
     // Told by what differs, if it does.

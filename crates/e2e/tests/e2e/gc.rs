@@ -4,8 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
+use podwright_e2e::containerd::Release;
 use podwright_e2e::wait;
-use podwright_proto::cri::ContainerState;
+use podwright_proto::cri::{ContainerState, Image};
 use serde_json::json;
 
 use crate::cluster::pod;
@@ -67,16 +68,19 @@ async fn images_unused_for_too_long_go_and_no_others() {
         Ok(containers.iter().any(|c| c.state() == ContainerState::ContainerRunning))
     };
     wait::until_true("the pod to run", LIMIT, running).await.unwrap();
-    let images = async || {
-        let listed = cri
-            .images
-            .clone()
-            .list_images(podwright_proto::cri::ListImagesRequest::default())
-            .await?
-            .into_inner()
-            .images;
-        anyhow::Ok(listed.into_iter().flat_map(|image| image.repo_tags).collect::<Vec<_>>())
+    let listed = async || {
+        let all = podwright_proto::cri::ListImagesRequest::default();
+        anyhow::Ok(cri.images.clone().list_images(all).await?.into_inner().images)
     };
+    let images = async || {
+        let images = listed().await?.into_iter();
+        anyhow::Ok(images.flat_map(|image| image.repo_tags).collect::<Vec<_>>())
+    };
+    // The sandboxes' own image is pinned by every runtime that can.
+    let can_pin = bed.containerd().release() != Release::V1_6;
+    let pause = |image: &&Image| image.repo_tags.iter().any(|tag| tag.contains("/pause"));
+    let pinned = listed().await.unwrap().iter().find(pause).map(|image| image.pinned);
+    assert_eq!(pinned, Some(can_pin), "{:?}", bed.containerd().release());
     assert!(images().await.unwrap().iter().any(|name| name.contains("busybox")));
 
     // The same node again, for which everything is too old. Its own age counts from its start.

@@ -68,7 +68,7 @@ async fn a_pull_secret_opens_a_private_registry_and_only_for_who_has_it() {
     cluster.until("thief", "not found", waits_for("ErrImageNeverPull")).await;
     let before = registry.visits().1;
     cluster.create(wanting("burglar", &image, "IfNotPresent", None)).await;
-    cluster.until("burglar", "refused", waits_for("ErrImagePull")).await;
+    cluster.until("burglar", "refused", waits_for("ImagePullBackOff")).await;
     assert!(registry.visits().1 > before, "the registry was asked again");
     cluster.create(wanting("family", &image, "Never", Some("right"))).await;
     cluster.until("family", "ready", ready).await;

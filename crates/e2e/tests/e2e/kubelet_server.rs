@@ -7,7 +7,6 @@ mod numbers;
 mod streams;
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use http::Request;
 use hyper::body::Bytes;
@@ -43,7 +42,7 @@ async fn run(mut command: Command, input: &[u8]) -> Ended {
         let _ = writing.join();
         output
     });
-    let output = tokio::time::timeout(Duration::from_secs(120), ended).await;
+    let output = tokio::time::timeout(LIMIT * 2, ended).await;
     let output = output.expect("it ends in time").unwrap().unwrap();
     Ended {
         code: output.status.code(),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::privilege::needs_root;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const NODE: &str = "node-1";
 
 /// A bed with a control plane and an agent that registers itself.

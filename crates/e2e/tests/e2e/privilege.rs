@@ -1,12 +1,25 @@
-//! What a case needs from the machine, and how it says so when it does not get it.
+//! What a case needs from the machine, and what it tells of itself although it passes.
 
 use std::io::Write;
 
-/// Tells that a case is skipped. Not by `eprintln!`: what a passing test prints that way is kept
-/// back, and nobody would know.
+use podwright_e2e::{cell, tools};
+
+/// Tells that a case is skipped.
 pub(crate) fn skipped(reason: &str) {
+    tell("skipped", reason);
+}
+
+/// Tells what a case measured; the summary of `./test` lists it.
+pub(crate) fn figure(text: &str) {
+    tell("figure", text);
+}
+
+/// Not by `eprintln!`: what a passing test prints that way is kept back, and nobody would know. In
+/// one piece, since others write as well.
+fn tell(kind: &str, text: &str) {
     let case = std::thread::current().name().unwrap_or("a case").to_owned();
-    let _ = writeln!(std::io::stderr(), "{case}: skipped: {reason}");
+    let line = format!("{case}: {kind}: {text}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Leaves the test when it does not run as root: namespaces, cgroups and mounts need it.
@@ -18,6 +31,34 @@ macro_rules! needs_root {
     };
 }
 pub(crate) use needs_root;
+
+/// Runs the test that this is in again, in a cell, where nobody else changes the machine.
+macro_rules! in_a_cell {
+    () => {
+        if !podwright_e2e::cell::inside() {
+            return crate::privilege::run_in_a_cell();
+        }
+    };
+}
+pub(crate) use in_a_cell;
+
+/// In a cell nothing can be fetched, so that what a bed may need is there before.
+pub(crate) fn run_in_a_cell() {
+    for tool in [
+        "host",
+        "containerd-1.6",
+        "containerd-1.7",
+        "containerd-2",
+        "cni-plugins",
+        "crun",
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+    ] {
+        tools::provide(tool).unwrap();
+    }
+    cell::run_test(std::thread::current().name().unwrap()).unwrap();
+}
 
 /// Leaves the test where there is no VM: `testbed/provide` has one for amd64 only.
 macro_rules! needs_vm {

@@ -1,6 +1,5 @@
 //! `podwright up` and `podwright down`, as a user runs them.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,9 +12,10 @@ use podwright_e2e::listing::{Difference, Listing};
 use podwright_e2e::{images, tools, wait};
 use serde_json::{Value, json};
 
-use crate::privilege::needs_root;
+use crate::privilege::{in_a_cell, needs_root};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 
 /// A node of its own in the bed's network, with the machine's containerd and plugins.
 pub(crate) struct Standalone<'a> {
@@ -69,17 +69,6 @@ impl<'a> Standalone<'a> {
     /// The process of its agent or of its containerd.
     pub(crate) fn pid(&self, of: &str) -> String {
         json_of(&self.run_folder().join(format!("{of}.pid")))["pid"].to_string()
-    }
-
-    /// The sockets of its shims, which bear no name that tells whose they are.
-    fn shim_sockets(&self) -> Vec<PathBuf> {
-        let tasks = self.run_folder().join("containerd/io.containerd.runtime.v2.task/k8s.io");
-        let bundles = fs::read_dir(tasks).into_iter().flatten().flatten();
-        // Up to 1.7 a plain text; later a JSON document.
-        let files = bundles.flat_map(|it| ["address", "bootstrap.json"].map(|f| it.path().join(f)));
-        let told = files.filter_map(|file| fs::read_to_string(file).ok());
-        let path = |text: String| Some(text.split_once("unix://")?.1.split('"').next()?.into());
-        told.filter_map(path).collect()
     }
 
     fn put_manifest(&self, pod: &Value) {
@@ -147,46 +136,75 @@ fn web(host_port: u16) -> Value {
     })
 }
 
-/// What of the machine and of the bed's network a node could leave changed.
-struct Traces {
-    machine: Listing,
-    network: BTreeSet<String>,
-}
+/// What of the machine and of the bed's network a node could leave changed. Taken in a cell, where
+/// nobody else is: so that every process and every setting counts.
+struct Traces(Listing);
 
 impl Traces {
     async fn take(bed: &Bed) -> Self {
-        let mut network = BTreeSet::new();
-        for command in [
-            &["ip", "-o", "link"][..],
-            &["iptables-save"],
-            &["cat", "/proc/sys/net/ipv4/ip_forward"],
-        ] {
-            let text = bed.exec(command).await.unwrap();
-            // Counters, times and tables without a rule are no traces.
-            let noise = |line: &str| {
-                let builtin = line.starts_with(':') && !line.starts_with(":CNI");
-                builtin || line.starts_with(['#', '*']) || line == "COMMIT"
-            };
-            network.extend(text.lines().filter(|line| !noise(line)).map(str::to_owned));
-        }
-        Self { machine: Listing::take().unwrap(), network }
+        let look = || Listing::take().map_err(std::io::Error::other);
+        Self(bed.netns().within(look).await.unwrap())
     }
 
-    /// Other tests use the machine meanwhile, so that only what has one of the names counts there;
-    /// nobody else is in the network.
-    fn assert_same(&self, after: &Self, names: &[&str]) {
-        let Difference { added, removed } = self.machine.difference(&after.machine);
-        let ours = |line: &&String| names.iter().any(|name| line.contains(name));
-        let changed: Vec<_> = added.iter().chain(&removed).filter(ours).collect();
-        assert!(changed.is_empty(), "{changed:#?}");
-        assert_eq!(self.network, after.network);
+    /// What is different now. Cgroups are everyone's, so only those with one of the names count;
+    /// and a mount that went is somebody else's, whose folder was removed.
+    async fn changes(&self, bed: &Bed, names: &[&str]) -> Difference {
+        let mut changes = self.0.difference(&Self::take(bed).await.0);
+        let ours = |line: &String| {
+            !line.starts_with("cgroup ") || names.iter().any(|name| line.contains(name))
+        };
+        changes.added.retain(ours);
+        changes.removed.retain(|line| ours(line) && !line.starts_with("mount "));
+        changes
     }
+
+    async fn assert_same(&self, bed: &Bed, names: &[&str]) {
+        let changes = self.changes(bed, names).await;
+        assert!(changes.is_empty(), "{changes}");
+    }
+
+    /// That it would be noticed if anything of a node that runs stayed.
+    async fn assert_seen(&self, bed: &Bed, instance: &str) {
+        let changes = self.changes(bed, &[instance]).await;
+        let bridge = format!("pw-{instance}");
+        for (kind, word) in [
+            ("mount ", "overlay"),
+            ("mount ", "nsfs"),
+            ("cgroup ", instance),
+            ("link ", bridge.as_str()),
+            ("rule iptables-save ", instance),
+            ("setting ", "net/ipv4/ip_forward = 1"),
+            ("process ", " podwright"),
+            ("process ", " containerd"),
+            ("process ", " containerd-shim"),
+            ("process ", " pause"),
+            ("process ", " testserver"),
+            ("file /run/podwright/", instance),
+            ("file /run/containerd/s/", ""),
+            ("file /var/lib/cni/results/", ""),
+        ] {
+            let seen = |line: &String| match kind {
+                "process " => line.starts_with(kind) && line.ends_with(word),
+                _ => line.starts_with(kind) && line.contains(word),
+            };
+            assert!(changes.added.iter().any(seen), "no {kind}{word} in\n{changes}");
+        }
+        let forward = "setting net/ipv4/ip_forward = 0".to_owned();
+        assert!(changes.removed.contains(&forward), "{changes}");
+    }
+}
+
+/// Turns forwarding off, which a node turns on. A bed has it on.
+async fn forward_nothing(bed: &Bed) {
+    bed.exec(&["sh", "-c", &format!("echo 0 >{FORWARDING}")]).await.unwrap();
 }
 
 #[tokio::test]
 async fn up_runs_a_pod_and_down_leaves_nothing() {
     needs_root!();
+    in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
+    forward_nothing(&bed).await;
     let node = Standalone::new(&bed, "up");
     let before = Traces::take(&bed).await;
 
@@ -200,38 +218,37 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     assert!(again.contains("containerd") && again.contains("agent: runs already"), "{again}");
     let uid = node.pods().await[0]["uid"].clone();
     assert_eq!(node.pods().await[0]["restarts"], 0);
-    let examined = bed.command(&node.program).args(["doctor", "--state-dir", &node.state]).output();
-    let examined = String::from_utf8(examined.unwrap().stdout).unwrap();
-    assert!(examined.contains("runs and is Ready"), "{examined}");
+    let examined = async || {
+        let mut doctor = bed.command(&node.program);
+        let said = doctor.args(["doctor", "--state-dir", &node.state]).output()?;
+        let said = String::from_utf8(said.stdout)?;
+        anyhow::ensure!(said.contains("runs and is Ready"), "{said}");
+        Ok(true)
+    };
+    wait::until_true("the doctor to find the node well", LIMIT, examined).await.unwrap();
 
-    let sockets = node.shim_sockets();
-    assert!(!sockets.is_empty());
+    before.assert_seen(&bed, &instance).await;
     node.run(&["down"]).await.unwrap();
-    before.assert_same(&Traces::take(&bed).await, &[bed.id(), &instance]);
-    assert!(!sockets.iter().any(|socket| socket.exists()), "{sockets:?}");
+    before.assert_same(&bed, &[bed.id(), &instance]).await;
 
     node.run(&["up"]).await.unwrap();
     node.address_of_pod().await;
     assert_eq!(node.pods().await[0]["uid"], uid, "the same manifest is the same pod");
 
     // killed, containerd takes nothing down itself: network namespaces, links, shims, sockets
-    let (socket, sockets) = (node.run_folder().join("containerd.sock"), node.shim_sockets());
     bed.exec(&["kill", "-9", &node.pid("containerd")]).await.unwrap();
     bed.exec(&["kill", "-9", &node.pid("agent")]).await.unwrap();
     node.run(&["down"]).await.unwrap();
-    before.assert_same(&Traces::take(&bed).await, &[bed.id(), &instance]);
-    assert!(!sockets.iter().any(|socket| socket.exists()), "{sockets:?}");
-    let shims = bed.exec(&["pgrep", "--full", "--", socket.to_str().unwrap()]).await;
-    assert!(shims.is_err(), "{shims:?}");
+    before.assert_same(&bed, &[bed.id(), &instance]).await;
     bed.close().unwrap();
 }
 
 #[tokio::test]
 async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_network() {
     needs_root!();
+    in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
-    let forward = "/proc/sys/net/ipv4/ip_forward";
-    bed.exec(&["sh", "-c", &format!("echo 0 >{forward}")]).await.unwrap();
+    forward_nothing(&bed).await;
     // as a kubelet with plugins of its own would have it
     let foreign = ["-t", "nat", "-N", "CNI-0123456789abcdef"];
     let entry = [
@@ -269,7 +286,7 @@ async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_net
     let said = one.run(&["down"]).await.unwrap();
     assert!(said.contains("ip_forward") && said.contains("stay"), "{said}");
     assert_eq!(of_the_other().await, rules);
-    assert_eq!(bed.exec(&["cat", forward]).await.unwrap().trim(), "1");
+    assert_eq!(bed.exec(&["cat", FORWARDING]).await.unwrap().trim(), "1");
     let page = async || Ok(bed.http_get("http://10.99.0.10:18081/").await.is_ok());
     wait::until_true("the page of the other node", LIMIT, page).await.unwrap();
     let left = bed.exec(&["iptables-save"]).await.unwrap();
@@ -281,16 +298,16 @@ async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_net
     for (action, end) in [("-D", &entry[3..]), ("-X", &foreign[3..])] {
         bed.exec(&[&["iptables", "-t", "nat", action], end].concat()).await.unwrap();
     }
-    before.assert_same(&Traces::take(&bed).await, &[bed.id(), &first, &second]);
+    before.assert_same(&bed, &[bed.id(), &first, &second]).await;
     bed.close().unwrap();
 }
 
 #[tokio::test]
 async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     needs_root!();
+    in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::new(&bed, "up");
-    let before = Traces::take(&bed).await;
 
     // a runtime that nobody serves is named before anything is made
     let nobody = format!("unix://{}", bed.path("nobody.sock").display());
@@ -309,6 +326,7 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     let refused = node.run(&up).await.unwrap_err();
     assert!(format!("{refused:#}").contains("another node"), "{refused:#}");
     cri.remove_sandbox(&neighbour).await.unwrap();
+    let before = Traces::take(&bed).await;
 
     node.run(&up).await.unwrap();
     let instance = node.instance();
@@ -322,10 +340,10 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     let left: Vec<String> = cri.sandboxes().await.unwrap().into_iter().map(|it| it.id).collect();
     assert_eq!(left, std::slice::from_ref(&bare), "what is not the node's own stays");
     cri.remove_sandbox(&bare).await.unwrap();
-    let after = Traces::take(&bed).await;
-    let Difference { added, .. } = before.machine.difference(&after.machine);
-    let ours: Vec<_> = added.iter().filter(|line| line.contains(&instance)).collect();
-    assert!(ours.is_empty(), "{ours:#?}");
+    let mut changes = before.changes(&bed, &[bed.id(), &instance]).await;
+    // The chains for host ports are the runtime's, and stay with it.
+    changes.added.retain(|line| !line.starts_with("rule ") || line.contains(&instance));
+    assert!(changes.is_empty(), "{changes}");
 
     // and what a private runtime is wanted for next, goes with it
     node.run(&["up"]).await.unwrap();
@@ -333,6 +351,34 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     node.run(&["down"]).await.unwrap();
     // one that nobody waited for is still listed, but has no program any more
     assert!(fs::read_link(format!("/proc/{containerd}/exe")).is_err());
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn the_run_script_shows_a_pod_and_takes_everything_off_again() {
+    needs_root!();
+    in_a_cell!();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::new(&bed, "run");
+    let before = Traces::take(&bed).await;
+    let script = async |arguments: &[&str]| {
+        let mut command = bed.command(&tools::repository().join("run").to_string_lossy());
+        command.args(arguments).env("HOME", bed.path("home"));
+        command.env("PODWRIGHT_STATE", &node.state).env("PODWRIGHT_BIN", &node.program);
+        bed.ground().run(command).await.unwrap()
+    };
+
+    for told in ["agent: started", "agent: runs already"] {
+        let said = script(&[]).await;
+        for part in [told, "is Ready", "hello from podwright", "./run --down"] {
+            assert!(said.contains(part), "no {part:?} in\n{said}");
+        }
+    }
+    let instance = node.instance();
+    let said = script(&["--down"]).await;
+    assert!(said.contains("everything is taken down"), "{said}");
+    assert!(!bed.path("home").exists(), "kubectl wrote into HOME");
+    before.assert_same(&bed, &[bed.id(), &instance]).await;
     bed.close().unwrap();
 }
 

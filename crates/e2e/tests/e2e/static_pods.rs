@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::privilege::needs_root;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const UID: &str = "io.kubernetes.pod.uid";
 
 /// A pod that waits for its end and goes at once when told to.

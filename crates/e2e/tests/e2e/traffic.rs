@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::cluster::pod;
 use crate::privilege::needs_root;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// Bits a second, and what is sent at that rate. containerd asks for a burst of half a gigabyte,
 /// whatever the rate; counted in the kernel's 32-bit ticks it wraps around, and at this rate to
 /// next to nothing.

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::privilege::{needs_root, needs_vm};
 
-/// Six minutes on a machine that has nothing else to do.
-const LIMIT: Duration = Duration::from_secs(1500);
+/// Six minutes on a machine that has nothing else to do; one that is busy takes many times that.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
 async fn units_report_ready_limit_pods_and_leave_containers_alone() {

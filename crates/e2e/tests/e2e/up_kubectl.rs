@@ -9,10 +9,10 @@ use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
-use crate::privilege::needs_root;
+use crate::privilege::{figure, needs_root};
 use crate::standalone::Standalone;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A pod of the test image that serves a page, with what a case wants of its spec.
 fn server(name: &str, extra: &Value) -> String {
@@ -150,7 +150,9 @@ async fn kubectl_of_every_age_reads_and_writes_objects() {
         papers(&kubectl).await;
         // a namespace comes furnished, and its deletion empties it
         kubectl.run(&["create", "namespace", suffix]).await.unwrap();
-        kubectl.run(&["get", "serviceaccount", "default", "-n", suffix]).await.unwrap();
+        let account = ["get", "serviceaccount", "default", "-n", suffix];
+        let furnished = async || kubectl.run(&account).await.map(Some);
+        wait::until("the account of a namespace", LIMIT, furnished).await.unwrap();
         kubectl.run(&["create", "configmap", "left", "-n", suffix]).await.unwrap();
         kubectl.run(&["delete", "namespace", suffix]).await.unwrap();
         assert!(kubectl.run(&["get", "namespace", suffix]).await.is_err());
@@ -166,15 +168,16 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     let node = Standalone::up(&bed).await;
     let kubectl = node.kubectl(Release::V1_32);
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
-    let ready = ["wait", "--for=condition=Ready", "pod/hello", "--timeout=60s"];
+    let ready = ["wait", "--for=condition=Ready", "pod/hello", "--timeout=180s"];
 
     kubectl.run_with(&["apply", "-f", "-"], &server("hello", &json!({}))).await.unwrap();
     run(&ready).await;
     let shown = run(&["get", "pod", "hello", "-o", "wide"]).await;
     assert!(shown.contains("1/1") && shown.contains("Running"), "{shown}");
     let ip = run(&["get", "pod", "hello", "-o", "jsonpath={.status.podIP}"]).await;
-    let page = bed.http_get(&format!("http://{ip}:8080/")).await.unwrap();
-    assert_eq!(page.status, 200);
+    let url = format!("http://{ip}:8080/");
+    let page = async || bed.http_get(&url).await.map(Some);
+    assert_eq!(wait::until("the pod's page", LIMIT, page).await.unwrap().status, 200);
     let described = run(&["describe", "pod", "hello"]).await;
     assert!(described.contains("Successfully assigned default/hello"), "{described}");
 
@@ -240,8 +243,9 @@ async fn time_to_the_first_pod_and_memory_of_the_whole_process_are_printed() {
     node.run(&["up"]).await.unwrap();
     let up = began.elapsed();
     kubectl.run_with(&["apply", "-f", "-"], &server("first", &json!({}))).await.unwrap();
-    kubectl.run(&["wait", "--for=condition=Ready", "pod/first", "--timeout=60s"]).await.unwrap();
-    println!("warm up: node Ready after {up:?}, the first pod after {:?}", began.elapsed());
+    kubectl.run(&["wait", "--for=condition=Ready", "pod/first", "--timeout=180s"]).await.unwrap();
+    let first = began.elapsed();
+    figure(&format!("warm up: node Ready after {up:.2?}, the first pod after {first:.2?}"));
     kubectl.run(&["delete", "pod", "first"]).await.unwrap();
     let many = if std::env::var_os("PODWRIGHT_LONG").is_some() { 110 } else { 10 };
     let manifests: Vec<String> =
@@ -251,10 +255,10 @@ async fn time_to_the_first_pod_and_memory_of_the_whole_process_are_printed() {
     let wait = ["wait", "--for=condition=Ready", "pod", "--all", "--timeout=300s"];
     kubectl.run(&wait).await.unwrap();
     let after = Memory::of(agent(&bed, &node).await).unwrap();
-    println!(
+    figure(&format!(
         "up: {:.1} MB with no pods ({:.1} anonymous), {:.1} MB with {many} ({:.1} anonymous)",
         before.resident, before.anonymous, after.resident, after.anonymous
-    );
+    ));
     node.run(&["down"]).await.unwrap();
     drop(kubectl);
     bed.close().unwrap();

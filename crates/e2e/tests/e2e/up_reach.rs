@@ -17,7 +17,7 @@ use crate::privilege::needs_root;
 use crate::standalone::Standalone;
 use crate::up_kubectl::agent;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Whoever asked sudo.
 const PERSON: u32 = 4321;
@@ -38,7 +38,12 @@ fn open_to_others(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
-        let mode = entry.metadata().unwrap().permissions().mode();
+        let mode = match entry.metadata() {
+            Ok(metadata) => metadata.permissions().mode(),
+            // A temporary file may vanish while it is looked at.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => panic!("{}: {error}", entry.path().display()),
+        };
         if mode & 0o077 != 0 {
             found.push(entry.path());
         }
@@ -119,7 +124,7 @@ async fn pods_reach_the_api_with_what_they_were_given_and_people_keep_their_secr
 
     let kubectl = bed.kubectl_with(Release::V1_32, kubeconfig).unwrap();
     kubectl.run_with(&["apply", "-f", "-"], &web()).await.unwrap();
-    let ready = ["wait", "--for=condition=Ready", "pod/web", "--timeout=60s"];
+    let ready = ["wait", "--for=condition=Ready", "pod/web", "--timeout=180s"];
     kubectl.run(&ready).await.unwrap();
     let page = async || Ok(bed.http_get("http://10.99.0.10:18080/").await.is_ok());
     wait::until_true("the page at the machine's port", LIMIT, page).await.unwrap();

@@ -1,11 +1,16 @@
 //! What a pod of `podwright up` waits for, and what it finds again: room on the machine, a folder.
 
+use std::time::Duration;
+
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl::Release;
+use podwright_e2e::wait;
 use serde_json::json;
 
 use crate::privilege::needs_root;
 use crate::standalone::Standalone;
+
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Two pods that each want more than half of the machine.
 #[tokio::test]
@@ -37,19 +42,28 @@ async fn a_pod_waits_for_room_and_a_claim_gets_a_folder() {
     };
     let all = [claim, big("first")].map(|object| object.to_string()).join("\n");
     kubectl.run_with(&["apply", "-f", "-"], &all).await.unwrap();
-    run(&["wait", "--for=condition=Ready", "pod/first", "--timeout=60s"]).await;
+    run(&["wait", "--for=condition=Ready", "pod/first", "--timeout=180s"]).await;
     assert_eq!(run(&["get", "pvc", "data", "-o", "jsonpath={.status.phase}"]).await, "Bound");
     kubectl.run_with(&["apply", "-f", "-"], &big("second").to_string()).await.unwrap();
-    run(&["wait", "--for=condition=PodScheduled=False", "pod/second", "--timeout=60s"]).await;
+    run(&["wait", "--for=condition=PodScheduled=False", "pod/second", "--timeout=180s"]).await;
     let why = "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}";
     let told = run(&["get", "pod", "second", "-o", why]).await;
     assert!(told.starts_with("Unschedulable: ") && told.contains("Insufficient cpu"), "{told}");
     run(&["delete", "pod", "first"]).await;
-    run(&["wait", "--for=condition=Ready", "pod/second", "--timeout=60s"]).await;
-    let who = run(&["exec", "second", "--", "cat", "/data/who"]).await;
-    assert_eq!(who, "first\nsecond\n", "the claim's folder outlives a pod");
-    let glance = node.run(&["status"]).await.unwrap();
-    assert!(glance.contains("Ready") && glance.contains("second"), "{glance}");
+    run(&["wait", "--for=condition=Ready", "pod/second", "--timeout=180s"]).await;
+    // Without a probe a pod is ready before its program did anything.
+    let both = async || {
+        let who = kubectl.run(&["exec", "second", "--", "cat", "/data/who"]).await?;
+        anyhow::ensure!(who == "first\nsecond\n", "the claim's folder has {who:?}");
+        Ok(true)
+    };
+    wait::until_true("the claim's folder to outlive a pod", LIMIT, both).await.unwrap();
+    let shown = async || {
+        let glance = node.run(&["status"]).await?;
+        anyhow::ensure!(glance.contains("Ready") && glance.contains("second"), "{glance}");
+        Ok(true)
+    };
+    wait::until_true("the status of both", LIMIT, shown).await.unwrap();
     let asked = node.run(&["why", "second"]).await.unwrap();
     assert!(asked.contains("default/second") && asked.contains("running"), "{asked}");
     node.run(&["down"]).await.unwrap();

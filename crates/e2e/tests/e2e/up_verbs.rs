@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::privilege::needs_root;
 use crate::standalone::Standalone;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const IMAGE: &str = "--image=localhost/podwright/test:latest";
 const LOCAL: &str = "--image-pull-policy=Never";
 
@@ -65,7 +65,7 @@ async fn life(bed: &Bed, kubectl: &Kubectl, talk: &str) {
     run(&["delete", "pod", "stays", "--force", "--grace-period=0"]).await;
     assert!(refused(kubectl, &["get", "pod", "stays"]).await.contains("NotFound"));
     kubectl.run_with(&["create", "-f", "-"], &shell("stays", "sleep 1000")).await.unwrap();
-    run(&["wait", "--for=condition=Ready", "pod/stays", "--timeout=60s"]).await;
+    run(&["wait", "--for=condition=Ready", "pod/stays", "--timeout=180s"]).await;
     let eviction = json!({
         "apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": "stays", "namespace": "default"},
@@ -120,9 +120,13 @@ async fn debug(kubectl: &Kubectl, pod: &str) {
 async fn newer(kubectl: &Kubectl) {
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
     kubectl.run_with(&["create", "-f", "-"], &shell("sick", "sleep 1000")).await.unwrap();
-    run(&["wait", "--for=condition=Ready", "pod/sick", "--timeout=60s"]).await;
-    let events = run(&["events", "--for", "pod/sick"]).await;
-    assert!(events.contains("Scheduled") && events.contains("Started"), "{events}");
+    run(&["wait", "--for=condition=Ready", "pod/sick", "--timeout=180s"]).await;
+    let told = async || {
+        let events = kubectl.run(&["events", "--for", "pod/sick"]).await?;
+        anyhow::ensure!(events.contains("Scheduled") && events.contains("Started"), "{events}");
+        Ok(Some(events))
+    };
+    let events = wait::until("the events of a start", LIMIT, told).await.unwrap();
     assert!(!events.contains("Warning"), "{events}");
     debug(kubectl, "sick").await;
     assert_eq!(run(&["create", "token", "default"]).await.split('.').count(), 3);

@@ -246,11 +246,15 @@ async fn row_48_pod_deleted_by_force_still_gets_its_grace() {
     container["command"] = json!([
         "sh",
         "-c",
-        "trap 'sleep 1; echo bye >/out/bye; exit 0' TERM; while :; do sleep 0.1; done"
+        "trap 'sleep 1; echo bye >/out/bye; exit 0' TERM; touch /out/up; \
+         while :; do sleep 0.1; done"
     ]);
     container["volumeMounts"] = json!([{ "name": "out", "mountPath": "/out" }]);
     cluster.create(last_words).await;
     cluster.until("writes", "ready", ready).await;
+    // Ready is not yet prepared.
+    let prepared = async || Ok(folder.join("up").exists());
+    wait::until_true("its trap", LIMIT, prepared).await.unwrap();
     cluster.pods().delete("writes", &DeleteParams::default().grace_period(0)).await.unwrap();
     cluster.until_gone("writes").await;
     let said = async || Ok(folder.join("bye").exists());

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::cluster::pod;
 use crate::privilege::needs_root;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A pod that says which ids its own are on the node.
 fn own_users(name: &str) -> Value {

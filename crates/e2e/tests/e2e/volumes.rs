@@ -16,7 +16,7 @@ use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
-use crate::privilege::needs_root;
+use crate::privilege::{figure, needs_root};
 
 impl Cluster {
     fn objects<K>(&self) -> Api<K>
@@ -203,8 +203,9 @@ async fn row_37_an_edit_is_seen_in_the_container_at_once() {
     }
     took.sort_unstable();
     let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
-    println!("edit to container: median {median:?}, longest {most:?} of {}", took.len());
-    assert!(most < Duration::from_secs(10), "upstream takes a minute; this was {most:?}");
+    let of = took.len();
+    figure(&format!("edit to container: median {median:.2?}, longest {most:.2?} of {of}"));
+    assert!(median < Duration::from_secs(10), "upstream takes a minute; this was {median:?}");
 
     // What is optional appears and vanishes.
     cluster.make::<ConfigMap>(json!({"metadata": {"name": "late"}, "data": {"x": "here"}})).await;
@@ -243,7 +244,7 @@ async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
     let began = Instant::now();
     cluster.make::<Secret>(json!({"metadata": {"name": "absent"}, "stringData": {"k": "v"}})).await;
     cluster.says(&made, "v").await;
-    println!("missing Secret created to container runs: {:?}", began.elapsed());
+    figure(&format!("missing Secret created to container runs: {:.2?}", began.elapsed()));
 
     // The same for a variable.
     let mut needs = pod("variable", &["serve"]);
@@ -259,7 +260,7 @@ async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
     let began = Instant::now();
     cluster.make::<ConfigMap>(json!({"metadata": {"name": "vars"}, "data": {"v": "1"}})).await;
     cluster.until("variable", "ready", ready).await;
-    println!("missing ConfigMap created to pod Ready: {:?}", began.elapsed());
+    figure(&format!("missing ConfigMap created to pod Ready: {:.2?}", began.elapsed()));
     cluster.close();
 }
 
@@ -308,19 +309,19 @@ enum OnDisk {
 /// The files below a folder that hold a word.
 fn files_with(folder: &Path, word: &str, which: OnDisk) -> Vec<PathBuf> {
     use std::os::unix::fs::MetadataExt;
-    let device = |path: &Path| std::fs::symlink_metadata(path).unwrap().dev();
-    let disk = device(folder);
+    let disk = std::fs::symlink_metadata(folder).unwrap().dev();
     let (mut found, mut open) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let (path, kind) = entry.map(|e| (e.path(), e.file_type().unwrap())).unwrap();
-            if which == OnDisk::Only && device(&path) != disk {
+        for entry in there(std::fs::read_dir(folder)).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            let Some(metadata) = there(std::fs::symlink_metadata(&path)) else { continue };
+            if which == OnDisk::Only && metadata.dev() != disk {
                 continue;
             }
-            if kind.is_dir() {
+            if metadata.is_dir() {
                 open.push(path);
-            } else if kind.is_file() {
-                let text = std::fs::read(&path).unwrap();
+            } else if metadata.is_file() {
+                let text = there(std::fs::read(&path)).unwrap_or_default();
                 if text.windows(word.len()).any(|part| part == word.as_bytes()) {
                     found.push(path);
                 }
@@ -328,6 +329,14 @@ fn files_with(folder: &Path, word: &str, which: OnDisk) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// What was read, unless it vanished since it was listed, as temporary files do.
+fn there<T>(read: std::io::Result<T>) -> Option<T> {
+    match read {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        read => Some(read.unwrap()),
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster::{self, Cluster};
 use crate::privilege::needs_root;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Runs the command beside the agent: what it printed, and whether it succeeded.
 fn podwright(arguments: &[&str]) -> (String, bool) {

@@ -47,7 +47,7 @@ async fn the_server_shows_what_upstreams_shows() {
         anyhow::ensure!(differences.is_empty(), "\n{told}");
         Ok(true)
     };
-    let seen = wait::until_true("the pages to be as recorded", super::PATIENCE / 4, alike).await;
+    let seen = wait::until_true("the pages to be as recorded", super::PATIENCE, alike).await;
     stage.strike();
     seen.unwrap();
 }

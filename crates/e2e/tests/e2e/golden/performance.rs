@@ -18,7 +18,7 @@ use super::stage::{NODE, Stage};
 use super::{calls, cgroups, meant};
 
 /// How long events and calls may be under way after the pod is gone.
-const SETTLING: Duration = Duration::from_secs(10);
+const SETTLING: Duration = Duration::from_secs(60);
 
 /// Performs a case and says where it differs from its recording.
 pub(super) async fn perform(

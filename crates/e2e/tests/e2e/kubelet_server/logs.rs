@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Who, open_files, run, settles};
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
-use crate::privilege::needs_root;
+use crate::privilege::{figure, needs_root};
 
 #[tokio::test]
 async fn kubectl_reads_follows_and_looks_back() {
@@ -42,8 +42,14 @@ async fn kubectl_reads_follows_and_looks_back() {
             Ok(true)
         };
         wait::until_true("the log before", LIMIT, looks_back).await.unwrap();
-        let tail = logs(&["--tail=1", "crashing"]).await;
-        assert_eq!(tail.out.lines().count(), 1, "{release:?}: {}{}", tail.out, tail.err);
+        // One that was just started has said nothing yet.
+        let one_line = async || {
+            let tail = logs(&["--tail=1", "crashing"]).await;
+            let count = tail.out.lines().count();
+            anyhow::ensure!(count == 1, "{release:?}: {}{}", tail.out, tail.err);
+            Ok(true)
+        };
+        wait::until_true("the last line", LIMIT, one_line).await.unwrap();
         let few = logs(&["--limit-bytes=4", "talking"]).await;
         assert_eq!(few.out, "line", "{release:?}: {}", few.err);
         let stamped = logs(&["--timestamps", "--tail=1", "talking"]).await;
@@ -107,7 +113,8 @@ async fn followers_leave_nothing_open() {
     let all_follow = async || Ok(open_files(agent) >= before + 2 * many);
     wait::until_true("a socket and a file for each follower", LIMIT, all_follow).await.unwrap();
     assert!(inotify() <= 4, "{} inotify instances", inotify());
-    println!("{many} followers: {} inotify instances, {} open files", inotify(), open_files(agent));
+    let open = open_files(agent);
+    figure(&format!("{many} followers: {} inotify instances, {open} open files", inotify()));
     for follower in followers {
         follower.abort();
     }

@@ -9,7 +9,7 @@ use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
-use crate::privilege::needs_root;
+use crate::privilege::{figure, needs_root};
 
 /// A pod with two containers, a limit and a volume, on an agent with a group of its own.
 async fn with_sample() -> Cluster {
@@ -246,7 +246,8 @@ async fn the_cost_of_a_scrape_is_printed() {
         }
         times.sort_unstable();
         let (took, cpu) = times[2];
-        println!("{many} pods, {path}: {took:.1?}, {cpu:.1?} of CPU, {bytes} bytes");
+        let cost = format!("{took:.1?}, {cpu:.1?} of CPU, {bytes} bytes");
+        figure(&format!("{many} pods, {path}: {cost}"));
     }
     cluster.close();
 }

@@ -147,6 +147,7 @@ echo "no group is left"
 systemctl stop podwright-kubelet
 
 systemctl start podwright-up
+until_true "podwright-up" systemctl is-active --quiet podwright-up
 echo "podwright-up is $(systemctl is-active podwright-up)"
 podwright images load images/test.tar >/dev/null || echo "the image was not loaded"
 manifest two 'command: ["sleep", "8765"]' >/var/lib/podwright/manifests/two.yaml
