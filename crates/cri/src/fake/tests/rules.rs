@@ -89,7 +89,10 @@ async fn every_call_is_on_record() {
     assert_eq!(call.at, seconds(60));
     let (ended, outcome) = call.end.unwrap();
     assert_eq!((ended.as_secs(), outcome), (70, Outcome::Abandoned));
-    assert_eq!(call.to_string().split(':').next(), Some("#3 60s StopPodSandbox default/web [Hang]"));
+    assert_eq!(
+        call.to_string().split(':').next(),
+        Some("#3 60s StopPodSandbox default/web [Hang]")
+    );
     assert_eq!(bed.fake.count(Rpc::StopPodSandbox), 1);
 }
 
