@@ -138,11 +138,9 @@ impl Churn {
                 pods.delete(&name, &DeleteParams::default()).await?;
             }
             let list = pods.list(&ListParams::default()).await?;
-            let named = |pod: &&Pod| {
-                pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("churn"))
-            };
-            let left: Vec<Pod> = list.items.iter().filter(named).cloned().collect();
-            anyhow::ensure!(left.is_empty(), "left: {}", serde_json::to_string_pretty(&left)?);
+            let names = list.items.iter().filter_map(|pod| pod.metadata.name.as_deref());
+            let left: Vec<_> = names.filter(|name| name.starts_with("churn")).collect();
+            anyhow::ensure!(left.is_empty(), "{left:?} stay");
             Ok(true)
         };
         wait::until_true("what came and went to be gone", LIMIT, gone).await.unwrap();

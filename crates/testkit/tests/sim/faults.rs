@@ -35,10 +35,10 @@ const RPCS: [&[Rpc]; 11] = [
 /// among them: its volume is a mount, for which these tests would have to be root.
 const REQUESTS: [&[(Verb, &str)]; 7] = [
     &[(Verb::List, "pods"), (Verb::Patch, "nodes/status"), (Verb::Delete, "pods")],
-    &[(Verb::Watch, "pods"), (Verb::Create, "nodes"), (Verb::List, "configmaps")],
+    &[(Verb::Watch, "pods"), (Verb::List, "nodes"), (Verb::List, "configmaps")],
     &[(Verb::Get, "pods"), (Verb::Update, "leases"), (Verb::Watch, "secrets")],
     &[(Verb::Create, "pods"), (Verb::Get, "leases"), (Verb::List, "services")],
-    &[(Verb::Patch, "pods/status"), (Verb::List, "nodes"), (Verb::Watch, "configmaps")],
+    &[(Verb::Patch, "pods/status"), (Verb::Create, "nodes"), (Verb::Watch, "configmaps")],
     &[
         (Verb::Get, "nodes"),
         (Verb::Create, "leases"),
