@@ -58,7 +58,7 @@ pub(crate) fn sandbox(status: &cri::PodSandboxStatus) -> Result<Sandbox, Error> 
     if meta.name.is_empty() || meta.namespace.is_empty() || meta.uid.is_empty() {
         return Err(bad("metadata.name, namespace or uid"));
     }
-    let created = nanos(status.created_at).ok_or_else(|| bad("created_at"))?;
+    let created = sandbox_created(status.created_at);
     let options = status.linux.as_ref().and_then(|l| l.namespaces.as_ref()?.options.as_ref());
     let host_network = options.map(|o| o.network == cri::NamespaceMode::Node as i32);
     let ips = status.network.as_ref().map(|network| {
@@ -167,6 +167,12 @@ pub(crate) fn nanos(value: i64) -> Option<Timestamp> {
     Timestamp::from_nanosecond(i128::from(value)).ok()
 }
 
+/// A sandbox whose making was cut off, as by an agent that died, is shown without a time. It is
+/// older than any other, and has to be seen all the same: nobody else would ever remove it.
+pub(crate) fn sandbox_created(value: i64) -> Timestamp {
+    nanos(value).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
@@ -246,6 +252,15 @@ mod tests {
         assert_eq!(ips(None), None);
         assert_eq!(ips(Some(network("10.0.0.1", "fd00::1"))).unwrap().len(), 2);
         assert_eq!(ips(Some(network("10.0.0.1", "nonsense"))), Some(vec![]));
+    }
+
+    #[test]
+    fn a_sandbox_whose_making_was_cut_off_is_seen_and_older_than_others() {
+        for no_time in [0, i64::MIN, -6_795_364_578_871_345_152] {
+            let cut_off = cri::PodSandboxStatus { created_at: no_time, ..sandbox_status() };
+            let seen = sandbox(&cut_off).unwrap();
+            assert!(seen.created < sandbox(&sandbox_status()).unwrap().created, "{no_time}");
+        }
     }
 
     fn sandbox_status() -> cri::PodSandboxStatus {

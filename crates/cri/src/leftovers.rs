@@ -71,7 +71,7 @@ fn sandbox(listed: &cri::PodSandbox) -> Option<ListedSandbox> {
     Some(ListedSandbox {
         id: SandboxId::new(listed.id.as_str()),
         pod,
-        created: convert::nanos(listed.created_at)?,
+        created: convert::sandbox_created(listed.created_at),
         ready: convert::sandbox_ready(listed.state),
     })
 }
