@@ -72,7 +72,7 @@ impl Growth {
         }
         let all_ready = since(began, &stopwatch.all(&names, "ready", |m| m.ready).await?);
         let start_cpu = usage::cpu(pid)?.saturating_sub(cpu);
-        // Events are told at 50 a second, and at most a thousand of them wait for it.
+        // What so many starts leave to be told and written down is over by then.
         tokio::time::sleep(Duration::from_secs(25)).await;
         let millicores = usage::millicores(pid, idle).await?;
         let loaded = Idle { memory: Memory::of(pid)?, millicores };
