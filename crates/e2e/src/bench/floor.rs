@@ -50,8 +50,9 @@ pub struct Floor {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Start {
     pub at_a_time: usize,
-    /// Of one pod from the beginning of the batch.
+    /// Of one pod from the beginning of its batch.
     pub each: Quantiles,
+    /// Of a batch; the median where there were several.
     pub all: f64,
 }
 
@@ -132,28 +133,31 @@ async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, St
     };
     let cri = bed.cri().await?;
     warm_up(&cri).await?;
-    let began = Instant::now();
-    let made: Vec<(Made, Duration)> = futures::stream::iter(0..pods)
-        .map(|number| {
-            let made = start(cri.clone(), loader.clone(), format!("floor-{number}"));
-            async move { anyhow::Ok((made.await?, began.elapsed())) }
-        })
-        .buffer_unordered(at_a_time)
-        .try_collect()
-        .await?;
-    let all_started = began.elapsed();
-    let times: Vec<Duration> = made.iter().map(|(_, took)| *took).collect();
-    let began = Instant::now();
-    futures::stream::iter(made)
-        .map(|(made, _)| stop(cri.clone(), loader.clone(), made))
-        .buffer_unordered(at_a_time)
-        .try_collect::<()>()
-        .await?;
-    let all_stopped = began.elapsed();
+    let (mut each, mut all_started, mut all_stopped) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..pods::rounds(pods) {
+        let began = Instant::now();
+        let made: Vec<(Made, Duration)> = futures::stream::iter(0..pods)
+            .map(|number| {
+                let made = start(cri.clone(), loader.clone(), format!("floor-{round}-{number}"));
+                async move { anyhow::Ok((made.await?, began.elapsed())) }
+            })
+            .buffer_unordered(at_a_time)
+            .try_collect()
+            .await?;
+        all_started.push(began.elapsed());
+        each.extend(made.iter().map(|(_, took)| *took));
+        let began = Instant::now();
+        futures::stream::iter(made)
+            .map(|(made, _)| stop(cri.clone(), loader.clone(), made))
+            .buffer_unordered(at_a_time)
+            .try_collect::<()>()
+            .await?;
+        all_stopped.push(began.elapsed());
+    }
     bed.close()?;
-    let each = Quantiles::of(&times).context("no pods were asked for")?;
-    let start = Start { at_a_time, each, all: all_started.as_secs_f64() };
-    Ok((start, Stop { at_a_time, all: all_stopped.as_secs_f64() }))
+    let quantiles = |times: &[Duration]| Quantiles::of(times).context("no pods were asked for");
+    let start = Start { at_a_time, each: quantiles(&each)?, all: quantiles(&all_started)?.p50 };
+    Ok((start, Stop { at_a_time, all: quantiles(&all_stopped)?.p50 }))
 }
 
 /// A pod of the floor.

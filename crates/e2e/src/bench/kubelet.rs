@@ -22,6 +22,8 @@ use crate::wait;
 
 pub(super) const NODE: &str = "node-1";
 const LIMIT: Duration = Duration::from_secs(200);
+/// Long enough for the agent to remove what ten pods left.
+const CLEAN_UP: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
@@ -56,6 +58,7 @@ pub struct Single {
     pub exit: Quantiles,
 }
 
+/// Where it came and went several times: quantiles of all its pods, and medians of the rest.
 #[derive(Clone, Debug, Serialize)]
 pub struct Batch {
     pub pods: usize,
@@ -68,6 +71,21 @@ pub struct Batch {
     /// By verb, resource and subresource, for each pod.
     pub start_requests: BTreeMap<String, f64>,
     pub delete_requests: BTreeMap<String, f64>,
+}
+
+/// Pods that were created at once.
+struct Coming {
+    /// From the beginning to each one being Ready.
+    each: Vec<Duration>,
+    /// Of the agent.
+    cpu: Duration,
+    requests: Requests,
+}
+
+/// Pods that were deleted at once.
+struct Going {
+    all: Duration,
+    requests: Requests,
 }
 
 /// A kubelet on a bed of its own.
@@ -176,41 +194,62 @@ impl Bench {
     }
 
     async fn batch(&self, count: usize, idle: Duration) -> Result<Batch> {
+        let rounds = pods::rounds(count);
         let names: Vec<String> =
             (0..count).map(|number| format!("batch-{count}-{number}")).collect();
         let mut stopwatch = Stopwatch::start(self.pods.clone()).await?;
+        let (mut starts, mut ends) = (Vec::new(), Vec::new());
+        let mut loaded = None;
+        for round in 1..=rounds {
+            let names: Vec<String> = names.iter().map(|name| format!("{name}-{round}")).collect();
+            starts.push(self.come(&mut stopwatch, &names).await?);
+            if round == rounds {
+                loaded = Some(self.idle(idle).await?);
+            }
+            ends.push(self.go(&mut stopwatch, &names).await?);
+            // What they left is removed later; that is not part of the next round.
+            tokio::time::sleep(CLEAN_UP).await;
+        }
+        let quantiles = |times: &[Duration]| Quantiles::of(times).context("no pods were asked for");
+        let median = |times: Vec<Duration>| anyhow::Ok(quantiles(&times)?.p50);
+        let each: Vec<Duration> = starts.iter().flat_map(|start| start.each.clone()).collect();
+        let slowest = |start: &Coming| start.each.iter().max().copied().unwrap_or_default();
+        Ok(Batch {
+            pods: count,
+            start: quantiles(&each)?,
+            all_ready: median(starts.iter().map(slowest).collect())?,
+            all_gone: median(ends.iter().map(|end| end.all).collect())?,
+            start_cpu: median(starts.iter().map(|start| start.cpu).collect())?,
+            loaded: loaded.context("no rounds")?,
+            start_requests: per_pod(starts.iter().map(|start| &start.requests), each.len()),
+            delete_requests: per_pod(ends.iter().map(|end| &end.requests), each.len()),
+        })
+    }
+
+    async fn come(&self, stopwatch: &mut Stopwatch, names: &[String]) -> Result<Coming> {
         let pid = self.agent.daemon().pid();
-        let (cpu, requests) = (usage::cpu(pid)?, self.requests()?);
+        let (cpu, before) = (usage::cpu(pid)?, self.requests()?);
         let began = Instant::now();
         futures::future::try_join_all(
             names.iter().map(|name| self.create(pods::plain(name, NODE))),
         )
         .await?;
-        let ready = stopwatch.all(&names, "ready", |m| m.ready).await?;
-        let start_cpu = usage::cpu(pid)?.saturating_sub(cpu);
+        let ready = stopwatch.all(names, "ready", |m| m.ready).await?;
+        let cpu = usage::cpu(pid)?.saturating_sub(cpu);
         // The last requests of a start come after what they tell of.
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let started = self.requests()?;
-        let loaded = self.idle(idle).await?;
+        let each = ready.iter().map(|seen| seen.duration_since(began)).collect();
+        Ok(Coming { each, cpu, requests: new_since(&before, &self.requests()?) })
+    }
 
+    async fn go(&self, stopwatch: &mut Stopwatch, names: &[String]) -> Result<Going> {
         let before = self.requests()?;
-        let deleted = Instant::now();
+        let began = Instant::now();
         let params = DeleteParams::default();
         futures::future::try_join_all(names.iter().map(|name| self.pods.delete(name, &params)))
             .await?;
-        let gone = stopwatch.all(&names, "gone", |m| m.gone).await?;
-        let each = |from: &Requests, to: &Requests| per_pod(from, to, count);
-        let times: Vec<Duration> = ready.iter().map(|seen| seen.duration_since(began)).collect();
-        Ok(Batch {
-            pods: count,
-            start: Quantiles::of(&times).context("no pods were asked for")?,
-            all_ready: since(began, &ready).as_secs_f64(),
-            all_gone: since(deleted, &gone).as_secs_f64(),
-            start_cpu: start_cpu.as_secs_f64(),
-            loaded,
-            start_requests: each(&requests, &started),
-            delete_requests: each(&before, &self.requests()?),
-        })
+        let all = since(began, &stopwatch.all(names, "gone", |m| m.gone).await?);
+        Ok(Going { all, requests: new_since(&before, &self.requests()?) })
     }
 
     /// What the agent has asked the API server so far, watches aside.
@@ -293,13 +332,20 @@ fn words(name: &str, word: &str) -> Result<ConfigMap> {
 
 type Requests = BTreeMap<String, u32>;
 
-fn per_pod(before: &Requests, after: &Requests, pods: usize) -> BTreeMap<String, f64> {
-    let pods = u32::try_from(pods).unwrap_or(u32::MAX);
-    let grown = after.iter().filter_map(|(what, now)| {
-        let new = now - before.get(what).copied().unwrap_or(0);
-        (new > 0).then(|| (what.clone(), f64::from(new) / f64::from(pods)))
+fn new_since(before: &Requests, after: &Requests) -> Requests {
+    let grown = after.iter().map(|(what, now)| {
+        (what.clone(), now.saturating_sub(before.get(what).copied().unwrap_or(0)))
     });
-    grown.collect()
+    grown.filter(|(_, new)| *new > 0).collect()
+}
+
+fn per_pod<'a>(rounds: impl Iterator<Item = &'a Requests>, pods: usize) -> BTreeMap<String, f64> {
+    let pods = f64::from(u32::try_from(pods).unwrap_or(u32::MAX));
+    let mut each = BTreeMap::new();
+    for (what, count) in rounds.flatten() {
+        *each.entry(what.clone()).or_default() += f64::from(*count) / pods;
+    }
+    each
 }
 
 pub(super) fn since(began: Instant, seen: &[Instant]) -> Duration {

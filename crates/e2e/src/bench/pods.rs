@@ -8,6 +8,12 @@ pub(super) const IMAGE: &str = "localhost/podwright/test:latest";
 pub(super) const NAMESPACE: &str = "default";
 pub(super) const COMMAND: [&str; 2] = ["testserver", "serve"];
 
+/// How often a batch comes and goes. One that takes a second or two moves by a third from one time
+/// to the next; the median of some does not.
+pub(super) fn rounds(pods: usize) -> usize {
+    if pods < 50 { 5 } else { 1 }
+}
+
 /// Serves until it is stopped.
 pub(super) fn plain(name: &str, node: &str) -> Value {
     pod(name, node, json!({ "command": COMMAND }), &json!([]), "Always")
