@@ -1,7 +1,7 @@
 //! Clean-up: dead containers and sandboxes, logs nobody can ask for, images nobody uses.
 //!
 //! What goes is chosen in `podwright_core::gc`; here it is looked up and removed. A round runs
-//! every minute, and at once when somebody noticed that there is something to do: a crash loop
+//! every minute, and soon after somebody noticed that there is something to do: a crash loop
 //! must not pile up its dead, and a deleted pod's disk is wanted back.
 
 mod containers;
@@ -20,6 +20,7 @@ use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
 use podwright_host::machine::{self, MachineError};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use images::Reclaimed;
@@ -34,8 +35,11 @@ use crate::tools::Tools;
 
 const CONTAINER_ROUND: Duration = Duration::from_secs(60);
 const IMAGE_ROUND: Duration = Duration::from_secs(300);
-/// Pods end in groups; a round takes those of a second together.
+/// Pods end in groups, and to remove one slows the end of the next: a group is over when for so
+/// long nothing ended,
 const SETTLE: Duration = Duration::from_secs(1);
+/// or has lasted so long: on some nodes there is always something that ends.
+const LONGEST_GROUP: Duration = Duration::from_secs(15);
 /// Removals under way at a time: one that hangs must not hold up all the others.
 const AT_ONCE: usize = 4;
 
@@ -147,16 +151,22 @@ impl Gc {
         let work = async {
             self.pleg.first_relist().await;
             loop {
-                let noticed = self.pleg.leftovers().notified();
-                if tokio::time::timeout(CONTAINER_ROUND, noticed).await.is_ok() {
-                    tokio::time::sleep(SETTLE).await;
-                }
+                self.until_wanted().await;
                 if let Err(error) = self.collect(Reach::Surplus).await {
                     self.complain("ContainerGCFailed", chain(&error));
                 }
             }
         };
         stop.run_until_cancelled(work).await;
+    }
+
+    /// Somebody noticed leftovers and their group is complete, or it is time for a round.
+    async fn until_wanted(&self) {
+        let leftovers = self.pleg.leftovers();
+        if timeout(CONTAINER_ROUND, leftovers.notified()).await.is_ok() {
+            let group = async { while timeout(SETTLE, leftovers.notified()).await.is_ok() {} };
+            let _ = timeout(LONGEST_GROUP, group).await;
+        }
     }
 
     /// Removes images when the disk fills or they grow old, until stopped.

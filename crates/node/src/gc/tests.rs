@@ -146,6 +146,33 @@ impl Scene {
 }
 
 #[tokio::test(start_paused = true)]
+async fn clean_up_waits_for_the_end_of_a_group_but_not_for_ever() {
+    let Scene { gc, .. } = scene();
+    let ends = async |every: u64, count: u32| {
+        for _ in 0..count {
+            tokio::time::sleep(Duration::from_millis(every)).await;
+            gc.pleg.leftovers().notify_one();
+        }
+        std::future::pending::<()>().await;
+    };
+    for (what, every, count, seconds) in [
+        ("nothing ends", 0, 0, 60.0),
+        ("one ends after two seconds", 2_000, 1, 3.0),
+        ("ten end one after the other", 500, 10, 6.0),
+        ("the next ends when the group is over", 1_500, 2, 2.5),
+        ("they never cease to end", 500, 1_000, 15.5),
+    ] {
+        let began = tokio::time::Instant::now();
+        tokio::select! {
+            () = ends(every, count) => unreachable!("it never returns"),
+            () = gc.until_wanted() => {}
+        }
+        let waited = began.elapsed().as_secs_f64();
+        assert!((waited - seconds).abs() < 0.1, "{what}: waited {waited} s, not {seconds}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn of_a_living_pod_the_newest_dead_container_stays_with_its_log() {
     let scene = scene();
     let sandbox = scene.sandbox("web", 0).await;
