@@ -216,12 +216,17 @@ fn wrong_kind(pod: &Pod, node: &Node) -> Option<Rejection> {
         let message = "Failed to admit pod as the OS field doesn't match node OS";
         return Some(Rejection::new("PodOSNotSupported", message));
     }
-    let context = spec(pod)?.security_context.as_ref();
-    let policy = context.and_then(|context| context.supplemental_groups_policy.as_deref());
-    (policy == Some("Strict") && !node.strict_groups).then(|| {
+    (wants_strict_groups(pod) && !node.strict_groups).then(|| {
         let message = "SupplementalGroupsPolicy=Strict is not supported in this node";
         Rejection::new("SupplementalGroupsPolicyNotSupported", message)
     })
+}
+
+/// Whether the runtime has to do without the groups that the image brings.
+pub fn wants_strict_groups(pod: &Pod) -> bool {
+    let context = spec(pod).and_then(|spec| spec.security_context.as_ref());
+    let policy = context.and_then(|context| context.supplemental_groups_policy.as_deref());
+    policy == Some("Strict")
 }
 
 /// The first of the predicates that have nothing to do with room.

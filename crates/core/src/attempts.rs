@@ -92,6 +92,26 @@ pub enum StartError {
 }
 
 impl StartError {
+    /// The image was asked for and did not come; it rests before it is asked for again.
+    pub fn is_failed_pull(self) -> bool {
+        match self {
+            Self::ErrImagePull | Self::RegistryUnavailable | Self::SignatureValidationFailed => {
+                true
+            }
+            Self::ImagePullBackOff
+            | Self::ErrImageNeverPull
+            | Self::InvalidImageName
+            | Self::ImageInspectError
+            | Self::CreateContainerConfigError
+            | Self::PreCreateHookError
+            | Self::CreateContainerError
+            | Self::PreStartHookError
+            | Self::RunContainerError
+            | Self::PostStartHookError
+            | Self::CrashLoopBackOff => false,
+        }
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ErrImagePull => "ErrImagePull",
@@ -313,7 +333,14 @@ impl Attempts {
         self.starts.get(container)?.taken
     }
 
-    pub fn note_pull_failure(&mut self, image: &Arc<str>, error: String, now: Now) {
+    pub fn note_pull_failure(
+        &mut self,
+        image: &Arc<str>,
+        reason: StartError,
+        error: &str,
+        now: Now,
+    ) {
+        let error = format!("{}: {error}", reason.as_str());
         let limits = BackoffLimits::DEFAULT;
         let earlier = self.pulls.get(image).map(|(backoff, _)| backoff);
         let next = Backoff::next(earlier, now.mono, now.mono, &limits);

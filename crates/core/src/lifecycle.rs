@@ -46,8 +46,9 @@ pub enum Cause {
 pub struct Obituary {
     pub reason: String,
     pub message: String,
-    /// Adds the condition DisruptionTarget with reason TerminationByKubelet.
-    pub disruption: bool,
+    /// The message of the condition DisruptionTarget with reason TerminationByKubelet, if that is
+    /// added.
+    pub disruption: Option<String>,
 }
 
 /// A request to end the pod from within the node.
@@ -67,7 +68,8 @@ impl Kill {
         grace: Option<Duration>,
     ) -> Self {
         let (reason, message) = (reason.into(), message.into());
-        let obituary = Some(Obituary { reason, message, disruption: true });
+        let disruption = Some(message.clone());
+        let obituary = Some(Obituary { reason, message, disruption });
         Self { grace, evict: true, obituary }
     }
 }
@@ -343,7 +345,7 @@ mod tests {
         let mut life = Lifecycle::begin(&pod(|_| {}), true);
         life.request(Request::Update, &deleting(30));
         let obituary =
-            Obituary { reason: "Evicted".into(), message: String::new(), disruption: true };
+            Obituary { reason: "Evicted".into(), message: String::new(), disruption: None };
         let evict = Kill { grace: Some(s(1)), evict: true, obituary: Some(obituary.clone()) };
         assert_eq!(life.request(Request::Kill(evict), &deleting(30)), Change::GraceShortened);
         assert_eq!((life.cause(), life.obituary()), (Some(Cause::Deleted), Some(&obituary)));

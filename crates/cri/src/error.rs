@@ -59,6 +59,11 @@ impl fmt::Display for Error {
 
 impl Error {
     pub(crate) fn from_status(call: &'static str, object: &str, status: &Status) -> Self {
+        if is_expired(status) {
+            let message = "context deadline exceeded".into();
+            let (kind, code) = (Kind::TimedOut, code_name(Code::DeadlineExceeded));
+            return Self { call, object: object.into(), kind, message, code };
+        }
         let message = status.message().to_owned();
         let kind = match status.code() {
             Code::NotFound => Kind::NotFound,
@@ -66,7 +71,6 @@ impl Error {
             Code::DeadlineExceeded => Kind::TimedOut,
             // The connection broke under the call: nobody knows how far it got.
             _ if is_broken(status) => Kind::Unavailable,
-            // tonic reports its own expired deadline as a cancellation.
             Code::Cancelled => Kind::TimedOut,
             Code::Unavailable => Kind::Unavailable,
             Code::AlreadyExists => Kind::AlreadyExists,
@@ -125,9 +129,14 @@ impl Error {
     }
 }
 
-/// Whether the failure came from the transport and not from the runtime, nor from the clock.
+/// Whether the failure came from the transport and not from the runtime.
 fn is_broken(status: &Status) -> bool {
-    std::error::Error::source(status).is_some() && status.message() != "Timeout expired"
+    std::error::Error::source(status).is_some()
+}
+
+/// tonic reports its own expired deadline as a cancellation; users know it by another name.
+fn is_expired(status: &Status) -> bool {
+    status.code() == Code::Cancelled && status.message() == "Timeout expired"
 }
 
 fn code_name(code: Code) -> &'static str {

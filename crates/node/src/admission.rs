@@ -90,8 +90,12 @@ impl Admission {
         self.shown.clone()
     }
 
-    /// Whether enough is known to decide: the object of a joined node comes with its first watch.
+    /// Whether enough is known to decide: the object of a joined node comes with its first watch, and
+    /// what the runtime can do with its first answer.
     pub fn can_decide(&self, pod: &Pod) -> bool {
+        if admission::wants_strict_groups(pod) && self.state.borrow().answering.is_err() {
+            return false;
+        }
         match (pod.source, &*self.shown.borrow()) {
             (Source::Api, OwnNode::Unknown) => !self.ground.joined,
             (Source::Api | Source::File | Source::Http, _) => true,

@@ -138,9 +138,14 @@ impl Cgroups {
     }
 
     /// The group around all pods, below a root that must exist.
-    pub async fn ensure_tree(&self, limits: &CgroupConfig) -> Result<(), CgroupError> {
-        self.host.ensure(self.tree.all(), limits).await?;
+    pub async fn ensure_tree(&self) -> Result<(), CgroupError> {
+        self.host.ensure(self.tree.all(), &CgroupConfig::default()).await?;
         self.refresh_classes(Refresh::Anyway).await
+    }
+
+    /// Holds all pods together to this.
+    pub async fn limit_all(&self, limits: &CgroupConfig) -> Result<(), CgroupError> {
+        self.host.update(self.tree.all(), limits).await
     }
 
     /// Holds the system to what is reserved for it. Its groups are never made: nothing would be in

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use axum::Router;
+use axum::extract::RawQuery;
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -23,13 +24,24 @@ pub async fn serve(
 ) -> Result<impl Future<Output = ()> + Send, BindError> {
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|source| BindError { address, source })?;
-    let router = Router::new().route("/healthz", get(|| async { "ok" }));
+    let router = Router::new()
+        .route("/healthz", get(|RawQuery(query)| async move { healthz(query.as_deref()) }))
+        .route("/healthz/ping", get(|| async { "ok" }));
     Ok(async move {
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
         if let Err(error) = serving.await {
             tracing::warn!(%error, "the health port is closed");
         }
     })
+}
+
+/// Whoever answers, lives.
+fn healthz(query: Option<&str>) -> &'static str {
+    let name = |pair: &str| pair.split('=').next() == Some("verbose");
+    match query.is_some_and(|query| query.split('&').any(name)) {
+        true => "[+]ping ok\nhealthz check passed\n",
+        false => "ok",
+    }
 }
 
 #[cfg(test)]

@@ -320,17 +320,12 @@ impl Images {
         let tell = |severity, reason, text: String| {
             self.events.container(pod, container, severity, reason, text);
         };
-        let failed = |absent: Absent| {
-            let text = match absent.reason {
-                StartError::ErrImagePull => {
-                    format!("Failed to pull image {wanted:?}: {}", absent.message)
-                }
-                _ => absent.message.clone(),
-            };
+        let failed = |error: &str| {
+            let text = format!("Failed to pull image {wanted:?}: {error}");
             tell(Severity::Warning, "Failed", text);
-            absent
         };
-        let gathered = self.gather(pod, image).await.map_err(failed)?;
+        let gathered = self.gather(pod, image).await;
+        let gathered = gathered.inspect_err(|absent| failed(&absent.message))?;
         if !gathered.missing.is_empty() {
             let text = format!(
                 "Unable to retrieve some image pull secrets ({}); attempting to pull the image \
@@ -341,7 +336,8 @@ impl Images {
         }
         tell(Severity::Normal, "Pulling", format!("Pulling image {wanted:?}"));
         let pulled = self.pulls.join(image, gathered.credentials).await;
-        let pulled = pulled.map_err(|error| failed(refusal(wanted, error)))?;
+        let pulled = pulled.inspect_err(|error| failed(error));
+        let pulled = pulled.map_err(|error| refusal(wanted, error))?;
         let got = self.runtime.image_status(&pulled.image_ref).await.ok().flatten();
         self.metrics.images.pulled(got.as_ref().map(|image| image.size), pulled.took);
         let text = format!(

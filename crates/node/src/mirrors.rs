@@ -17,6 +17,8 @@ use crate::pods::{BURST, Directory};
 
 /// Before trying again what the API server did not take, or waiting for the node object.
 const RETRY: Duration = Duration::from_secs(1);
+/// Before trying again whether a name is free that another object has: nobody tells us of its end.
+const NAME_RETRY: Duration = Duration::from_secs(30);
 
 pub struct Mirrors {
     pub client: kube::Client,
@@ -31,45 +33,52 @@ impl Mirrors {
             let mut changed = self.directory.changed();
             loop {
                 changed.mark_unchanged();
-                let settled = self.reconcile().await;
+                let again = self.reconcile().await;
                 tokio::select! {
                     // Cancel-safe: a change stays until it is marked as seen.
                     _ = changed.changed() => tokio::time::sleep(BURST).await,
-                    () = tokio::time::sleep(RETRY), if !settled => {}
+                    () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {}
                 }
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// Does what is to be done; true if nothing is left to try again.
-    async fn reconcile(&self) -> bool {
-        // Before all sources were heard a mirror without a pod may still get one.
-        if !self.directory.sources_ready() {
-            return false;
+    /// Does what is to be done; says when to try again what could not be.
+    async fn reconcile(&self) -> Option<Duration> {
+        // Which mirrors there are, only the API's whole set tells.
+        if !self.directory.api_heard() {
+            return Some(RETRY);
         }
         let acts = mirror::needs(&self.directory.static_pods(), &self.directory.mirrors());
-        let mut settled = true;
+        let mut again = None;
         for act in acts {
             let (done, verb, pod) = match &act {
                 Act::Create(pod) => (self.create(pod).await, "create", &pod.name),
+                // A mirror without a pod may still get one from a source that was not heard yet.
+                Act::Delete(mirror) if !self.directory.sources_ready() => {
+                    (Err(Obstacle::new("not all sources were heard")), "delete", &mirror.pod.name)
+                }
                 Act::Delete(mirror) => (self.delete(mirror).await, "delete", &mirror.pod.name),
             };
-            if let Err(problem) = done {
+            if let Err(Obstacle { problem, retry }) = done {
                 // Not the whole act: a pod's environment may hold what nobody should read.
                 tracing::debug!(problem, verb, %pod, "a mirror pod has to wait");
-                settled = false;
+                again = Some(again.map_or(retry, |soonest: Duration| soonest.min(retry)));
             }
         }
-        settled
+        again
     }
 
-    async fn create(&self, pod: &podwright_core::pod::Pod) -> Result<(), String> {
+    async fn create(&self, pod: &podwright_core::pod::Pod) -> Result<(), Obstacle> {
         let nodes: Api<v1::Node> = Api::all(self.client.clone());
-        let node = nodes.get_opt(&self.node_name).await.map_err(|error| error.to_string())?;
-        let node = node.ok_or("the node object does not exist yet")?;
+        let node = nodes
+            .get_opt(&self.node_name)
+            .await
+            .map_err(|error| Obstacle::new(error.to_string()))?;
+        let node = node.ok_or_else(|| Obstacle::new("the node object does not exist yet"))?;
         if node.metadata.deletion_timestamp.is_some() {
-            return Err("the node object is being deleted".into());
+            return Err(Obstacle::new("the node object is being deleted"));
         }
         let uid = node.metadata.uid.unwrap_or_default();
         let object = mirror::object(pod, &self.node_name, &uid);
@@ -79,13 +88,15 @@ impl Mirrors {
                 tracing::info!(pod = %pod.name, "the static pod has a mirror in the API");
                 Ok(())
             }
-            // It is there, and the watch will tell us of it.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-            Err(error) => Err(error.to_string()),
+            // It is there, and the watch will tell us of it; or the name is taken by another.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                Err(Obstacle { problem: status.message, retry: NAME_RETRY })
+            }
+            Err(error) => Err(Obstacle::new(error.to_string())),
         }
     }
 
-    async fn delete(&self, mirror: &Mirror) -> Result<(), String> {
+    async fn delete(&self, mirror: &Mirror) -> Result<(), Obstacle> {
         let name = &mirror.pod.name;
         let pods: Api<v1::Pod> = Api::namespaced(self.client.clone(), &name.namespace);
         let uid = Some(mirror.uid.to_string());
@@ -98,7 +109,19 @@ impl Mirrors {
             Ok(_) => Ok(()),
             // Gone, or another object by now.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(Obstacle::new(error.to_string())),
         }
+    }
+}
+
+/// Why something could not be done, and when it may be tried again.
+struct Obstacle {
+    problem: String,
+    retry: Duration,
+}
+
+impl Obstacle {
+    fn new(problem: impl Into<String>) -> Self {
+        Self { problem: problem.into(), retry: RETRY }
     }
 }

@@ -9,7 +9,7 @@ use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
 use podwright_core::log::RotationPolicy;
-use podwright_core::node_status;
+use podwright_core::node_status::{self, Amounts};
 use podwright_core::pod::Source;
 use podwright_core::status::NodeAddresses;
 use podwright_core::status::manager::Remains;
@@ -58,6 +58,8 @@ const ROOT_DIR_MODE: u32 = 0o750;
 const ALLOCATABLE_ENFORCED: &str = "NodeAllocatableEnforced";
 /// How often the classes' groups are written although nothing changed.
 const QOS_REFRESH: Duration = Duration::from_secs(60);
+/// Before limits are tried again that the kernel did not take.
+const LIMITS_RETRY: Duration = Duration::from_secs(60);
 /// Deliveries that may wait; a source that has more waits itself.
 const DELIVERIES: usize = 50;
 
@@ -111,6 +113,8 @@ pub struct Presence {
     /// `registerNode`.
     pub register: bool,
     pub timing: Timing,
+    /// What the machine had when the node started.
+    pub amounts: Amounts,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -158,8 +162,12 @@ impl Node {
         let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
         let (events, occurrences) = Recorder::new(clock.clone());
         events.node(&config.node_name, Severity::Normal, "Starting", "Starting kubelet.".into());
-        cgroups.ensure_tree(&config.all_pods).await?;
-        enforced(&events, &config.node_name, &cgroups);
+        cgroups.ensure_tree().await?;
+        if cgroups.host().version() == 1 {
+            let message =
+                "This machine uses cgroup v1, which Kubernetes is giving up; move it to cgroup v2";
+            events.node(&config.node_name, Severity::Warning, "CgroupV1", message.into());
+        }
         for reserved in &config.reserved {
             cgroups.enforce(reserved).await?;
             let (whose, path) = (reserved.whose, cgroups.host().path(&reserved.name));
@@ -233,10 +241,17 @@ impl Node {
         this.clean_up(config.log_rotation);
         this.tasks.spawn(this.tools.admission.clone().keep(this.stop.clone()));
         this.tasks.spawn(refresh_classes(this.tools.cgroups.clone(), this.stop.clone()));
+        this.tasks.spawn(limit_pods(
+            this.tools.cgroups.clone(),
+            config.all_pods,
+            this.tools.events.clone(),
+            config.node_name.clone(),
+            this.stop.clone(),
+        ));
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
             let look = Look::new(
                 identity,
-                config.root_dir.clone(),
+                presence.amounts.clone(),
                 this.tools.runtime.clone(),
                 runtime_version,
                 this.tools.pleg.clone(),
@@ -296,7 +311,7 @@ impl Node {
         look: Look,
         shown: watch::Sender<OwnNode>,
     ) {
-        let Presence { client: own_client, register, timing } = presence;
+        let Presence { client: own_client, register, timing, amounts: _ } = presence;
         let node = shown.subscribe();
         let name = self.tools.settings.node_name.clone();
         let follow = own_node::follow(client, name.clone(), shown, self.stop.clone());
@@ -412,14 +427,27 @@ async fn refresh_classes(cgroups: Arc<Cgroups>, stop: CancellationToken) {
 }
 
 /// Says that pods are held to what is theirs, and on which kind of cgroups.
-fn enforced(events: &Recorder, node: &str, cgroups: &Cgroups) {
-    let message = "Updated Node Allocatable limit across pods".into();
-    events.node(node, Severity::Normal, ALLOCATABLE_ENFORCED, message);
-    if cgroups.host().version() == 1 {
-        let message =
-            "This machine uses cgroup v1, which Kubernetes is giving up; move it to cgroup v2";
-        events.node(node, Severity::Warning, "CgroupV1", message.into());
-    }
+/// Holds all pods together to what is theirs. On a node that is full it may not succeed before some
+/// of them have gone.
+async fn limit_pods(
+    cgroups: Arc<Cgroups>,
+    limits: CgroupConfig,
+    events: Recorder,
+    node: Arc<str>,
+    stop: CancellationToken,
+) {
+    let work = async {
+        while let Err(error) = cgroups.limit_all(&limits).await {
+            let path = cgroups.host().path(cgroups.tree().all());
+            let message =
+                format!("Failed to update Node Allocatable Limits {path:?}: {}", chain(&error));
+            events.node(&node, Severity::Warning, "FailedNodeAllocatableEnforcement", message);
+            tokio::time::sleep(LIMITS_RETRY).await;
+        }
+        let message = "Updated Node Allocatable limit across pods".into();
+        events.node(&node, Severity::Normal, ALLOCATABLE_ENFORCED, message);
+    };
+    stop.run_until_cancelled(work).await;
 }
 
 /// Asks the runtime how it is, again and again, and tells whoever wants to know.

@@ -79,7 +79,7 @@ pub struct Relist {
 pub struct LookError {
     name: PodName,
     #[source]
-    source: cri::Error,
+    pub(crate) source: cri::Error,
 }
 
 impl Pleg {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Kill, Lifecycle, Request};
-use podwright_core::pod::merge::{Changes, Merge, News};
+use podwright_core::pod::merge::{Changes, Merge, News, Refused};
 use podwright_core::pod::registry::is_mirror;
 use podwright_core::pod::{Pod, Source};
 use podwright_core::status::conditions::ready_is_stale;
@@ -32,6 +32,7 @@ pub use ending::{EndError, end};
 use housekeeping::{Finding, Looks};
 
 use crate::cell::PodCell;
+use crate::events::Severity;
 use crate::probes::Prober;
 use crate::tools::Tools;
 use crate::worker::{Outcome, Worker};
@@ -132,11 +133,15 @@ impl Pods {
         self.handle(changes);
         let heard = self.sources.iter().all(|source| self.merge.has_delivered(*source));
         self.directory.set_sources_ready(heard);
+        self.directory.set_api_heard(self.merge.has_delivered(Source::Api));
     }
 
     fn handle(&mut self, changes: Changes) {
-        for refused in &changes.refused {
-            tracing::warn!(pod = %refused.name, reason = refused.reason, "cannot run this pod");
+        for Refused { object, reason } in &changes.refused {
+            let (namespace, name) = (&object.namespace, &object.name);
+            tracing::warn!(namespace, name, reason, "cannot run this pod");
+            let (severity, text) = (Severity::Warning, reason.clone());
+            self.tools.events.record(object.clone(), severity, "FailedValidation", text);
         }
         for pod in changes.removed {
             self.remove(&pod);

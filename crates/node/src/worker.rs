@@ -206,6 +206,12 @@ impl Worker {
                     let now = self.tools.clock.now();
                     self.cell.journal.lock().note(now, chain(&error));
                     tracing::warn!(error = chain(&error), "will look again");
+                    // A runtime that is away is the node's trouble, not each pod's.
+                    if !error.source.is_silence() {
+                        let text = format!("error determining status: {}", error.source.rpc_text());
+                        let (pod, severity) = (self.cell.pod(), Severity::Warning);
+                        self.tools.events.pod(&pod, severity, "FailedSync", text);
+                    }
                     let relisted = self.tools.pleg.next_relist();
                     // Elapsed is as good a reason to look again as a list that succeeded.
                     let _ = tokio::time::timeout(patience, relisted).await;

@@ -15,12 +15,13 @@ use anyhow::Context;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
-use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
+use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PIDS, PodPolicy, PodTree};
 use podwright_core::config::{
-    CgroupVersion, HostDns, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
+    CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
 };
 use podwright_core::node_status::{Amounts, Settings};
 use podwright_core::qos::ResourceList;
+use podwright_core::quantity::{Format, Quantity};
 use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
@@ -66,6 +67,9 @@ const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
 /// How often, and how long apart, it is asked for what it must know.
 const RUNTIME_TRIES: u32 = 3;
 const RUNTIME_RETRY: Duration = Duration::from_secs(2);
+/// How often, and how long apart, the machine is asked for an address it does not have yet.
+const ADDRESS_TRIES: u32 = 10;
+const ADDRESS_RETRY: Duration = Duration::from_secs(1);
 
 /// Runs the node until it is told to stop. Containers run on.
 pub async fn run(
@@ -89,7 +93,8 @@ pub async fn run(
     };
     let answering = tokio::spawn(server.clone().run(serving));
     on_ready(&server);
-    crate::service::ready();
+    let watched = server.clone();
+    crate::service::ready(move || watched.is_well())?;
     let trim = trim_heap_now_and_then();
     tokio::select! {
         () = node.stopped() => {}
@@ -167,14 +172,18 @@ async fn start(
     let handlers = status.map(|status| status.handlers).unwrap_or_default();
     let max_pods = max_pods(configuration, capacity.cpus);
     let identity = identity::identity(settings, max_pods)?;
-    let whole = whole(&capacity, &settings.options.root_dir, max_pods)?;
+    let amounts = amounts(&capacity, &settings.options.root_dir)?;
+    let shown = amounts.capacity(max_pods);
+    let mut whole = shown.clone();
+    whole.insert(PIDS.to_owned(), Quantity::new(most_pids(&machine)?, Format::DecimalSi));
     identity.reservations.check(&whole)?;
-    let host_ips = host_ips(&identity, &machine).await;
-    let allocatable = identity.reservations.allocatable(&whole);
     let alone = surroundings.alone;
+    let host_ips = host_ips(&identity, &machine, alone).await;
+    let allocatable = identity.reservations.allocatable(&shown);
     let facts = facts(settings, alone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
     let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
-    let enforced = identity.reservations.enforced(&whole);
+    let reservations = &identity.reservations;
+    let cpus = capacity.cpu_list.clone();
     let config = Config {
         node_name: settings.node_name.as_str().into(),
         root_dir: settings.options.root_dir.clone(),
@@ -188,8 +197,8 @@ async fn start(
             period_micros: micros(configuration.cpu_cfs_quota_period.to_std()),
             pids_limit: u64::try_from(configuration.pod_pids_limit).ok().filter(|n| *n > 0),
         },
-        all_pods: identity::limits_of_pods(configuration, &enforced, capacity.cpu_list.clone()),
-        reserved: identity::reserved(configuration, &identity.reservations)?,
+        all_pods: identity::limits_of_pods(configuration, reservations, &whole, cpus),
+        reserved: identity::reserved(configuration, reservations, cgroups.driver())?,
         crash_backoff: crash_backoff(configuration),
         images: images::settings(settings)?,
         user_range: users::range(configuration, max_pods),
@@ -203,6 +212,7 @@ async fn start(
             client: api.heartbeat.clone(),
             register: configuration.register_node,
             timing: identity::timing(configuration),
+            amounts,
         }),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
@@ -313,8 +323,8 @@ fn facts(
     handlers: Vec<podwright_proto::cri::RuntimeHandler>,
 ) -> anyhow::Result<NodeFacts> {
     let configuration = &settings.configuration;
-    let cluster_dns: Result<Vec<IpAddr>, _> =
-        configuration.cluster_dns.iter().map(|ip| ip.parse()).collect();
+    // Of one that is none, a warning told when the configuration was read.
+    let cluster_dns = configuration.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect();
     let v2 = cgroups.version() == 2;
     let behaviour = match configuration.memory_swap.swap_behavior {
         Some(SwapBehavior::LimitedSwap) => SwapBehaviour::LimitedSwap,
@@ -323,10 +333,10 @@ fn facts(
     let whole = configuration.cpu_cfs_quota.then(|| configuration.cpu_cfs_quota_period.to_std());
     Ok(NodeFacts {
         host_ips,
-        cluster_dns: cluster_dns.context("clusterDNS")?,
+        cluster_dns,
         cluster_domain: configuration.cluster_domain.clone(),
         alone,
-        host_dns: host_dns(&configuration.resolv_conf),
+        resolv_conf: configuration.resolv_conf.clone(),
         root_dir: settings.options.root_dir.to_string_lossy().into_owned(),
         pod_logs_dir: configuration.pod_logs_dir.clone(),
         seccomp_default: configuration.seccomp_default,
@@ -354,10 +364,20 @@ fn limits_swap(v2: bool) -> bool {
     v2 || Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
 }
 
-/// The addresses that pods see as their node's.
-async fn host_ips(identity: &Settings, machine: &Machine) -> Vec<IpAddr> {
-    let by_name = addresses::resolve(&identity.hostname).await;
-    match addresses::find(identity, machine, &by_name) {
+/// The addresses that pods see as their node's. The network of a machine that just started may need
+/// a moment; a node that is alone does not need one.
+async fn host_ips(identity: &Settings, machine: &Machine, alone: bool) -> Vec<IpAddr> {
+    let mut left = if alone { 0 } else { ADDRESS_TRIES };
+    let found = loop {
+        let by_name = addresses::resolve(&identity.hostname).await;
+        let found = addresses::find(identity, machine, &by_name);
+        if left == 0 || found.as_ref().is_ok_and(|found| !found.is_empty()) {
+            break found;
+        }
+        left -= 1;
+        tokio::time::sleep(ADDRESS_RETRY).await;
+    };
+    match found {
         Ok(found) if !found.is_empty() => found,
         Ok(_) => {
             tracing::warn!("this machine has no address but its own; pods see it at 127.0.0.1");
@@ -371,32 +391,23 @@ async fn host_ips(identity: &Settings, machine: &Machine) -> Vec<IpAddr> {
     }
 }
 
-fn host_dns(path: &str) -> HostDns {
-    if path.is_empty() {
-        return HostDns::Unused;
-    }
-    match std::fs::read_to_string(path) {
-        Ok(text) => HostDns::parse(&text),
-        Err(error) => HostDns::Unreadable(error.to_string()),
-    }
-}
-
-/// Everything that can be counted out to pods.
-fn whole(
-    capacity: &machine::Capacity,
-    root_dir: &Path,
-    max_pods: usize,
-) -> anyhow::Result<ResourceList> {
+/// What the machine has. Asked once: what is shown of it is what is counted out to pods.
+fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<Amounts> {
     // The filesystem of a folder can be asked for only when it is there.
     Root::create(root_dir, ROOT_DIR_MODE)?;
-    let amounts = Amounts {
+    Ok(Amounts {
         cpus: capacity.cpus,
         memory: capacity.memory,
         swap: capacity.swap,
         hugepages: capacity.hugepages.clone(),
         storage: Some(machine::disk(root_dir)?.capacity),
-    };
-    Ok(amounts.capacity(max_pods))
+    })
+}
+
+/// How many processes and threads there can be.
+fn most_pids(machine: &Machine) -> anyhow::Result<i64> {
+    let tasks = machine.tasks()?;
+    Ok(i64::try_from(tasks.pid_max.min(tasks.threads_max)).unwrap_or(i64::MAX))
 }
 
 /// Folders that tell how hot the machine is; containers need not know.

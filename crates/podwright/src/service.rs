@@ -5,20 +5,33 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// The node is up. Without a service manager this says nothing to nobody.
-pub fn ready() {
+/// A watchdog that barks within this time would take every hiccup for an end.
+const LEAST_WATCHDOG: Duration = Duration::from_secs(1);
+
+/// The node is up. Without a service manager this says nothing to nobody. `is_well` says whether
+/// the watchdog may be fed.
+pub fn ready(is_well: impl Fn() -> bool + Send + 'static) -> anyhow::Result<()> {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::debug!(%error, "no service manager to tell");
     }
     if let Some(interval) = sd_notify::watchdog_enabled() {
-        tokio::spawn(feed_watchdog(interval / 2));
+        if interval <= LEAST_WATCHDOG {
+            anyhow::bail!(
+                "the service's WatchdogSec is {interval:?}; it has to be more than \
+                 {LEAST_WATCHDOG:?}"
+            );
+        }
+        tokio::spawn(feed_watchdog(interval / 2, is_well));
     }
+    Ok(())
 }
 
-/// A process that hangs stops feeding, and is started anew.
-async fn feed_watchdog(every: Duration) {
+/// A process that hangs, or in which pods are not looked after, stops feeding and is started anew.
+async fn feed_watchdog(every: Duration, is_well: impl Fn() -> bool) {
     loop {
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        if is_well() {
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
         tokio::time::sleep(every).await;
     }
 }

@@ -41,11 +41,11 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Po
 use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
-use podwright_core::config::{CgroupVersion, HostDns, Machine, NodeFacts};
+use podwright_core::config::{CgroupVersion, Machine, NodeFacts};
 use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
-use podwright_core::node_status;
+use podwright_core::node_status::{self, Amounts};
 use podwright_core::qos::ResourceList;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
@@ -179,6 +179,7 @@ impl Sim {
             client: patient(self.api.agents_client(end.clone())),
             register: true,
             timing: Timing { look: MINUTE / 6, report: MINUTE * 5, lease: MINUTE * 2 / 3 },
+            amounts: Amounts { cpus: 4, memory: 8 << 30, ..Amounts::default() },
         });
         let config = Config { presence, ..self.config() };
         let node = Node::start(config, world, version, end.clone()).await;
@@ -291,7 +292,7 @@ impl Sim {
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".into(),
             alone: false,
-            host_dns: HostDns::Unused,
+            resolv_conf: String::new(),
             root_dir: self.ground.root().to_string_lossy().into_owned(),
             pod_logs_dir: self.ground.logs().to_string_lossy().into_owned(),
             seccomp_default: false,

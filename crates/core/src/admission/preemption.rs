@@ -16,6 +16,8 @@ use crate::qos::{QosClass, amount};
 /// What a victim reports of itself.
 pub const REASON: &str = "Preempting";
 pub const MESSAGE: &str = "Preempted in order to admit critical pod";
+/// What the condition DisruptionTarget says of it.
+pub const DISRUPTION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
 /// A resource and how much of it is missing.
 type Missing = Vec<(String, i64)>;

@@ -64,6 +64,20 @@ impl CgroupName {
         Ok(Self(below.split('/').map(str::to_owned).collect()))
     }
 
+    /// A group of the system's from the configuration, in the words of the driver: systemd's are
+    /// named by their slice, of which only the last part of a path counts.
+    pub fn parse_reserved(path: &str, driver: Driver) -> Result<Self, CgroupNameError> {
+        match driver {
+            Driver::Cgroupfs => Self::parse(path),
+            Driver::Systemd => {
+                let Self(parts) = Self::parse(path)?;
+                let Some(slice) = parts.last() else { return Ok(Self::ROOT) };
+                let name = slice.strip_suffix(SLICE).unwrap_or(slice);
+                Self::parse(&name.replace('-', "/").replace('_', "-"))
+            }
+        }
+    }
+
     pub fn child(&self, component: &str) -> Result<Self, CgroupNameError> {
         // No `_`: it is what systemd's form makes of `-`, and would come back as that.
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b':' | b'-');

@@ -383,3 +383,20 @@ proptest! {
         prop_assert!((-997..=1000).contains(&score));
     }
 }
+
+#[test]
+fn a_reserved_group_is_named_in_the_words_of_its_driver() {
+    for (path, driver, want) in [
+        ("/system.slice", Driver::Systemd, "/system.slice"),
+        ("system.slice", Driver::Systemd, "/system.slice"),
+        ("/a.slice/a-b.slice", Driver::Systemd, "/a.slice/a-b.slice"),
+        ("/a.slice/a-b_c.slice", Driver::Systemd, "/a.slice/a-b_c.slice"),
+        ("/kube", Driver::Systemd, "/kube.slice"),
+        ("/system.slice", Driver::Cgroupfs, "/system.slice"),
+        ("/kube/daemons", Driver::Cgroupfs, "/kube/daemons"),
+    ] {
+        let name = CgroupName::parse_reserved(path, driver).unwrap();
+        assert_eq!(name.path(driver), want, "{path} {driver:?}");
+    }
+    CgroupName::parse_reserved("/a/../b", Driver::Systemd).expect_err("it leaves its place");
+}

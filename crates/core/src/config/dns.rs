@@ -22,9 +22,10 @@ const NO_SERVER: &str =
     "Encountered error while parsing resolv conf file. Error: nameserver list is empty ";
 
 /// The node's own resolver configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostDns {
     /// `resolvConf: ""`: pods are not to use the node's.
+    #[default]
     Unused,
     Read(ResolvConf),
     /// The file cannot be read, and why.
@@ -77,16 +78,17 @@ enum Base {
 pub fn for_pod(
     pod: &Pod,
     facts: &NodeFacts,
+    of_host: &HostDns,
 ) -> Result<(cri::DnsConfig, Vec<Warning>), ConfigError> {
     let mut warnings = Vec::new();
     let mut conf = match base(pod) {
         Base::Nothing => ResolvConf::default(),
-        Base::Cluster if !facts.cluster_dns.is_empty() => cluster(pod, facts)?,
+        Base::Cluster if !facts.cluster_dns.is_empty() => cluster(pod, facts, of_host)?,
         Base::Cluster if !facts.alone => {
             warnings.extend(no_cluster_dns(pod));
-            host(facts)?
+            host(facts, of_host)?
         }
-        Base::Cluster | Base::Host => host(facts)?,
+        Base::Cluster | Base::Host => host(facts, of_host)?,
     };
     let spec = pod.object.spec.as_ref();
     if let Some(own) = spec.and_then(|spec| spec.dns_config.as_ref()) {
@@ -109,8 +111,8 @@ fn base(pod: &Pod) -> Base {
 }
 
 /// Only the cluster's servers; they ask the others if they have to.
-fn cluster(pod: &Pod, facts: &NodeFacts) -> Result<ResolvConf, ConfigError> {
-    let host = readable(&facts.host_dns)?.searches;
+fn cluster(pod: &Pod, facts: &NodeFacts, of_host: &HostDns) -> Result<ResolvConf, ConfigError> {
+    let host = readable(of_host)?.searches;
     let searches = match facts.cluster_domain.as_str() {
         "" => host,
         domain => {
@@ -130,9 +132,9 @@ fn cluster(pod: &Pod, facts: &NodeFacts) -> Result<ResolvConf, ConfigError> {
     })
 }
 
-fn host(facts: &NodeFacts) -> Result<ResolvConf, ConfigError> {
-    match &facts.host_dns {
-        HostDns::Read(_) | HostDns::Unreadable(_) => readable(&facts.host_dns),
+fn host(facts: &NodeFacts, of_host: &HostDns) -> Result<ResolvConf, ConfigError> {
+    match of_host {
+        HostDns::Read(_) | HostDns::Unreadable(_) => readable(of_host),
         // Nobody answers there: without servers the runtime would fill in the node's.
         HostDns::Unused => {
             let loopback = |ip: &IpAddr| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned();
@@ -307,9 +309,8 @@ mod tests {
             ),
             ("an unknown policy", json!({"dnsPolicy": "Odd", "hostNetwork": true}), from_cluster),
         ] {
-            let mut facts = sample::facts();
-            facts.host_dns = HostDns::Read(host.clone());
-            let (got, warnings) = for_pod(&sample::pod(spec), &facts).unwrap();
+            let host = HostDns::Read(host.clone());
+            let (got, warnings) = for_pod(&sample::pod(spec), &sample::facts(), &host).unwrap();
             let got =
                 ResolvConf { servers: got.servers, searches: got.searches, options: got.options };
             assert_eq!((got, warnings), (want, vec![]), "{case}");
@@ -325,9 +326,8 @@ mod tests {
             (vec!["10.0.0.1", "fd00::1"], vec!["127.0.0.1", "::1"]),
         ] {
             let mut facts = sample::facts();
-            facts.host_dns = HostDns::Unused;
             facts.host_ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
-            let (got, _) = for_pod(&pod, &facts).unwrap();
+            let (got, _) = for_pod(&pod, &facts, &HostDns::Unused).unwrap();
             assert_eq!((got.servers, got.searches), (words(&want), words(&["."])));
         }
     }
@@ -336,7 +336,7 @@ mod tests {
     fn without_cluster_dns_the_hosts_is_used_and_pod_and_node_are_told() {
         let mut facts = sample::facts();
         facts.cluster_dns.clear();
-        let (got, warnings) = for_pod(&sample::pod(json!({})), &facts).unwrap();
+        let (got, warnings) = for_pod(&sample::pod(json!({})), &facts, &HostDns::Unused).unwrap();
         assert_eq!(got.servers, ["127.0.0.1"]);
         let text = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
                     \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn a_node_that_is_alone_uses_the_hosts_without_a_word() {
         let facts = NodeFacts { cluster_dns: Vec::new(), alone: true, ..sample::facts() };
-        let (got, warnings) = for_pod(&sample::pod(json!({})), &facts).unwrap();
+        let (got, warnings) = for_pod(&sample::pod(json!({})), &facts, &HostDns::Unused).unwrap();
         assert_eq!((got.servers, warnings), (words(&["127.0.0.1"]), Vec::new()));
     }
 
@@ -363,8 +363,8 @@ mod tests {
     fn without_a_cluster_domain_only_the_hosts_searches_remain() {
         let mut facts = sample::facts();
         facts.cluster_domain.clear();
-        facts.host_dns = HostDns::parse("search corp corp");
-        let (got, _) = for_pod(&sample::pod(json!({})), &facts).unwrap();
+        let host = HostDns::parse("search corp corp");
+        let (got, _) = for_pod(&sample::pod(json!({})), &facts, &host).unwrap();
         assert_eq!(got.searches, ["corp", "corp"]);
     }
 
@@ -385,7 +385,8 @@ mod tests {
             ("together too long", wide.clone(), wide[..8].to_vec()),
         ] {
             let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": searches}});
-            let (got, warnings) = for_pod(&sample::pod(spec), &sample::facts()).unwrap();
+            let (got, warnings) =
+                for_pod(&sample::pod(spec), &sample::facts(), &HostDns::Unused).unwrap();
             assert_eq!(got.searches, want, "{case}");
             let said: Vec<_> = warnings.iter().map(|w| (w.reason, w.message.clone())).collect();
             let text = "Search Line limits were exceeded, some search paths have been omitted, the \
@@ -395,7 +396,8 @@ mod tests {
         }
         let servers = ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"];
         let spec = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": servers}});
-        let (got, warnings) = for_pod(&sample::pod(spec), &sample::facts()).unwrap();
+        let (got, warnings) =
+            for_pod(&sample::pod(spec), &sample::facts(), &HostDns::Unused).unwrap();
         assert_eq!(got.servers, servers[..3]);
         assert_eq!(
             warnings[0].message,
@@ -406,10 +408,9 @@ mod tests {
 
     #[test]
     fn a_host_file_that_cannot_be_read_stops_only_pods_that_use_it() {
-        let mut facts = sample::facts();
-        facts.host_dns = HostDns::Unreadable("gone".to_owned());
+        let host = HostDns::Unreadable("gone".to_owned());
         for (policy, fails) in [("None", false), ("Default", true), ("ClusterFirst", true)] {
-            let got = for_pod(&sample::pod(json!({"dnsPolicy": policy})), &facts);
+            let got = for_pod(&sample::pod(json!({"dnsPolicy": policy})), &sample::facts(), &host);
             assert_eq!(got.is_err(), fails, "{policy}");
         }
     }

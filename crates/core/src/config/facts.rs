@@ -16,7 +16,9 @@ pub struct NodeFacts {
     pub cluster_domain: String,
     /// There is no cluster, so that nobody misses its name servers.
     pub alone: bool,
-    pub host_dns: HostDns,
+    /// The node's resolver file; empty if pods are not to use it. It changes with the network, so
+    /// it is read for each sandbox.
+    pub resolv_conf: String,
     pub root_dir: String,
     pub pod_logs_dir: String,
     /// `seccompDefault`: a container that asks for no profile gets the runtime's.
@@ -70,6 +72,8 @@ pub enum SwapBehaviour {
 /// What the node has set aside for a pod before its sandbox exists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodProvision {
+    /// What the node's resolver file says.
+    pub host_dns: HostDns,
     /// The pod's cgroup, in the form of the driver in use.
     pub cgroup_parent: String,
     /// What the pod's RuntimeClass resolves to; empty for the default handler.

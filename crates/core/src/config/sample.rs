@@ -6,7 +6,6 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1;
 use serde_json::{Value, json};
 
-use super::dns::HostDns;
 use super::env::{EnvInputs, EnvSources, Environment, Lookup};
 use super::env_file::EnvFile;
 use super::error::ConfigError;
@@ -58,7 +57,7 @@ pub(super) fn facts() -> NodeFacts {
         cluster_dns: vec!["10.96.0.10".parse().unwrap()],
         cluster_domain: "cluster.local".to_owned(),
         alone: false,
-        host_dns: HostDns::Unused,
+        resolv_conf: String::new(),
         root_dir: "/var/lib/kubelet".to_owned(),
         pod_logs_dir: "/var/log/pods".to_owned(),
         seccomp_default: false,

@@ -40,7 +40,7 @@ pub fn sandbox(
     facts: &NodeFacts,
     provision: &PodProvision,
 ) -> Result<SandboxPlan, ConfigError> {
-    let (dns_config, warnings) = dns::for_pod(pod, facts)?;
+    let (dns_config, warnings) = dns::for_pod(pod, facts, &provision.host_dns)?;
     let hostname = match pod.host_network {
         true => String::new(),
         false => HostNames::of(pod, facts)?.kernel_name(pod)?,

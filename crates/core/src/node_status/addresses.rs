@@ -75,6 +75,8 @@ pub fn choose(
     }
     let mut chosen: Vec<IpAddr> = by_route.to_vec();
     chosen.sort_by_key(|ip| ip.is_ipv6() != prefers_v6);
+    // A node is of both families only if it was told so.
+    chosen.truncate(1);
     Ok(chosen)
 }
 

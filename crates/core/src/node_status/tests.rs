@@ -329,21 +329,9 @@ fn which_addresses_the_node_has() {
         ("loopback", vec!["127.0.0.1"], "n", none, Err("is a loopback address")),
         ("the name is an address", vec![], "192.0.2.1", none, Ok(vec!["192.0.2.1"])),
         ("by name", vec![], "n", &["10.0.0.1"], Ok(vec!["10.0.0.1"])),
-        (
-            "by name, but only for itself",
-            vec![],
-            "n",
-            &["127.0.0.1"],
-            Ok(vec!["10.0.0.9", "fd00::1"]),
-        ),
-        ("by route", vec![], "n", none, Ok(vec!["10.0.0.9", "fd00::1"])),
-        (
-            "by route, the other family first",
-            vec!["::"],
-            "n",
-            none,
-            Ok(vec!["fd00::1", "10.0.0.9"]),
-        ),
+        ("by name, but only for itself", vec![], "n", &["127.0.0.1"], Ok(vec!["10.0.0.9"])),
+        ("by route", vec![], "n", none, Ok(vec!["10.0.0.9"])),
+        ("by route, of the other family", vec!["::"], "n", none, Ok(vec!["fd00::1"])),
     ] {
         let all = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<Vec<_>>();
         let found = addresses::choose(&all(&given), name, &machine, &all(by_name), &route);

@@ -40,8 +40,9 @@ pub struct Stop {
     /// Time for the preStop hook and the process together.
     pub grace: Duration,
     pub pre_stop: bool,
-    /// Instances of a later turn wait until all earlier ones ended. Sidecars go last, in reverse.
-    pub turn: u32,
+    /// Instances of a later turn wait until all of the earlier ones ended: sidecars go last, in
+    /// reverse. `None`: at once, and nobody waits for it.
+    pub turn: Option<u32>,
     pub cause: StopCause,
     /// Text of the `Killing` event.
     pub message: String,
@@ -86,7 +87,7 @@ pub fn orphan(observed: &ObservedPod, attempts: &Attempts) -> Option<KillPod> {
             container: i.container.clone(),
             grace: Duration::from_secs(1),
             pre_stop: false,
-            turn: 0,
+            turn: None,
             cause: StopCause::Pod,
             message: format!("Stopping container {}", i.container),
         })
@@ -131,12 +132,13 @@ fn sandboxes(observed: &ObservedPod, attempts: &Attempts) -> Vec<SandboxId> {
 
 fn stop_for_pod(pod: &Pod, instance: &Instance, grace: Option<Duration>) -> Stop {
     let container = pod.container(&instance.container);
+    let grace = grace.unwrap_or_else(|| own_grace(pod, None));
     Stop {
         instance: instance.id.clone(),
         container: instance.container.clone(),
-        grace: grace.unwrap_or_else(|| own_grace(pod, None)),
-        pre_stop: container.is_some_and(|c| c.pre_stop().is_some()),
-        turn: container.map_or(0, |c| turn(pod, c)),
+        pre_stop: container.is_some_and(|c| c.pre_stop().is_some()) && !grace.is_zero(),
+        grace,
+        turn: container.and_then(|c| turn(pod, c)),
         cause: StopCause::Pod,
         message: format!("Stopping container {}", instance.container),
     }
@@ -167,7 +169,7 @@ pub fn container(
         container: instance.container.clone(),
         pre_stop: container.pre_stop().is_some() && !grace.is_zero(),
         grace,
-        turn: 0,
+        turn: None,
         cause,
         message,
     }
@@ -184,13 +186,14 @@ pub fn remaining(grace: Duration, spent: Duration) -> Duration {
     grace.saturating_sub(whole_seconds).max(LEAST_STOP)
 }
 
-fn turn(pod: &Pod, container: &Container) -> u32 {
+fn turn(pod: &Pod, container: &Container) -> Option<u32> {
     match container.kind {
-        ContainerKind::Init | ContainerKind::Regular | ContainerKind::Ephemeral => 0,
+        ContainerKind::Init | ContainerKind::Ephemeral => None,
+        ContainerKind::Regular => Some(0),
         ContainerKind::Sidecar => {
             let sidecars = pod.containers.iter().filter(|c| c.kind == ContainerKind::Sidecar);
             let place = sidecars.rev().position(|c| c.name == container.name).unwrap_or(0);
-            u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1)
+            Some(u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1))
         }
     }
 }

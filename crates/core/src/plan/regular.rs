@@ -125,15 +125,17 @@ pub(super) fn stop(
 ) -> Stop {
     let name = &container.name;
     let back = container.restarts_after_probe_failure(inputs.pod.restart_policy);
-    let tail = if back { ", will be restarted" } else { "" };
+    let (who, comes_back, after_probe) = match container.kind.is_init() {
+        true => ("Init container", "", ""),
+        false if back => ("Container", ", will be restarted", ", will be restarted"),
+        false => ("Container", ", will be restarted", ""),
+    };
     let message = match cause {
-        StopCause::SpecChanged => {
-            format!("Container {name} definition changed, will be restarted")
-        }
-        StopCause::LivenessFailed => format!("Container {name} failed liveness probe{tail}"),
-        StopCause::StartupFailed => format!("Container {name} failed startup probe{tail}"),
+        StopCause::SpecChanged => format!("{who} {name} definition changed{comes_back}"),
+        StopCause::LivenessFailed => format!("{who} {name} failed liveness probe{after_probe}"),
+        StopCause::StartupFailed => format!("{who} {name} failed startup probe{after_probe}"),
         StopCause::Unknown => {
-            "Container is in \"unknown\" state, try killing it before restart".into()
+            format!("{who} is in \"unknown\" state, try killing it before restart")
         }
         StopCause::Resized => format!("Container {name} resize requires restart"),
         StopCause::PostStartFailed => "FailedPostStartHook".into(),

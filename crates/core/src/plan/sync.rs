@@ -460,7 +460,7 @@ fn wait(inputs: &Inputs<'_>, start: &Restart<'_>) -> Wait {
     match inputs.attempts.unpulled(&container.name, key, now) {
         Some(Unpulled { image, until, error }) => {
             let switch = failed.last + SHOWN_AS_ITSELF;
-            if failed.reason == StartError::ErrImagePull && now.mono < switch {
+            if failed.reason.is_failed_pull() && now.mono < switch {
                 return Wait { shown: failure, until: Some(switch.min(until)) };
             }
             let message = image_back_off(image, error);
@@ -495,9 +495,9 @@ fn has_run(reason: StartError, newest: Option<&Instance>) -> bool {
     }
 }
 
-/// What is said while an image is not pulled again.
+/// What is said while an image is not pulled again. `error` begins with the reason.
 pub fn image_back_off(image: &str, error: &str) -> String {
-    format!("Back-off pulling image {image:?}: ErrImagePull: {error}")
+    format!("Back-off pulling image {image:?}: {error}")
 }
 
 #[cfg(test)]

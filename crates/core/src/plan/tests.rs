@@ -308,17 +308,19 @@ fn row_23_a_probes_own_grace_counts_for_its_kill_but_not_for_a_deletion() {
 
 #[test]
 fn row_24_sidecars_stop_last_and_in_reverse() {
-    let pod = pod("web").sidecar("one").sidecar("two").container("app").build();
+    let pod = pod("web").sidecar("one").sidecar("two").container("app").ephemeral("shell").build();
     let seen = observed(&pod)
         .sandbox_ready()
         .running("one", t(1))
         .running("two", t(2))
         .running("app", t(3))
+        .running("shell", t(4))
         .build();
     let kill = kill::pod(&pod, &seen, &Attempts::default(), None).unwrap();
     let mut turns: Vec<_> = kill.stops.iter().map(|s| (s.turn, &*s.container)).collect();
     turns.sort_unstable();
-    assert_eq!(turns, [(0, "app"), (1, "two"), (2, "one")]);
+    let want = [(None, "shell"), (Some(0), "app"), (Some(1), "two"), (Some(2), "one")];
+    assert_eq!(turns, want, "nobody waits for a shell");
 }
 
 #[test]
@@ -451,6 +453,39 @@ fn a_rule_to_restart_all_removes_every_instance_and_the_trigger_last() {
         panic!("{:?}", plan.steps)
     };
     assert_eq!(ids.last(), Some(&ContainerId::new("app-0")));
+}
+
+#[test]
+fn a_sidecar_may_restart_all_others_too() {
+    let rules = json!({
+        "restartPolicyRules": [
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [88] } },
+        ],
+    });
+    let pod = pod("web").sidecar_with("watcher", rules).container("app").build();
+    for (code, want) in [
+        (88, vec!["stop app", "remove 2 but their logs"]),
+        (1, vec!["cgroup", "directories", "volumes", "start watcher#1"]),
+    ] {
+        let seen = observed(&pod)
+            .sandbox_ready()
+            .exited("watcher", code, t(100))
+            .running("app", t(3))
+            .build();
+        assert_eq!(told(&case(pod.clone(), seen, t(500))), want, "{code}");
+    }
+}
+
+#[test]
+fn a_sidecar_is_killed_with_words_of_its_own() {
+    let probe = json!({ "livenessProbe": { "exec": {} } });
+    let pod = pod("web").sidecar_with("side", probe).container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("side", t(1)).running("app", t(2)).build();
+    let mut case = case(pod, seen, t(5));
+    case.probed.set(&ContainerId::new("side-0"), ProbeKind::Liveness, Verdict::Failure);
+    let plan = decide(&case.inputs());
+    let Some(Step::StopContainer(stop)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!(stop.message, "Init container side failed liveness probe");
 }
 
 #[test]

@@ -187,17 +187,16 @@ pub struct Container {
 }
 
 impl Container {
-    /// What an exit with this code leads to. A sidecar always comes back. (A plain init container
-    /// that succeeded is done under any policy; its exit is not a question for this.)
+    /// What an exit with this code leads to. A sidecar always comes back, alone or with all others.
+    /// (A plain init container that succeeded is done under any policy; its exit is not a question
+    /// for this.)
     pub fn after_exit(&self, exit_code: i32, pod: RestartPolicy) -> AfterExit {
+        let rule = self.rules.iter().find(|rule| rule.matches(exit_code)).map(|rule| rule.then);
         match self.kind {
-            ContainerKind::Sidecar => AfterExit::Restart,
+            ContainerKind::Sidecar => rule.unwrap_or(AfterExit::Restart),
             ContainerKind::Ephemeral => AfterExit::Stay,
             ContainerKind::Init | ContainerKind::Regular => {
-                match self.rules.iter().find(|rule| rule.matches(exit_code)) {
-                    Some(rule) => rule.then,
-                    None => self.policy.unwrap_or(pod).after(exit_code),
-                }
+                rule.unwrap_or_else(|| self.policy.unwrap_or(pod).after(exit_code))
             }
         }
     }
@@ -448,6 +447,15 @@ mod tests {
             ("a failed init container", Init, None, &[], Always, 1, Restart),
             ("a failed init container, Never", Init, None, &[], Never, 1, Stay),
             ("a sidecar always comes back", Sidecar, Some("Always"), &[], Never, 0, Restart),
+            (
+                "with all others, if it says so",
+                Sidecar,
+                Some("Always"),
+                &[("RestartAllContainers", "In", 7)],
+                Never,
+                7,
+                RestartAll,
+            ),
             ("an ephemeral container never does", Ephemeral, None, &[], Always, 1, Stay),
         ] {
             assert_eq!(container(kind, own, rules).after_exit(code, pod), want, "{case}");

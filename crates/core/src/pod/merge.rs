@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 
-use super::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, BadPod, Pod, Source};
+use super::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, Pod, Source};
 use crate::ids::{PodName, PodUid};
 
 /// News from one source.
@@ -38,9 +38,9 @@ pub struct Changes {
     pub refused: Vec<Refused>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
-    pub name: PodName,
+    pub object: v1::ObjectReference,
     pub reason: String,
 }
 
@@ -86,8 +86,12 @@ impl Merge {
         for object in objects {
             let name = name_of(&object);
             if !names.insert(name.clone()) {
-                let reason = format!("{} delivered two pods of this name", source.as_str());
-                changes.refused.push(Refused { name, reason });
+                let reason = format!(
+                    "Error validating pod {name} from {} due to duplicate pod name {:?}, ignoring",
+                    source.as_str(),
+                    name.name
+                );
+                changes.refused.push(Refused { object: reference(&object), reason });
                 continue;
             }
             if let Some(uid) = object.metadata.uid.as_deref() {
@@ -112,7 +116,8 @@ impl Merge {
         let pod = match Pod::from_object(object.clone(), source) {
             Ok(pod) => Arc::new(pod),
             Err(bad) => {
-                changes.refused.push(refused(name_of(&object), &bad));
+                let reason = format!("Error validating pod from {}: {bad}", source.as_str());
+                changes.refused.push(Refused { object: reference(&object), reason });
                 // What runs goes on as we understood it; that it is to end is understood all the same.
                 let kept = known.and_then(|old| with_spec_of(&object, old, source));
                 let Some(kept) = kept else { return };
@@ -149,8 +154,16 @@ fn with_spec_of(object: &v1::Pod, old: &Pod, source: Source) -> Option<Pod> {
     Pod::from_object(Arc::new(known), source).ok()
 }
 
-fn refused(name: PodName, bad: &BadPod) -> Refused {
-    Refused { name, reason: bad.to_string() }
+fn reference(object: &v1::Pod) -> v1::ObjectReference {
+    let name = name_of(object);
+    v1::ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(name.namespace.to_string()),
+        name: Some(name.name.to_string()),
+        uid: object.metadata.uid.clone(),
+        ..v1::ObjectReference::default()
+    }
 }
 
 fn name_of(object: &v1::Pod) -> PodName {
@@ -301,7 +314,7 @@ mod tests {
         let set = vec![object("1", "a"), object("2", "a"), bad];
         let changes = merge.fold(Source::File, News::All(set), at(1));
         assert_eq!(names(&changes.added), ["a"]);
-        let refused: Vec<_> = changes.refused.iter().map(|r| r.name.to_string()).collect();
-        assert_eq!(refused, ["default/a", "default/c"]);
+        let refused: Vec<_> = changes.refused.iter().map(|r| r.object.name.as_deref()).collect();
+        assert_eq!(refused, [Some("a"), Some("c")]);
     }
 }

@@ -120,11 +120,6 @@ impl Registry {
             None => self.pods.get(uid),
         }
     }
-
-    /// Mirrors whose static pod is gone.
-    pub fn orphaned_mirrors(&self) -> impl Iterator<Item = &Mirror> {
-        self.mirrors.values().filter(|m| self.behind(&m.pod).is_none())
-    }
 }
 
 /// Whether a mirror still shows its static pod as it is.
@@ -163,7 +158,6 @@ mod tests {
         assert_eq!(registry.pods().count(), 1, "a mirror is not a pod of this node");
         assert!(mirrors_faithfully(&mirror, &own));
         registry.remove(&own);
-        assert_eq!(registry.orphaned_mirrors().count(), 1);
         assert!(registry.resolve("m1").is_none());
     }
 

@@ -3,9 +3,13 @@
 //! What others were granted counts, not what they wish for. Only what grows has to fit: a node
 //! that is full, for whatever reason, must not refuse to get some of it back.
 
+use std::cmp::Reverse;
+
+use jiff::Timestamp;
+
 use super::{Amounts, NotGranted, Resource, restarts_for};
 use crate::pod::Pod;
-use crate::qos::{CPU, MEMORY, ResourceList, amount};
+use crate::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 /// The node, as far as it matters here.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +52,17 @@ pub fn judge<'a>(
     Ok(())
 }
 
+/// The place of a wish among those that wait: whoever gives something back goes first, then the
+/// higher priority, then guaranteed pods, then whoever waits longest.
+pub fn rank(wish: &Pod, granted: &Pod, since: Option<Timestamp>) -> impl Ord + use<> {
+    let grows = [CPU, MEMORY]
+        .iter()
+        .any(|name| amount(&wish.requests, name) > amount(&granted.requests, name));
+    let priority = wish.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
+    let guaranteed = QosClass::of(&wish.object) == Ok(QosClass::Guaranteed);
+    (grows, Reverse(priority), !guaranteed, since.unwrap_or(Timestamp::MAX))
+}
+
 fn changes_swapped_memory(wish: &Pod, granted: &Pod) -> bool {
     wish.containers.iter().any(|container| {
         let before = granted.container(&container.name);
@@ -72,6 +87,32 @@ mod tests {
     fn asking_with(name: &str, resources: Value, policy: Value) -> Pod {
         let fields = Value::from_iter([("resources", resources), ("resizePolicy", policy)]);
         pod(name).container_with("c", fields).build()
+    }
+
+    #[test]
+    fn those_who_wait_are_asked_in_upstreams_order() {
+        let at = |second| Timestamp::from_second(second).ok();
+        let granted = asking("p", "500m", "1Gi");
+        let sized = |name: &str, cpu: &str| asking(name, cpu, "1Gi");
+        let important = pod("important")
+            .edit(|pod| pod["spec"]["priority"] = json!(10))
+            .container_with("c", json!({ "resources": { "requests": { "cpu": "2" } } }))
+            .build();
+        let same = json!({ "cpu": "2", "memory": "1Gi" });
+        let guaranteed =
+            asking_with("guaranteed", json!({ "requests": same, "limits": same }), json!([]));
+        let mut waiting = [
+            (sized("late", "2"), at(9)),
+            (sized("undecided", "2"), None),
+            (guaranteed, at(8)),
+            (sized("early", "2"), at(1)),
+            (important, at(7)),
+            (sized("gives-back", "100m"), at(99)),
+        ];
+        waiting.sort_by_key(|(wish, since)| rank(wish, &granted, *since));
+        let order: Vec<_> = waiting.iter().map(|(wish, _)| wish.name.name.to_string()).collect();
+        let want = ["gives-back", "important", "guaranteed", "early", "late", "undecided"];
+        assert_eq!(order, want);
     }
 
     fn room(allocatable: &ResourceList) -> Room<'_> {

@@ -300,9 +300,8 @@ fn disruption(sources: &Sources<'_>) -> Option<PodCondition> {
     if let Some(told) = told {
         return Some(told.clone());
     }
-    let obituary = sources.inputs.life.obituary().filter(|obituary| obituary.disruption)?;
-    let answer =
-        Answer { yes: true, reason: TERMINATION_BY_KUBELET, message: obituary.message.clone() };
+    let message = sources.inputs.life.obituary()?.disruption.clone()?;
+    let answer = Answer { yes: true, reason: TERMINATION_BY_KUBELET, message };
     Some(answer.to(DISRUPTION_TARGET, sources.pod().generation()))
 }
 
@@ -343,7 +342,7 @@ fn restarting_all(sources: &Sources<'_>, phase: Phase) -> Answer {
     Answer {
         yes: true,
         reason: RESTART_STARTED,
-        message: "a container exited and its restart rule starts all containers over".into(),
+        message: "container exited with restart policy rule".into(),
     }
 }
 

@@ -24,8 +24,8 @@ pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
 pub(super) const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 const UNKNOWN_CODE: i32 = 137;
 
-const CREATING: &str = "ContainerCreating";
-const INITIALIZING: &str = "PodInitializing";
+pub(super) const CREATING: &str = "ContainerCreating";
+pub(super) const INITIALIZING: &str = "PodInitializing";
 const LOST: &str = "The container could not be located when the pod was terminated";
 const LOST_WHILE_RUNNING: &str = "The container could not be located when the pod was deleted.  \
                                   The container used to be Running";

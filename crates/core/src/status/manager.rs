@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
 
-use super::conditions::{self, Owner, READY, condition, owner};
-use super::container::{Shown, end_of, is_running};
+use super::conditions::{self, ALL_RESTARTING, Owner, READY, condition, owner};
+use super::container::{CREATING, INITIALIZING, Shown, end_of, is_running};
 use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
@@ -260,8 +260,22 @@ pub fn needs_reconcile(pod: &Pod, api: &PodStatus, entry: &Entry, dropped: &Drop
 
 /// A change of Ready moves traffic, so it is sent before all others.
 pub fn changes_ready(api: &PodStatus, ours: &PodStatus) -> bool {
-    let answer = |status| condition(status, READY).map(|condition| &condition.status);
-    answer(api) != answer(ours)
+    answer(api, READY) != answer(ours, READY)
+}
+
+fn answer<'a>(status: &'a PodStatus, of: &str) -> Option<&'a str> {
+    condition(status, of).map(|condition| condition.status.as_str())
+}
+
+/// What containers wait for that somebody may have to mend.
+fn obstacles(status: &PodStatus) -> impl Iterator<Item = (&str, &str)> {
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    let all = lists.into_iter().flatten().flatten();
+    let reasons = all.filter_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        Some((container.name.as_str(), waiting.reason.as_deref()?))
+    });
+    reasons.filter(|(_, reason)| ![CREATING, INITIALIZING].contains(reason))
 }
 
 /// Whether someone may act on this change, so that it must not wait for more.
@@ -272,6 +286,8 @@ pub fn is_urgent(old: Option<&PodStatus>, new: &PodStatus, occasion: Occasion) -
             changes_ready(old, new)
                 || phase_of(old) != phase_of(new)
                 || begun_ephemeral(old).ne(begun_ephemeral(new))
+                || answer(old, ALL_RESTARTING) != answer(new, ALL_RESTARTING)
+                || obstacles(old).ne(obstacles(new))
         }
         (Occasion::Sync | Occasion::Probe, None) => phase_of(new).is_terminal(),
     }

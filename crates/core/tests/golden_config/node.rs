@@ -10,8 +10,8 @@ use podwright_core::config::mounts::{self, Mountable, MountedVolume, VolumeSourc
 use podwright_core::config::resources::{self, Placement};
 use podwright_core::config::{
     self, CgroupVersion, ConfigError, ContainerInputs, ContainerProvision, EnvInputs, EnvSources,
-    Environment, HostDns, ImageUser, Lookup, Machine, NodeFacts, PodProvision, ResolvedImage,
-    ServiceView, Swap, SwapBehaviour,
+    Environment, ImageUser, Lookup, Machine, NodeFacts, PodProvision, ResolvedImage, ServiceView,
+    Swap, SwapBehaviour,
 };
 use podwright_core::ids::ContainerId;
 use podwright_core::pod::Pod;
@@ -46,7 +46,7 @@ impl Node {
             cluster_dns: vec!["10.96.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".to_owned(),
             alone: false,
-            host_dns: HostDns::Unused,
+            resolv_conf: String::new(),
             root_dir: ROOT.to_owned(),
             pod_logs_dir: "<logs>".to_owned(),
             seccomp_default: false,

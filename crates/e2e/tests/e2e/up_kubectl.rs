@@ -259,6 +259,8 @@ async fn time_to_the_first_pod_and_memory_of_the_whole_process_are_printed() {
         "up: {:.1} MB with no pods ({:.1} anonymous), {:.1} MB with {many} ({:.1} anonymous)",
         before.resident, before.anonymous, after.resident, after.anonymous
     ));
+    let containerd = Memory::of(pid(&node.pid("containerd"))).unwrap();
+    figure(&format!("its containerd beside it: {:.1} MB with {many} pods", containerd.resident));
     node.run(&["down"]).await.unwrap();
     drop(kubectl);
     bed.close().unwrap();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Look {
     settings: Arc<Settings>,
     machine: Machine,
-    root_dir: PathBuf,
+    amounts: Amounts,
     runtime: cri::Client,
     pleg: Arc<Pleg>,
     state: watch::Receiver<NodeState>,
@@ -46,10 +45,11 @@ struct Told {
 }
 
 impl Look {
-    /// `runtime_version` is what the runtime said at the start: `containerd://1.6.20`.
+    /// `amounts` is what the machine had at the start, `runtime_version` what the runtime said then:
+    /// `containerd://1.6.20`.
     pub fn new(
         settings: Arc<Settings>,
-        root_dir: PathBuf,
+        amounts: Amounts,
         runtime: cri::Client,
         runtime_version: String,
         pleg: Arc<Pleg>,
@@ -59,7 +59,7 @@ impl Look {
         Self {
             settings,
             machine: Machine::at("/"),
-            root_dir,
+            amounts,
             runtime,
             pleg,
             state,
@@ -78,17 +78,13 @@ impl Look {
         self.ask_runtime().await;
         let by_name = self.resolve().await;
         let found = addresses::find(&self.settings, &self.machine, &by_name);
-        let amounts = amounts(&self.machine, &self.root_dir);
         let identity = self.machine.identity();
-        let first = [
-            found.as_ref().err().cloned(),
-            amounts.as_ref().err().map(ToString::to_string),
-            identity.as_ref().err().map(ToString::to_string),
-        ];
+        let first =
+            [found.as_ref().err().cloned(), identity.as_ref().err().map(ToString::to_string)];
         self.complain(first.into_iter().flatten().next());
         let state = self.state.borrow();
         Seen {
-            amounts: amounts.ok(),
+            amounts: Some(self.amounts.clone()),
             identity: identity.ok().map(identity_of),
             addresses: found.unwrap_or_default(),
             runtime_version: self.told.version.clone(),
@@ -146,20 +142,6 @@ impl Look {
             self.problem = problem;
         }
     }
-}
-
-fn amounts(
-    machine: &Machine,
-    root_dir: &std::path::Path,
-) -> Result<Amounts, machine::MachineError> {
-    let capacity = machine.capacity()?;
-    Ok(Amounts {
-        cpus: capacity.cpus,
-        memory: capacity.memory,
-        swap: capacity.swap,
-        hugepages: capacity.hugepages,
-        storage: Some(machine::disk(root_dir)?.capacity),
-    })
 }
 
 fn identity_of(identity: machine::Identity) -> node_status::Identity {

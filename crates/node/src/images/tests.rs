@@ -390,7 +390,8 @@ async fn a_plugin_may_be_shown_the_pods_account() {
 async fn an_image_that_rests_after_a_failed_pull_holds_back_only_who_would_pull_it() {
     let mut scene = scene(world(&[("mine", "me", "secret")]), Settings::default());
     let pod = wanting("web", "IfNotPresent", &["mine"]);
-    let refused = scene.images.ensure(&pod, &pod.containers[0], Some("gone")).await.unwrap_err();
+    let held = Some("ErrImagePull: gone");
+    let refused = scene.images.ensure(&pod, &pod.containers[0], held).await.unwrap_err();
     assert_eq!(refused.reason, StartError::ImagePullBackOff);
     assert_eq!(refused.message, format!("Back-off pulling image {IMAGE:?}: ErrImagePull: gone"));
     assert!(scene.told().is_empty(), "nothing was pulled");

@@ -101,7 +101,7 @@ impl Pods {
             obituary: Some(Obituary {
                 reason: reason.to_owned(),
                 message: message.to_owned(),
-                disruption: true,
+                disruption: Some(preemption::DISRUPTION.to_owned()),
             }),
         }));
     }

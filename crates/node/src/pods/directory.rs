@@ -26,6 +26,7 @@ pub struct Directory {
     registry: RwLock<Registry>,
     cells: RwLock<BTreeMap<PodUid, Arc<PodCell>>>,
     sources_ready: AtomicBool,
+    api_heard: AtomicBool,
     /// Grows with every change of pods, mirrors and lives.
     changed: watch::Sender<u64>,
     /// When pods were last looked after.
@@ -133,8 +134,14 @@ impl Directory {
         })
     }
 
+    /// Every source told its whole set.
     pub fn sources_ready(&self) -> bool {
         self.sources_ready.load(Relaxed)
+    }
+
+    /// The API server did, whatever the others.
+    pub fn api_heard(&self) -> bool {
+        self.api_heard.load(Relaxed)
     }
 
     /// When the task that looks after all pods last came round; `None`: not yet.
@@ -148,6 +155,12 @@ impl Directory {
 
     pub(crate) fn set_sources_ready(&self, ready: bool) {
         if self.sources_ready.swap(ready, Relaxed) != ready {
+            self.changed.send_modify(|count| *count += 1);
+        }
+    }
+
+    pub(super) fn set_api_heard(&self, heard: bool) {
+        if self.api_heard.swap(heard, Relaxed) != heard {
             self.changed.send_modify(|count| *count += 1);
         }
     }

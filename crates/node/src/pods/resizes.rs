@@ -7,7 +7,7 @@ use podwright_core::lifecycle::Request;
 use podwright_core::pod::Pod;
 use podwright_core::qos::QosClass;
 use podwright_core::resize::NotGranted;
-use podwright_core::resize::fit::Room;
+use podwright_core::resize::fit::{self, Room};
 use podwright_core::resize::grant::summary;
 
 use super::Pods;
@@ -28,17 +28,21 @@ impl Pods {
 
     /// What did not fit may fit now. Costs nothing while nobody waits.
     pub(super) fn retry_resizes(&mut self) {
+        let allocations = &self.tools.allocations;
         let mut waiting = std::mem::take(&mut self.undecided);
-        waiting.extend(self.tools.allocations.deferred());
-        for uid in waiting {
-            let (Some(pod), Some(cell)) = (self.directory.pod(&uid), self.directory.cell(&uid))
-            else {
-                continue;
-            };
-            let before = self.tools.allocations.resizing(&uid);
+        waiting.extend(allocations.deferred());
+        let mut waiting: Vec<Arc<Pod>> =
+            waiting.iter().filter_map(|uid| self.directory.pod(uid)).collect();
+        waiting.sort_by_cached_key(|pod| {
+            let since = allocations.resizing(&pod.uid).pending.as_ref().map(|wish| wish.since);
+            fit::rank(pod, &allocations.granted(pod), since)
+        });
+        for pod in waiting {
+            let Some(cell) = self.directory.cell(&pod.uid) else { continue };
+            let before = allocations.resizing(&pod.uid);
             self.ask(&pod);
-            if self.tools.allocations.resizing(&uid) != before {
-                cell.update(self.tools.allocations.granted(&pod), Request::Update);
+            if allocations.resizing(&pod.uid) != before {
+                cell.update(allocations.granted(&pod), Request::Update);
             }
         }
     }

@@ -25,6 +25,11 @@ impl Server {
         }
     }
 
+    /// What a service manager's watchdog is told.
+    pub fn is_well(&self) -> bool {
+        CHECKS.iter().all(|(_, check)| self.examine(*check).is_ok())
+    }
+
     fn whole_health(&self, query: &Query) -> Answer {
         let excluded: Vec<&str> = query.all("exclude").collect();
         let (mut text, mut well) = (String::new(), true);

@@ -44,7 +44,8 @@ fn container_waits(events: &Recorder, pod: &Pod, container: &Container, waiting:
         events.container(pod, container, Severity::Warning, "BackOff", text);
     } else if waiting.reason == WaitReason::NotStarted(StartError::ImagePullBackOff) {
         // Which image, its own or a volume's, only the message tells; the error is told already.
-        let text = waiting.message.split(": ErrImagePull: ").next().unwrap_or_default().to_owned();
+        let told = waiting.message.split_once("\": ");
+        let text = told.map_or_else(|| waiting.message.clone(), |(image, _)| format!("{image}\""));
         events.container(pod, container, Severity::Normal, "BackOff", text);
         let text = format!("Error: {}", waiting.reason.as_str());
         events.container(pod, container, Severity::Warning, "Failed", text);

@@ -14,6 +14,7 @@ use podwright_core::time::Now;
 
 use super::lane::Lane;
 use super::start::Ground;
+use super::stop::NotStopped;
 use crate::causes::chain;
 use crate::cell::PodCell;
 use crate::events::Severity;
@@ -200,18 +201,25 @@ impl Execution<'_> {
         if !kill.stops.is_empty() {
             self.begin(format!("stopping {}", kill.summary()));
         }
-        let mut errors = self.stop_in_turn(&kill.stops).await;
+        let not_stopped = self.stop_in_turn(&kill.stops).await;
+        let mut errors: Vec<String> = not_stopped.iter().map(NotStopped::told).collect();
         for sandbox in &kill.sandboxes {
             if let Err(error) = self.stop_sandbox(sandbox).await {
-                errors.push(error.to_string());
+                let (uid, said) = (self.pod.uid.as_str(), error.rpc_text());
+                errors.push(format!(
+                    "failed to \"KillPodSandbox\" for {uid:?} with KillPodSandboxError: {said:?}"
+                ));
             }
         }
-        if errors.is_empty() {
-            self.attempts().note_step_done(PodStep::Kill);
-            return Ok(());
-        }
-        let text = format!("error killing pod: {}", errors.join("; "));
-        self.failed_loudly(PodStep::Kill, "FailedKillPod", text)
+        let all = match errors.as_slice() {
+            [] => {
+                self.attempts().note_step_done(PodStep::Kill);
+                return Ok(());
+            }
+            [one] => one.clone(),
+            several => format!("[{}]", several.join(", ")),
+        };
+        self.failed_loudly(PodStep::Kill, "FailedKillPod", format!("error killing pod: {all}"))
     }
 
     async fn stop_sandbox(&mut self, sandbox: &SandboxId) -> Result<(), podwright_cri::Error> {
@@ -280,10 +288,10 @@ impl Execution<'_> {
         let (name, key) = (&container.name, container.backoff_key);
         let now = self.note(&format!("{name} did not start: {message}"));
         let (retry, mut attempts) = (self.retry(), self.attempts());
-        if reason == StartError::ErrImagePull
+        if reason.is_failed_pull()
             && let Some(image) = image
         {
-            attempts.note_pull_failure(image, message.clone(), now);
+            attempts.note_pull_failure(image, reason, &message, now);
         }
         attempts.note_start_failure(name, key, reason, message, now, retry);
         if let Some(image) = image {

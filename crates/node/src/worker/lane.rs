@@ -14,6 +14,9 @@ use podwright_cri as cri;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
+/// For a hook to notice that its container has ended.
+const AFTERMATH: Duration = Duration::from_secs(2);
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lane {
     under_way: Arc<watch::Sender<usize>>,
@@ -42,23 +45,21 @@ impl Lane {
     }
 
     /// Runs a container's last hook, or waits for it if it was begun before: a pod that is given less
-    /// time meanwhile does not do it twice. `None`: it took too long, and is cut short.
+    /// time meanwhile does not do it twice. `None`: it takes too long; it goes on until its container
+    /// has ended.
     pub(super) async fn hook(
         &self,
         id: &ContainerId,
         limit: Duration,
         run: impl Future<Output = Result<(), String>> + Send + 'static,
     ) -> Option<Result<(), String>> {
-        let Hook { mut ended, task } =
+        let Hook { mut ended, .. } =
             self.hooks.lock().entry(id.clone()).or_insert_with(|| begun(run)).clone();
         match tokio::time::timeout(limit, ended.wait_for(Option::is_some)).await {
             Ok(Ok(end)) => end.clone(),
             // Only a task that panicked ends without a word.
             Ok(Err(_)) => Some(Err("the hook was cut off".into())),
-            Err(_) => {
-                task.abort();
-                None
-            }
+            Err(_) => None,
         }
     }
 
@@ -84,8 +85,9 @@ impl Lane {
         self.begin(async move {
             let stopped = runtime.stop_container(&id, grace).await;
             stopping.lock().remove(&id);
-            if stopped.is_ok() {
-                hooks.lock().remove(&id);
+            let over = if stopped.is_ok() { hooks.lock().remove(&id) } else { None };
+            if let Some(hook) = over {
+                tokio::spawn(hook.end());
             }
             stopped
         })
@@ -116,6 +118,14 @@ impl Lane {
         let mut count = self.under_way.subscribe();
         // The sender lives as long as `self`.
         let _ = count.wait_for(|count| *count == 0).await;
+    }
+}
+
+impl Hook {
+    /// Its container has ended, and so will a command in it; a sleep would not.
+    async fn end(mut self) {
+        let _ = tokio::time::timeout(AFTERMATH, self.ended.wait_for(Option::is_some)).await;
+        self.task.abort();
     }
 }
 
@@ -170,7 +180,9 @@ mod tests {
         assert_eq!(lane.hook(&id, s(30), run()).await, Some(Ok(())));
         assert_eq!((began.elapsed(), *runs.lock()), (s(20), 1));
         let slow = ContainerId::new("slow");
-        assert_eq!(lane.hook(&slow, s(3), run()).await, None, "cut short");
+        assert_eq!(lane.hook(&slow, s(3), run()).await, None, "it goes on");
+        assert_eq!(lane.hook(&slow, s(18), run()).await, Some(Ok(())));
+        assert_eq!(*runs.lock(), 2);
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1;
 use podwright_core::attempts::StartError;
 use podwright_core::config::mounts::{self as mount_plan, Mountable, VolumeSource};
 use podwright_core::config::{
-    self, ConfigError, ContainerInputs, ContainerProvision, EnvInputs, Environment, HostNames,
-    ImageUser, MountedVolume, PodProvision, ResolvedImage, env,
+    self, ConfigError, ContainerInputs, ContainerProvision, EnvInputs, Environment, HostDns,
+    HostNames, ImageUser, MountedVolume, PodProvision, ResolvedImage, env,
 };
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
@@ -78,17 +78,29 @@ pub(super) enum PrepareError {
     RuntimeClass { class: String, source: ReadError },
 }
 
+fn host_dns(resolv_conf: &str) -> HostDns {
+    if resolv_conf.is_empty() {
+        return HostDns::Unused;
+    }
+    match std::fs::read_to_string(resolv_conf) {
+        Ok(text) => HostDns::parse(&text),
+        Err(error) => HostDns::Unreadable(error.to_string()),
+    }
+}
+
 /// Why a container did not start, in the words of its waiting state.
 struct NotStarted {
     reason: StartError,
     message: String,
     /// The image it wants and does not have: its own, or a volume's.
     image: Option<Arc<str>>,
+    /// What was made of it and could not be started.
+    instance: Option<ContainerId>,
 }
 
 impl NotStarted {
     fn new(reason: StartError, message: String) -> Self {
-        Self { reason, message, image: None }
+        Self { reason, message, image: None, instance: None }
     }
 }
 
@@ -140,6 +152,7 @@ impl Execution<'_> {
             false => None,
         };
         Ok(PodProvision {
+            host_dns: host_dns(&self.tools.facts.resolv_conf),
             id_mappings,
             cgroup_parent: self.tools.cgroups.parent(self.pod)?,
             runtime_handler,
@@ -173,13 +186,17 @@ impl Execution<'_> {
                 self.attempts().note_started(name, key);
                 Ok(())
             }
-            Err(NotStarted { reason, message, image }) => {
-                let shown = match reason {
+            Err(NotStarted { reason, message, image, instance }) => {
+                let mut shown = match reason {
                     StartError::CreateContainerConfigError
                     | StartError::CreateContainerError
                     | StartError::RunContainerError => message.clone(),
                     _ => reason.as_str().to_owned(),
                 };
+                // An id is new each time, and would make a new event of each.
+                if let Some(instance) = instance {
+                    shown = shown.replace(instance.as_str(), name);
+                }
                 // A hook has told itself; a back-off is told when it shows.
                 let told = [StartError::PostStartHookError, StartError::ImagePullBackOff];
                 if !told.contains(&reason) {
@@ -230,6 +247,7 @@ impl Execution<'_> {
             reason,
             message,
             image: Some(image.clone()),
+            instance: None,
         })?;
         self.attempts().note_pulled(image);
         Ok(present)
@@ -456,8 +474,8 @@ impl Execution<'_> {
         let start = async move { runtime.start_container(&made).await };
         let started = self.lane.run(place.during(start)).await;
         if let Err(error) = started {
-            let reason = StartError::RunContainerError;
-            return Err(NotStarted::new(reason, error.message));
+            let failed = NotStarted::new(StartError::RunContainerError, error.message);
+            return Err(NotStarted { instance: Some(id.clone()), ..failed });
         }
         let text = "Container started".into();
         self.tools.events.container(self.pod, container, Severity::Normal, "Started", text);

@@ -1,5 +1,7 @@
 //! Stopping containers: the hook, the turn, the signal.
 
+use std::sync::Arc;
+
 use podwright_core::attempts::PodStep;
 use podwright_core::plan::{Stop, StopCause, kill};
 use podwright_core::pod::Pod;
@@ -18,8 +20,8 @@ impl Execution<'_> {
                 self.attempts().note_step_done(PodStep::Kill);
                 Ok(())
             }
-            Some(error) => {
-                let text = format!("cannot stop container {}: {error}", stop.container);
+            Some(NotStopped { container, error }) => {
+                let text = format!("cannot stop container {container}: {error}");
                 self.failed(PodStep::Kill, text)
             }
         }
@@ -27,7 +29,7 @@ impl Execution<'_> {
 
     /// Stops all of them at once; those of a later turn wait for the earlier ones, at most as
     /// long as their own grace. Returns what went wrong.
-    pub(super) async fn stop_in_turn(&mut self, stops: &[Stop]) -> Vec<String> {
+    pub(super) async fn stop_in_turn(&mut self, stops: &[Stop]) -> Vec<NotStopped> {
         let (ended, turns) = Turns::new(stops);
         let this = &*self;
         let all = stops.iter().map(|stop| {
@@ -35,14 +37,16 @@ impl Execution<'_> {
             let ended = &ended;
             async move {
                 let result = this.stop_one(stop, turns).await;
-                if result.is_ok() {
-                    ended.send_modify(|left| left.done(stop.turn));
+                if result.is_ok()
+                    && let Some(turn) = stop.turn
+                {
+                    ended.send_modify(|left| left.done(turn));
                 }
-                result
+                result.map_err(|error| NotStopped { container: stop.container.clone(), error })
             }
         });
         let results = futures::future::join_all(all).await;
-        results.into_iter().filter_map(|r| r.err().map(|e| e.to_string())).collect()
+        results.into_iter().filter_map(Result::err).collect()
     }
 
     async fn stop_one(
@@ -61,9 +65,9 @@ impl Execution<'_> {
         {
             self.pre_stop(stop, container).await;
         }
-        if stop.turn > 0 {
+        if let Some(turn) = stop.turn {
             let left = stop.grace.saturating_sub(began.elapsed());
-            let earlier_ended = turns.wait_for(|turns| turns.is_turn_of(stop.turn));
+            let earlier_ended = turns.wait_for(|turns| turns.is_turn_of(turn));
             // Time is up: a sidecar does not outstay its own grace.
             let _ = tokio::time::timeout(left, earlier_ended).await;
         }
@@ -73,7 +77,8 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// A hook that fails or takes too long does not keep the container alive.
+    /// A hook that fails or takes too long does not keep the container alive. One that takes too long
+    /// goes on until its container has ended; only a failure of its own is told.
     async fn pre_stop(&self, stop: &Stop, container: &podwright_core::pod::Container) {
         let (tools, pod, name) = (self.tools.clone(), self.pod.clone(), container.name.clone());
         let (instance, pod_ip) = (stop.instance.clone(), pod_ip(self.pod, self.view));
@@ -81,22 +86,23 @@ impl Execution<'_> {
             let Some(container) = pod.container(&name) else { return Ok(()) };
             let Some(handler) = container.pre_stop() else { return Ok(()) };
             let place = hooks::Place { pod: &pod, container, instance: &instance, pod_ip };
-            hooks::run(&tools, &place, handler).await.map_err(|error| error.to_string())
+            let ran = hooks::run(&tools, &place, handler).await;
+            if ran.is_err() {
+                // What it said stays here: it may be a secret of the server's.
+                let text = "PreStopHook failed".into();
+                let severity = Severity::Warning;
+                tools.events.container(&pod, container, severity, "FailedPreStopHook", text);
+            }
+            ran.map_err(|error| error.to_string())
         };
-        let failure = match self.lane.hook(&stop.instance, stop.grace, hook).await {
-            Some(Ok(())) => return,
-            Some(Err(error)) => error,
-            None => format!("preStop hook of {} took longer than its grace", container.name),
-        };
-        self.note(&failure);
-        let text = "PreStopHook failed".into();
-        self.tools.events.container(
-            self.pod,
-            container,
-            Severity::Warning,
-            "FailedPreStopHook",
-            text,
-        );
+        match self.lane.hook(&stop.instance, stop.grace, hook).await {
+            Some(Ok(())) => {}
+            Some(Err(failure)) => drop(self.note(&failure)),
+            None => {
+                let name = &container.name;
+                self.note(&format!("preStop hook of {name} takes longer than its grace"));
+            }
+        }
     }
 
     /// A container whose postStart hook failed must not go on.
@@ -110,14 +116,29 @@ impl Execution<'_> {
             container: container.name.clone(),
             grace: self.pod.deletion.and_then(|d| d.grace).unwrap_or(self.pod.grace),
             pre_stop: container.pre_stop().is_some(),
-            turn: 0,
+            turn: None,
             cause: StopCause::PostStartFailed,
             message: "FailedPostStartHook".into(),
         };
         // One that is not stopped now is found running by the next look.
-        for error in self.stop_in_turn(&[stop]).await {
-            self.note(&error);
+        for NotStopped { error, .. } in self.stop_in_turn(&[stop]).await {
+            self.note(&error.to_string());
         }
+    }
+}
+
+/// A container that goes on though it should not.
+pub(super) struct NotStopped {
+    pub(super) container: Arc<str>,
+    pub(super) error: podwright_cri::Error,
+}
+
+impl NotStopped {
+    /// As events have it.
+    pub(super) fn told(&self) -> String {
+        let Self { container, error } = self;
+        let said = error.rpc_text();
+        format!("failed to \"KillContainer\" for {container:?} with KillContainerError: {said:?}")
     }
 }
 
@@ -138,10 +159,10 @@ struct Turns(Vec<(u32, usize)>);
 impl Turns {
     fn new(stops: &[Stop]) -> (watch::Sender<Self>, watch::Receiver<Self>) {
         let mut left: Vec<(u32, usize)> = Vec::new();
-        for stop in stops {
-            match left.iter_mut().find(|(turn, _)| *turn == stop.turn) {
+        for wanted in stops.iter().filter_map(|stop| stop.turn) {
+            match left.iter_mut().find(|(turn, _)| *turn == wanted) {
                 Some((_, count)) => *count += 1,
-                None => left.push((stop.turn, 1)),
+                None => left.push((wanted, 1)),
             }
         }
         watch::channel(Self(left))

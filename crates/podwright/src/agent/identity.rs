@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1;
-use podwright_core::cgroup::{CgroupConfig, CgroupName, Reserved as Extent};
+use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Reserved as Extent};
 use podwright_core::node_status::resources::Threshold;
 use podwright_core::node_status::{Reservations, Settings};
 use podwright_core::qos::{CPU, ResourceList};
@@ -90,22 +90,25 @@ pub(super) fn reservations(settings: &KubeletSettings) -> anyhow::Result<Reserva
     })
 }
 
-/// Limits of the group around all pods; none if they are not to be enforced.
+/// Limits of the group around all pods: what reservations leave of the whole, if that is to be
+/// enforced. If not it is the whole: without a weight of its own the group would have that of one
+/// CPU.
 pub(super) fn limits_of_pods(
     configuration: &KubeletConfiguration,
-    left: &ResourceList,
+    reservations: &Reservations,
+    whole: &ResourceList,
     cpus: String,
 ) -> CgroupConfig {
-    if configuration.enforce_node_allocatable.contains(&Enforcement::Pods) {
-        return CgroupConfig::for_all_pods(left, Some(cpus));
-    }
-    CgroupConfig { cpus: Some(cpus), ..CgroupConfig::default() }
+    let enforced = configuration.enforce_node_allocatable.contains(&Enforcement::Pods);
+    let left = if enforced { &reservations.enforced(whole) } else { whole };
+    CgroupConfig::for_all_pods(left, Some(cpus))
 }
 
 /// The groups that are held to what is reserved for them.
 pub(super) fn reserved(
     configuration: &KubeletConfiguration,
     reservations: &Reservations,
+    driver: Driver,
 ) -> anyhow::Result<Vec<Reserved>> {
     let mut reserved = Vec::new();
     for level in &configuration.enforce_node_allocatable {
@@ -120,7 +123,7 @@ pub(super) fn reserved(
         };
         reserved.push(Reserved {
             whose,
-            name: CgroupName::parse(group)?,
+            name: CgroupName::parse_reserved(group, driver)?,
             config: CgroupConfig::for_reserved(amounts, what),
         });
     }
@@ -138,6 +141,8 @@ fn amounts(list: &BTreeMap<String, String>) -> anyhow::Result<ResourceList> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
+    use podwright_core::cgroup::PIDS;
+
     use super::*;
     use crate::config::gates::FeatureGates;
     use crate::config::options::NodeOptions;
@@ -183,17 +188,25 @@ mod tests {
             ..KubeletConfiguration::default()
         };
         let reservations = reservations(&settings(configuration.clone())).unwrap();
-        let found = reserved(&configuration, &reservations).unwrap();
+        let found = reserved(&configuration, &reservations, Driver::Cgroupfs).unwrap();
         let told: Vec<_> = found
             .iter()
             .map(|group| (group.whose, group.config.cpu_shares, group.config.memory_limit))
             .collect();
         assert_eq!(told, [("system", Some(1024), Some(1 << 30)), ("kube", Some(2048), None)]);
-        let left = ResourceList::from([(CPU.to_owned(), Quantity::from_milli(1000))]);
-        let free = limits_of_pods(&configuration, &left, "0-1".to_owned());
-        assert_eq!((free.cpu_shares, free.cpus.as_deref()), (None, Some("0-1")));
-        let held = limits_of_pods(&KubeletConfiguration::default(), &left, "0-1".to_owned());
-        assert_eq!(held.cpu_shares, Some(1024));
+        let whole = ResourceList::from([
+            (CPU.to_owned(), Quantity::from_milli(4000)),
+            (PIDS.to_owned(), Quantity::from_milli(5_000_000)),
+        ]);
+        let limits = |configuration: &KubeletConfiguration| {
+            let limits = limits_of_pods(configuration, &reservations, &whole, "0-1".to_owned());
+            assert_eq!(limits.cpus.as_deref(), Some("0-1"));
+            (limits.cpu_shares, limits.pids_limit)
+        };
+        assert_eq!(limits(&configuration), (Some(4096), Some(5000)), "the whole machine");
+        let pods = vec![Enforcement::Pods];
+        let held = KubeletConfiguration { enforce_node_allocatable: pods, ..configuration };
+        assert_eq!(limits(&held), (Some(1024), Some(5000)));
     }
 
     #[test]

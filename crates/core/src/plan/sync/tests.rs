@@ -97,7 +97,7 @@ fn the_image_that_cannot_be_had_is_the_one_that_is_named_and_waited_for() {
         let mut case = case(pod.clone(), seen.clone(), t(second));
         let (name, key) = ("app".into(), case.pod.containers[0].backoff_key);
         let (image, wait) = ("files:1".into(), Duration::from_secs(12));
-        case.attempts.note_pull_failure(&image, "gone".into(), t(100));
+        case.attempts.note_pull_failure(&image, StartError::ErrImagePull, "gone", t(100));
         case.attempts.note_start_failure(&name, key, reason, "gone".into(), t(100), wait);
         case.attempts.note_unpulled(&name, key, &image);
         let plan = decide(&case.inputs());

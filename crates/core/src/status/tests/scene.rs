@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::attempts::{Attempts, BackoffLimits, StartError};
 use crate::ids::{ContainerId, SandboxId};
-use crate::lifecycle::{Kill, Lifecycle, Obituary, Request};
+use crate::lifecycle::{Kill, Lifecycle, Request};
 use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};
 use crate::plan::{self, Hold, Inputs, Plan, Surroundings};
 use crate::pod::{Pod, ProbeKind, Source};
@@ -124,10 +124,7 @@ impl Scene {
     }
 
     pub(super) fn evict(&mut self, message: &str) -> &mut Self {
-        let obituary =
-            Obituary { reason: "Evicted".into(), message: message.into(), disruption: true };
-        let kill = Kill { grace: None, evict: true, obituary: Some(obituary) };
-        self.life.request(Request::Kill(kill), &self.pod);
+        self.life.request(Request::Kill(Kill::evict("Evicted", message, None)), &self.pod);
         self
     }
 

@@ -83,7 +83,10 @@ async fn a_call_that_times_out_keeps_its_name_until_it_is_really_over() {
     let bed = bed();
     bed.fake.fail(Rule::on(Rpc::RunPodSandbox, Fault::Late(seconds(60))).nth(1));
     let run = async || bed.client.run_sandbox(sandbox_config("web", 0), "").await;
-    assert_eq!(run().await.unwrap_err().kind, Kind::TimedOut);
+    let late = run().await.unwrap_err();
+    assert_eq!(late.kind, Kind::TimedOut);
+    let text = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
+    assert_eq!(late.rpc_text(), text);
     assert_eq!(bed.fake.snapshot().sandboxes_of("web").count(), 0, "nothing is to be seen");
     assert_eq!(run().await.unwrap_err().kind, Kind::AlreadyExists);
     bed.fake.wait_for(|seen| seen.sandboxes_of("web").count() == 1).await;
