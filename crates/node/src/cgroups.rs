@@ -137,9 +137,11 @@ impl Cgroups {
         })
     }
 
-    /// The group around all pods, below a root that must exist.
-    pub async fn ensure_tree(&self) -> Result<(), CgroupError> {
-        self.host.ensure(self.tree.all(), &CgroupConfig::default()).await?;
+    /// The group around all pods, below a root that must exist. Of its limits only the CPUs are set:
+    /// the groups below can be made only where they are.
+    pub async fn ensure_tree(&self, limits: &CgroupConfig) -> Result<(), CgroupError> {
+        let cpus = CgroupConfig { cpus: limits.cpus.clone(), ..CgroupConfig::default() };
+        self.host.ensure(self.tree.all(), &cpus).await?;
         self.refresh_classes(Refresh::Anyway).await
     }
 

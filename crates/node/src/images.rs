@@ -102,16 +102,32 @@ impl Drop for Prefetch {
     }
 }
 
+/// An image that a pod needs.
 #[derive(Clone, Copy)]
-enum PullPolicy {
+pub struct Wanted<'a> {
+    pub image: &'a Arc<str>,
+    pub policy: PullPolicy,
+    /// The container that is to run it: events point there. `None`: it is a volume of the pod.
+    pub container: Option<&'a Container>,
+}
+
+impl<'a> From<&'a Container> for Wanted<'a> {
+    fn from(container: &'a Container) -> Self {
+        let policy = PullPolicy::of(container.spec.image_pull_policy.as_deref());
+        Self { image: &container.image, policy, container: Some(container) }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub enum PullPolicy {
     Always,
     IfNotPresent,
     Never,
 }
 
 impl PullPolicy {
-    fn of(container: &Container) -> Self {
-        match container.spec.image_pull_policy.as_deref() {
+    pub fn of(written: Option<&str>) -> Self {
+        match written {
             Some("Always") => Self::Always,
             Some("Never") => Self::Never,
             Some(_) | None => Self::IfNotPresent,
@@ -193,7 +209,7 @@ impl Images {
     /// Begins to pull what a container will need, while something else is still being made.
     pub fn prefetch(self: &Arc<Self>, pod: &Arc<Pod>, container: &Container) -> Option<Prefetch> {
         let image = image::with_default_tag(&container.image).ok()?;
-        let policy = PullPolicy::of(container);
+        let policy = Wanted::from(container).policy;
         let (this, pod) = (self.clone(), pod.clone());
         let outcome: Arc<Mutex<Option<Pull>>> = Arc::default();
         let kept = outcome.clone();
@@ -217,24 +233,22 @@ impl Images {
         Some(Prefetch { task: task.abort_handle(), _outcome: outcome })
     }
 
-    /// Makes sure the image of a container is here, as its pull policy says. With the error of
-    /// its last pull it is too early for another.
+    /// Makes sure an image is here, as its pull policy says. With the error of its last pull it is
+    /// too early for another.
     pub async fn ensure(
         &self,
         pod: &Pod,
-        container: &Container,
+        wish: Wanted<'_>,
         held: Option<&str>,
     ) -> Result<Present, Absent> {
-        let wanted = &*container.image;
-        let tell = |severity, reason, text: String| {
-            self.events.container(pod, container, severity, reason, text);
-        };
+        let wanted = &**wish.image;
+        let tell = |severity, reason, text: String| self.tell(pod, wish, severity, reason, text);
         let image = image::with_default_tag(wanted).map_err(|error| {
             let message = format!("Failed to apply default image tag {wanted:?}: {error}");
             tell(Severity::Warning, "InspectFailed", message.clone());
             Absent { reason: StartError::InvalidImageName, message }
         })?;
-        let policy = PullPolicy::of(container);
+        let policy = wish.policy;
         let here = self.runtime.image_status(&image).await.map_err(|error| {
             let message = format!("Failed to inspect image {wanted:?}: {}", error.rpc_text());
             tell(Severity::Warning, "InspectFailed", message.clone());
@@ -271,7 +285,7 @@ impl Images {
                     let message = plan::image_back_off(wanted, error);
                     Err(Absent { reason: StartError::ImagePullBackOff, message })
                 }
-                None => self.pull(pod, container, &image).await,
+                None => self.pull(pod, wish, &image).await,
             },
         }
     }
@@ -315,11 +329,23 @@ impl Images {
             .map_err(|error| Absent { reason: StartError::ErrImagePull, message: chain(&error) })
     }
 
-    async fn pull(&self, pod: &Pod, container: &Container, image: &str) -> Result<Present, Absent> {
-        let wanted = &*container.image;
-        let tell = |severity, reason, text: String| {
-            self.events.container(pod, container, severity, reason, text);
-        };
+    fn tell(
+        &self,
+        pod: &Pod,
+        wish: Wanted<'_>,
+        severity: Severity,
+        reason: &'static str,
+        text: String,
+    ) {
+        match wish.container {
+            Some(container) => self.events.container(pod, container, severity, reason, text),
+            None => self.events.pod(pod, severity, reason, text),
+        }
+    }
+
+    async fn pull(&self, pod: &Pod, wish: Wanted<'_>, image: &str) -> Result<Present, Absent> {
+        let wanted = &**wish.image;
+        let tell = |severity, reason, text: String| self.tell(pod, wish, severity, reason, text);
         let failed = |error: &str| {
             let text = format!("Failed to pull image {wanted:?}: {error}");
             tell(Severity::Warning, "Failed", text);

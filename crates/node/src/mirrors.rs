@@ -50,15 +50,12 @@ impl Mirrors {
         if !self.directory.api_heard() {
             return Some(RETRY);
         }
-        let acts = mirror::needs(&self.directory.static_pods(), &self.directory.mirrors());
+        let (pods, mirrors) = (self.directory.static_pods(), self.directory.mirrors());
+        let acts = mirror::needs(&pods, &mirrors, self.directory.sources_ready());
         let mut again = None;
         for act in acts {
             let (done, verb, pod) = match &act {
                 Act::Create(pod) => (self.create(pod).await, "create", &pod.name),
-                // A mirror without a pod may still get one from a source that was not heard yet.
-                Act::Delete(mirror) if !self.directory.sources_ready() => {
-                    (Err(Obstacle::new("not all sources were heard")), "delete", &mirror.pod.name)
-                }
                 Act::Delete(mirror) => (self.delete(mirror).await, "delete", &mirror.pod.name),
             };
             if let Err(Obstacle { problem, retry }) = done {

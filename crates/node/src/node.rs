@@ -162,7 +162,7 @@ impl Node {
         let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
         let (events, occurrences) = Recorder::new(clock.clone());
         events.node(&config.node_name, Severity::Normal, "Starting", "Starting kubelet.".into());
-        cgroups.ensure_tree().await?;
+        cgroups.ensure_tree(&config.all_pods).await?;
         if cgroups.host().version() == 1 {
             let message =
                 "This machine uses cgroup v1, which Kubernetes is giving up; move it to cgroup v2";

@@ -191,7 +191,7 @@ impl Worker {
 
     /// A view of the runtime that is newer than our last act and than the last poke.
     async fn view(&mut self, wakes: &mut Wakes) -> Arc<ObservedPod> {
-        let mut patience = LOOK_RETRY;
+        let (mut patience, mut told) = (LOOK_RETRY, false);
         loop {
             let poke = *wakes.poked.borrow_and_update();
             if let Some((seen, after)) = &self.seen
@@ -201,13 +201,16 @@ impl Worker {
             }
             self.lane.idle().await;
             match self.tools.pleg.look(&self.uid, &self.name).await {
-                Ok(seen) => self.seen = Some((seen, poke)),
+                Ok(seen) => {
+                    self.lane.keep_hooks(|id| seen.running().any(|instance| instance.id == *id));
+                    self.seen = Some((seen, poke));
+                }
                 Err(error) => {
                     let now = self.tools.clock.now();
                     self.cell.journal.lock().note(now, chain(&error));
                     tracing::warn!(error = chain(&error), "will look again");
                     // A runtime that is away is the node's trouble, not each pod's.
-                    if !error.source.is_silence() {
+                    if !error.source.is_silence() && !std::mem::replace(&mut told, true) {
                         let text = format!("error determining status: {}", error.source.rpc_text());
                         let (pod, severity) = (self.cell.pod(), Severity::Warning);
                         self.tools.events.pod(&pod, severity, "FailedSync", text);

@@ -67,8 +67,8 @@ const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
 /// How often, and how long apart, it is asked for what it must know.
 const RUNTIME_TRIES: u32 = 3;
 const RUNTIME_RETRY: Duration = Duration::from_secs(2);
-/// How often, and how long apart, the machine is asked for an address it does not have yet.
-const ADDRESS_TRIES: u32 = 10;
+/// How long, and how often, the machine is asked for an address it does not have yet.
+const ADDRESS_PATIENCE: Duration = Duration::from_secs(10);
 const ADDRESS_RETRY: Duration = Duration::from_secs(1);
 
 /// Runs the node until it is told to stop. Containers run on.
@@ -78,6 +78,7 @@ pub async fn run(
     on_ready: impl FnOnce(&Arc<Server>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let watchdog = crate::service::watchdog()?;
     let health = health(&settings.configuration, stop.clone()).await?;
     let ports = serving::take_ports(&settings.configuration).await?;
     let api = surroundings.api.clone();
@@ -94,7 +95,7 @@ pub async fn run(
     let answering = tokio::spawn(server.clone().run(serving));
     on_ready(&server);
     let watched = server.clone();
-    crate::service::ready(move || watched.is_well())?;
+    crate::service::ready(watchdog, move || watched.is_well());
     let trim = trim_heap_now_and_then();
     tokio::select! {
         () = node.stopped() => {}
@@ -175,10 +176,16 @@ async fn start(
     let amounts = amounts(&capacity, &settings.options.root_dir)?;
     let shown = amounts.capacity(max_pods);
     let mut whole = shown.clone();
-    whole.insert(PIDS.to_owned(), Quantity::new(most_pids(&machine)?, Format::DecimalSi));
+    if let Some(pids) = most_pids(&machine) {
+        whole.insert(PIDS.to_owned(), Quantity::new(pids, Format::DecimalSi));
+    }
     identity.reservations.check(&whole)?;
     let alone = surroundings.alone;
-    let host_ips = host_ips(&identity, &machine, alone).await;
+    // Whoever needs no API server may need no network, or be about to bring it up.
+    let patience =
+        if surroundings.api.is_some() && !alone { ADDRESS_PATIENCE } else { Duration::ZERO };
+    let found = host_ips(&identity, &machine, patience);
+    let Some(host_ips) = stop.run_until_cancelled(found).await else { return Ok(None) };
     let allocatable = identity.reservations.allocatable(&shown);
     let facts = facts(settings, alone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
     let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
@@ -365,16 +372,16 @@ fn limits_swap(v2: bool) -> bool {
 }
 
 /// The addresses that pods see as their node's. The network of a machine that just started may need
-/// a moment; a node that is alone does not need one.
-async fn host_ips(identity: &Settings, machine: &Machine, alone: bool) -> Vec<IpAddr> {
-    let mut left = if alone { 0 } else { ADDRESS_TRIES };
+/// a moment.
+async fn host_ips(identity: &Settings, machine: &Machine, patience: Duration) -> Vec<IpAddr> {
+    let began = tokio::time::Instant::now();
     let found = loop {
         let by_name = addresses::resolve(&identity.hostname).await;
         let found = addresses::find(identity, machine, &by_name);
-        if left == 0 || found.as_ref().is_ok_and(|found| !found.is_empty()) {
+        let complete = found.as_ref().is_ok_and(|found| !found.is_empty());
+        if complete || began.elapsed() >= patience {
             break found;
         }
-        left -= 1;
         tokio::time::sleep(ADDRESS_RETRY).await;
     };
     match found {
@@ -404,10 +411,15 @@ fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<Amou
     })
 }
 
-/// How many processes and threads there can be.
-fn most_pids(machine: &Machine) -> anyhow::Result<i64> {
-    let tasks = machine.tasks()?;
-    Ok(i64::try_from(tasks.pid_max.min(tasks.threads_max)).unwrap_or(i64::MAX))
+/// How many processes and threads there can be. A machine that does not say does without that
+/// limit.
+fn most_pids(machine: &Machine) -> Option<i64> {
+    let tasks = machine.tasks();
+    let tasks = tasks.inspect_err(|error| {
+        tracing::warn!(%error, "pods have no common limit of processes");
+    });
+    let tasks = tasks.ok()?;
+    Some(i64::try_from(tasks.pid_max.min(tasks.threads_max)).unwrap_or(i64::MAX))
 }
 
 /// Folders that tell how hot the machine is; containers need not know.

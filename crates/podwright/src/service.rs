@@ -8,22 +8,25 @@ use tokio_util::sync::CancellationToken;
 /// A watchdog that barks within this time would take every hiccup for an end.
 const LEAST_WATCHDOG: Duration = Duration::from_secs(1);
 
+/// How often the service manager wants to hear from us, if it does.
+pub fn watchdog() -> anyhow::Result<Option<Duration>> {
+    match sd_notify::watchdog_enabled() {
+        Some(interval) if interval <= LEAST_WATCHDOG => anyhow::bail!(
+            "the service's WatchdogSec is {interval:?}; it has to be more than {LEAST_WATCHDOG:?}"
+        ),
+        interval => Ok(interval),
+    }
+}
+
 /// The node is up. Without a service manager this says nothing to nobody. `is_well` says whether
 /// the watchdog may be fed.
-pub fn ready(is_well: impl Fn() -> bool + Send + 'static) -> anyhow::Result<()> {
+pub fn ready(watchdog: Option<Duration>, is_well: impl Fn() -> bool + Send + 'static) {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
         tracing::debug!(%error, "no service manager to tell");
     }
-    if let Some(interval) = sd_notify::watchdog_enabled() {
-        if interval <= LEAST_WATCHDOG {
-            anyhow::bail!(
-                "the service's WatchdogSec is {interval:?}; it has to be more than \
-                 {LEAST_WATCHDOG:?}"
-            );
-        }
+    if let Some(interval) = watchdog {
         tokio::spawn(feed_watchdog(interval / 2, is_well));
     }
-    Ok(())
 }
 
 /// A process that hangs, or in which pods are not looked after, stops feeding and is started anew.

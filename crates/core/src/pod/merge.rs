@@ -49,12 +49,19 @@ pub struct Refused {
 pub struct Merge {
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
     delivered: BTreeSet<Source>,
+    /// Objects that were refused, and why.
+    refused: BTreeMap<Source, BTreeMap<String, String>>,
 }
 
 impl Merge {
     /// Folds news in. `now` is written into the pods seen for the first time.
     pub fn fold(&mut self, source: Source, news: News, now: Timestamp) -> Changes {
         let mut changes = Changes::default();
+        let about = match &news {
+            News::All(_) => None,
+            News::Changed(object) => Some(key(&reference(object))),
+            News::Gone(uid) => Some(uid.to_string()),
+        };
         match news {
             News::All(objects) => {
                 self.delivered.insert(source);
@@ -66,7 +73,25 @@ impl Merge {
                 changes.removed.extend(pods.remove(&uid));
             }
         }
+        self.tell_refusals_once(source, about.as_deref(), &mut changes.refused);
         changes
+    }
+
+    /// Drops what was told before. `about`: the one object that was delivered, if not all were.
+    fn tell_refusals_once(
+        &mut self,
+        source: Source,
+        about: Option<&str>,
+        refused: &mut Vec<Refused>,
+    ) {
+        let known = self.refused.entry(source).or_default();
+        let mut before = std::mem::take(known);
+        known.extend(refused.iter().map(|r| (key(&r.object), r.reason.clone())));
+        refused.retain(|r| before.get(&key(&r.object)) != Some(&r.reason));
+        if let Some(about) = about {
+            before.remove(about);
+            known.append(&mut before);
+        }
     }
 
     /// Whether this source has told its whole set at least once.
@@ -152,6 +177,12 @@ fn with_spec_of(object: &v1::Pod, old: &Pod, source: Source) -> Option<Pod> {
         status: object.status.clone(),
     };
     Pod::from_object(Arc::new(known), source).ok()
+}
+
+/// What tells objects of one source apart, even those that lack what they should have.
+fn key(object: &v1::ObjectReference) -> String {
+    let name = || [&object.namespace, &object.name].map(|part| part.clone().unwrap_or_default());
+    object.uid.clone().unwrap_or_else(|| name().join("/"))
 }
 
 fn reference(object: &v1::Pod) -> v1::ObjectReference {
@@ -311,10 +342,18 @@ mod tests {
         let mut merge = Merge::default();
         let mut bad = object("3", "c");
         bad.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
-        let set = vec![object("1", "a"), object("2", "a"), bad];
-        let changes = merge.fold(Source::File, News::All(set), at(1));
+        let set = vec![object("1", "a"), object("2", "a"), bad.clone()];
+        let changes = merge.fold(Source::File, News::All(set.clone()), at(1));
         assert_eq!(names(&changes.added), ["a"]);
         let refused: Vec<_> = changes.refused.iter().map(|r| r.object.name.as_deref()).collect();
         assert_eq!(refused, [Some("a"), Some("c")]);
+        let again = merge.fold(Source::File, News::All(set), at(2));
+        assert_eq!(again.refused, [], "it was told");
+        bad.spec.as_mut().unwrap().restart_policy = Some("Never".into());
+        let mended = merge.fold(Source::File, News::Changed(Box::new(bad.clone())), at(3));
+        assert_eq!(names(&mended.added), ["c"]);
+        bad.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
+        let broken = merge.fold(Source::File, News::Changed(Box::new(bad)), at(4));
+        assert_eq!(broken.refused.len(), 1, "it is news again");
     }
 }

@@ -28,8 +28,8 @@ pub struct Static {
 /// What the mirrors need so that each static pod that runs has one, and only it.
 ///
 /// A mirror that does not show its pod as it is, or that is being deleted, goes first; the new one
-/// follows when it is gone.
-pub fn needs(pods: &[Static], mirrors: &[Mirror]) -> Vec<Act> {
+/// follows when it is gone. One without a pod may still get it until all sources were heard.
+pub fn needs(pods: &[Static], mirrors: &[Mirror], all_heard: bool) -> Vec<Act> {
     let mut acts = Vec::new();
     let names: BTreeSet<&PodName> = pods.iter().map(|p| &p.pod.name).collect();
     for Static { pod, ending } in pods {
@@ -43,7 +43,8 @@ pub fn needs(pods: &[Static], mirrors: &[Mirror]) -> Vec<Act> {
             None => acts.push(Act::Create(pod.clone())),
         }
     }
-    let orphans = mirrors.iter().filter(|mirror| !names.contains(&mirror.pod.name));
+    let alone = |mirror: &&Mirror| all_heard && !names.contains(&mirror.pod.name);
+    let orphans = mirrors.iter().filter(alone);
     acts.extend(orphans.map(|mirror| Act::Delete(mirror.clone())));
     acts
 }
@@ -91,7 +92,7 @@ mod tests {
             Act::Create(pod) => format!("create {}", pod.name.name),
             Act::Delete(mirror) => format!("delete {}", mirror.pod.name.name),
         };
-        needs(pods, mirrors).iter().map(word).collect()
+        needs(pods, mirrors, true).iter().map(word).collect()
     }
 
     #[test]
@@ -122,6 +123,9 @@ mod tests {
         ] {
             assert_eq!(told(&pods, &mirrors), want, "{case}");
         }
+        let edited = (static_pod("a", "2", false), mirror("a", "1", false));
+        let early = needs(&[edited.0], &[edited.1, mirror("b", "1", false)], false);
+        assert_eq!(early.len(), 1, "an orphan may still get its pod");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::container::{CREATING, INITIALIZING, Shown, end_of, is_running};
 use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
+use crate::attempts::StartError;
 use crate::ids::PodName;
 use crate::pod::{ANNOTATION_MIRROR, Pod};
 use crate::time::{Mono, Now};
@@ -267,7 +268,8 @@ fn answer<'a>(status: &'a PodStatus, of: &str) -> Option<&'a str> {
     condition(status, of).map(|condition| condition.status.as_str())
 }
 
-/// What containers wait for that somebody may have to mend.
+/// What containers wait for that somebody may have to mend. A pull is tried again and again, and
+/// has several words for it.
 fn obstacles(status: &PodStatus) -> impl Iterator<Item = (&str, &str)> {
     let lists = [&status.init_container_statuses, &status.container_statuses];
     let all = lists.into_iter().flatten().flatten();
@@ -275,7 +277,12 @@ fn obstacles(status: &PodStatus) -> impl Iterator<Item = (&str, &str)> {
         let waiting = container.state.as_ref()?.waiting.as_ref()?;
         Some((container.name.as_str(), waiting.reason.as_deref()?))
     });
-    reasons.filter(|(_, reason)| ![CREATING, INITIALIZING].contains(reason))
+    let obstacles = reasons.filter(|(_, reason)| ![CREATING, INITIALIZING].contains(reason));
+    let pull = StartError::ErrImagePull.as_str();
+    obstacles.map(move |(name, reason)| match reason == StartError::ImagePullBackOff.as_str() {
+        true => (name, pull),
+        false => (name, reason),
+    })
 }
 
 /// Whether someone may act on this change, so that it must not wait for more.

@@ -94,11 +94,6 @@ impl Hierarchies {
         {
             set(&dir, "cpuset.cpus", cpus)?;
         }
-        if let Some(dir) = self.dir("memory", path)
-            && let Some(bytes) = config.memory_limit
-        {
-            set(&dir, "memory.limit_in_bytes", &bytes.to_string())?;
-        }
         if let Some(dir) = self.dir("cpu", path) {
             if let Some(shares) = config.cpu_shares {
                 set(&dir, "cpu.shares", &shares.to_string())?;
@@ -119,6 +114,12 @@ impl Hierarchies {
                 // Reservations, since Linux 5.7.
                 set_if_there(&dir, &format!("hugetlb.{name}.rsvd.limit_in_bytes"), &limit)?;
             }
+        }
+        // Last: it is refused while more is in use.
+        if let Some(dir) = self.dir("memory", path)
+            && let Some(bytes) = config.memory_limit
+        {
+            set(&dir, "memory.limit_in_bytes", &bytes.to_string())?;
         }
         Ok(())
     }

@@ -112,7 +112,7 @@ impl Scene {
     }
 
     async fn ensure(&self, pod: &Pod) -> Result<Present, Absent> {
-        self.images.ensure(pod, &pod.containers[0], None).await
+        self.images.ensure(pod, (&pod.containers[0]).into(), None).await
     }
 
     fn told(&mut self) -> Vec<(std::borrow::Cow<'static, str>, String)> {
@@ -391,10 +391,11 @@ async fn an_image_that_rests_after_a_failed_pull_holds_back_only_who_would_pull_
     let mut scene = scene(world(&[("mine", "me", "secret")]), Settings::default());
     let pod = wanting("web", "IfNotPresent", &["mine"]);
     let held = Some("ErrImagePull: gone");
-    let refused = scene.images.ensure(&pod, &pod.containers[0], held).await.unwrap_err();
+    let wanted = Wanted::from(&pod.containers[0]);
+    let refused = scene.images.ensure(&pod, wanted, held).await.unwrap_err();
     assert_eq!(refused.reason, StartError::ImagePullBackOff);
     assert_eq!(refused.message, format!("Back-off pulling image {IMAGE:?}: ErrImagePull: gone"));
     assert!(scene.told().is_empty(), "nothing was pulled");
     scene.ensure(&pod).await.unwrap();
-    scene.images.ensure(&pod, &pod.containers[0], Some("gone")).await.unwrap();
+    scene.images.ensure(&pod, wanted, Some("gone")).await.unwrap();
 }

@@ -171,7 +171,7 @@ impl Execution<'_> {
         self.attempts().note_step_done(PodStep::Sandbox);
         self.note("sandbox created");
         self.tools.status.sandbox_ready(self.pod);
-        Ok(Ground { sandbox: Some(id), attempt, ips })
+        Ok(Ground::of(id, attempt, ips))
     }
 
     async fn remove_instances(&mut self, ids: &[ContainerId], logs: Logs) -> Result<(), Failed> {
@@ -288,11 +288,6 @@ impl Execution<'_> {
         let (name, key) = (&container.name, container.backoff_key);
         let now = self.note(&format!("{name} did not start: {message}"));
         let (retry, mut attempts) = (self.retry(), self.attempts());
-        if reason.is_failed_pull()
-            && let Some(image) = image
-        {
-            attempts.note_pull_failure(image, reason, &message, now);
-        }
         attempts.note_start_failure(name, key, reason, message, now, retry);
         if let Some(image) = image {
             attempts.note_unpulled(name, key, image);

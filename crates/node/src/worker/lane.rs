@@ -30,7 +30,17 @@ pub(super) struct Lane {
 #[derive(Clone, Debug)]
 struct Hook {
     ended: watch::Receiver<Option<Result<(), String>>>,
-    task: AbortHandle,
+    /// Ends with the last who cares for it.
+    task: Arc<Task>,
+}
+
+#[derive(Debug)]
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Lane {
@@ -53,7 +63,7 @@ impl Lane {
         limit: Duration,
         run: impl Future<Output = Result<(), String>> + Send + 'static,
     ) -> Option<Result<(), String>> {
-        let Hook { mut ended, .. } =
+        let Hook { mut ended, task: _kept } =
             self.hooks.lock().entry(id.clone()).or_insert_with(|| begun(run)).clone();
         match tokio::time::timeout(limit, ended.wait_for(Option::is_some)).await {
             Ok(Ok(end)) => end.clone(),
@@ -61,6 +71,11 @@ impl Lane {
             Ok(Err(_)) => Some(Err("the hook was cut off".into())),
             Err(_) => None,
         }
+    }
+
+    /// Ends the hooks of containers that ended by themselves.
+    pub(super) fn keep_hooks(&self, of: impl Fn(&ContainerId) -> bool) {
+        self.hooks.lock().retain(|id, _| of(id));
     }
 
     /// Whatever is being stopped gets no more than this from now on.
@@ -125,14 +140,13 @@ impl Hook {
     /// Its container has ended, and so will a command in it; a sleep would not.
     async fn end(mut self) {
         let _ = tokio::time::timeout(AFTERMATH, self.ended.wait_for(Option::is_some)).await;
-        self.task.abort();
     }
 }
 
 fn begun(run: impl Future<Output = Result<(), String>> + Send + 'static) -> Hook {
     let (tell, ended) = watch::channel(None);
     let task = tokio::spawn(async move { drop(tell.send_replace(Some(run.await))) });
-    Hook { ended, task: task.abort_handle() }
+    Hook { ended, task: Arc::new(Task(task.abort_handle())) }
 }
 
 async fn finished<T>(task: JoinHandle<T>) -> T {
@@ -183,6 +197,15 @@ mod tests {
         assert_eq!(lane.hook(&slow, s(3), run()).await, None, "it goes on");
         assert_eq!(lane.hook(&slow, s(18), run()).await, Some(Ok(())));
         assert_eq!(*runs.lock(), 2);
+        let (ended, mut seen) = watch::channel(());
+        let hangs = async move {
+            let _ended = ended;
+            std::future::pending().await
+        };
+        let gone = ContainerId::new("gone");
+        assert_eq!(lane.hook(&gone, s(1), hangs).await, None);
+        lane.keep_hooks(|id| *id != gone);
+        assert!(seen.changed().await.is_err(), "it ends with its container");
     }
 
     #[tokio::test(start_paused = true)]

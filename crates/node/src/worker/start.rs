@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1;
 use podwright_core::attempts::StartError;
 use podwright_core::config::mounts::{self as mount_plan, Mountable, VolumeSource};
 use podwright_core::config::{
@@ -26,7 +25,7 @@ use crate::cgroups::PodCgroupError;
 use crate::events::Severity;
 use crate::gate::Act;
 use crate::hooks;
-use crate::images::{Absent, Present};
+use crate::images::{Absent, Present, PullPolicy, Wanted};
 use crate::logs::link_name;
 use crate::objects::{Fetched, ReadError};
 use crate::users::{self, UserRangeError};
@@ -38,6 +37,8 @@ pub(super) struct Ground {
     pub sandbox: Option<SandboxId>,
     pub attempt: u32,
     pub ips: Vec<IpAddr>,
+    /// Got once for all containers of a plan, when the first one starts.
+    image_volumes: Option<ImageVolumes>,
 }
 
 impl Ground {
@@ -45,11 +46,14 @@ impl Ground {
     pub(super) fn in_sandbox(pod: &Pod, view: &ObservedPod) -> Self {
         let usable = plan::usable_sandbox(pod, view);
         let sandbox = view.sandboxes.iter().find(|s| Some(&s.id) == usable.as_ref());
-        sandbox.map_or_else(Self::default, |sandbox| Self {
-            sandbox: Some(sandbox.id.clone()),
-            attempt: sandbox.attempt,
-            ips: sandbox.ips.clone().unwrap_or_default(),
+        sandbox.map_or_else(Self::default, |sandbox| {
+            let ips = sandbox.ips.clone().unwrap_or_default();
+            Self::of(sandbox.id.clone(), sandbox.attempt, ips)
         })
+    }
+
+    pub(super) fn of(sandbox: SandboxId, attempt: u32, ips: Vec<IpAddr>) -> Self {
+        Self { sandbox: Some(sandbox), attempt, ips, image_volumes: None }
     }
 }
 
@@ -88,7 +92,22 @@ fn host_dns(resolv_conf: &str) -> HostDns {
     }
 }
 
+/// The images that a pod mounts as volumes, by the volume's name. One that cannot be had matters
+/// only to the containers that mount it.
+type ImageVolumes = BTreeMap<String, Result<MountedVolume, NotStarted>>;
+
+/// Those of them that a container mounts.
+fn mounted_by(
+    container: &Container,
+    volumes: Option<&ImageVolumes>,
+) -> Result<BTreeMap<String, MountedVolume>, NotStarted> {
+    let mounts = container.spec.volume_mounts.iter().flatten();
+    let mounted = mounts.filter_map(|mount| volumes?.get_key_value(&mount.name));
+    mounted.map(|(name, got)| Ok((name.clone(), got.clone()?))).collect()
+}
+
 /// Why a container did not start, in the words of its waiting state.
+#[derive(Clone, Debug)]
 struct NotStarted {
     reason: StartError,
     message: String,
@@ -164,7 +183,7 @@ impl Execution<'_> {
     pub(super) async fn start_container(
         &mut self,
         start: &Start,
-        ground: &Ground,
+        ground: &mut Ground,
     ) -> Result<(), Failed> {
         let pod = self.pod.clone();
         let Some(container) = pod.container(&start.container) else { return Ok(()) };
@@ -212,21 +231,24 @@ impl Execution<'_> {
         &mut self,
         container: &Container,
         start: &Start,
-        ground: &Ground,
+        ground: &mut Ground,
     ) -> Result<(), NotStarted> {
         let name = &container.name;
         let Some(sandbox) = &ground.sandbox else {
             let message = "the pod has no sandbox".into();
             return Err(NotStarted::new(StartError::CreateContainerError, message));
         };
+        if ground.image_volumes.is_none() {
+            ground.image_volumes = Some(self.get_image_volumes().await);
+        }
         self.begin(format!("getting the image of {name}"));
-        let image = self.image(container).await?;
+        let image = self.image(container.into()).await?;
         let attempt = self.attempt_number(container, start.attempt);
         let image = ResolvedImage {
             reference: image.image_ref,
             user: ImageUser::new(image.uid, &image.username),
         };
-        let image_volumes = self.image_volumes(container).await?;
+        let image_volumes = mounted_by(container, ground.image_volumes.as_ref())?;
         let prepared = self.configure(container, attempt, &image, image_volumes, ground).await;
         let (config, sandbox_config) = prepared.map_err(|error| {
             NotStarted::new(StartError::CreateContainerConfigError, chain(&error))
@@ -238,50 +260,44 @@ impl Execution<'_> {
     }
 
     /// Gets an image, unless it is too early to pull it again.
-    async fn image(&mut self, container: &Container) -> Result<Present, NotStarted> {
-        let image = &container.image;
+    async fn image(&mut self, wanted: Wanted<'_>) -> Result<Present, NotStarted> {
+        let image = wanted.image;
         let now = self.tools.clock.now();
         let held = self.attempts().pull_hold(image, now).map(|(_, error)| error.to_owned());
-        let present = self.tools.images.ensure(self.pod, container, held.as_deref()).await;
-        let present = present.map_err(|Absent { reason, message }| NotStarted {
-            reason,
-            message,
-            image: Some(image.clone()),
-            instance: None,
-        })?;
-        self.attempts().note_pulled(image);
-        Ok(present)
+        let present = self.tools.images.ensure(self.pod, wanted, held.as_deref()).await;
+        let mut attempts = self.attempts();
+        match present {
+            Ok(present) => {
+                attempts.note_pulled(image);
+                Ok(present)
+            }
+            Err(Absent { reason, message }) => {
+                if reason.is_failed_pull() {
+                    attempts.note_pull_failure(image, reason, &message, self.tools.clock.now());
+                }
+                Err(NotStarted { reason, message, image: Some(image.clone()), instance: None })
+            }
+        }
     }
 
-    /// Gets the images that the container mounts as volumes; they are pulled as its own is.
-    async fn image_volumes(
-        &mut self,
-        container: &Container,
-    ) -> Result<BTreeMap<String, MountedVolume>, NotStarted> {
-        let mut found = BTreeMap::new();
-        let spec = self.pod.object.spec.as_ref();
+    /// Gets the images that the pod mounts as volumes, before any container's own.
+    async fn get_image_volumes(&mut self) -> ImageVolumes {
+        let mut found = ImageVolumes::new();
+        let pod = self.pod.clone();
+        let spec = pod.object.spec.as_ref();
         for volume in spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-            let mut mounts = container.spec.volume_mounts.iter().flatten();
             let Some(image) = &volume.image else { continue };
-            if !mounts.any(|mount| mount.name == volume.name) {
-                continue;
-            }
             let user_image = image.reference.clone().unwrap_or_default();
-            let wanted = Container {
-                image: user_image.as_str().into(),
-                spec: Arc::new(v1::Container {
-                    image_pull_policy: image.pull_policy.clone(),
-                    ..(*container.spec).clone()
-                }),
-                ..container.clone()
-            };
+            let policy = PullPolicy::of(image.pull_policy.as_deref());
             self.begin(format!("getting the image of volume {}", volume.name));
-            let present = self.image(&wanted).await?;
-            let source = VolumeSource::Image { reference: present.image_ref, user_image };
-            let mounted = MountedVolume { source, read_only: true, relabel: false };
-            found.insert(volume.name.clone(), mounted);
+            let wanted = Wanted { image: &user_image.as_str().into(), policy, container: None };
+            let got = self.image(wanted).await.map(|present| {
+                let source = VolumeSource::Image { reference: present.image_ref, user_image };
+                MountedVolume { source, read_only: true, relabel: false }
+            });
+            found.insert(volume.name.clone(), got);
         }
-        Ok(found)
+        found
     }
 
     /// The restart count: one past the newest instance, or past the newest log.

@@ -111,11 +111,12 @@ impl Execution<'_> {
         container: &podwright_core::pod::Container,
         instance: podwright_core::ids::ContainerId,
     ) {
+        let grace = self.pod.deletion.and_then(|d| d.grace).unwrap_or(self.pod.grace);
         let stop = Stop {
             instance,
             container: container.name.clone(),
-            grace: self.pod.deletion.and_then(|d| d.grace).unwrap_or(self.pod.grace),
-            pre_stop: container.pre_stop().is_some(),
+            grace,
+            pre_stop: container.pre_stop().is_some() && !grace.is_zero(),
             turn: None,
             cause: StopCause::PostStartFailed,
             message: "FailedPostStartHook".into(),
