@@ -62,8 +62,8 @@ pub struct Settings {
 /// What was seen of the machine and the runtime, now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
+    pub amounts: Amounts,
     /// `None` if the machine could not be read: the last word stands.
-    pub amounts: Option<Amounts>,
     pub identity: Option<Identity>,
     /// The machine's addresses; empty if there is none to tell.
     pub addresses: Vec<IpAddr>,
@@ -167,10 +167,8 @@ fn system_info(
         info.kernel_version.clone_from(&identity.kernel_version);
         info.os_image.clone_from(&identity.os_image);
     }
-    if let Some(amounts) = &seen.amounts {
-        let swap = i64::try_from(amounts.swap).ok().filter(|bytes| *bytes > 0);
-        info.swap = swap.map(|bytes| v1::NodeSwapStatus { capacity: Some(bytes) });
-    }
+    let swap = i64::try_from(seen.amounts.swap).ok().filter(|bytes| *bytes > 0);
+    info.swap = swap.map(|bytes| v1::NodeSwapStatus { capacity: Some(bytes) });
 }
 
 /// `None` if the runtime is too old to say.

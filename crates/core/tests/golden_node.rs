@@ -67,13 +67,13 @@ fn scene(golden: &Value) -> (Settings, Seen) {
         size: image["sizeBytes"].as_u64().unwrap(),
     });
     let seen = Seen {
-        amounts: Some(Amounts {
+        amounts: Amounts {
             cpus: 2,
             memory: bytes(&status["capacity"]["memory"]),
             swap: 0,
             hugepages: [(2 << 20, 0), (1 << 30, 0)].into(),
             storage: Some(bytes(&status["capacity"]["ephemeral-storage"])),
-        }),
+        },
         identity: Some(Identity {
             machine_id: text(&info["machineID"]),
             system_uuid: text(&info["systemUUID"]),

@@ -3,13 +3,14 @@
 //!
 //! It is emulated, so it is slow: some 20 seconds from power-on to power-off. It has no network. It
 //! gets a second disk with the files of a case, runs the case's script as a systemd service and
-//! ends with it.
+//! ends with it. On a busy machine an emulated one may stand still for good, kernel and all; it is
+//! told by its pulse, and switched off and on again.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -19,6 +20,17 @@ use crate::tools::provide;
 
 /// The status with which a script asks for a reboot; after it the script runs again.
 pub const REBOOT: i32 = 75;
+
+/// Without a pulse for so long it stands still. It beats every five seconds of the machine's own.
+const STILL: Duration = Duration::from_secs(300);
+/// How often it is switched on at most.
+const TRIES: u32 = 3;
+
+/// Runs the case's script, and the pulse beside it.
+const RUN: &str = "#!/bin/sh
+(while echo; do sleep 5; done) >/dev/ttyS2 2>/dev/null &
+exec ./script
+";
 
 /// How the last line of the payload begins; `testbed/vm/payload` writes it.
 const END: &str = "\npayload ended with ";
@@ -74,7 +86,19 @@ impl Vm {
     }
 
     /// Switches it on and waits until it is off again.
+    #[allow(clippy::print_stderr, reason = "whoever reads a slow test's report wants to know")]
     pub async fn run(self) -> Result<Outcome> {
+        for _ in 0..TRIES {
+            if let Some(outcome) = self.run_once().await? {
+                return Ok(outcome);
+            }
+            eprintln!("the VM stood still for {STILL:?} and was switched off");
+        }
+        anyhow::bail!("the VM stood still {TRIES} times");
+    }
+
+    /// `None` if it stood still.
+    async fn run_once(&self) -> Result<Option<Outcome>> {
         let parts = provide("vm")?;
         // The machine is a program of a bed's ground, so it cannot outlive the test.
         let ground = tokio::task::spawn_blocking(Ground::claim).await??;
@@ -83,14 +107,20 @@ impl Vm {
         let files = Files {
             console: ground.path("logs/console.log"),
             output: ground.path("logs/payload.log"),
+            pulse: ground.path("logs/pulse.log"),
         };
         let mut command = ground.command("qemu-system-x86_64");
         self.describe(&mut command, &parts, &payload, &files);
         // What it does not write back to the disk goes here.
         command.env("TMPDIR", ground.path(""));
         let machine = ground.daemon("qemu", command)?;
-        machine.wait(self.limit).await.with_context(|| files.last_words(&machine))?;
-        files.outcome().with_context(|| files.last_words(&machine))
+        tokio::select! {
+            ended = machine.wait(self.limit) => {
+                ended.with_context(|| files.last_words(&machine))?;
+            }
+            () = files.stands_still() => return Ok(None),
+        }
+        files.outcome().map(Some).with_context(|| files.last_words(&machine))
     }
 
     /// Makes the second disk.
@@ -105,9 +135,11 @@ impl Vm {
             size += fs::copy(source, &target)
                 .with_context(|| format!("packing {} for the VM", source.display()))?;
         }
-        let script = folder.join("run");
-        fs::write(&script, &self.script)?;
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+        for (name, text) in [("run", RUN), ("script", self.script.as_str())] {
+            let program = folder.join(name);
+            fs::write(&program, text)?;
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        }
         let kibibytes = format!("{}k", size / 1024 * 5 / 4);
         let mut command = Command::new("mke2fs");
         command.args(["-q", "-t", "ext4", "-d"]).arg(folder).arg(disk).arg(kibibytes);
@@ -132,17 +164,31 @@ impl Vm {
             .args(["-drive", &disk(&parts.join("disk"), ",snapshot=on")])
             .args(["-drive", &disk(payload, "")])
             .args(["-serial", &serial(&files.console)])
-            .args(["-serial", &serial(&files.output)]);
+            .args(["-serial", &serial(&files.output)])
+            .args(["-serial", &serial(&files.pulse)]);
     }
 }
 
-/// Where the two serial ports write to.
+/// Where the serial ports write to.
 struct Files {
     console: PathBuf,
     output: PathBuf,
+    pulse: PathBuf,
 }
 
 impl Files {
+    /// Returns when there was no pulse for long.
+    async fn stands_still(&self) {
+        let (mut beats, mut since) = (0, Instant::now());
+        while since.elapsed() < STILL {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let now = fs::metadata(&self.pulse).map_or(0, |about| about.len());
+            if now != beats {
+                (beats, since) = (now, Instant::now());
+            }
+        }
+    }
+
     fn outcome(&self) -> Result<Outcome> {
         let console = text(&self.console)?;
         let said = text(&self.output)?;

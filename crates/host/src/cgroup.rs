@@ -177,6 +177,14 @@ impl Cgroups {
         }
     }
 
+    /// Whether swap can be limited for a group.
+    pub fn limits_swap(&self) -> Result<bool> {
+        match &self.0.tree {
+            Tree::V1(tree) => Ok(tree.limits_swap()),
+            Tree::V2(tree) => tree.limits_swap(),
+        }
+    }
+
     /// The path within a hierarchy; this is what the runtime gets as a container's parent.
     pub fn path(&self, name: &CgroupName) -> String {
         name.path(self.driver())

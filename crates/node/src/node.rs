@@ -93,6 +93,8 @@ pub struct Config {
     pub apparmor: bool,
     /// `None`: somebody else keeps the node's object.
     pub presence: Option<Presence>,
+    /// `podCIDR`: the addresses of pods while the node's object has none. Empty: none are known.
+    pub pod_ranges: String,
 }
 
 /// The parts of the world a node stands on; a simulation brings its own.
@@ -248,6 +250,10 @@ impl Node {
             config.node_name.clone(),
             this.stop.clone(),
         ));
+        let runtime = this.tools.runtime.clone();
+        let ranges =
+            pod_ranges::pass_on(runtime, config.pod_ranges, shown.subscribe(), this.stop.clone());
+        this.tasks.spawn(ranges);
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
             let look = Look::new(
                 identity,
@@ -269,6 +275,11 @@ impl Node {
         this.tasks.spawn(this.tools.allocations.clone().run(this.stop.clone()));
         this.tasks.close();
         Ok(this)
+    }
+
+    /// Who makes the groups of pods.
+    pub fn cgroup_driver(&self) -> Driver {
+        self.tools.cgroups.host().driver()
     }
 
     /// Waits until the node has stopped. Containers run on.
@@ -316,8 +327,6 @@ impl Node {
         let name = self.tools.settings.node_name.clone();
         let follow = own_node::follow(client, name.clone(), shown, self.stop.clone());
         self.tasks.spawn(follow);
-        let (runtime, stop) = (self.tools.runtime.clone(), self.stop.clone());
-        self.tasks.spawn(pod_ranges::pass_on(runtime, node.clone(), stop));
         let lease = LeaseKeeper {
             client: own_client.clone(),
             node: name,

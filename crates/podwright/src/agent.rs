@@ -221,6 +221,7 @@ async fn start(
             timing: identity::timing(configuration),
             amounts,
         }),
+        pod_ranges: configuration.pod_cidr.clone(),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
     let requests = surroundings.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
@@ -360,15 +361,10 @@ fn facts(
             cgroups: if v2 { CgroupVersion::V2 } else { CgroupVersion::V1 },
             cpu_quota_period: whole.map(micros),
             whole_container_oom: v2 && !configuration.single_process_oom_kill.unwrap_or(false),
-            swap: limits_swap(v2).then_some(Swap { behaviour, total: capacity.swap }),
+            swap: cgroups.limits_swap()?.then_some(Swap { behaviour, total: capacity.swap }),
         },
         handlers,
     })
-}
-
-/// Whether the kernel can limit swap for a group; version 1 only if it was booted so.
-fn limits_swap(v2: bool) -> bool {
-    v2 || Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
 }
 
 /// The addresses that pods see as their node's. The network of a machine that just started may need

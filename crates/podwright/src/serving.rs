@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use podwright_core::cgroup::Driver;
 use podwright_core::stats::DaemonGroups;
 use podwright_node::node::Node;
 use podwright_node::server::auth::{self, AccessSettings};
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::commands::version::VERSIONS;
 use crate::config::KubeletSettings;
-use crate::config::kubelet::{AuthorizationMode, KubeletConfiguration, TlsVersion};
+use crate::config::kubelet::{AuthorizationMode, CgroupDriver, KubeletConfiguration, TlsVersion};
 
 /// A loop that was silent for less than this may only be busy.
 const LEAST_SYNC_PATIENCE: Duration = Duration::from_secs(300);
@@ -40,7 +41,8 @@ pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) 
     let period = configuration.volume_stats_agg_period.to_std();
     let stats = Stats::new(node, period, daemons(settings));
     let idle = configuration.streaming_connection_idle_timeout.to_std();
-    let shown = serde_json::to_vec(&in_force(settings).to_configz()).unwrap_or_default();
+    let shown = serde_json::to_vec(&in_force(settings, node.cgroup_driver()).to_configz())
+        .unwrap_or_default();
     let server_settings = Settings {
         debugging: configuration.enable_debugging_handlers,
         stream_idle: (!idle.is_zero()).then_some(idle),
@@ -52,9 +54,14 @@ pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) 
     Server::new(node, stats, server_settings, stop)
 }
 
-/// The configuration with the files of the certificate that is used.
-fn in_force(settings: &KubeletSettings) -> KubeletConfiguration {
+/// The configuration with the files of the certificate that is used, and with the driver that the
+/// runtime asked for.
+fn in_force(settings: &KubeletSettings, driver: Driver) -> KubeletConfiguration {
     let mut configuration = settings.configuration.clone();
+    configuration.cgroup_driver = match driver {
+        Driver::Cgroupfs => CgroupDriver::Cgroupfs,
+        Driver::Systemd => CgroupDriver::Systemd,
+    };
     if configuration.tls_cert_file.is_empty() {
         let (certificate, key) = self_signed_files(&settings.options.cert_dir);
         configuration.tls_cert_file = certificate.to_string_lossy().into_owned();
@@ -134,5 +141,27 @@ fn auth_settings(
             .map(|client| (client.clone(), authentication.webhook.cache_ttl.to_std())),
         anonymous: authentication.anonymous.enabled,
         access,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::gates::FeatureGates;
+    use crate::config::options::NodeOptions;
+
+    #[test]
+    fn what_is_shown_is_what_the_runtime_asked_for_and_the_certificate_that_is_used() {
+        let settings = KubeletSettings {
+            configuration: KubeletConfiguration::default(),
+            gates: FeatureGates::default(),
+            options: NodeOptions { cert_dir: "/pki".into(), ..NodeOptions::default() },
+            node_name: "node-1".to_owned(),
+            warnings: Vec::new(),
+        };
+        assert_eq!(settings.configuration.cgroup_driver, CgroupDriver::Cgroupfs);
+        let shown = in_force(&settings, Driver::Systemd);
+        assert_eq!(shown.cgroup_driver, CgroupDriver::Systemd);
+        assert!(shown.tls_cert_file.starts_with("/pki/"), "{}", shown.tls_cert_file);
     }
 }

@@ -277,6 +277,7 @@ impl Sim {
             sysctls: Allowed::default(),
             apparmor: false,
             presence: None,
+            pod_ranges: String::new(),
         }
     }
 

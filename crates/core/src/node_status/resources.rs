@@ -173,8 +173,7 @@ impl Reservations {
 
 /// Sets capacity and allocatable. Resources that others put there are theirs, and allocatable.
 pub(super) fn publish(status: &mut v1::NodeStatus, settings: &Settings, seen: &Seen) {
-    let Some(amounts) = &seen.amounts else { return };
-    let own = amounts.capacity(settings.max_pods);
+    let own = seen.amounts.capacity(settings.max_pods);
     let capacity = status.capacity.get_or_insert_default();
     capacity.retain(|name, _| own.contains_key(name) || !name.starts_with(HUGEPAGES));
     capacity.extend(api(&own));

@@ -33,13 +33,13 @@ fn settings() -> Settings {
 
 fn seen() -> Seen {
     Seen {
-        amounts: Some(Amounts {
+        amounts: Amounts {
             cpus: 2,
             memory: 4 << 30,
             storage: Some(100 << 30),
             hugepages: [(2 << 20, 0)].into(),
             ..Amounts::default()
-        }),
+        },
         identity: Some(Identity {
             machine_id: "m".into(),
             boot_id: "b".into(),
@@ -127,10 +127,11 @@ fn a_node_is_not_ready_for_as_many_reasons_as_there_are() {
 }
 
 #[test]
-fn a_machine_that_cannot_be_read_is_not_ready_until_it_was_read_once() {
-    let blind = Seen { amounts: None, ..seen() };
+fn a_disk_that_cannot_be_read_is_not_ready_until_it_was_read_once() {
+    let mut blind = seen();
+    blind.amounts.storage = None;
     let (node, _) = desired(&initial(&settings()), &settings(), &blind, t(0).wall);
-    let want = "missing node capacity for resources: cpu, memory, pods, ephemeral-storage";
+    let want = "missing node capacity for resources: ephemeral-storage";
     assert_eq!(condition(&node, "Ready").message.as_deref(), Some(want));
     let (node, _) = desired(&registered(), &settings(), &blind, t(0).wall);
     assert_eq!(condition(&node, "Ready").status, "True", "the last word stands");
@@ -159,7 +160,7 @@ fn allocatable_is_what_reservations_thresholds_and_huge_pages_leave() {
         evict_storage: Some("10%".parse().unwrap()),
     };
     let mut seen = seen();
-    seen.amounts.as_mut().unwrap().hugepages = [(2 << 20, 128), (1 << 30, 0)].into();
+    seen.amounts.hugepages = [(2 << 20, 128), (1 << 30, 0)].into();
     let settings = Settings { reservations, ..settings() };
     let (node, _) = desired(&initial(&settings), &settings, &seen, t(0).wall);
     let status = serde_json::to_value(node.status).unwrap();
@@ -183,7 +184,7 @@ fn allocatable_is_what_reservations_thresholds_and_huge_pages_leave() {
 
 #[test]
 fn more_than_there_is_cannot_be_reserved() {
-    let capacity = seen().amounts.unwrap().capacity(110);
+    let capacity = seen().amounts.capacity(110);
     let reserve = |memory: &str| Reservations {
         system: [("memory".to_owned(), memory.parse().unwrap())].into(),
         evict_memory: Some(Threshold::Amount(Quantity::from_bytes(1 << 30))),

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::Amounts;
+use super::{Amounts, Applied};
 use crate::pod::{BadPod, Pod};
 use crate::qos::{CPU, MEMORY};
 use crate::quantity::Quantity;
@@ -72,13 +72,35 @@ pub fn with_amounts(pod: &Pod, container: &str, amounts: Amounts) -> Result<Pod,
         let init = spec.init_containers.iter_mut().flatten();
         let this = init.chain(&mut spec.containers).find(|c| c.name == container);
         if let Some(this) = this {
-            let resources = this.resources.get_or_insert_default();
-            let Amounts { cpu_request, cpu_limit, memory_request, memory_limit } = amounts;
-            set(&mut resources.requests, cpu_request, memory_request);
-            set(&mut resources.limits, cpu_limit, memory_limit);
+            write(this.resources.get_or_insert_default(), amounts);
         }
     }
     Pod::parse(object, pod.source)
+}
+
+/// The spec with what was applied so far in place of what was granted.
+pub fn as_applied(spec: &PodSpec, applied: &Applied) -> PodSpec {
+    let mut spec = spec.clone();
+    match (&mut spec.resources, applied.pod) {
+        (Some(whole), Some(amounts)) => write(whole, amounts),
+        // With none for the whole, it has what its containers have.
+        (None, _) => {
+            let init = spec.init_containers.iter_mut().flatten();
+            for container in init.chain(&mut spec.containers) {
+                if let Some(amounts) = applied.containers.get(container.name.as_str()) {
+                    write(container.resources.get_or_insert_default(), *amounts);
+                }
+            }
+        }
+        (Some(_), None) => {}
+    }
+    spec
+}
+
+fn write(resources: &mut ResourceRequirements, amounts: Amounts) {
+    let Amounts { cpu_request, cpu_limit, memory_request, memory_limit } = amounts;
+    set(&mut resources.requests, cpu_request, memory_request);
+    set(&mut resources.limits, cpu_limit, memory_limit);
 }
 
 fn set(list: &mut Option<BTreeMap<String, ApiQuantity>>, cpu: i64, memory: i64) {

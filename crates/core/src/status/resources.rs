@@ -6,14 +6,15 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::observed::{Instance, Resources};
 use crate::pod::{Container, Pod};
 use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
 use crate::quantity::Quantity;
-use crate::resize::Amounts;
+use crate::resize::grant::as_applied;
+use crate::resize::{Amounts, Resizing};
 
 type ApiList = BTreeMap<String, ApiQuantity>;
 
@@ -28,16 +29,21 @@ pub(super) struct OfPod {
 }
 
 /// The pod's totals.
-pub(super) fn of_pod(pod: &Pod) -> OfPod {
+pub(super) fn of_pod(pod: &Pod, resizing: &Resizing) -> OfPod {
     let spec = pod.object.spec.as_ref();
-    let totals = spec.and_then(|spec| PodResources::parse(spec).ok()).unwrap_or_default();
-    let allocated = to_api(&totals.requests(Overhead::Included));
-    let enforced = ResourceRequirements {
-        requests: allocated.clone(),
-        limits: to_api(&totals.limits(Overhead::Included)),
-        claims: None,
-    };
-    OfPod { allocated, enforced }
+    let totals = |spec: &PodSpec| PodResources::parse(spec).unwrap_or_default();
+    let granted = spec.map(totals).unwrap_or_default();
+    let under_way = spec.filter(|_| resizing.progress.is_some());
+    let applied = under_way.map(|spec| totals(&as_applied(spec, &resizing.applied)));
+    let enforced = applied.as_ref().unwrap_or(&granted);
+    OfPod {
+        allocated: to_api(&granted.requests(Overhead::Included)),
+        enforced: ResourceRequirements {
+            requests: to_api(&enforced.requests(Overhead::Included)),
+            limits: to_api(&enforced.limits(Overhead::Included)),
+            claims: None,
+        },
+    }
 }
 
 /// `same` is the last report of this very instance.

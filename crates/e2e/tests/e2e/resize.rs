@@ -1,18 +1,20 @@
 //! Resources of a running pod change, on a real runtime and in real cgroups.
 //!
 //! The API server of the bed is older than in-place resize. It stores objects as JSON here, and
-//! the test edits what it stored, as a newer one would have: the agent cannot tell the difference.
+//! the first test edits what it stored, as a newer one would have: the agent cannot tell the
+//! difference. The second asks a node's own API.
 
 use http::Request;
 use k8s_openapi::ByteString;
-use podwright_e2e::agent::Agent;
 use podwright_e2e::bed::Bed;
 use podwright_e2e::http::{Tls, send};
+use podwright_e2e::kubectl::Release;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
+use crate::standalone::Standalone;
 
 const ETCD: &str = "http://127.0.0.1:2379";
 
@@ -42,11 +44,11 @@ fn resources(cpu: [&str; 2], memory: [&str; 2]) -> Value {
     })
 }
 
-/// What the kernel enforces for a burstable pod, or for one of its containers.
-fn enforced(agent: &Agent, uid: &str, container: &str) -> [String; 3] {
+/// What the kernel enforces for a burstable pod below `root`, or for one of its containers.
+fn enforced(root: &str, uid: &str, container: &str) -> [String; 3] {
     let read = |hierarchy: &str, file: &str| {
-        let root = format!("/sys/fs/cgroup/{hierarchy}{}", agent.cgroup_root());
-        let path = format!("{root}/kubepods/burstable/pod{uid}/{container}/{file}");
+        let group = format!("/sys/fs/cgroup/{hierarchy}{root}/kubepods/burstable/pod{uid}");
+        let path = format!("{group}/{container}/{file}");
         std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
     };
     [
@@ -56,9 +58,9 @@ fn enforced(agent: &Agent, uid: &str, container: &str) -> [String; 3] {
     ]
 }
 
-async fn until_enforced(cluster: &Cluster, uid: &str, container: &str, want: [&str; 3]) {
+async fn until_enforced(root: &str, uid: &str, container: &str, want: [&str; 3]) {
     let same = async || {
-        let now = enforced(&cluster.agent, uid, container);
+        let now = enforced(root, uid, container);
         anyhow::ensure!(now == want, "{container:?} has {now:?}");
         Ok(true)
     };
@@ -80,11 +82,12 @@ async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     let web = cluster.until("web", "ready", ready).await;
     let uid = web.metadata.uid.clone().unwrap();
     let id = container_id(&web);
-    until_enforced(&cluster, &uid, "", ["102", "20000", "67108864"]).await;
+    let root = cluster.agent.cgroup_root().to_owned();
+    until_enforced(&root, &uid, "", ["102", "20000", "67108864"]).await;
 
     resize(&cluster, "web", resources(["150m", "300m"], ["32Mi", "128Mi"])).await;
-    until_enforced(&cluster, &uid, "", ["153", "30000", "134217728"]).await;
-    until_enforced(&cluster, &uid, &id, ["153", "30000", "134217728"]).await;
+    until_enforced(&root, &uid, "", ["153", "30000", "134217728"]).await;
+    until_enforced(&root, &uid, &id, ["153", "30000", "134217728"]).await;
     let told = |what: &str, cpu: &str, memory: &str, more: &str| {
         format!(
             "Pod resize {what}: {{\"containers\":[{{\"name\":\"app\",\"resources\":{{\
@@ -109,18 +112,18 @@ async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     let deferred =
         |status: &Value| condition(status, "PodResizePending") == Some("Deferred".into());
     cluster.until("web", "to wait for room", deferred).await;
-    assert_eq!(enforced(&cluster.agent, &uid, &id), ["153", "30000", "134217728"]);
+    assert_eq!(enforced(&root, &uid, &id), ["153", "30000", "134217728"]);
 
     // Two pages: nothing runs in that.
     resize(&cluster, "web", resources(["150m", "300m"], ["4Ki", "8Ki"])).await;
     let refused = |status: &Value| condition(status, "PodResizeInProgress") == Some("Error".into());
     let web = cluster.until("web", "to be refused", refused).await;
     assert_eq!(container_id(&web), id, "nothing restarted");
-    assert_eq!(enforced(&cluster.agent, &uid, &id), ["153", "30000", "134217728"]);
+    assert_eq!(enforced(&root, &uid, &id), ["153", "30000", "134217728"]);
 
     resize(&cluster, "web", resources(["50m", "100m"], ["32Mi", "64Mi"])).await;
-    until_enforced(&cluster, &uid, "", ["51", "10000", "67108864"]).await;
-    until_enforced(&cluster, &uid, &id, ["51", "10000", "67108864"]).await;
+    until_enforced(&root, &uid, "", ["51", "10000", "67108864"]).await;
+    until_enforced(&root, &uid, &id, ["51", "10000", "67108864"]).await;
     let over = |status: &Value| {
         condition(status, "PodResizeInProgress").is_none()
             && condition(status, "PodResizePending").is_none()
@@ -134,4 +137,88 @@ fn container_id(pod: &k8s_openapi::api::core::v1::Pod) -> String {
     let status = serde_json::to_value(&pod.status).unwrap();
     let id = status["containerStatuses"][0]["containerID"].as_str().unwrap();
     id.strip_prefix("containerd://").unwrap().to_owned()
+}
+
+/// On the node's own API, which knows both.
+#[tokio::test]
+async fn a_running_init_container_and_the_pod_as_a_whole_get_other_resources() {
+    needs_root!();
+    if !std::path::Path::new("/sys/fs/cgroup/cpu").exists() {
+        return; // The values are read as version 1 has them.
+    }
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::up(&bed).await;
+    let (root, kubectl) = (node.cgroup_root(), node.kubectl(Release::V1_36));
+    let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
+    let resize = async |patch: Value| {
+        let patch = format!("--patch={patch}");
+        run(&["patch", "pod", "whole", "--subresource=resize", &patch]).await
+    };
+    let shown = async |field: &str| {
+        let path = format!("-ojsonpath={{.{field}}}");
+        run(&["get", "pod", "whole", &path]).await
+    };
+    let until_shown = async |field: &str, want: &str| {
+        let same = async || {
+            let now = shown(field).await;
+            anyhow::ensure!(now == want, "{field} is {now:?}");
+            Ok(true)
+        };
+        wait::until_true(format!("{field} to be {want:?}"), LIMIT, same).await.unwrap();
+    };
+
+    let container = |name: &str, script: &str| {
+        json!({
+            "name": name, "image": "localhost/podwright/test:latest", "imagePullPolicy": "Never",
+            "command": ["sh", "-c", script],
+        })
+    };
+    let cpu = |request: &str, limit: &str| json!({ "requests": { "cpu": request }, "limits": { "cpu": limit } });
+    let mut first = container("first", "until [ -e /go ]; do sleep 0.1; done");
+    first["resources"] = cpu("50m", "100m");
+    let spec = json!({
+        "terminationGracePeriodSeconds": 0,
+        "resources": resources(["100m", "200m"], ["32Mi", "64Mi"]),
+        "initContainers": [first], "containers": [container("main", "sleep 1000")],
+    });
+    let whole =
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"}, "spec": spec});
+    kubectl.run_with(&["apply", "-f", "-"], &whole.to_string()).await.unwrap();
+    let started = "status.initContainerStatuses[0].state.running.startedAt";
+    let runs = async || Ok(!shown(started).await.is_empty());
+    wait::until_true("the init container to run", LIMIT, runs).await.unwrap();
+    let uid = shown("metadata.uid").await;
+    let id = async |kind: &str| {
+        let id = shown(&format!("status.{kind}[0].containerID")).await;
+        id.strip_prefix("containerd://").unwrap().to_owned()
+    };
+    let init = id("initContainerStatuses").await;
+    until_enforced(&root, &uid, &init, ["51", "10000", "67108864"]).await;
+
+    let more = cpu("75m", "150m");
+    resize(json!({"spec": {"initContainers": [{"name": "first", "resources": more}]}})).await;
+    until_enforced(&root, &uid, &init, ["76", "15000", "67108864"]).await;
+    assert_eq!(id("initContainerStatuses").await, init, "nothing restarted");
+    run(&["exec", "whole", "-c", "first", "--", "touch", "/go"]).await;
+    run(&["wait", "--for=condition=Ready", "pod/whole", "--timeout=180s"]).await;
+    let main = id("containerStatuses").await;
+    until_enforced(&root, &uid, "", ["102", "20000", "67108864"]).await;
+
+    resize(json!({"spec": {"resources": resources(["150m", "300m"], ["32Mi", "128Mi"])}})).await;
+    until_enforced(&root, &uid, "", ["153", "30000", "134217728"]).await;
+    // It says nothing of its own, so the limits of the pod are its own, and its request as well.
+    until_enforced(&root, &uid, &main, ["307", "30000", "134217728"]).await;
+    until_shown("status.resources.limits.memory", "128Mi").await;
+    until_shown("status.conditions[?(@.type==\"PodResizeInProgress\")].type", "").await;
+
+    // Two pages: what cannot be is shown as granted, and not as enforced.
+    resize(json!({"spec": {"resources": resources(["150m", "300m"], ["4Ki", "8Ki"])}})).await;
+    until_shown("status.conditions[?(@.type==\"PodResizeInProgress\")].reason", "Error").await;
+    assert_eq!(shown("status.allocatedResources.memory").await, "4Ki");
+    assert_eq!(shown("status.resources.limits.memory").await, "128Mi");
+    assert_eq!(enforced(&root, &uid, "")[2], "134217728");
+    assert_eq!(id("containerStatuses").await, main, "nothing restarted");
+    node.run(&["down"]).await.unwrap();
+    drop(kubectl);
+    bed.close().unwrap();
 }

@@ -55,10 +55,15 @@ impl<'a> Standalone<'a> {
         self.bed.exec(&command).await
     }
 
+    /// The group that all of its pods are in, once it is up.
+    pub(crate) fn cgroup_root(&self) -> String {
+        let made = json_of(&Path::new(&self.state).join("made.json"));
+        made["cgroup_root"].as_str().unwrap().to_owned()
+    }
+
     /// What tells this node from others in the names of its cgroups and folders, once it is up.
     fn instance(&self) -> String {
-        let made = json_of(&Path::new(&self.state).join("made.json"));
-        made["cgroup_root"].as_str().and_then(|name| name.split('-').next_back()).unwrap().into()
+        self.cgroup_root().split('-').next_back().unwrap().to_owned()
     }
 
     /// Where its pid files and sockets are, once it is up.

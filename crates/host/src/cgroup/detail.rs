@@ -114,7 +114,8 @@ impl v2::Unified {
             active_file: memory("active_file"),
             inactive_file: memory("inactive_file"),
             kernel: memory("kernel"),
-            peak: number(&dir, "memory.peak")?,
+            // Kernels before 5.19 do not remember it.
+            peak: number(&dir, "memory.peak")?.or_else(|| memory("file").map(|_| 0)),
             limit_hits: event("max"),
             oom_kills: event("oom_kill"),
             most_tasks: number_or_zero(&dir, "pids.max")?,

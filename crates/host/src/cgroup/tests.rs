@@ -243,8 +243,8 @@ async fn v1_usage_and_settings_are_read() {
     fixture.file("memory/a/memory.usage_in_bytes", "1000000\n");
     fixture.file("memory/a/memory.memsw.usage_in_bytes", "1200000\n");
     fixture.file("memory/a/memory.limit_in_bytes", "9223372036854771712\n");
-    let stat = "inactive_file 1\nrss 2\npgfault 3\ntotal_inactive_file 300000\ntotal_rss 500000\n\
-                total_pgfault 42\ntotal_pgmajfault 1\n";
+    let stat = "inactive_file 1\nrss 2\npgfault 42\npgmajfault 1\ntotal_inactive_file 300000\n\
+                total_rss 500000\ntotal_pgfault 43\ntotal_pgmajfault 2\n";
     fixture.file("memory/a/memory.stat", stat);
     fixture.file("cpu/a/cpu.shares", "256\n");
     fixture.file("cpu/a/cpu.cfs_quota_us", "-1\n");
@@ -362,6 +362,23 @@ async fn a_v2_group_without_the_controllers_we_use_does_not_count() {
     assert!(cgroups.exists(&name("/a")).await.unwrap());
 }
 
+#[test]
+fn swap_is_limited_if_the_kernel_has_the_files_for_it() {
+    let v2 = || Fixture::v2("cpu memory pids\n");
+    for (case, fixture, files, want) in [
+        ("version 1", Fixture::v1(&["memory"]), [].as_slice(), false),
+        ("so started", Fixture::v1(&["memory"]), &["memory/memory.memsw.limit_in_bytes"], true),
+        ("no group yet", v2(), &["memory.stat"], true),
+        ("a group", v2(), &["a/cpu.max", "b/memory.max", "b/memory.swap.max"], true),
+        ("without", v2(), &["a/cpu.max", "b/memory.max"], false),
+    ] {
+        for file in files {
+            fixture.file(file, "");
+        }
+        assert_eq!(fixture.open(Owner::Us).limits_swap().unwrap(), want, "{case}");
+    }
+}
+
 #[tokio::test]
 async fn v2_usage_is_read_and_the_root_adds_up_its_own() {
     let fixture = Fixture::v2("cpu memory pids\n");
@@ -382,7 +399,8 @@ async fn v2_usage_is_read_and_the_root_adds_up_its_own() {
     assert_eq!((memory.working_set, memory.rss, memory.limit), (700_000, 500_000, Some(2_000_000)));
     assert_eq!((memory.page_faults, memory.major_page_faults, memory.swap), (42, 1, Some(0)));
     assert_eq!(usage.cpu_pressure.unwrap().some.total_micros, 5);
-    assert_eq!(usage.memory_pressure, None);
+    assert_eq!(usage.memory_pressure, Some(Pressure::default()), "not counted");
+    assert_eq!(cgroups.usage(&name("/none")).await.unwrap().cpu_pressure, None);
 
     let root = cgroups.usage(&CgroupName::ROOT).await.unwrap().memory.unwrap();
     assert_eq!((root.usage, root.working_set), (900_000, 600_000));

@@ -49,6 +49,12 @@ impl Hierarchies {
         USED.into_iter().filter(|used| !self.controllers.contains_key(*used)).collect()
     }
 
+    /// Only if the kernel was started so.
+    pub(super) fn limits_swap(&self) -> bool {
+        let memory = self.controllers.get("memory");
+        memory.is_some_and(|point| point.join("memory.memsw.limit_in_bytes").exists())
+    }
+
     pub(super) fn create(&self, path: &str) -> Result<()> {
         let cpuset = self.controllers.get("cpuset");
         for point in self.points() {
@@ -270,8 +276,8 @@ fn memory_usage(dir: &Path) -> Result<Option<MemoryUsage>> {
         usage,
         working_set: usage.saturating_sub(keyed(&stat, "total_inactive_file")),
         rss: keyed(&stat, "total_rss"),
-        page_faults: keyed(&stat, "total_pgfault"),
-        major_page_faults: keyed(&stat, "total_pgmajfault"),
+        page_faults: keyed(&stat, "pgfault"),
+        major_page_faults: keyed(&stat, "pgmajfault"),
         limit: memory_limit(dir, "memory.limit_in_bytes")?,
         swap: with_swap.map(|both| both.saturating_sub(usage)),
     }))

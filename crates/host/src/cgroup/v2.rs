@@ -9,7 +9,7 @@ use podwright_core::cgroup::{
 };
 
 use super::directory::{self, keyed, set, set_if_there};
-use super::{CgroupError, MemoryUsage, Result, Usage, below, hugepage_limits, pressure};
+use super::{CgroupError, MemoryUsage, Pressure, Result, Usage, below, hugepage_limits, pressure};
 
 /// Without one of these, as far as the machine has them, a group is not whole.
 const USED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
@@ -37,6 +37,15 @@ impl Unified {
 
     pub(super) fn missing_controllers(&self) -> Vec<&'static str> {
         USED.into_iter().filter(|used| !self.controllers.contains(*used)).collect()
+    }
+
+    /// The root tells nothing. Where no group tells, the kernel is taken to be an ordinary one.
+    pub(super) fn limits_swap(&self) -> Result<bool> {
+        let groups = directory::children(&self.point)?;
+        let groups = groups.iter().map(|name| self.point.join(name));
+        let mut telling = groups.filter(|group| group.join("memory.max").exists()).peekable();
+        let silent = telling.peek().is_none();
+        Ok(silent || telling.any(|group| group.join("memory.swap.max").exists()))
     }
 
     pub(super) fn create(&self, path: &str) -> Result<()> {
@@ -155,13 +164,20 @@ impl Unified {
     pub(super) fn usage(&self, path: &str) -> Result<Usage> {
         let dir = below(&self.point, path);
         let cpu = directory::read(&dir, "cpu.stat")?;
+        // A kernel that does not count it is told as one on which nobody ever waited.
+        let pressure = |file| {
+            let told = pressure::read(&dir, file)?;
+            Ok(told.or_else(|| cpu.is_some().then(Pressure::default)))
+        };
+        let (cpu_pressure, memory_pressure, io_pressure) =
+            (pressure("cpu.pressure")?, pressure("memory.pressure")?, pressure("io.pressure")?);
         Ok(Usage {
             cpu_nanos: cpu.map(|stat| keyed(&stat, "usage_usec").saturating_mul(1000)),
             memory: memory_usage(&dir)?,
             pids: directory::read_number(&dir, "pids.current")?.flatten(),
-            cpu_pressure: pressure::read(&dir, "cpu.pressure")?,
-            memory_pressure: pressure::read(&dir, "memory.pressure")?,
-            io_pressure: pressure::read(&dir, "io.pressure")?,
+            cpu_pressure,
+            memory_pressure,
+            io_pressure,
         })
     }
 

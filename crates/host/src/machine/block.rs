@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{Disk, Machine, Result, disk};
+use super::{Disk, Machine, Result, device_of, disk};
 use crate::mounts;
 
 /// A device's counters since the machine was switched on, as `/proc/diskstats` has them.
@@ -31,8 +31,8 @@ pub struct Filesystem {
     /// `/dev/sda1`.
     pub device: String,
     pub disk: Disk,
-    /// `None` if the kernel counts it under another name.
-    pub activity: Option<BlockDevice>,
+    /// All zero if the kernel counts it under another name.
+    pub activity: BlockDevice,
 }
 
 impl Machine {
@@ -51,12 +51,14 @@ impl Machine {
             };
             points.entry(source.to_owned()).or_insert(mount.point);
         }
-        let mut devices: BTreeMap<String, BlockDevice> = BTreeMap::new();
-        for device in self.block_devices()? {
-            devices.insert(format!("/dev/{}", device.name), device);
-        }
+        let devices = self.block_devices()?;
         let filesystem = |(device, point): (String, PathBuf)| {
-            let activity = devices.remove(&device);
+            let named = |known: &&BlockDevice| device.strip_prefix("/dev/") == Some(&known.name);
+            // `/dev/root` and `/dev/mapper/…` have other names there.
+            let number = device_of(&point);
+            let numbered = |known: &&BlockDevice| Some(known.number) == number;
+            let known = devices.iter().find(named).or_else(|| devices.iter().find(numbered));
+            let activity = known.cloned().unwrap_or_default();
             // One that was unmounted meanwhile is not shown.
             Some(Filesystem { disk: disk(&point).ok()?, device, activity })
         };
@@ -96,17 +98,27 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
         let diskstats = " 8 1 sda1 1 2 3 4 5 6 7 8 9 10 11 12 13\n 8 2 sda2 1\nbroken\n";
-        std::fs::write(root.path().join("proc/diskstats"), diskstats).unwrap();
+        let (major, minor) = device_of(root.path()).unwrap();
+        let mapped = format!(" {major} {minor} dm-0 21 2 3 4 5 6 7 8 9 10 11\n");
+        std::fs::write(root.path().join("proc/diskstats"), diskstats.to_owned() + &mapped).unwrap();
         let table = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 /x /mnt rw - ext4 /dev/sda1 rw\n\
-                     3 1 0:2 / /proc rw - proc proc rw\n4 1 9:9 / /gone/away rw - xfs /dev/gone rw\n";
+                     3 1 0:2 / /proc rw - proc proc rw\n4 1 9:9 / /gone/away rw - xfs /dev/gone rw\n\
+                     6 1 9:8 / /proc rw - fuse /dev/odd rw\n";
+        let mapped = format!("5 1 0:9 / {} rw - ext4 /dev/root rw\n", root.path().display());
+        let table = table.to_owned() + &mapped;
         std::fs::write(root.path().join("proc/self/mountinfo"), table).unwrap();
         let machine = Machine::at(root.path());
         let found = machine.filesystems().unwrap();
-        let [sda1] = &found[..] else { unreachable!("{found:?}") };
-        assert_eq!(sda1.device, "/dev/sda1");
-        assert!(sda1.disk.capacity > 0);
-        let activity = sda1.activity.as_ref().unwrap();
-        assert_eq!((activity.number, activity.reads, activity.weighted_io_millis), ((8, 1), 1, 11));
-        assert_eq!(machine.block_devices().unwrap().len(), 1);
+        let told = |fs: &Filesystem| (fs.device.clone(), fs.activity.number, fs.activity.reads);
+        assert_eq!(
+            found.iter().map(told).collect::<Vec<_>>(),
+            [
+                ("/dev/odd".into(), (0, 0), 0),
+                ("/dev/root".into(), (major, minor), 21),
+                ("/dev/sda1".into(), (8, 1), 1),
+            ]
+        );
+        assert!(found.iter().any(|fs| fs.disk.capacity > 0));
+        assert_eq!(machine.block_devices().unwrap().len(), 2);
     }
 }

@@ -84,7 +84,7 @@ impl Look {
         self.complain(first.into_iter().flatten().next());
         let state = self.state.borrow();
         Seen {
-            amounts: Some(self.amounts.clone()),
+            amounts: self.amounts.clone(),
             identity: identity.ok().map(identity_of),
             addresses: found.unwrap_or_default(),
             runtime_version: self.told.version.clone(),

@@ -13,19 +13,22 @@ use super::own_node::OwnNode;
 /// How soon a runtime that did not take them is told again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Passes on what the node's object says, whenever that changes, until stopped.
+/// Passes on what the node's object says, whenever that changes, until stopped. While it says
+/// nothing, `configured` counts: there may be nobody who gives nodes their ranges.
 pub async fn pass_on(
     runtime: cri::Client,
+    configured: String,
     mut shown: watch::Receiver<OwnNode>,
     stop: CancellationToken,
 ) {
     let work = async {
-        let (mut told, mut complained) = (String::new(), false);
+        let (mut told, mut complained, mut closed) = (String::new(), false, false);
         loop {
-            let wanted = shown.borrow_and_update().object().map(|node| ranges(node));
-            let news = wanted.filter(|wanted| !wanted.is_empty() && *wanted != told);
+            let given = shown.borrow_and_update().object().map(|node| ranges(node));
+            let given = given.filter(|given| !given.is_empty());
+            let wanted = given.unwrap_or_else(|| configured.clone());
             let mut late = false;
-            if let Some(wanted) = news {
+            if !wanted.is_empty() && wanted != told {
                 match runtime.set_pod_cidr(&wanted).await {
                     Ok(()) => {
                         tracing::info!(ranges = wanted, "the runtime knows the addresses of pods");
@@ -41,8 +44,9 @@ pub async fn pass_on(
             }
             tokio::select! {
                 // Cancel-safe: a change stays until it is seen.
-                changed = shown.changed() => if changed.is_err() { return },
+                changed = shown.changed(), if !closed => closed = changed.is_err(),
                 () = tokio::time::sleep(RETRY), if late => {}
+                else => return,
             }
         }
     };
@@ -92,7 +96,7 @@ mod tests {
         let fake = Fake::start(FakeOptions::default());
         let (sender, shown) = watch::channel(OwnNode::Unknown);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(pass_on(fake.client(), shown, stop.clone()));
+        let task = tokio::spawn(pass_on(fake.client(), String::new(), shown, stop.clone()));
         let told = async || {
             tokio::time::sleep(Duration::from_secs(1)).await;
             fake.count(Rpc::UpdateRuntimeConfig)
@@ -104,6 +108,26 @@ mod tests {
             assert_eq!(told().await, want, "{range}");
         }
         stop.cancel();
+        task.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_configured_counts_until_the_node_has_a_range() {
+        let fake = Fake::start(FakeOptions::default());
+        let (sender, shown) = watch::channel(OwnNode::Unknown);
+        let stop = CancellationToken::new();
+        let configured = "10.100.0.0/24".to_owned();
+        let task = tokio::spawn(pass_on(fake.client(), configured, shown, stop));
+        for (spec, want) in
+            [(json!({}), "10.100.0.0/24"), (json!({ "podCIDR": "10.1.0.0/24" }), "10.1.0.0/24")]
+        {
+            sender.send_replace(OwnNode::There(Arc::new(node(&spec))));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(fake.pod_cidr().as_deref(), Some(want));
+        }
+        assert_eq!(fake.count(Rpc::UpdateRuntimeConfig), 2);
+        // Nobody will say any more: then it is over.
+        drop(sender);
         task.await.unwrap();
     }
 }

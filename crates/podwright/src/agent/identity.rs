@@ -22,7 +22,11 @@ use crate::config::options::CloudProvider;
 const KUBELET_VERSION: &str = concat!("v1.36.4+podwright.", env!("CARGO_PKG_VERSION"));
 
 /// What the scheduler may count on. The names are upstream's feature gates.
-const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
+const DECLARED_FEATURES: [&str; 3] = [
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 
 pub(super) fn identity(settings: &KubeletSettings, max_pods: usize) -> anyhow::Result<Settings> {
     let KubeletSettings { configuration, options, .. } = settings;

@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect; with a field, everything below it.
-pub const INERT: [&str; 48] = [
+pub const INERT: [&str; 47] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -48,9 +48,8 @@ pub const INERT: [&str; 48] = [
     "kubeAPIQPS",
     // Pods are looked at when something happened; only `/healthz/syncloop` waits as long.
     "syncFrequency",
-    // The network of the pods is the runtime's, and rules of packet filters are others'.
+    // Rules of packet filters are others'.
     "makeIPTablesUtilChains",
-    "podCIDR",
     // Without effect upstream, too.
     "hairpinMode",
     "iptablesDropBit",

@@ -6,6 +6,7 @@ use crate::observed::{Resources, State, User};
 use crate::plan::WaitReason;
 use crate::pod::ProbeKind;
 use crate::probe::Verdict;
+use crate::resize::{Amounts, Applied, Progress, Resizing};
 
 #[test]
 fn a_container_that_was_never_tried_waits_for_its_turn() {
@@ -354,6 +355,48 @@ fn the_pods_totals_are_the_allocated_ones() {
         serde_json::to_value(status.resources).unwrap(),
         json!({ "requests": requests, "limits": { "memory": "128Mi" } })
     );
+}
+
+#[test]
+fn the_pods_totals_are_the_applied_ones_while_a_resize_is_under_way() {
+    let granted = json!({
+        "requests": { "cpu": "200m", "memory": "64Mi" },
+        "limits": { "cpu": "400m", "memory": "128Mi" },
+    });
+    let before = json!({
+        "requests": { "cpu": "100m", "memory": "32Mi" },
+        "limits": { "cpu": "200m", "memory": "64Mi" },
+    });
+    let was = Amounts {
+        cpu_request: 100,
+        cpu_limit: 200,
+        memory_request: 32 << 20,
+        memory_limit: 64 << 20,
+    };
+    let progress = Progress { generation: Some(2), error: None, since: t(0) };
+    for (case, field, applied) in [
+        ("of the whole", "/spec", Applied { pod: Some(was), ..Applied::default() }),
+        (
+            "of its only container",
+            "/spec/containers/0",
+            Applied { containers: [("c".into(), was)].into(), pod: None },
+        ),
+    ] {
+        let mut scene = Scene::edited("Always", &["c"], |o| {
+            o.pointer_mut(field).unwrap()["resources"] = granted.clone();
+        });
+        scene.sandbox(&["10.0.0.5"]).runs("c");
+        let mut resizing = Resizing { applied, progress: Some(progress.clone()), pending: None };
+        scene.surroundings.resizing = resizing.clone().into();
+        let status = scene.status();
+        let allocated = serde_json::to_value(status.allocated_resources).unwrap();
+        assert_eq!(allocated, granted["requests"], "{case}");
+        assert_eq!(serde_json::to_value(status.resources).unwrap(), before, "{case}");
+        resizing.progress = None;
+        scene.surroundings.resizing = resizing.into();
+        let resources = serde_json::to_value(scene.status().resources).unwrap();
+        assert_eq!(resources, granted, "{case}, done");
+    }
 }
 
 #[test]

@@ -64,7 +64,7 @@ struct OfFilesystem {
     name: &'static str,
     kind: Kind,
     help: &'static str,
-    read: fn(&Filesystem) -> Option<f64>,
+    read: fn(&Filesystem) -> f64,
     /// And other groups for each device, or for what they wrote.
     of_group: OfGroup,
 }
@@ -80,7 +80,7 @@ enum OfGroup {
 const fn gauge(
     name: &'static str,
     help: &'static str,
-    read: fn(&Filesystem) -> Option<f64>,
+    read: fn(&Filesystem) -> f64,
 ) -> OfFilesystem {
     OfFilesystem { name, kind: Kind::Gauge, help, read, of_group: OfGroup::Nothing }
 }
@@ -88,61 +88,53 @@ const fn gauge(
 const fn counter(
     name: &'static str,
     help: &'static str,
-    read: fn(&Filesystem) -> Option<f64>,
+    read: fn(&Filesystem) -> f64,
 ) -> OfFilesystem {
     OfFilesystem { name, kind: Kind::Counter, help, read, of_group: OfGroup::Nothing }
 }
 
 const FILESYSTEMS: &[OfFilesystem] = &[
-    gauge("container_fs_inodes_free", "Inodes that are free", |fs| {
-        Some(fs.disk.inodes_free as f64)
-    }),
-    gauge("container_fs_inodes_total", "Inodes that there are", |fs| Some(fs.disk.inodes as f64)),
-    gauge("container_fs_io_current", "Accesses under way", |fs| {
-        Some(fs.activity.as_ref()?.in_progress as f64)
-    }),
+    gauge("container_fs_inodes_free", "Inodes that are free", |fs| fs.disk.inodes_free as f64),
+    gauge("container_fs_inodes_total", "Inodes that there are", |fs| fs.disk.inodes as f64),
+    gauge("container_fs_io_current", "Accesses under way", |fs| fs.activity.in_progress as f64),
     counter("container_fs_io_time_seconds_total", "Time in which there was an access", |fs| {
-        seconds(fs.activity.as_ref()?.io_millis)
+        seconds(fs.activity.io_millis)
     }),
     counter(
         "container_fs_io_time_weighted_seconds_total",
         "Time that all accesses took together",
-        |fs| seconds(fs.activity.as_ref()?.weighted_io_millis),
+        |fs| seconds(fs.activity.weighted_io_millis),
     ),
-    gauge("container_fs_limit_bytes", "Bytes that there are", |fs| Some(fs.disk.capacity as f64)),
+    gauge("container_fs_limit_bytes", "Bytes that there are", |fs| fs.disk.capacity as f64),
     counter("container_fs_read_seconds_total", "Time spent reading", |fs| {
-        seconds(fs.activity.as_ref()?.read_millis)
+        seconds(fs.activity.read_millis)
     }),
     counter("container_fs_reads_merged_total", "Reads that were made one with others", |fs| {
-        Some(fs.activity.as_ref()?.reads_merged as f64)
+        fs.activity.reads_merged as f64
     }),
     OfFilesystem {
         of_group: OfGroup::Operations(Access::Read),
-        ..counter("container_fs_reads_total", "Reads", |fs| {
-            Some(fs.activity.as_ref()?.reads as f64)
-        })
+        ..counter("container_fs_reads_total", "Reads", |fs| fs.activity.reads as f64)
     },
     counter("container_fs_sector_reads_total", "Sectors read", |fs| {
-        Some(fs.activity.as_ref()?.sectors_read as f64)
+        fs.activity.sectors_read as f64
     }),
     counter("container_fs_sector_writes_total", "Sectors written", |fs| {
-        Some(fs.activity.as_ref()?.sectors_written as f64)
+        fs.activity.sectors_written as f64
     }),
     OfFilesystem {
         of_group: OfGroup::Layer,
-        ..gauge("container_fs_usage_bytes", "Bytes in use", |fs| Some(fs.disk.used as f64))
+        ..gauge("container_fs_usage_bytes", "Bytes in use", |fs| fs.disk.used as f64)
     },
     counter("container_fs_write_seconds_total", "Time spent writing", |fs| {
-        seconds(fs.activity.as_ref()?.write_millis)
+        seconds(fs.activity.write_millis)
     }),
     counter("container_fs_writes_merged_total", "Writes that were made one with others", |fs| {
-        Some(fs.activity.as_ref()?.writes_merged as f64)
+        fs.activity.writes_merged as f64
     }),
     OfFilesystem {
         of_group: OfGroup::Operations(Access::Write),
-        ..counter("container_fs_writes_total", "Writes", |fs| {
-            Some(fs.activity.as_ref()?.writes as f64)
-        })
+        ..counter("container_fs_writes_total", "Writes", |fs| fs.activity.writes as f64)
     },
 ];
 
@@ -150,10 +142,7 @@ const FILESYSTEMS: &[OfFilesystem] = &[
 pub(super) fn write(disks: &Disks, rows: &[Row<'_>], out: &mut Exposition) {
     let Some((machine, groups)) = rows.split_first() else { return };
     for OfFilesystem { name, kind, help, read, of_group } in FILESYSTEMS {
-        let of_machine = disks.filesystems.iter().filter_map(|fs| {
-            let value = read(fs)?;
-            Some(sample(machine, &fs.device, value))
-        });
+        let of_machine = disks.filesystems.iter().map(|fs| sample(machine, &fs.device, read(fs)));
         let of_groups = groups.iter().flat_map(|row| match of_group {
             OfGroup::Nothing => Vec::new(),
             OfGroup::Layer => layer(disks, row).into_iter().collect(),
@@ -206,8 +195,8 @@ fn sample<'a>(row: &'a Row<'_>, device: &'a str, value: f64) -> Sample<'a> {
     Sample { labels, value, at: Some(row.group.at) }
 }
 
-fn seconds(millis: u64) -> Option<f64> {
-    Some(millis as f64 / 1e3)
+fn seconds(millis: u64) -> f64 {
+    millis as f64 / 1e3
 }
 
 #[cfg(test)]
@@ -245,7 +234,7 @@ mod tests {
         };
         let disk = Disk { capacity: 100, available: 40, used: 60, inodes: 10, inodes_free: 4 };
         let device = "/dev/sda1".to_owned();
-        let filesystem = Filesystem { device, disk, activity: Some(sda1.clone()) };
+        let filesystem = Filesystem { device, disk, activity: sda1.clone() };
         let disks = Disks::new(vec![filesystem], vec![sda1], Some((8, 1)), &rows);
         let mut out = Exposition::default();
         write(&disks, &rows, &mut out);

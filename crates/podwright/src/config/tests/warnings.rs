@@ -44,13 +44,13 @@ fn what_holds_nothing_back_and_locks_nothing_is_named_too() {
             &format!(
                 "{QUIET}cgroupsPerQOS: false\nenforceNodeAllocatable: []\n\
                  localStorageCapacityIsolation: false\neventRecordQPS: 5\neventBurst: 10\n\
-                 kubeAPIQPS: 5\nkubeAPIBurst: 10\nsyncFrequency: 10s\npodCIDR: 10.0.0.0/24\n"
+                 kubeAPIQPS: 5\nkubeAPIBurst: 10\nsyncFrequency: 10s\n"
             ),
             "--lock-file=/run/lock --exit-on-lock-contention --make-iptables-util-chains=true",
         ),
         ["accepted, but without effect: --exit-on-lock-contention, --lock-file, \
           --make-iptables-util-chains, cgroupsPerQOS, localStorageCapacityIsolation, eventBurst, \
-          eventRecordQPS, kubeAPIBurst, kubeAPIQPS, syncFrequency, podCIDR"]
+          eventRecordQPS, kubeAPIBurst, kubeAPIQPS, syncFrequency"]
     );
     let done_anyway = format!("{QUIET}makeIPTablesUtilChains: false\n");
     assert_eq!(warnings(&done_anyway, "--cgroups-per-qos"), Vec::<String>::new());
