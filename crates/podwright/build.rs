@@ -1,6 +1,8 @@
 //! Tells the program which compiler made it, for `podwright version`, and makes it small.
 
 use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
@@ -17,6 +19,7 @@ fn main() {
         pack_relocations();
         if is("CARGO_CFG_TARGET_ARCH", "x86_64") {
             fold_twins();
+            drop_unwind_tables();
         }
     }
 }
@@ -30,4 +33,21 @@ fn pack_relocations() {
 /// is Rust's own linker for this kind of machine.
 fn fold_twins() {
     println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
+}
+
+/// A program that aborts unwinds nothing, and without names a backtrace tells nobody anything; a
+/// panic still says where it was. Profiles that are derived from `release` may keep both.
+fn drop_unwind_tables() {
+    const SCRIPT: &str = "SECTIONS { /DISCARD/ : { *(.eh_frame .eh_frame.* .gcc_except_table \
+                          .gcc_except_table.*) } } INSERT AFTER .text;\n";
+    let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
+    // …/release/build/podwright-…/out
+    if folder.ancestors().nth(3).and_then(Path::file_name) != Some(OsStr::new("release")) {
+        return;
+    }
+    let script = folder.join("no-unwind-tables.ld");
+    match std::fs::write(&script, SCRIPT) {
+        Ok(()) => println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", script.display()),
+        Err(error) => println!("cargo::error=cannot write {}: {error}", script.display()),
+    }
 }

@@ -1,11 +1,11 @@
 //! What the server itself decides about an object that a client sends: which parts of it count
 //! at this address, and what is filled in.
 
-use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use k8s_openapi::api::core::v1::Pod;
 use podwright_core::qos::QosClass;
+use podwright_core::schema;
 
 use crate::object::Object;
 use crate::registry::{self, Resource};
@@ -39,7 +39,7 @@ pub fn prepare_create(resource: &Resource, object: &mut Object) {
 }
 
 fn qos_class(pod: &Object) -> Option<&'static str> {
-    let pod = Pod::deserialize(pod.value()).ok()?;
+    let pod: Pod = schema::typed(pod.value()).ok()?;
     QosClass::of(&pod).ok().map(QosClass::as_str)
 }
 

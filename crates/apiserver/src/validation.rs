@@ -16,7 +16,8 @@ use podwright_core::pod::validation as pods;
 use podwright_core::pod::validation::field::Errors;
 use podwright_core::pod::validation::format::{self, Problems};
 use podwright_core::pod::validation::meta::{self, Rules};
-use podwright_core::schema::Path;
+use podwright_core::schema::equal::member;
+use podwright_core::schema::{self, Path};
 use serde_json::Value;
 
 pub use podwright_core::pod::validation::FieldError;
@@ -84,7 +85,7 @@ fn typed_pod(resource: &Resource, object: &Value) -> Option<Pod> {
     if resource.storage != "pods" {
         return None;
     }
-    serde_json::from_value(object.clone()).ok()
+    schema::typed(object).ok()
 }
 
 /// An object of its kind, taken by itself.
@@ -208,8 +209,7 @@ fn path_segment(name: &str) -> Problems {
 }
 
 fn metadata(object: &Value) -> ObjectMeta {
-    let given = object.get("metadata").cloned().unwrap_or_default();
-    serde_json::from_value(given).unwrap_or_default()
+    schema::typed(member(object, "metadata")).unwrap_or_default()
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {

@@ -18,8 +18,19 @@ mod table;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
 pub use decode::{DecodeError, Decoded, decode};
 pub use path::Path;
+
+/// The value as one of the generated structs.
+///
+/// By way of text: the code that reads these types is large, and this way there is one copy of it,
+/// which the client of the API server has as well.
+pub fn typed<T: DeserializeOwned>(value: &Value) -> serde_json::Result<T> {
+    serde_json::from_str(&value.to_string())
+}
 
 /// The type of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]

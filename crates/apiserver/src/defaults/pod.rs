@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use podwright_core::pod::defaults;
 use podwright_core::pod::validation::annotations::APP_ARMOR;
+use podwright_core::schema;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -47,7 +48,7 @@ pub(super) fn on_create(object: &mut Value) {
 
 /// Edits the pod in its typed form. An object that has none is left alone; it is refused later.
 fn edit(object: &mut Value, change: impl FnOnce(&mut Pod)) {
-    let Ok(mut pod) = serde_json::from_value::<Pod>(object.clone()) else { return };
+    let Ok(mut pod) = schema::typed::<Pod>(object) else { return };
     change(&mut pod);
     if let Ok(value) = serde_json::to_value(pod) {
         *object = value;

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Toleration;
 use podwright_core::pod::validation::field::{Errors, Internal};
 use podwright_core::pod::validation::{format, meta, resource, spec, toleration};
-use podwright_core::schema::{Path, Type};
+use podwright_core::schema::{self, Path, Type};
 use serde_json::Value;
 
 use super::text;
@@ -88,7 +88,7 @@ pub(super) fn runtime_class(object: &Value, errors: &mut Errors) {
         handler => errors.malformed(&at_handler, handler, &format::dns_label(handler)),
     }
     if let Some(amounts) = object.pointer("/overhead/podFixed") {
-        let amounts = serde_json::from_value(amounts.clone()).ok();
+        let amounts = schema::typed(amounts).ok();
         resource::overhead(amounts.as_ref(), &Path::new("overhead"), errors);
     }
     let field = Path::new("scheduling");
@@ -99,8 +99,9 @@ pub(super) fn runtime_class(object: &Value, errors: &mut Errors) {
 }
 
 fn tolerations(object: &Value, field: &Path<'_>, errors: &mut Errors) {
-    let given = object.pointer("/scheduling/tolerations").cloned().unwrap_or_default();
-    let given: Vec<Toleration> = serde_json::from_value(given).unwrap_or_default();
+    let given = object.pointer("/scheduling/tolerations");
+    let given: Vec<Toleration> =
+        given.and_then(|given| schema::typed(given).ok()).unwrap_or_default();
     toleration::check(&given, field, errors);
     let same = |a: &Toleration, b: &Toleration| {
         (&a.key, &a.operator, &a.value, &a.effect) == (&b.key, &b.operator, &b.value, &b.effect)

@@ -8,7 +8,7 @@ use podwright_core::pod::validation::field::{Errors, Internal};
 use podwright_core::pod::validation::resource_name::check_amount;
 use podwright_core::pod::validation::{format, toleration};
 use podwright_core::quantity::Quantity;
-use podwright_core::schema::{Path, Type};
+use podwright_core::schema::{self, Path, Type};
 use serde_json::{Map, Value};
 
 use super::{METADATA, text};
@@ -63,8 +63,8 @@ fn is_cidr(text: &str) -> format::Problems {
 /// The path is the API server's, though taints are no metadata.
 fn taints(object: &Value, errors: &mut Errors) {
     let field = METADATA.child("taints");
-    let given = object.pointer("/spec/taints").cloned().unwrap_or_default();
-    let given: Vec<Taint> = serde_json::from_value(given).unwrap_or_default();
+    let given = object.pointer("/spec/taints");
+    let given: Vec<Taint> = given.and_then(|given| schema::typed(given).ok()).unwrap_or_default();
     let mut seen = BTreeSet::new();
     for (index, taint) in given.iter().enumerate() {
         let field = field.index(index);

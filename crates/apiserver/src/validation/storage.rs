@@ -10,7 +10,7 @@ use podwright_core::quantity::Quantity;
 use podwright_core::schema::diff::unified;
 use podwright_core::schema::dump::pretty;
 use podwright_core::schema::equal::{equal, member};
-use podwright_core::schema::{Path, Type};
+use podwright_core::schema::{self, Path, Type};
 use serde_json::{Map, Value};
 
 use super::text;
@@ -106,7 +106,7 @@ fn node_affinity(spec: &Value, field: &Path<'_>, errors: &mut Errors) -> bool {
         return false;
     };
     let field = field.child("required");
-    match serde_json::from_value::<NodeSelector>(member(given, "required").clone()) {
+    match schema::typed::<NodeSelector>(member(given, "required")) {
         Ok(selector) => affinity::node_selector(&selector, &field, errors),
         Err(_) => errors.required(&field, "must specify required node constraints"),
     }
@@ -123,7 +123,7 @@ fn source(spec: &Value, bound: bool, field: &Path<'_>, errors: &mut Errors) {
     let at = field.child(name);
     match name {
         "hostPath" => {
-            if let Ok(source) = serde_json::from_value::<HostPathVolumeSource>(first.clone()) {
+            if let Ok(source) = schema::typed::<HostPathVolumeSource>(first) {
                 host_path(&source, &at, errors);
             }
         }
@@ -244,7 +244,7 @@ fn mode_is_kept(new: &Value, old: &Value, errors: &mut Errors) {
 }
 
 pub(super) fn claim(object: &Value, errors: &mut Errors) {
-    let spec = serde_json::from_value(member(object, "spec").clone());
+    let spec = schema::typed(member(object, "spec"));
     let spec: PersistentVolumeClaimSpec = spec.unwrap_or_default();
     claims::spec(&spec, &Path::new("spec"), errors);
 }

@@ -138,7 +138,11 @@ fn decode(value: &Value) -> Result<v1::Pod, String> {
         Some(pod) => schema::decode(pod, value).map_err(|error| error.to_string())?.value,
         None => value.clone(),
     };
-    serde_json::from_value(value).map_err(|error| error.to_string())
+    schema::typed(&value).map_err(|error| {
+        let problem = error.to_string();
+        // It is not the text that somebody wrote in which it was found.
+        problem.rsplit_once(" at line ").map_or(problem.as_str(), |(what, _)| what).to_owned()
+    })
 }
 
 /// 32 hex digits that stay as long as content, node and location do.

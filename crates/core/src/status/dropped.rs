@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::Value;
 
+use crate::schema;
+
 /// Stands for every element of a list.
 const ELEMENT: &str = "*";
 
@@ -78,7 +80,7 @@ fn edited(status: &PodStatus, edit: impl FnOnce(&mut Value)) -> PodStatus {
     let Ok(mut value) = serde_json::to_value(status) else { return status.clone() };
     edit(&mut value);
     prune(&mut value);
-    serde_json::from_value(value).unwrap_or_else(|_| status.clone())
+    schema::typed(&value).unwrap_or_else(|_| status.clone())
 }
 
 fn prune(value: &mut Value) {
