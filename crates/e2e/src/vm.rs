@@ -152,8 +152,9 @@ impl Vm {
             format!("file={},format=raw,if=virtio{options}", path.display())
         };
         let serial = |path: &Path| format!("file:{}", path.display());
-        // The plainest CPU is the quickest to emulate.
-        qemu.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2"])
+        // The plainest CPU is the quickest to emulate. One of them: two that wait for each other
+        // have stood still when the machine below had something else to do.
+        qemu.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "1"])
             .args(["-m", &self.memory.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])
             .arg("-kernel")

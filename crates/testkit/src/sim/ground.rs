@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use podwright_host::cgroup::{Cgroups, Owner};
-use podwright_host::mounts;
+use podwright_host::{machine, mounts};
 use tempfile::TempDir;
 
 pub struct Ground {
@@ -25,12 +25,23 @@ enum Place {
     },
 }
 
+/// Memory, if there is room: half of a simulation's time is the disk's otherwise, which has to find
+/// places for thousands of files that live for a moment.
+fn base() -> PathBuf {
+    const ROOM: u64 = 256 << 20;
+    let memory = Path::new("/dev/shm");
+    match machine::disk(memory).is_ok_and(|disk| disk.available > ROOM) {
+        true => memory.to_owned(),
+        false => std::env::temp_dir(),
+    }
+}
+
 impl Ground {
     /// The ids of static pods come from the path of their manifest, too: every run of a test stands
     /// in the same place, or a seed would not be the same run. Unless someone else stands there.
     pub fn new() -> Self {
         let ground = Self::own().unwrap_or_else(|_| {
-            let any = tempfile::tempdir().expect("a temporary folder");
+            let any = tempfile::tempdir_in(base()).expect("a temporary folder");
             Self { folder: any.path().to_owned(), place: Place::Any { _folder: any } }
         });
         for folder in [ground.root(), ground.logs(), ground.manifests(), ground.cgroup_mount()] {
@@ -40,7 +51,7 @@ impl Ground {
     }
 
     fn own() -> io::Result<Self> {
-        let places = std::env::temp_dir().join("podwright-sim");
+        let places = base().join("podwright-sim");
         std::fs::create_dir_all(&places)?;
         let thread = thread::current();
         let name = thread.name().unwrap_or("nameless").replace("::", "-");
