@@ -47,7 +47,11 @@ fn drop_unwind_tables() {
     }
     let script = folder.join("no-unwind-tables.ld");
     match std::fs::write(&script, SCRIPT) {
-        Ok(()) => println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", script.display()),
+        Ok(()) => {
+            for argument in ["-Xlinker", "-T", "-Xlinker", &script.to_string_lossy()] {
+                println!("cargo::rustc-link-arg-bins={argument}");
+            }
+        }
         Err(error) => println!("cargo::error=cannot write {}: {error}", script.display()),
     }
 }

@@ -57,7 +57,7 @@ impl Amounts {
 
     /// What a container may use. Where it has no limit, that of the pod as a whole is its own.
     pub fn of_container(pod: &Pod, container: &Container) -> Self {
-        let whole = Self::of_pod(pod).unwrap_or_default();
+        let whole = Self::of_pod(pod);
         let own = Self::of(container.spec.resources.as_ref());
         let or = |own: i64, whole: i64| if own == 0 { whole } else { own };
         Self {
@@ -67,10 +67,9 @@ impl Amounts {
         }
     }
 
-    /// What is set for the pod as a whole, if anything is.
-    pub fn of_pod(pod: &Pod) -> Option<Self> {
-        let whole = pod.object.spec.as_ref()?.resources.as_ref()?;
-        Some(Self::of(Some(whole)))
+    /// What is set for the pod as a whole.
+    pub fn of_pod(pod: &Pod) -> Self {
+        Self::of(pod.object.spec.as_ref().and_then(|spec| spec.resources.as_ref()))
     }
 
     fn memory(self) -> (i64, i64) {
@@ -82,7 +81,7 @@ impl Amounts {
     }
 
     /// These, with the amounts of one resource from `other`.
-    fn with(self, resource: Resource, other: Self) -> Self {
+    pub fn with(self, resource: Resource, other: Self) -> Self {
         match resource {
             Resource::Memory => Self {
                 memory_request: other.memory_request,
@@ -98,7 +97,8 @@ impl Amounts {
 
 /// What the runtime was last told of each container, and the kernel of the pod as a whole.
 ///
-/// A container that is not listed was started by somebody else, with what its pod then had.
+/// A container that is not listed was started by somebody else, with what its pod then had; and
+/// so was the pod, if nothing is said of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
     pub containers: BTreeMap<Arc<str>, Amounts>,
@@ -217,7 +217,7 @@ pub fn restarts_for(container: &Container, resource: Resource) -> bool {
 
 /// The pod as a whole has not what it was granted.
 pub fn whole_differs(pod: &Pod, applied: &Applied) -> bool {
-    applied.pod.is_some() && Amounts::of_pod(pod) != applied.pod
+    applied.pod.is_some_and(|applied| applied != Amounts::of_pod(pod))
 }
 
 /// Something of the pod runs with other amounts than it was granted.

@@ -83,7 +83,7 @@ pub fn generate(sources: &Sources<'_>) -> PodStatus {
     let containers = container::all(sources);
     let outcome = phase::outcome(sources, containers.shown());
     let conditions = conditions::all(sources, containers.shown(), outcome.phase);
-    let resources = resources::of_pod(pod, &sources.inputs.surroundings.resizing);
+    let resources = resources::of_pod(sources);
     let addresses = addresses::of(pod, sources.inputs.observed, sources.node, old);
     let qos_class = old.and_then(|old| old.qos_class.clone()).or_else(|| qos_class(pod));
     PodStatus {

@@ -19,6 +19,8 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 pub struct Mount {
     pub id: u64,
     pub parent: u64,
+    /// Major and minor number.
+    pub device: (u32, u32),
     /// Which part of the filesystem is mounted; `/` unless it is a bind mount or a subvolume.
     pub root: PathBuf,
     pub point: PathBuf,
@@ -80,7 +82,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
     let id = number(fields.next()?)?;
     let parent = number(fields.next()?)?;
-    let _device = fields.next()?;
+    let device = device(fields.next()?)?;
     let root = unescape(fields.next()?).into();
     let point = unescape(fields.next()?).into();
     let options = text(fields.next()?);
@@ -94,7 +96,13 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let fs_type = text(fields.next()?);
     let source = unescape(fields.next()?);
     let super_options = text(fields.next().unwrap_or_default());
-    Some(Mount { id, parent, root, point, options, shared, fs_type, source, super_options })
+    Some(Mount { id, parent, device, root, point, options, shared, fs_type, source, super_options })
+}
+
+/// `8:1`
+fn device(field: &[u8]) -> Option<(u32, u32)> {
+    let (major, minor) = std::str::from_utf8(field).ok()?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn number(field: &[u8]) -> Option<u64> {

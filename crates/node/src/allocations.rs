@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::{Container, Pod};
 use podwright_core::resize::fit::{self, Room};
-use podwright_core::resize::{Amounts, Grant, NotGranted, Pending, Progress, Resizing};
+use podwright_core::resize::{Amounts, Grant, NotGranted, Pending, Progress, Resizing, Resource};
 use podwright_host::checkpoint::{Checkpoint, CheckpointError};
 use podwright_host::files::{FileError, Root};
 use podwright_host::threads;
@@ -193,7 +193,10 @@ impl Allocations {
         self.note(&pod.uid, |resizing| {
             let amounts = Amounts::of_container(pod, container);
             resizing.applied.containers.insert(container.name.clone(), amounts);
-            resizing.applied.pod = Amounts::of_pod(pod);
+            // In the middle of a resize it is the resize that knows how far the pod itself is.
+            if resizing.progress.is_none() {
+                resizing.applied.pod = Some(Amounts::of_pod(pod));
+            }
         });
     }
 
@@ -204,9 +207,12 @@ impl Allocations {
         });
     }
 
-    /// The pod's own group has what was granted.
-    pub fn note_whole(&self, pod: &Pod) {
-        self.note(&pod.uid, |resizing| resizing.applied.pod = Amounts::of_pod(pod));
+    /// The pod's own group has what was granted of this resource.
+    pub fn note_whole(&self, pod: &Pod, resource: Resource) {
+        self.note(&pod.uid, |resizing| {
+            let before = resizing.applied.pod.unwrap_or_default();
+            resizing.applied.pod = Some(before.with(resource, Amounts::of_pod(pod)));
+        });
     }
 
     /// A try to apply a grant failed. Whether that is news.
@@ -283,9 +289,7 @@ fn made_with(resizing: &mut Resizing, granted: &Pod) {
         let amounts = Amounts::of_container(granted, container);
         resizing.applied.containers.entry(container.name.clone()).or_insert(amounts);
     }
-    if resizing.applied.pod.is_none() {
-        resizing.applied.pod = Amounts::of_pod(granted);
-    }
+    resizing.applied.pod.get_or_insert_with(|| Amounts::of_pod(granted));
 }
 
 fn refuse(
@@ -306,6 +310,7 @@ fn refuse(
 mod tests {
     use podwright_core::builders::pod;
     use podwright_core::qos::ResourceList;
+    use podwright_core::resize::whole_differs;
     use serde_json::json;
 
     use super::*;
@@ -383,6 +388,29 @@ mod tests {
         assert_eq!(stored().applied.containers["c"].cpu_request, 200);
         allocations.note_done(&small.uid);
         assert_eq!(stored().progress, None);
+    }
+
+    #[test]
+    fn what_a_pod_gets_for_the_first_time_as_a_whole_has_to_be_applied() {
+        let folder = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(folder.path()).unwrap();
+        let without = asking("100m", 1);
+        allocations.admit(&without);
+        let with = without.object.as_ref().clone();
+        let mut with = serde_json::to_value(with).unwrap();
+        with["metadata"]["generation"] = json!(2);
+        with["spec"]["resources"] =
+            json!({ "requests": { "cpu": "300m" }, "limits": { "memory": "64Mi" } });
+        let with = Pod::parse(serde_json::from_value(with).unwrap(), without.source).unwrap();
+        assert_eq!(wish(&allocations, &with), Answer::Granted);
+        let differs = || whole_differs(&with, &allocations.resizing(&with.uid).applied);
+        assert!(differs());
+        allocations.note_start(&with, &with.containers[0]);
+        assert!(differs(), "a start is no resize");
+        allocations.note_whole(&with, Resource::Memory);
+        assert!(differs(), "half of it");
+        allocations.note_whole(&with, Resource::Cpu);
+        assert!(!differs());
     }
 
     #[test]

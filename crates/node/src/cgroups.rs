@@ -174,7 +174,14 @@ impl Cgroups {
         let known = self.known(pod)?;
         self.count(pod, known.clone());
         self.refresh().await;
-        let config = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
+        let mut config = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
+        if let Some(limit) = config.memory_limit
+            && self.memory_of_pod(pod).await.is_some_and(|used| used >= limit)
+        {
+            // One container's start must not cost another its life: a resize lowers the limit when
+            // it can.
+            config.memory_limit = None;
+        }
         self.host.ensure(&known.name, &config).await.map_err(failed(pod))
     }
 
@@ -284,11 +291,11 @@ mod tests {
     use super::*;
 
     /// One hierarchy of plain folders, in which nothing is ever set.
-    fn cgroups(root: &std::path::Path) -> Cgroups {
-        let mount = root.join("cpuacct");
+    fn cgroups(root: &std::path::Path, controller: &str) -> Cgroups {
+        let mount = root.join(controller);
         std::fs::create_dir(&mount).unwrap();
         let table = format!(
-            "31 23 0:28 / {} rw - tmpfs tmpfs rw\n32 31 0:29 / {} rw - cgroup cgroup rw,cpuacct\n",
+            "31 23 0:28 / {} rw - tmpfs tmpfs rw\n32 31 0:29 / {} rw - cgroup cgroup rw,{controller}\n",
             root.display(),
             mount.display()
         );
@@ -300,7 +307,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_pod_whose_group_stands_counts_and_a_question_adds_nobody() {
         let folder = tempfile::tempdir().unwrap();
-        let cgroups = cgroups(folder.path());
+        let cgroups = cgroups(folder.path(), "cpuacct");
         let requests = serde_json::json!({ "resources": { "requests": { "cpu": "1" } } });
         let pod = pod("web").container_with("app", requests).build();
         let counted = || cgroups.pods.lock().len();
@@ -326,5 +333,24 @@ mod tests {
         assert_eq!(counted(), 0);
         assert!(cgroups.has_pod(&pod).await);
         assert_eq!(counted(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_start_of_a_container_takes_no_memory_from_others_that_use_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroups = cgroups(folder.path(), "memory");
+        let limits = serde_json::json!({ "resources": { "limits": { "memory": "64Mi" } } });
+        let pod = pod("web").container_with("app", limits).build();
+        let parent = cgroups.parent(&pod).unwrap();
+        let group = folder.path().join("memory").join(parent.trim_start_matches('/'));
+        std::fs::create_dir_all(&group).unwrap();
+        for (used, want) in [(64 << 20, "134217728"), (63 << 20, "67108864")] {
+            std::fs::write(group.join("memory.limit_in_bytes"), "134217728").unwrap();
+            std::fs::write(group.join("memory.usage_in_bytes"), used.to_string()).unwrap();
+            cgroups.ensure_pod(&pod).await.unwrap();
+            let limit = std::fs::read_to_string(group.join("memory.limit_in_bytes")).unwrap();
+            // The kernel would replace it; a file keeps what is longer.
+            assert_eq!(limit.get(..want.len()), Some(want), "of {used} bytes in use");
+        }
     }
 }

@@ -249,7 +249,7 @@ impl Worker {
         let active = || first_report.map(|time| Stopwatch::running_since(time.0, now));
         self.active = self.active.or_else(active);
         let (hold, active) = (hold::objection(pod), self.active);
-        let resizing = self.resizing(pod, view);
+        let resizing = self.resizing(pod, view, desired.life.stage());
         let surroundings = Surroundings { network, cgroup, hold, active, resizing };
         let inputs = Inputs {
             pod,
@@ -294,9 +294,11 @@ impl Worker {
 
     /// Where the pod stands between the resources it wishes for and those it has; a resize of
     /// which nothing is left to do is over.
-    fn resizing(&self, pod: &Pod, view: &ObservedPod) -> Arc<Resizing> {
+    fn resizing(&self, pod: &Pod, view: &ObservedPod, stage: Stage) -> Arc<Resizing> {
         let resizing = self.tools.allocations.resizing(&self.uid);
-        let Some(progress) = &resizing.progress else { return resizing };
+        let Some(progress) = resizing.progress.as_ref().filter(|_| stage == Stage::Syncing) else {
+            return resizing;
+        };
         // What we decide on may be older than the grant.
         let knows_of_it = pod.generation() >= progress.generation;
         if !knows_of_it || resize_is_in_progress(pod, view, &resizing.applied) {

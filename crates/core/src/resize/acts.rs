@@ -39,15 +39,17 @@ pub enum Act {
     Container { update: Update, now: Amounts },
 }
 
-/// `current` is what the pod's group has, `wanted` what the grant makes of it. What `wanted` does
-/// not limit stays as it is: a limit cannot be removed in place.
-pub fn acts(resize: &Resize, current: &CgroupConfig, wanted: &CgroupConfig) -> Vec<Act> {
+/// What is done for each resource, one after the other. `current` is what the pod's group has,
+/// `wanted` what the grant makes of it. What `wanted` does not limit stays as it is: a limit cannot
+/// be removed in place.
+pub fn stages(
+    resize: &Resize,
+    current: &CgroupConfig,
+    wanted: &CgroupConfig,
+) -> [(Resource, Vec<Act>); 2] {
     let mut now = current.clone();
-    let mut acts = Vec::new();
-    for resource in [Resource::Memory, Resource::Cpu] {
-        stage(resource, resize, &mut now, wanted, &mut acts);
-    }
-    acts
+    [Resource::Memory, Resource::Cpu]
+        .map(|resource| (resource, stage(resource, resize, &mut now, wanted)))
 }
 
 fn stage(
@@ -55,8 +57,8 @@ fn stage(
     resize: &Resize,
     now: &mut CgroupConfig,
     wanted: &CgroupConfig,
-    acts: &mut Vec<Act>,
-) {
+) -> Vec<Act> {
+    let mut acts = Vec::new();
     let amounts = |amounts: Amounts| match resource {
         Resource::Memory => amounts.memory(),
         Resource::Cpu => amounts.cpu(),
@@ -64,7 +66,7 @@ fn stage(
     let changes = |update: &&Update| amounts(update.from) != amounts(update.to);
     let mut updates: Vec<&Update> = resize.updates.iter().filter(changes).collect();
     if updates.is_empty() && !resize.whole {
-        return;
+        return acts;
     }
     updates.sort_by_key(|update| Reverse(amounts(update.from) > amounts(update.to)));
     let limit = Part::limit(resource, now, wanted);
@@ -76,8 +78,8 @@ fn stage(
         }
     };
     let (grows, shrinks) = (|part: &&Part| part.grows, |part: &&Part| !part.grows);
-    pod(limit.as_ref().filter(grows), acts);
-    pod(request.as_ref().filter(grows), acts);
+    pod(limit.as_ref().filter(grows), &mut acts);
+    pod(request.as_ref().filter(grows), &mut acts);
     acts.extend(updates.into_iter().map(|update| {
         let before = match resource {
             Resource::Memory => update.from,
@@ -86,8 +88,9 @@ fn stage(
         };
         Act::Container { update: update.clone(), now: before.with(resource, update.to) }
     }));
-    pod(request.as_ref().filter(shrinks), acts);
-    pod(limit.as_ref().filter(shrinks), acts);
+    pod(request.as_ref().filter(shrinks), &mut acts);
+    pod(limit.as_ref().filter(shrinks), &mut acts);
+    acts
 }
 
 /// A value of the pod's group that changes.

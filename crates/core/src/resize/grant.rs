@@ -81,18 +81,14 @@ pub fn with_amounts(pod: &Pod, container: &str, amounts: Amounts) -> Result<Pod,
 /// The spec with what was applied so far in place of what was granted.
 pub fn as_applied(spec: &PodSpec, applied: &Applied) -> PodSpec {
     let mut spec = spec.clone();
-    match (&mut spec.resources, applied.pod) {
-        (Some(whole), Some(amounts)) => write(whole, amounts),
-        // With none for the whole, it has what its containers have.
-        (None, _) => {
-            let init = spec.init_containers.iter_mut().flatten();
-            for container in init.chain(&mut spec.containers) {
-                if let Some(amounts) = applied.containers.get(container.name.as_str()) {
-                    write(container.resources.get_or_insert_default(), *amounts);
-                }
-            }
+    let init = spec.init_containers.iter_mut().flatten();
+    for container in init.chain(&mut spec.containers) {
+        if let Some(amounts) = applied.containers.get(container.name.as_str()) {
+            write(container.resources.get_or_insert_default(), *amounts);
         }
-        (Some(_), None) => {}
+    }
+    if let (Some(whole), Some(amounts)) = (&mut spec.resources, applied.pod) {
+        write(whole, amounts);
     }
     spec
 }
@@ -110,7 +106,10 @@ fn set(list: &mut Option<BTreeMap<String, ApiQuantity>>, cpu: i64, memory: i64) 
         (CPU, cpu > 0, Quantity::from_milli(cpu)),
         (MEMORY, memory > 0, Quantity::from_bytes(memory)),
     ] {
+        let written = list.get(name).and_then(|written| Quantity::try_from(written).ok());
         match is_set {
+            // As it is written: `100M` does not become `100000000` for a while.
+            _ if written == Some(amount) => {}
             true => drop(list.insert(name.to_owned(), amount.into())),
             false => drop(list.remove(name)),
         }

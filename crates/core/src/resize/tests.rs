@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::acts::{Act, MemoryUse, acts, objection, sandbox_resources};
+use super::acts::{Act, MemoryUse, objection, sandbox_resources, stages};
 use super::*;
 use crate::builders::{observed, pod, t};
 use crate::cgroup::{CgroupConfig, PodPolicy};
@@ -30,7 +30,10 @@ fn two(a: Value, b: Value) -> Pod {
 
 fn applied(pod: &Pod) -> Applied {
     let amounts = |c: &Container| (c.name.clone(), Amounts::of_container(pod, c));
-    Applied { containers: pod.containers.iter().map(amounts).collect(), pod: Amounts::of_pod(pod) }
+    Applied {
+        containers: pod.containers.iter().map(amounts).collect(),
+        pod: Some(Amounts::of_pod(pod)),
+    }
 }
 
 fn group(pod: &Pod) -> CgroupConfig {
@@ -64,7 +67,8 @@ fn told(from: &Pod, to: &Pod) -> Vec<String> {
             format!("{} {}m {}Mi", update.container, now.cpu_limit, now.memory_limit >> 20)
         }
     };
-    acts(&resize(from, to), &group(from), &group(to)).into_iter().map(word).collect()
+    let stages = stages(&resize(from, to), &group(from), &group(to));
+    stages.into_iter().flat_map(|(_, acts)| acts).map(word).collect()
 }
 
 #[test]

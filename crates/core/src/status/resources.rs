@@ -10,11 +10,12 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodSpec, ResourceRequirements}
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::observed::{Instance, Resources};
-use crate::pod::{Container, Pod};
+use crate::pod::Container;
 use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
 use crate::quantity::Quantity;
+use crate::resize::Amounts;
 use crate::resize::grant::as_applied;
-use crate::resize::{Amounts, Resizing};
+use crate::status::Sources;
 
 type ApiList = BTreeMap<String, ApiQuantity>;
 
@@ -29,11 +30,12 @@ pub(super) struct OfPod {
 }
 
 /// The pod's totals.
-pub(super) fn of_pod(pod: &Pod, resizing: &Resizing) -> OfPod {
-    let spec = pod.object.spec.as_ref();
+pub(super) fn of_pod(sources: &Sources<'_>) -> OfPod {
+    let spec = sources.pod().object.spec.as_ref();
+    let resizing = &sources.inputs.surroundings.resizing;
     let totals = |spec: &PodSpec| PodResources::parse(spec).unwrap_or_default();
     let granted = spec.map(totals).unwrap_or_default();
-    let under_way = spec.filter(|_| resizing.progress.is_some());
+    let under_way = spec.filter(|_| resizing.progress.is_some() && !sources.is_terminal());
     let applied = under_way.map(|spec| totals(&as_applied(spec, &resizing.applied)));
     let enforced = applied.as_ref().unwrap_or(&granted);
     OfPod {

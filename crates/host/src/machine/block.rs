@@ -1,10 +1,9 @@
 //! Block devices: what they have done so far, and the filesystems on them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use super::{Disk, Machine, Result, device_of, disk};
-use crate::mounts;
+use super::{Disk, Machine, Result, disk};
+use crate::mounts::{self, Mount};
 
 /// A device's counters since the machine was switched on, as `/proc/diskstats` has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +30,7 @@ pub struct Filesystem {
     /// `/dev/sda1`.
     pub device: String,
     pub disk: Disk,
-    /// All zero if the kernel counts it under another name.
+    /// All zero if the kernel does not count it.
     pub activity: BlockDevice,
 }
 
@@ -43,26 +42,25 @@ impl Machine {
     /// Every filesystem with a device, once, wherever and however often it is mounted.
     pub fn filesystems(&self) -> Result<Vec<Filesystem>> {
         let table = self.read("proc/self/mountinfo")?;
-        let mut points: BTreeMap<String, PathBuf> = BTreeMap::new();
+        let mut found: BTreeMap<String, Mount> = BTreeMap::new();
         for mount in mounts::parse(table.as_bytes()) {
             let Some(source) = mount.source.to_str().filter(|name| name.starts_with("/dev/"))
             else {
                 continue;
             };
-            points.entry(source.to_owned()).or_insert(mount.point);
+            found.entry(source.to_owned()).or_insert(mount);
         }
         let devices = self.block_devices()?;
-        let filesystem = |(device, point): (String, PathBuf)| {
+        let filesystem = |(device, mount): (String, Mount)| {
             let named = |known: &&BlockDevice| device.strip_prefix("/dev/") == Some(&known.name);
             // `/dev/root` and `/dev/mapper/…` have other names there.
-            let number = device_of(&point);
-            let numbered = |known: &&BlockDevice| Some(known.number) == number;
+            let numbered = |known: &&BlockDevice| known.number == mount.device;
             let known = devices.iter().find(named).or_else(|| devices.iter().find(numbered));
             let activity = known.cloned().unwrap_or_default();
             // One that was unmounted meanwhile is not shown.
-            Some(Filesystem { disk: disk(&point).ok()?, device, activity })
+            Some(Filesystem { disk: disk(&mount.point).ok()?, device, activity })
         };
-        Ok(points.into_iter().filter_map(filesystem).collect())
+        Ok(found.into_iter().filter_map(filesystem).collect())
     }
 }
 
@@ -97,15 +95,12 @@ mod tests {
     fn a_filesystem_is_listed_once_with_what_its_device_did() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
-        let diskstats = " 8 1 sda1 1 2 3 4 5 6 7 8 9 10 11 12 13\n 8 2 sda2 1\nbroken\n";
-        let (major, minor) = device_of(root.path()).unwrap();
-        let mapped = format!(" {major} {minor} dm-0 21 2 3 4 5 6 7 8 9 10 11\n");
-        std::fs::write(root.path().join("proc/diskstats"), diskstats.to_owned() + &mapped).unwrap();
+        let diskstats = " 8 1 sda1 1 2 3 4 5 6 7 8 9 10 11 12 13\n 8 2 sda2 1\nbroken\n \
+                         253 0 dm-0 21 2 3 4 5 6 7 8 9 10 11\n";
+        std::fs::write(root.path().join("proc/diskstats"), diskstats).unwrap();
         let table = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 /x /mnt rw - ext4 /dev/sda1 rw\n\
                      3 1 0:2 / /proc rw - proc proc rw\n4 1 9:9 / /gone/away rw - xfs /dev/gone rw\n\
-                     6 1 9:8 / /proc rw - fuse /dev/odd rw\n";
-        let mapped = format!("5 1 0:9 / {} rw - ext4 /dev/root rw\n", root.path().display());
-        let table = table.to_owned() + &mapped;
+                     5 1 253:0 / /proc rw - ext4 /dev/root rw\n6 1 9:8 / /proc rw - fuse /dev/odd rw\n";
         std::fs::write(root.path().join("proc/self/mountinfo"), table).unwrap();
         let machine = Machine::at(root.path());
         let found = machine.filesystems().unwrap();
@@ -114,7 +109,7 @@ mod tests {
             found.iter().map(told).collect::<Vec<_>>(),
             [
                 ("/dev/odd".into(), (0, 0), 0),
-                ("/dev/root".into(), (major, minor), 21),
+                ("/dev/root".into(), (253, 0), 21),
                 ("/dev/sda1".into(), (8, 1), 1),
             ]
         );

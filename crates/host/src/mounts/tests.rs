@@ -46,6 +46,7 @@ fn the_table_is_read_with_its_escapes_and_optional_fields() {
         Mount {
             id: 50,
             parent: 27,
+            device: (0, 41),
             root: "/sub dir".into(),
             point: "/mnt/a b\tc\\d".into(),
             options: "rw,nosuid".into(),

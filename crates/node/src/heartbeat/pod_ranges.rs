@@ -26,7 +26,9 @@ pub async fn pass_on(
         loop {
             let given = shown.borrow_and_update().object().map(|node| ranges(node));
             let given = given.filter(|given| !given.is_empty());
-            let wanted = given.unwrap_or_else(|| configured.clone());
+            // A node that had a range keeps it until it gets another.
+            let before = if told.is_empty() { &configured } else { &told };
+            let wanted = given.unwrap_or_else(|| before.clone());
             let mut late = false;
             if !wanted.is_empty() && wanted != told {
                 match runtime.set_pod_cidr(&wanted).await {
@@ -118,9 +120,11 @@ mod tests {
         let stop = CancellationToken::new();
         let configured = "10.100.0.0/24".to_owned();
         let task = tokio::spawn(pass_on(fake.client(), configured, shown, stop));
-        for (spec, want) in
-            [(json!({}), "10.100.0.0/24"), (json!({ "podCIDR": "10.1.0.0/24" }), "10.1.0.0/24")]
-        {
+        for (spec, want) in [
+            (json!({}), "10.100.0.0/24"),
+            (json!({ "podCIDR": "10.1.0.0/24" }), "10.1.0.0/24"),
+            (json!({}), "10.1.0.0/24"),
+        ] {
             sender.send_replace(OwnNode::There(Arc::new(node(&spec))));
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(fake.pod_cidr().as_deref(), Some(want));

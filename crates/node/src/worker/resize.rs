@@ -71,16 +71,18 @@ impl Execution<'_> {
             }
         }
         let mut before = current.clone();
-        for act in acts::acts(resize, current, wanted) {
-            match act {
-                Act::Pod { resource, set, then } => {
-                    self.set_pod(&group, resource, &set, &before, &then).await?;
-                    before = then;
+        for (resource, acts) in acts::stages(resize, current, wanted) {
+            for act in acts {
+                match act {
+                    Act::Pod { resource, set, then } => {
+                        self.set_pod(&group, resource, &set, &before, &then).await?;
+                        before = then;
+                    }
+                    Act::Container { update, now } => self.set_container(&update, now).await?,
                 }
-                Act::Container { update, now } => self.set_container(&update, now).await?,
             }
+            self.tools.allocations.note_whole(self.pod, resource);
         }
-        self.tools.allocations.note_whole(self.pod);
         self.tools.cgroups.refresh().await;
         Ok(())
     }

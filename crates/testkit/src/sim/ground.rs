@@ -25,12 +25,12 @@ enum Place {
     },
 }
 
-/// Memory, if there is room: half of a simulation's time is the disk's otherwise, which has to find
+/// Memory, if it can hold that much: half of a simulation's time is the disk's otherwise, which has to find
 /// places for thousands of files that live for a moment.
 fn base() -> PathBuf {
     const ROOM: u64 = 256 << 20;
     let memory = Path::new("/dev/shm");
-    match machine::disk(memory).is_ok_and(|disk| disk.available > ROOM) {
+    match machine::disk(memory).is_ok_and(|disk| disk.capacity > ROOM) {
         true => memory.to_owned(),
         false => std::env::temp_dir(),
     }
@@ -41,7 +41,8 @@ impl Ground {
     /// in the same place, or a seed would not be the same run. Unless someone else stands there.
     pub fn new() -> Self {
         let ground = Self::own().unwrap_or_else(|_| {
-            let any = tempfile::tempdir_in(base()).expect("a temporary folder");
+            let any = tempfile::tempdir_in(base()).or_else(|_| tempfile::tempdir());
+            let any = any.expect("a temporary folder");
             Self { folder: any.path().to_owned(), place: Place::Any { _folder: any } }
         });
         for folder in [ground.root(), ground.logs(), ground.manifests(), ground.cgroup_mount()] {
