@@ -396,12 +396,12 @@ mod tests {
         let allocations = Allocations::open(folder.path()).unwrap();
         let without = asking("100m", 1);
         allocations.admit(&without);
-        let with = without.object.as_ref().clone();
-        let mut with = serde_json::to_value(with).unwrap();
-        with["metadata"]["generation"] = json!(2);
-        with["spec"]["resources"] =
-            json!({ "requests": { "cpu": "300m" }, "limits": { "memory": "64Mi" } });
-        let with = Pod::parse(serde_json::from_value(with).unwrap(), without.source).unwrap();
+        let whole = json!({ "requests": { "cpu": "300m" }, "limits": { "memory": "64Mi" } });
+        let with = pod("p").container("c").edit(|pod| {
+            pod["metadata"]["generation"] = json!(2);
+            pod["spec"]["resources"] = whole;
+        });
+        let with = with.build();
         assert_eq!(wish(&allocations, &with), Answer::Granted);
         let differs = || whole_differs(&with, &allocations.resizing(&with.uid).applied);
         assert!(differs());

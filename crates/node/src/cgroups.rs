@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// One hierarchy of plain folders, in which nothing is ever set.
+    /// One hierarchy of plain folders.
     fn cgroups(root: &std::path::Path, controller: &str) -> Cgroups {
         let mount = root.join(controller);
         std::fs::create_dir(&mount).unwrap();
@@ -339,18 +339,17 @@ mod tests {
     async fn the_start_of_a_container_takes_no_memory_from_others_that_use_it() {
         let folder = tempfile::tempdir().unwrap();
         let cgroups = cgroups(folder.path(), "memory");
-        let limits = serde_json::json!({ "resources": { "limits": { "memory": "64Mi" } } });
+        let limits = serde_json::json!({ "resources": { "limits": { "memory": "128Mi" } } });
         let pod = pod("web").container_with("app", limits).build();
         let parent = cgroups.parent(&pod).unwrap();
         let group = folder.path().join("memory").join(parent.trim_start_matches('/'));
         std::fs::create_dir_all(&group).unwrap();
-        for (used, want) in [(64 << 20, "134217728"), (63 << 20, "67108864")] {
-            std::fs::write(group.join("memory.limit_in_bytes"), "134217728").unwrap();
+        for (used, want) in [(128 << 20, "268435456"), (127 << 20, "134217728")] {
+            std::fs::write(group.join("memory.limit_in_bytes"), "268435456").unwrap();
             std::fs::write(group.join("memory.usage_in_bytes"), used.to_string()).unwrap();
             cgroups.ensure_pod(&pod).await.unwrap();
             let limit = std::fs::read_to_string(group.join("memory.limit_in_bytes")).unwrap();
-            // The kernel would replace it; a file keeps what is longer.
-            assert_eq!(limit.get(..want.len()), Some(want), "of {used} bytes in use");
+            assert_eq!(limit, want, "of {used} bytes in use");
         }
     }
 }

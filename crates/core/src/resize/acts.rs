@@ -34,7 +34,7 @@ impl Resource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Sets this on the pod's group, after the runtime was told what it then has.
-    Pod { resource: Resource, set: CgroupConfig, then: CgroupConfig },
+    Pod { set: CgroupConfig, then: CgroupConfig },
     /// Tells the runtime what a container has now.
     Container { update: Update, now: Amounts },
 }
@@ -74,7 +74,7 @@ fn stage(
     let mut pod = |part: Option<&Part>, acts: &mut Vec<Act>| {
         if let Some(part) = part {
             merge(now, &part.set);
-            acts.push(Act::Pod { resource, set: part.set.clone(), then: now.clone() });
+            acts.push(Act::Pod { set: part.set.clone(), then: now.clone() });
         }
     };
     let (grows, shrinks) = (|part: &&Part| part.grows, |part: &&Part| !part.grows);

@@ -74,7 +74,7 @@ impl Execution<'_> {
         for (resource, acts) in acts::stages(resize, current, wanted) {
             for act in acts {
                 match act {
-                    Act::Pod { resource, set, then } => {
+                    Act::Pod { set, then } => {
                         self.set_pod(&group, resource, &set, &before, &then).await?;
                         before = then;
                     }
