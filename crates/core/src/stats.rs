@@ -114,8 +114,7 @@ pub struct CpuStats {
     pub usage_nano_cores: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_core_nano_seconds: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<Psi>,
+    pub psi: Psi,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -135,15 +134,13 @@ pub struct MemoryStats {
     pub page_faults: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major_page_faults: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<Psi>,
+    pub psi: Psi,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IoStats {
     pub time: Moment,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<Psi>,
+    pub psi: Psi,
 }
 
 /// How long tasks had to wait for want of something.

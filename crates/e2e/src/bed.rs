@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use http::Request;
@@ -62,9 +63,10 @@ impl BedBuilder {
         self
     }
 
-    /// How long the certificates that nodes ask for are good; Go's notation, such as `10m`.
-    pub fn signing_duration(mut self, duration: &str) -> Self {
-        self.plane.get_or_insert_default().signing_duration = Some(duration.to_owned());
+    /// How long the certificates that nodes ask for are good from then on. They also were for the
+    /// five minutes before.
+    pub fn certificates_for(mut self, duration: Duration) -> Self {
+        self.plane.get_or_insert_default().certificates_for = Some(duration);
         self
     }
 

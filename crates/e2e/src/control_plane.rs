@@ -48,7 +48,7 @@ const CONTROLLERS: [&str; 8] = [
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     pub(crate) controllers: Vec<String>,
-    pub(crate) signing_duration: Option<String>,
+    pub(crate) certificates_for: Option<Duration>,
     pub(crate) apiserver_flags: Vec<String>,
 }
 
@@ -69,7 +69,9 @@ impl ControlPlane {
         let etcd = start_etcd(&ground).await?;
         let apiserver = launch_apiserver(&ground, &authority, &wishes)?;
         ready(&ground, &apiserver).await?;
-        let controller_manager = launch_controller_manager(&ground, &authority, &wishes)?;
+        let admin = kubeconfig::client(&kubeconfig_path(&ground, "admin"), ground.netns()).await?;
+        let minor = minor_version(&admin).await?;
+        let controller_manager = launch_controller_manager(&ground, &authority, &wishes, minor)?;
         let plane = Self { ground, wishes, authority, controller_manager, apiserver, etcd };
         plane.furnish().await?;
         Ok(plane)
@@ -129,9 +131,7 @@ impl ControlPlane {
 
     /// The minor version of the API server: 20 for 1.20. What it is too old to know, a case skips.
     pub async fn minor_version(&self) -> Result<u32> {
-        let version = self.admin().await?.apiserver_version().await?;
-        let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().with_context(|| format!("the server calls itself {version:?}"))
+        minor_version(&self.admin().await?).await
     }
 
     /// Every request the API server has answered so far, and every watch it has begun.
@@ -311,10 +311,17 @@ async fn ready(ground: &Ground, apiserver: &Daemon) -> Result<()> {
     apiserver.until("the API server to be ready", START, ready).await
 }
 
+async fn minor_version(client: &kube::Client) -> Result<u32> {
+    let version = client.apiserver_version().await?;
+    let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().with_context(|| format!("the server calls itself {version:?}"))
+}
+
 fn launch_controller_manager(
     ground: &Ground,
     authority: &Authority,
     wishes: &Wishes,
+    minor: u32,
 ) -> Result<Daemon> {
     let PairFiles { certificate, key } = authority.files();
     let kubeconfig = kubeconfig_path(ground, "controller-manager");
@@ -339,8 +346,10 @@ fn launch_controller_manager(
         .arg("--leader-elect=false")
         .arg("--use-service-account-credentials") // each controller in its own role
         .arg(format!("--controllers={}", controllers.join(",")));
-    if let Some(duration) = &wishes.signing_duration {
-        command.arg(format!("--cluster-signing-duration={duration}"));
+    if let Some(duration) = wishes.certificates_for {
+        // Controllers before 1.22 count the five minutes that have passed as part of it.
+        let passed = if minor < 22 { Duration::from_secs(300) } else { Duration::ZERO };
+        command.arg(format!("--cluster-signing-duration={}s", (duration + passed).as_secs()));
     }
     ground.daemon("kube-controller-manager", command)
 }

@@ -16,7 +16,7 @@ mod removal;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -25,6 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+
+use crate::change;
 
 pub use ownership::Ownership;
 pub use publication::{NewFile, Published};
@@ -104,10 +106,10 @@ impl Root {
     pub fn create(path: impl Into<PathBuf>, mode: u32) -> Result<Self> {
         let path = path.into();
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        std::fs::create_dir_all(parent.unwrap_or(Path::new("."))).map_err(|source| {
+        change::make_folders(parent.unwrap_or(Path::new(".")), 0o777).map_err(|source| {
             FileError::Io { attempt: "create the directories above", path: path.clone(), source }
         })?;
-        match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
+        match change::mkdirat(CWD, &path, Mode::RWXU) {
             Ok(()) => {
                 let root = Self::open(path)?;
                 root.set_mode(&root.fd, mode, Path::new(""))?;
@@ -199,7 +201,7 @@ impl Root {
         let path = path.as_ref();
         let (parent, name) = self.parent(path)?;
         // Nobody may look in before the mode is what was asked for.
-        rustix::fs::mkdirat(&parent, name, Mode::RWXU)
+        change::mkdirat(&parent, name, Mode::RWXU)
             .map_err(|errno| self.error("create directory", path, errno))?;
         self.set_mode(&self.open_dir(path)?, mode, path)
     }
@@ -233,12 +235,12 @@ impl Root {
         let temporary = temporary_name(name);
         let made =
             self.write_new(&parent, &temporary, bytes, mode, durability, path).and_then(|()| {
-                rustix::fs::renameat(&parent, &temporary, &parent, name)
+                change::renameat(&parent, &temporary, &parent, name)
                     .map_err(|errno| self.error("replace", path, errno))
             });
         if made.is_err() {
             // Best effort: the error that matters is the first one.
-            let _ = rustix::fs::unlinkat(&parent, &temporary, AtFlags::empty());
+            let _ = change::unlinkat(&parent, &temporary, AtFlags::empty());
         }
         made?;
         match durability {
@@ -258,11 +260,9 @@ impl Root {
         durability: Durability,
         path: &Path,
     ) -> Result<()> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|errno| self.error("write", path, errno))?;
+        let fd = change::create(parent, name).map_err(|errno| self.error("write", path, errno))?;
         let mut file = File::from(fd);
-        file.write_all(bytes).map_err(|source| self.error("write", path, source))?;
+        change::write(&mut file, bytes).map_err(|source| self.error("write", path, source))?;
         self.set_mode(&file, mode, path)?;
         match durability {
             Durability::Disk => file.sync_all().map_err(|source| self.error("sync", path, source)),
@@ -297,7 +297,7 @@ impl Root {
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(error),
         };
-        match rustix::fs::unlinkat(&parent, name, flags) {
+        match change::unlinkat(&parent, name, flags) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(self.error(attempt, path, errno)),
         }
@@ -313,7 +313,7 @@ impl Root {
         let (from, to) = (from.as_ref(), to.as_ref());
         let (from_parent, from_name) = self.parent(from)?;
         let (to_parent, to_name) = self.parent(to)?;
-        rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name)
+        change::renameat(&from_parent, from_name, &to_parent, to_name)
             .map_err(|errno| self.error("rename", from, errno))
     }
 
@@ -321,7 +321,7 @@ impl Root {
     pub fn symlink(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (parent, name) = self.parent(path)?;
-        rustix::fs::symlinkat(target.as_ref(), &parent, name)
+        change::symlinkat(target.as_ref(), &parent, name)
             .map_err(|errno| self.error("create link", path, errno))
     }
 
@@ -355,7 +355,7 @@ impl Root {
     }
 
     fn set_mode(&self, fd: impl AsFd, mode: u32, path: &Path) -> Result<()> {
-        rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
+        change::fchmod(fd, Mode::from_raw_mode(mode))
             .map_err(|errno| self.error("set the mode of", path, errno))
     }
 

@@ -5,6 +5,7 @@
 //! takes the root of what it reads as a parameter, so that a test can hand it a folder.
 
 pub mod cgroup;
+pub mod change;
 pub mod checkpoint;
 pub mod clock;
 pub mod disk_usage;

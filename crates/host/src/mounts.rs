@@ -14,6 +14,8 @@ use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
+use crate::change;
+
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -178,13 +180,11 @@ pub fn mount(
         target: target.into(),
         source: source.into(),
     })?;
-    rustix::mount::mount(source, target, fs_type, flags, &*options).map_err(|errno| {
-        MountError::Mount {
-            attempt: "mount",
-            what: format!("{fs_type} {source}").into(),
-            target: target.into(),
-            source: errno.into(),
-        }
+    change::mount(source, target, fs_type, flags, &options).map_err(|errno| MountError::Mount {
+        attempt: "mount",
+        what: format!("{fs_type} {source}").into(),
+        target: target.into(),
+        source: errno.into(),
     })
 }
 
@@ -198,8 +198,8 @@ pub enum Depth {
 /// Makes `source` appear on `target`, which must exist.
 pub fn bind(source: &Path, target: &Path, depth: Depth) -> Result<()> {
     let bound = match depth {
-        Depth::This => rustix::mount::mount_bind(source, target),
-        Depth::Recursive => rustix::mount::mount_bind_recursive(source, target),
+        Depth::This => change::bind(source, target),
+        Depth::Recursive => change::bind_recursive(source, target),
     };
     bound.map_err(|errno| MountError::Mount {
         attempt: "bind",
@@ -253,7 +253,7 @@ pub fn remount_read_only(target: &Path) -> Result<()> {
             flags |= keep;
         }
     }
-    rustix::mount::mount_remount(target, flags, c"").map_err(failed)
+    change::remount(target, flags, c"").map_err(failed)
 }
 
 /// Changes the size or mode of a mounted filesystem, such as a tmpfs.
@@ -261,13 +261,13 @@ pub fn reconfigure(target: &Path, flags: MountFlags, options: &str) -> Result<()
     let failed =
         |source| MountError::Change { attempt: "reconfigure", target: target.into(), source };
     let options = std::ffi::CString::new(options).map_err(|error| failed(error.into()))?;
-    rustix::mount::mount_remount(target, flags, &*options).map_err(|errno| failed(errno.into()))
+    change::remount(target, flags, &options).map_err(|errno| failed(errno.into()))
 }
 
 /// Lets mounts below `target` be seen by its peers: pods with `mountPropagation` depend on it.
 pub fn make_shared(target: &Path) -> Result<()> {
     let flags = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
-    rustix::mount::mount_change(target, flags).map_err(|errno| MountError::Change {
+    change::propagate(target, flags).map_err(|errno| MountError::Change {
         attempt: "make shared",
         target: target.into(),
         source: errno.into(),
@@ -312,7 +312,7 @@ pub fn unmount(target: &Path, how: Unmount) -> Result<()> {
         Unmount::Now => UnmountFlags::NOFOLLOW,
         Unmount::Lazy => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
     };
-    match rustix::mount::unmount(target, flags) {
+    match change::unmount(target, flags) {
         // Not mounted, or not there at all.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(errno) => Err(MountError::Change {

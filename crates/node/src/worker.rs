@@ -32,6 +32,7 @@ use tracing::Instrument;
 use crate::causes::chain;
 use crate::cell::{Desired, PodCell};
 use crate::events::Severity;
+use crate::gate::Kept;
 use crate::metrics::Operation;
 use crate::tools::{NodeState, Tools};
 use lane::Lane;
@@ -364,6 +365,7 @@ impl Worker {
                 pod: &decision.pod,
                 lane: &self.lane,
                 view,
+                kept: Kept::default(),
             };
             tokio::select! { biased;
                 // Dropping the wait is safe: a mutating call goes on in the lane's own task.

@@ -50,6 +50,7 @@ use podwright_core::qos::ResourceList;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
 use podwright_cri::fake::{Fake, FakeOptions, Features};
+use podwright_host::change::guard;
 use podwright_host::clock::Clock;
 use podwright_node::heartbeat::Timing;
 use podwright_node::node::{Config, Node, Presence, World};
@@ -160,6 +161,7 @@ impl Sim {
     /// Starts the agent on whatever the one before it left.
     pub async fn start(&mut self) {
         assert!(self.agent.is_none(), "the agent runs already");
+        guard::leave();
         let end = CancellationToken::new();
         let runtime = self.fake.client_until(Timeouts { call: CALL }, end.clone());
         let version = loop {
@@ -219,9 +221,14 @@ impl Sim {
     pub fn trip(&self, at: u64, moment: Moment, counted: Counted) -> Arc<Tripwire> {
         let end = self.agent.as_ref().expect("an agent").end.clone();
         let wire = Tripwire::new(at, moment, end);
-        wire.string(&self.fake, counted);
-        self.api.arm(Some(wire.clone()));
+        wire.string(&self.fake, &self.api, counted);
         wire
+    }
+
+    /// Takes a wire away that nobody fell over.
+    pub fn untrip(&self) {
+        self.api.arm(None);
+        guard::leave();
     }
 
     fn config(&self) -> Config {

@@ -108,7 +108,7 @@ fn request_for(node: &str) -> CertificateSigningRequest {
 #[tokio::test]
 async fn bootstrap_token_gets_a_certificate_for_a_node_and_nothing_else() {
     needs_root!();
-    let bed = Bed::builder().signing_duration("10m").start().await.unwrap();
+    let bed = Bed::builder().control_plane().start().await.unwrap();
     let plane = bed.control_plane().unwrap();
     let newcomer = plane.client(&plane.bootstrap_kubeconfig().unwrap()).await.unwrap();
     let nodes = Api::<Node>::all(newcomer.clone());

@@ -65,7 +65,7 @@ async fn a_new_machine_asks_for_its_certificate_and_renews_it_without_losing_a_w
     needs_root!();
     // What the controller signs began five minutes ago: of seven, the last two are left, and
     // renewal is due within 80 s.
-    let bed = Bed::builder().control_plane().signing_duration("7m").start().await.unwrap();
+    let bed = Bed::builder().certificates_for(Duration::from_secs(120)).start().await.unwrap();
     let rotate = json!({ "rotateCertificates": true });
     let builder = bed.agent(NODE).bootstrapped().unwrap().configure(rotate);
     let agent = builder.start().unwrap();

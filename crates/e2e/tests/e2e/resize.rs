@@ -1,11 +1,12 @@
 //! Resources of a running pod change, on a real runtime and in real cgroups.
 //!
-//! The API server of the bed is older than in-place resize. It stores objects as JSON here, and
-//! the first test edits what it stored, as a newer one would have: the agent cannot tell the
+//! The API server of the bed may be older than in-place resize. It stores objects as JSON here, and
+//! the first test then edits what it stored, as a newer one would have: the agent cannot tell the
 //! difference. The second asks a node's own API.
 
 use http::Request;
 use k8s_openapi::ByteString;
+use kube::api::{Patch, PatchParams};
 use podwright_e2e::bed::Bed;
 use podwright_e2e::http::{Tls, send};
 use podwright_e2e::kubectl::Release;
@@ -16,6 +17,8 @@ use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 use crate::standalone::Standalone;
 
+/// The first release whose API server takes it.
+const RESIZES: u32 = 33;
 const ETCD: &str = "http://127.0.0.1:2379";
 
 async fn etcd(cluster: &Cluster, call: &str, body: Value) -> Value {
@@ -25,8 +28,21 @@ async fn etcd(cluster: &Cluster, call: &str, body: Value) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
+/// Asks for other resources of the pod's only container. Returns the generation that is then.
+async fn resize(cluster: &Cluster, name: &str, resources: Value) -> i64 {
+    if cluster.bed.control_plane().unwrap().minor_version().await.unwrap() < RESIZES {
+        resize_in_store(cluster, name, resources).await;
+    } else {
+        let container = json!({ "name": "app", "resources": resources });
+        let patch = Patch::Strategic(json!({ "spec": { "containers": [container] } }));
+        let params = PatchParams::default();
+        cluster.pods().patch_subresource("resize", name, &params, &patch).await.unwrap();
+    }
+    cluster.pods().get(name).await.unwrap().metadata.generation.unwrap_or(0)
+}
+
 /// Changes the resources of a pod behind the API server's back.
-async fn resize(cluster: &Cluster, name: &str, resources: Value) {
+async fn resize_in_store(cluster: &Cluster, name: &str, resources: Value) {
     let base64 = |bytes: Vec<u8>| serde_json::to_value(ByteString(bytes)).unwrap();
     let key = base64(format!("/registry/pods/{NAMESPACE}/{name}").into_bytes());
     let found = etcd(cluster, "range", json!({ "key": key })).await;
@@ -85,14 +101,14 @@ async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     let root = cluster.agent.cgroup_root().to_owned();
     until_enforced(&root, &uid, "", ["102", "20000", "67108864"]).await;
 
-    resize(&cluster, "web", resources(["150m", "300m"], ["32Mi", "128Mi"])).await;
+    let generation = resize(&cluster, "web", resources(["150m", "300m"], ["32Mi", "128Mi"])).await;
     until_enforced(&root, &uid, "", ["153", "30000", "134217728"]).await;
     until_enforced(&root, &uid, &id, ["153", "30000", "134217728"]).await;
     let told = |what: &str, cpu: &str, memory: &str, more: &str| {
         format!(
             "Pod resize {what}: {{\"containers\":[{{\"name\":\"app\",\"resources\":{{\
              \"limits\":{{\"cpu\":\"300m\",\"memory\":\"{memory}\"}},\
-             \"requests\":{{\"cpu\":\"{cpu}\",\"memory\":\"32Mi\"}}}}}}],\"generation\":0{more}}}"
+             \"requests\":{{\"cpu\":\"{cpu}\",\"memory\":\"32Mi\"}}}}}}],\"generation\":{generation}{more}}}"
         )
     };
     for (reason, what) in [("ResizeStarted", "started"), ("ResizeCompleted", "completed")] {

@@ -5,16 +5,18 @@
 //! full of them, once no process and no group is left in it.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::libc::ENODEV;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{CWD, Mode};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::change;
 
 use super::{CgroupError, Result};
 
@@ -87,12 +89,11 @@ pub(super) fn keyed(stat: &str, key: &str) -> u64 {
 /// Writes to a file that the kernel has made; it is never made by us.
 pub(super) fn set(dir: &Path, file: &str, value: &str) -> Result<()> {
     let path = dir.join(file);
-    let written = OpenOptions::new()
-        .write(true)
-        .truncate(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(value.as_bytes()));
-    written.map_err(|source| CgroupError::Set { path, value: value.to_owned(), source })
+    change::set(&path, value).map_err(|source| CgroupError::Set {
+        path,
+        value: value.to_owned(),
+        source,
+    })
 }
 
 /// As [`set`], but it is no error if this kernel has no such file.
@@ -116,11 +117,9 @@ pub(super) fn levels(point: &Path, dir: &Path) -> Vec<PathBuf> {
 }
 
 pub(super) fn make(dir: &Path) -> Result<()> {
-    match std::fs::create_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(io_error("create", dir)(error))
-        }
-        _ => Ok(()),
+    match change::mkdirat(CWD, dir, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(io_error("create", dir)(errno.into())),
     }
 }
 
@@ -215,7 +214,7 @@ pub(super) fn remove(dir: &Path) -> Result<()> {
     }
     let mut wait = Duration::from_millis(1);
     for tried in 1.. {
-        match rustix::fs::rmdir(dir) {
+        match change::rmdir(dir) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             // Those who were in it have exited, but the kernel has not finished with them.
             Err(Errno::BUSY) if tried < BUSY_TRIES => {

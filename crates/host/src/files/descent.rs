@@ -6,6 +6,8 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::change;
+
 use super::{FileError, Result, Root, open_beneath};
 
 impl Root {
@@ -42,7 +44,7 @@ fn make(
     name: &std::ffi::OsStr,
     mode: u32,
 ) -> rustix::io::Result<OwnedFd> {
-    let made = match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
+    let made = match change::mkdirat(dir, name, Mode::RWXU) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(errno) => return Err(errno),
@@ -53,7 +55,7 @@ fn make(
     if made {
         // The set-group-id bit of the folder above is inherited and stays.
         let inherited = rustix::fs::fstat(&child)?.st_mode & 0o2000;
-        rustix::fs::fchmod(&child, Mode::from_raw_mode(mode & 0o5777 | inherited))?;
+        change::fchmod(&child, Mode::from_raw_mode(mode & 0o5777 | inherited))?;
     }
     Ok(child)
 }

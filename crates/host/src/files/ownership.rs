@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::change;
+
 use super::{Kind, Result, Root, entries, open_beneath};
 
 /// Who a file belongs to and what they may do.
@@ -73,7 +75,7 @@ impl Root {
     ) -> Result<()> {
         let stat = rustix::fs::fstat(file).map_err(|errno| self.error("look at", path, errno))?;
         if stat.st_gid != group {
-            rustix::fs::chownat(file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
+            change::chownat(file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
                 .map_err(|errno| self.error("change the group of", path, errno))?;
         }
         let kind = Kind::from(FileType::from_raw_mode(stat.st_mode));
@@ -87,7 +89,7 @@ impl Root {
         }
         // The kernel changes no mode through a mere hold, but does through its name in /proc.
         let held = format!("/proc/self/fd/{}", file.as_raw_fd());
-        rustix::fs::chmodat(CWD, held, Mode::from_raw_mode(wanted), AtFlags::empty())
+        change::chmodat(CWD, held, Mode::from_raw_mode(wanted))
             .map_err(|errno| self.error("set the mode of", path, errno))
     }
 }

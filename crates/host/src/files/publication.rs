@@ -17,6 +17,8 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::AtFlags;
 
+use crate::change;
+
 use super::{Durability, FileError, Kind, Result, Root};
 
 const CURRENT: &str = "..data";
@@ -160,7 +162,7 @@ impl Root {
             self.write_new(&parent, name, file.bytes, file.mode, Durability::Cache, &path)?;
             if let Some(owner) = file.owner {
                 let owner = rustix::fs::Uid::from_raw(owner);
-                rustix::fs::chownat(&parent, name, Some(owner), None, AtFlags::SYMLINK_NOFOLLOW)
+                change::chownat(&parent, name, Some(owner), None, AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(|errno| self.error("change the owner of", &path, errno))?;
             }
         }

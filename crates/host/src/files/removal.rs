@@ -12,6 +12,8 @@ use std::path::Path;
 use rustix::fs::{AtFlags, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::change;
+
 use super::{FileError, Kind, Result, Root, entries, open_beneath, temporary_name};
 
 const MAX_DEPTH: usize = 64;
@@ -36,8 +38,7 @@ pub(super) fn remove(root: &Root, path: &Path) -> Result<()> {
     let removal = Removal { root, top };
     // Directories that were moved up are found by the next pass.
     while removal.empty(removal.top.as_fd(), path, 0)? == Emptied::SomeMovedUp {}
-    rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR)
-        .map_err(|errno| refused(root, path, errno))
+    change::unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(|errno| refused(root, path, errno))
 }
 
 #[derive(PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl Removal<'_> {
         };
         if depth == MAX_DEPTH {
             let up = temporary_name(OsStr::new("deep"));
-            rustix::fs::renameat(dir, name, &self.top, up).map_err(refused)?;
+            change::renameat(dir, name, &self.top, up).map_err(refused)?;
             return Ok(Emptied::SomeMovedUp);
         }
         let emptied = self.empty(child.as_fd(), path, depth + 1)?;
@@ -97,7 +98,7 @@ fn enter(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
 }
 
 fn unlink(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> rustix::io::Result<()> {
-    match rustix::fs::unlinkat(dir, name, flags) {
+    match change::unlinkat(dir, name, flags) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno),
     }

@@ -172,7 +172,7 @@ fn real_folder_becomes_shared_once() {
     let outer = dir.path().join("outer");
     std::fs::create_dir(&outer).unwrap();
     let _outer = bind_guard(&outer, &outer);
-    rustix::mount::mount_change(&outer, MountPropagationFlags::PRIVATE).unwrap();
+    change::propagate(&outer, MountPropagationFlags::PRIVATE).unwrap();
     let inner = outer.join("inner");
     std::fs::create_dir(&inner).unwrap();
     let _inner = BindGuard(inner.clone());

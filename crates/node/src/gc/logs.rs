@@ -9,7 +9,7 @@ use podwright_core::gc::{self, ListedContainer, LogLink};
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::observed::Glance;
 use podwright_host::files::{Kind, Root};
-use podwright_host::threads;
+use podwright_host::{change, threads};
 
 use super::{Gc, GcError, Place};
 
@@ -62,7 +62,7 @@ impl Place {
             }
             let name = link.file_name().and_then(OsStr::to_str).unwrap_or_default();
             if fate(name, &states).may_go() {
-                match std::fs::remove_file(&link) {
+                match change::remove_file(&link) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     result => errors.extend(result.map_err(failed).err()),
                 }

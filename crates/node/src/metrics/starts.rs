@@ -67,7 +67,7 @@ impl StartMetrics {
         }
     }
 
-    /// The sandbox was that of a pod with a user namespace of its own.
+    /// A pod with a user namespace of its own got a sandbox, and so far all it should have.
     pub fn user_namespaced(&self, ok: bool) {
         let (tried, failed) = &self.namespaced;
         tried.inc();

@@ -21,14 +21,6 @@ use super::{Group, PodSnapshot, Snapshot, Stats};
 /// How long a page waits for what only the runtime knows.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a row of the summary is about: it decides which numbers are always there.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Row {
-    /// The node, the group of all pods, a pod: pressure is zero where the kernel counts none.
-    Whole,
-    Container,
-}
-
 /// What the runtime tells of disks.
 #[derive(Default)]
 struct Layers {
@@ -90,9 +82,9 @@ impl Stats {
             node_name: self.tools.settings.node_name.to_string(),
             system_containers,
             start_time: Moment(started),
-            cpu: cpu(node, Row::Whole),
-            memory: memory_stats(node, Row::Whole, memory),
-            io: Some(io(node, Row::Whole)),
+            cpu: cpu(node),
+            memory: memory_stats(node, memory),
+            io: Some(io(node)),
             network: network(now, &interfaces),
             fs: fs.map(|disk| fs_stats(&disk, now)),
             runtime: Some(RuntimeStats {
@@ -151,9 +143,9 @@ fn system_container((name, started, group): (&str, Timestamp, &Group)) -> Contai
     ContainerStats {
         name: name.into(),
         start_time: Moment(started),
-        cpu: cpu(group, Row::Whole),
-        memory: memory_stats(group, Row::Whole, None),
-        io: Some(io(group, Row::Whole)),
+        cpu: cpu(group),
+        memory: memory_stats(group, None),
+        io: Some(io(group)),
         rootfs: None,
         logs: None,
         swap: swap_stats(group, None),
@@ -175,9 +167,9 @@ fn pod_stats(
         ContainerStats {
             name: container.name.to_string(),
             start_time: Moment(container.started),
-            cpu: cpu(group, Row::Container),
-            memory: memory_stats(group, Row::Container, None),
-            io: Some(io(group, Row::Container)),
+            cpu: cpu(group),
+            memory: memory_stats(group, None),
+            io: Some(io(group)),
             rootfs: layer.copied().and_then(part),
             logs: logs.and_then(part),
             swap: swap_stats(group, swap),
@@ -192,9 +184,9 @@ fn pod_stats(
             uid: pod.uid().to_string(),
         },
         start_time: Moment(pod.started),
-        cpu: cpu(group, Row::Whole),
-        memory: memory_stats(group, Row::Whole, None),
-        io: Some(io(group, Row::Whole)),
+        cpu: cpu(group),
+        memory: memory_stats(group, None),
+        io: Some(io(group)),
         network: network(Moment(group.at), &pod.interfaces),
         volume: disk.map(|disk| disk.volumes.clone()).unwrap_or_default(),
         ephemeral_storage: container_fs.map(|fs| ephemeral(fs, &containers, disk)),
@@ -217,18 +209,18 @@ fn ephemeral(fs: &FsStats, containers: &[ContainerStats], disk: Option<&PodDisk>
     fs.part(time, own + disk.map(|disk| disk.local).unwrap_or_default())
 }
 
-fn cpu(group: &Group, row: Row) -> Option<CpuStats> {
+fn cpu(group: &Group) -> Option<CpuStats> {
     let nanos = group.usage.cpu_nanos?;
     Some(CpuStats {
         time: Moment(group.at),
         usage_nano_cores: group.nano_cores,
         usage_core_nano_seconds: Some(nanos),
-        psi: psi(group.usage.cpu_pressure.as_ref(), row),
+        psi: psi(group.usage.cpu_pressure.as_ref()),
     })
 }
 
 /// `most`: what there is, for a group that has no limit of its own.
-fn memory_stats(group: &Group, row: Row, most: Option<u64>) -> Option<MemoryStats> {
+fn memory_stats(group: &Group, most: Option<u64>) -> Option<MemoryStats> {
     let memory = group.usage.memory.as_ref()?;
     let limit = most.or(memory.limit);
     Some(MemoryStats {
@@ -239,12 +231,12 @@ fn memory_stats(group: &Group, row: Row, most: Option<u64>) -> Option<MemoryStat
         rss_bytes: Some(memory.rss),
         page_faults: Some(memory.page_faults),
         major_page_faults: Some(memory.major_page_faults),
-        psi: psi(group.usage.memory_pressure.as_ref(), row),
+        psi: psi(group.usage.memory_pressure.as_ref()),
     })
 }
 
-fn io(group: &Group, row: Row) -> IoStats {
-    IoStats { time: Moment(group.at), psi: psi(group.usage.io_pressure.as_ref(), row) }
+fn io(group: &Group) -> IoStats {
+    IoStats { time: Moment(group.at), psi: psi(group.usage.io_pressure.as_ref()) }
 }
 
 fn swap_stats(group: &Group, total: Option<u64>) -> Option<SwapStats> {
@@ -257,18 +249,18 @@ fn swap_stats(group: &Group, total: Option<u64>) -> Option<SwapStats> {
     })
 }
 
-fn psi(pressure: Option<&Pressure>, row: Row) -> Option<Psi> {
+/// Zero where the kernel counts none.
+fn psi(pressure: Option<&Pressure>) -> Psi {
     let data = |stall: &Stall| PsiData {
         total: stall.total_micros,
         avg10: stall.avg10,
         avg60: stall.avg60,
         avg300: stall.avg300,
     };
-    match (pressure, row) {
-        (Some(pressure), _) => Some(Psi { full: data(&pressure.full), some: data(&pressure.some) }),
-        (None, Row::Whole) => Some(Psi::default()),
-        (None, Row::Container) => None,
-    }
+    pressure.map_or_else(Psi::default, |pressure| Psi {
+        full: data(&pressure.full),
+        some: data(&pressure.some),
+    })
 }
 
 /// A filesystem of the runtime's: its own count of what it keeps, and the kernel's of the whole.

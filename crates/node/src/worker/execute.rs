@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use podwright_core::attempts::{Attempts, PodStep, StartError};
+use podwright_core::config;
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Logs, Plan, Step};
@@ -18,7 +19,7 @@ use super::stop::NotStopped;
 use crate::causes::chain;
 use crate::cell::PodCell;
 use crate::events::Severity;
-use crate::gate::{Act, Rank};
+use crate::gate::{Act, Kept, Place, Rank};
 use crate::images::Prefetch;
 use crate::logs;
 use crate::tools::Tools;
@@ -33,6 +34,8 @@ pub(super) struct Execution<'a> {
     pub pod: &'a Arc<Pod>,
     pub lane: &'a Lane,
     pub view: &'a Arc<ObservedPod>,
+    /// A place at the gate of starts, from one call to the next.
+    pub kept: Kept,
 }
 
 /// A step failed. It can only be made by writing down what it leads to: a failure nobody noted
@@ -43,16 +46,23 @@ impl Execution<'_> {
     /// Returns whether every step succeeded.
     pub(super) async fn carry_out(mut self, plan: &Plan) -> bool {
         let mut ground = Ground::in_sandbox(self.pod, self.view);
-        let mut all = true;
+        let (mut all, mut begun) = (true, false);
         let _prefetched = self.prefetch(plan);
         for step in &plan.steps {
+            begun |= matches!(step, Step::CreateSandbox { .. });
             match self.step(step, &mut ground).await {
                 Ok(()) => {}
                 // One container that does not start keeps no other from starting, unless it is
                 // an init container: those behind it wait for it.
                 Err(Failed(())) if self.may_go_on_after(step) => all = false,
-                Err(Failed(())) => return false,
+                Err(Failed(())) => {
+                    all = false;
+                    break;
+                }
             }
+        }
+        if begun && config::namespaces::wants_own_users(self.pod) {
+            self.tools.metrics.starts.user_namespaced(all);
         }
         all
     }
@@ -146,14 +156,12 @@ impl Execution<'_> {
         let runtime = self.tools.runtime.clone();
         let (config, handler) = (ready.config.clone(), ready.handler.clone());
         let began = self.tools.clock.now().mono;
-        let place = self.tools.starts.enter(self.rank(Act::RunSandbox)).await;
+        let place = self.enter(Act::RunSandbox).await;
         let run = async move { runtime.run_sandbox(config, &handler).await };
-        let made = self.lane.run(place.during(run)).await;
+        let (made, place) = self.lane.run(place.during(run)).await;
+        self.kept.put(place);
         let took = self.tools.clock.now().mono.since(began);
         self.tools.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
-        if self.pod.object.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false)) {
-            self.tools.metrics.starts.user_namespaced(made.is_ok());
-        }
         let id = match made {
             Ok(id) => id,
             Err(error) => {
@@ -302,8 +310,12 @@ impl Execution<'_> {
 
     /// When it is this pod's turn. Waited for before a call is on the lane: a pod that begins to end
     /// meanwhile leaves the queue, and makes nothing that would have to be undone.
-    pub(super) fn rank(&self, act: Act) -> Rank {
-        Rank::of(self.pod, act).after_failure(self.attempts().has_failures())
+    pub(super) async fn enter(&mut self, act: Act) -> Place {
+        if let Some(place) = self.kept.take() {
+            return place;
+        }
+        let rank = Rank::of(self.pod, act).after_failure(self.attempts().has_failures());
+        self.tools.starts.enter(rank).await
     }
 
     pub(super) fn begin(&self, what: impl Into<String>) {

@@ -15,6 +15,7 @@ use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, NextAttempt, Start};
 use podwright_core::pod::{Container, Pod};
+use podwright_host::change;
 use podwright_host::files::{Durability, FileError};
 use podwright_proto::cri::{ContainerConfig, PodSandboxConfig};
 
@@ -456,10 +457,11 @@ impl Execution<'_> {
     ) -> Result<ContainerId, NotStarted> {
         self.begin(format!("creating {}", container.name));
         let (runtime, sandbox) = (self.tools.runtime.clone(), sandbox.clone());
-        let place = self.tools.starts.enter(self.rank(Act::CreateContainer)).await;
+        let place = self.enter(Act::CreateContainer).await;
         let create =
             async move { runtime.create_container(&sandbox, config, sandbox_config).await };
-        let created = self.lane.run(place.during(create)).await;
+        let (created, place) = self.lane.run(place.during(create)).await;
+        self.kept.put(place);
         match created {
             Ok(id) => {
                 let text = "Container created".into();
@@ -486,9 +488,10 @@ impl Execution<'_> {
     ) -> Result<(), NotStarted> {
         self.begin(format!("starting {}", container.name));
         let (runtime, made) = (self.tools.runtime.clone(), id.clone());
-        let place = self.tools.starts.enter(self.rank(Act::StartContainer)).await;
+        let place = self.enter(Act::StartContainer).await;
         let start = async move { runtime.start_container(&made).await };
-        let started = self.lane.run(place.during(start)).await;
+        let (started, place) = self.lane.run(place.during(start)).await;
+        self.kept.put(place);
         if let Err(error) = started {
             let failed = NotStarted::new(StartError::RunContainerError, error.message);
             return Err(NotStarted { instance: Some(id.clone()), ..failed });
@@ -509,7 +512,7 @@ impl Execution<'_> {
         }
         let file = link_name(self.pod, &container.name, id);
         let link = self.tools.settings.log_links_dir.join(file);
-        if let Err(error) = std::os::unix::fs::symlink(&log, &link) {
+        if let Err(error) = change::symlink(&log, &link) {
             tracing::debug!(%error, link = %link.display(), "no link to the log");
         }
     }
@@ -534,8 +537,7 @@ impl Execution<'_> {
 }
 
 fn make_folder(path: &str) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
+    change::make_folders(Path::new(path), 0o755)
 }
 
 /// One more than the largest N among `N.log` and what rotation made of it.

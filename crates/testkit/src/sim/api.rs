@@ -17,6 +17,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use podwright_apiserver::request::{self, Target};
+use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -202,7 +203,8 @@ impl Api {
     pub async fn start(seed: u64, clock: podwright_host::clock::Clock) -> Self {
         let wall = Clock::new(move || clock.now().wall);
         let store = Store::in_memory(Limits::default(), wall.clone()).expect("a store in memory");
-        let settings = Settings::new(wall, Ids::seeded(seed));
+        let mut settings = Settings::new(wall, Ids::seeded(seed));
+        settings.token_key = Some(TokenKey::new(&[7; 32]));
         let server = ApiServer::start(store, settings).await.expect("an API server");
         let state = State {
             rules: Vec::new(),

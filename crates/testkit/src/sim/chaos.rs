@@ -414,8 +414,9 @@ impl Chaos {
     fn string_a_wire(&mut self) {
         let moment = *self.chance.of(&[Moment::Before, Moment::After]);
         let at = 1 + self.chance.below(12);
-        self.say(format_args!("the agent will die at step {at}, {moment:?}"));
-        self.sim.trip(at, moment, Counted::Changes);
+        let counted = *self.chance.of(&[Counted::Changes, Counted::Files]);
+        self.say(format_args!("the agent will die at step {at} of {counted:?}, {moment:?}"));
+        self.sim.trip(at, moment, counted);
     }
 
     fn take_something_down(&mut self) {
@@ -458,8 +459,8 @@ impl Chaos {
         self.sim.fake.heal();
         self.sim.fake.come_up();
         self.sim.api.heal();
-        self.sim.api.arm(None);
         self.raise_the_dead().await;
+        self.sim.untrip();
     }
 
     async fn settle(&mut self) -> Result<(), Vec<String>> {

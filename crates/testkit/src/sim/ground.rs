@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use podwright_host::cgroup::{Cgroups, Owner};
+use podwright_host::change::guard;
 use podwright_host::{machine, mounts};
 use tempfile::TempDir;
 
@@ -59,7 +60,7 @@ impl Ground {
         let lock = File::create(places.join(format!("{name}.lock")))?;
         lock.try_lock()?;
         let folder = places.join(name);
-        match std::fs::remove_dir_all(&folder) {
+        match clear(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
@@ -142,6 +143,16 @@ impl Default for Ground {
     }
 }
 
+/// Removes all there is, also what is mounted there: a test may have been killed.
+fn clear(folder: &Path) -> io::Result<()> {
+    guard::leave();
+    let table = mounts::table(Path::new("/proc")).map_err(io::Error::other)?;
+    for mount in mounts::at_or_below(&table, folder) {
+        mounts::unmount(&mount.point, mounts::Unmount::Lazy).map_err(io::Error::other)?;
+    }
+    std::fs::remove_dir_all(folder)
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -154,7 +165,7 @@ impl Drop for Ground {
     fn drop(&mut self) {
         match &self.place {
             // The next one clears what is left, should it not go now.
-            Place::Own { .. } => drop(std::fs::remove_dir_all(&self.folder)),
+            Place::Own { .. } => drop(clear(&self.folder)),
             Place::Any { .. } => {}
         }
     }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use podwright_cri::fake::{Fake, Fault, Rpc, Rule};
+use podwright_host::change::guard;
 use tokio_util::sync::CancellationToken;
+
+use super::api::Api;
 
 /// Whether the last step still happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub enum Counted {
     Changes,
     /// Every look at the runtime besides.
     Everything,
+    /// What changes files, mounts and control groups, system call by system call.
+    Files,
 }
 
 #[derive(Debug)]
@@ -55,13 +60,30 @@ impl Tripwire {
         last
     }
 
-    /// Strings the wire through the runtime, too.
-    pub(super) fn string(self: &Arc<Self>, fake: &Fake, counted: Counted) {
-        let streams = [Rpc::GetContainerEvents, Rpc::Subscribe];
-        let counts = |rpc: &Rpc| match counted {
-            Counted::Changes => rpc.changes_pods(),
-            Counted::Everything => !streams.contains(rpc),
-        };
+    /// Strings the wire where what counts passes by.
+    pub(super) fn string(self: &Arc<Self>, fake: &Fake, api: &Api, counted: Counted) {
+        match counted {
+            Counted::Changes => {
+                self.through_runtime(fake, |rpc| rpc.changes_pods());
+                api.arm(Some(self.clone()));
+            }
+            Counted::Everything => {
+                let streams = [Rpc::GetContainerEvents, Rpc::Subscribe];
+                self.through_runtime(fake, |rpc| !streams.contains(rpc));
+                api.arm(Some(self.clone()));
+            }
+            Counted::Files => self.through_machine(),
+        }
+    }
+
+    /// A dead agent changes nothing, until the next one is started. What was done is in the files,
+    /// so there is no other moment than the one before.
+    fn through_machine(self: &Arc<Self>) {
+        let this = self.clone();
+        guard::post(move || !this.step(this.moment) && !this.end.is_cancelled());
+    }
+
+    fn through_runtime(self: &Arc<Self>, fake: &Fake, counts: impl Fn(&Rpc) -> bool) {
         let rpcs = Rpc::ALL.iter().copied().filter(counts);
         let (this, moment) = (self.clone(), self.moment);
         let fault = match moment {

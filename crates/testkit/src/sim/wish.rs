@@ -70,6 +70,18 @@ impl Wish {
         self.add("initContainers", sidecar)
     }
 
+    /// With a token of this service account in the first container. That is a mount: only root has it.
+    pub fn with_token_of(self, account: &str) -> Self {
+        self.edit(|pod| {
+            pod["spec"]["serviceAccountName"] = account.into();
+            let token = json!({ "serviceAccountToken": { "path": "token" } });
+            let volume = json!({ "name": "token", "projected": { "sources": [token] } });
+            let mount = json!({ "name": "token", "mountPath": "/token" });
+            push(&mut pod["spec"]["volumes"], volume);
+            push(&mut pod["spec"]["containers"][0]["volumeMounts"], mount);
+        })
+    }
+
     pub fn restart(self, policy: &str) -> Self {
         self.edit(|pod| pod["spec"]["restartPolicy"] = policy.into())
     }
@@ -121,9 +133,14 @@ impl Wish {
     }
 
     fn add(self, list: &str, container: Value) -> Self {
-        self.edit(|pod| match &mut pod["spec"][list] {
-            Value::Array(containers) => containers.push(container),
-            none => *none = json!([container]),
-        })
+        self.edit(|pod| push(&mut pod["spec"][list], container))
+    }
+}
+
+/// Adds to a list that may not be there yet.
+fn push(list: &mut Value, item: Value) {
+    match list {
+        Value::Array(items) => items.push(item),
+        none => *none = json!([item]),
     }
 }

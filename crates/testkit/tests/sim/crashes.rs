@@ -9,7 +9,7 @@ use podwright_testkit::sim::wish::{APP, INIT, NODE, Wish, wish};
 use podwright_testkit::sim::{self, Options, Sim, laws, record};
 use serde_json::json;
 
-use crate::{clean, lawful, s};
+use crate::{clean, lawful, mounting, s};
 
 /// A whole life with a death at step `k`, beside a pod that is only to be left in peace. Returns
 /// how many steps were made until then.
@@ -19,11 +19,16 @@ async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
     let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
     sim.until_ready("neighbour").await;
     let wire = sim.trip(k, moment, counted);
-    let web = sim.create(&web()).await;
+    let mut web = web();
+    if counted == Counted::Files && mounting() {
+        sim.make::<v1::ServiceAccount>("robot", json!({})).await;
+        web = web.with_token_of("robot");
+    }
+    let web = sim.create(&web).await;
     let mirror = format!("static-{NODE}");
     let mut names = vec!["web"];
     // A life for each look at a static pod would be many more, and tell nothing more.
-    if counted == Counted::Changes {
+    if counted != Counted::Everything {
         sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
         names.push(&mirror);
     }
@@ -106,6 +111,11 @@ fn every_step(moment: Moment, counted: Counted) {
 #[test]
 fn the_agent_dies_before_each_change_it_would_make() {
     every_step(Moment::Before, Counted::Changes);
+}
+
+#[test]
+fn the_agent_dies_before_each_change_to_files_and_control_groups() {
+    every_step(Moment::Before, Counted::Files);
 }
 
 #[test]

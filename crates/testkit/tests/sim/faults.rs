@@ -13,7 +13,7 @@ use podwright_testkit::sim::{self, Options, Sim, laws, record};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::{clean, lawful, s};
+use crate::{clean, lawful, mounting, s};
 
 /// Calls that an agent makes in [`Scene::life`]. Those of one line go wrong in one life: none of
 /// them keeps another from being made.
@@ -31,8 +31,7 @@ const RPCS: [&[Rpc]; 11] = [
     &[Rpc::GetContainerEvents, Rpc::UpdatePodSandboxResources],
 ];
 
-/// Requests that an agent makes there, grouped in the same way. A token of a service account is not
-/// among them: its volume is a mount, for which these tests would have to be root.
+/// Requests that an agent makes there, grouped in the same way.
 const REQUESTS: [&[(Verb, &str)]; 7] = [
     &[(Verb::List, "pods"), (Verb::Patch, "nodes/status"), (Verb::Delete, "pods")],
     &[(Verb::Watch, "pods"), (Verb::List, "nodes"), (Verb::List, "configmaps")],
@@ -47,6 +46,9 @@ const REQUESTS: [&[(Verb, &str)]; 7] = [
     ],
     &[(Verb::Watch, "nodes"), (Verb::Patch, "events"), (Verb::Watch, "services")],
 ];
+
+/// For a volume that is a mount, so that only root gets to ask for it.
+const TOKEN: (Verb, &str) = (Verb::Create, "serviceaccounts/token");
 
 /// What goes wrong, and how.
 #[derive(Clone, Debug)]
@@ -117,6 +119,8 @@ fn end_pulls(sim: &Sim) -> JoinHandle<()> {
 struct Scene {
     sim: Sim,
     neighbour: String,
+    /// The pod that lives and ends there.
+    web: Wish,
 }
 
 impl Scene {
@@ -139,12 +143,12 @@ impl Scene {
         sim.start().await;
         let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
         sim.until_ready("neighbour").await;
-        Self { sim, neighbour }
+        Self { sim, neighbour, web: web() }
     }
 
     /// An agent starts anew, into trouble; an API pod and a static pod live and end under it.
     async fn life(&mut self, troubles: &[Trouble]) {
-        let Self { sim, neighbour } = self;
+        let Self { sim, neighbour, web } = self;
         let told: Vec<String> = troubles.iter().map(ToString::to_string).collect();
         let told = told.join(", ");
         sim.crash().await;
@@ -152,7 +156,7 @@ impl Scene {
         sim.fake.images().add(APP_2).expect("an image that nobody uses");
         let begun: Vec<_> = troubles.iter().filter_map(|trouble| trouble.begin(sim)).collect();
         sim.start().await;
-        sim.create(&web()).await;
+        sim.create(web).await;
         sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
         let mirror = format!("static-{NODE}");
         let ready =
@@ -225,12 +229,13 @@ fn runtime_faults() -> Vec<Fault> {
 
 /// One life after the other in the same world, each with troubles of its own.
 fn play(features: Features, lives: impl IntoIterator<Item = Vec<Trouble>>) {
-    sim::run(async {
-        let mut scene = Scene::new(features).await;
-        for troubles in lives {
-            scene.life(&troubles).await;
-        }
-    });
+    sim::run(async { play_in(Scene::new(features).await, lives).await });
+}
+
+async fn play_in(mut scene: Scene, lives: impl IntoIterator<Item = Vec<Trouble>>) {
+    for troubles in lives {
+        scene.life(&troubles).await;
+    }
 }
 
 fn every_fault_of_calls(lines: &[&[Rpc]]) {
@@ -249,11 +254,14 @@ fn every_fault_of_calls(lines: &[&[Rpc]]) {
 
 fn every_fault_of_requests(lines: &[&[(Verb, &'static str)]]) {
     for requests in lines {
-        let lives = ApiFault::each().into_iter().map(|fault| {
-            requests.iter().map(|(verb, of)| Trouble::Api(*verb, of, fault.clone())).collect()
-        });
-        play(Features::containerd_1_6(), lives);
+        play(Features::containerd_1_6(), every_fault_of(requests));
     }
+}
+
+fn every_fault_of(requests: &[(Verb, &'static str)]) -> impl Iterator<Item = Vec<Trouble>> {
+    ApiFault::each().into_iter().map(|fault| {
+        requests.iter().map(|(verb, of)| Trouble::Api(*verb, of, fault.clone())).collect()
+    })
 }
 
 #[test]
@@ -274,6 +282,19 @@ fn every_api_request_may_fail_in_every_way_1() {
 #[test]
 fn every_api_request_may_fail_in_every_way_2() {
     every_fault_of_requests(&REQUESTS[4..]);
+}
+
+#[test]
+fn every_request_for_a_token_may_fail_in_every_way() {
+    if !mounting() {
+        return;
+    }
+    sim::run(async {
+        let mut scene = Scene::new(Features::containerd_1_6()).await;
+        scene.sim.make::<v1::ServiceAccount>("robot", json!({})).await;
+        scene.web = web().with_token_of("robot");
+        play_in(scene, every_fault_of(&[TOKEN])).await;
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Ring 1: the whole node in a world that exists only in memory.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
 mod chaos;
 mod clocks;
@@ -11,6 +11,7 @@ mod outage;
 mod rows;
 mod server;
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use podwright_testkit::sim::laws::{clean, lawful};
@@ -18,6 +19,15 @@ use podwright_testkit::sim::record::{self, Sighting};
 
 const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
+}
+
+/// Whether volumes in memory can be had: they are mounts, and for root.
+fn mounting() -> bool {
+    let root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    if !root {
+        println!("skipped: mounting needs root");
+    }
+    root
 }
 
 /// The phases a pod was shown in, each once.

@@ -119,7 +119,7 @@ impl Recorded {
         let summary = json("/stats/summary").await?;
         let compared = |summary: &Value| {
             let mut fields = fields(&value(summary));
-            fields.retain(|field| !MEANT.iter().any(|meant| field.starts_with(meant)));
+            fields.retain(|field| !is_meant(field));
             fields
         };
         let (want, ours) = (compared(&self.summary), compared(&summary));
@@ -132,6 +132,12 @@ impl Recorded {
         }
         Ok(differences)
     }
+}
+
+fn is_meant(field: &str) -> bool {
+    // Upstream did not find this runtime, and has zeros for one at its usual place.
+    let pressure = field.starts_with(".pods[].containers[") && field.contains(".psi.");
+    pressure || MEANT.iter().any(|meant| field.starts_with(meant))
 }
 
 /// With ids, times and addresses called by what they are.
