@@ -28,6 +28,8 @@ pub use process::write as write_process;
 pub use requests::RequestMetrics;
 pub use starts::StartMetrics;
 
+/// From this release on upstream wants a runtime that tells its cgroup driver.
+const NEWER_RUNTIMES_FROM: &str = "1.37.0";
 /// Upstream's default buckets, in seconds.
 const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const POD_START: &[f64] = &[
@@ -236,6 +238,8 @@ impl StatusMetrics {
 #[derive(Default)]
 pub struct RuntimeMetrics {
     operations: Mutex<BTreeMap<&'static str, RuntimeOperation>>,
+    /// One that upstream will stop talking to.
+    outdated: bool,
 }
 
 struct RuntimeOperation {
@@ -245,6 +249,11 @@ struct RuntimeOperation {
 }
 
 impl RuntimeMetrics {
+    /// Of a runtime that tells its cgroup driver, or does not.
+    pub fn of(tells_driver: bool) -> Self {
+        Self { outdated: !tells_driver, ..Self::default() }
+    }
+
     pub fn called(&self, operation: &'static str, took: std::time::Duration, ok: bool) {
         let mut operations = self.operations.lock();
         let entry = operations.entry(operation).or_insert_with(|| RuntimeOperation {
@@ -260,6 +269,13 @@ impl RuntimeMetrics {
     }
 
     fn write(&self, out: &mut Exposition) {
+        if self.outdated {
+            let gauge = Gauge::default();
+            gauge.set(1);
+            let help = "The Kubernetes version that gives this runtime up if it is not upgraded.";
+            let series: &[(&str, &str)] = &[("version", NEWER_RUNTIMES_FROM)];
+            out.gauge("kubelet_cri_losing_support", help, &[(series, &gauge)]);
+        }
         let operations = self.operations.lock();
         let label = |name: &'static str| vec![("operation_type", name)];
         out.counters(

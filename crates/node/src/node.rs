@@ -36,7 +36,7 @@ use crate::heartbeat::{Heartbeat, LeaseKeeper, Look, Timing};
 use crate::images::{self, Images};
 use crate::inquiry;
 use crate::logs::{Logs, rotation::Rotation};
-use crate::metrics::{Metrics, RequestMetrics};
+use crate::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
 use crate::mirrors::Mirrors;
 use crate::objects::Objects;
 use crate::pleg::Pleg;
@@ -100,6 +100,8 @@ pub struct Config {
 /// The parts of the world a node stands on; a simulation brings its own.
 pub struct World {
     pub runtime: cri::Client,
+    /// The runtime is new enough to tell which cgroup driver it uses.
+    pub tells_driver: bool,
     pub cgroups: HostCgroups,
     pub clock: Clock,
     /// `None`: no API server, only static pods.
@@ -148,10 +150,11 @@ impl Node {
         version: cri::Version,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let World { runtime, cgroups, clock, api, requests } = world;
+        let World { runtime, tells_driver, cgroups, clock, api, requests } = world;
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         let runtime_name = version.runtime_name;
-        let metrics = Arc::new(Metrics { requests, ..Metrics::default() });
+        let outdated = RuntimeMetrics::of(tells_driver);
+        let metrics = Arc::new(Metrics { runtime: outdated, requests, ..Metrics::default() });
         let counted = metrics.clone();
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
         let runtime = runtime.metered(meter);

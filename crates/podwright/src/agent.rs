@@ -34,6 +34,7 @@ use podwright_node::metrics::RequestMetrics;
 use podwright_node::node::{Config, Node, Presence, World};
 use podwright_node::server::Server;
 use podwright_node::sources::url::Remote;
+use podwright_proto::cri::CgroupDriver as Told;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::KubeletSettings;
@@ -161,7 +162,8 @@ async fn start(
         "found the runtime"
     );
     share_mounts(&settings.options.root_dir);
-    let cgroups = open_cgroups(configuration, &runtime).await?;
+    let told = told_driver(&runtime).await?;
+    let cgroups = open_cgroups(configuration, told)?;
     join_own_group(configuration, &cgroups).await;
     let root = CgroupName::parse(&configuration.cgroup_root)?;
     if surroundings.alone {
@@ -226,7 +228,14 @@ async fn start(
     std::fs::create_dir_all(&config.log_links_dir)?;
     let requests = surroundings.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
     let api = surroundings.api.map(|api| api.main);
-    let world = World { runtime, cgroups, clock: Clock::real(), api, requests };
+    let world = World {
+        runtime,
+        tells_driver: told.is_some(),
+        cgroups,
+        clock: Clock::real(),
+        api,
+        requests,
+    };
     Ok(Some(Node::start(config, world, version, stop).await?))
 }
 
@@ -285,12 +294,11 @@ async fn wait_for(runtime: &Client, endpoint: &Endpoint) -> anyhow::Result<Versi
     }
 }
 
-async fn open_cgroups(
+fn open_cgroups(
     configuration: &KubeletConfiguration,
-    runtime: &Client,
+    told: Option<Told>,
 ) -> anyhow::Result<Cgroups> {
-    use podwright_proto::cri::CgroupDriver as Told;
-    let driver = match told_driver(runtime).await? {
+    let driver = match told {
         Some(Told::Systemd) => Driver::Systemd,
         Some(Told::Cgroupfs) => Driver::Cgroupfs,
         None => match configuration.cgroup_driver {
@@ -308,9 +316,7 @@ async fn open_cgroups(
 }
 
 /// A runtime that just started may not know yet.
-async fn told_driver(
-    runtime: &Client,
-) -> Result<Option<podwright_proto::cri::CgroupDriver>, podwright_cri::Error> {
+async fn told_driver(runtime: &Client) -> Result<Option<Told>, podwright_cri::Error> {
     for _ in 1..RUNTIME_TRIES {
         match runtime.cgroup_driver().await {
             Ok(driver) => return Ok(driver),

@@ -172,6 +172,7 @@ impl Sim {
         };
         let world = World {
             runtime,
+            tells_driver: true,
             cgroups: self.ground.cgroups(),
             clock: self.clock.clone(),
             api: self.options.api.then(|| patient(self.api.agents_client(end.clone()))),
