@@ -3,9 +3,8 @@
 //! containerd makes sandboxes no faster with a hundred calls under way than with four; it only
 //! makes every one of them late. So starts take turns: static and critical pods first, then the
 //! oldest, and of those as old the one that is nearest to running: a pod that was begun is ended
-//! before the next one begins, and keeps its place for the moment between two of its calls. A call
-//! that hangs gives its place back after a while: ten pods with a broken network must not keep the
-//! eleventh from starting.
+//! before the next one begins. A call that hangs gives its place back after a while: ten pods with
+//! a broken network must not keep the eleventh from starting.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,8 +19,6 @@ use tokio::sync::oneshot;
 
 /// After this long a call is assumed to hang and no longer counts.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So long a pod may take from one call to the next and keep its place.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// The acts of a start, the last one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,36 +97,14 @@ pub struct Gate(Arc<Mutex<Queue>>);
 pub struct Place(Option<Gate>);
 
 impl Place {
-    /// Holds the place while `call` runs, but not for long. It comes back with the result if it
-    /// was held to the end.
-    pub async fn during<T>(self, call: impl Future<Output = T>) -> (T, Option<Self>) {
+    /// Holds the place while `call` runs, but not for long.
+    pub async fn during<T>(self, call: impl Future<Output = T>) -> T {
         tokio::pin!(call);
         tokio::select! { biased;
-            result = &mut call => return (result, Some(self)),
+            result = &mut call => return result,
             () = tokio::time::sleep(PATIENCE) => drop(self),
         }
-        (call.await, None)
-    }
-}
-
-/// The place of a pod that is between two calls.
-#[derive(Debug, Default)]
-pub struct Kept(Arc<Mutex<Option<Place>>>);
-
-impl Kept {
-    /// Keeps it for the next call, if that comes soon.
-    pub fn put(&mut self, place: Option<Place>) {
-        self.0 = Arc::new(Mutex::new(place));
-        let kept = Arc::downgrade(&self.0);
-        tokio::spawn(async move {
-            tokio::time::sleep(PAUSE).await;
-            let place = kept.upgrade().and_then(|kept| kept.lock().take());
-            drop(place);
-        });
-    }
-
-    pub fn take(&mut self) -> Option<Place> {
-        self.0.lock().take()
+        call.await
     }
 }
 
@@ -253,24 +228,6 @@ mod tests {
         tokio::task::yield_now().await;
         gate.enter(rank(true, 1)).await.during(async {}).await;
         assert!(began.elapsed() <= PATIENCE * 5, "ten hung calls through two places");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_place_is_kept_from_one_call_to_the_next_but_not_for_long() {
-        let gate = Gate::new(1);
-        let (_, place) = gate.enter(rank(true, 0)).await.during(async {}).await;
-        let mut kept = Kept::default();
-        kept.put(place);
-        let other = gate.enter(rank(false, 0));
-        tokio::pin!(other);
-        tokio::time::sleep(PAUSE / 2).await;
-        assert!(futures::poll!(&mut other).is_pending(), "the next call may still come");
-        let place = kept.take();
-        kept.put(place);
-        tokio::time::sleep(PAUSE * 3 / 4).await;
-        assert!(futures::poll!(&mut other).is_pending(), "counted from when it was last put");
-        tokio::time::sleep(PAUSE).await;
-        assert!(kept.take().is_none() && futures::poll!(&mut other).is_ready(), "it did not come");
     }
 
     #[tokio::test(start_paused = true)]

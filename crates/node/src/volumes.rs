@@ -213,8 +213,7 @@ impl Volumes {
         };
         let uid = pod.uid.clone();
         let place = self.gate.enter(Rank::of(pod, Act::SetUpVolume)).await;
-        let (outcome, _) = place.during(act).await;
-        outcome.unwrap_or_else(|_| Outcome {
+        place.during(act).await.unwrap_or_else(|_| Outcome {
             missing: vec!["its volumes".into()],
             errors: vec![VolumeError::CutOff { uid }],
             wake_at: None,

@@ -32,7 +32,6 @@ use tracing::Instrument;
 use crate::causes::chain;
 use crate::cell::{Desired, PodCell};
 use crate::events::Severity;
-use crate::gate::Kept;
 use crate::metrics::Operation;
 use crate::tools::{NodeState, Tools};
 use lane::Lane;
@@ -365,7 +364,6 @@ impl Worker {
                 pod: &decision.pod,
                 lane: &self.lane,
                 view,
-                kept: Kept::default(),
             };
             tokio::select! { biased;
                 // Dropping the wait is safe: a mutating call goes on in the lane's own task.

@@ -96,10 +96,11 @@ async fn refusals(kubectl: &Kubectl) {
 }
 
 /// A container that sees the processes of another one, and a talk with it. The talk ends when the
-/// input does, so that stays open.
+/// input does, so that stays open. The runtime passes the input on before it listens to the answer,
+/// so that takes its time.
 async fn debug(kubectl: &Kubectl, pod: &str) {
     let beside = ["debug", pod, "-i", IMAGE, LOCAL, "--profile=general", "--target=main", "--"];
-    let look = ["sh", "-c", "read word; ps; echo heard $word"];
+    let look = ["sh", "-c", "read word; sleep 1; ps; echo heard $word"];
     let mut command = kubectl.command(&[&beside[..], &look].concat());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let talk = tokio::task::spawn_blocking(move || {

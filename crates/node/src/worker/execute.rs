@@ -19,7 +19,7 @@ use super::stop::NotStopped;
 use crate::causes::chain;
 use crate::cell::PodCell;
 use crate::events::Severity;
-use crate::gate::{Act, Kept, Place, Rank};
+use crate::gate::{Act, Rank};
 use crate::images::Prefetch;
 use crate::logs;
 use crate::tools::Tools;
@@ -34,8 +34,6 @@ pub(super) struct Execution<'a> {
     pub pod: &'a Arc<Pod>,
     pub lane: &'a Lane,
     pub view: &'a Arc<ObservedPod>,
-    /// A place at the gate of starts, from one call to the next.
-    pub kept: Kept,
 }
 
 /// A step failed. It can only be made by writing down what it leads to: a failure nobody noted
@@ -156,10 +154,9 @@ impl Execution<'_> {
         let runtime = self.tools.runtime.clone();
         let (config, handler) = (ready.config.clone(), ready.handler.clone());
         let began = self.tools.clock.now().mono;
-        let place = self.enter(Act::RunSandbox).await;
+        let place = self.tools.starts.enter(self.rank(Act::RunSandbox)).await;
         let run = async move { runtime.run_sandbox(config, &handler).await };
-        let (made, place) = self.lane.run(place.during(run)).await;
-        self.kept.put(place);
+        let made = self.lane.run(place.during(run)).await;
         let took = self.tools.clock.now().mono.since(began);
         self.tools.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
         let id = match made {
@@ -310,12 +307,8 @@ impl Execution<'_> {
 
     /// When it is this pod's turn. Waited for before a call is on the lane: a pod that begins to end
     /// meanwhile leaves the queue, and makes nothing that would have to be undone.
-    pub(super) async fn enter(&mut self, act: Act) -> Place {
-        if let Some(place) = self.kept.take() {
-            return place;
-        }
-        let rank = Rank::of(self.pod, act).after_failure(self.attempts().has_failures());
-        self.tools.starts.enter(rank).await
+    pub(super) fn rank(&self, act: Act) -> Rank {
+        Rank::of(self.pod, act).after_failure(self.attempts().has_failures())
     }
 
     pub(super) fn begin(&self, what: impl Into<String>) {

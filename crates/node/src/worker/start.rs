@@ -457,11 +457,10 @@ impl Execution<'_> {
     ) -> Result<ContainerId, NotStarted> {
         self.begin(format!("creating {}", container.name));
         let (runtime, sandbox) = (self.tools.runtime.clone(), sandbox.clone());
-        let place = self.enter(Act::CreateContainer).await;
+        let place = self.tools.starts.enter(self.rank(Act::CreateContainer)).await;
         let create =
             async move { runtime.create_container(&sandbox, config, sandbox_config).await };
-        let (created, place) = self.lane.run(place.during(create)).await;
-        self.kept.put(place);
+        let created = self.lane.run(place.during(create)).await;
         match created {
             Ok(id) => {
                 let text = "Container created".into();
@@ -488,10 +487,9 @@ impl Execution<'_> {
     ) -> Result<(), NotStarted> {
         self.begin(format!("starting {}", container.name));
         let (runtime, made) = (self.tools.runtime.clone(), id.clone());
-        let place = self.enter(Act::StartContainer).await;
+        let place = self.tools.starts.enter(self.rank(Act::StartContainer)).await;
         let start = async move { runtime.start_container(&made).await };
-        let (started, place) = self.lane.run(place.during(start)).await;
-        self.kept.put(place);
+        let started = self.lane.run(place.during(start)).await;
         if let Err(error) = started {
             let failed = NotStarted::new(StartError::RunContainerError, error.message);
             return Err(NotStarted { instance: Some(id.clone()), ..failed });

@@ -47,12 +47,29 @@ where
         let last = last.clone();
         move || last.store(millis(began.elapsed()), Relaxed)
     };
-    tokio::select! {
+    let from_client = async {
+        match copy(from_client, to_runtime, &moved).await {
+            // Who hears no more may have said something that is still on its way.
+            Err(Broken::Writing(_)) => std::future::pending().await,
+            ended => ended,
+        }
+    };
+    let ended = tokio::select! {
         // Either end: a protocol that half-closes does so inside its own frames.
-        ended = copy(from_client, to_runtime, &moved) => ended.map(|()| End::Closed),
-        ended = copy(from_runtime, to_client, &moved) => ended.map(|()| End::Closed),
-        () = silence(began, &last, idle) => Ok(End::Idle),
+        ended = from_client => ended,
+        ended = copy(from_runtime, to_client, &moved) => ended,
+        () = silence(began, &last, idle) => return Ok(End::Idle),
+    };
+    match ended {
+        Ok(()) => Ok(End::Closed),
+        Err(Broken::Reading(error) | Broken::Writing(error)) => Err(error),
     }
+}
+
+/// Where it broke.
+enum Broken {
+    Reading(io::Error),
+    Writing(io::Error),
 }
 
 /// To the end of `from`; what was read is written before more is read.
@@ -60,16 +77,17 @@ async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     moved: &impl Fn(),
-) -> io::Result<()> {
+) -> Result<(), Broken> {
     let mut buffer = vec![0; BUFFER];
     loop {
-        let read = from.read(&mut buffer).await?;
+        let read = from.read(&mut buffer).await.map_err(Broken::Reading)?;
         moved();
         let Some(piece) = buffer.get(..read).filter(|piece| !piece.is_empty()) else {
-            return to.shutdown().await;
+            // It is over, whether the other side hears of it or not.
+            return to.shutdown().await.map_err(Broken::Reading);
         };
-        to.write_all(piece).await?;
-        to.flush().await?;
+        to.write_all(piece).await.map_err(Broken::Writing)?;
+        to.flush().await.map_err(Broken::Writing)?;
         moved();
     }
 }
@@ -139,6 +157,23 @@ mod tests {
         client.read_to_end(&mut got).await.unwrap();
         assert_eq!(got, vec![7; 100_000]);
         writer.await.unwrap();
+        assert_eq!(carried.await.unwrap().unwrap(), End::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_hears_no_more_is_heard_to_its_end() {
+        let (mut client, near) = duplex(64);
+        let (mut process, ours) = duplex(64);
+        let (deaf, gone) = duplex(64);
+        drop(gone);
+        let carried = tokio::spawn(between(near, tokio::io::join(ours, deaf), None));
+        client.write_all(b"are you there?").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        process.write_all(b"I was").await.unwrap();
+        drop(process);
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, b"I was");
         assert_eq!(carried.await.unwrap().unwrap(), End::Closed);
     }
 
