@@ -403,3 +403,20 @@ impl ResizeMetrics {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_runtime_that_does_not_tell_its_driver_is_shown_as_given_up() {
+        let page = |tells_driver| {
+            let mut out = Exposition::default();
+            RuntimeMetrics::of(tells_driver).write(&mut out);
+            out.into_page()
+        };
+        let line = "kubelet_cri_losing_support{version=\"1.37.0\"} 1\n";
+        assert!(page(false).contains(line), "{}", page(false));
+        assert!(!page(true).contains("losing_support"));
+    }
+}

@@ -153,8 +153,8 @@ impl Node {
         let World { runtime, tells_driver, cgroups, clock, api, requests } = world;
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         let runtime_name = version.runtime_name;
-        let outdated = RuntimeMetrics::of(tells_driver);
-        let metrics = Arc::new(Metrics { runtime: outdated, requests, ..Metrics::default() });
+        let of_runtime = RuntimeMetrics::of(tells_driver);
+        let metrics = Arc::new(Metrics { runtime: of_runtime, requests, ..Metrics::default() });
         let counted = metrics.clone();
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
         let runtime = runtime.metered(meter);
