@@ -55,15 +55,23 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> Result<Report> {
     }
     say("podwright");
     let mut kubelets = vec![Figures::measure("podwright", &[], options, &say).await?];
+    let mut growth = Vec::new();
+    let mut failures = Vec::new();
     if !options.reference.is_empty() {
         say("the reference");
-        kubelets.push(Figures::measure("reference", &options.reference, options, &say).await?);
+        let figures = Figures::measure("reference", &options.reference, options, &say).await;
+        kubelets.extend(kept(figures, "the reference", &mut failures));
     }
-    let mut growth = Vec::new();
     for &pods in &options.growth {
-        say(&format!("{pods} pods on a fake runtime"));
-        growth.push(Growth::measure(pods, options.idle).await?);
+        let what = format!("{pods} pods on a fake runtime");
+        say(&what);
+        growth.extend(kept(Growth::measure(pods, options.idle).await, &what, &mut failures));
     }
     let decision = Decision::measure()?;
-    Ok(Report { singles, floors, kubelets, growth, decision })
+    Ok(Report { singles, floors, kubelets, growth, decision, failures })
+}
+
+/// What failed is told of, and does not lose what was measured before it.
+fn kept<T>(measured: Result<T>, what: &str, failures: &mut Vec<String>) -> Option<T> {
+    measured.map_err(|error| failures.push(format!("{what}: {error:#}"))).ok()
 }

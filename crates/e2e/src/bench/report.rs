@@ -17,6 +17,8 @@ pub struct Report {
     pub kubelets: Vec<Figures>,
     pub growth: Vec<Growth>,
     pub decision: Decision,
+    /// What could not be measured, and why.
+    pub failures: Vec<String>,
 }
 
 impl Report {
@@ -91,7 +93,8 @@ impl Display for Report {
             "one decision for five containers: p50 {:.1} µs at rest, {:.1} µs when all have died",
             at_rest.p50 * 1e6,
             all_dead.p50 * 1e6
-        )
+        )?;
+        self.failures.iter().try_for_each(|failure| writeln!(f, "not measured: {failure}"))
     }
 }
 

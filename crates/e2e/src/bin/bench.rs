@@ -59,5 +59,6 @@ async fn main() -> Result<()> {
             std::fs::write(folder.join(name), plot.svg())?;
         }
     }
+    anyhow::ensure!(report.failures.is_empty(), "not everything could be measured; see above");
     Ok(())
 }
