@@ -67,6 +67,11 @@ struct Response {
     code: u16,
 }
 
+/// Forgets what was asked so far. The server appends, so it goes on writing at the new end.
+pub(crate) fn forget(log: &Path) -> Result<()> {
+    fs::File::create(log).map(drop).with_context(|| format!("emptying {}", log.display()))
+}
+
 pub(crate) fn read(log: &Path) -> Result<Vec<Audited>> {
     match fs::read_to_string(log) {
         Ok(text) => Ok(parse(&text)),

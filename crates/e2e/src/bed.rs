@@ -16,7 +16,7 @@ use crate::cri::Cri;
 use crate::ground::Ground;
 use crate::http::{Answer, Tls, send};
 use crate::kubectl::{self, Kubectl};
-use crate::netns::NetNs;
+use crate::netns::{Host, NetNs};
 use crate::process::Daemon;
 
 const POD_SUBNET: &str = "10.88.0.0/16";
@@ -56,6 +56,12 @@ impl BedBuilder {
         self
     }
 
+    /// With one that no other bed had before: what a server did until now may be measured.
+    pub fn fresh_control_plane(mut self) -> Self {
+        self.plane.get_or_insert_default().fresh = true;
+        self
+    }
+
     /// With more controllers than nodes and service accounts need, such as `replicaset`.
     pub fn controllers(mut self, names: &[&str]) -> Self {
         let names = names.iter().map(|&name| name.to_owned());
@@ -81,12 +87,11 @@ impl BedBuilder {
             Some(release) => release,
             None => containerd::Release::from_environment()?,
         };
-        // Claiming can wait for others, so it must not hold a thread of the runtime.
-        let ground = Arc::new(tokio::task::spawn_blocking(Ground::claim).await??);
+        let ground = Arc::new(Ground::claim(Host::Node).await?);
         let subnet = self.pod_subnet.as_deref().unwrap_or(POD_SUBNET);
         let containerd = Containerd::start(ground.clone(), release, subnet).await?;
         let plane = match self.plane {
-            Some(wishes) => Some(ControlPlane::start(ground.clone(), wishes).await?),
+            Some(wishes) => Some(ControlPlane::provide(wishes, ground.netns()).await?),
             None => None,
         };
         Ok(Bed { plane, containerd, ground })
@@ -191,7 +196,12 @@ impl Bed {
     /// Takes the bed down and says whether all of it went. Agents must have been dropped before.
     pub fn close(self) -> Result<()> {
         let Self { plane, containerd, ground } = self;
-        drop((plane, containerd));
-        Arc::into_inner(ground).context("an agent still stands on this bed: drop it first")?.leave()
+        drop(containerd);
+        let ground = Arc::into_inner(ground);
+        ground.context("an agent still stands on this bed: drop it first")?.leave()?;
+        if let Some(plane) = plane {
+            plane.hand_on();
+        }
+        Ok(())
     }
 }

@@ -1,12 +1,12 @@
 //! A real control plane: etcd, kube-apiserver and kube-controller-manager, with the access rules of
-//! a real cluster. There is no scheduler: tests set `spec.nodeName`.
+//! a real cluster, on a host of its own. There is no scheduler: tests set `spec.nodeName`.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use http::Request;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
@@ -14,19 +14,25 @@ use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
 use crate::audit::{self, Audited};
+use crate::cell;
 use crate::ground::Ground;
 use crate::http::{Tls, send};
 use crate::kubeconfig::{self, Credential};
-use crate::netns::NODE_ADDRESS;
+use crate::netns::{CONTROL_PLANE_ADDRESS, Host, NetNs};
 use crate::pki::{Authority, PairFiles};
 use crate::process::Daemon;
+use crate::store::{Kept, Store};
 use crate::tools::provide;
 
 /// The API server compiles its schema at every start, and two cores may serve several of them.
 const START: Duration = Duration::from_secs(120);
 
+/// How long one that was used before may take to say that it is well.
+const WELL: Duration = Duration::from_secs(10);
+
 const ETCD: &str = "http://127.0.0.1:2379";
 const API_PORT: u16 = 6443;
+const AUDIT_LOG: &str = "logs/audit.json";
 const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// What the token of a bootstrap kubeconfig is.
@@ -44,40 +50,106 @@ const CONTROLLERS: [&str; 8] = [
     "serviceaccount-token",
 ];
 
+/// Those whose beds have gone. To start one takes several seconds of both cores, most of what a
+/// case needs; to put one back to how it began takes none. What is left of them at the end of the
+/// program goes with their guardians.
+static SPARE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
+
 /// What may differ from bed to bed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
+    /// Never another bed's, before or after.
+    pub(crate) fresh: bool,
     pub(crate) controllers: Vec<String>,
     pub(crate) certificates_for: Option<Duration>,
     pub(crate) apiserver_flags: Vec<String>,
 }
 
+impl Wishes {
+    fn none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 pub struct ControlPlane {
-    ground: Arc<Ground>,
     wishes: Wishes,
     authority: Authority,
+    /// What was in its store when it began.
+    kept: Kept,
     /// Dropped in this order: who depends on the others first.
     controller_manager: Daemon,
     apiserver: Daemon,
     etcd: Daemon,
+    ground: Ground,
 }
 
 impl ControlPlane {
-    pub(crate) async fn start(ground: Arc<Ground>, wishes: Wishes) -> Result<Self> {
+    /// One as if it had just begun, joined to the node in `netns`.
+    pub(crate) async fn provide(wishes: Wishes, netns: &NetNs) -> Result<Self> {
+        let plane = match Self::spare(&wishes).await {
+            Some(plane) => plane,
+            None => Self::start(wishes).await?,
+        };
+        netns.plug_into(plane.ground.netns())?;
+        Ok(plane)
+    }
+
+    /// For the next bed. This one's must have gone with all that was on it.
+    pub(crate) fn hand_on(self) {
+        // A cell ends with its test, guardians and all.
+        if self.wishes.none() && !cell::inside() {
+            SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+        }
+    }
+
+    #[allow(clippy::print_stderr, reason = "whoever reads a failed test's report wants to know")]
+    async fn spare(wishes: &Wishes) -> Option<Self> {
+        while wishes.none() {
+            let plane = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+            match plane.renew().await {
+                Ok(()) => return Some(plane),
+                Err(error) => eprintln!("a control plane is not used again: {error:#}"),
+            }
+        }
+        None
+    }
+
+    /// Puts everything back to how it began.
+    async fn renew(&self) -> Result<()> {
+        for daemon in [&self.etcd, &self.apiserver, &self.controller_manager] {
+            ensure!(daemon.ended()?.is_none(), "{daemon} has ended");
+        }
+        ready(&self.ground, &self.apiserver, WELL).await?;
+        self.store().put_back(&self.kept).await?;
+        audit::forget(&self.audit_log())?;
+        self.welcomes_pods("default").await
+    }
+
+    async fn start(wishes: Wishes) -> Result<Self> {
+        let ground = Ground::claim(Host::ControlPlane).await?;
         let authority = Authority::create(ground.path("pki"))?;
         issue(&ground, &authority)?;
         let etcd = start_etcd(&ground).await?;
         let apiserver = launch_apiserver(&ground, &authority, &wishes)?;
-        ready(&ground, &apiserver).await?;
-        let admin = kubeconfig::client(&kubeconfig_path(&ground, "admin"), ground.netns()).await?;
-        let minor = minor_version(&admin).await?;
-        let controller_manager = launch_controller_manager(&ground, &authority, &wishes, minor)?;
-        let plane = Self { ground, wishes, authority, controller_manager, apiserver, etcd };
+        ready(&ground, &apiserver, START).await?;
+        let controller_manager = launch_controller_manager(&ground, &authority, &wishes).await?;
+        let kept = Kept::default();
+        let mut plane =
+            Self { wishes, authority, kept, controller_manager, apiserver, etcd, ground };
         plane.furnish().await?;
+        plane.kept = plane.store().keep().await?;
         Ok(plane)
     }
 
-    /// Where the API server is, inside the namespace.
+    fn store(&self) -> Store<'_> {
+        Store::at(ETCD, self.ground.netns())
+    }
+
+    fn audit_log(&self) -> PathBuf {
+        self.ground.path(AUDIT_LOG)
+    }
+
+    /// Where the API server is, seen from the node.
     pub fn url(&self) -> String {
         api_url()
     }
@@ -134,9 +206,14 @@ impl ControlPlane {
         minor_version(&self.admin().await?).await
     }
 
+    /// Past the API server: `range`, `put` and whatever else etcd can do to keys, as JSON.
+    pub async fn ask_etcd(&self, what: &str, body: &Value) -> Result<Value> {
+        Ok(serde_json::from_slice(&self.store().ask(what, body).await?)?)
+    }
+
     /// Every request the API server has answered so far, and every watch it has begun.
     pub fn audit(&self) -> Result<Vec<Audited>> {
-        audit::read(&self.ground.path("logs/audit.json"))
+        audit::read(&self.audit_log())
     }
 
     /// Takes the API server away.
@@ -148,7 +225,7 @@ impl ControlPlane {
     pub async fn restart_apiserver(&mut self) -> Result<()> {
         self.kill_apiserver().await?;
         self.apiserver = launch_apiserver(&self.ground, &self.authority, &self.wishes)?;
-        ready(&self.ground, &self.apiserver).await
+        ready(&self.ground, &self.apiserver, START).await
     }
 
     /// Lets new nodes in, and waits until pods may be made in `default`.
@@ -203,7 +280,7 @@ impl ControlPlane {
 }
 
 fn api_url() -> String {
-    format!("https://{NODE_ADDRESS}:{API_PORT}")
+    format!("https://{CONTROL_PLANE_ADDRESS}:{API_PORT}")
 }
 
 fn kubeconfig_path(ground: &Ground, name: &str) -> PathBuf {
@@ -231,7 +308,7 @@ fn issue(ground: &Ground, authority: &Authority) -> Result<()> {
         "kubernetes.default.svc",
         "kubernetes.default.svc.cluster.local",
     ];
-    let addresses = [NODE_ADDRESS, SERVICE_ADDRESS, Ipv4Addr::LOCALHOST].map(IpAddr::V4);
+    let addresses = [CONTROL_PLANE_ADDRESS, SERVICE_ADDRESS, Ipv4Addr::LOCALHOST].map(IpAddr::V4);
     let server = authority.server("kube-apiserver", &names, &addresses)?;
     authority.save("apiserver", &server)?;
     let to_kubelets = authority.client("kube-apiserver-kubelet-client", &["system:masters"])?;
@@ -271,7 +348,7 @@ fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> 
     std::fs::write(&policy, audit::POLICY)?;
     let mut command = ground.command(provide("kube-apiserver")?.join("kube-apiserver"));
     for (flag, file) in [
-        ("audit-log-path", ground.path("logs/audit.json")),
+        ("audit-log-path", ground.path(AUDIT_LOG)),
         ("audit-policy-file", policy),
         ("cert-dir", ground.path("pki")),
         ("client-ca-file", authority.files().certificate),
@@ -287,9 +364,10 @@ fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> 
     command
         .arg(format!("--etcd-servers={ETCD}"))
         .arg(format!("--secure-port={API_PORT}"))
-        .arg(format!("--advertise-address={NODE_ADDRESS}"))
+        .arg(format!("--advertise-address={CONTROL_PLANE_ADDRESS}"))
         .args([
             "--allow-privileged",
+            "--audit-log-maxsize=10000", // in MB; one that is full would be another file
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--enable-bootstrap-token-auth",
@@ -302,13 +380,13 @@ fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> 
 }
 
 /// Waits until the server has made its default roles, which is the last thing it does.
-async fn ready(ground: &Ground, apiserver: &Daemon) -> Result<()> {
+async fn ready(ground: &Ground, apiserver: &Daemon, limit: Duration) -> Result<()> {
     let client = kubeconfig::client(&kubeconfig_path(ground, "admin"), ground.netns()).await?;
     let ready = async || {
         let request = Request::get("/readyz").body(Vec::new())?;
         Ok((client.request_text(request).await? == "ok").then_some(()))
     };
-    apiserver.until("the API server to be ready", START, ready).await
+    apiserver.until("the API server to be ready", limit, ready).await
 }
 
 async fn minor_version(client: &kube::Client) -> Result<u32> {
@@ -317,11 +395,10 @@ async fn minor_version(client: &kube::Client) -> Result<u32> {
     digits.parse().with_context(|| format!("the server calls itself {version:?}"))
 }
 
-fn launch_controller_manager(
+async fn launch_controller_manager(
     ground: &Ground,
     authority: &Authority,
     wishes: &Wishes,
-    minor: u32,
 ) -> Result<Daemon> {
     let PairFiles { certificate, key } = authority.files();
     let kubeconfig = kubeconfig_path(ground, "controller-manager");
@@ -347,6 +424,8 @@ fn launch_controller_manager(
         .arg("--use-service-account-credentials") // each controller in its own role
         .arg(format!("--controllers={}", controllers.join(",")));
     if let Some(duration) = wishes.certificates_for {
+        let admin = kubeconfig::client(&kubeconfig_path(ground, "admin"), ground.netns()).await?;
+        let minor = minor_version(&admin).await?;
         // Controllers before 1.22 count the five minutes that have passed as part of it.
         let passed = if minor < 22 { Duration::from_secs(300) } else { Duration::ZERO };
         command.arg(format!("--cluster-signing-duration={}s", (duration + passed).as_secs()));

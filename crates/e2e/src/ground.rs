@@ -1,5 +1,5 @@
-//! The piece of the machine one bed stands on: a folder, a network namespace, a subtree of cgroups,
-//! and the guardian that takes it all away again.
+//! The piece of the machine one bed stands on, or one control plane: a folder, a network namespace,
+//! a subtree of cgroups, and the guardian that takes it all away again.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::cgroup::Cgroup;
 use crate::guardian::Guardian;
-use crate::netns::NetNs;
+use crate::netns::{Host, NetNs};
 use crate::process::{Daemon, last_lines, output};
 use crate::remains::{MARK, NETNS, name_of};
 use crate::roster::Roster;
@@ -25,12 +25,17 @@ pub struct Ground {
 }
 
 impl Ground {
-    pub(crate) fn claim() -> Result<Self> {
+    /// Claiming can wait for others, so it must not hold a thread of the runtime.
+    pub(crate) async fn claim(host: Host) -> Result<Self> {
+        tokio::task::spawn_blocking(move || Self::claim_now(host)).await?
+    }
+
+    fn claim_now(host: Host) -> Result<Self> {
         provide("host")?;
         let (folder, guardian) = Roster::open()?.claim()?;
         let id = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         fs::create_dir(folder.join("logs"))?;
-        let netns = NetNs::create(folder.join(NETNS))?;
+        let netns = NetNs::create(folder.join(NETNS), host)?;
         let cgroup = Cgroup::named(name_of(&id))?;
         cgroup.create()?;
         Ok(Self { id, folder, netns, cgroup, guardian: Some(guardian) })

@@ -1,13 +1,14 @@
 //! The bed that Podwright's black-box tests run in: real containerd, runc and CNI plugins, real
-//! etcd, kube-apiserver and kube-controller-manager, each test's own, on one machine.
+//! etcd, kube-apiserver and kube-controller-manager, each test's own while it runs, on one machine.
 //!
 //! Why all this: what a kubelet gets wrong shows between the parts, in a cgroup that stays, a mount
 //! that hides, a watch that the server ends. A fake has only the faults one thought of.
 //!
 //! A [`bed::Bed`] stands on [`ground::Ground`]: a folder, a network namespace and a subtree of
 //! cgroups, watched over by a process ([`guardian`]) that takes everything away again, however the
-//! test ends. Beds do not see each other; tests run side by side. `testbed/provide` obtains the
-//! programs.
+//! test ends. Beds do not see each other; tests run side by side. A control plane is on ground of
+//! its own, joined to the bed by a cable, and goes over to a later bed as if it had just begun.
+//! `testbed/provide` obtains the programs.
 //!
 //! ```no_run
 //! # async fn test() -> anyhow::Result<()> {
@@ -46,6 +47,7 @@ pub mod registry;
 pub mod remains;
 mod roster;
 mod settings;
+mod store;
 pub mod tools;
 pub mod vm;
 pub mod wait;

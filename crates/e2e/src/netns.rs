@@ -1,4 +1,5 @@
-//! A network namespace of one bed: a host of its own, with one address and no way out.
+//! A network namespace: a host of its own, a node or the one the control plane is on, with one
+//! address and no way out. A cable may join the two.
 //!
 //! It is kept alive by a mount inside the bed's folder, not below /run/netns, so that whoever
 //! removes the folder's mounts has removed the namespace, its links and its packet filter rules.
@@ -26,11 +27,14 @@ use crate::process::{output, output_of};
 /// The node's address; every bed has the same one, each in its own namespace.
 pub const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 10);
 
+/// The control plane's; for a node it is also the way to everywhere else, which leads nowhere.
+pub const CONTROL_PLANE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// What `ip` is told. A veth pair with both ends inside stands for the network card, because not
-/// every kernel has dummy links; the gateway exists only in the routing table.
-const LINKS: &str = "\
+/// What `ip` is told for a node. A veth pair stands for the network card, because not every kernel
+/// has dummy links; as long as no cable is plugged in, both its ends are inside.
+const NODE: &str = "\
 link set lo up
 link add eth0 type veth peer name uplink
 link set uplink up
@@ -39,6 +43,26 @@ address add 10.99.0.10/24 dev eth0
 route add default via 10.99.0.1 dev eth0
 ";
 
+/// For a control plane. Its address stays when a cable is pulled.
+const CONTROL_PLANE: &str = "\
+link set lo up
+address add 10.99.0.1/32 dev lo
+";
+
+/// What it is told on the control plane's side of a cable: pods are reached through the node.
+const PLUGGED_IN: &str = "\
+link set uplink up
+route add 10.99.0.10 dev uplink src 10.99.0.1
+route add default via 10.99.0.10 dev uplink src 10.99.0.1
+";
+
+/// Whose host a namespace is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Host {
+    Node,
+    ControlPlane,
+}
+
 #[derive(Clone, Debug)]
 pub struct NetNs {
     file: PathBuf,
@@ -46,15 +70,31 @@ pub struct NetNs {
 
 impl NetNs {
     /// Makes the namespace and its links; `file` is where it is mounted.
-    pub(crate) fn create(file: PathBuf) -> Result<Self> {
+    pub(crate) fn create(file: PathBuf, host: Host) -> Result<Self> {
         File::create(&file).with_context(|| format!("creating {}", file.display()))?;
         let mut net = OsStr::new("--net=").to_owned();
         net.push(&file);
         output(Command::new("unshare").arg(net).arg("true"))?;
         let namespace = Self { file };
-        output_of(namespace.command("ip").args(["-batch", "-"]), LINKS.as_bytes())?;
-        output(namespace.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]))?;
+        let (links, forward) = match host {
+            Host::Node => (NODE, "1"),
+            Host::ControlPlane => (CONTROL_PLANE, "0"), // nor back to where a packet came from
+        };
+        namespace.links(links)?;
+        let forward = format!("echo {forward} >/proc/sys/net/ipv4/ip_forward");
+        output(namespace.command("sh").args(["-c", &forward]))?;
         Ok(namespace)
+    }
+
+    /// Joins a node to the control plane in `plane`. The cable goes with the node's namespace.
+    pub(crate) fn plug_into(&self, plane: &Self) -> Result<()> {
+        self.links(&format!("link set uplink netns {}\n", plane.file.display()))?;
+        plane.links(PLUGGED_IN)
+    }
+
+    /// Has `ip` do what each line says.
+    fn links(&self, lines: &str) -> Result<()> {
+        output_of(self.command("ip").args(["-batch", "-"]), lines.as_bytes()).map(drop)
     }
 
     /// The file the namespace is mounted on.

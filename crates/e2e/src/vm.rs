@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::ground::Ground;
+use crate::netns::Host;
 use crate::process::{Daemon, last_lines, output};
 use crate::tools::provide;
 
@@ -101,7 +102,7 @@ impl Vm {
     async fn run_once(&self) -> Result<Option<Outcome>> {
         let parts = provide("vm")?;
         // The machine is a program of a bed's ground, so it cannot outlive the test.
-        let ground = tokio::task::spawn_blocking(Ground::claim).await??;
+        let ground = Ground::claim(Host::Node).await?;
         let payload = ground.path("payload");
         self.pack(&ground.path("files"), &payload)?;
         let files = Files {

@@ -9,8 +9,10 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use tokio::time::{Instant, sleep};
 
-/// Between two questions: too short to be seen, too long to load a core.
+/// Between the first two questions: too short to be seen. What takes long is asked for less often:
+/// every question costs whoever answers it.
 const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(150);
 
 /// Asks `question` until it answers `Ok(Some(_))`, at most `limit` long.
 ///
@@ -20,21 +22,21 @@ pub async fn until<T>(
     limit: Duration,
     mut question: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let deadline = Instant::now() + limit;
+    let began = Instant::now();
     loop {
         let reason = match question().await {
             Ok(Some(answer)) => return Ok(answer),
             Ok(None) => None,
             Err(error) => Some(error),
         };
-        if Instant::now() >= deadline {
+        if began.elapsed() >= limit {
             let late = format!("waited {} s for {what}", limit.as_secs_f32());
             return Err(match reason {
                 Some(reason) => reason.context(late),
                 None => anyhow!(late),
             });
         }
-        sleep(PAUSE).await;
+        sleep((began.elapsed() / 20).clamp(PAUSE, LONGEST_PAUSE)).await;
     }
 }
 

@@ -125,7 +125,7 @@ async fn warm_up(cri: &Cri) -> Result<()> {
 async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, Stop)> {
     let bed = match load {
         Load::None => Bed::builder().start().await?,
-        Load::Api => Bed::builder().control_plane().start().await?,
+        Load::Api => Bed::builder().fresh_control_plane().start().await?,
     };
     let loader = match load {
         Load::None => None,

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
-use kube::api::{Api, ListParams, PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, ServiceAccount};
+use kube::api::{Api, ListParams, Patch, PostParams};
+use podwright_e2e::audit::Audited;
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl;
 use podwright_e2e::wait;
@@ -86,6 +87,47 @@ async fn api_server_that_was_taken_away_comes_back_with_its_objects() {
     bed.control_plane_mut().unwrap().restart_apiserver().await.unwrap();
     maps.get("kept").await.unwrap();
     bed.close().unwrap();
+}
+
+/// Control planes go from bed to bed, so the second bed most likely has the first one's.
+#[tokio::test]
+async fn what_one_bed_did_to_its_cluster_is_not_there_for_the_next() {
+    needs_root!();
+    for time in ["the first bed", "the next bed"] {
+        let bed = Bed::builder().control_plane().start().await.unwrap();
+        let client = bed.client().await.unwrap();
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let mut names: Vec<_> = namespaces.list(&ListParams::default()).await.unwrap().items;
+        names.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
+        let names: Vec<_> = names.into_iter().filter_map(|n| n.metadata.name).collect();
+        assert_eq!(names, ["default", "kube-node-lease", "kube-public", "kube-system"], "{time}");
+        let pods: Api<Pod> = Api::all(client.clone());
+        assert_eq!(pods.list(&ListParams::default()).await.unwrap().items, [], "{time}");
+        let nodes: Api<Node> = Api::all(client.clone());
+        assert_eq!(nodes.list(&ListParams::default()).await.unwrap().items, [], "{time}");
+        let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
+        let account = accounts.get("default").await.unwrap();
+        assert_eq!(account.image_pull_secrets, None, "{time}");
+        let plane = bed.control_plane().unwrap();
+        // Controllers may still be asking what became of it.
+        let ours = |a: &&Audited| a.user == "kubernetes-admin" && a.namespace == "shop";
+        assert_eq!(plane.audit().unwrap().iter().find(ours), None, "{time}");
+
+        plane.create_namespace("shop").await.unwrap();
+        let changed = Patch::Merge(json!({ "imagePullSecrets": [{ "name": "key" }] }));
+        accounts.patch("default", &Default::default(), &changed).await.unwrap();
+        let node = json!({ "metadata": { "name": "node-1" } });
+        let node = serde_json::from_value(node).unwrap();
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        let pod = json!({
+            "metadata": { "name": "web", "finalizers": ["shop.example/never"] },
+            "spec": { "nodeName": "node-1", "containers": [{ "name": "a", "image": "a" }] },
+        });
+        let pod = serde_json::from_value(pod).unwrap();
+        let pods: Api<Pod> = Api::namespaced(client, "shop");
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+        bed.close().unwrap();
+    }
 }
 
 /// What a kubelet asks for at its first start.

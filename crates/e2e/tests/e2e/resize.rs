@@ -19,14 +19,6 @@ use crate::standalone::Standalone;
 
 /// The first release whose API server takes it.
 const RESIZES: u32 = 33;
-const ETCD: &str = "http://127.0.0.1:2379";
-
-async fn etcd(cluster: &Cluster, call: &str, body: Value) -> Value {
-    let request = Request::post(format!("{ETCD}/v3/kv/{call}"));
-    let request = request.body(body.to_string().into()).unwrap();
-    let answer = send(cluster.bed.netns(), request, &Tls::default()).await.unwrap();
-    serde_json::from_slice(&answer.body).unwrap()
-}
 
 /// Asks for other resources of the pod's only container. Returns the generation that is then.
 async fn resize(cluster: &Cluster, name: &str, resources: Value) -> i64 {
@@ -45,12 +37,13 @@ async fn resize(cluster: &Cluster, name: &str, resources: Value) -> i64 {
 async fn resize_in_store(cluster: &Cluster, name: &str, resources: Value) {
     let base64 = |bytes: Vec<u8>| serde_json::to_value(ByteString(bytes)).unwrap();
     let key = base64(format!("/registry/pods/{NAMESPACE}/{name}").into_bytes());
-    let found = etcd(cluster, "range", json!({ "key": key })).await;
+    let plane = cluster.bed.control_plane().unwrap();
+    let found = plane.ask_etcd("range", &json!({ "key": key })).await.unwrap();
     let ByteString(stored) = serde_json::from_value(found["kvs"][0]["value"].clone()).unwrap();
     let mut object: Value = serde_json::from_slice(&stored).unwrap();
     object["spec"]["containers"][0]["resources"] = resources;
     let value = base64(object.to_string().into_bytes());
-    etcd(cluster, "put", json!({ "key": key, "value": value })).await;
+    plane.ask_etcd("put", &json!({ "key": key, "value": value })).await.unwrap();
 }
 
 fn resources(cpu: [&str; 2], memory: [&str; 2]) -> Value {

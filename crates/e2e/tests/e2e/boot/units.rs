@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::privilege::{needs_root, needs_vm};
 
-/// Six minutes on a machine that has nothing else to do; one that is busy takes many times that.
+/// Four minutes on a machine that has nothing else to do; one that is busy takes many times that.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 #[tokio::test]

@@ -79,6 +79,9 @@ for unit in podwright-kubelet podwright-up; do
     mkdir -p "/etc/systemd/system/$unit.service.d"
     printf '[Service]\nWatchdogSec=15s\n' >"/etc/systemd/system/$unit.service.d/soon.conf"
 done
+# A container that does not hear SIGTERM would hold up the reboot for a minute and a half.
+mkdir -p /etc/systemd/system.conf.d
+printf '[Manager]\nDefaultTimeoutStopSec=10s\n' >/etc/systemd/system.conf.d/soon.conf
 systemctl daemon-reload
 
 mkdir -p /etc/kubernetes/manifests /etc/containerd /etc/cni/net.d
