@@ -119,6 +119,7 @@ impl ControlPlane {
         for daemon in [&self.etcd, &self.apiserver, &self.controller_manager] {
             ensure!(daemon.ended()?.is_none(), "{daemon} has ended");
         }
+        self.ground.netns().unplug()?;
         ready(&self.ground, &self.apiserver, WELL).await?;
         self.store().put_back(&self.kept).await?;
         audit::forget(&self.audit_log())?;

@@ -92,6 +92,14 @@ impl NetNs {
         plane.links(PLUGGED_IN)
     }
 
+    /// Pulls the cable at the control plane, if there is one: the kernel takes its time to end the
+    /// node's namespace.
+    pub(crate) fn unplug(&self) -> Result<()> {
+        let gone = "! ip link show uplink >/dev/null 2>&1";
+        let script = format!("{gone} || ip link delete uplink || {gone}");
+        output(self.command("sh").args(["-c", &script])).map(drop)
+    }
+
     /// Has `ip` do what each line says.
     fn links(&self, lines: &str) -> Result<()> {
         output_of(self.command("ip").args(["-batch", "-"]), lines.as_bytes()).map(drop)

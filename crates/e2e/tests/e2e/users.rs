@@ -24,12 +24,23 @@ fn own_users(name: &str) -> Value {
     pod
 }
 
+/// Pods with users of their own that were tried to start, and those that failed.
+async fn counted(bed: &Bed) -> anyhow::Result<[String; 2]> {
+    let page = bed.http_get("http://127.0.0.1:10255/metrics").await?.text();
+    let value = |name: &str| {
+        let mut values = page.lines().filter_map(|line| line.strip_prefix(name));
+        values.next().unwrap_or_default().trim().to_owned()
+    };
+    let name = "kubelet_started_user_namespaced_pods";
+    Ok([value(&format!("{name}_total")), value(&format!("{name}_errors_total"))])
+}
+
 #[tokio::test]
 async fn pods_with_users_of_their_own_get_blocks_of_ids_that_nobody_else_has() {
     needs_root!();
     // Older ones do not say that they can.
     let bed = Bed::builder().containerd(Release::V2).start().await.unwrap();
-    let agent = bed.agent("node-1").start().unwrap();
+    let agent = bed.agent("node-1").configure(json!({ "readOnlyPort": 10255 })).start().unwrap();
     agent.healthy().await.unwrap();
     for name in ["a", "b"] {
         agent.add_manifest(name, &own_users(name)).unwrap();
@@ -46,6 +57,14 @@ async fn pods_with_users_of_their_own_get_blocks_of_ids_that_nobody_else_has() {
     };
     let maps = wait::until("both to say who they are", LIMIT, maps).await.unwrap();
     assert_eq!(maps, ["0 131072 65536", "0 65536 65536"]);
+
+    // Its sandbox is made and its container is not.
+    let mut broken = own_users("c");
+    broken["spec"]["containers"][0]["command"] = json!(["/no/such/program"]);
+    assert_eq!(counted(&bed).await.unwrap(), ["2", "0"], "tried and failed");
+    agent.add_manifest("c", &broken).unwrap();
+    let told = async || Ok(counted(&bed).await? == ["3", "1"]);
+    wait::until_true("the failure to be counted", LIMIT, told).await.unwrap();
     drop(agent);
     bed.close().unwrap();
 }
