@@ -38,7 +38,7 @@ async fn row_50_node_may_read_itself_and_nothing_that_is_not_its_own() {
 
     // then it can neither change another node nor read what no pod of its own uses
     let other = json!({ "metadata": { "labels": { "mine": "now" } } });
-    let patch = kube::api::Patch::Merge(other);
+    let patch = Patch::Merge(other);
     let changed = Api::<Node>::all(node.clone());
     let changed = changed.patch("node-2", &Default::default(), &patch).await;
     let read = Api::<ConfigMap>::default_namespaced(node.clone()).get("settings").await.map(drop);

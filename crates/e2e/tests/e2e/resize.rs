@@ -4,11 +4,9 @@
 //! the first test then edits what it stored, as a newer one would have: the agent cannot tell the
 //! difference. The second asks a node's own API.
 
-use http::Request;
 use k8s_openapi::ByteString;
 use kube::api::{Patch, PatchParams};
 use podwright_e2e::bed::Bed;
-use podwright_e2e::http::{Tls, send};
 use podwright_e2e::kubectl::Release;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
