@@ -24,15 +24,19 @@ fn own_users(name: &str) -> Value {
     pod
 }
 
-/// Pods with users of their own that were tried to start, and those that failed.
-async fn counted(bed: &Bed) -> anyhow::Result<[String; 2]> {
-    let page = bed.http_get("http://127.0.0.1:10255/metrics").await?.text();
-    let value = |name: &str| {
-        let mut values = page.lines().filter_map(|line| line.strip_prefix(name));
-        values.next().unwrap_or_default().trim().to_owned()
+/// Waits until so many pods with users of their own were tried to start, and so many failed.
+async fn until_counted(bed: &Bed, tried_and_failed: [&str; 2]) {
+    let counted = async || {
+        let page = bed.http_get("http://127.0.0.1:10255/metrics").await?.text();
+        let value = |name: &str| {
+            let name = format!("kubelet_started_user_namespaced_pods_{name} ");
+            page.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_default().to_owned()
+        };
+        let now = ["total", "errors_total"].map(value);
+        anyhow::ensure!(now == tried_and_failed, "{now:?}");
+        Ok(true)
     };
-    let name = "kubelet_started_user_namespaced_pods";
-    Ok([value(&format!("{name}_total")), value(&format!("{name}_errors_total"))])
+    wait::until_true(format!("{tried_and_failed:?}"), LIMIT, counted).await.unwrap();
 }
 
 #[tokio::test]
@@ -61,10 +65,9 @@ async fn pods_with_users_of_their_own_get_blocks_of_ids_that_nobody_else_has() {
     // Its sandbox is made and its container is not.
     let mut broken = own_users("c");
     broken["spec"]["containers"][0]["command"] = json!(["/no/such/program"]);
-    assert_eq!(counted(&bed).await.unwrap(), ["2", "0"], "tried and failed");
+    until_counted(&bed, ["2", "0"]).await;
     agent.add_manifest("c", &broken).unwrap();
-    let told = async || Ok(counted(&bed).await? == ["3", "1"]);
-    wait::until_true("the failure to be counted", LIMIT, told).await.unwrap();
+    until_counted(&bed, ["3", "1"]).await;
     drop(agent);
     bed.close().unwrap();
 }
