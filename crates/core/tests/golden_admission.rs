@@ -43,9 +43,8 @@ fn node(golden: &Path) -> Node {
 
 #[test]
 fn a_pod_is_admitted_or_rejected_as_upstream_does() {
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else { return };
-    let golden = Path::new(&golden);
-    let node = node(golden);
+    let Some(golden) = podwright_testkit::report::recordings() else { return };
+    let node = node(&golden);
     let (mut admitted, mut rejected) = (0, 0);
     for file in std::fs::read_dir(golden.join("pods")).unwrap() {
         let path = file.unwrap().path();

@@ -10,17 +10,15 @@
     reason = "a test, and one that reads files"
 )]
 
-use std::path::Path;
-
 use k8s_openapi::api::core::v1::Pod;
 use podwright_core::pod::{defaults, validation};
 use podwright_core::schema;
+use podwright_testkit::report;
 use serde_json::{Value, json};
 
 /// The cases of a recording, with what was scrubbed from it replaced by something that reads.
 fn cases(file: &str) -> Option<Vec<Value>> {
-    let golden = std::env::var_os("PODWRIGHT_GOLDEN")?;
-    let text = std::fs::read_to_string(Path::new(&golden).join("api").join(file)).unwrap();
+    let text = std::fs::read_to_string(report::recordings()?.join("api").join(file)).unwrap();
     let text = text.replace("<time>", "2026-01-02T03:04:05Z").replace("<rand>", "x2b4c");
     Some(serde_json::from_str(&text).unwrap())
 }
@@ -63,10 +61,7 @@ fn without_admission(answer: &Value) -> Value {
 
 #[test]
 fn defaults_are_the_recorded_ones() {
-    let Some(cases) = cases("pod-defaults.json") else {
-        println!("golden pod defaults: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
+    let Some(cases) = cases("pod-defaults.json") else { return };
     let created = cases.iter().filter(|case| case["method"] == "POST" && case["status"] == 201);
     let mut compared = 0;
     for case in created {
@@ -74,8 +69,7 @@ fn defaults_are_the_recorded_ones() {
         assert_eq!(spec, without_admission(&case["answer"]), "{}", case["about"]);
         compared += 1;
     }
-    assert!(compared > 0);
-    println!("golden pod defaults: {compared} of {compared}");
+    report::golden("pod defaults", compared, compared);
 }
 
 fn causes(errors: &[validation::FieldError]) -> Value {
@@ -85,10 +79,7 @@ fn causes(errors: &[validation::FieldError]) -> Value {
 
 #[test]
 fn pods_are_refused_for_the_recorded_causes() {
-    let Some(cases) = cases("pod-invalid.json") else {
-        println!("golden pod validation: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
+    let Some(cases) = cases("pod-invalid.json") else { return };
     let mut compared = 0;
     for case in cases.iter().filter(|case| case["body"].is_object()) {
         // what is refused for its address or its type is not for validation to see
@@ -99,8 +90,7 @@ fn pods_are_refused_for_the_recorded_causes() {
         assert_eq!(causes(&validation::create(&pod)), want, "{}", case["about"]);
         compared += 1;
     }
-    assert!(compared > 0);
-    println!("golden pod validation: {compared} of {compared}");
+    report::golden("pod validation", compared, compared);
 }
 
 #[test]
@@ -114,10 +104,7 @@ fn a_value_of_the_wrong_type_is_refused_in_the_recorded_words() {
 
 #[test]
 fn changes_are_refused_for_the_recorded_causes() {
-    let Some(cases) = cases("pod-update.json") else {
-        println!("golden pod updates: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
+    let Some(cases) = cases("pod-update.json") else { return };
     let stored = received(&find(&cases, "json patch")["answer"]).unwrap();
     let refused = |about: &str| find(&cases, about)["answer"]["details"]["causes"].clone();
 
@@ -143,17 +130,14 @@ fn changes_are_refused_for_the_recorded_causes() {
 
     let reported = received(&find(&cases, "conditions merge by type")["answer"]).unwrap();
     assert_eq!(validation::update_status(&reported, &stored), []);
-    println!("golden pod updates: 5 of 5");
+    report::golden("pod updates", 5, 5);
 }
 
 #[test]
 fn every_pod_that_was_accepted_is_accepted() {
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
-        println!("golden pods accepted: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
+    let Some(golden) = report::recordings() else { return };
     let mut accepted = 0;
-    for entry in std::fs::read_dir(Path::new(&golden).join("pods")).unwrap() {
+    for entry in std::fs::read_dir(golden.join("pods")).unwrap() {
         let path = entry.unwrap().path();
         let case: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let objects = case["objects"].as_array().unwrap();
@@ -166,6 +150,5 @@ fn every_pod_that_was_accepted_is_accepted() {
             accepted += 1;
         }
     }
-    assert!(accepted > 0);
-    println!("golden pods accepted: {accepted} of {accepted}");
+    report::golden("pods accepted", accepted, accepted);
 }

@@ -10,34 +10,27 @@
     reason = "a test, and one that reads files"
 )]
 
-use std::path::Path;
-
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
 use podwright_core::ids::PodUid;
 use podwright_core::qos::PodResources;
+use podwright_testkit::report;
 use serde_json::{Value, json};
 
 #[test]
 fn pod_groups_have_the_recorded_names_and_values() {
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
-        println!("golden cgroups: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
-    let (mut compared, mut without) = (0, 0);
-    for entry in std::fs::read_dir(Path::new(&golden).join("pods")).unwrap() {
+    let Some(golden) = report::recordings() else { return };
+    let mut compared = 0;
+    for entry in std::fs::read_dir(golden.join("pods")).unwrap() {
         let path = entry.unwrap().path();
         let case: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        match recorded_group(&case) {
-            Some(recorded) => {
-                assert_eq!(computed_group(&case), recorded, "{}", path.display());
-                compared += 1;
-            }
-            None => without += 1, // never admitted, or gone before the recording
+        // Without one it was never admitted, or gone before the recording.
+        if let Some(recorded) = recorded_group(&case) {
+            assert_eq!(computed_group(&case), recorded, "{}", path.display());
+            compared += 1;
         }
     }
-    assert!(compared > 0, "no recording has a pod group");
-    println!("golden cgroups: {compared} of {compared}, {without} recordings have none");
+    report::golden("cgroups", compared, compared);
 }
 
 /// Path and values of the group named `pod<uid>`.

@@ -10,18 +10,17 @@
 )]
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use jiff::Timestamp;
 use podwright_core::node_status::{
     Amounts, Identity, Image, Reservations, Seen, Settings, desired, registration,
 };
 use podwright_core::quantity::Quantity;
+use podwright_testkit::report;
 use serde_json::{Value, json};
 
 fn recorded() -> Option<Value> {
-    let golden = std::env::var_os("PODWRIGHT_GOLDEN")?;
-    let text = std::fs::read_to_string(Path::new(&golden).join("node.json")).unwrap();
+    let text = std::fs::read_to_string(report::recordings()?.join("node.json")).unwrap();
     // An address has to be one to be told.
     Some(serde_json::from_str(&text.replace("<nodeIP>", "10.0.0.1")).unwrap())
 }

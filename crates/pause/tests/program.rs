@@ -143,5 +143,5 @@ fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Past the test harness, which keeps what a passing test prints to itself.
 fn skip(test: &str, why: &str) {
-    writeln!(std::io::stderr(), "skipped: {test}: {why}").unwrap();
+    writeln!(std::io::stderr(), "{test}: skipped: {why}").unwrap();
 }

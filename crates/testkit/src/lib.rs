@@ -7,5 +7,6 @@
 pub use podwright_core::builders;
 
 pub mod mutation;
+pub mod report;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -4,9 +4,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::Write as _;
 use std::time::Duration;
 
+use podwright_testkit::report::figure;
 use podwright_testkit::sim::laws::{clean, lawful};
 use podwright_testkit::sim::wish::{APP, INIT, wish};
 use podwright_testkit::sim::{self, Options, Sim};
@@ -25,12 +25,6 @@ fn anonymous() -> u64 {
 /// What the kernel counts of this process.
 fn entries(of: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{of}")).unwrap().count()
-}
-
-/// Not by `println!`: what a passing test prints that way is kept back.
-fn figure(text: &str) {
-    let line = format!("figure: {text}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 async fn generation(sim: &Sim, number: usize) {

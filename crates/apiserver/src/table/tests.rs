@@ -282,8 +282,8 @@ fn a_row_carries_metadata_and_says_when_a_pod_is_done() {
 
 #[test]
 fn columns_and_cells_are_the_recorded_ones() {
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else { return };
-    let path = std::path::Path::new(&golden).join("api/list-watch.json");
+    let Some(golden) = podwright_testkit::report::recordings() else { return };
+    let path = golden.join("api/list-watch.json");
     let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let find =
         |about: &str| cases.iter().find(|case| case["about"] == about).unwrap()["answer"].clone();

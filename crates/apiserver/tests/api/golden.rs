@@ -6,13 +6,13 @@
 //! one table with their reason: a case that fails without standing there, and one that stands
 //! there and passes, both fail the test.
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt as _;
 use podwright_apiserver::registry::RESOURCES;
 use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use podwright_testkit::report;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
@@ -30,10 +30,7 @@ const FILES: [&str; 7] =
 
 #[tokio::test(start_paused = true)]
 async fn recorded_answers_are_matched() {
-    let Some(folder) = std::env::var_os("PODWRIGHT_GOLDEN").map(PathBuf::from) else {
-        println!("golden: not run");
-        return;
-    };
+    let Some(folder) = report::recordings() else { return };
     let mut replay = Replay::start().await;
     let (mut matched, mut total) = (0, 0);
     let mut failures = Vec::new();
@@ -57,7 +54,7 @@ async fn recorded_answers_are_matched() {
             }
         }
     }
-    println!("golden api: {matched} of {total}");
+    report::golden("api", matched, total);
     assert!(failures.is_empty(), "{} cases:\n{}", failures.len(), failures.join("\n\n"));
 }
 

@@ -19,10 +19,10 @@ mod node;
 mod recording;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use message::Named;
 use node::{Node, scrub};
+use podwright_testkit::report;
 use recording::Recording;
 use serde_json::Value;
 
@@ -31,13 +31,10 @@ const OPEN: [(&str, &str); 0] = [];
 
 #[test]
 fn the_runtime_is_told_what_upstream_tells_it() {
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
-        println!("golden config: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
+    let Some(golden) = report::recordings() else { return };
     let open = BTreeMap::from(OPEN);
     let (mut cases, mut compared, mut wrong) = (0, 0, Vec::new());
-    for entry in std::fs::read_dir(Path::new(&golden).join("pods")).unwrap() {
+    for entry in std::fs::read_dir(golden.join("pods")).unwrap() {
         let recording = Recording::read(&entry.unwrap().path());
         cases += 1;
         match (check(&recording), open.get(recording.name.as_str())) {
@@ -49,7 +46,7 @@ fn the_runtime_is_told_what_upstream_tells_it() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(compared > 0, "no recording has a request");
-    println!("golden config: {} of {cases}, {compared} messages", cases - open.len());
+    report::golden("config", cases - open.len(), cases);
 }
 
 /// How many messages were compared.

@@ -187,10 +187,7 @@ fn a_tree_deeper_than_any_path_is_removed() {
 
 #[test]
 fn real_removal_stops_at_a_mount() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: mounting needs root");
-        return;
-    }
+    podwright_testkit::needs_root!();
     let (dir, root) = root();
     let precious = tempfile::tempdir().unwrap();
     std::fs::write(precious.path().join("keep"), "").unwrap();

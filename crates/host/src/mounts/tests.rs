@@ -21,9 +21,9 @@ impl Drop for BindGuard {
 }
 
 fn not_root() -> bool {
-    let unprivileged = !rustix::process::geteuid().is_root();
+    let unprivileged = !podwright_testkit::report::is_root();
     if unprivileged {
-        println!("skipped: mounting needs root");
+        podwright_testkit::report::skipped("needs root");
     }
     unprivileged
 }

@@ -6,19 +6,12 @@ use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use podwright_core::pod::Source;
+use podwright_testkit::needs_root;
 use rustix::mount::MountFlags;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-
-macro_rules! needs_root {
-    () => {
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
-    };
-}
 
 struct Scene {
     dir: TempDir,

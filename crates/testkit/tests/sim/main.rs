@@ -11,9 +11,9 @@ mod outage;
 mod rows;
 mod server;
 
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use podwright_testkit::report;
 use podwright_testkit::sim::laws::{clean, lawful};
 use podwright_testkit::sim::record::{self, Sighting};
 
@@ -23,9 +23,9 @@ const fn s(seconds: u64) -> Duration {
 
 /// Whether volumes in memory can be had: they are mounts, and for root.
 fn mounting() -> bool {
-    let root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    let root = report::is_root();
     if !root {
-        println!("skipped: mounting needs root");
+        report::skipped("needs root");
     }
     root
 }

@@ -5,8 +5,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "a test that reads files")]
 
-use std::path::Path;
-
+use podwright_testkit::report;
 use serde_json::{Value, json};
 
 use super::scene::{Scene, pod};
@@ -51,12 +50,9 @@ fn message(recorded: &Value) -> &str {
 
 #[test]
 fn final_statuses_have_the_recorded_shape() {
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
-        println!("golden statuses: not run, PODWRIGHT_GOLDEN is not set");
-        return;
-    };
+    let Some(golden) = report::recordings() else { return };
     for (case, play) in CASES {
-        let path = Path::new(&golden).join("pods").join(format!("{case}.json"));
+        let path = golden.join("pods").join(format!("{case}.json"));
         let recording: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let recorded = scrub(recording["status"].clone());
         let mut scene = Scene::of(pod(recording["objects"][0].clone(), |object| {
@@ -69,7 +65,7 @@ fn final_statuses_have_the_recorded_shape() {
         let status = serde_json::to_value(scene.report().reported()).unwrap();
         assert_eq!(scrub(status), recorded, "{case}");
     }
-    println!("golden statuses: {} of {}", CASES.len(), CASES.len());
+    report::golden("statuses", CASES.len(), CASES.len());
 }
 
 /// Ids, times and addresses become the same words on both sides.

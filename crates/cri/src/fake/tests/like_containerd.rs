@@ -4,6 +4,7 @@
 
 use podwright_core::observed::State;
 use podwright_proto::cri::runtime_service_client::RuntimeServiceClient;
+use podwright_testkit::report;
 
 use super::*;
 use crate::Endpoint;
@@ -86,8 +87,7 @@ async fn the_fake_answers_as_containerd_did() {
 #[tokio::test]
 async fn containerd_answers_as_it_did() {
     let Ok(socket) = std::env::var("PODWRIGHT_CONTAINERD_SOCKET") else {
-        println!("skipped: PODWRIGHT_CONTAINERD_SOCKET names no containerd");
-        return;
+        return report::skipped("PODWRIGHT_CONTAINERD_SOCKET names no containerd");
     };
     let endpoint: Endpoint = socket.parse().unwrap();
     let client = Client::new(&endpoint, Timeouts { call: seconds(20) });

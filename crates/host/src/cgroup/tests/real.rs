@@ -3,6 +3,8 @@
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use podwright_testkit::report;
+
 use super::*;
 
 /// A group for the time of a test, gone even if the test fails.
@@ -15,8 +17,8 @@ impl RealRoot {
     /// `None`, and a line that says why, where this machine cannot.
     fn make(mode: Mode) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: making cgroups needs root");
+        if !report::is_root() {
+            report::skipped("needs root");
             return None;
         }
         let table = mounts::table(Path::new("/proc")).unwrap();
@@ -31,7 +33,7 @@ impl RealRoot {
             found == Some(mode) || (found == Some(Mode::Hybrid) && mode == Mode::V1)
         };
         let Some(root) = root.filter(right) else {
-            println!("skipped: this machine has no cgroups of {mode:?}");
+            report::skipped(&format!("this machine has no cgroups of {mode:?}"));
             return None;
         };
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -139,7 +141,7 @@ async fn real_v1_groups_inherit_the_cpus_of_those_above() {
     root.cgroups.ensure(&deep, &CgroupConfig::default()).await.unwrap();
     let Tree::V1(tree) = &root.cgroups.0.tree else { panic!("asked for v1") };
     let Some(dir) = tree.dir("cpuset", &root.cgroups.path(&deep)) else {
-        println!("skipped: no cpuset hierarchy");
+        report::skipped("this machine has no cpuset hierarchy");
         return;
     };
     for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -213,7 +215,7 @@ async fn real_v1_frozen_processes_are_killed_too() {
     root.cgroups.ensure(&group, &CgroupConfig::default()).await.unwrap();
     let Tree::V1(tree) = &root.cgroups.0.tree else { panic!("asked for v1") };
     let Some(dir) = tree.dir("freezer", &root.cgroups.path(&group)) else {
-        println!("skipped: no freezer hierarchy");
+        report::skipped("this machine has no freezer hierarchy");
         return;
     };
     let mut child = waiting_process();

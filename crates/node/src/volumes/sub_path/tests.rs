@@ -1,6 +1,7 @@
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use podwright_testkit::needs_root;
 use rustix::fs::RenameFlags;
 use tempfile::TempDir;
 
@@ -11,15 +12,6 @@ const EXCHANGE: RenameFlags = RenameFlags::EXCHANGE;
 struct Scene {
     dir: TempDir,
     pod: Root,
-}
-
-/// Mounts need root; without it there is nothing to prove.
-macro_rules! needs_root {
-    () => {
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
-    };
 }
 
 impl Scene {

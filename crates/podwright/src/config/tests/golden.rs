@@ -7,8 +7,8 @@ use super::*;
 
 /// The recording, where this machine has it.
 fn recorded() -> Option<Value> {
-    let folder = std::env::var_os("PODWRIGHT_GOLDEN")?;
-    let text = fs::read_to_string(Path::new(&folder).join("server/configz.json")).unwrap();
+    let folder = podwright_testkit::report::recordings()?;
+    let text = fs::read_to_string(folder.join("server/configz.json")).unwrap();
     let document: Value = serde_json::from_str(&text).unwrap();
     Some(document["kubeletconfig"].clone())
 }
