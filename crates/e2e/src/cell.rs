@@ -6,13 +6,19 @@
 
 use std::ffi::OsStr;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use podwright_testkit::report;
 
-use crate::process::output;
+use crate::case;
+use crate::process::{Stdin, everything, run};
 
 /// Set inside a cell.
 const MARK: &str = "PODWRIGHT_CELL";
+
+/// Between the limit of a case and that of its part in a cell.
+const MARGIN: Duration = Duration::from_secs(60);
 
 /// Gets the cell ready and runs the program as a child, so that the shell is there to take the exit
 /// codes of orphans. Containers of others are unmounted, in this view only: it would keep them from
@@ -58,8 +64,17 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 pub fn run_test(name: &str) -> Result<()> {
     let me = std::env::current_exe().context("finding this test binary")?;
     let mut command = command(me);
-    command.args(["--exact", "--nocapture", name]);
-    let said = output(&mut command)?;
+    // The limits inside strike first, so that only this case fails.
+    let inside = case::limit().saturating_sub(MARGIN * 2).as_secs().to_string();
+    command.args(["--exact", "--nocapture", name]).env(case::LIMIT, inside);
+    let output = run(&mut command, Stdin::Ends(b""), case::limit().saturating_sub(MARGIN))?;
+    let said = everything(&output);
+    anyhow::ensure!(
+        output.status.success(),
+        "{name} in a cell ended with {}:\n{said}",
+        output.status
+    );
     anyhow::ensure!(said.contains("test result: ok. 1 passed"), "no test is called {name}: {said}");
+    report::repeat(&said);
     Ok(())
 }

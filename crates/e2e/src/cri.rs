@@ -32,7 +32,7 @@ pub struct Cri {
 impl Cri {
     pub(crate) async fn connect(socket: &Path, cgroup_parent: String, logs: &Path) -> Result<Self> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
-        let channel = endpoint.timeout(LIMIT).connect().await;
+        let channel = endpoint.timeout(LIMIT).connect_timeout(LIMIT).connect().await;
         let channel = channel.with_context(|| format!("connecting to {}", socket.display()))?;
         Ok(Self {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(LARGEST),

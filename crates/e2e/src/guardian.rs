@@ -4,18 +4,24 @@
 //! when the owner lets go of it, be it in good order or because it was killed, and then the bed
 //! goes. There is no second way to take a bed down.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::case;
+use crate::process::wait_until;
 use crate::remains::Remains;
 use crate::roster::Roster;
 
 /// What the guardian says once it holds its locks.
 const READY: &str = "guarding";
+
+/// How long a guardian may take to be ready, and to clear a bed away.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Dropped, it lets go of the bed and waits; [`Guardian::dismiss`] also tells how that went.
 pub(crate) struct Guardian(Child);
@@ -31,10 +37,17 @@ impl Guardian {
             .process_group(0) // an interrupt typed at the tests is not for the guardian
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        let mut said = String::new();
-        if let Some(stdout) = child.stdout.take() {
-            BufReader::new(stdout).read_line(&mut said)?;
-        }
+        let (send, said) = std::sync::mpsc::channel();
+        let stdout = child.stdout.take();
+        std::thread::spawn(move || {
+            let mut said = String::new();
+            if let Some(stdout) = stdout {
+                let _ = BufReader::new(stdout).read_line(&mut said);
+            }
+            let _ = send.send(said);
+        });
+        let said = said.recv_timeout(LIMIT);
+        let said = said.with_context(|| format!("{} says nothing", program.display()))?;
         if said.trim() != READY {
             bail!("{} is not on its post: {said:?}", program.display());
         }
@@ -50,9 +63,11 @@ impl Guardian {
         Ok(())
     }
 
-    fn release(&mut self) -> io::Result<ExitStatus> {
+    fn release(&mut self) -> Result<ExitStatus> {
         drop(self.0.stdin.take());
-        self.0.wait()
+        let _waiting = case::waiting_for("a bed's guardian to clear it away".to_owned());
+        let ended = wait_until(&mut self.0, Instant::now() + LIMIT)?;
+        ended.with_context(|| format!("it did not clear the bed away in {} s", LIMIT.as_secs()))
     }
 }
 

@@ -16,6 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::case;
 use crate::netns::{NetNs, address_of};
 use crate::pki::Pair;
 
@@ -65,8 +66,10 @@ pub async fn send(netns: &NetNs, request: Request<Bytes>, tls: &Tls) -> Result<A
         let connector = tokio_rustls::TlsConnector::from(Arc::new(configure(tls)?));
         exchange(connector.connect(name, stream).await?, request).await
     };
+    let _waiting = case::waiting_for(format!("the answer of {url}"));
     let answer = tokio::time::timeout(LIMIT, exchange).await;
-    answer.context("no answer in time").flatten().with_context(|| format!("asking {url}"))
+    let late = || format!("no answer in {} s", LIMIT.as_secs());
+    answer.with_context(late).flatten().with_context(|| format!("asking {url}"))
 }
 
 async fn exchange(

@@ -2,17 +2,22 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use http::Request;
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::json;
-use tower::ServiceExt;
 
+use crate::case;
 use crate::netns::{Connector, NetNs};
 use crate::pki::Pair;
+
+/// How long the API server may take to begin an answer; a watch is answered at once as well.
+const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a client shows to prove who it is.
 #[derive(Clone)]
@@ -60,10 +65,21 @@ pub async fn client(path: &Path, netns: &NetNs) -> Result<kube::Client> {
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
     let https = config.rustls_https_connector_with_connector(Connector(netns.clone()))?;
     let http = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
-        .build::<_, Body>(https)
-        .map_err(tower::BoxError::from);
+        .build::<_, Body>(https);
+    let limited = tower::service_fn(move |request: Request<Body>| {
+        let (http, question) = (http.clone(), format!("{} {}", request.method(), request.uri()));
+        async move {
+            let _waiting = case::waiting_for(format!("the answer to {question}"));
+            match tokio::time::timeout(ANSWER_LIMIT, http.request(request)).await {
+                Ok(answer) => answer.map_err(tower::BoxError::from),
+                Err(_) => {
+                    Err(format!("{question}: no answer in {} s", ANSWER_LIMIT.as_secs()).into())
+                }
+            }
+        }
+    });
     let builder =
-        ClientBuilder::new(http, &config.default_namespace).with_layer(&config.base_uri_layer());
+        ClientBuilder::new(limited, &config.default_namespace).with_layer(&config.base_uri_layer());
     Ok(match config.auth_layer()? {
         Some(auth) => builder.with_layer(&auth).build(),
         None => builder.build(),

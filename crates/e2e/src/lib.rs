@@ -26,6 +26,7 @@ pub mod agent;
 pub mod audit;
 pub mod bed;
 pub mod bench;
+pub mod case;
 pub mod cell;
 pub mod cgroup;
 pub mod containerd;

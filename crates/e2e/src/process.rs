@@ -3,9 +3,11 @@
 //! Why not tokio's child: one bed may serve many tests, each with a runtime of its own, and tokio's
 //! needs the runtime it was born in.
 
+mod command;
+mod talk;
+
 use std::fmt::{self, Display};
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +17,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait;
+
+pub(crate) use command::wait_until;
+pub use command::{COMMAND_LIMIT, Stdin, everything, output, output_of, run};
+pub use talk::Talk;
 
 /// How long a process may take to vanish after SIGKILL.
 const DEATH: Duration = Duration::from_secs(60);
@@ -151,36 +157,6 @@ impl Display for Daemon {
 pub fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<_> = text.lines().collect();
     lines.get(lines.len().saturating_sub(count)..).unwrap_or_default().join("\n")
-}
-
-/// Runs a command to its end and returns what it printed; its failure carries what it complained
-/// about.
-pub fn output(command: &mut Command) -> Result<String> {
-    output_of(command, b"")
-}
-
-/// Like [`output`], with something on its standard input.
-pub fn output_of(command: &mut Command, input: &[u8]) -> Result<String> {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("running {command:?}"))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program need not read what it is offered.
-        let _ = stdin.write_all(input);
-    }
-    let output = child.wait_with_output()?;
-    if !output.status.success() {
-        bail!(
-            "{command:?} ended with {}:\n{}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr),
-        );
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -2,9 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+
+use crate::process::{Stdin, run};
+
+/// How long something may take to be fetched and built.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 /// The root of the repository, where cargo built this from.
 pub fn repository() -> &'static Path {
@@ -13,20 +18,19 @@ pub fn repository() -> &'static Path {
 }
 
 /// The folder that holds the programs of `name`, obtained first if need be. The first time can take
-/// minutes (`kube-apiserver` is built from source); progress goes to standard error.
+/// minutes (`kube-apiserver` is built from source).
 pub fn provide(name: &str) -> Result<PathBuf> {
     let script = repository().join("testbed/provide");
-    let output = Command::new(&script)
-        .arg(name)
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .with_context(|| format!("running {}", script.display()))?;
+    let mut command = Command::new(&script);
+    command.arg(name);
+    let output = run(&mut command, Stdin::Ends(b""), LIMIT)?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     anyhow::ensure!(
         output.status.success() && !folder.is_empty(),
-        "{} {name} ended with {}",
+        "{} {name} ended with {}:\n{}",
         script.display(),
-        output.status
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
     );
     Ok(folder.into())
 }

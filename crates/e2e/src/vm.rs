@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use podwright_testkit::report;
 
 use crate::ground::Ground;
 use crate::netns::Host;
@@ -87,13 +88,13 @@ impl Vm {
     }
 
     /// Switches it on and waits until it is off again.
-    #[allow(clippy::print_stderr, reason = "whoever reads a slow test's report wants to know")]
     pub async fn run(self) -> Result<Outcome> {
         for _ in 0..TRIES {
             if let Some(outcome) = self.run_once().await? {
                 return Ok(outcome);
             }
-            eprintln!("the VM stood still for {STILL:?} and was switched off");
+            let seconds = STILL.as_secs();
+            report::retried(&format!("the VM stood still for {seconds} s and was switched off"));
         }
         anyhow::bail!("the VM stood still {TRIES} times");
     }

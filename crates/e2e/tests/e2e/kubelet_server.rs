@@ -6,13 +6,14 @@ mod logs;
 mod numbers;
 mod streams;
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use http::Request;
 use hyper::body::Bytes;
 use podwright_e2e::http::{Answer, Tls};
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::pki::Pair;
+use podwright_e2e::process::{self, Stdin};
 use podwright_e2e::wait;
 
 use crate::cluster::{Cluster, LIMIT};
@@ -28,22 +29,9 @@ struct Ended {
 async fn run(mut command: Command, input: &[u8]) -> Ended {
     let input = input.to_owned();
     let ended = tokio::task::spawn_blocking(move || {
-        use std::io::Write;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        let mut stdin = child.stdin.take();
-        // Beside the reading: a pipe holds little.
-        let writing = std::thread::spawn(move || {
-            if let Some(mut stdin) = stdin.take() {
-                let _ = stdin.write_all(&input);
-            }
-        });
-        let output = child.wait_with_output();
-        let _ = writing.join();
-        output
+        process::run(&mut command, Stdin::Ends(&input), LIMIT * 2)
     });
-    let output = tokio::time::timeout(LIMIT * 2, ended).await;
-    let output = output.expect("it ends in time").unwrap().unwrap();
+    let output = ended.await.unwrap().unwrap();
     Ended {
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),

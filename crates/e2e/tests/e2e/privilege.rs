@@ -1,33 +1,14 @@
 //! What a case needs from the machine, and what it tells of itself although it passes.
 
-use std::io::Write;
-
 use podwright_e2e::{cell, tools};
+pub(crate) use podwright_testkit::report::{figure, skipped};
 
-/// Tells that a case is skipped.
-pub(crate) fn skipped(reason: &str) {
-    tell("skipped", reason);
-}
-
-/// Tells what a case measured; the summary of `./test` lists it.
-pub(crate) fn figure(text: &str) {
-    tell("figure", text);
-}
-
-/// Not by `eprintln!`: what a passing test prints that way is kept back, and nobody would know. In
-/// one piece, since others write as well.
-fn tell(kind: &str, text: &str) {
-    let case = std::thread::current().name().unwrap_or("a case").to_owned();
-    let line = format!("{case}: {kind}: {text}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
-}
-
-/// Leaves the test when it does not run as root: namespaces, cgroups and mounts need it.
+/// Leaves the test when it does not run as root: namespaces, cgroups and mounts need it. Begins the
+/// time limit of the case.
 macro_rules! needs_root {
     () => {
-        if !rustix::process::geteuid().is_root() {
-            return crate::privilege::skipped("needs root");
-        }
+        podwright_testkit::needs_root!();
+        let _limited = podwright_e2e::case::limited();
     };
 }
 pub(crate) use needs_root;

@@ -12,7 +12,7 @@ use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
-use crate::privilege::needs_root;
+use crate::privilege::{needs_root, skipped};
 use crate::standalone::Standalone;
 
 /// The first release whose API server takes it.
@@ -78,7 +78,7 @@ async fn until_enforced(root: &str, uid: &str, container: &str, want: [&str; 3])
 async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     needs_root!();
     if !std::path::Path::new("/sys/fs/cgroup/cpu").exists() {
-        return; // The values are read as version 1 has them.
+        return skipped("the values are read as cgroup v1 has them, and this machine has v2");
     }
     let bed =
         Bed::builder().control_plane().apiserver_flag("--storage-media-type=application/json");
@@ -152,7 +152,7 @@ fn container_id(pod: &k8s_openapi::api::core::v1::Pod) -> String {
 async fn a_running_init_container_and_the_pod_as_a_whole_get_other_resources() {
     needs_root!();
     if !std::path::Path::new("/sys/fs/cgroup/cpu").exists() {
-        return; // The values are read as version 1 has them.
+        return skipped("the values are read as cgroup v1 has them, and this machine has v2");
     }
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;

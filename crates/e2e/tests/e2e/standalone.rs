@@ -9,6 +9,7 @@ use std::time::Duration;
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::listing::{Difference, Listing};
+use podwright_e2e::process::{COMMAND_LIMIT, Stdin, everything, output, run};
 use podwright_e2e::{images, tools, wait};
 use serde_json::{Value, json};
 
@@ -120,7 +121,7 @@ impl Drop for Undertaker {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The failure of the case is what is to be told.
-            let _ = self.0.output();
+            let _ = output(&mut self.0);
         }
     }
 }
@@ -225,8 +226,8 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     assert_eq!(node.pods().await[0]["restarts"], 0);
     let examined = async || {
         let mut doctor = bed.command(&node.program);
-        let said = doctor.args(["doctor", "--state-dir", &node.state]).output()?;
-        let said = String::from_utf8(said.stdout)?;
+        doctor.args(["doctor", "--state-dir", &node.state]);
+        let said = everything(&run(&mut doctor, Stdin::Ends(b""), COMMAND_LIMIT)?);
         anyhow::ensure!(said.contains("runs and is Ready"), "{said}");
         Ok(true)
     };

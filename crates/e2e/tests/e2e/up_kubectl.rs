@@ -6,6 +6,7 @@ use std::time::Duration;
 use podwright_e2e::bed::Bed;
 use podwright_e2e::bench::usage::Memory;
 use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::process::output;
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
@@ -80,7 +81,7 @@ async fn objects(kubectl: &Kubectl, suffix: &str) {
     run(&["annotate", "cm", map, "note=short"]).await;
     let mut edit = kubectl.command(&["edit", "configmap", map]);
     edit.env("KUBE_EDITOR", "sed -i 's/^  a: .*/  a: edited/'");
-    assert!(tokio::task::spawn_blocking(move || edit.status()).await.unwrap().unwrap().success());
+    tokio::task::spawn_blocking(move || output(&mut edit)).await.unwrap().unwrap();
     let shown: Value = serde_json::from_str(&run(&["get", "cm", map, "-o", "json"]).await).unwrap();
     assert_eq!(shown["data"], json!({"a": "edited", "m": "1", "j": "1", "s": "1"}));
     assert_eq!(shown["metadata"]["labels"]["colour"], "red");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use podwright_e2e::agent::Agent;
 use podwright_e2e::bed::Bed;
+use podwright_e2e::process::{COMMAND_LIMIT, Stdin, everything, run};
 use podwright_e2e::{tools, wait};
 use serde_json::{Value, json};
 
@@ -16,9 +17,10 @@ const LIMIT: Duration = Duration::from_secs(180);
 
 /// Runs the command beside the agent: what it printed, and whether it succeeded.
 fn podwright(arguments: &[&str]) -> (String, bool) {
-    let output = Command::new(tools::podwright().unwrap()).args(arguments).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (String::from_utf8_lossy(&text).into_owned(), output.status.success())
+    let mut command = Command::new(tools::podwright().unwrap());
+    command.args(arguments);
+    let output = run(&mut command, Stdin::Ends(b""), COMMAND_LIMIT).unwrap();
+    (everything(&output), output.status.success())
 }
 
 fn why(agent: &Agent, pod: &str, more: &[&str]) -> (String, bool) {

@@ -1,0 +1,173 @@
+//! Time limit of a case: a case that hangs is reported with its name and with what it waited for,
+//! and the process of the tests ends.
+//!
+//! Why the whole process: libtest has no limit, a thread cannot be ended from outside, and cases
+//! share a process because they share control planes. Every wait, question and command of this kit
+//! has a limit of its own that fails only its case; this one is for what none of them covers. The
+//! guardians clear the beds away.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use podwright_testkit::report;
+
+/// Names another limit, in seconds.
+pub(crate) const LIMIT: &str = "PODWRIGHT_CASE_LIMIT";
+
+static CASES: Mutex<BTreeMap<u64, Case>> = Mutex::new(BTreeMap::new());
+static WAITS: Mutex<BTreeMap<u64, Wait>> = Mutex::new(BTreeMap::new());
+static NEXT: AtomicU64 = AtomicU64::new(0);
+static WATCHDOG: Once = Once::new();
+
+struct Case {
+    name: String,
+    limit: Duration,
+    deadline: Instant,
+}
+
+struct Wait {
+    thread: String,
+    what: String,
+    since: Instant,
+}
+
+/// The time limit of the case that this thread runs, until it is dropped.
+pub struct Limited(u64);
+
+/// What the current thread waits for, until it is dropped.
+pub struct Waiting(u64);
+
+/// How long a case may take: much more than any does on a busy machine, and hours for the full
+/// figures of `PODWRIGHT_LONG`.
+pub fn limit() -> Duration {
+    let minutes = if std::env::var_os("PODWRIGHT_LONG").is_some() { 360 } else { 40 };
+    let named = std::env::var(LIMIT).ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(named.unwrap_or(minutes * 60))
+}
+
+/// Begins the time limit of the case that runs on this thread.
+#[must_use = "the limit ends when this is dropped"]
+pub fn limited() -> Limited {
+    WATCHDOG.call_once(|| {
+        thread::spawn(watch);
+    });
+    let (id, limit) = (NEXT.fetch_add(1, Ordering::Relaxed), limit());
+    let case = Case { name: thread_name(), limit, deadline: Instant::now() + limit };
+    locked(&CASES).insert(id, case);
+    Limited(id)
+}
+
+/// Notes what the current thread waits for, for the report of a case that hangs.
+#[must_use = "the wait ends when this is dropped"]
+pub fn waiting_for(what: String) -> Waiting {
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    locked(&WAITS).insert(id, Wait { thread: thread_name(), what, since: Instant::now() });
+    Waiting(id)
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        locked(&CASES).remove(&self.0);
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        locked(&WAITS).remove(&self.0);
+    }
+}
+
+fn watch() {
+    loop {
+        thread::sleep(Duration::from_millis(200));
+        let now = Instant::now();
+        let cases = locked(&CASES);
+        let mut late = cases.values().filter(|case| case.deadline <= now).peekable();
+        if late.peek().is_none() {
+            continue;
+        }
+        for case in late {
+            let text = format!(
+                "exceeded its limit of {} s; {}",
+                case.limit.as_secs(),
+                waits(&case.name, now)
+            );
+            report::exceeded(&case.name, &text);
+        }
+        std::process::abort();
+    }
+}
+
+/// What the case waits for, and what threads that belong to no case in particular do.
+fn waits(case: &str, now: Instant) -> String {
+    let waits = locked(&WAITS);
+    let mut text = String::new();
+    for own in [true, false] {
+        for wait in waits.values().filter(|wait| (wait.thread == case) == own) {
+            if text.is_empty() {
+                text += "waiting for ";
+            } else {
+                text += ", ";
+            }
+            let seconds = now.duration_since(wait.since).as_secs();
+            let _ = write!(text, "{} since {seconds} s", wait.what);
+            if !own {
+                let _ = write!(text, " (thread {})", wait.thread);
+            }
+        }
+    }
+    if text.is_empty() { "waiting for nothing that this kit knows".to_owned() } else { text }
+}
+
+fn thread_name() -> String {
+    thread::current().name().unwrap_or("unnamed").to_owned()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::process::{Stdin, everything, run};
+
+    const HANGS: &str = "PODWRIGHT_TEST_HANGS";
+
+    #[test]
+    fn case_that_hangs_is_ended_and_reported_with_its_name_and_its_wait() {
+        let name = thread_name();
+        if std::env::var_os(HANGS).is_some() {
+            let _limited = limited();
+            let _waiting = waiting_for("an answer that never comes".to_owned());
+            loop {
+                thread::park();
+            }
+        }
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", &name, "--nocapture"]).env(HANGS, "1").env(LIMIT, "1");
+        let output = run(&mut again, Stdin::Ends(b""), Duration::from_secs(120)).unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        let said = everything(&output);
+        let wanted = format!(
+            "{name}: limit: exceeded its limit of 1 s; waiting for an answer that never comes"
+        );
+        assert!(said.contains(&wanted), "{said}");
+        assert!(!said.contains("test result:"), "{said}");
+    }
+
+    #[test]
+    fn case_that_ends_is_not_limited_any_more() {
+        let limited = limited();
+        let id = limited.0;
+        drop(limited);
+        assert!(!locked(&CASES).contains_key(&id));
+    }
+}
