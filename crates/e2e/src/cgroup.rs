@@ -63,6 +63,21 @@ impl Cgroup {
         Ok(format!("/{}/{name}", self.name))
     }
 
+    /// Where a cgroup, such as that of an agent's pods, has the files of a controller: in that
+    /// controller's hierarchy of version 1, or else in that of version 2.
+    pub fn of(&self, controller: &str, path: &str) -> Result<PathBuf> {
+        let named = self.hierarchies.iter().find(|point| {
+            point.file_name().is_some_and(|name| {
+                name.to_string_lossy().split(',').any(|name| name == controller)
+            })
+        });
+        let unified = || self.hierarchies.iter().find(|point| is_version_2(point));
+        let hierarchy = named.or_else(unified);
+        let hierarchy =
+            hierarchy.with_context(|| format!("no hierarchy has the controller {controller}"))?;
+        Ok(hierarchy.join(path.trim_start_matches('/')))
+    }
+
     /// The file a program writes `0` to in order to be one of the bed's.
     pub(crate) fn enrolment(&self) -> PathBuf {
         self.home().join("cgroup.procs")
@@ -112,6 +127,11 @@ impl Cgroup {
         }
         found
     }
+}
+
+/// Whether a hierarchy is that of version 2, which has this file at its top.
+pub fn is_version_2(point: &Path) -> bool {
+    point.join("cgroup.controllers").exists()
 }
 
 /// Adds every cgroup below `folder` to `found`, parents first.

@@ -52,4 +52,5 @@ mod store;
 pub mod tools;
 pub mod vm;
 pub mod wait;
+pub mod watch;
 pub mod wiretap;

@@ -1,5 +1,6 @@
 //! One node joined to a real API server, for the cases that need nothing else.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -8,6 +9,7 @@ use kube::api::{ListParams, PostParams};
 use podwright_e2e::agent::Agent;
 use podwright_e2e::bed::{Bed, BedBuilder};
 use podwright_e2e::wait;
+use podwright_e2e::watch::History;
 use serde_json::{Value, json};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
@@ -130,6 +132,12 @@ pub(crate) fn pod(name: &str, args: &[&str]) -> Value {
 /// A pod's status, as JSON.
 pub(crate) fn status(pod: &Pod) -> Value {
     serde_json::to_value(&pod.status).unwrap()
+}
+
+/// The pods that were not ready at some time.
+pub(crate) fn not_ready(history: &History) -> BTreeSet<String> {
+    let flipped = history.iter().filter(|(_, states)| !states.iter().all(|p| ready(&status(p))));
+    flipped.map(|(name, _)| name.clone()).collect()
 }
 
 /// Whether a status, as JSON, says Ready.

@@ -4,21 +4,20 @@
 //! The ordinary run takes a short form of each; `PODWRIGHT_LONG` the full one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use podwright_e2e::bench::usage::Memory;
 use podwright_e2e::wait;
+use podwright_e2e::watch::PodWatch;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::cluster::{Cluster, LIMIT, pod, ready, status};
+use crate::cluster::{Cluster, LIMIT, not_ready, pod, ready, status};
 use crate::privilege::{figure, needs_root};
 
 fn long() -> bool {
@@ -58,36 +57,6 @@ async fn steady(cluster: &Cluster, count: usize) {
         cluster.create(steady).await;
     }
     cluster.until_all_ready(count).await;
-}
-
-/// Notes every steady pod that is ever seen not ready from now on.
-struct Lookout {
-    seen: Arc<Mutex<BTreeSet<String>>>,
-    task: JoinHandle<()>,
-}
-
-impl Lookout {
-    fn stand(pods: Api<Pod>) -> Self {
-        let seen: Arc<Mutex<BTreeSet<String>>> = Arc::default();
-        let notes = seen.clone();
-        let task = tokio::spawn(async move {
-            let stream = watcher(pods, watcher::Config::default()).default_backoff();
-            let mut touched = stream.touched_objects().boxed();
-            while let Some(pod) = touched.next().await {
-                let Ok(pod) = pod else { continue };
-                let name = pod.metadata.name.clone().unwrap_or_default();
-                if name.starts_with("steady") && !ready(&status(&pod)) {
-                    notes.lock().unwrap().insert(name);
-                }
-            }
-        });
-        Self { seen, task }
-    }
-
-    fn report(self) -> BTreeSet<String> {
-        self.task.abort();
-        self.seen.lock().unwrap().clone()
-    }
 }
 
 /// Pods that come and go, a few at a time, until told to stop. Returns how many came.
@@ -186,7 +155,8 @@ async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
     steady(&cluster, 30).await;
     let pods = cluster.pods();
     let before = instances(&pods, "steady").await;
-    let lookout = Lookout::stand(pods.clone());
+    assert_eq!(before.len(), 30);
+    let watch = PodWatch::begin(pods.clone(), before.keys()).await.unwrap();
     let churn = Churn::begin(pods.clone());
     // Moments that look random and are the same each time.
     let mut moment: u64 = 0x9e37_79b9;
@@ -201,7 +171,8 @@ async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
     assert!(born > 0, "nothing came and went");
     no_orphans(&cluster).await;
     assert_eq!(instances(&pods, "steady").await, before, "a container was restarted");
-    assert_eq!(lookout.report(), BTreeSet::new(), "Ready flipped");
+    let history = watch.finish("the end").await.unwrap();
+    assert_eq!(not_ready(&history), BTreeSet::new(), "Ready flipped");
     cluster.close();
 }
 
@@ -269,9 +240,10 @@ impl Holdings {
         let pid = cluster.agent.daemon().pid();
         let root = cluster.agent.root_dir();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let below = format!("/sys/fs/cgroup/pids{}", cluster.agent.cgroup_root());
         let mut cgroups = Vec::new();
-        folders(std::path::Path::new(&below), &mut cgroups);
+        let below = cluster.bed.ground().cgroup().of("pids", cluster.agent.cgroup_root()).unwrap();
+        folders(&below, &mut cgroups);
+        assert!(!cgroups.is_empty(), "not even the groups of classes are in {}", below.display());
         Self {
             descriptors: entries(format!("/proc/{pid}/fd").as_ref()),
             threads: entries(format!("/proc/{pid}/task").as_ref()),
@@ -315,13 +287,14 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
     let first = Churn::begin(pods.clone());
     tokio::time::sleep(Duration::from_secs(10)).await;
     first.end(&pods).await;
-    let before = settled(&cluster, None).await;
+    let (before, calm) = settled(&cluster, None).await;
+    calm.unwrap();
     let early = Memory::of(pid).unwrap();
 
     let churn = Churn::begin(pods.clone());
     tokio::time::sleep(Duration::from_secs(60 * minutes - 15)).await;
     let born = churn.end(&pods).await;
-    let after = settled(&cluster, Some(&before)).await;
+    let (after, calm) = settled(&cluster, Some(&before)).await;
     let mut late = Memory::of(pid).unwrap();
     // What is free goes back to the machine once a minute.
     let trimmed = async || {
@@ -335,6 +308,7 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
         early.resident, early.anonymous, late.resident, late.anonymous
     ));
     assert!(after.within(&before), "before: {before:#?}\nafter {born} pods: {after:#?}");
+    calm.unwrap();
     assert!(trimmed.is_ok(), "memory grew: {early:?} before, {late:?} after {born} pods");
     cluster.close();
 }
@@ -342,7 +316,7 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
 /// What is held once dead containers are removed and, if there is something to compare with, once
 /// it is no more; else once it stays the same: a file that is just being read is not held, and a
 /// thread that has nothing to do ends after ten seconds.
-async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> Holdings {
+async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> (Holdings, anyhow::Result<()>) {
     const STAYS: Duration = Duration::from_secs(12);
     let cri = cluster.bed.cri().await.unwrap();
     let (mut held, mut since) = (Holdings::of(cluster), Instant::now());
@@ -354,7 +328,6 @@ async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> Holdings {
         let good = wanted.map_or(since.elapsed() >= STAYS, |wanted| held.within(wanted));
         Ok(good && cri.containers().await?.is_empty() && cri.sandboxes().await?.is_empty())
     };
-    // Told by what differs, if it does.
-    let _ = wait::until_true("everything dead to be removed", LIMIT * 2, settled).await;
-    held
+    let settled = wait::until_true("everything dead to be removed", LIMIT * 2, settled).await;
+    (held, settled)
 }

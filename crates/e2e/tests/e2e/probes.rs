@@ -1,22 +1,19 @@
 //! Probes of containers that really run: what they gate, what they kill, what is told of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
-use kube::runtime::{WatchStreamExt, watcher};
 use podwright_e2e::bed::Bed;
 use podwright_e2e::bench::usage::{self, Memory};
 use podwright_e2e::http::{Tls, send};
 use podwright_e2e::wait;
+use podwright_e2e::watch::PodWatch;
 use podwright_proto::cri::ExecSyncRequest;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
-use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, not_ready, pod, ready};
 use crate::privilege::{figure, needs_root};
 
 const SERVE: [&str; 6] = ["serve", "--http", "8080", "--tcp", "7070", "--log-requests"];
@@ -150,7 +147,7 @@ async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
     for (name, _) in &all {
         before.insert((*name).to_owned(), cluster.until(name, "ready", ready).await);
     }
-    let mut changes = follow(cluster.pods());
+    let watch = PodWatch::begin(cluster.pods(), before.keys()).await.unwrap();
     for _ in 0..3 {
         cluster.agent.kill().await.unwrap();
         let asked: Vec<usize> = before.values().map(|pod| log(&cluster, pod).len()).collect();
@@ -166,10 +163,8 @@ async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
         let after = cluster.pods().get(name).await.unwrap();
         assert_eq!(id(&after), id(pod), "{name} restarted");
     }
-    while let Ok(pod) = changes.try_recv() {
-        let status = serde_json::to_value(&pod.status).unwrap();
-        assert!(ready(&status), "{:?} flipped: {status:#}", pod.metadata.name);
-    }
+    let history = watch.finish("the end").await.unwrap();
+    assert_eq!(not_ready(&history), BTreeSet::new(), "flipped: {history:#?}");
     cluster.close();
 }
 
@@ -220,6 +215,8 @@ async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
     }
     let agent = cluster.agent.daemon().pid();
     let (sockets_before, memory_before) = (sockets(agent), Memory::of(agent).unwrap());
+    let answers_before =
+        answers(&cluster.ask("GET", "/metrics/probes", &admin).await.text(), "successful");
     let millicores = usage::millicores(agent, over).await.unwrap();
     let (sockets_after, memory_after) = (sockets(agent), Memory::of(agent).unwrap());
     assert_eq!(standing().await.unwrap().unwrap(), before, "a flip or a restart");
@@ -227,14 +224,14 @@ async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
     assert!(sockets_after < sockets_before + 50, "{sockets_before} sockets, then {sockets_after}");
     let answer = cluster.ask("GET", "/metrics/probes", &admin).await;
     let counts = answer.text();
-    let of = |result: &str| -> u64 {
-        let wanted = format!("result=\"{result}\"");
-        let lines = counts.lines().filter(|line| line.starts_with("prober_probe_total"));
-        let values =
-            lines.filter(|line| line.contains(&wanted)).filter_map(|line| line.split(' ').nth(1));
-        values.map(|value| value.parse::<u64>().unwrap()).sum()
-    };
-    assert!(of("successful") > 0, "{counts}");
+    // Meanwhile every pod answered: not to have flipped without being asked proves nothing.
+    let answers_after = answers(&counts, "successful");
+    assert_eq!(answers_after.len(), many, "{counts}");
+    for (pod, after) in &answers_after {
+        let before = answers_before.get(pod).copied().unwrap_or_default();
+        assert!(*after > before, "{pod} answered no probe meanwhile: {counts}");
+    }
+    let of = |result: &str| answers(&counts, result).values().sum::<u64>();
     figure(&format!(
         "{many} pods with two probes a second each, for {over:?}: {} answers, {} failures; \
          {millicores:.1} millicores; {:.1} then {:.1} MB; {sockets_before} then {sockets_after} sockets",
@@ -267,26 +264,26 @@ impl Standing {
     }
 }
 
+/// How many answers of this kind each pod gave to its probes, from the metrics.
+fn answers(counts: &str, result: &str) -> BTreeMap<String, u64> {
+    let mut answers = BTreeMap::new();
+    for line in counts.lines().filter(|line| line.starts_with("prober_probe_total{")) {
+        let label = |name: &str| {
+            let (_, rest) = line.split_once(&format!("{name}=\""))?;
+            rest.split('"').next().map(str::to_owned)
+        };
+        if label("result").is_some_and(|found| found == result) {
+            let count: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+            *answers.entry(label("pod").unwrap()).or_default() += count;
+        }
+    }
+    answers
+}
+
 fn sockets(pid: u32) -> usize {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
     links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
-}
-
-/// Every state of the pods from now on.
-fn follow(pods: Api<Pod>) -> mpsc::UnboundedReceiver<Pod> {
-    let (tell, changes) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        let stream = watcher(pods, watcher::Config::default()).default_backoff().applied_objects();
-        // Ends with the cluster, or with whoever follows.
-        let _ = stream
-            .try_for_each(|pod| {
-                let told = tell.send(pod);
-                async move { told.map_err(|_| watcher::Error::NoResourceVersion) }
-            })
-            .await;
-    });
-    changes
 }
 
 /// gRPC probes are younger than the API server of the bed, but not than the agent.

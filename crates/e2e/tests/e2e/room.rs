@@ -49,11 +49,11 @@ impl Cluster {
         self.agent.daemon().until(what, LIMIT, look).await.unwrap()
     }
 
-    /// The file of a cgroup v1 controller in a pod's group.
-    fn group(&self, controller: &str, class: &str, uid: &str) -> PathBuf {
-        let root = self.agent.cgroup_root().trim_start_matches('/');
-        let group = format!("{controller}/{root}/kubepods/{class}/pod{uid}");
-        Path::new("/sys/fs/cgroup").join(group)
+    /// Where a guaranteed pod's group has the files of a controller: such pods have no class above
+    /// them.
+    fn group(&self, controller: &str, uid: &str) -> PathBuf {
+        let group = format!("{}/kubepods/pod{uid}", self.agent.cgroup_root());
+        self.bed.ground().cgroup().of(controller, &group).unwrap()
     }
 
     fn close(self) {
@@ -76,6 +76,15 @@ fn pod(name: &str, args: &[&str], container: &Value) -> Value {
             "terminationGracePeriodSeconds": 2, "containers": [app],
         },
     })
+}
+
+/// Whether the one of these files that is there has the value beside it.
+fn one_of(group: &Path, files: &[(&str, &str)]) -> Result<(), String> {
+    let found = files.iter().find(|(file, _)| group.join(file).exists());
+    let (file, want) = found.ok_or_else(|| format!("{} has none of {files:?}", group.display()))?;
+    let value = std::fs::read_to_string(group.join(file)).map_err(|error| error.to_string())?;
+    let value = value.trim();
+    if value == *want { Ok(()) } else { Err(format!("{file} is {value:?}, not {want:?}")) }
 }
 
 fn running(status: &Value) -> bool {
@@ -166,12 +175,17 @@ async fn a_container_is_killed_at_its_memory_limit_and_throttled_at_its_cpu_limi
     cluster.create(&pod("busy", &["burn"], &limits("100m", "64Mi"))).await;
     cluster.until("busy", "running", running).await;
     let uid = cluster.pods.get("busy").await.unwrap().metadata.uid.unwrap();
-    // Guaranteed pods have no class above them.
-    let group = cluster.group("cpu", "", &uid);
-    let quota = std::fs::read_to_string(group.join("cpu.cfs_quota_us")).unwrap();
-    assert_eq!(quota.trim(), "10000");
-    let memory = cluster.group("memory", "", &uid).join("memory.limit_in_bytes");
-    assert_eq!(std::fs::read_to_string(memory).unwrap().trim(), (64u64 << 20).to_string());
+    let group = cluster.group("cpu", &uid);
+    // Version 1, or version 2 with quota and period in one file.
+    assert_eq!(
+        one_of(&group, &[("cpu.cfs_quota_us", "10000"), ("cpu.max", "10000 100000")]),
+        Ok(())
+    );
+    let (memory, limit) = (cluster.group("memory", &uid), (64u64 << 20).to_string());
+    assert_eq!(
+        one_of(&memory, &[("memory.limit_in_bytes", &limit), ("memory.max", &limit)]),
+        Ok(())
+    );
     let throttled = async || {
         let stat = std::fs::read_to_string(group.join("cpu.stat"))?;
         let times = stat.lines().find_map(|line| line.strip_prefix("nr_throttled "));

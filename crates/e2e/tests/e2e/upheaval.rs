@@ -1,19 +1,17 @@
 //! What happens around a pod while it lives: its runtime dies, its node loses power, its API server
 //! goes away, somebody else writes into its status or takes its name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{
-    DeleteParams, ListParams, Patch, PatchParams, Preconditions, WatchEvent, WatchParams,
-};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use podwright_e2e::wait;
+use podwright_e2e::watch::PodWatch;
 use podwright_proto::cri::Container;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready, status};
+use crate::cluster::{Cluster, LIMIT, NAMESPACE, not_ready, pod, ready, status};
 use crate::privilege::needs_root;
 
 /// The instance of each pod's container and how often it was restarted, by the pod's name.
@@ -36,8 +34,8 @@ async fn pods_do_not_notice_that_containerd_and_the_agent_die() {
     }
     cluster.until_all_ready(count).await;
     let before = instances(&cluster).await;
-    let version = cluster.pods().list(&ListParams::default()).await.unwrap().metadata;
-    let version = version.resource_version.unwrap();
+    assert_eq!(before.len(), count);
+    let watch = PodWatch::begin(cluster.pods(), before.keys()).await.unwrap();
 
     for _ in 0..3 {
         cluster.bed.containerd_mut().restart().await.unwrap();
@@ -55,14 +53,8 @@ async fn pods_do_not_notice_that_containerd_and_the_agent_die() {
     let mut now = instances(&cluster).await;
     now.remove("after");
     assert_eq!(now, before, "a container was restarted");
-    let changes = cluster.pods().watch(&WatchParams::default().timeout(1), &version).await.unwrap();
-    let changes: Vec<_> = changes.try_collect().await.unwrap();
-    let flipped = changes.iter().filter_map(|change| match change {
-        WatchEvent::Modified(pod) if !ready(&status(pod)) => pod.metadata.name.clone(),
-        _ => None,
-    });
-    let flipped: Vec<_> = flipped.filter(|name| name != "after").collect();
-    assert_eq!(flipped, Vec::<String>::new(), "Ready flipped");
+    let history = watch.finish("the end").await.unwrap();
+    assert_eq!(not_ready(&history), BTreeSet::new(), "Ready flipped");
     cluster.close();
 }
 
@@ -78,9 +70,8 @@ async fn node_that_lost_power_starts_what_should_run_and_fails_what_ran_once() {
 
     cluster.agent.kill().await.unwrap();
     cluster.bed.containerd().kill().await.unwrap();
-    let pods = std::fs::canonicalize(format!("/sys/fs/cgroup/pids{}", cluster.agent.cgroup_root()))
-        .unwrap();
-    kill_everything_below(&pods);
+    let pods = cluster.bed.ground().cgroup().of("pids", cluster.agent.cgroup_root()).unwrap();
+    assert!(kill_everything_below(&pods) > 0, "no process is in {}", pods.display());
     cluster.bed.containerd_mut().restart().await.unwrap();
     cluster.agent.restart().await.unwrap();
 
@@ -92,11 +83,12 @@ async fn node_that_lost_power_starts_what_should_run_and_fails_what_ran_once() {
     cluster.close();
 }
 
-/// What a power cut leaves of the processes in a cgroup.
-fn kill_everything_below(cgroup: &std::path::Path) {
+/// What a power cut leaves of the processes in a cgroup. Returns how many there were.
+fn kill_everything_below(cgroup: &std::path::Path) -> usize {
+    let mut killed = 0;
     for entry in std::fs::read_dir(cgroup).unwrap().flatten() {
         if entry.path().is_dir() {
-            kill_everything_below(&entry.path());
+            killed += kill_everything_below(&entry.path());
         }
     }
     let processes = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
@@ -104,7 +96,9 @@ fn kill_everything_below(cgroup: &std::path::Path) {
         // It may have ended with its neighbour.
         let _ =
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(process), nix::sys::signal::SIGKILL);
+        killed += 1;
     }
+    killed
 }
 
 #[tokio::test]
