@@ -167,9 +167,7 @@ const CONFORMANCE: [&str; 37] = [
 #[tokio::test]
 async fn every_series_has_upstreams_name_type_and_labels() {
     needs_root!();
-    let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
-        return crate::privilege::skipped("PODWRIGHT_GOLDEN names no recordings");
-    };
+    let Some(golden) = podwright_testkit::report::recordings() else { return };
     let golden = std::path::Path::new(&golden).join("server");
     let recorded = std::fs::read_to_string(golden.join("metrics-series.json")).unwrap();
     let recorded: Value = serde_json::from_str(&recorded).unwrap();
