@@ -1,11 +1,10 @@
 //! What people do to pods with stock `kubectl`, of three ages, against `podwright up`.
 
-use std::io::Write as _;
-use std::process::Stdio;
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::process::Talk;
 use podwright_e2e::wait;
 use serde_json::json;
 
@@ -95,26 +94,25 @@ async fn refusals(kubectl: &Kubectl) {
     assert!(services.starts_with("kubernetes"), "{services}");
 }
 
-/// A container that sees the processes of another one, and a talk with it. The talk ends when the
-/// input does, so that stays open. The runtime passes the input on before it listens to the answer,
-/// so that takes its time.
+/// A container that sees the processes of another one, and a talk with it.
+///
+/// Nothing is printed at the beginning or the end of the attachment, because containerd can lose
+/// that (`ContainerIO.Attach` of 1.6, 1.7 and 2): it passes the input on before it listens to the
+/// output; and with `stdinOnce` unset, which is how `kubectl debug` has it, the end of standard error
+/// closes the input, and the end of the input takes the client off standard output, although the
+/// process's last lines may not have been read yet. So the container is spoken to when it was heard,
+/// and leaves when it is told to.
 async fn debug(kubectl: &Kubectl, pod: &str) {
     let beside = ["debug", pod, "-i", IMAGE, LOCAL, "--profile=general", "--target=main", "--"];
-    let look = ["sh", "-c", "read word; sleep 1; ps; echo heard $word"];
-    let mut command = kubectl.command(&[&beside[..], &look].concat());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let talk = tokio::task::spawn_blocking(move || {
-        let mut child = command.spawn()?;
-        let mut input = child.stdin.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-        input.write_all(b"me\n")?;
-        let output = child.wait_with_output();
-        drop(input);
-        output
-    });
-    let output = tokio::time::timeout(LIMIT, talk).await.unwrap().unwrap().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("sleep 1000") && said.contains("heard me"), "{said}{complaint}");
+    let script = "until read -t 1 word; do echo waiting; done; ps; echo heard $word; read end";
+    let command = kubectl.command(&[&beside[..], &["sh", "-c", script]].concat());
+    let mut talk = Talk::begin(command).unwrap();
+    talk.until("waiting", LIMIT).await.unwrap();
+    talk.say("me\n").unwrap();
+    talk.until("heard me", LIMIT).await.unwrap();
+    talk.say("end\n").unwrap();
+    let (status, said) = talk.end(LIMIT).await.unwrap();
+    assert!(status.success() && said.contains("sleep 1000"), "{status}: {said}");
 }
 
 /// What came after 1.20: events by pod, a debugging container, tokens, oneself.
