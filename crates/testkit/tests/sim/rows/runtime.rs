@@ -35,13 +35,19 @@ fn row_20_after_a_restart_what_runs_goes_on_and_stays_ready() {
         });
         let plain = sim.create(&wish("web").sidecar("side", APP).container("app", APP)).await;
         sim.until_ready("web").await;
-        sim.create(&probed).await;
+        let probed = sim.create(&probed).await;
+        sim.until_ready("probed").await;
         sim.pass(s(30)).await;
         for _ in 0..3 {
+            let asked = sim.fake.count(Rpc::ExecSync);
             sim.restart().await;
             sim.pass(s(20)).await;
+            assert!(sim.fake.count(Rpc::ExecSync) > asked, "the new agent probes");
         }
-        assert_eq!(laws::disturbances(&sim, &plain), [""; 0]);
+        for uid in [plain, probed] {
+            assert!(!sim.record.of(&uid).is_empty(), "nothing was seen of {uid:?}");
+            assert_eq!(laws::disturbances(&sim, &uid), [""; 0]);
+        }
         assert_eq!(sim.fake.count(Rpc::StartContainer), 3);
         lawful(&sim);
     });

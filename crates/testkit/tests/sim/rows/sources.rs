@@ -237,9 +237,11 @@ fn row_18_an_unknown_pod_of_the_runtime_is_stopped_once_every_source_was_heard()
         sim.api.come_up();
         sim.until("it is stopped", s(60), |sim| sim.fake.snapshot().running("web").is_empty())
             .await;
-        let stops = sim.fake.calls();
-        let grace = stops.iter().filter(|c| c.rpc == Rpc::StopContainer).filter_map(|c| c.grace);
-        assert!(grace.into_iter().all(|grace| grace == 2), "no spec, no grace");
+        let calls = sim.fake.calls();
+        let stops = calls.iter().filter(|call| call.rpc == Rpc::StopContainer);
+        let graces: Vec<_> = stops.map(|call| call.grace).collect();
+        assert!(!graces.is_empty(), "it was stopped by no call");
+        assert!(graces.iter().all(|grace| *grace == Some(2)), "no spec, no grace: {graces:?}");
         assert_eq!(sim.record.of(&uid).len(), reports, "nothing is reported");
         sim.pass(s(10)).await;
         clean(&sim, &[]);
