@@ -10,6 +10,7 @@ mod cargo;
 mod images;
 mod papers;
 mod picture;
+mod suite;
 mod tidy;
 
 use std::path::PathBuf;
@@ -52,6 +53,11 @@ enum Chore {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+    /// Read what the steps of ./test recorded
+    Suite {
+        #[command(subcommand)]
+        question: suite::Question,
+    },
     /// Check the laws of the repository: dependencies, licences, sources, documents
     Tidy,
     /// List the licence of every package that we build with
@@ -73,6 +79,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Chore::Picture { session, out } => {
             picture::draw(&session, &out.unwrap_or_else(|| session.with_extension("svg")))?;
         }
+        Chore::Suite { question } => return suite::answer(question, &workspace.root),
         Chore::Tidy => return tidy::run(&workspace),
         Chore::Licences => tidy::list_licences(&workspace)?,
     }

@@ -1,0 +1,305 @@
+//! What `cargo test` printed, read per test binary: announced tests, outcomes, results, and the
+//! notes that tests print with `podwright-report`.
+
+use std::collections::BTreeSet;
+
+/// One log.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) binaries: Vec<Binary>,
+    pub(crate) notes: Vec<Note>,
+    /// What the compiler could not build.
+    pub(crate) not_built: Vec<String>,
+}
+
+/// One test binary that was started.
+#[derive(Debug, Default)]
+pub(crate) struct Binary {
+    pub(crate) name: String,
+    /// How many tests it said it would run.
+    announced: usize,
+    rounds: usize,
+    results: usize,
+    pub(crate) passed: usize,
+    pub(crate) ignored: usize,
+    /// Tests whose outcome was printed.
+    ended: BTreeSet<String>,
+    pub(crate) failed: BTreeSet<String>,
+    /// How cargo says that it ended, if it did not end well: `signal: 6, SIGABRT: …`.
+    end: Option<String>,
+}
+
+/// What a test says of itself although it passes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Note {
+    pub(crate) kind: NoteKind,
+    pub(crate) test: String,
+    pub(crate) text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum NoteKind {
+    Skipped,
+    Figure,
+    /// Something failed inside the test and passed when it was tried again.
+    Unsteady,
+    /// Something outside the product was tried again, such as a stalled emulator.
+    Retried,
+    Golden,
+    /// The test exceeded its time limit; its process ends with it.
+    Limit,
+}
+
+impl NoteKind {
+    const ALL: [(Self, &str); 6] = [
+        (Self::Skipped, "skipped"),
+        (Self::Figure, "figure"),
+        (Self::Unsteady, "unsteady"),
+        (Self::Retried, "retried"),
+        (Self::Golden, "golden"),
+        (Self::Limit, "limit"),
+    ];
+}
+
+impl Report {
+    pub(crate) fn of(log: &str) -> Self {
+        let mut report = Self::default();
+        for line in log.lines() {
+            report.read(line);
+        }
+        report
+    }
+
+    fn read(&mut self, line: &str) {
+        if let Some(note) = Note::of(line) {
+            self.notes.push(note);
+            return;
+        }
+        if let Some(name) = binary(line) {
+            self.binaries.push(Binary { name, ..Binary::default() });
+            return;
+        }
+        if let Some(rest) = line.strip_prefix("error: could not compile ") {
+            self.not_built.push(rest.to_owned());
+            return;
+        }
+        if self.binaries.is_empty() {
+            // A test program that is called by itself announces nothing before.
+            if !line.starts_with("running ") {
+                return;
+            }
+            self.binaries.push(Binary { name: "tests".to_owned(), ..Binary::default() });
+        }
+        let Some(binary) = self.binaries.last_mut() else { return };
+        binary.read(line);
+    }
+
+    /// The tests that failed, of all binaries.
+    pub(crate) fn failed(&self) -> BTreeSet<&str> {
+        self.binaries.iter().flat_map(|binary| &binary.failed).map(String::as_str).collect()
+    }
+
+    pub(crate) fn passed(&self) -> usize {
+        self.binaries.iter().map(|binary| binary.passed).sum()
+    }
+
+    pub(crate) fn ignored(&self) -> usize {
+        self.binaries.iter().map(|binary| binary.ignored).sum()
+    }
+}
+
+impl Binary {
+    fn read(&mut self, line: &str) {
+        if let Some(count) = announced(line) {
+            self.announced += count;
+            self.rounds += 1;
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            self.results += 1;
+            self.passed += count_before(result, " passed");
+            self.ignored += count_before(result, " ignored");
+        } else if let Some((name, outcome)) = outcome(line) {
+            self.ended.insert(name.to_owned());
+            if outcome.starts_with("FAILED") {
+                self.failed.insert(name.to_owned());
+            }
+        } else if let Some(end) = end(line) {
+            self.end = Some(end);
+        }
+    }
+
+    /// Why this binary is a failure of its own: it ended before it had said how its tests went.
+    pub(crate) fn aborted(&self) -> Option<String> {
+        if self.results > 0 && self.results >= self.rounds {
+            return None;
+        }
+        let end = self.end.as_deref().map(|end| format!(" ({end})")).unwrap_or_default();
+        let missing = self.announced.saturating_sub(self.ended.len());
+        Some(format!(
+            "{} ended without a result{end}, {missing} of {} tests have none",
+            self.name, self.announced
+        ))
+    }
+}
+
+impl Note {
+    /// `NAME: kind: text`; after `test NAME ... ` when tests run one at a time.
+    fn of(line: &str) -> Option<Self> {
+        let line = match line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) {
+            Some((_, rest)) => rest,
+            None => line,
+        };
+        let (test, rest) = line.split_once(": ")?;
+        if test.is_empty() || test.contains(char::is_whitespace) {
+            return None;
+        }
+        let (kind, text) = rest.split_once(": ")?;
+        let (kind, _) = NoteKind::ALL.into_iter().find(|(_, name)| *name == kind)?;
+        Some(Self { kind, test: test.to_owned(), text: text.to_owned() })
+    }
+}
+
+/// `     Running unittests src/lib.rs (target/debug/deps/core-0123456789abcdef)`
+fn binary(line: &str) -> Option<String> {
+    if let Some(library) = line.strip_prefix("   Doc-tests ") {
+        return Some(format!("{library} (doc tests)"));
+    }
+    let (source, program) =
+        line.strip_prefix("     Running ")?.strip_suffix(')')?.rsplit_once(" (")?;
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let program = program.rsplit_once('-').map_or(program, |(name, _)| name);
+    Some(format!("{program} ({source})"))
+}
+
+fn announced(line: &str) -> Option<usize> {
+    let rest = line.strip_prefix("running ")?;
+    rest.strip_suffix(" tests").or_else(|| rest.strip_suffix(" test"))?.parse().ok()
+}
+
+fn outcome(line: &str) -> Option<(&str, &str)> {
+    let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+    let known = ["ok", "FAILED", "ignored"].iter().any(|known| outcome.starts_with(known));
+    known.then_some((name.trim_end_matches(" - should panic"), outcome))
+}
+
+/// `  process didn't exit successfully: `/a/program` (signal: 6, SIGABRT: process abort signal)`
+fn end(line: &str) -> Option<String> {
+    let rest = line.trim_start().strip_prefix("process didn't exit successfully: ")?;
+    Some(rest.rsplit_once(" (")?.1.trim_end_matches(')').to_owned())
+}
+
+/// The number before a word: `ok. 12 passed; 0 failed`.
+fn count_before(text: &str, word: &str) -> usize {
+    let before = text.split(word).next().unwrap_or_default();
+    before.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSED: &str = "
+     Running unittests src/lib.rs (target/debug/deps/podwright_core-0123456789abcdef)
+
+running 2 tests
+a::skips: skipped: needs root
+test a::skips ... ok
+test a::passes ... ok
+
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+   Doc-tests podwright_core
+
+running 1 test
+test crates/core/src/lib.rs - example (line 3) ... ok
+
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+
+    #[test]
+    fn results_of_every_binary_are_summed() {
+        let report = Report::of(PASSED);
+        assert_eq!((report.passed(), report.ignored(), report.failed().len()), (3, 1, 0));
+        let names: Vec<_> = report.binaries.iter().map(|b| b.name.as_str()).collect();
+        assert_eq!(names, ["podwright_core (unittests src/lib.rs)", "podwright_core (doc tests)"]);
+        assert!(report.binaries.iter().all(|binary| binary.aborted().is_none()));
+    }
+
+    #[test]
+    fn binary_that_aborts_is_a_failure_with_its_name() {
+        let log = "
+     Running tests/e2e/main.rs (target/debug/deps/e2e-0123456789abcdef)
+
+running 3 tests
+test a ... ok
+thread 'b' has overflowed its stack
+error: test failed, to rerun pass `-p podwright-e2e --test e2e`
+
+Caused by:
+  process didn't exit successfully: `/x/e2e-0123456789abcdef` (signal: 6, SIGABRT: process abort signal)
+";
+        let report = Report::of(log);
+        assert_eq!(
+            report.binaries[0].aborted().unwrap(),
+            "e2e (tests/e2e/main.rs) ended without a result \
+             (signal: 6, SIGABRT: process abort signal), 2 of 3 tests have none"
+        );
+    }
+
+    #[test]
+    fn test_that_ends_the_process_with_success_is_a_failure() {
+        let log = "     Running tests/x.rs (target/debug/deps/x-01)\n\nrunning 1 test\n";
+        assert!(Report::of(log).binaries[0].aborted().is_some());
+    }
+
+    #[test]
+    fn output_of_a_nested_run_hides_no_abort_and_adds_no_failure() {
+        let log = "
+     Running tests/e2e/main.rs (target/debug/deps/e2e-01)
+
+running 2 tests
+test in_a_cell ... FAILED
+test other ... ok
+
+failures:
+
+---- in_a_cell stdout ----
+running 1 test
+test in_a_cell ... FAILED
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out; finished in 1.00s
+
+failures:
+    in_a_cell
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.00s
+";
+        let report = Report::of(log);
+        assert_eq!(report.failed(), BTreeSet::from(["in_a_cell"]));
+        assert_eq!(report.passed(), 1);
+        assert!(report.binaries[0].aborted().is_none());
+    }
+
+    #[test]
+    fn notes_are_read_between_other_output() {
+        for (line, want) in [
+            ("a::b: skipped: needs root", Some((NoteKind::Skipped, "a::b", "needs root"))),
+            (
+                "test a::b ... a::b: figure: 3 ms: fast",
+                Some((NoteKind::Figure, "a::b", "3 ms: fast")),
+            ),
+            ("a: golden: pods 45 of 45", Some((NoteKind::Golden, "a", "pods 45 of 45"))),
+            ("the log said: skipped: nothing", None),
+            ("skipped: nothing", None),
+            ("a::b: other: text", None),
+        ] {
+            let note = Note::of(line);
+            let note = note.as_ref().map(|n| (n.kind, n.test.as_str(), n.text.as_str()));
+            assert_eq!(note, want, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_compile_is_named() {
+        let log = "error: could not compile `podwright-node` (lib) due to 1 previous error\n";
+        assert_eq!(Report::of(log).not_built, ["`podwright-node` (lib) due to 1 previous error"]);
+    }
+}

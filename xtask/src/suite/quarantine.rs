@@ -1,0 +1,98 @@
+//! Quarantine: cases that are known to fail beside others and pass alone, each with a date and a
+//! reason. A quarantined case does not fail a run while it passes alone; it is always listed.
+
+use anyhow::{Context as _, ensure};
+use jiff::civil::Date;
+
+pub(crate) const FILE: &str = "testbed/quarantine";
+
+/// More than this is a suite that nobody believes.
+const MOST: usize = 3;
+
+/// After this time an entry is listed as overdue.
+const OVERDUE_DAYS: i32 = 28;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Quarantine(Vec<Entry>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) case: String,
+    pub(crate) since: Date,
+    pub(crate) reason: String,
+}
+
+impl Quarantine {
+    /// A line is `CASE DATE REASON…`; empty lines and lines that begin with `#` do not count.
+    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
+        let lines = text.lines().map(str::trim);
+        let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let entries = lines.map(Entry::parse).collect::<anyhow::Result<Vec<_>>>()?;
+        ensure!(
+            entries.len() <= MOST,
+            "{FILE} has {} entries and may have {MOST}: fix a case before you add one",
+            entries.len()
+        );
+        Ok(Self(entries))
+    }
+
+    pub(crate) fn has(&self, case: &str) -> bool {
+        self.0.iter().any(|entry| entry.case == case)
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.0
+    }
+}
+
+impl Entry {
+    fn parse(line: &str) -> anyhow::Result<Self> {
+        let form = || format!("{FILE}: {line:?} is not CASE YYYY-MM-DD REASON");
+        let mut parts = line.splitn(3, char::is_whitespace).map(str::trim);
+        let case = parts.next().with_context(form)?.to_owned();
+        let since = parts.next().with_context(form)?.parse().ok().with_context(form)?;
+        let reason = parts.next().filter(|reason| !reason.is_empty()).with_context(form)?;
+        Ok(Self { case, since, reason: reason.to_owned() })
+    }
+
+    /// Whether it should have been fixed by now.
+    pub(crate) fn is_overdue(&self, today: Date) -> bool {
+        today.since(self.since).is_ok_and(|age| age.get_days() > OVERDUE_DAYS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_needs_a_case_a_date_and_a_reason() {
+        let text = "# comment\n\nup::case 2026-11-01 the runtime loses the first byte\n";
+        let quarantine = Quarantine::parse(text).unwrap();
+        assert!(quarantine.has("up::case") && !quarantine.has("up"));
+        assert_eq!(quarantine.entries()[0].reason, "the runtime loses the first byte");
+        for line in
+            ["up::case", "up::case 2026-11-01", "up::case soon reason", "up::case 2026-11-01  "]
+        {
+            assert!(Quarantine::parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn three_entries_are_allowed_and_four_are_an_error() {
+        let entries = |count: usize| "a::b 2026-11-01 reason\n".repeat(count);
+        assert!(Quarantine::parse(&entries(3)).is_ok());
+        let error = Quarantine::parse(&entries(4)).unwrap_err().to_string();
+        assert!(error.contains("4 entries"), "{error}");
+    }
+
+    #[test]
+    fn entry_is_overdue_after_four_weeks() {
+        let quarantine = Quarantine::parse("a 2026-11-01 reason").unwrap();
+        for (today, overdue) in [("2026-11-29", false), ("2026-11-30", true), ("2027-01-01", true)]
+        {
+            let today = today.parse().unwrap();
+            assert_eq!(quarantine.entries()[0].is_overdue(today), overdue, "{today}");
+        }
+    }
+}
