@@ -62,12 +62,19 @@ impl fmt::Debug for TokenKey {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Claims {
+    #[serde(rename = "aud")]
     aud: Vec<String>,
+    #[serde(rename = "exp")]
     exp: i64,
+    #[serde(rename = "iat")]
     iat: i64,
+    #[serde(rename = "nbf")]
     nbf: i64,
+    #[serde(rename = "iss")]
     iss: String,
+    #[serde(rename = "jti")]
     jti: String,
+    #[serde(rename = "sub")]
     sub: String,
     #[serde(rename = "kubernetes.io")]
     kubernetes: Bound,
@@ -76,19 +83,23 @@ struct Claims {
 /// The objects without which the token is void.
 #[derive(Debug, Serialize, Deserialize)]
 struct Bound {
+    #[serde(rename = "namespace")]
     namespace: String,
+    #[serde(rename = "serviceaccount")]
     serviceaccount: Reference,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "pod", skip_serializing_if = "Option::is_none")]
     pod: Option<Reference>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "node", skip_serializing_if = "Option::is_none")]
     node: Option<Reference>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "secret", skip_serializing_if = "Option::is_none")]
     secret: Option<Reference>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Reference {
+    #[serde(rename = "name")]
     name: String,
+    #[serde(rename = "uid")]
     uid: String,
 }
 
@@ -355,4 +366,26 @@ fn verify(key: &TokenKey, token: &str) -> Option<Claims> {
     hmac::verify(&key.0, signed.as_bytes(), &signature).ok()?;
     let (_, claims) = signed.split_once('.')?;
     serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?).ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Tokens lie in pods' volumes and outlive an upgrade.
+    #[test]
+    fn claims_are_written_as_they_were_read() {
+        let text = concat!(
+            r#"{"aud":["a"],"exp":4,"iat":1,"nbf":2,"iss":"i","jti":"j","sub":"s","#,
+            r#""kubernetes.io":{"namespace":"n","serviceaccount":{"name":"r","uid":"1"},"#,
+            r#""pod":{"name":"p","uid":"2"},"node":{"name":"m","uid":"3"},"#,
+            r#""secret":{"name":"t","uid":"4"}}}"#,
+        );
+        let claims: Claims = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&claims).unwrap(), text);
+        let key = TokenKey::new(&[7; 32]);
+        let again = verify(&key, &sign(&key, &claims).unwrap()).unwrap();
+        assert_eq!(serde_json::to_string(&again).unwrap(), text);
+    }
 }

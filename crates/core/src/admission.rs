@@ -49,7 +49,9 @@ pub struct Node {
 /// Why a pod was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rejection {
+    #[serde(rename = "reason")]
     pub reason: String,
+    #[serde(rename = "message")]
     pub message: String,
 }
 

@@ -17,9 +17,12 @@ use crate::time::{Mono, Now};
 /// How fast failures may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffLimits {
+    #[serde(rename = "initial")]
     pub initial: Duration,
+    #[serde(rename = "max")]
     pub max: Duration,
     /// A quiet time of this length forgets all earlier failures. Not lowered with `max`.
+    #[serde(rename = "forget_after")]
     pub forget_after: Duration,
 }
 
@@ -39,7 +42,9 @@ impl BackoffLimits {
 /// One doubling wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backoff {
+    #[serde(rename = "delay")]
     pub delay: Duration,
+    #[serde(rename = "last_try")]
     pub last_try: Mono,
 }
 
@@ -75,19 +80,33 @@ impl Backoff {
 /// Why a container could not be started. Users and controllers match on these words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StartError {
+    #[serde(rename = "ErrImagePull")]
     ErrImagePull,
+    #[serde(rename = "ImagePullBackOff")]
     ImagePullBackOff,
+    #[serde(rename = "ErrImageNeverPull")]
     ErrImageNeverPull,
+    #[serde(rename = "InvalidImageName")]
     InvalidImageName,
+    #[serde(rename = "ImageInspectError")]
     ImageInspectError,
+    #[serde(rename = "RegistryUnavailable")]
     RegistryUnavailable,
+    #[serde(rename = "SignatureValidationFailed")]
     SignatureValidationFailed,
+    #[serde(rename = "CreateContainerConfigError")]
     CreateContainerConfigError,
+    #[serde(rename = "PreCreateHookError")]
     PreCreateHookError,
+    #[serde(rename = "CreateContainerError")]
     CreateContainerError,
+    #[serde(rename = "PreStartHookError")]
     PreStartHookError,
+    #[serde(rename = "RunContainerError")]
     RunContainerError,
+    #[serde(rename = "PostStartHookError")]
     PostStartHookError,
+    #[serde(rename = "CrashLoopBackOff")]
     CrashLoopBackOff,
 }
 
@@ -135,70 +154,98 @@ impl StartError {
 /// The last failure of one thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure<R> {
+    #[serde(rename = "reason")]
     pub reason: R,
+    #[serde(rename = "message")]
     pub message: String,
     /// When this kind of failure began, and how often it came since.
+    #[serde(rename = "since")]
     pub since: Now,
+    #[serde(rename = "times")]
     pub times: u32,
     /// When it last failed.
+    #[serde(rename = "last")]
     pub last: Mono,
+    #[serde(rename = "retry_at")]
     pub retry_at: Mono,
 }
 
 /// A step that concerns the whole pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PodStep {
+    #[serde(rename = "Cgroup")]
     Cgroup,
+    #[serde(rename = "Directories")]
     Directories,
+    #[serde(rename = "Volumes")]
     Volumes,
+    #[serde(rename = "Sandbox")]
     Sandbox,
     /// Stopping containers and sandboxes.
+    #[serde(rename = "Kill")]
     Kill,
     /// Removing old instances.
+    #[serde(rename = "Removal")]
     Removal,
+    #[serde(rename = "Resize")]
     Resize,
+    #[serde(rename = "Teardown")]
     Teardown,
 }
 
 /// When the exit of an instance happened, on our own clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SeenExit {
+    #[serde(rename = "instance")]
     instance: ContainerId,
+    #[serde(rename = "at")]
     at: Mono,
     /// When we heard of it; on a busy machine that is later.
+    #[serde(rename = "seen")]
     seen: Mono,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Starts {
     /// The container's `backoff_key`: an edited container is a new one.
+    #[serde(rename = "key")]
     key: u64,
+    #[serde(rename = "backoff")]
     backoff: Option<Backoff>,
+    #[serde(rename = "failure")]
     failure: Option<Failure<StartError>>,
     /// The image that could not be had, if that was the failure: its own, or a volume's.
-    #[serde(default)]
+    #[serde(rename = "unpulled", default)]
     unpulled: Option<Arc<str>>,
+    #[serde(rename = "exits")]
     exits: Vec<SeenExit>,
     /// The highest attempt number that may be taken in the runtime though no instance shows.
+    #[serde(rename = "taken")]
     taken: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempts {
+    #[serde(rename = "starts")]
     starts: BTreeMap<Arc<str>, Starts>,
+    #[serde(rename = "pulls")]
     pulls: BTreeMap<Arc<str>, (Backoff, String)>,
+    #[serde(rename = "steps")]
     steps: BTreeMap<PodStep, Failure<PodStep>>,
     /// Sandboxes we stopped. A dead one that is not in here may still hold its address.
+    #[serde(rename = "stopped")]
     stopped: BTreeMap<SandboxId, Stopped>,
     /// Containers we stopped, as long as they are still seen running.
-    #[serde(default)]
+    #[serde(rename = "ended", default)]
     ended: BTreeMap<ContainerId, Stopped>,
 }
 
 /// Stops of one thing that the runtime called done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stopped {
+    #[serde(rename = "last")]
     last: Mono,
+    #[serde(rename = "times")]
     times: u32,
 }
 

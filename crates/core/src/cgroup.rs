@@ -29,13 +29,19 @@ pub const PIDS: &str = "pid";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupConfig {
     /// v1 `cpu.shares`; v2 takes [`weight_from_shares`] of it.
+    #[serde(rename = "cpu_shares")]
     pub cpu_shares: Option<u64>,
+    #[serde(rename = "cpu_quota")]
     pub cpu_quota: Option<CpuQuota>,
     /// Bytes.
+    #[serde(rename = "memory_limit")]
     pub memory_limit: Option<u64>,
+    #[serde(rename = "pids_limit")]
     pub pids_limit: Option<u64>,
     /// CPUs that may be used, as the kernel writes them: `0-3,8`.
+    #[serde(rename = "cpus")]
     pub cpus: Option<String>,
+    #[serde(rename = "hugepages")]
     pub hugepages: Hugepages,
 }
 
@@ -43,17 +49,22 @@ pub struct CgroupConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuQuota {
     /// `None` is as much as there is.
+    #[serde(rename = "micros")]
     pub micros: Option<u64>,
+    #[serde(rename = "period_micros")]
     pub period_micros: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Hugepages {
     #[default]
+    #[serde(rename = "Leave")]
     Leave,
     /// Every size of the machine; for groups whose children are limited instead.
+    #[serde(rename = "Unlimited")]
     Unlimited,
     /// Bytes allowed by page size in bytes; none of any size that is not listed.
+    #[serde(rename = "Only")]
     Only(BTreeMap<u64, u64>),
 }
 
@@ -61,10 +72,13 @@ pub enum Hugepages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodPolicy {
     /// `cpuCFSQuota`, and no exclusive CPUs: limits of CPU become quotas.
+    #[serde(rename = "enforce_cpu_quota")]
     pub enforce_cpu_quota: bool,
     /// `cpuCFSQuotaPeriod`.
+    #[serde(rename = "period_micros")]
     pub period_micros: u64,
     /// `podPidsLimit`, if there is one.
+    #[serde(rename = "pids_limit")]
     pub pids_limit: Option<u64>,
 }
 
@@ -150,8 +164,10 @@ impl CgroupConfig {
 /// Which reservations are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reserved {
+    #[serde(rename = "Everything")]
     Everything,
     /// Only what can be taken back without killing anyone.
+    #[serde(rename = "OnlyCpu")]
     OnlyCpu,
 }
 

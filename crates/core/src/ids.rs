@@ -66,7 +66,9 @@ id! {
 /// Namespace and name of a pod.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodName {
+    #[serde(rename = "namespace")]
     pub namespace: Arc<str>,
+    #[serde(rename = "name")]
     pub name: Arc<str>,
 }
 

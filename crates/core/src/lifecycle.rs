@@ -20,9 +20,13 @@ use crate::pod::Pod;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
+    #[serde(rename = "Syncing")]
     Syncing,
+    #[serde(rename = "Terminating")]
     Terminating,
+    #[serde(rename = "Terminated")]
     Terminated,
+    #[serde(rename = "Finished")]
     Finished,
 }
 
@@ -30,32 +34,43 @@ pub enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// Deletion was requested in the API.
+    #[serde(rename = "Deleted")]
     Deleted,
     /// The node needs its resources back.
+    #[serde(rename = "Evicted")]
     Evicted,
     /// All its containers are done, or the API already calls it terminal.
+    #[serde(rename = "Completed")]
     Completed,
     /// It left its source without a deletion, or someone on the node asked for it.
+    #[serde(rename = "Killed")]
     Killed,
     /// Only the runtime knows it.
+    #[serde(rename = "Orphaned")]
     Orphaned,
 }
 
 /// What a pod that was ended by the node reports of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Obituary {
+    #[serde(rename = "reason")]
     pub reason: String,
+    #[serde(rename = "message")]
     pub message: String,
     /// The message of the condition DisruptionTarget with reason TerminationByKubelet, if that is
     /// added.
+    #[serde(rename = "disruption")]
     pub disruption: Option<String>,
 }
 
 /// A request to end the pod from within the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kill {
+    #[serde(rename = "grace")]
     pub grace: Option<Duration>,
+    #[serde(rename = "evict")]
     pub evict: bool,
+    #[serde(rename = "obituary")]
     pub obituary: Option<Obituary>,
 }
 
@@ -98,14 +113,20 @@ const LEAST_GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lifecycle {
+    #[serde(rename = "stage")]
     stage: Stage,
+    #[serde(rename = "cause")]
     cause: Option<Cause>,
     /// `None`: each container has the grace of its spec.
+    #[serde(rename = "grace")]
     grace: Option<Duration>,
+    #[serde(rename = "obituary")]
     obituary: Option<Obituary>,
     /// No source wants it any more.
+    #[serde(rename = "unwanted")]
     unwanted: bool,
     /// The same UID appeared again while this life was ending.
+    #[serde(rename = "wanted_again")]
     wanted_again: bool,
 }
 

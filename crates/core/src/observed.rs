@@ -17,12 +17,17 @@ use crate::time::Mono;
 /// Everything the runtime knows of one pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedPod {
+    #[serde(rename = "uid")]
     pub uid: PodUid,
+    #[serde(rename = "name")]
     pub name: PodName,
     /// Newest first.
+    #[serde(rename = "sandboxes")]
     pub sandboxes: Vec<Sandbox>,
     /// Every instance the runtime still holds, newest first.
+    #[serde(rename = "instances")]
     pub instances: Vec<Instance>,
+    #[serde(rename = "as_of")]
     pub as_of: Mono,
 }
 
@@ -74,38 +79,57 @@ impl ObservedPod {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
+    #[serde(rename = "id")]
     pub id: SandboxId,
+    #[serde(rename = "attempt")]
     pub attempt: u32,
+    #[serde(rename = "created")]
     pub created: Timestamp,
+    #[serde(rename = "ready")]
     pub ready: bool,
     /// It shares the node's network. `None`: the runtime does not say.
+    #[serde(rename = "host_network")]
     pub host_network: Option<bool>,
     /// Which of the runtime's handlers made it; empty is its own choice.
-    #[serde(default)]
+    #[serde(rename = "handler", default)]
     pub handler: String,
     /// `None` until the sandbox was inspected; a list call does not tell addresses.
+    #[serde(rename = "ips")]
     pub ips: Option<Vec<IpAddr>>,
 }
 
 /// One container as the runtime ran it. A restart makes a new instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instance {
+    #[serde(rename = "id")]
     pub id: ContainerId,
+    #[serde(rename = "container")]
     pub container: Arc<str>,
+    #[serde(rename = "sandbox")]
     pub sandbox: SandboxId,
     /// The restart count it was created with.
+    #[serde(rename = "attempt")]
     pub attempt: u32,
+    #[serde(rename = "hash")]
     pub hash: Option<ContainerHash>,
+    #[serde(rename = "created")]
     pub created: Timestamp,
+    #[serde(rename = "state")]
     pub state: State,
     /// The image as the pod names it.
+    #[serde(rename = "image")]
     pub image: String,
     /// The image the runtime resolved it to.
+    #[serde(rename = "image_ref")]
     pub image_ref: String,
+    #[serde(rename = "resources")]
     pub resources: Option<Resources>,
+    #[serde(rename = "user")]
     pub user: Option<User>,
     /// Absolute path of its log file.
+    #[serde(rename = "log_path")]
     pub log_path: Option<String>,
+    #[serde(rename = "mounts")]
     pub mounts: Vec<Mount>,
 }
 
@@ -124,20 +148,32 @@ impl Instance {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
+    #[serde(rename = "Created")]
     Created,
-    Running { started: Timestamp },
+    #[serde(rename = "Running")]
+    Running {
+        #[serde(rename = "started")]
+        started: Timestamp,
+    },
+    #[serde(rename = "Exited")]
     Exited(Exit),
+    #[serde(rename = "Unknown")]
     Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
+    #[serde(rename = "code")]
     pub code: i32,
     /// `Completed`, `Error`, `OOMKilled`, …: the runtime's word.
+    #[serde(rename = "reason")]
     pub reason: String,
     /// The runtime's message and the termination message, as the API shows them.
+    #[serde(rename = "message")]
     pub message: String,
+    #[serde(rename = "started")]
     pub started: Timestamp,
+    #[serde(rename = "finished")]
     pub finished: Timestamp,
 }
 
@@ -151,40 +187,57 @@ impl Exit {
 /// What the runtime enforces right now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
+    #[serde(rename = "cpu_shares")]
     pub cpu_shares: Option<i64>,
+    #[serde(rename = "cpu_quota")]
     pub cpu_quota: Option<i64>,
+    #[serde(rename = "cpu_period")]
     pub cpu_period: Option<i64>,
+    #[serde(rename = "memory_limit")]
     pub memory_limit: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
+    #[serde(rename = "uid")]
     pub uid: i64,
+    #[serde(rename = "gid")]
     pub gid: i64,
+    #[serde(rename = "supplemental_groups")]
     pub supplemental_groups: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
+    #[serde(rename = "container_path")]
     pub container_path: String,
+    #[serde(rename = "host_path")]
     pub host_path: String,
+    #[serde(rename = "read_only")]
     pub read_only: bool,
+    #[serde(rename = "recursive_read_only")]
     pub recursive_read_only: bool,
 }
 
 /// The short form a list call gives: enough to notice that something changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Glance {
+    #[serde(rename = "Created")]
     Created,
+    #[serde(rename = "Running")]
     Running,
+    #[serde(rename = "Exited")]
     Exited,
+    #[serde(rename = "Unknown")]
     Unknown,
 }
 
 /// All containers and sandboxes of one pod at a glance, by runtime id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodGlance {
+    #[serde(rename = "sandboxes")]
     pub sandboxes: BTreeMap<Arc<str>, Glance>,
+    #[serde(rename = "containers")]
     pub containers: BTreeMap<Arc<str>, Glance>,
 }
 

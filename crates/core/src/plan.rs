@@ -36,22 +36,28 @@ pub use sync::image_back_off;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surroundings {
     /// `Err`: why the runtime's network is not ready.
+    #[serde(rename = "network")]
     pub network: Result<(), String>,
     /// The pod's cgroup exists.
+    #[serde(rename = "cgroup")]
     pub cgroup: bool,
     /// Soft admission refuses it for now, and says why.
+    #[serde(rename = "hold")]
     pub hold: Option<Hold>,
     /// Runs since the pod's first status was reported; `activeDeadlineSeconds` ends it.
+    #[serde(rename = "active")]
     pub active: Option<Stopwatch>,
     /// Where the pod stands between the resources it wishes for and those it has.
-    #[serde(default)]
+    #[serde(rename = "resizing", default)]
     pub resizing: Arc<Resizing>,
 }
 
 /// A pod kept from running until someone lifts it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
+    #[serde(rename = "reason")]
     pub reason: String,
+    #[serde(rename = "message")]
     pub message: String,
 }
 
@@ -71,13 +77,21 @@ pub struct Inputs<'a> {
 /// The inputs of one decision, recorded so that it can be replayed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Case {
+    #[serde(rename = "pod")]
     pub pod: Pod,
+    #[serde(rename = "observed")]
     pub observed: ObservedPod,
+    #[serde(rename = "attempts")]
     pub attempts: Attempts,
+    #[serde(rename = "life")]
     pub life: Lifecycle,
+    #[serde(rename = "probed")]
     pub probed: Probed,
+    #[serde(rename = "surroundings")]
     pub surroundings: Surroundings,
+    #[serde(rename = "crash_backoff")]
     pub crash_backoff: BackoffLimits,
+    #[serde(rename = "now")]
     pub now: Now,
 }
 
@@ -99,31 +113,47 @@ impl Case {
 /// What becomes of the logs of an instance that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Logs {
+    #[serde(rename = "Kept")]
     Kept,
+    #[serde(rename = "Removed")]
     Removed,
 }
 
 /// One act. The executor carries it out and holds no opinion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
+    #[serde(rename = "EnsureCgroup")]
     EnsureCgroup,
+    #[serde(rename = "MakeDirectories")]
     MakeDirectories,
     /// Mounts what the pod's containers use, and waits for it.
+    #[serde(rename = "MountVolumes")]
     MountVolumes,
+    #[serde(rename = "KillPod")]
     KillPod(KillPod),
+    #[serde(rename = "StopContainer")]
     StopContainer(Stop),
     /// Old instances nobody needs any more.
+    #[serde(rename = "RemoveInstances")]
     RemoveInstances {
+        #[serde(rename = "ids")]
         ids: Vec<ContainerId>,
+        #[serde(rename = "logs")]
         logs: Logs,
     },
+    #[serde(rename = "CreateSandbox")]
     CreateSandbox {
+        #[serde(rename = "attempt")]
         attempt: u32,
     },
     /// Gives running containers, and the pod around them, what was granted.
+    #[serde(rename = "Resize")]
     Resize(Resize),
+    #[serde(rename = "StartContainer")]
     StartContainer(Start),
+    #[serde(rename = "UnmountVolumes")]
     UnmountVolumes,
+    #[serde(rename = "DestroyCgroup")]
     DestroyCgroup,
 }
 
@@ -148,32 +178,41 @@ impl Step {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
+    #[serde(rename = "container")]
     pub container: Arc<str>,
+    #[serde(rename = "attempt")]
     pub attempt: NextAttempt,
     /// The instance whose exit this start follows; the next back-off counts from it.
+    #[serde(rename = "after")]
     pub after: Option<ContainerId>,
 }
 
 /// The number a new instance gets; it is its restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NextAttempt {
+    #[serde(rename = "Number")]
     Number(u32),
     /// The runtime remembers no instance: one past the newest log file, or at least this.
+    #[serde(rename = "PastLogs")]
     PastLogs(u32),
 }
 
 /// Why a container that should run does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
+    #[serde(rename = "reason")]
     pub reason: WaitReason,
+    #[serde(rename = "message")]
     pub message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WaitReason {
     /// The pod is held back.
+    #[serde(rename = "Blocked")]
     Blocked,
     /// It could not be started, or not yet again.
+    #[serde(rename = "NotStarted")]
     NotStarted(StartError),
 }
 
@@ -190,10 +229,13 @@ impl WaitReason {
 /// The reason of a plan: its kind for programs, its words for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
+    #[serde(rename = "topic")]
     pub topic: Topic,
     /// What the pod does or waits for, in one line.
+    #[serde(rename = "text")]
     pub text: String,
     /// What someone can do about it.
+    #[serde(rename = "way_out")]
     pub way_out: Option<String>,
 }
 
@@ -201,17 +243,26 @@ pub struct Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Topic {
     /// Everything is as it should be.
+    #[serde(rename = "Runs")]
     Runs,
+    #[serde(rename = "Starts")]
     Starts,
+    #[serde(rename = "Stops")]
     Stops,
     /// A container waits before it is tried again.
+    #[serde(rename = "Waits")]
     Waits,
     /// A step failed and rests before it is tried again.
+    #[serde(rename = "Fails")]
     Fails(PodStep),
+    #[serde(rename = "Held")]
     Held,
+    #[serde(rename = "NetworkNotReady")]
     NetworkNotReady,
     /// What the pod held on the node is given back.
+    #[serde(rename = "Releases")]
     Releases,
+    #[serde(rename = "Over")]
     Over,
 }
 
@@ -230,13 +281,18 @@ impl Why {
 pub struct Plan {
     /// In order. A failed step ends the plan, except that one container's failure to start does
     /// not keep the next from starting.
+    #[serde(rename = "steps")]
     pub steps: Vec<Step>,
     /// Decide again at this time even if nothing happens.
+    #[serde(rename = "wake_at")]
     pub wake_at: Option<Mono>,
     /// Containers that wait, by name.
+    #[serde(rename = "waiting")]
     pub waiting: BTreeMap<Arc<str>, Waiting>,
+    #[serde(rename = "why")]
     pub why: Why,
     /// The stage of life is over: nothing of it is left to do.
+    #[serde(rename = "stage_done")]
     pub stage_done: bool,
 }
 

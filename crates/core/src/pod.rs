@@ -28,10 +28,12 @@ use crate::qos::{Overhead, PodResources, ResourceList};
 
 /// Where a pod was read from. Written into the annotation `kubernetes.io/config.source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum Source {
+    #[serde(rename = "api")]
     Api,
+    #[serde(rename = "file")]
     File,
+    #[serde(rename = "http")]
     Http,
 }
 
@@ -55,10 +57,15 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
+    #[serde(rename = "Pending")]
     Pending,
+    #[serde(rename = "Running")]
     Running,
+    #[serde(rename = "Succeeded")]
     Succeeded,
+    #[serde(rename = "Failed")]
     Failed,
+    #[serde(rename = "Unknown")]
     Unknown,
 }
 
@@ -95,7 +102,9 @@ impl Phase {
 /// Someone asked the API server to delete the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deletion {
+    #[serde(rename = "at")]
     pub at: Timestamp,
+    #[serde(rename = "grace")]
     pub grace: Option<Duration>,
 }
 
@@ -248,7 +257,9 @@ fn seconds(value: i64) -> Duration {
 /// A pod travels through recorded cases as its object and its source; the rest is parsed again.
 #[derive(Serialize, Deserialize)]
 struct Recorded {
+    #[serde(rename = "source")]
     source: Source,
+    #[serde(rename = "object")]
     object: Arc<v1::Pod>,
 }
 

@@ -17,9 +17,12 @@ use crate::pod::ProbeKind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
+    #[serde(rename = "Success")]
     Success,
+    #[serde(rename = "Failure")]
     Failure,
     /// Probed without a settled answer yet.
+    #[serde(rename = "Unknown")]
     Unknown,
 }
 
@@ -28,6 +31,7 @@ pub enum Verdict {
 /// None means what upstream stores as a probe's first value: not ready, alive, not yet started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
+    #[serde(rename = "verdicts")]
     verdicts: BTreeMap<ContainerId, BTreeMap<ProbeKind, Verdict>>,
 }
 

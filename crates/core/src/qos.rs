@@ -26,41 +26,55 @@ pub type ResourceList = BTreeMap<String, Quantity>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum QosClass {
+    #[serde(rename = "BestEffort")]
     BestEffort,
+    #[serde(rename = "Burstable")]
     Burstable,
+    #[serde(rename = "Guaranteed")]
     Guaranteed,
 }
 
 /// Requests and limits of a container, or of a pod as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requirements {
+    #[serde(rename = "requests")]
     pub requests: ResourceList,
+    #[serde(rename = "limits")]
     pub limits: ResourceList,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerResources {
+    #[serde(rename = "name")]
     pub name: String,
+    #[serde(rename = "resources")]
     pub resources: Requirements,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitResources {
+    #[serde(rename = "name")]
     pub name: String,
+    #[serde(rename = "resources")]
     pub resources: Requirements,
     /// It stays while the others run (`restartPolicy: Always`), so its share is added to theirs.
+    #[serde(rename = "sidecar")]
     pub sidecar: bool,
 }
 
 /// Everything in a pod's spec that says how much it wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodResources {
+    #[serde(rename = "containers")]
     pub containers: Vec<ContainerResources>,
     /// In the order in which they run.
+    #[serde(rename = "init")]
     pub init: Vec<InitResources>,
     /// Set for the pod as a whole; only if it names a resource that may be set so.
+    #[serde(rename = "pod")]
     pub pod: Option<Requirements>,
     /// What the runtime class says that the sandbox itself costs.
+    #[serde(rename = "overhead")]
     pub overhead: ResourceList,
 }
 

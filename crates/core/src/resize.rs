@@ -33,9 +33,13 @@ pub use grant::Grant;
 /// What a resize can change: CPU in thousandths, memory in bytes. Zero is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
+    #[serde(rename = "cpu_request")]
     pub cpu_request: i64,
+    #[serde(rename = "cpu_limit")]
     pub cpu_limit: i64,
+    #[serde(rename = "memory_request")]
     pub memory_request: i64,
+    #[serde(rename = "memory_limit")]
     pub memory_limit: i64,
 }
 
@@ -101,34 +105,45 @@ impl Amounts {
 /// so was the pod, if nothing is said of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
+    #[serde(rename = "containers")]
     pub containers: BTreeMap<Arc<str>, Amounts>,
+    #[serde(rename = "pod")]
     pub pod: Option<Amounts>,
 }
 
 /// Where a pod stands between wish and reality.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resizing {
+    #[serde(rename = "applied")]
     pub applied: Applied,
     /// A wish that was not granted.
+    #[serde(rename = "pending")]
     pub pending: Option<Pending>,
     /// A grant that is not applied yet.
+    #[serde(rename = "progress")]
     pub progress: Option<Progress>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
+    #[serde(rename = "why")]
     pub why: NotGranted,
+    #[serde(rename = "message")]
     pub message: String,
     /// Of the spec that wishes for it.
+    #[serde(rename = "generation")]
     pub generation: Option<i64>,
+    #[serde(rename = "since")]
     pub since: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotGranted {
     /// It may fit later.
+    #[serde(rename = "Deferred")]
     Deferred,
     /// It never will, on this node.
+    #[serde(rename = "Infeasible")]
     Infeasible,
 }
 
@@ -143,27 +158,36 @@ impl NotGranted {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
+    #[serde(rename = "generation")]
     pub generation: Option<i64>,
     /// Why the last try did not get through.
+    #[serde(rename = "error")]
     pub error: Option<String>,
+    #[serde(rename = "since")]
     pub since: Timestamp,
 }
 
 /// One running container to be changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {
+    #[serde(rename = "container")]
     pub container: Arc<str>,
+    #[serde(rename = "instance")]
     pub instance: ContainerId,
+    #[serde(rename = "from")]
     pub from: Amounts,
+    #[serde(rename = "to")]
     pub to: Amounts,
 }
 
 /// What of a pod has to be changed. A step of its plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resize {
+    #[serde(rename = "updates")]
     pub updates: Vec<Update>,
     /// The pod's own group has to follow though no container is changed in place: one of them
     /// starts anew, or only the whole changed.
+    #[serde(rename = "whole")]
     pub whole: bool,
 }
 

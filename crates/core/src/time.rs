@@ -46,7 +46,9 @@ impl Sub<Duration> for Mono {
 /// One moment, read on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Now {
+    #[serde(rename = "wall")]
     pub wall: Timestamp,
+    #[serde(rename = "mono")]
     pub mono: Mono,
 }
 
@@ -78,7 +80,9 @@ pub fn go_duration(duration: Duration) -> String {
 /// from then on our own clock. A wall clock that is stepped later changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopwatch {
+    #[serde(rename = "had")]
     had: Duration,
+    #[serde(rename = "since")]
     since: Mono,
 }
 

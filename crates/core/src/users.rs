@@ -91,17 +91,20 @@ impl Block {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct File {
+    #[serde(rename = "uidMappings")]
     uid_mappings: Vec<Row>,
+    #[serde(rename = "gidMappings")]
     gid_mappings: Vec<Row>,
 }
 
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct Row {
+    #[serde(rename = "hostId")]
     host_id: u32,
+    #[serde(rename = "containerId")]
     container_id: u32,
+    #[serde(rename = "length")]
     length: u32,
 }
 

@@ -42,16 +42,21 @@ pub enum CheckpointError {
 
 #[derive(Serialize)]
 struct Written<'a> {
+    #[serde(rename = "version")]
     version: u32,
+    #[serde(rename = "sha256")]
     sha256: String,
+    #[serde(rename = "data")]
     data: &'a RawValue,
 }
 
 #[derive(Deserialize)]
 struct Read<'a> {
+    #[serde(rename = "version")]
     version: u32,
+    #[serde(rename = "sha256")]
     sha256: String,
-    #[serde(borrow)]
+    #[serde(rename = "data", borrow)]
     data: &'a RawValue,
 }
 
@@ -170,6 +175,20 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         checkpoint.remove().unwrap();
         assert_eq!(checkpoint.load::<Content>().unwrap(), None);
+    }
+
+    #[test]
+    fn envelope_has_the_same_form_for_ever() {
+        let (dir, checkpoint) = checkpoint(1);
+        let text = concat!(
+            r#"{"version":1,"sha256":"#,
+            r#""015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862","data":{"a":1}}"#,
+        );
+        std::fs::write(dir.path().join("state"), text).unwrap();
+        let read: Content = checkpoint.load().unwrap().unwrap();
+        assert_eq!(read, Content::from([("a".to_owned(), 1)]));
+        checkpoint.save(&read).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("state")).unwrap(), text);
     }
 
     #[test]

@@ -73,10 +73,13 @@ pub fn trim_heap() {
 /// A process that cannot be mistaken for a later one with the same number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
+    #[serde(rename = "pid")]
     pub pid: u32,
     /// Clock ticks from boot to its start.
+    #[serde(rename = "started")]
     started: u64,
     /// Ticks repeat from boot to boot.
+    #[serde(rename = "boot")]
     boot: String,
 }
 

@@ -47,7 +47,9 @@ pub struct Ground {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Decided {
+    #[serde(rename = "admitted")]
     admitted: BTreeSet<PodUid>,
+    #[serde(rename = "rejected")]
     rejected: BTreeMap<PodUid, Rejection>,
 }
 
@@ -243,6 +245,14 @@ mod tests {
         assert_eq!(second.earlier(&taken), Some(Ok(())));
         assert_eq!(second.earlier(&refused), Some(Err(rejection)));
         assert_eq!(second.earlier(&gone), None);
+    }
+
+    #[test]
+    fn checkpoint_of_version_1_is_written_as_it_was_read() {
+        let text =
+            r#"{"admitted":["a","b"],"rejected":{"c":{"reason":"OutOfcpu","message":"full"}}}"#;
+        let decided: Decided = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&decided).unwrap(), text);
     }
 
     #[test]

@@ -48,7 +48,9 @@ struct Kept {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Record {
+    #[serde(rename = "grant")]
     grant: Grant,
+    #[serde(rename = "resizing")]
     resizing: Arc<Resizing>,
 }
 
@@ -330,6 +332,23 @@ mod tests {
     fn wish(allocations: &Allocations, pod: &Pod) -> Answer {
         let allocatable = ResourceList::from([("cpu".to_owned(), "1".parse().unwrap())]);
         allocations.wish(pod, Vec::new, Room { allocatable: &allocatable, swap: false }, NOW)
+    }
+
+    #[test]
+    fn checkpoint_of_version_1_is_written_as_it_was_read() {
+        let text = concat!(
+            r#"{"a":{"grant":{"containers":{"c":{"requests":{"cpu":"50m"}}},"pod":null},"#,
+            r#""resizing":{"applied":{"containers":{"c":{"cpu_request":50,"cpu_limit":0,"#,
+            r#""memory_request":0,"memory_limit":0}},"pod":{"cpu_request":1,"cpu_limit":2,"#,
+            r#""memory_request":3,"memory_limit":4}},"pending":{"why":"Deferred","#,
+            r#""message":"full","generation":2,"since":"2026-11-18T01:18:00.134367567Z"},"#,
+            r#""progress":null}},"b":{"grant":{"containers":{},"pod":{"limits":{"memory":"1Gi"}}},"#,
+            r#""resizing":{"applied":{"containers":{},"pod":null},"pending":{"why":"Infeasible","#,
+            r#""message":"never","generation":null,"since":"2026-11-18T01:18:00Z"},"#,
+            r#""progress":{"generation":3,"error":"busy","since":"2026-11-18T01:18:01Z"}}}}"#,
+        );
+        let records: Records = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&records).unwrap(), text);
     }
 
     #[test]

@@ -49,14 +49,18 @@ pub struct BindError {
 
 /// A pod as it is looked up by people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct PodLine {
+    #[serde(rename = "namespace")]
     pub namespace: String,
+    #[serde(rename = "name")]
     pub name: String,
     /// What its manifest calls a static pod.
+    #[serde(rename = "manifest")]
     pub manifest: Option<String>,
+    #[serde(rename = "uid")]
     pub uid: String,
     /// The UID of its mirror in the API.
+    #[serde(rename = "mirror")]
     pub mirror: Option<String>,
 }
 

@@ -12,16 +12,21 @@ const KEPT: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
+    #[serde(rename = "at")]
     pub at: Timestamp,
+    #[serde(rename = "text")]
     pub text: String,
     /// The same thing came this often in a row.
+    #[serde(rename = "times")]
     pub times: u32,
 }
 
 /// A call to the runtime that has not answered yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Underway {
+    #[serde(rename = "since")]
     pub since: Timestamp,
+    #[serde(rename = "what")]
     pub what: String,
 }
 

@@ -216,8 +216,10 @@ pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
 /// What `up` made outside of its folders, and what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
+    #[serde(rename = "network")]
     pub network: Network,
+    #[serde(rename = "cgroup_root")]
     pub cgroup_root: String,
-    #[serde(default)]
+    #[serde(rename = "wishes", default)]
     pub wishes: Wishes,
 }

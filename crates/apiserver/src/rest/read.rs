@@ -27,8 +27,11 @@ pub struct Page {
 /// newer objects, and a watch from that revision tells of every change since.
 #[derive(Serialize, Deserialize)]
 struct Token {
+    #[serde(rename = "v")]
     v: String,
+    #[serde(rename = "rv")]
     rv: Revision,
+    #[serde(rename = "start")]
     start: String,
 }
 

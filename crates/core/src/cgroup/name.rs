@@ -17,9 +17,10 @@ use crate::qos::QosClass;
 
 /// Who makes the directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum Driver {
+    #[serde(rename = "cgroupfs")]
     Cgroupfs,
+    #[serde(rename = "systemd")]
     Systemd,
 }
 
@@ -173,6 +174,7 @@ impl fmt::Display for CgroupName {
 /// The groups of pods: `kubepods`, in it the QoS classes, in those the pods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodTree {
+    #[serde(rename = "all")]
     all: CgroupName,
 }
 

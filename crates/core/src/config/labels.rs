@@ -86,14 +86,14 @@ fn json(value: &impl Serialize) -> Option<String> {
 
 /// A port with its fields in upstream's order, so that the text is the same.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Port<'a> {
-    #[serde(skip_serializing_if = "is_empty")]
+    #[serde(rename = "name", skip_serializing_if = "is_empty")]
     name: Option<&'a str>,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(rename = "hostPort", skip_serializing_if = "is_zero")]
     host_port: Option<i32>,
+    #[serde(rename = "containerPort")]
     container_port: i32,
-    #[serde(skip_serializing_if = "is_empty")]
+    #[serde(rename = "protocol", skip_serializing_if = "is_empty")]
     protocol: Option<&'a str>,
     #[serde(rename = "hostIP", skip_serializing_if = "is_empty")]
     host_ip: Option<&'a str>,
@@ -113,36 +113,36 @@ impl<'a> From<&'a v1::ContainerPort> for Port<'a> {
 
 /// A hook, likewise.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Handler<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "exec", skip_serializing_if = "Option::is_none")]
     exec: Option<&'a v1::ExecAction>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "httpGet", skip_serializing_if = "Option::is_none")]
     http_get: Option<HttpGet<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "tcpSocket", skip_serializing_if = "Option::is_none")]
     tcp_socket: Option<TcpSocket<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "sleep", skip_serializing_if = "Option::is_none")]
     sleep: Option<&'a v1::SleepAction>,
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct HttpGet<'a> {
-    #[serde(skip_serializing_if = "is_empty")]
+    #[serde(rename = "path", skip_serializing_if = "is_empty")]
     path: Option<&'a str>,
+    #[serde(rename = "port")]
     port: &'a IntOrString,
-    #[serde(skip_serializing_if = "is_empty")]
+    #[serde(rename = "host", skip_serializing_if = "is_empty")]
     host: Option<&'a str>,
-    #[serde(skip_serializing_if = "is_empty")]
+    #[serde(rename = "scheme", skip_serializing_if = "is_empty")]
     scheme: Option<&'a str>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[serde(rename = "httpHeaders", skip_serializing_if = "<[_]>::is_empty")]
     http_headers: &'a [v1::HTTPHeader],
 }
 
 #[derive(Serialize)]
 struct TcpSocket<'a> {
+    #[serde(rename = "port")]
     port: &'a IntOrString,
-    #[serde(skip_serializing_if = "is_empty")]
+    #[serde(rename = "host", skip_serializing_if = "is_empty")]
     host: Option<&'a str>,
 }
 

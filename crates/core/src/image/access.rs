@@ -49,10 +49,12 @@ const MOST_SECRETS: usize = 100;
 
 /// A pull that was begun. One that is still here after a crash may have brought the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct PullIntent {
+    #[serde(rename = "kind")]
     pub kind: String,
+    #[serde(rename = "apiVersion")]
     pub api_version: String,
+    #[serde(rename = "image")]
     pub image: String,
 }
 
@@ -65,42 +67,50 @@ impl PullIntent {
 
 /// By whose credentials an image came. The form is upstream's, for either to go on with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct PulledRecord {
+    #[serde(rename = "kind")]
     pub kind: String,
+    #[serde(rename = "apiVersion")]
     pub api_version: String,
+    #[serde(rename = "lastUpdatedTime")]
     pub last_updated_time: Timestamp,
+    #[serde(rename = "imageRef")]
     pub image_ref: String,
     /// By repository.
-    #[serde(default)]
+    #[serde(rename = "credentialMapping", default)]
     credential_mapping: BTreeMap<String, Access>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(default)]
 struct Access {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "kubernetesSecrets", skip_serializing_if = "Vec::is_empty")]
     kubernetes_secrets: Vec<SecretAccess>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "kubernetesServiceAccounts", skip_serializing_if = "Vec::is_empty")]
     kubernetes_service_accounts: Vec<AccountAccess>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(rename = "nodePodsAccessible", skip_serializing_if = "std::ops::Not::not")]
     node_pods_accessible: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct SecretAccess {
+    #[serde(rename = "uid")]
     uid: String,
+    #[serde(rename = "namespace")]
     namespace: String,
+    #[serde(rename = "name")]
     name: String,
-    #[serde(default)]
+    #[serde(rename = "credentialHash", default)]
     credential_hash: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct AccountAccess {
+    #[serde(rename = "uid")]
     uid: String,
+    #[serde(rename = "namespace")]
     namespace: String,
+    #[serde(rename = "name")]
     name: String,
 }
 

@@ -19,41 +19,60 @@ const SURVIVOR_REST: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopCause {
     /// The pod ends or gets a new sandbox.
+    #[serde(rename = "Pod")]
     Pod,
+    #[serde(rename = "SpecChanged")]
     SpecChanged,
+    #[serde(rename = "LivenessFailed")]
     LivenessFailed,
+    #[serde(rename = "StartupFailed")]
     StartupFailed,
+    #[serde(rename = "Unknown")]
     Unknown,
+    #[serde(rename = "PostStartFailed")]
     PostStartFailed,
+    #[serde(rename = "RestartingAll")]
     RestartingAll,
     /// Its resources change, and it asks to start anew for that.
+    #[serde(rename = "Resized")]
     Resized,
     /// A newer instance of the same container is there.
+    #[serde(rename = "Double")]
     Double,
 }
 
 /// One instance to stop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
+    #[serde(rename = "instance")]
     pub instance: ContainerId,
+    #[serde(rename = "container")]
     pub container: Arc<str>,
     /// Time for the preStop hook and the process together.
+    #[serde(rename = "grace")]
     pub grace: Duration,
+    #[serde(rename = "pre_stop")]
     pub pre_stop: bool,
     /// Instances of a later turn wait until all of the earlier ones ended: sidecars go last, in
     /// reverse. `None`: at once, and nobody waits for it.
+    #[serde(rename = "turn")]
     pub turn: Option<u32>,
+    #[serde(rename = "cause")]
     pub cause: StopCause,
     /// Text of the `Killing` event.
+    #[serde(rename = "message")]
     pub message: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KillPod {
+    #[serde(rename = "stops")]
     pub stops: Vec<Stop>,
     /// Stopped after the containers. All of them: a dead one may still hold an address.
+    #[serde(rename = "sandboxes")]
     pub sandboxes: Vec<SandboxId>,
     /// A new sandbox follows: worth the event `SandboxChanged`.
+    #[serde(rename = "replaced")]
     pub replaced: bool,
 }
 

@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartPolicy {
+    #[serde(rename = "Always")]
     Always,
+    #[serde(rename = "OnFailure")]
     OnFailure,
+    #[serde(rename = "Never")]
     Never,
 }
 
@@ -60,10 +63,14 @@ impl RestartRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ContainerKind {
     /// Runs to completion before the next one starts.
+    #[serde(rename = "Init")]
     Init,
     /// An init container with `restartPolicy: Always`: starts in order, runs as long as the pod.
+    #[serde(rename = "Sidecar")]
     Sidecar,
+    #[serde(rename = "Regular")]
     Regular,
+    #[serde(rename = "Ephemeral")]
     Ephemeral,
 }
 
@@ -95,8 +102,11 @@ impl ContainerKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ProbeKind {
+    #[serde(rename = "Startup")]
     Startup,
+    #[serde(rename = "Readiness")]
     Readiness,
+    #[serde(rename = "Liveness")]
     Liveness,
 }
 

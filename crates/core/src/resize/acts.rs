@@ -17,7 +17,9 @@ use crate::qos::{CPU, MEMORY, ResourceList, amount};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resource {
+    #[serde(rename = "Memory")]
     Memory,
+    #[serde(rename = "Cpu")]
     Cpu,
 }
 

@@ -15,7 +15,9 @@ use crate::quantity::Quantity;
 /// The resources of each container and of the pod as a whole, as a spec writes them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Grant {
+    #[serde(rename = "containers")]
     containers: BTreeMap<String, Option<ResourceRequirements>>,
+    #[serde(rename = "pod")]
     pod: Option<ResourceRequirements>,
 }
 

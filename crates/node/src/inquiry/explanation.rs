@@ -14,48 +14,67 @@ use crate::journal::{Entry, Journal, Underway};
 
 /// The answer to `podwright why`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Explanation {
+    #[serde(rename = "namespace")]
     pub namespace: String,
+    #[serde(rename = "name")]
     pub name: String,
+    #[serde(rename = "uid")]
     pub uid: String,
     /// Where it was read from.
+    #[serde(rename = "source")]
     pub source: String,
+    #[serde(rename = "stage")]
     pub stage: Stage,
     /// What it does or waits for.
+    #[serde(rename = "why")]
     pub why: String,
     /// Since when.
+    #[serde(rename = "since")]
     pub since: Option<Timestamp>,
+    #[serde(rename = "wayOut")]
     pub way_out: Option<String>,
     /// A call that has not answered yet.
+    #[serde(rename = "underway")]
     pub underway: Option<Underway>,
     /// What failed and will be tried again.
+    #[serde(rename = "failed")]
     pub failed: Vec<Failed>,
     /// When something happens even if nothing else does.
+    #[serde(rename = "next")]
     pub next: Option<Timestamp>,
+    #[serde(rename = "containers")]
     pub containers: Vec<ContainerLine>,
     /// What happened lately, the oldest first.
+    #[serde(rename = "lately")]
     pub lately: Vec<Entry>,
     /// When it was asked.
+    #[serde(rename = "asked")]
     pub asked: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Failed {
+    #[serde(rename = "what")]
     pub what: String,
+    #[serde(rename = "error")]
     pub error: String,
+    #[serde(rename = "times")]
     pub times: u32,
+    #[serde(rename = "since")]
     pub since: Timestamp,
+    #[serde(rename = "retry")]
     pub retry: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct ContainerLine {
+    #[serde(rename = "name")]
     pub name: String,
     /// What it does, in a few words.
+    #[serde(rename = "state")]
     pub state: String,
+    #[serde(rename = "restarts")]
     pub restarts: u32,
 }
 

@@ -34,23 +34,28 @@ use crate::config::{self, Preset};
 
 /// How a check went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
 pub enum Verdict {
+    #[serde(rename = "ok")]
     Ok,
     /// Pods will run, but something will not be as it could.
+    #[serde(rename = "warning")]
     Warning,
     /// Pods will not run.
+    #[serde(rename = "failure")]
     Failure,
 }
 
 /// What one check found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
+    #[serde(rename = "check")]
     pub check: &'static str,
+    #[serde(rename = "verdict")]
     pub verdict: Verdict,
+    #[serde(rename = "says")]
     pub says: String,
     /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "fix", skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
 
@@ -170,7 +175,9 @@ fn is_fit(findings: &[Finding]) -> bool {
 fn print_json(findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
     #[derive(Serialize)]
     struct Report<'a> {
+        #[serde(rename = "ok")]
         ok: bool,
+        #[serde(rename = "findings")]
         findings: &'a [Finding],
     }
     serde_json::to_writer_pretty(&mut *out, &Report { ok: is_fit(findings), findings })?;

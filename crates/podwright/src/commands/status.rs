@@ -24,27 +24,38 @@ use crate::standalone::agent::Agent;
 use crate::standalone::runtime::Runtime;
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 struct PodLine {
+    #[serde(rename = "namespace")]
     namespace: String,
+    #[serde(rename = "name")]
     name: String,
+    #[serde(rename = "uid")]
     uid: String,
+    #[serde(rename = "readySandbox")]
     ready_sandbox: bool,
+    #[serde(rename = "ip")]
     ip: Option<String>,
     /// Containers that run, and all of them.
+    #[serde(rename = "running")]
     running: usize,
+    #[serde(rename = "containers")]
     containers: usize,
+    #[serde(rename = "restarts")]
     restarts: u32,
+    #[serde(rename = "since")]
     since: Option<Timestamp>,
 }
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Status {
+    #[serde(rename = "agent")]
     agent: bool,
+    #[serde(rename = "runtime")]
     runtime: bool,
     /// As the API server shows it; none if it does not answer.
+    #[serde(rename = "node")]
     node: Option<NodeLine>,
+    #[serde(rename = "pods")]
     pods: Vec<PodLine>,
 }
 

@@ -13,11 +13,14 @@ pub const KUBELET: &str = concat!("v1.36.4+podwright.", env!("CARGO_PKG_VERSION"
 /// Everything there is to know about which program this is.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Versions {
+    #[serde(rename = "podwright")]
     pub podwright: &'static str,
+    #[serde(rename = "kubelet")]
     pub kubelet: &'static str,
+    #[serde(rename = "rustc")]
     pub rustc: &'static str,
     /// Known in builds that were told.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "commit", skip_serializing_if = "Option::is_none")]
     pub commit: Option<&'static str>,
 }
 

@@ -19,7 +19,9 @@ pub struct Agent<'a> {
 /// What an agent was started with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
+    #[serde(rename = "wishes")]
     pub wishes: Wishes,
+    #[serde(rename = "keeper")]
     pub keeper: Keeper,
 }
 
@@ -27,8 +29,10 @@ pub struct Note {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Keeper {
     /// Nobody but our own commands.
+    #[serde(rename = "Us")]
     Us,
     /// A service manager or a person, who would start it again with arguments of their own.
+    #[serde(rename = "Other")]
     Other,
 }
 

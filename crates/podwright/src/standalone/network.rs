@@ -59,8 +59,11 @@ impl std::fmt::Display for Subnet {
 /// The network of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
+    #[serde(rename = "bridge")]
     pub bridge: String,
+    #[serde(rename = "subnet")]
     pub subnet: String,
+    #[serde(rename = "plugins")]
     pub plugins: PathBuf,
 }
 

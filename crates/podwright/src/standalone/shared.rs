@@ -24,8 +24,11 @@ const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 /// How the first node found them, and who lives by them now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Found {
+    #[serde(rename = "ip_forward")]
     ip_forward: String,
+    #[serde(rename = "chains")]
     chains: Vec<String>,
+    #[serde(rename = "nodes")]
     nodes: BTreeSet<String>,
 }
 
@@ -186,6 +189,13 @@ mod tests {
         assert_eq!(shared.leave_as("b", restore).unwrap(), Left::AsFound);
         assert_eq!(restored.as_deref(), Some("0"));
         assert!(!shared.note.exists());
+    }
+
+    #[test]
+    fn note_is_written_as_it_was_read() {
+        let text = r#"{"ip_forward":"0","chains":["nat CNI-HOSTPORT-DNAT"],"nodes":["0a1b2c3d"]}"#;
+        let found: Found = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&found).unwrap(), text);
     }
 
     #[test]

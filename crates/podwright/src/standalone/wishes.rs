@@ -14,8 +14,11 @@ use crate::cli::UpArgs;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wishes {
     /// The endpoint of somebody else's runtime; without it, a private containerd.
+    #[serde(rename = "runtime")]
     pub runtime: Option<String>,
+    #[serde(rename = "api_port")]
     pub api_port: Option<u16>,
+    #[serde(rename = "no_pod_api")]
     pub no_pod_api: bool,
 }
 

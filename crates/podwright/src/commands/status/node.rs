@@ -16,20 +16,26 @@ use serde::Serialize;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(in crate::commands) struct NodeLine {
+    #[serde(rename = "name")]
     pub(in crate::commands) name: String,
+    #[serde(rename = "ready")]
     pub(in crate::commands) ready: bool,
+    #[serde(rename = "cpu")]
     cpu: Share,
+    #[serde(rename = "memory")]
     memory: Share,
     /// Pods that wait for room, or for something else.
+    #[serde(rename = "pending")]
     pending: usize,
 }
 
 /// What pods requested, of what they can have.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Share {
+    #[serde(rename = "requested")]
     requested: Quantity,
+    #[serde(rename = "allocatable")]
     allocatable: Quantity,
 }
 
