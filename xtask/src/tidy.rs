@@ -10,6 +10,7 @@ mod licences;
 mod links;
 mod manifests;
 mod rust_text;
+mod serde_names;
 mod sources;
 mod spdx;
 mod tree;
@@ -64,6 +65,7 @@ fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
         sources::names(&files),
         unsafe_code::is_told_and_justified(&workspace.root, &sources)?,
         sources::ignored_tests(&sources),
+        serde_names::are_explicit(&sources),
         links::lead_somewhere(&workspace.root, &files)?,
         decisions::have_a_status(&workspace.root, &files)?,
     ])
