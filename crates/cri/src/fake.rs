@@ -168,6 +168,11 @@ impl Fake {
         Images(self)
     }
 
+    /// The next sandboxes and containers get these ids, in this order.
+    pub fn name_next(&self, ids: impl IntoIterator<Item = String>) {
+        self.shared.world.lock().given_ids.extend(ids);
+    }
+
     /// What containers of this image do. Those without a script run forever.
     pub fn script(&self, image: &str, script: Script) {
         let name = podwright_core::image::full_name(image).unwrap_or_else(|_| image.to_owned());

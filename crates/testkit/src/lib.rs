@@ -6,6 +6,8 @@
 
 pub use podwright_core::builders;
 
+#[cfg(feature = "sim")]
+pub mod fixture;
 pub mod mutation;
 pub mod report;
 #[cfg(feature = "sim")]

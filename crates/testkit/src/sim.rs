@@ -25,6 +25,7 @@ pub mod chaos;
 pub mod ground;
 pub mod laws;
 pub mod record;
+mod resume;
 pub mod tripwire;
 pub mod wish;
 
@@ -38,6 +39,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use podwright_apiserver::store::Change;
+use podwright_apiserver::{Limits, Store};
 use podwright_core::admission::sysctls::Allowed;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
@@ -78,6 +81,8 @@ pub struct Options {
     /// Without: only static pods.
     pub api: bool,
     pub max_pods: usize,
+    /// Processors of the node, all of them for pods.
+    pub cpus: u32,
     /// The node does what it does beside its pods, too: it tells of itself, puts long logs aside
     /// and, on a full disk, removes images. Not under the seed: heartbeats are spread by chance.
     pub chores: bool,
@@ -86,7 +91,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let features = Features::containerd_1_6();
-        Self { seed: 0, features, api: true, max_pods: 110, chores: false }
+        Self { seed: 0, features, api: true, max_pods: 110, cpus: 4, chores: false }
     }
 }
 
@@ -113,9 +118,28 @@ struct Agent {
 impl Sim {
     /// A world without an agent.
     pub async fn new(options: Options) -> Self {
-        let began = Instant::now();
         let clock = Clock::simulated(Timestamp::constant(1_767_225_600, 0));
-        let ground = Ground::new();
+        let empty = |clock| Store::in_memory(Limits::default(), clock).expect("a store in memory");
+        let this = Self::around(options, clock, Ground::new(), empty, Vec::new()).await;
+        wish::stock(&this.fake);
+        let node: v1::Node =
+            serde_json::from_value(serde_json::json!({ "metadata": { "name": NODE },
+                "spec": { "podCIDR": "10.88.0.0/16" } }))
+            .unwrap();
+        let nodes: Api<v1::Node> = Api::all(this.user.clone());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        this
+    }
+
+    /// A world on this ground, with an API server on this store and these objects in it.
+    async fn around(
+        options: Options,
+        clock: Clock,
+        ground: Ground,
+        store: impl FnOnce(podwright_apiserver::Clock) -> Store,
+        objects: Vec<Change>,
+    ) -> Self {
+        let began = Instant::now();
         let wall = clock.clone();
         let fake = Fake::start(FakeOptions {
             seed: options.seed,
@@ -124,29 +148,11 @@ impl Sim {
             writes_below: Some(ground.path().to_owned()),
             ..FakeOptions::default()
         });
-        wish::stock(&fake);
-        let api = api::Api::start(options.seed, clock.clone()).await;
+        let api = api::Api::start(options.seed, clock.clone(), store, objects).await;
         let user = api.users_client();
         let record = Record::start(user.clone());
-        let this = Self {
-            options,
-            fake,
-            api,
-            clock,
-            ground,
-            record,
-            user,
-            agent: None,
-            began,
-            panics: count_panics(),
-        };
-        let node: v1::Node =
-            serde_json::from_value(serde_json::json!({ "metadata": { "name": NODE },
-                "spec": { "podCIDR": "10.88.0.0/16" } }))
-            .unwrap();
-        let nodes: Api<v1::Node> = Api::all(this.user.clone());
-        nodes.create(&PostParams::default(), &node).await.unwrap();
-        this
+        let panics = count_panics();
+        Self { options, fake, api, clock, ground, record, user, agent: None, began, panics }
     }
 
     /// A world with an agent that runs.
@@ -290,7 +296,8 @@ impl Sim {
     }
 
     fn facts(&self, ip: IpAddr) -> NodeFacts {
-        let allocatable = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "100Gi")];
+        let cpus = self.options.cpus.to_string();
+        let allocatable = [("cpu", &*cpus), ("memory", "8Gi"), ("ephemeral-storage", "100Gi")];
         let allocatable: ResourceList =
             allocatable.iter().map(|(k, v)| ((*k).to_owned(), v.parse().unwrap())).collect();
         let pods = self.options.max_pods.to_string();

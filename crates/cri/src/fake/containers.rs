@@ -231,7 +231,7 @@ impl World {
             return Err(Status::unknown("container config must include metadata"));
         };
         let name = container_name(meta, &sandbox.pod);
-        let id = self.ids.hex64();
+        let id = self.next_id();
         let reservation = self.container_names.reserve("container", name, id.clone())?;
         let image = config.and_then(|config| config.image.as_ref());
         let image = image.map_or("", |image| image.image.as_str());

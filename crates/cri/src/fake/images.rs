@@ -14,6 +14,7 @@ use super::random::Random;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeImage {
     name: String,
+    id: Option<String>,
     size: u64,
     user: Option<i64>,
     username: String,
@@ -24,11 +25,18 @@ impl FakeImage {
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            id: None,
             size: 1 << 20,
             user: None,
             username: String::new(),
             pinned: false,
         }
+    }
+
+    /// Its id, where it must be that of an image which a real runtime had.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
     }
 
     pub fn size(mut self, bytes: u64) -> Self {
@@ -137,7 +145,7 @@ pub(super) struct Images {
 impl Images {
     pub(super) fn add(&mut self, image: &FakeImage) -> Result<cri::Image, image::BadImageName> {
         let name = full_name(&image.name)?;
-        let digest = digest_of(&name);
+        let digest = image.id.clone().unwrap_or_else(|| digest_of(&name));
         let repository = repository(&name).to_owned();
         let (id, mut found) = match name.split_once('@') {
             Some((_, digest)) => (digest.to_owned(), cri::Image::default()),

@@ -199,7 +199,7 @@ impl World {
         let Some(meta) = &config.metadata else {
             return Err(Status::unknown("sandbox config must include metadata"));
         };
-        let id = self.ids.hex64();
+        let id = self.next_id();
         let reservation = self.sandbox_names.reserve("sandbox", sandbox_name(meta), id.clone())?;
         Ok((id, reservation))
     }

@@ -1,6 +1,6 @@
 //! All there is in the runtime, under one lock: each change happens at once or not at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub(super) struct World {
     pub(super) rules: Rules,
     pub(super) journal: Journal,
     pub(super) ids: Random,
+    /// Ids for the next sandboxes and containers, before any left to chance.
+    pub(super) given_ids: VecDeque<String>,
     pub(super) order: Random,
     /// Counts changes, for those who wait for one.
     pub(super) changes: watch::Sender<u64>,
@@ -63,6 +65,10 @@ pub(super) struct World {
 }
 
 impl World {
+    pub(super) fn next_id(&mut self) -> String {
+        self.given_ids.pop_front().unwrap_or_else(|| self.ids.hex64())
+    }
+
     pub(super) fn new(options: FakeOptions, me: Weak<Shared>) -> Self {
         let seed = options.seed;
         Self {
@@ -86,6 +92,7 @@ impl World {
             rules: Rules::new(Random::new(seed, 1)),
             journal: Journal::new(options.keep_calls),
             ids: Random::new(seed, 2),
+            given_ids: VecDeque::new(),
             order: Random::new(seed, 3),
             changes: watch::Sender::new(0),
             next_pid: 1000,

@@ -17,8 +17,9 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use podwright_apiserver::request::{self, Target};
+use podwright_apiserver::store::Change;
 use podwright_apiserver::tokens::TokenKey;
-use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Settings, Store};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -200,9 +201,18 @@ struct State {
 }
 
 impl Api {
-    pub async fn start(seed: u64, clock: podwright_host::clock::Clock) -> Self {
+    /// Serves what is in the store, and these objects, which are put there first.
+    pub async fn start(
+        seed: u64,
+        clock: podwright_host::clock::Clock,
+        store: impl FnOnce(Clock) -> Store,
+        objects: Vec<Change>,
+    ) -> Self {
         let wall = Clock::new(move || clock.now().wall);
-        let store = Store::in_memory(Limits::default(), wall.clone()).expect("a store in memory");
+        let store = store(wall.clone());
+        for object in objects {
+            store.commit(vec![object]).await.expect("an object in the store");
+        }
         let mut settings = Settings::new(wall, Ids::seeded(seed));
         settings.token_key = Some(TokenKey::new(&[7; 32]));
         let server = ApiServer::start(store, settings).await.expect("an API server");

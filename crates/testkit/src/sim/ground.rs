@@ -131,6 +131,13 @@ impl Ground {
         uids.collect()
     }
 
+    /// Makes the control group of a pod that ran before the agent; `class` is empty for guaranteed
+    /// pods.
+    pub fn make_pod_cgroup(&self, class: &str, uid: &str) {
+        let group = self.cgroup_mount().join("kubepods").join(class).join(format!("pod{uid}"));
+        std::fs::create_dir_all(group).expect("a control group");
+    }
+
     /// UIDs of pods that have a folder.
     pub fn pods_with_folder(&self) -> Vec<String> {
         names(&self.root().join("pods"))
