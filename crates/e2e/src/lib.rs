@@ -33,6 +33,7 @@ pub mod containerd;
 pub mod control_plane;
 pub mod cri;
 pub mod embedded;
+pub mod fixture;
 pub mod ground;
 pub mod guardian;
 pub mod http;

@@ -1,0 +1,209 @@
+//! Makes fixtures: what a given build of the program leaves on a machine when it is killed.
+//!
+//! As root, with the build whose formats are to be kept:
+//!
+//! ```sh
+//! cargo run -p podwright-e2e --bin fixtures -- --program ./podwright-87c89a6 --commit 87c89a6
+//! ```
+//!
+//! A joined node and a standalone node each run one pod of every kind that leaves something on the
+//! disk, on a real containerd. Then the agent is killed with SIGKILL, and its directory, what the
+//! runtime holds and what the API server holds go into one text file each. All of it runs in
+//! namespaces of its own, so that paths and the host name are the same on every machine, and no
+//! private key goes into a fixture.
+
+// It talks to the person who called it.
+#![allow(clippy::print_stdout)]
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use podwright_e2e::bed::Bed;
+use podwright_e2e::containerd::Release;
+use podwright_e2e::embedded::Embedded;
+use podwright_e2e::fixture::{self, Recorded};
+use podwright_e2e::kubectl::{self, Kubectl};
+use podwright_e2e::registry::Registry;
+use podwright_e2e::{cell, images, tools};
+use serde_json::json;
+
+const NODE: &str = "node-a";
+/// The joined node: as kubeadm has it.
+const ROOT: &str = "/var/lib/kubelet";
+const MANIFESTS: &str = "/var/lib/manifests";
+/// The standalone node.
+const STATE: &str = "/var/lib/podwright";
+
+/// Runs the program again with a host name, a machine id and a /var/lib of its own; of the machine's
+/// only the list of installed packages is there, which `testbed/provide` reads.
+const SETUP: &str = r#"
+set -e
+hostname "$1"
+shift
+mkdir /run/lib
+mount --bind /var/lib /run/lib
+mount -t tmpfs tmpfs /var/lib
+mkdir /var/lib/cni /var/lib/dpkg
+mount --bind /run/lib/dpkg /var/lib/dpkg
+for file in /etc/machine-id /sys/class/dmi/id/product_uuid; do
+    [ -e "$file" ] || continue
+    echo 00000000000000000000000000000001 >/var/lib/id
+    mount --bind /var/lib/id "$file"
+done
+exec "$@"
+"#;
+
+/// Record what a build leaves on disk
+#[derive(Parser)]
+#[command(name = "fixtures")]
+struct Arguments {
+    /// The build
+    #[arg(long)]
+    program: PathBuf,
+    /// The commit it was built from
+    #[arg(long)]
+    commit: String,
+    /// Where the files go
+    #[arg(long, default_value = "crates/podwright/tests/fixtures")]
+    output: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if !cell::inside() {
+        return in_a_cell();
+    }
+    let runtime = tokio::runtime::Runtime::new()?;
+    let directory = arguments.output.join(&arguments.commit);
+    std::fs::create_dir_all(&directory)?;
+    let program = std::path::absolute(&arguments.program)?;
+    let joined = runtime.block_on(joined(&program, &arguments.commit))?;
+    joined.save(&directory.join("joined.json"))?;
+    let up = runtime.block_on(standalone(&program, &arguments.commit))?;
+    up.save(&directory.join("up.json"))
+}
+
+/// Nothing can be fetched inside.
+fn in_a_cell() -> Result<()> {
+    for tool in ["host", "containerd-2", "cni-plugins", "crun", "kubectl-1.36"] {
+        tools::provide(tool)?;
+    }
+    let mut command = cell::command("unshare");
+    command.args(["--uts", "sh", "-c", SETUP, "fixtures", NODE]);
+    command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
+    let status = command.status().context("cannot start unshare")?;
+    ensure!(status.success(), "the recording ended with {status}");
+    Ok(())
+}
+
+async fn joined(program: &Path, commit: &str) -> Result<Recorded> {
+    println!("joined node: starting");
+    let bed = Bed::builder().containerd(Release::V2).start().await?;
+    let server = Embedded::start(&bed).await?;
+    let registry = Registry::start(&bed, Some(fixture::LOGIN)).await?;
+    std::fs::create_dir_all(MANIFESTS)?;
+    let agent = bed
+        .agent(NODE)
+        .command_line([program.into(), OsString::from("kubelet")])
+        .kubeconfig(server.kubeconfig())
+        .configure(json!({ "staticPodPath": MANIFESTS, "podLogsDir": "/var/lib/pod-logs" }))
+        .argument(format!("--root-dir={ROOT}"))
+        .start()?;
+    agent.healthy().await?;
+    let kubectl = bed.kubectl_with(kubectl::Release::V1_36, server.kubeconfig().to_owned())?;
+    fixture::populate(&kubectl, &registry, NODE, Path::new(MANIFESTS), Path::new(ROOT)).await?;
+    let answers = answers(&bed, program, &kubectl).await?;
+    let objects = objects(&kubectl).await?;
+    agent.kill().await?;
+    println!("joined node: recording");
+    let recorded = Recorded::new(commit, NODE, ROOT, MANIFESTS)
+        .files(Path::new(ROOT), &[])?
+        .manifests(Path::new(MANIFESTS))?
+        .runtime(&bed.containerd().socket())
+        .await?
+        .objects(objects)
+        .answers(answers);
+    drop((agent, registry, server, kubectl));
+    bed.close()?;
+    Ok(recorded)
+}
+
+/// What `podwright why` prints and records of pods in different states.
+async fn answers(bed: &Bed, program: &Path, kubectl: &Kubectl) -> Result<serde_json::Value> {
+    fixture::crash(kubectl, NODE).await?;
+    let (program, file) = (program.to_string_lossy(), "/var/lib/case.json");
+    let mut answers = json!({});
+    for pod in ["crashing", "deferred", "finished", "rejected", "static", "users", "volumes"] {
+        let mut command = vec![&*program, "why", pod, "--root-dir", ROOT, "--output", "json"];
+        // One that was not admitted has no decision to record.
+        if pod != "rejected" {
+            command.extend(["--record", file]);
+        }
+        answers[pod]["why"] = json!(bed.exec(&command).await?);
+        if pod != "rejected" {
+            answers[pod]["case"] = json!(std::fs::read_to_string(file)?);
+        }
+    }
+    kubectl.run(&["delete", "pod", "crashing"]).await?;
+    Ok(answers)
+}
+
+/// Without what the machine says of itself, and without what the API server makes by itself.
+async fn objects(kubectl: &Kubectl) -> Result<Vec<serde_json::Value>> {
+    let kinds = ["configmaps/settings", "secrets/registry"];
+    let listed = kubectl.run(&["get", "pods", "-ojson"]).await?;
+    let mut objects = fixture::items(&listed)?;
+    for kind in kinds {
+        objects.push(serde_json::from_str(&kubectl.run(&["get", kind, "-ojson"]).await?)?);
+    }
+    Ok(objects)
+}
+
+async fn standalone(program: &Path, commit: &str) -> Result<Recorded> {
+    println!("standalone node: starting");
+    let bed = Bed::builder().containerd(Release::V2).start().await?;
+    let registry = Registry::start(&bed, Some(fixture::LOGIN)).await?;
+    let programs = tools::provide("containerd-2")?;
+    let path = std::env::var("PATH").unwrap_or_default();
+    let run = async |arguments: &[&str]| {
+        let mut command = bed.command(&program.to_string_lossy());
+        command.args(arguments).env("PATH", format!("{}:{path}", programs.display()));
+        bed.ground().run(command).await
+    };
+    run(&["up", "--state-dir", STATE]).await?;
+    let archives = images::archives()?;
+    let test = archives.iter().find(|archive| archive.path.ends_with("test.tar"));
+    let test = test.context("no test image: cargo xtask images")?.path.display().to_string();
+    run(&["images", "--state-dir", STATE, "load", &test]).await?;
+    let state = Path::new(STATE);
+    let made: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(state.join("made.json"))?)?;
+    let instance = made["cgroup_root"].as_str().and_then(|root| root.rsplit('-').next());
+    let volatile = Path::new("/run/podwright");
+    let own = volatile.join(instance.context("made.json names no cgroup")?);
+    // 87c89a6 closes it to all but root, and the root of a user namespace is another.
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o711))?;
+    let kubectl = bed.kubectl_with(kubectl::Release::V1_36, state.join("kubeconfig"))?;
+    let root = state.join("kubelet");
+    fixture::populate(&kubectl, &registry, NODE, &state.join("manifests"), &root).await?;
+    let pid: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(own.join("agent.pid"))?)?;
+    bed.exec(&["kill", "-9", &pid["pid"].to_string()]).await?;
+    println!("standalone node: recording");
+    // The runtime's own files, logs, and whatever holds a private key: a test makes its own.
+    let left_out =
+        ["containerd", "logs", "api/ca.key", "api/ca.crt", "api/token.key", "kubeconfig"];
+    let recorded =
+        Recorded::new(commit, NODE, &root.to_string_lossy(), &format!("{STATE}/manifests"))
+            .files(state, &left_out)?
+            .volatile(volatile, &["containerd", "runc"])?
+            .runtime(&own.join("containerd.sock"))
+            .await?;
+    run(&["down", "--state-dir", STATE]).await?;
+    drop((registry, kubectl));
+    bed.close()?;
+    Ok(recorded)
+}
