@@ -20,6 +20,7 @@ const TIMED_OUT: i32 = 124;
 /// What a killed command ends with: by `timeout` if the time was over, by somebody else if not.
 const KILLED: i32 = 137;
 
+#[derive(Clone, Copy)]
 pub(crate) struct Rules {
     /// Whether recordings must be there, and one unsteady case is tolerated.
     pub(crate) ci: bool,

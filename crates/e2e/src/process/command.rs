@@ -124,6 +124,7 @@ pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::wait;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -133,8 +134,8 @@ mod tests {
         command
     }
 
-    #[test]
-    fn command_that_hangs_is_killed_with_its_children_and_named() {
+    #[tokio::test]
+    async fn command_that_hangs_is_killed_with_its_children_and_named() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
         let script = format!("tail -f /dev/null & echo $! >{}; echo early; wait", file.display());
@@ -142,9 +143,12 @@ mod tests {
         assert!(error.contains("did not end in 1 s and was killed"), "{error}");
         assert!(error.contains("tail -f") && error.contains("early"), "{error}");
         let child = std::fs::read_to_string(file).unwrap();
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", child.trim()));
-        // An orphan may wait for its exit status to be collected.
-        assert!(state.as_ref().map_or(true, |state| state.contains(") Z ")), "{state:?}");
+        // An orphan takes a moment to end, and may then wait for its exit status to be collected.
+        let ended = async || {
+            let state = std::fs::read_to_string(format!("/proc/{}/stat", child.trim()));
+            Ok(state.map_or(true, |state| state.contains(") Z ")))
+        };
+        wait::until_true("the command's child to end", SECOND * 60, ended).await.unwrap();
     }
 
     #[test]
