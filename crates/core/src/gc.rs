@@ -45,8 +45,17 @@ pub struct ListedContainer {
     pub pod: PodUid,
     pub container: Arc<str>,
     pub sandbox: SandboxId,
+    /// The restart count it was created with.
+    pub attempt: u32,
     pub created: Timestamp,
     pub state: Glance,
+}
+
+impl ListedContainer {
+    /// Grows with each instance of one container, whatever happens to the wall clock.
+    fn age_key(&self) -> (u32, Timestamp, &ContainerId) {
+        (self.attempt, self.created, &self.id)
+    }
 }
 
 /// A sandbox as the runtime lists it.
@@ -54,8 +63,15 @@ pub struct ListedContainer {
 pub struct ListedSandbox {
     pub id: SandboxId,
     pub pod: PodUid,
+    pub attempt: u32,
     pub created: Timestamp,
     pub ready: bool,
+}
+
+impl ListedSandbox {
+    fn age_key(&self) -> (u32, Timestamp, &SandboxId) {
+        (self.attempt, self.created, &self.id)
+    }
 }
 
 /// A container to remove.
@@ -66,7 +82,7 @@ pub struct Eviction {
     pub stop_first: bool,
 }
 
-/// The dead containers to remove, oldest first. `is_over` says of which pods nothing is kept.
+/// The dead containers to remove, the oldest instance of each first. `is_over` says of which pods nothing is kept.
 pub fn containers(
     listed: &[ListedContainer],
     policy: &ContainerPolicy,
@@ -75,13 +91,16 @@ pub fn containers(
 ) -> Vec<Eviction> {
     let mut evicted: Vec<&ListedContainer> = Vec::new();
     let mut units: BTreeMap<(&PodUid, &str), Vec<&ListedContainer>> = BTreeMap::new();
-    let mut newest: BTreeMap<(&PodUid, &str), Timestamp> = BTreeMap::new();
+    let mut newest: BTreeMap<(&PodUid, &str), &ListedContainer> = BTreeMap::new();
     for container in listed {
-        let at = newest.entry((&container.pod, &container.container)).or_insert(container.created);
-        *at = (*at).max(container.created);
+        let newest = newest.entry((&container.pod, &container.container)).or_insert(container);
+        if newest.age_key() < container.age_key() {
+            *newest = container;
+        }
     }
     let is_next = |c: &ListedContainer| {
-        c.state == Glance::Created && newest.get(&(&c.pod, &*c.container)) == Some(&c.created)
+        let newest = newest.get(&(&c.pod, &*c.container));
+        c.state == Glance::Created && newest.is_some_and(|newest| newest.id == c.id)
     };
     for container in listed.iter().filter(|c| is_dead(c.state) && is_old(c, policy, now)) {
         // About to be started: it is not dead yet, and takes no dead one's place.
@@ -91,7 +110,7 @@ pub fn containers(
         units.entry((&container.pod, &container.container)).or_default().push(container);
     }
     for unit in units.values_mut() {
-        unit.sort_by_key(|c| std::cmp::Reverse(c.created));
+        unit.sort_by(|a, b| b.age_key().cmp(&a.age_key()));
     }
     units.retain(|(pod, _), unit| {
         let over = is_over(pod);
@@ -111,12 +130,14 @@ pub fn containers(
             keep_newest(&mut units, each, &mut evicted);
         }
         if total(&units) > most {
+            // One is left of each container; attempts of different ones do not compare.
             let mut rest: Vec<&ListedContainer> = units.into_values().flatten().collect();
             rest.sort_by_key(|c| std::cmp::Reverse(c.created));
             evicted.extend(rest.into_iter().skip(most));
         }
     }
-    evicted.sort_by_key(|c| c.created);
+    let unit = |c: &ListedContainer| (c.pod.clone(), c.container.clone());
+    evicted.sort_by(|a, b| unit(a).cmp(&unit(b)).then(a.age_key().cmp(&b.age_key())));
     let eviction =
         |c: &ListedContainer| Eviction { id: c.id.clone(), stop_first: c.state == Glance::Unknown };
     evicted.into_iter().map(eviction).collect()
@@ -145,7 +166,7 @@ fn is_old(container: &ListedContainer, policy: &ContainerPolicy, now: Timestamp)
     age.is_negative() || age.unsigned_abs() >= policy.min_age
 }
 
-/// The dead sandboxes to remove, oldest first. The newest of a pod stays while the pod does: its
+/// The dead sandboxes to remove, the oldest of each pod first. The newest of a pod stays while the pod does: its
 /// attempt number is where the next one counts on.
 pub fn sandboxes(
     listed: &[ListedSandbox],
@@ -159,12 +180,11 @@ pub fn sandboxes(
     }
     let mut evicted = Vec::new();
     for (pod, mut sandboxes) in pods {
-        sandboxes.sort_by_key(|s| std::cmp::Reverse(s.created));
+        sandboxes.sort_by(|a, b| b.age_key().cmp(&a.age_key()));
         let kept = usize::from(!is_over(pod));
-        evicted.extend(sandboxes.into_iter().skip(kept));
+        evicted.extend(sandboxes.into_iter().skip(kept).rev());
     }
     evicted.retain(|sandbox| !sandbox.ready && !inhabited.contains(&sandbox.id));
-    evicted.sort_by_key(|sandbox| sandbox.created);
     evicted.into_iter().map(|sandbox| sandbox.id.clone()).collect()
 }
 

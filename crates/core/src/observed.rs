@@ -68,12 +68,15 @@ impl ObservedPod {
         self.running().next().is_some() || self.ready_sandbox().is_some()
     }
 
-    /// Newest first: by attempt for sandboxes, by creation for containers.
+    /// Newest first, by attempt: the wall clock may have been set back between two of them, and an
+    /// instance that runs would seem older than the one it follows.
     pub fn sort(&mut self) {
         self.sandboxes.sort_by(|a, b| {
             b.attempt.cmp(&a.attempt).then(b.created.cmp(&a.created)).then(a.id.cmp(&b.id))
         });
-        self.instances.sort_by(|a, b| b.created.cmp(&a.created).then(b.attempt.cmp(&a.attempt)));
+        self.instances.sort_by(|a, b| {
+            b.attempt.cmp(&a.attempt).then(b.created.cmp(&a.created)).then(a.id.cmp(&b.id))
+        });
     }
 }
 
@@ -294,6 +297,38 @@ pub fn diff(before: &PodGlance, after: &PodGlance) -> Vec<PodEvent> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn highest_attempt_is_current_whatever_the_creation_times() {
+        let pod = crate::builders::pod("web").container("app").build();
+        let made = |attempt: u32, second: i64, id: &str| {
+            let seen = crate::builders::observed(&pod);
+            let seen = seen.instance("app", State::Unknown, crate::builders::t(0));
+            let seen = seen.edit_instance(|instance| {
+                instance.id = ContainerId::new(id);
+                instance.attempt = attempt;
+                instance.created = Timestamp::from_second(1_700_000_000 + second).unwrap();
+            });
+            seen.build().instances.remove(0)
+        };
+        for (case, instances, want) in [
+            ("clocks agree", vec![made(0, 0, "a"), made(1, 5, "b")], ["b", "a"]),
+            ("the clock was set back", vec![made(0, 7200, "a"), made(1, 0, "b")], ["b", "a"]),
+            ("attempts past nine", vec![made(9, 3, "a"), made(10, 2, "b")], ["b", "a"]),
+            ("same attempt, created later", vec![made(2, 1, "a"), made(2, 2, "b")], ["b", "a"]),
+            ("nothing tells them apart", vec![made(2, 1, "b"), made(2, 1, "a")], ["a", "b"]),
+        ] {
+            let mut seen = crate::builders::observed(&pod).build();
+            seen.instances = instances;
+            for _ in 0..2 {
+                seen.sort();
+                let ids: Vec<&str> = seen.instances.iter().map(|i| i.id.as_str()).collect();
+                assert_eq!(ids, want, "{case}");
+                assert_eq!(seen.newest("app").map(|i| i.id.as_str()), Some(want[0]), "{case}");
+                seen.instances.reverse();
+            }
+        }
+    }
 
     #[test]
     fn a_change_of_state_gives_upstreams_events() {

@@ -44,6 +44,16 @@ pub(crate) fn glance(state: i32) -> Glance {
     }
 }
 
+/// The restart count a container was created with: what the kubelet wrote, else the runtime's name
+/// for it.
+pub(crate) fn attempt(
+    annotations: &BTreeMap<String, String>,
+    metadata: Option<&cri::ContainerMetadata>,
+) -> u32 {
+    let written = annotations.get(labels::RESTART_COUNT).and_then(|count| count.parse().ok());
+    written.or_else(|| metadata.map(|meta| meta.attempt)).unwrap_or(0)
+}
+
 pub(crate) fn sandbox_ready(state: i32) -> bool {
     state == cri::PodSandboxState::SandboxReady as i32
 }
@@ -96,7 +106,6 @@ pub(crate) fn container(
         return Err(bad("image_ref"));
     }
     let annotation = |key| status.annotations.get(key).map(String::as_str);
-    let attempt = annotation(labels::RESTART_COUNT).and_then(|count| count.parse().ok());
     let started = nanos(status.started_at).unwrap_or(created);
     let state = match glance(status.state) {
         Glance::Created => State::Created,
@@ -122,7 +131,7 @@ pub(crate) fn container(
         id: ContainerId::new(status.id.as_str()),
         container: name.into(),
         sandbox,
-        attempt: attempt.or_else(|| Some(status.metadata.as_ref()?.attempt)).unwrap_or(0),
+        attempt: attempt(&status.annotations, status.metadata.as_ref()),
         hash: annotation(labels::CONTAINER_HASH).and_then(ContainerHash::parse),
         created,
         state,

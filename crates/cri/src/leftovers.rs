@@ -61,6 +61,7 @@ fn container(listed: &cri::Container) -> Option<ListedContainer> {
         pod,
         container: listed.metadata.as_ref()?.name.as_str().into(),
         sandbox: SandboxId::new(listed.pod_sandbox_id.as_str()),
+        attempt: convert::attempt(&listed.annotations, listed.metadata.as_ref()),
         created: convert::nanos(listed.created_at)?,
         state: convert::glance(listed.state),
     })
@@ -71,6 +72,7 @@ fn sandbox(listed: &cri::PodSandbox) -> Option<ListedSandbox> {
     Some(ListedSandbox {
         id: SandboxId::new(listed.id.as_str()),
         pod,
+        attempt: listed.metadata.as_ref().map_or(0, |meta| meta.attempt),
         created: convert::sandbox_created(listed.created_at),
         ready: convert::sandbox_ready(listed.state),
     })
@@ -124,6 +126,16 @@ mod tests {
             ..Default::default()
         };
         assert!(container(&whole).is_some());
+        let attempt = |annotations: &[(&str, &str)], attempt| {
+            let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+            let metadata = Some(cri::ContainerMetadata { name: "app".into(), attempt });
+            let annotations = annotations.iter().map(pair).collect();
+            let listed = cri::Container { metadata, annotations, ..whole.clone() };
+            container(&listed).map(|listed| listed.attempt)
+        };
+        assert_eq!(attempt(&[], 3), Some(3));
+        assert_eq!(attempt(&[("io.kubernetes.container.restartCount", "7")], 3), Some(7));
+        assert_eq!(attempt(&[("io.kubernetes.container.restartCount", "many")], 3), Some(3));
         assert_eq!(container(&cri::Container { created_at: 0, ..whole.clone() }), None);
         assert_eq!(container(&cri::Container { metadata: None, ..whole.clone() }), None);
         assert_eq!(container(&cri::Container { labels: labels("").into(), ..whole }), None);

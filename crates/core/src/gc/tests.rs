@@ -11,15 +11,16 @@ fn mono(seconds: u64) -> Mono {
     Mono(Duration::from_secs(seconds))
 }
 
-/// `pod/container#instance` in sandbox `pod-s`, created in the given second.
+/// `pod/container#attempt` in sandbox `pod-s`, created in the given second.
 fn dead(name: &str, created: i64) -> ListedContainer {
     let (pod, rest) = name.split_once('/').unwrap();
-    let (container, _) = rest.split_once('#').unwrap();
+    let (container, attempt) = rest.split_once('#').unwrap();
     ListedContainer {
         id: ContainerId::new(name),
         pod: PodUid::new(pod),
         container: container.into(),
         sandbox: SandboxId::new(format!("{pod}-s")),
+        attempt: attempt.parse().unwrap(),
         created: at(created),
         state: Glance::Exited,
     }
@@ -115,8 +116,24 @@ fn a_clock_that_was_set_back_does_not_keep_the_dead() {
     assert_eq!(names(&got), ["p/a#0"]);
 }
 
+/// The attempt is the last digit of its id.
 fn sandbox(id: &str, pod: &str, created: i64, ready: bool) -> ListedSandbox {
-    ListedSandbox { id: SandboxId::new(id), pod: PodUid::new(pod), created: at(created), ready }
+    let attempt = id.chars().last().and_then(|digit| digit.to_digit(10)).unwrap();
+    let (id, pod, created) = (SandboxId::new(id), PodUid::new(pod), at(created));
+    ListedSandbox { id, pod, attempt, created, ready }
+}
+
+#[test]
+fn highest_attempt_stays_whatever_the_creation_times() {
+    let listed = [dead("p/a#0", 7200), dead("p/a#1", 0), dead("p/a#10", 3), dead("p/a#9", 5)];
+    let got = chosen(&listed, &ContainerPolicy::default(), &[]);
+    assert_eq!(names(&got), ["p/a#0", "p/a#1", "p/a#9"]);
+    // The one about to be started was created after the clock was set back.
+    let created = ListedContainer { state: Glance::Created, ..dead("p/a#1", 0) };
+    assert_eq!(chosen(&[dead("p/a#0", 7200), created], &ContainerPolicy::default(), &[]), []);
+    let sandboxes =
+        sandboxes(&[sandbox("p0", "p", 7200, false), sandbox("p1", "p", 0, false)], &[], |_| false);
+    assert_eq!(sandboxes, [SandboxId::new("p0")]);
 }
 
 #[test]

@@ -31,6 +31,8 @@ enum Happening {
     Hold(bool),
     CgroupGone,
     Wait(u64),
+    /// The wall clock is set, forward or back; our own goes on.
+    ClockSet(i64),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -46,6 +48,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(Happening::Hold),
         1 => Just(Happening::CgroupGone),
         5 => (1..60u64).prop_map(Happening::Wait),
+        1 => (-7200..7200i64).prop_map(Happening::ClockSet),
     ]
 }
 
@@ -150,6 +153,10 @@ impl Play {
             }
             Happening::CgroupGone => self.case.surroundings.cgroup = false,
             Happening::Wait(seconds) => self.pass(Duration::from_secs(seconds)),
+            Happening::ClockSet(seconds) => {
+                let by = jiff::SignedDuration::from_secs(seconds);
+                self.case.now.wall = self.case.now.wall.saturating_add(by).unwrap();
+            }
         }
     }
 
@@ -266,18 +273,16 @@ impl Play {
                 assert!(!self.case.life.is_ending(), "a sandbox for a pod that ends");
                 assert!(self.case.observed.ready_sandbox().is_none(), "two live sandboxes");
                 self.made += 1;
-                self.case.observed.sandboxes.insert(
-                    0,
-                    Sandbox {
-                        id: SandboxId::new(format!("s{}", self.made)),
-                        attempt: *attempt,
-                        created: self.case.now.wall,
-                        ready: true,
-                        host_network: Some(false),
-                        handler: String::new(),
-                        ips: Some(vec![[10, 0, 0, 1].into()]),
-                    },
-                );
+                self.case.observed.sandboxes.push(Sandbox {
+                    id: SandboxId::new(format!("s{}", self.made)),
+                    attempt: *attempt,
+                    created: self.case.now.wall,
+                    ready: true,
+                    host_network: Some(false),
+                    handler: String::new(),
+                    ips: Some(vec![[10, 0, 0, 1].into()]),
+                });
+                self.case.observed.sort();
             }
             Step::StartContainer(start) => self.start(start),
             Step::UnmountVolumes => {}
@@ -320,24 +325,26 @@ impl Play {
         let attempt = match start.attempt {
             NextAttempt::Number(n) | NextAttempt::PastLogs(n) => n,
         };
-        self.case.observed.instances.insert(
-            0,
-            Instance {
-                id: ContainerId::new(format!("c{}", self.made)),
-                container: start.container.clone(),
-                sandbox,
-                attempt,
-                hash: Some(container.hash),
-                created: self.case.now.wall,
-                state: State::Running { started: self.case.now.wall },
-                image: String::new(),
-                image_ref: String::new(),
-                resources: None,
-                user: None,
-                log_path: None,
-                mounts: Vec::new(),
-            },
-        );
+        let used = |i: &Instance| i.attempt >= attempt;
+        let reused = self.case.observed.instances_of(&start.container).any(used);
+        assert!(!reused, "attempt {attempt} of {} follows a later one", start.container);
+        self.case.observed.instances.push(Instance {
+            id: ContainerId::new(format!("c{}", self.made)),
+            container: start.container.clone(),
+            sandbox,
+            attempt,
+            hash: Some(container.hash),
+            created: self.case.now.wall,
+            state: State::Running { started: self.case.now.wall },
+            image: String::new(),
+            image_ref: String::new(),
+            resources: None,
+            user: None,
+            log_path: None,
+            mounts: Vec::new(),
+        });
+        // As the runtime client hands it over.
+        self.case.observed.sort();
     }
 
     /// Lets time pass until nothing is waited for any more.

@@ -29,8 +29,10 @@ impl Restart<'_> {
         let attempts = inputs.attempts;
         let taken = attempts.attempt_taken(&self.container.name);
         let free = taken.map_or(0, |n| n.saturating_add(1));
-        let attempt = match self.follows {
-            Some(instance) => NextAttempt::Number(instance.attempt.saturating_add(1).max(free)),
+        // Past every instance there is: the attempt says which of them is the current one.
+        let highest = inputs.observed.instances_of(&self.container.name).map(|i| i.attempt).max();
+        let attempt = match highest {
+            Some(highest) => NextAttempt::Number(highest.saturating_add(1).max(free)),
             None => NextAttempt::PastLogs(free),
         };
         // One that we stop now did not exit by itself; its next restart counts the one before.

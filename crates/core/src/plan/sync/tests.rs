@@ -106,3 +106,32 @@ fn the_image_that_cannot_be_had_is_the_one_that_is_named_and_waited_for() {
         assert!(plan.steps.iter().all(|step| step.start().is_none()), "{plan:?}");
     }
 }
+
+#[test]
+fn container_follows_the_highest_attempt_and_only_lower_ones_are_doubles() {
+    let pod = pod("web").container("app").build();
+    // The clock was set back by two hours between the two.
+    let seen = observed(&pod).sandbox_ready().exited("app", 1, t(7200)).running("app", t(100));
+    let seen = seen.build();
+    assert_eq!(seen.newest("app").map(|i| i.attempt), Some(1));
+    let plan = decide(&case(pod.clone(), seen.clone(), t(200)).inputs());
+    assert!(plan.steps.is_empty(), "what runs goes on: {plan:?}");
+    // Two that run: the one that came first is stopped, though it seems younger.
+    let twice = observed(&pod).sandbox_ready().running("app", t(7200)).running("app", t(100));
+    let plan = decide(&case(pod.clone(), twice.build(), t(200)).inputs());
+    let stopped: Vec<&str> = plan
+        .steps
+        .iter()
+        .filter_map(|step| match step {
+            Step::StopContainer(stop) => Some(stop.instance.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(stopped, ["app-0"]);
+    // The next one takes a number that none has.
+    let mut crashed = seen;
+    crashed.instances[0].state = crashed.instances[1].state.clone();
+    let plan = decide(&case(pod, crashed, t(20_000)).inputs());
+    let next = plan.steps.iter().filter_map(Step::start).map(|start| start.attempt);
+    assert_eq!(next.collect::<Vec<_>>(), [super::super::NextAttempt::Number(2)]);
+}
