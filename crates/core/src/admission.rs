@@ -110,6 +110,10 @@ pub enum Verdict {
 
 /// Asks whether `pod` fits beside the active ones.
 pub fn admit(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> Verdict {
+    if let Some(why) = &pod.unreadable {
+        let message = format!("{why}; this version of podwright cannot run it");
+        return Verdict::Rejected(Rejection::new("FailedValidation", message));
+    }
     let before = [under_pressure, forbidden_sysctl];
     let after = [no_apparmor, shutting_down];
     let first = |questions: &[fn(&Pod, &Node) -> Option<Rejection>]| {

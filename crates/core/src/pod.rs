@@ -1,7 +1,10 @@
 //! A pod as the agent sees it: the API object, parsed once into what decisions ask about.
 //!
 //! Decisions never look into the raw object for a restart policy or a container's kind: strings
-//! become enums here, and a pod that cannot be read is refused here, with a reason.
+//! become enums here. A static pod that cannot be read is refused here, with a reason. A pod of the
+//! API is not: its server may be newer than this agent, and whatever its object says it must have a
+//! status and an end. What this agent does not know falls back as upstream's kubelet does; what
+//! nobody could run is marked [`Pod::unreadable`].
 
 pub mod container;
 pub mod defaults;
@@ -127,6 +130,9 @@ pub struct Pod {
     pub deletion: Option<Deletion>,
     /// What the API object says; the node's own view is in the status manager.
     pub api_phase: Phase,
+    /// Why this agent cannot run it; never set on a static pod. It is not started, and what runs of
+    /// it is left alone until the object is deleted.
+    pub unreadable: Option<Arc<str>>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +147,26 @@ pub enum BadPod {
     RestartPolicy { name: String, value: String },
     #[error("pod {name}: container {container}: {problem}")]
     Container { name: String, container: String, problem: String },
+    #[error("pod {name}: spec.{list} has a container without a name")]
+    NamelessContainer { name: String, list: &'static str },
+}
+
+/// How strictly an object is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Every value must be known: whoever wrote the manifest is told what is wrong with it.
+    Strict,
+    /// Values that this agent does not know fall back as upstream's kubelet does.
+    Lenient,
+}
+
+impl Reading {
+    fn of(source: Source) -> Self {
+        match source {
+            Source::File | Source::Http => Self::Strict,
+            Source::Api => Self::Lenient,
+        }
+    }
 }
 
 impl Pod {
@@ -160,17 +186,39 @@ impl Pod {
         if uid.is_empty() {
             return Err(BadPod::NoUid { name: name.to_string() });
         }
-        let spec = object.spec.as_ref().ok_or_else(|| BadPod::NoSpec { name: name.to_string() })?;
-        let restart_policy = match spec.restart_policy.as_deref() {
-            None => RestartPolicy::Always,
-            Some(text) => RestartPolicy::parse(text).ok_or_else(|| BadPod::RestartPolicy {
-                name: name.to_string(),
-                value: text.to_owned(),
-            })?,
+        let reading = Reading::of(source);
+        let mut unreadable = None;
+        let mut or_refuse = |bad: BadPod| match reading {
+            Reading::Strict => Err(bad),
+            Reading::Lenient => {
+                unreadable.get_or_insert_with(|| Arc::from(bad.to_string()));
+                Ok(())
+            }
         };
-        let containers = container::parse_all(spec).map_err(|(container, problem)| {
-            BadPod::Container { name: name.to_string(), container, problem }
-        })?;
+        let nothing = v1::PodSpec::default();
+        let spec = match object.spec.as_ref() {
+            Some(spec) => spec,
+            None => {
+                or_refuse(BadPod::NoSpec { name: name.to_string() })?;
+                &nothing
+            }
+        };
+        let restart_policy = match (spec.restart_policy.as_deref(), reading) {
+            (None, _) => RestartPolicy::Always,
+            (Some(text), Reading::Strict) => {
+                let value = text.to_owned();
+                RestartPolicy::parse(text)
+                    .ok_or_else(|| BadPod::RestartPolicy { name: name.to_string(), value })?
+            }
+            // Upstream restarts under every policy that it does not know.
+            (Some(text), Reading::Lenient) => {
+                RestartPolicy::parse(text).unwrap_or(RestartPolicy::Always)
+            }
+        };
+        let (containers, problems) = container::parse_all(spec, reading);
+        for problem in problems {
+            or_refuse(problem.of_pod(&name))?;
+        }
         let deletion = meta.deletion_timestamp.as_ref().map(|at| Deletion {
             at: at.0,
             grace: meta.deletion_grace_period_seconds.map(seconds),
@@ -187,6 +235,7 @@ impl Pod {
             active_deadline: spec.active_deadline_seconds.filter(|s| *s > 0).map(seconds),
             deletion,
             api_phase: Phase::parse(object.status.as_ref().and_then(|s| s.phase.as_deref())),
+            unreadable,
             name,
             source,
             object,
@@ -273,5 +322,73 @@ impl<'de> Deserialize<'de> for Pod {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let recorded = Recorded::deserialize(deserializer)?;
         Self::from_object(recorded.object, recorded.source).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(spec: serde_json::Value, source: Source) -> Result<Pod, BadPod> {
+        let object =
+            json!({ "metadata": { "name": "p", "namespace": "n", "uid": "u" }, "spec": spec });
+        Pod::parse(serde_json::from_value(object).expect("a pod"), source)
+    }
+
+    #[test]
+    fn value_unknown_to_this_agent_is_refused_in_a_manifest_and_falls_back_in_the_api() {
+        let container = |fields: serde_json::Value| {
+            let mut container = json!({ "name": "c", "restartPolicy": "Never" });
+            container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            json!({ "containers": [container] })
+        };
+        let rule = |action: &str, operator: &str| {
+            let codes = json!({ "operator": operator, "values": [1] });
+            json!({ "restartPolicyRules": [{ "action": action, "exitCodes": codes }] })
+        };
+        for (case, spec) in [
+            (
+                "the pod's policy",
+                json!({ "restartPolicy": "Odd", "containers": [{ "name": "c" }] }),
+            ),
+            ("a container's policy", container(json!({ "restartPolicy": "Odd" }))),
+            ("a rule's action", container(rule("Odd", "In"))),
+            ("a rule's operator", container(rule("Restart", "Odd"))),
+            (
+                "a rule without codes",
+                container(json!({ "restartPolicyRules": [{ "action": "Restart" }] })),
+            ),
+        ] {
+            assert!(read(spec.clone(), Source::File).is_err(), "{case}");
+            assert!(read(spec.clone(), Source::Http).is_err(), "{case}");
+            let pod = read(spec, Source::Api).unwrap();
+            assert_eq!((pod.unreadable.as_deref(), pod.containers.len()), (None, 1), "{case}");
+        }
+        let odd = json!({ "restartPolicy": "Odd", "containers": [{ "name": "c" }] });
+        let odd = read(odd, Source::Api).unwrap();
+        assert_eq!(odd.restart_policy, RestartPolicy::Always, "as upstream falls through");
+    }
+
+    #[test]
+    fn pod_that_nobody_could_run_is_refused_in_a_manifest_and_marked_in_the_api() {
+        for (case, spec, containers) in [
+            ("no spec", json!(null), 0),
+            ("nameless", json!({ "containers": [{ "image": "i" }, { "name": "b" }] }), 1),
+            (
+                "nameless init",
+                json!({ "initContainers": [{}], "containers": [{ "name": "b" }] }),
+                1,
+            ),
+        ] {
+            assert!(read(spec.clone(), Source::File).is_err(), "{case}");
+            let pod = read(spec, Source::Api).unwrap();
+            assert!(pod.unreadable.is_some(), "{case}");
+            assert_eq!(pod.containers.len(), containers, "{case}");
+        }
+        let nobody = json!({ "metadata": { "name": "p" }, "spec": { "containers": [] } });
+        let nobody = Pod::parse(serde_json::from_value(nobody).unwrap(), Source::Api);
+        assert!(nobody.is_err(), "without a UID there is nothing to register");
     }
 }

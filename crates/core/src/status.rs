@@ -80,6 +80,10 @@ impl<'a> Sources<'a> {
 pub fn generate(sources: &Sources<'_>) -> PodStatus {
     let pod = sources.pod();
     let old = sources.old();
+    // What was reported by an agent that could read the pod stands; its end is told when it ended.
+    if pod.unreadable.is_some() {
+        return old.cloned().unwrap_or_default();
+    }
     let containers = container::all(sources);
     let outcome = phase::outcome(sources, containers.shown());
     let conditions = conditions::all(sources, containers.shown(), outcome.phase);

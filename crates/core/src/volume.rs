@@ -25,11 +25,13 @@ use crate::time::Mono;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY: Duration = Duration::from_secs(122);
 
-/// The volumes that some container uses. The others are not worth a failure.
+/// The volumes that some container uses. The others are not worth a failure. Which ones the
+/// containers of an unreadable pod use is not known; those that run go on using them.
 pub fn used(pod: &Pod) -> impl Iterator<Item = &v1::Volume> {
     let volumes = pod.object.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter(|volume| {
-        pod.containers.iter().any(|container| is_used_by(&volume.name, &container.spec))
+        pod.unreadable.is_some()
+            || pod.containers.iter().any(|container| is_used_by(&volume.name, &container.spec))
     })
 }
 

@@ -376,3 +376,15 @@ fn no_pod_makes_a_series_of_its_own() {
         assert_eq!(Rejection::new(reason, "").counted_as(), counted);
     }
 }
+
+#[test]
+fn unreadable_pod_is_rejected_with_the_reason() {
+    let nameless = pod("p").container("").build();
+    let Verdict::Rejected(rejection) = admit(&nameless, &[], &node()) else {
+        panic!("it was taken");
+    };
+    assert_eq!((rejection.reason.as_str(), rejection.counted_as()), ("FailedValidation", "Other"));
+    let want = "pod default/p: spec.containers has a container without a name; this version of \
+                podwright cannot run it";
+    assert_eq!(rejection.message, want);
+}

@@ -26,6 +26,9 @@ const NETWORK_RETRY: Duration = Duration::from_secs(1);
 const SHOWN_AS_ITSELF: Duration = Duration::from_secs(2);
 
 pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
+    if let Some(why) = &inputs.pod.unreadable {
+        return left_alone(why);
+    }
     if let Some(hold) = &inputs.surroundings.hold {
         return held(inputs, hold);
     }
@@ -53,6 +56,13 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
         plan.wake(at);
     }
     plan
+}
+
+/// Nothing is started and nothing is stopped: what runs was started by an agent that knew how.
+fn left_alone(why: &str) -> Plan {
+    let text = format!("left as it is, this agent cannot read it: {why}");
+    let way_out = "run a version of podwright that is not older than the API server, or delete it";
+    Plan::idle(Why::new(Topic::Held, text).way_out(way_out))
 }
 
 fn held(inputs: &Inputs<'_>, hold: &Hold) -> Plan {

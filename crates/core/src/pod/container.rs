@@ -7,6 +7,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use serde::{Deserialize, Serialize};
 
+use super::{BadPod, Reading};
+use crate::ids::PodName;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartPolicy {
     #[serde(rename = "Always")]
@@ -48,7 +51,9 @@ pub enum AfterExit {
 /// One entry of `restartPolicyRules`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartRule {
-    pub then: AfterExit,
+    /// `None`: an action that this agent does not know. The rule decides nothing, and keeps those
+    /// after it from deciding, as upstream has it.
+    pub then: Option<AfterExit>,
     /// `In`: the codes listed; otherwise `NotIn`: every other code.
     pub listed: bool,
     pub codes: Vec<i32>,
@@ -185,7 +190,8 @@ pub struct Container {
     pub kind: ContainerKind,
     pub image: Arc<str>,
     pub hash: ContainerHash,
-    /// The container's own policy, which goes before the pod's.
+    /// The container's own policy, which goes before the pod's. One that this agent does not know
+    /// decides nothing.
     pub policy: Option<RestartPolicy>,
     pub rules: Vec<RestartRule>,
     /// The spec as written. An ephemeral container's is converted to the common form.
@@ -201,7 +207,8 @@ impl Container {
     /// (A plain init container that succeeded is done under any policy; its exit is not a question
     /// for this.)
     pub fn after_exit(&self, exit_code: i32, pod: RestartPolicy) -> AfterExit {
-        let rule = self.rules.iter().find(|rule| rule.matches(exit_code)).map(|rule| rule.then);
+        let rule = self.rules.iter().find(|rule| rule.matches(exit_code));
+        let rule = rule.and_then(|rule| rule.then);
         match self.kind {
             ContainerKind::Sidecar => rule.unwrap_or(AfterExit::Restart),
             ContainerKind::Ephemeral => AfterExit::Stay,
@@ -213,7 +220,15 @@ impl Container {
 
     /// Whether a container killed by its own probe comes back. Rules are for exits, not for this.
     pub fn restarts_after_probe_failure(&self, pod: RestartPolicy) -> bool {
-        self.policy.unwrap_or(pod) != RestartPolicy::Never
+        match self.has_own_policy() {
+            true => self.policy != Some(RestartPolicy::Never),
+            false => pod != RestartPolicy::Never,
+        }
+    }
+
+    /// It says something of its own, known to us or not.
+    fn has_own_policy(&self) -> bool {
+        own_policy(&self.spec).is_some()
     }
 
     pub fn probe(&self, kind: ProbeKind) -> Option<&v1::Probe> {
@@ -247,50 +262,80 @@ impl Container {
     }
 }
 
-/// Container name and what is wrong with it.
-type BadContainer = (String, String);
-
-pub(super) fn parse_all(spec: &v1::PodSpec) -> Result<Vec<Container>, BadContainer> {
-    let init = spec.init_containers.iter().flatten();
-    let ephemeral = spec.ephemeral_containers.iter().flatten();
-    let mut all = Vec::with_capacity(spec.containers.len());
-    for c in init {
-        let sidecar = c.restart_policy.as_deref() == Some("Always");
-        let kind = if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init };
-        all.push(parse(c.clone(), kind)?);
-    }
-    for c in &spec.containers {
-        all.push(parse(c.clone(), ContainerKind::Regular)?);
-    }
-    for c in ephemeral {
-        let mut parsed = parse(plain(c), ContainerKind::Ephemeral)?;
-        parsed.target = c.target_container_name.as_deref().filter(|t| !t.is_empty()).map(Arc::from);
-        all.push(parsed);
-    }
-    Ok(all)
+/// What is wrong with a container of a pod.
+#[derive(Debug)]
+pub(super) enum BadContainer {
+    Nameless(ContainerKind),
+    Field { container: String, problem: String },
 }
 
-fn parse(spec: v1::Container, kind: ContainerKind) -> Result<Container, BadContainer> {
-    let bad = |problem: String| (spec.name.clone(), problem);
-    if spec.name.is_empty() {
-        return Err(bad("it has no name".into()));
+impl BadContainer {
+    pub(super) fn of_pod(self, pod: &PodName) -> BadPod {
+        let name = pod.to_string();
+        match self {
+            Self::Nameless(kind) => BadPod::NamelessContainer { name, list: kind.spec_field() },
+            Self::Field { container, problem } => BadPod::Container { name, container, problem },
+        }
     }
-    let policy = match spec.restart_policy.as_deref().filter(|p| !p.is_empty()) {
-        None => None,
-        Some(text) => Some(RestartPolicy::parse(text).ok_or_else(|| {
-            bad(format!("restartPolicy is {text:?}; it may be Always, OnFailure or Never"))
-        })?),
-    };
+}
+
+/// Every container that can be read, and what is wrong with the others.
+pub(super) fn parse_all(
+    spec: &v1::PodSpec,
+    reading: Reading,
+) -> (Vec<Container>, Vec<BadContainer>) {
+    let init = spec.init_containers.iter().flatten().map(|c| {
+        let sidecar = c.restart_policy.as_deref() == Some("Always");
+        let kind = if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init };
+        parse(c.clone(), kind, reading)
+    });
+    let regular = spec.containers.iter().map(|c| parse(c.clone(), ContainerKind::Regular, reading));
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| {
+        let parsed = parse(plain(c), ContainerKind::Ephemeral, reading)?;
+        let target = c.target_container_name.as_deref().filter(|t| !t.is_empty()).map(Arc::from);
+        Ok(Container { target, ..parsed })
+    });
+    let (mut all, mut problems) = (Vec::with_capacity(spec.containers.len()), Vec::new());
+    for parsed in init.chain(regular).chain(ephemeral) {
+        match parsed {
+            Ok(container) => all.push(container),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    (all, problems)
+}
+
+fn own_policy(spec: &v1::Container) -> Option<&str> {
+    spec.restart_policy.as_deref().filter(|policy| !policy.is_empty())
+}
+
+fn parse(
+    spec: v1::Container,
+    kind: ContainerKind,
+    reading: Reading,
+) -> Result<Container, BadContainer> {
+    if spec.name.is_empty() {
+        return Err(BadContainer::Nameless(kind));
+    }
+    let bad = |problem| BadContainer::Field { container: spec.name.clone(), problem };
+    let own = own_policy(&spec);
+    let policy = own.and_then(RestartPolicy::parse);
+    if let (Some(text), None, Reading::Strict) = (own, policy, reading) {
+        return Err(bad(format!(
+            "restartPolicy is {text:?}; it may be Always, OnFailure or Never"
+        )));
+    }
+    let mut rules = Vec::new();
     // Upstream reads rules only where the container has a policy of its own.
-    let rules = match policy {
-        None => Vec::new(),
-        Some(_) => spec
-            .restart_policy_rules
-            .iter()
-            .flatten()
-            .map(|rule| parse_rule(rule).map_err(&bad))
-            .collect::<Result<_, _>>()?,
-    };
+    if own.is_some() {
+        for rule in spec.restart_policy_rules.iter().flatten() {
+            match (parse_rule(rule), reading) {
+                (Ok(rule), _) => rules.push(rule),
+                (Err(problem), Reading::Strict) => return Err(bad(problem)),
+                (Err(_), Reading::Lenient) => rules.extend(known_part(rule)),
+            }
+        }
+    }
     let image: Arc<str> = spec.image.as_deref().unwrap_or_default().into();
     Ok(Container {
         name: spec.name.as_str().into(),
@@ -327,7 +372,21 @@ fn parse_rule(rule: &v1::ContainerRestartRule) -> Result<RestartRule, String> {
             ));
         }
     };
-    Ok(RestartRule { then, listed, codes: exit_codes.values.clone().unwrap_or_default() })
+    let codes = exit_codes.values.clone().unwrap_or_default();
+    Ok(RestartRule { then: Some(then), listed, codes })
+}
+
+/// What is left of a rule that this agent does not know all of. Without exit codes that it knows how
+/// to compare it never matches, as upstream has it.
+fn known_part(rule: &v1::ContainerRestartRule) -> Option<RestartRule> {
+    let exit_codes = rule.exit_codes.as_ref()?;
+    let listed = match exit_codes.operator.as_str() {
+        "In" => true,
+        "NotIn" => false,
+        _ => return None,
+    };
+    let codes = exit_codes.values.clone().unwrap_or_default();
+    Some(RestartRule { then: None, listed, codes })
 }
 
 fn backoff_key(image: &str, resources: Option<&v1::ResourceRequirements>) -> u64 {
@@ -403,7 +462,7 @@ mod tests {
             restart_policy_rules: Some(rules),
             ..Default::default()
         };
-        parse(spec, kind).unwrap()
+        parse(spec, kind, Reading::Lenient).unwrap()
     }
 
     #[test]
@@ -467,8 +526,60 @@ mod tests {
                 RestartAll,
             ),
             ("an ephemeral container never does", Ephemeral, None, &[], Always, 1, Stay),
+            (
+                "an unknown own policy leaves it to the pod's",
+                Regular,
+                Some("Odd"),
+                &[],
+                Never,
+                1,
+                Stay,
+            ),
+            (
+                "and its rules are read all the same",
+                Regular,
+                Some("Odd"),
+                &[("Restart", "In", 42)],
+                Never,
+                42,
+                Restart,
+            ),
+            (
+                "a rule with an unknown operator never matches",
+                Regular,
+                Some("Never"),
+                &[("Restart", "Near", 42), ("Restart", "In", 42)],
+                Never,
+                42,
+                Restart,
+            ),
+            (
+                "a rule with an unknown action leaves it to the policy",
+                Regular,
+                Some("Never"),
+                &[("Sleep", "In", 42), ("Restart", "In", 42)],
+                Never,
+                42,
+                Stay,
+            ),
         ] {
             assert_eq!(container(kind, own, rules).after_exit(code, pod), want, "{case}");
+        }
+    }
+
+    #[test]
+    fn container_killed_by_its_probe_comes_back_unless_a_policy_says_never() {
+        use RestartPolicy::{Always, Never};
+        for (own, pod, want) in [
+            (None, Always, true),
+            (None, Never, false),
+            (Some("Never"), Always, false),
+            (Some("OnFailure"), Never, true),
+            // Upstream asks only whether it is Never.
+            (Some("Odd"), Never, true),
+        ] {
+            let container = container(ContainerKind::Regular, own, &[]);
+            assert_eq!(container.restarts_after_probe_failure(pod), want, "{own:?} {pod:?}");
         }
     }
 }

@@ -138,17 +138,23 @@ impl Merge {
         annotations.insert(ANNOTATION_SEEN.into(), seen.unwrap_or_else(|| rfc3339_nano(now)));
         object.metadata.managed_fields = None;
         let object = Arc::new(object);
-        let pod = match Pod::from_object(object.clone(), source) {
-            Ok(pod) => Arc::new(pod),
-            Err(bad) => {
-                let reason = format!("Error validating pod from {}: {bad}", source.as_str());
-                changes.refused.push(Refused { object: reference(&object), reason });
-                // What runs goes on as we understood it; that it is to end is understood all the same.
-                let kept = known.and_then(|old| with_spec_of(&object, old, source));
-                let Some(kept) = kept else { return };
-                Arc::new(kept)
-            }
+        let understood = known.filter(|old| old.unreadable.is_none());
+        let (bad, read) = match Pod::from_object(object.clone(), source) {
+            Ok(pod) => match pod.unreadable.clone() {
+                None => (None, Some(pod)),
+                // One that we never understood is registered as it is: it has a status and an end.
+                Some(_) if understood.is_none() => (None, Some(pod)),
+                Some(bad) => (Some(bad.to_string()), None),
+            },
+            Err(bad) => (Some(bad.to_string()), None),
         };
+        if let Some(bad) = bad {
+            let reason = format!("Error validating pod from {}: {bad}", source.as_str());
+            changes.refused.push(Refused { object: reference(&object), reason });
+        }
+        // What runs goes on as we understood it; that it is to end is understood all the same.
+        let kept = || understood.and_then(|old| with_spec_of(&object, old, source));
+        let Some(pod) = read.or_else(kept).map(Arc::new) else { return };
         match known {
             None => changes.added.push(pod.clone()),
             Some(old) if differs(&old.object, &pod.object) => {
@@ -245,19 +251,62 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
+    fn nameless(uid: &str, name: &str) -> v1::Pod {
+        let mut object = object(uid, name);
+        object.spec.as_mut().unwrap().containers[0].name = String::new();
+        object
+    }
+
+    fn deleted(mut object: v1::Pod) -> v1::Pod {
+        let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(9));
+        object.metadata.deletion_timestamp = Some(time);
+        object
+    }
+
     #[test]
-    fn an_update_that_cannot_be_read_still_ends_the_pod() {
+    fn api_pod_with_unknown_values_is_added_and_static_one_is_refused() {
+        let mut odd = object("u", "web");
+        odd.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
+        for (source, added, refused) in
+            [(Source::Api, 1, 0), (Source::File, 0, 1), (Source::Http, 0, 1)]
+        {
+            let changes = Merge::default().fold(source, News::All(vec![odd.clone()]), at(1));
+            assert_eq!(
+                (changes.added.len(), changes.refused.len()),
+                (added, refused),
+                "{source:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn unreadable_update_of_an_api_pod_keeps_the_spec_that_was_understood() {
         let mut merge = Merge::default();
-        let now = Timestamp::UNIX_EPOCH;
-        merge.fold(Source::Api, News::All(vec![object("u", "web")]), now);
-        let mut newer = object("u", "web");
-        newer.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
-        let changes = merge.fold(Source::Api, News::Changed(Box::new(newer.clone())), now);
+        merge.fold(Source::Api, News::All(vec![object("u", "web")]), at(1));
+        let changed = News::Changed(Box::new(nameless("u", "web")));
+        let changes = merge.fold(Source::Api, changed, at(2));
         assert_eq!((changes.refused.len(), changes.updated.len()), (1, 0), "it runs on as it is");
-        newer.metadata.deletion_timestamp =
-            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
-        let changes = merge.fold(Source::Api, News::Changed(Box::new(newer)), now);
+        let changed = News::Changed(Box::new(deleted(nameless("u", "web"))));
+        let changes = merge.fold(Source::Api, changed, at(3));
+        assert_eq!(names(&changes.deleting), ["web"], "that it is to end is understood");
+        assert_eq!(changes.deleting[0].containers.len(), 1);
+    }
+
+    #[test]
+    fn unreadable_api_pod_is_registered_and_can_be_deleted_and_removed() {
+        let mut merge = Merge::default();
+        let bad = nameless("u", "web");
+        let mut specless = object("v", "db");
+        specless.spec = None;
+        let changes = merge.fold(Source::Api, News::All(vec![bad.clone(), specless]), at(1));
+        assert_eq!(names(&changes.added), ["web", "db"]);
+        let why = |pod: &Pod| pod.unreadable.clone().unwrap_or_default();
+        assert!(why(&changes.added[0]).contains("a container without a name"));
+        assert!(why(&changes.added[1]).contains("has no spec"));
+        let changes = merge.fold(Source::Api, News::Changed(Box::new(deleted(bad))), at(2));
         assert_eq!(names(&changes.deleting), ["web"]);
+        let changes = merge.fold(Source::Api, News::Gone(PodUid::new("u")), at(3));
+        assert_eq!(names(&changes.removed), ["web"]);
     }
 
     #[test]

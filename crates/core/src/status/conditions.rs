@@ -306,7 +306,10 @@ fn disruption(sources: &Sources<'_>) -> Option<PodCondition> {
 }
 
 pub(super) fn could_restart_all(pod: &Pod) -> bool {
-    pod.containers.iter().flat_map(|c| &c.rules).any(|rule| rule.then == AfterExit::RestartAll)
+    pod.containers
+        .iter()
+        .flat_map(|c| &c.rules)
+        .any(|rule| rule.then == Some(AfterExit::RestartAll))
 }
 
 /// A container exited with a code whose rule makes all containers start over.

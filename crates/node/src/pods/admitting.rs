@@ -40,6 +40,11 @@ impl Pods {
 
     pub(super) fn admit(&mut self, pod: Arc<Pod>) {
         if self.is_settled(&pod) {
+            if let Some(why) = &pod.unreadable {
+                let text = format!("{why}; what runs of it is left alone until it is deleted");
+                tracing::warn!(pod = %pod.name, uid = %pod.uid, reason = text, "cannot read this pod");
+                self.tools.events.pod(&pod, Severity::Warning, "FailedValidation", text);
+            }
             self.take(pod);
         } else if let Some(Err(rejection)) = self.tools.admission.earlier(&pod.uid) {
             self.reject(&pod, &rejection);

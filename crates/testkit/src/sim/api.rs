@@ -4,6 +4,8 @@
 //! request is on record, with what became of it. The user of a simulation has a line of their own
 //! that never breaks.
 
+mod rewrite;
+
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,10 +22,13 @@ use podwright_apiserver::request::{self, Target};
 use podwright_apiserver::store::Change;
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Settings, Store};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::{Service, ServiceExt};
+
+use rewrite::Rewrite;
 
 use super::chance::Chance;
 use super::tripwire::{Moment, Tripwire};
@@ -198,6 +203,8 @@ struct State {
     /// Cancelled when open watches are to break.
     watches: CancellationToken,
     tripwire: Option<Arc<Tripwire>>,
+    /// What the agent's pods look like to it.
+    rewrite: Option<Rewrite>,
 }
 
 impl Api {
@@ -223,6 +230,7 @@ impl Api {
             up: true,
             watches: CancellationToken::new(),
             tripwire: None,
+            rewrite: None,
         };
         let (began, state, answers) = (Instant::now(), Mutex::new(state), watch::Sender::default());
         let shared = Shared { began, state, answers };
@@ -265,6 +273,13 @@ impl Api {
     pub fn break_watches(&self) {
         let mut state = self.shared.state.lock();
         std::mem::take(&mut state.watches).cancel();
+    }
+
+    /// The agent sees every pod as `edit` leaves it, from the next list or watch on; open watches
+    /// break.
+    pub fn rewrite_pods(&self, edit: impl Fn(&mut Value) + Send + Sync + 'static) {
+        self.shared.state.lock().rewrite = Some(Arc::new(edit));
+        self.break_watches();
     }
 
     pub fn calls(&self) -> Vec<ApiCall> {
@@ -364,6 +379,7 @@ impl Line {
     ) -> Result<Response<Body>, BoxError> {
         let call = describe(&request, self.api.shared.began.elapsed());
         let verb = call.verb;
+        let of_pods = call.resource.split('/').next() == Some("pods");
         let Arrival { place, fault, watches, tripwire } = self.api.arrive(call);
         let (parts, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
@@ -408,9 +424,14 @@ impl Line {
         }
         let answer = answer?;
         self.api.answered(place, answer.status().as_u16());
-        Ok(match verb {
-            Verb::Watch => answer.map(|body| breakable(body, watches)),
-            _ => answer,
+        let rewrite = self.api.shared.state.lock().rewrite.clone().filter(|_| of_pods);
+        Ok(match (verb, rewrite) {
+            (Verb::Watch, None) => answer.map(|body| breakable(body, watches)),
+            (Verb::Watch, Some(edit)) => {
+                answer.map(|body| breakable(rewrite::watch(body, edit), watches))
+            }
+            (_, Some(edit)) => rewrite::answer(answer, &edit).await?,
+            (_, None) => answer,
         })
     }
 

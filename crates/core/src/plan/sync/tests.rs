@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::super::{Case, decide};
 use super::*;
 use crate::builders::{case, observed, pod, t};
+use crate::lifecycle::Request;
 
 /// A container that was restarted once and exited again at second 100.
 fn crashed_again(seconds: u64) -> Case {
@@ -134,4 +135,26 @@ fn container_follows_the_highest_attempt_and_only_lower_ones_are_doubles() {
     let plan = decide(&case(pod, crashed, t(20_000)).inputs());
     let next = plan.steps.iter().filter_map(Step::start).map(|start| start.attempt);
     assert_eq!(next.collect::<Vec<_>>(), [super::super::NextAttempt::Number(2)]);
+}
+
+#[test]
+fn unreadable_pod_is_left_alone_until_it_is_deleted() {
+    let readable = pod("web").container("app").container("b");
+    let nameless = |pod: &mut serde_json::Value| pod["spec"]["containers"][1]["name"] = "".into();
+    let unreadable = readable.clone().edit(nameless);
+    let of = |pod: crate::pod::Pod| {
+        // One of its containers exited, one runs.
+        let seen = observed(&pod).sandbox_ready().exited("app", 1, t(1)).running("b", t(1)).build();
+        let mut case = case(pod, seen, t(500));
+        case.life.request(Request::Update, &case.pod);
+        decide(&case.inputs())
+    };
+    assert!(!of(readable.build()).steps.is_empty());
+    let plan = of(unreadable.clone().build());
+    assert!(plan.steps.is_empty() && !plan.stage_done, "{plan:?}");
+    assert!(plan.why.text.contains("a container without a name"), "{}", plan.why.text);
+    let plan = of(unreadable.deleted(400, 7).build());
+    let Some(Step::KillPod(kill)) = plan.steps.first() else { panic!("it goes: {plan:?}") };
+    let stops: Vec<_> = kill.stops.iter().map(|stop| (&*stop.container, stop.grace)).collect();
+    assert_eq!(stops, [("b", Duration::from_secs(7))]);
 }

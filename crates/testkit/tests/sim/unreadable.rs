@@ -1,0 +1,123 @@
+//! API pods that this agent does not understand: their API server is newer, or the agent older.
+
+use podwright_cri::fake::{Call, Rpc};
+use podwright_testkit::sim::wish::{APP, wish};
+use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use serde_json::{Value, json};
+
+use crate::{clean, lawful, phases, s};
+
+/// Enum values that no version of Kubernetes has, wherever a pod has an enum that is acted on.
+fn unknown_values(pod: &mut Value) {
+    if pod["metadata"]["name"] != "web" {
+        return;
+    }
+    let spec = &mut pod["spec"];
+    spec["restartPolicy"] = "Sometimes".into();
+    spec["preemptionPolicy"] = "Sometimes".into();
+    let container = &mut spec["containers"][0];
+    container["restartPolicy"] = "Sometimes".into();
+    container["restartPolicyRules"] = json!([
+        { "action": "Restart", "exitCodes": { "operator": "Near", "values": [1] } },
+        { "action": "Sleep", "exitCodes": { "operator": "In", "values": [2] } },
+        { "action": "Restart" },
+    ]);
+    container["imagePullPolicy"] = "Sometimes".into();
+    container["terminationMessagePolicy"] = "Sometimes".into();
+    container["ports"] = json!([{ "containerPort": 80, "protocol": "QUIC" }]);
+}
+
+/// A container without a name cannot be run by anyone.
+fn nameless(pod: &mut Value) {
+    if pod["metadata"]["name"] == "web" {
+        pod["spec"]["containers"][0]["name"] = "".into();
+    }
+}
+
+fn stops(sim: &Sim) -> Vec<Call> {
+    sim.fake.calls().into_iter().filter(|call| call.rpc == Rpc::StopContainer).collect()
+}
+
+#[test]
+fn api_pod_with_unknown_enum_values_runs_restarts_and_is_deleted() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        sim.api.rewrite_pods(unknown_values);
+        sim.create(&wish("web").container("app", APP)).await;
+        sim.until_ready("web").await;
+        // An unknown restart policy restarts, as an unset one does.
+        assert!(sim.fake.kill_container("web", "app", 0));
+        let again = |sim: &Sim| {
+            let pod = sim.record.pod("web").unwrap();
+            record::is_ready(&pod) && record::containers(&pod)[0].restart_count == 1
+        };
+        sim.until("it runs again", s(60), again).await;
+        sim.restart().await;
+        sim.pass(s(60)).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
+        assert_eq!(stops(&sim), [], "{}", sim.story());
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        assert_eq!(stops(&sim)[0].grace, Some(10), "{}", sim.story());
+        sim.pass(s(10)).await;
+        lawful(&sim);
+        clean(&sim, &[]);
+    });
+}
+
+#[test]
+fn running_pod_whose_object_becomes_unreadable_runs_until_it_is_deleted() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let uid = sim.create(&wish("web").container("app", APP)).await;
+        let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
+        sim.until_ready("web").await;
+        sim.until_ready("neighbour").await;
+        sim.api.rewrite_pods(nameless);
+        assert!(sim.patch("web", json!({ "metadata": { "labels": { "a": "b" } } })).await);
+        sim.pass(s(60)).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
+        // An agent that never understood it finds it running.
+        sim.restart().await;
+        sim.pass(s(300)).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"], "{}", sim.story());
+        assert_eq!(stops(&sim), [], "{}", sim.story());
+        assert!(sim.ground.pods_with_folder().contains(&uid));
+        assert!(sim.ground.pods_with_cgroup().contains(&uid));
+        assert_eq!(phases(&sim.record.of(&uid)).last(), Some(&"Running"), "{}", sim.story());
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        assert_eq!(stops(&sim)[0].grace, Some(10), "{}", sim.story());
+        sim.pass(s(10)).await;
+        assert_eq!(laws::disturbances(&sim, &neighbour), [""; 0]);
+        lawful(&sim);
+        clean(&sim, &[neighbour]);
+    });
+}
+
+#[test]
+fn unreadable_pod_is_rejected_with_a_reason_and_can_be_deleted() {
+    for gracefully in [true, false] {
+        sim::run(async {
+            let mut sim = Sim::started(Options::default()).await;
+            sim.api.rewrite_pods(nameless);
+            let uid = sim.create(&wish("web").container("app", APP)).await;
+            let failed = |sim: &Sim| phases(&sim.record.of(&uid)).last() == Some(&"Failed");
+            sim.until("it is rejected", s(30), failed).await;
+            let status = sim.record.pod("web").unwrap().status.clone().unwrap();
+            assert_eq!(status.reason.as_deref(), Some("FailedValidation"));
+            let message = status.message.unwrap_or_default();
+            assert!(message.starts_with("Pod was rejected: "), "{message}");
+            assert!(message.contains("a container without a name"), "{message}");
+            assert!(sim.events("web").await.contains(&"FailedValidation".to_owned()));
+            sim.restart().await;
+            sim.pass(s(30)).await;
+            assert_eq!(sim.fake.count(Rpc::RunPodSandbox), 0, "{}", sim.story());
+            sim.delete("web", (!gracefully).then_some(0)).await;
+            sim.until_gone("web").await;
+            sim.pass(s(10)).await;
+            lawful(&sim);
+            clean(&sim, &[]);
+        });
+    }
+}
