@@ -254,6 +254,11 @@ impl PodGlance {
         self.sandboxes.values().chain(self.containers.values()).any(|g| *g == Glance::Running)
     }
 
+    /// A container of it runs; a sandbox alone does not count.
+    pub fn runs_container(&self) -> bool {
+        self.containers.values().any(|glance| *glance == Glance::Running)
+    }
+
     fn state(&self, id: &str) -> Option<Glance> {
         self.sandboxes.get(id).or_else(|| self.containers.get(id)).copied()
     }

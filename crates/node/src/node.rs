@@ -395,6 +395,7 @@ impl Node {
         self.tasks.spawn(services);
         self.tasks.spawn(self.tools.volumes.clone().keep(
             self.directory.clone(),
+            self.tools.pleg.clone(),
             self.tools.events.clone(),
             self.stop.clone(),
         ));

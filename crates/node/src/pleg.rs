@@ -282,6 +282,11 @@ impl Pleg {
         self.last.lock().get(uid).is_some_and(|(_, glance)| glance.is_alive())
     }
 
+    /// Whether the runtime showed a container of this pod running.
+    pub fn runs_container(&self, uid: &PodUid) -> bool {
+        self.last.lock().get(uid).is_some_and(|(_, glance)| glance.runs_container())
+    }
+
     /// Why what we know of the runtime is out of date; `None` while it is not.
     pub fn unhealthy(&self) -> Option<String> {
         let now = self.clock.now().mono;

@@ -10,6 +10,7 @@ mod life;
 mod outage;
 mod rows;
 mod server;
+mod tokens;
 mod unreadable;
 
 use std::time::Duration;
