@@ -249,11 +249,8 @@ impl Images {
             Absent { reason: StartError::InvalidImageName, message }
         })?;
         let policy = wish.policy;
-        let here = self.runtime.image_status(&image).await.map_err(|error| {
-            let message = format!("Failed to inspect image {wanted:?}: {}", error.rpc_text());
-            tell(Severity::Warning, "InspectFailed", message.clone());
-            Absent { reason: StartError::ImageInspectError, message }
-        })?;
+        let here = self.runtime.image_status(&image).await;
+        let here = here.map_err(|error| self.not_inspected(pod, wish, &error.rpc_text()))?;
         let present = here.is_some();
         let usable = match (policy, here) {
             (PullPolicy::Always, _) | (_, None) => None,
@@ -364,17 +361,33 @@ impl Images {
         let pulled = self.pulls.join(image, gathered.credentials).await;
         let pulled = pulled.inspect_err(|error| failed(error));
         let pulled = pulled.map_err(|error| refusal(wanted, error))?;
-        let got = self.runtime.image_status(&pulled.image_ref).await.ok().flatten();
-        self.metrics.images.pulled(got.as_ref().map(|image| image.size), pulled.took);
+        let got = self.runtime.image_status(&pulled.image_ref).await;
+        let size = got.as_ref().ok().and_then(|image| image.as_ref().map(|image| image.size));
+        self.metrics.images.pulled(size, pulled.took);
+        // Whom the image runs as must be known: to take an error for "nobody" would mean root.
+        let got = match got {
+            Ok(Some(image)) => image,
+            Ok(None) => {
+                let why = format!("the runtime pulled it and has no image {:?}", pulled.image_ref);
+                return Err(self.not_inspected(pod, wish, &why));
+            }
+            Err(error) => return Err(self.not_inspected(pod, wish, &error.rpc_text())),
+        };
         let text = format!(
             "Successfully pulled image {wanted:?} in {} ({} including waiting). Image size: {} bytes.",
             shown(pulled.took),
             shown(pulled.waited),
-            got.as_ref().map_or(0, |image| image.size),
+            got.size,
         );
         tell(Severity::Normal, "Pulled", text);
-        let unseen = Present { image_ref: pulled.image_ref, uid: None, username: String::new() };
-        Ok(got.map_or(unseen, found))
+        Ok(found(got))
+    }
+
+    /// The runtime does not say what an image is like.
+    fn not_inspected(&self, pod: &Pod, wish: Wanted<'_>, why: &str) -> Absent {
+        let message = format!("Failed to inspect image {:?}: {why}", &**wish.image);
+        self.tell(pod, wish, Severity::Warning, "InspectFailed", message.clone());
+        Absent { reason: StartError::ImageInspectError, message }
     }
 }
 

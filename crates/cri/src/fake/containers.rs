@@ -85,6 +85,12 @@ impl State {
 }
 
 impl Container {
+    /// The user id that it was told to run as.
+    pub(super) fn user(&self) -> Option<i64> {
+        let context = self.config.linux.as_ref()?.security_context.as_ref()?;
+        context.run_as_user.as_ref().map(|user| user.value)
+    }
+
     pub(super) fn attempt(&self) -> u32 {
         self.config.metadata.as_ref().map_or(0, |meta| meta.attempt)
     }

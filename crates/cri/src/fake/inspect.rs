@@ -32,6 +32,8 @@ pub struct ContainerView {
     pub name: String,
     pub attempt: u32,
     pub state: ContainerState,
+    /// The user id that it was told to run as.
+    pub user: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +98,7 @@ impl World {
                 State::Exited(exit) => ContainerState::Exited { code: exit.code },
                 State::Unknown => ContainerState::Unknown,
             },
+            user: container.user(),
         });
         let first_name = |image: podwright_proto::cri::Image| {
             let names = image.repo_tags.into_iter().chain(image.repo_digests);

@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1;
 use podwright_core::builders::pod;
 use podwright_core::config::Lookup;
 use podwright_core::credential::{ObjectId, ServiceAccountView, providers};
-use podwright_cri::fake::{Fake, FakeImage, FakeOptions, Pull as Offer, Rpc};
+use podwright_cri::fake::{
+    About, Code, Fake, FakeImage, FakeOptions, Fault, Pull as Offer, Rpc, Rule,
+};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -282,6 +284,38 @@ async fn row_39_more_pulls_than_the_registry_is_to_see_fail_at_once() {
         }
     }
     assert_eq!(refused, 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulled_image_that_cannot_be_inspected_is_an_error_and_not_an_image_of_root() {
+    for policy in ["Always", "IfNotPresent"] {
+        let mut scene = scene(world(&[("good", "me", "secret")]), Settings::default());
+        let offer = Offer::takes(Duration::from_secs(1)).needs("me", "secret");
+        scene.fake.images().offer(FakeImage::new(IMAGE).user(1000), offer);
+        // After a pull the image is asked for by its id.
+        let fault = Fault::Error(Code::Internal, "busy".into());
+        let by_id = |about: &About| about.image.as_deref().is_some_and(|id| id.contains("sha256"));
+        scene.fake.fail(Rule::on(Rpc::ImageStatus, fault).only(by_id).first(1));
+        let pod = wanting("p", policy, &["good"]);
+        let absent = scene.ensure(&pod).await.unwrap_err();
+        assert_eq!(absent.reason, StartError::ImageInspectError, "{policy}");
+        let message =
+            format!("Failed to inspect image {IMAGE:?}: rpc error: code = Internal desc = busy");
+        assert_eq!(absent.message, message, "{policy}");
+        assert!(scene.told().contains(&("InspectFailed".into(), message)), "{policy}");
+        let present = scene.ensure(&pod).await.unwrap();
+        assert_eq!(present.uid, Some(1000), "{policy}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulled_image_that_is_gone_again_is_an_error() {
+    let scene = scene(world(&[("good", "me", "secret")]), Settings::default());
+    let fault = Fault::Error(Code::NotFound, "no such image".into());
+    scene.fake.fail(Rule::on(Rpc::ImageStatus, fault));
+    let absent = scene.ensure(&wanting("p", "IfNotPresent", &["good"])).await.unwrap_err();
+    assert_eq!(absent.reason, StartError::ImageInspectError);
+    assert!(absent.message.contains("pulled it and has no image"), "{}", absent.message);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ mod chaos;
 mod clocks;
 mod crashes;
 mod faults;
+mod images;
 mod life;
 mod outage;
 mod rows;
