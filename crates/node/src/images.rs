@@ -194,6 +194,7 @@ impl Images {
                 }
                 Err(error) => {
                     tracing::warn!(%error, image = intent.image, "was it pulled or not?");
+                    records.hold(&intent);
                 }
             }
         }
@@ -300,8 +301,9 @@ impl Images {
     /// Whether a pod may have an image that is here. Its secrets are asked for only if it matters.
     async fn may_use(&self, pod: &Pod, image: &str, image_ref: &str) -> Result<bool, Absent> {
         let Some(records) = &self.records else { return Ok(true) };
-        let Ok(repository) = image::repository(image) else { return Ok(true) };
-        let known = records.read(image_ref);
+        // For what cannot be named no access can be shown.
+        let Ok(repository) = image::repository(image) else { return Ok(false) };
+        let known = records.known(image, image_ref);
         let verdict = match access::without_asking(&self.verification, &repository, &known) {
             Some(verdict) => verdict,
             None => {

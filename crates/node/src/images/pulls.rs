@@ -15,6 +15,7 @@ use podwright_core::image::Throttle;
 use podwright_core::image::access::Pass;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
+use podwright_host::files::FileError;
 use podwright_proto::cri::{AuthConfig, ImageSpec};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -83,11 +84,14 @@ impl Pulls {
             let asked = Instant::now();
             let _place = places.acquire_owned().await.map_err(|closed| closed.to_string())?;
             let began = Instant::now();
-            let _noted = records.clone().map(|records| Noted::begin(records, image.clone()));
+            let noted = records.clone().map(|records| Noted::begin(records, image.clone()));
+            let mut noted = noted.transpose().map_err(|error| {
+                format!("Failed to record image pull intent for container image {image:?}: {error}")
+            })?;
             let may = || throttle.lock().as_mut().is_none_or(|t| t.take(clock.now().mono));
             let (image_ref, with) = try_each(&runtime, &image, &credentials, may).await?;
-            if let Some(records) = &records {
-                records.pulled(&image, &image_ref, with.as_ref(), clock.now());
+            if let Some(noted) = &mut noted {
+                noted.stays = !noted.records.pulled(&image, &image_ref, with.as_ref(), clock.now());
             }
             Ok(Pulled { image_ref, took: began.elapsed(), waited: asked.elapsed() })
         };
@@ -134,21 +138,24 @@ fn auth(login: &Login) -> AuthConfig {
     }
 }
 
-/// The note of a pull under way. It goes with the pull, however that ends.
+/// The note of a pull under way. It goes with the pull, unless what came could not be written down.
 struct Noted {
     records: Arc<Records>,
     image: String,
+    stays: bool,
 }
 
 impl Noted {
-    fn begin(records: Arc<Records>, image: String) -> Self {
-        records.begin(&image);
-        Self { records, image }
+    fn begin(records: Arc<Records>, image: String) -> Result<Self, FileError> {
+        records.begin(&image)?;
+        Ok(Self { records, image, stays: false })
     }
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        self.records.end(&self.image);
+        if !self.stays {
+            self.records.end(&self.image);
+        }
     }
 }

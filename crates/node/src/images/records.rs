@@ -20,7 +20,8 @@ const LARGEST: u64 = 1 << 20;
 
 pub(super) struct Records {
     root: Root,
-    /// Pulls under way of each image; the file goes with the last.
+    /// Pulls under way of each image, and those whose outcome is not written down; the file goes
+    /// with the last.
     intents: Mutex<HashMap<String, usize>>,
     /// Records are read, changed and written as one.
     changing: Mutex<()>,
@@ -38,12 +39,28 @@ impl Records {
 
     /// Images whose pull was cut short.
     pub(super) fn left_intents(&self) -> Vec<PullIntent> {
-        let files = self.root.list(PULLING).unwrap_or_default();
+        // Whatever cannot be read stays, and with it the image stays closed.
+        let unknown = |error: String| {
+            tracing::warn!(
+                error,
+                "cannot read which pulls were cut short; their images stay closed"
+            );
+        };
+        let files = self.root.list(PULLING).unwrap_or_else(|error| {
+            unknown(error.to_string());
+            Vec::new()
+        });
         let read = |(name, _): (std::ffi::OsString, _)| {
-            let bytes = self.root.read(format!("{PULLING}/{}", name.to_str()?), LARGEST).ok()?;
-            serde_json::from_slice(&bytes).ok()
+            let bytes = self.root.read(format!("{PULLING}/{}", name.to_str()?), LARGEST);
+            let bytes = bytes.map_err(|error| unknown(error.to_string())).ok()?;
+            serde_json::from_slice(&bytes).map_err(|error| unknown(error.to_string())).ok()
         };
         files.into_iter().filter_map(read).collect()
+    }
+
+    /// What a pull that was cut short brought is not known yet: its note stays.
+    pub(super) fn hold(&self, intent: &PullIntent) {
+        *self.intents.lock().entry(intent.image.clone()).or_default() += 1;
     }
 
     /// Takes a pull that was cut short for one that brought this image, for nobody.
@@ -57,13 +74,15 @@ impl Records {
         self.remove(PULLING, &intent.image);
     }
 
-    pub(super) fn begin(&self, image: &str) {
+    /// Notes that a pull begins. Without the note what it brings might count as everybody's.
+    pub(super) fn begin(&self, image: &str) -> Result<(), FileError> {
         let mut intents = self.intents.lock();
-        let count = intents.entry(image.to_owned()).or_default();
-        if *count == 0 {
-            self.write(PULLING, image, &PullIntent::new(image));
+        let count = intents.get(image).copied().unwrap_or(0);
+        if count == 0 {
+            self.try_write(PULLING, image, &PullIntent::new(image))?;
         }
-        *count += 1;
+        intents.insert(image.to_owned(), count + 1);
+        Ok(())
     }
 
     pub(super) fn end(&self, image: &str) {
@@ -78,9 +97,16 @@ impl Records {
         }
     }
 
-    /// Writes down that an image was had with this pass; without one it is everybody's.
-    pub(super) fn pulled(&self, image: &str, image_ref: &str, pass: Option<&Pass>, now: Now) {
-        let Ok(repository) = image::repository(image) else { return };
+    /// Writes down that an image was had with this pass; without one it is everybody's. False: it
+    /// is not written, and the note of the pull has to stay.
+    pub(super) fn pulled(
+        &self,
+        image: &str,
+        image_ref: &str,
+        pass: Option<&Pass>,
+        now: Now,
+    ) -> bool {
+        let Ok(repository) = image::repository(image) else { return false };
         let _alone = self.changing.lock();
         let mut record = match self.read(image_ref) {
             Known::Record(record) => record,
@@ -89,7 +115,23 @@ impl Records {
             }
         };
         record.note_pull(&repository, pass, now.wall);
-        self.write(PULLED, image_ref, &record);
+        self.write(PULLED, image_ref, &record)
+    }
+
+    /// What is known of an image that a pod names so. One that a pull may have brought, and nobody
+    /// wrote down for whom, is nobody's.
+    pub(super) fn known(&self, image: &str, image_ref: &str) -> Known {
+        match self.read(image_ref) {
+            Known::Nothing if self.is_noted(image) => Known::Unreadable,
+            known => known,
+        }
+    }
+
+    fn is_noted(&self, image: &str) -> bool {
+        match self.root.read(format!("{PULLING}/{}", file_name(image)), LARGEST) {
+            Ok(_) => true,
+            Err(error) => !error.is_not_found(),
+        }
     }
 
     pub(super) fn keep(&self, record: &PulledRecord) {
@@ -119,13 +161,19 @@ impl Records {
         }
     }
 
-    fn write(&self, folder: &str, of: &str, content: &impl Serialize) {
-        let path = format!("{folder}/{}", file_name(of));
-        let Ok(bytes) = serde_json::to_vec(content) else { return };
-        let written = self.root.write_atomic(&path, &bytes, 0o600, Durability::Disk);
-        if let Err(error) = written {
+    fn write(&self, folder: &str, of: &str, content: &impl Serialize) -> bool {
+        let written = self.try_write(folder, of, content);
+        if let Err(error) = &written {
             tracing::warn!(%error, image = of, "cannot write down by whose credentials it came");
         }
+        written.is_ok()
+    }
+
+    fn try_write(&self, folder: &str, of: &str, content: &impl Serialize) -> Result<(), FileError> {
+        let path = format!("{folder}/{}", file_name(of));
+        // Plain data always has a form; without one nothing would be readable later either.
+        let bytes = serde_json::to_vec(content).unwrap_or_default();
+        self.root.write_atomic(&path, &bytes, 0o600, Durability::Disk)
     }
 
     fn remove(&self, folder: &str, of: &str) {

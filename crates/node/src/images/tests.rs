@@ -219,7 +219,7 @@ async fn with_the_check_off_nothing_is_asked_or_written_down() {
 async fn what_a_pull_brought_that_a_crash_cut_short_is_closed() {
     let first = scene(world(&[("mine", "me", "secret")]), Settings::default());
     let records = first.images.records.clone().unwrap();
-    records.begin(IMAGE);
+    records.begin(IMAGE).unwrap();
     let again = scene_in(first.folder, world(&[("mine", "me", "secret")]), Settings::default());
     again.fake.images().add(FakeImage::new(IMAGE)).unwrap();
     again.images.settle().await;
@@ -229,6 +229,49 @@ async fn what_a_pull_brought_that_a_crash_cut_short_is_closed() {
     again.ensure(&wanting("b", "Never", &["mine"])).await.unwrap();
     let notes = std::fs::read_dir(again.folder.path().join("image_manager/pulling")).unwrap();
     assert_eq!(notes.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn private_image_stays_closed_when_its_record_cannot_be_written() {
+    let scene = scene(world(&[("mine", "me", "secret")]), Settings::default());
+    let records = scene.folder.path().join("image_manager/pulled");
+    std::fs::remove_dir(&records).unwrap();
+    scene.ensure(&wanting("a", "IfNotPresent", &["mine"])).await.unwrap();
+    for _ in 0..2 {
+        let refused = scene.ensure(&wanting("b", "Never", &[])).await.unwrap_err();
+        assert_eq!(refused.reason, StartError::ErrImageNeverPull);
+        // A pull that fails tells nothing of what came before it.
+        scene.ensure(&wanting("c", "IfNotPresent", &[])).await.unwrap_err();
+    }
+    std::fs::create_dir(&records).unwrap();
+    scene.ensure(&wanting("a", "IfNotPresent", &["mine"])).await.unwrap();
+    scene.ensure(&wanting("a", "Never", &["mine"])).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn image_of_a_pull_cut_short_stays_closed_while_nobody_knows_what_it_brought() {
+    let first = scene(world(&[]), Settings::default());
+    first.images.records.clone().unwrap().begin(IMAGE).unwrap();
+    let again = scene_in(first.folder, world(&[]), Settings::default());
+    again.fake.images().add(FakeImage::new(IMAGE)).unwrap();
+    let fault = Fault::Error(Code::Internal, "busy".into());
+    again.fake.fail(Rule::on(Rpc::ImageStatus, fault).first(1));
+    again.images.settle().await;
+    for _ in 0..2 {
+        let refused = again.ensure(&wanting("b", "Never", &[])).await.unwrap_err();
+        assert_eq!(refused.reason, StartError::ErrImageNeverPull);
+        again.ensure(&wanting("b", "IfNotPresent", &[])).await.unwrap_err();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_pulled_that_cannot_be_noted() {
+    let scene = scene(world(&[("mine", "me", "secret")]), Settings::default());
+    std::fs::remove_dir(scene.folder.path().join("image_manager/pulling")).unwrap();
+    let absent = scene.ensure(&wanting("a", "Always", &["mine"])).await.unwrap_err();
+    assert_eq!(absent.reason, StartError::ErrImagePull);
+    assert!(absent.message.starts_with("Failed to record image pull intent"), "{}", absent.message);
+    assert_eq!(scene.fake.count(Rpc::PullImage), 0);
 }
 
 #[tokio::test(start_paused = true)]
