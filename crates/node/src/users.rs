@@ -6,10 +6,9 @@ use parking_lot::Mutex;
 use podwright_core::config::IdMappings;
 use podwright_core::ids::PodUid;
 use podwright_core::users::{Block, UserRange};
-use podwright_host::files::{Durability, FileError, Root};
+use podwright_host::files::{Durability, FileError, Kind, Root};
 use podwright_host::threads;
 
-use crate::causes::chain;
 use crate::tools::Tools;
 
 /// In the pod's folder, where upstream keeps it.
@@ -22,6 +21,11 @@ pub enum UserRangeError {
     Exhausted(PodUid),
     #[error("pod {pod}: its file {FILE} is damaged; remove it once nothing of the pod runs")]
     Damaged { pod: PodUid },
+    #[error(
+        "no user ids are given to pod {pod}: which ones pod {owner} has cannot be read from its \
+         file {FILE}; end that pod, or remove the file once nothing of the pod runs"
+    )]
+    OthersUnknown { pod: PodUid, owner: PodUid, source: Option<FileError> },
     #[error("pod {pod}: cannot keep its range of user ids")]
     File { pod: PodUid, source: FileError },
     #[error("pod {0}: the agent stops before it has user ids")]
@@ -57,12 +61,25 @@ impl Users {
         }
         let _alone = self.choosing.lock();
         let mut taken = Vec::new();
-        for (name, _) in pods.list("").map_err(failed)? {
-            let name = name.to_str().unwrap_or_default();
+        for (name, kind) in pods.list("").map_err(failed)? {
+            // A stray file is no pod's, and a pod's directory is never a link.
+            match kind {
+                Kind::File | Kind::Symlink => continue,
+                Kind::Directory | Kind::Other => {}
+            }
+            // UIDs are text.
+            let Some(name) = name.to_str() else { continue };
+            let unknown = |source| UserRangeError::OthersUnknown {
+                pod: pod.clone(),
+                owner: PodUid::new(name),
+                source,
+            };
             match read(pods, name) {
-                Ok(kept) => taken.extend(kept.flatten()),
-                // It may be anything, a stray file say. If it is a pod's, that pod is told.
-                Err(error) => tracing::warn!(name, error = chain(&error), "passed over"),
+                Ok(None) => {}
+                Ok(Some(Some(block))) => taken.push(block),
+                // Any block might be that pod's: two pods of one block could reach each other.
+                Ok(Some(None)) => return Err(unknown(None)),
+                Err(error) => return Err(unknown(Some(error))),
             }
         }
         let free = self.range.free(&taken);
@@ -104,5 +121,37 @@ mod tests {
         assert_eq!(users.of_pod(&pods, &c).unwrap(), first);
         std::fs::write(folder.path().join("b/userns"), "torn").unwrap();
         assert!(matches!(users.of_pod(&pods, &b), Err(UserRangeError::Damaged { .. })));
+    }
+
+    #[test]
+    fn no_range_is_given_out_while_another_pods_range_is_unknown() {
+        let damages: [fn(&std::path::Path); 3] = [
+            |file| std::fs::write(file, "torn").unwrap(),
+            |file| std::fs::write(file, vec![b' '; 5000]).unwrap(),
+            |file| std::fs::create_dir(file).unwrap(),
+        ];
+        for (case, damage) in damages.into_iter().enumerate() {
+            let folder = tempfile::tempdir().unwrap();
+            let pods = Root::open(folder.path()).unwrap();
+            let users = Users::new(UserRange::for_pods(8, 0));
+            let [a, b, c] = ["a", "b", "c"].map(PodUid::new);
+            for pod in [&a, &b, &c] {
+                pods.create_dir(pod.as_str(), 0o750).unwrap();
+            }
+            // Not a pod's, and nobody's business.
+            std::fs::write(folder.path().join("stray"), "x").unwrap();
+            let first = users.of_pod(&pods, &a).unwrap();
+            let record = folder.path().join("b/userns");
+            damage(&record);
+            let refused = users.of_pod(&pods, &c);
+            let owner = match refused {
+                Err(UserRangeError::OthersUnknown { owner, .. }) => owner,
+                other => panic!("case {case}: {other:?}"),
+            };
+            assert_eq!(owner, b, "case {case}");
+            assert_eq!(users.of_pod(&pods, &a).unwrap(), first, "what is known goes on");
+            pods.remove_dir_all("b").unwrap();
+            assert_ne!(users.of_pod(&pods, &c).unwrap(), first);
+        }
     }
 }
