@@ -29,7 +29,8 @@ const METADATA: Path<'static> = Path::new("metadata");
 /// What is wrong with a new object.
 pub fn create(resource: &Resource, object: &Value) -> Vec<FieldError> {
     let errors = match typed_pod(resource, object) {
-        Some(pod) => pods::create(&pod),
+        Some(Ok(pod)) => pods::create(&pod),
+        Some(Err(error)) => vec![error],
         None => {
             let mut errors = Errors::new();
             itself(resource, object, &mut errors);
@@ -66,12 +67,15 @@ pub fn update(
     meta::check_update(&new_meta, &old_meta, rules, &METADATA, &mut errors);
     let mut errors = errors.into_vec();
     if let (Some(new), Some(old)) = (typed_pod(resource, new), typed_pod(resource, old)) {
-        errors.extend(match subresource {
-            None => pods::update(&new, &old),
-            Some("status") => pods::update_status(&new, &old),
-            Some("ephemeralcontainers") => pods::update_ephemeral_containers(&new, &old),
-            Some("resize") => pods::resize(&new, &old),
-            Some(_) => Vec::new(),
+        errors.extend(match (new, old, subresource) {
+            (Err(error), _, _) | (_, Err(error), _) => vec![error],
+            (Ok(new), Ok(old), None) => pods::update(&new, &old),
+            (Ok(new), Ok(old), Some("status")) => pods::update_status(&new, &old),
+            (Ok(new), Ok(old), Some("ephemeralcontainers")) => {
+                pods::update_ephemeral_containers(&new, &old)
+            }
+            (Ok(new), Ok(old), Some("resize")) => pods::resize(&new, &old),
+            (Ok(_), Ok(_), Some(_)) => Vec::new(),
         });
         return errors;
     }
@@ -81,11 +85,16 @@ pub fn update(
     errors
 }
 
-fn typed_pod(resource: &Resource, object: &Value) -> Option<Pod> {
+/// `None`: it is no pod. What cannot be read as one was not checked, and is refused.
+fn typed_pod(resource: &Resource, object: &Value) -> Option<Result<Pod, FieldError>> {
     if resource.storage != "pods" {
         return None;
     }
-    schema::typed(object).ok()
+    Some(schema::typed(object).map_err(|error| FieldError {
+        reason: "FieldValueInvalid",
+        field: "spec".into(),
+        message: format!("Invalid value: the pod cannot be read: {error}"),
+    }))
 }
 
 /// An object of its kind, taken by itself.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 use super::{AUTHENTICATED, Identity, MASTERS, Part};
 use crate::status::ApiError;
@@ -16,15 +16,20 @@ const GROUP: &str = "impersonate-group";
 
 /// Whom the request speaks for.
 pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identity, ApiError> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let groups: Vec<String> = headers
-        .get_all(GROUP)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .map(str::to_owned)
-        .collect();
-    let Some(user) = text(USER) else {
-        if groups.is_empty() && text(UID).is_none() {
+    // What cannot be read must not be taken for "not asked": the answer would be about the caller.
+    let unreadable = |name: &str| ApiError::bad_request(&format!("the header {name} is not text"));
+    let text = |name: &'static str| {
+        let value = headers.get(name).map(|value| value.to_str().map_err(|_| unreadable(name)));
+        value.transpose()
+    };
+    let group = |value: &HeaderValue| match value.to_str() {
+        Ok(group) => Ok(group.to_owned()),
+        Err(_) => Err(unreadable(GROUP)),
+    };
+    let groups = headers.get_all(GROUP).iter().map(group).collect::<Result<Vec<String>, _>>()?;
+    let (user, uid) = (text(USER)?, text(UID)?);
+    let Some(user) = user else {
+        if groups.is_empty() && uid.is_none() {
             return Ok(who);
         }
         return Err(ApiError::bad_request(
@@ -36,7 +41,7 @@ pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identit
     }
     let mut other = Identity {
         user: user.to_owned(),
-        uid: text(UID).unwrap_or_default().to_owned(),
+        uid: uid.unwrap_or_default().to_owned(),
         groups,
         extra: BTreeMap::new(),
     };
@@ -54,8 +59,6 @@ pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identit
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -80,6 +83,19 @@ mod tests {
         };
         assert_eq!(other, Ok(want));
         assert_eq!(impersonated(Identity::admin(), &headers(&[])), Ok(Identity::admin()));
+    }
+
+    #[test]
+    fn header_that_is_not_text_is_an_error_and_not_the_callers_own_rights() {
+        for name in [USER, GROUP, UID] {
+            let mut asked = headers(&[]);
+            if name != USER {
+                asked.insert(USER, HeaderValue::from_static("robot"));
+            }
+            asked.insert(name, HeaderValue::from_bytes(b"caf\xc3\xa9").unwrap());
+            let refused = impersonated(Identity::admin(), &asked);
+            assert_eq!(refused.map_err(|error| error.code), Err(400), "{name}");
+        }
     }
 
     #[test]

@@ -123,8 +123,10 @@ fn source(spec: &Value, bound: bool, field: &Path<'_>, errors: &mut Errors) {
     let at = field.child(name);
     match name {
         "hostPath" => {
-            if let Ok(source) = schema::typed::<HostPathVolumeSource>(first) {
-                host_path(&source, &at, errors);
+            match schema::typed::<HostPathVolumeSource>(first) {
+                Ok(source) => host_path(&source, &at, errors),
+                // What cannot be read was not checked.
+                Err(error) => errors.invalid(&at, "", &format!("it cannot be read: {error}")),
             }
         }
         "local" => {

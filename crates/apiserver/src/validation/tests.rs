@@ -377,3 +377,23 @@ fn pods_are_checked_by_their_part() {
     assert_eq!(changed(&PODS, Some("resize"), &pod("a", ""), &pod("a", "")), [""; 0]);
     assert_eq!(changed(&PODS, Some("ephemeralcontainers"), &pod("a", ""), &pod("a", "")), [""; 0]);
 }
+
+#[test]
+fn object_that_cannot_be_read_is_refused_and_not_passed_over() {
+    let good = held(&PODS, &json!({"spec": {"containers": [{"name": "c", "image": "i"}]}}));
+    let mut bad = good.clone();
+    bad["spec"]["containers"][0]["securityContext"] = json!({"privileged": "maybe"});
+    for (case, errors) in [
+        ("created", create(&PODS, &bad)),
+        ("changed", update(&PODS, None, &bad, &good)),
+        ("its status", update(&PODS, Some("status"), &bad, &good)),
+        ("changed from what cannot be read", update(&PODS, None, &good, &bad)),
+    ] {
+        let lines = lines(&errors);
+        assert!(lines.iter().any(|line| line.contains("cannot be read")), "{case}: {lines:?}");
+    }
+    let volume = json!({"spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+        "hostPath": {"path": ["/"]}}});
+    let volume = lines(&create(&PERSISTENT_VOLUMES, &held(&PERSISTENT_VOLUMES, &volume)));
+    assert!(volume.iter().any(|line| line.contains("cannot be read")), "{volume:?}");
+}
