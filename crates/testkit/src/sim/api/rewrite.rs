@@ -53,7 +53,9 @@ fn edited(json: &[u8], edit: &Rewrite) -> Vec<u8> {
     match object["kind"].as_str() {
         Some("Pod") => edit(object),
         Some("PodList") => {
-            object["items"].as_array_mut().into_iter().flatten().for_each(|p| edit(p))
+            for pod in object["items"].as_array_mut().into_iter().flatten() {
+                edit(pod);
+            }
         }
         Some(_) | None => {}
     }
