@@ -48,6 +48,9 @@ pub enum Cause {
     /// Only the runtime knows it.
     #[serde(rename = "Orphaned")]
     Orphaned,
+    /// The whole node is being stopped. The pod is still wanted and runs again, with its volumes,
+    /// when the node starts.
+    NodeStop,
 }
 
 /// What a pod that was ended by the node reports of itself.
@@ -96,6 +99,8 @@ pub enum Request {
     /// Its object changed, or something it depends on did.
     Update,
     Kill(Kill),
+    /// The node is being stopped: the pod ends with the grace of its spec and keeps its volumes.
+    StopNode,
 }
 
 /// What a request changed.
@@ -159,12 +164,26 @@ impl Lifecycle {
     /// Folds a request in. Order and repetition of requests do not matter for where it leads.
     pub fn request(&mut self, request: Request, pod: &Pod) -> Change {
         match (self.stage, request) {
-            (Stage::Finished, Request::Update | Request::Kill(_)) => Change::Nothing,
+            (Stage::Finished, Request::Update | Request::Kill(_) | Request::StopNode) => {
+                Change::Nothing
+            }
             (Stage::Terminating | Stage::Terminated | Stage::Finished, Request::Create) => {
                 self.wanted_again = true;
                 Change::Nothing
             }
-            (Stage::Terminated, Request::Update | Request::Kill(_)) => Change::Nothing,
+            (Stage::Terminated, Request::Update | Request::Kill(_) | Request::StopNode) => {
+                Change::Nothing
+            }
+            // A pod that ends for another reason ends as that reason asks.
+            (Stage::Terminating, Request::StopNode) => Change::Nothing,
+            (Stage::Syncing, Request::StopNode) => {
+                let cause = match pod.deletion {
+                    Some(_) => Cause::Deleted,
+                    None if pod.api_phase.is_terminal() => Cause::Completed,
+                    None => Cause::NodeStop,
+                };
+                self.terminate(cause, pod, Kill::default())
+            }
             (Stage::Syncing, Request::Create | Request::Update) => {
                 let cause = match pod.deletion {
                     Some(_) => Cause::Deleted,
@@ -276,6 +295,11 @@ impl Lifecycle {
 
     pub fn is_ending(&self) -> bool {
         self.stage != Stage::Syncing
+    }
+
+    /// It ends because the node is being stopped: its status and its volumes stay as they are.
+    pub fn resumes_later(&self) -> bool {
+        self.cause == Some(Cause::NodeStop) && !self.unwanted
     }
 }
 
@@ -395,6 +419,30 @@ mod tests {
         let mut life = Lifecycle::begin(&pod(|_| {}), true);
         life.complete();
         assert_eq!((life.stage(), life.grace()), (Stage::Terminating, None));
+    }
+
+    #[test]
+    fn node_stop_gives_each_pod_its_own_grace_and_resumes_later() {
+        let slow = pod(|o| o["spec"]["terminationGracePeriodSeconds"] = 45.into());
+        let mut life = Lifecycle::begin(&slow, true);
+        assert_eq!(life.request(Request::StopNode, &slow), Change::Terminates);
+        assert_eq!((life.grace(), life.cause()), (Some(s(45)), Some(Cause::NodeStop)));
+        assert!(life.resumes_later());
+        assert_eq!(life.request(Request::StopNode, &slow), Change::Nothing, "asked once more");
+        let mut gone = life.clone();
+        gone.abandon();
+        assert!(!gone.resumes_later(), "its manifest was removed meanwhile");
+    }
+
+    #[test]
+    fn node_stop_leaves_a_pod_that_is_ending_already_to_its_first_cause() {
+        let mut life = Lifecycle::begin(&pod(|_| {}), true);
+        life.request(Request::Update, &deleting(5));
+        assert_eq!(life.request(Request::StopNode, &deleting(5)), Change::Nothing);
+        assert_eq!((life.cause(), life.resumes_later()), (Some(Cause::Deleted), false));
+        let mut deleted_unseen = Lifecycle::begin(&deleting(5), true);
+        deleted_unseen.request(Request::StopNode, &deleting(5));
+        assert_eq!(deleted_unseen.cause(), Some(Cause::Deleted));
     }
 
     #[test]

@@ -338,8 +338,12 @@ fn terminating(inputs: &Inputs<'_>) -> Plan {
     }
 }
 
-/// Gives back what the pod held on the node.
+/// Gives back what the pod held on the node. A pod that runs again when the node starts keeps it:
+/// its emptyDir volumes are still its own.
 fn teardown(inputs: &Inputs<'_>) -> Plan {
+    if inputs.life.resumes_later() {
+        return Plan::idle(Why::new(Topic::Over, "stopped with its node; runs again with it"));
+    }
     let why = Why::new(Topic::Releases, "releasing volumes and cgroup");
     match inputs.attempts.step_failure(PodStep::Teardown) {
         Some(failed) if inputs.now.mono < failed.retry_at => {

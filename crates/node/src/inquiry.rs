@@ -1,4 +1,5 @@
-//! Questions about pods that people on this machine put to the running agent.
+//! Questions about pods that people on this machine put to the running agent, and the one request:
+//! to stop all pods before the node goes.
 //!
 //! HTTP over a socket in the root folder that only its owner may open: any tool can ask, nothing
 //! listens on a network, and further questions are further paths. Nothing is kept for it. An
@@ -9,6 +10,7 @@
 //! | `/pods` | who is here: [`PodLine`]s |
 //! | `/pods/{uid}/why` | an [`Explanation`] |
 //! | `/pods/{uid}/case` | the inputs of the decision as it would be made now, secrets masked |
+//! | `/stop` | which pods have not stopped yet: [`StoppingPods`]; a POST asks them to |
 
 mod explanation;
 
@@ -32,7 +34,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::cell::PodCell;
-use crate::pods::Directory;
+use crate::pods::{Directory, StoppingPods};
 use crate::tools::Tools;
 
 pub use explanation::{ContainerLine, Explanation, Failed};
@@ -78,6 +80,7 @@ pub fn serve(
         .route("/pods", get(pods))
         .route("/pods/{uid}/why", get(why))
         .route("/pods/{uid}/case", get(case))
+        .route("/stop", get(stopping).post(stop_pods))
         .with_state(inquiry);
     Ok(async move {
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
@@ -211,6 +214,16 @@ async fn case(
         tracing::warn!(%error, "cannot record a case");
         StatusCode::INTERNAL_SERVER_ERROR
     })
+}
+
+/// `podwright down` asks; asking twice changes nothing.
+async fn stop_pods(State(inquiry): State<Arc<Inquiry>>) -> Json<StoppingPods> {
+    inquiry.directory.stop_pods();
+    stopping(State(inquiry)).await
+}
+
+async fn stopping(State(inquiry): State<Arc<Inquiry>>) -> Json<StoppingPods> {
+    Json(StoppingPods::of(&inquiry.tools, &inquiry.directory))
 }
 
 #[cfg(test)]

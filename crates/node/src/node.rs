@@ -285,6 +285,11 @@ impl Node {
         self.tools.cgroups.host().driver()
     }
 
+    /// Stops all pods, each with its own grace period, and starts none from now on.
+    pub fn stop_pods(&self) {
+        self.directory.stop_pods();
+    }
+
     /// Waits until the node has stopped. Containers run on.
     pub async fn stopped(&self) {
         self.tasks.wait().await;

@@ -10,6 +10,7 @@ mod ending;
 mod housekeeping;
 mod orphan;
 mod resizes;
+mod stopping;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use admitting::Parked;
 pub use directory::{BURST, Directory};
 pub use ending::{EndError, end};
 use housekeeping::{Finding, Looks};
+pub use stopping::{StoppingPod, StoppingPods};
 
 use crate::cell::PodCell;
 use crate::events::Severity;
@@ -103,10 +105,12 @@ impl Pods {
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut node = self.tools.admission.shown();
+        let mut stopping = self.directory.stopping();
         loop {
             self.directory.turned(self.tools.clock.now().mono);
             tokio::select! { biased;
                 () = stop.cancelled() => break,
+                Ok(()) = stopping.changed() => self.stop_all(),
                 // All are cancel-safe: nothing is taken that is not handled below.
                 Some(uid) = self.ended.1.recv() => self.forget_or_restart(&uid),
                 Some(uid) = self.orphan_ended.1.recv() => {
@@ -120,7 +124,9 @@ impl Pods {
                 Some(finding) = self.findings.1.recv() => self.take_in(finding),
                 _ = housekeeping.tick() => self.keep_house(),
             }
-            self.judge_parked();
+            if !self.directory.is_stopping() {
+                self.judge_parked();
+            }
         }
         self.workers.close();
         self.workers.wait().await;
@@ -167,6 +173,9 @@ impl Pods {
         }
         if let Some(cell) = self.directory.cell(&pod.uid) {
             cell.update(self.resized(&pod), Request::Create);
+            return;
+        }
+        if !self.may_start(&pod) {
             return;
         }
         let over = pod.api_phase.is_terminal() || pod.deletion.is_some();
@@ -247,6 +256,9 @@ impl Pods {
         let alive = self.tools.pleg.is_alive(&pod.uid);
         let mut life = Lifecycle::begin(&pod, alive);
         life.request(Request::Update, &pod);
+        if self.directory.is_stopping() {
+            life.request(Request::StopNode, &pod);
+        }
         let cell = PodCell::new(pod.clone(), life);
         self.directory.put_cell(pod.uid.clone(), cell.clone());
         if let Some(prober) = Prober::new(cell.clone(), &self.tools) {
@@ -271,6 +283,7 @@ impl Pods {
         let (pod, life) = (cell.pod(), cell.life());
         if life.is_wanted_again()
             && let Some(pod) = self.directory.pod(uid)
+            && self.may_start(&pod)
         {
             self.directory.drop_cell(uid);
             let metrics = &self.tools.metrics.pods;
@@ -289,7 +302,9 @@ impl Pods {
         let Some(queue) = self.queues.get_mut(name) else { return };
         while let Some(uid) = queue.pop_front() {
             // One that was removed before it could start has nothing to end.
-            if let Some(pod) = self.directory.pod(&uid) {
+            if let Some(pod) = self.directory.pod(&uid)
+                && stopping::may_start(&self.tools, &self.directory, &pod)
+            {
                 return self.start(pod);
             }
         }

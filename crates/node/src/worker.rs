@@ -314,8 +314,12 @@ impl Worker {
     fn report(&mut self, decision: &Decision, now: Now) {
         let Decision { pod, plan, status, .. } = decision;
         let before = self.tools.status.last_report(pod);
-        announce::end(&self.tools.events, pod, before.as_deref(), status);
-        self.tools.status.set(pod, status.clone());
+        // A pod that stops with its node is still wanted: a report of its end would make it one
+        // that never runs again.
+        if !decision.life.resumes_later() {
+            announce::end(&self.tools.events, pod, before.as_deref(), status);
+            self.tools.status.set(pod, status.clone());
+        }
         self.cell.journal.lock().decided(now, &plan.why);
         announce::changes(&self.tools.events, pod, self.last_plan.as_ref(), plan);
         self.last_plan = Some(plan.clone());

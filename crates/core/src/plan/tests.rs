@@ -408,6 +408,20 @@ fn a_pod_that_ends_never_starts_anything() {
 }
 
 #[test]
+fn pod_stopped_with_its_node_keeps_its_volumes_and_starts_nothing() {
+    let pod = pod("web").sidecar("proxy").container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("proxy", t(1)).running("app", t(1)).build();
+    let mut case = case(pod.clone(), seen, t(5));
+    case.life.request(Request::StopNode, &pod);
+    assert_eq!(told(&case), ["kill[proxy,app]"]);
+    case.observed = observed(&pod).sandbox("sandbox", 0, false).build();
+    case.attempts.note_sandbox_stopped(SandboxId::new("sandbox"), Mono::default());
+    assert!(decide(&case.inputs()).stage_done);
+    case.life.stopped();
+    assert_eq!(told(&case), [] as [&str; 0], "neither released nor started");
+}
+
+#[test]
 fn what_survives_its_stop_is_left_alone_for_a_while() {
     let pod = web();
     let running = observed(&pod).sandbox_ready().running("app", t(1)).build();

@@ -33,6 +33,9 @@ pub struct Directory {
     turned: Mutex<Option<Mono>>,
     /// Every wanted pod has a worker: what has none is not wanted.
     all_known: AtomicBool,
+    /// All pods are to stop, because the node is being stopped. It is never taken back: an agent
+    /// that is to run pods again is started again.
+    stopping: watch::Sender<bool>,
 }
 
 impl Directory {
@@ -147,6 +150,19 @@ impl Directory {
     /// When the task that looks after all pods last came round; `None`: not yet.
     pub fn last_turn(&self) -> Option<Mono> {
         *self.turned.lock()
+    }
+
+    /// Asks for all pods to stop. Nothing is started from then on.
+    pub fn stop_pods(&self) {
+        self.stopping.send_if_modified(|stopping| !std::mem::replace(stopping, true));
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
+    pub(super) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
     }
 
     pub(super) fn turned(&self, now: Mono) {
