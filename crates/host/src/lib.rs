@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod change;
 pub mod checkpoint;
 pub mod clock;
+pub mod detach;
 pub mod disk_usage;
 pub mod files;
 pub mod machine;

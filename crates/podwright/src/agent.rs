@@ -47,6 +47,8 @@ pub struct Surroundings {
     pub log_links: PathBuf,
     /// There is no cluster: the cgroup root is ours to make, and nobody serves DNS for pods.
     pub alone: bool,
+    /// The node is about to be stopped: its pods are stopped, and none is started.
+    pub stop_pods: bool,
     pub api: Option<ApiClients>,
 }
 
@@ -82,9 +84,12 @@ pub async fn run(
     let watchdog = crate::service::watchdog()?;
     let health = health(&settings.configuration, stop.clone()).await?;
     let ports = serving::take_ports(&settings.configuration).await?;
-    let api = surroundings.api.clone();
+    let (api, stop_pods) = (surroundings.api.clone(), surroundings.stop_pods);
     let node = start(settings, surroundings, stop.clone()).await?;
     let Some(node) = node else { return Ok(()) };
+    if stop_pods {
+        node.stop_pods();
+    }
     let health = tokio::spawn(health);
     let server = serving::server(settings, &node, stop.clone());
     let serving = match ports {

@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, ValueHint};
@@ -19,11 +20,14 @@ use clap_complete::Shell;
 pub use reference::{completion, man_pages};
 
 use crate::commands;
+use crate::config::duration::GoDuration;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
 use crate::config::problem::Invalid;
 use crate::config::{self, Preset};
 use crate::logging;
+use crate::standalone::daemon::become_program;
+use crate::standalone::teardown::Haste;
 
 /// Where `podwright up` keeps what must outlive it.
 pub const STATE_DIR: &str = "/var/lib/podwright";
@@ -82,6 +86,23 @@ enum Command {
     /// Write the manual as man pages
     #[command(hide = true)]
     Man(ManArgs),
+    /// Write a pid file and become another program (part of up)
+    #[command(hide = true)]
+    Daemon(DaemonArgs),
+}
+
+/// For `podwright up`, which must not start what the next command could not find.
+#[derive(Clone, Debug, Args)]
+pub struct DaemonArgs {
+    /// File for the identity of the process
+    #[arg(long, value_name = "FILE")]
+    pub pid_file: PathBuf,
+    /// Leave the lock of the node to the program, as its standard input
+    #[arg(long)]
+    pub keep_lock: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub command: Vec<PathBuf>,
 }
 
 /// For packagers, through `cargo xtask papers`.
@@ -94,8 +115,8 @@ pub struct ManArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct UpArgs {
-    /// Folder for everything that must survive a restart; flags of an earlier `up` hold until
-    /// `podwright down`
+    /// Directory for everything that must survive a restart: a new or empty one, or that of an
+    /// earlier `up`, whose flags hold until `podwright down`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     /// Use this runtime instead of starting a private containerd
@@ -117,24 +138,68 @@ pub struct UpArgs {
     /// Where the output goes; the file is set aside when it has grown
     #[arg(long, value_name = "FILE", hide = true, requires = "foreground")]
     pub log_file: Option<PathBuf>,
+    /// Stop the pods that run and start none, for `podwright down`
+    #[arg(long, hide = true, requires = "foreground")]
+    pub stop_pods: bool,
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = DOWN_HELP)]
 pub struct DownArgs {
-    /// Folder that was given to `podwright up`
+    /// Directory that was given to `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
+    #[command(flatten)]
+    pub haste: HasteArgs,
+}
+
+const DOWN_HELP: &str = "\
+Pods stop as with kubectl delete: preStop hooks run, each pod has its own
+terminationGracePeriodSeconds, sidecars stop last. Their objects are kept, and the
+next podwright up starts them again.";
+
+/// How much time pods get to stop.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct HasteArgs {
+    /// Kill pods that have not stopped after this time, such as 30s or 2m; without it each pod has
+    /// its own grace period
+    #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
+    pub timeout: Option<Duration>,
+    /// Kill pods after a moment: no preStop hooks, no grace period
+    #[arg(long, conflicts_with = "timeout")]
+    pub now: bool,
+}
+
+impl HasteArgs {
+    pub fn read(self) -> Haste {
+        if self.now { Haste::Now } else { Haste::Grace(self.timeout) }
+    }
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let parsed: GoDuration = text.parse().map_err(|_| "not a duration such as 30s or 2m")?;
+    match parsed.to_std() {
+        duration if duration.is_zero() => Err("it must be positive; for no time use --now".into()),
+        duration => Ok(duration),
+    }
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = RESET_HELP)]
 pub struct ResetArgs {
-    /// Folder that was given to `podwright up`
+    /// Directory that was given to `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
+    #[command(flatten)]
+    pub haste: HasteArgs,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
 }
+
+const RESET_HELP: &str = "\
+Files that podwright did not make and everything on mounts stay; they are named.
+Exits with 1 if the question is not answered with yes.";
 
 #[derive(Clone, Debug, Args)]
 pub struct StatusArgs {
@@ -301,7 +366,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up(arguments) => commands::up::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Down(arguments) => commands::down::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Reset(arguments) => commands::reset::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Reset(arguments) => commands::reset::run(&arguments),
         Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Why(arguments) => commands::why::run(&arguments).map(|()| ExitCode::SUCCESS),
@@ -319,6 +384,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
             man_pages(&arguments.folder)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Daemon(arguments) => match become_program(&arguments)? {},
     }
 }
 
@@ -358,6 +424,19 @@ mod tests {
         ] {
             let want = want.map(|flags| flags.into_iter().map(OsString::from).collect());
             assert_eq!(kubelet(line), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn timeout_of_down_is_a_positive_duration() {
+        for (text, want) in [
+            ("2s", Some(Duration::from_secs(2))),
+            ("1m30s", Some(Duration::from_secs(90))),
+            ("0s", None),
+            ("-5s", None),
+            ("soon", None),
+        ] {
+            assert_eq!(parse_timeout(text).ok(), want, "{text}");
         }
     }
 

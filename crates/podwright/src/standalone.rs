@@ -11,12 +11,16 @@ pub mod containerd;
 pub mod daemon;
 pub mod filter;
 pub mod kubeconfig;
+pub mod lock;
 pub mod log;
 pub mod network;
+pub mod own_mounts;
 pub mod pods;
 pub mod resolver;
 pub mod runtime;
 pub mod shared;
+pub mod state_dir;
+pub mod stopping;
 pub mod streams;
 pub mod sweep;
 pub mod teardown;
@@ -37,19 +41,34 @@ const RUN: &str = "/run/podwright";
 /// The cgroup below which all pods of this node live.
 pub const CGROUP_ROOT: &str = "/podwright";
 
+/// How the names of files begin that are written but not yet in place.
+const TEMPORARY: &str = ".podwright-";
+
 /// Where everything is.
 #[derive(Clone, Debug)]
 pub struct Layout {
     state: PathBuf,
+    /// Where all nodes of the machine have what does not outlive a reboot.
+    runs: PathBuf,
 }
 
 impl Layout {
     pub fn new(state_dir: &Path) -> Self {
-        Self { state: state_dir.to_owned() }
+        let as_given = Self { state: state_dir.to_owned(), runs: RUN.into() };
+        // Earlier builds took the same directory with a slash at the end for another node.
+        if matches!(as_given.record(), Ok(Some(record)) if record.state_dir.is_none()) {
+            return as_given;
+        }
+        Self { state: state_dir.components().collect(), ..as_given }
     }
 
     pub fn state(&self) -> &Path {
         &self.state
+    }
+
+    /// As it is written into records.
+    fn state_text(&self) -> String {
+        self.state.to_string_lossy().into_owned()
     }
 
     pub fn manifests(&self) -> PathBuf {
@@ -99,7 +118,22 @@ impl Layout {
     ///
     /// A socket's path has room for 108 bytes, so it cannot live below a deep state folder.
     pub fn run(&self) -> PathBuf {
-        Path::new(RUN).join(self.instance())
+        self.runs.join(self.instance())
+    }
+
+    /// Held by the command that changes this node; beside what the command may remove.
+    pub fn lock(&self) -> PathBuf {
+        self.runs.join(format!("{}.lock", self.instance()))
+    }
+
+    /// Says what was mounted on the agent's root directory before we mounted it on itself.
+    pub fn agent_root_mount(&self) -> PathBuf {
+        self.run().join("agent-root-mount.json")
+    }
+
+    /// Says whose the directory [`Self::run`] is: instances are short hashes.
+    fn owner(&self) -> PathBuf {
+        self.run().join("state-dir")
     }
 
     /// What the private containerd keeps as long as it has sandboxes.
@@ -136,6 +170,7 @@ impl Layout {
     /// or nobody else could reach the kubeconfig that is theirs.
     pub fn make(&self) -> anyhow::Result<()> {
         use std::os::unix::fs::PermissionsExt;
+        self.claim_instance()?;
         let folders = [
             (self.state.clone(), 0o711),
             (self.manifests(), 0o700),
@@ -160,9 +195,33 @@ impl Layout {
         Ok(())
     }
 
-    /// Whether the state folder is one that `up` made.
-    pub fn is_ours(&self) -> bool {
-        self.record_path().exists() || (self.manifests().is_dir() && self.containerd().is_dir())
+    /// Checks that what other parts of the machine would call by this node's instance is not
+    /// another node's: two state directories may have the same short hash.
+    pub fn check_instance(&self) -> anyhow::Result<()> {
+        let owner = self.owner();
+        let other = match std::fs::read_to_string(&owner) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(unreadable(error, &owner)),
+        };
+        if other != self.state_text() {
+            anyhow::bail!(
+                "{} is in use by the node in {other}. Fix: name another directory than {} with \
+                 --state-dir",
+                self.run().display(),
+                self.state.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes the directory below `/run` this node's own.
+    fn claim_instance(&self) -> anyhow::Result<()> {
+        self.check_instance()?;
+        let run = self.run();
+        std::fs::create_dir_all(&run)
+            .with_context(|| format!("cannot make the directory {}", run.display()))?;
+        write_private(&self.owner(), self.state_text().as_bytes())
     }
 
     pub fn record(&self) -> anyhow::Result<Option<Record>> {
@@ -172,10 +231,30 @@ impl Layout {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unreadable(error, &path)),
         };
-        let record = serde_json::from_str(&text).with_context(|| {
+        let record: Record = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged; move it away to start afresh", path.display())
         })?;
+        self.check_record(&record)?;
         Ok(Some(record))
+    }
+
+    /// A record names things all over the machine. One that came here with a copy of another state
+    /// directory names that node's.
+    fn check_record(&self, record: &Record) -> anyhow::Result<()> {
+        let here = record.state_dir.as_ref().is_none_or(|state| *state == self.state_text());
+        if here
+            && record.network.bridge == self.bridge()
+            && record.cgroup_root == self.cgroup_root()
+        {
+            return Ok(());
+        }
+        let of = record.state_dir.as_deref().unwrap_or("another state directory");
+        anyhow::bail!(
+            "{} was written by the node in {of}; nothing is changed. Fix: if this is a copy of \
+             that directory, delete the file; if the directory was moved while its node was up, \
+             move it back and run podwright down",
+            self.record_path().display()
+        )
     }
 
     pub fn write_record(&self, record: &Record) -> anyhow::Result<()> {
@@ -204,7 +283,7 @@ fn unreadable(error: std::io::Error, path: &Path) -> anyhow::Error {
 pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let write = || {
         let folder = path.parent().unwrap_or(Path::new("/"));
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(folder)?;
         file.write_all(content)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
@@ -216,10 +295,65 @@ pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
 /// What `up` made outside of its folders, and what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
+    /// Whose record it is; earlier builds did not say.
+    #[serde(rename = "state_dir", default)]
+    pub state_dir: Option<String>,
     #[serde(rename = "network")]
     pub network: Network,
     #[serde(rename = "cgroup_root")]
     pub cgroup_root: String,
     #[serde(rename = "wishes", default)]
     pub wishes: Wishes,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn record(layout: &Layout) -> Record {
+        Record {
+            state_dir: Some(layout.state_text()),
+            network: Network {
+                bridge: layout.bridge(),
+                subnet: "10.213.0.0/16".into(),
+                plugins: "/usr/lib/cni".into(),
+            },
+            cgroup_root: layout.cgroup_root(),
+            wishes: Wishes::default(),
+        }
+    }
+
+    #[test]
+    fn record_of_another_state_directory_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let (one, copy) = (base.path().join("one"), base.path().join("copy"));
+        for state in [&one, &copy] {
+            std::fs::create_dir(state).unwrap();
+        }
+        let (one, copy) = (Layout::new(&one), Layout::new(&copy));
+        one.write_record(&record(&one)).unwrap();
+        assert_eq!(one.record().unwrap(), Some(record(&one)));
+        for state_dir in [Some(one.state_text()), None] {
+            copy.write_record(&Record { state_dir, ..record(&one) }).unwrap();
+            let refused = format!("{:#}", copy.record().unwrap_err());
+            assert!(refused.contains("nothing is changed"), "{refused}");
+        }
+        let earlier = Record { state_dir: None, ..record(&one) };
+        one.write_record(&earlier).unwrap();
+        assert_eq!(one.record().unwrap(), Some(earlier), "of an earlier build");
+    }
+
+    #[test]
+    fn node_whose_instance_another_node_has_is_refused() {
+        // Two paths with the same short hash.
+        let (one, other) = ("/srv/6371bfdb2d", "/srv/a5e8659a38");
+        let runs = tempfile::tempdir().unwrap();
+        let layout = |state: &str| Layout { state: state.into(), runs: runs.path().to_owned() };
+        assert_eq!(layout(one).instance(), layout(other).instance());
+        layout(one).claim_instance().unwrap();
+        layout(one).claim_instance().unwrap();
+        let refused = format!("{:#}", layout(other).claim_instance().unwrap_err());
+        assert!(refused.contains(one) && refused.contains(other), "{refused}");
+    }
 }

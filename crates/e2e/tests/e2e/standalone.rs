@@ -21,7 +21,7 @@ const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 /// A node of its own in the bed's network, with the machine's containerd and plugins.
 pub(crate) struct Standalone<'a> {
     bed: &'a Bed,
-    program: String,
+    pub(crate) program: String,
     pub(crate) state: String,
     _undertaker: Undertaker,
 }
@@ -63,12 +63,12 @@ impl<'a> Standalone<'a> {
     }
 
     /// What tells this node from others in the names of its cgroups and folders, once it is up.
-    fn instance(&self) -> String {
+    pub(crate) fn instance(&self) -> String {
         self.cgroup_root().split('-').next_back().unwrap().to_owned()
     }
 
     /// Where its pid files and sockets are, once it is up.
-    fn run_folder(&self) -> PathBuf {
+    pub(crate) fn run_folder(&self) -> PathBuf {
         Path::new("/run/podwright").join(self.instance())
     }
 
@@ -77,7 +77,7 @@ impl<'a> Standalone<'a> {
         json_of(&self.run_folder().join(format!("{of}.pid")))["pid"].to_string()
     }
 
-    fn put_manifest(&self, pod: &Value) {
+    pub(crate) fn put_manifest(&self, pod: &Value) {
         let name = format!("{}.yaml", pod["metadata"]["name"].as_str().unwrap());
         fs::write(Path::new(&self.state).join("manifests").join(name), pod.to_string()).unwrap();
     }
@@ -144,10 +144,10 @@ fn web(host_port: u16) -> Value {
 
 /// What of the machine and of the bed's network a node could leave changed. Taken in a cell, where
 /// nobody else is: so that every process and every setting counts.
-struct Traces(Listing);
+pub(crate) struct Traces(Listing);
 
 impl Traces {
-    async fn take(bed: &Bed) -> Self {
+    pub(crate) async fn take(bed: &Bed) -> Self {
         let look = || Listing::take().map_err(std::io::Error::other);
         Self(bed.netns().within(look).await.unwrap())
     }
@@ -164,7 +164,7 @@ impl Traces {
         changes
     }
 
-    async fn assert_same(&self, bed: &Bed, names: &[&str]) {
+    pub(crate) async fn assert_same(&self, bed: &Bed, names: &[&str]) {
         let changes = self.changes(bed, names).await;
         assert!(changes.is_empty(), "{changes}");
     }
@@ -342,7 +342,7 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     assert!(format!("{other:#}").contains("podwright down"), "{other:#}");
     let bare = cri.run_sandbox(cri.sandbox("bare")).await.unwrap();
     let said = node.run(&["down"]).await.unwrap();
-    assert!(said.contains("1 pods stopped"), "{said}");
+    assert!(said.contains("1 pod stopped"), "{said}");
     let left: Vec<String> = cri.sandboxes().await.unwrap().into_iter().map(|it| it.id).collect();
     assert_eq!(left, std::slice::from_ref(&bare), "what is not the node's own stays");
     cri.remove_sandbox(&bare).await.unwrap();
@@ -382,7 +382,7 @@ async fn the_run_script_shows_a_pod_and_takes_everything_off_again() {
     }
     let instance = node.instance();
     let said = script(&["--down"]).await;
-    assert!(said.contains("everything is taken down"), "{said}");
+    assert!(said.contains("stopped; data kept in"), "{said}");
     assert!(!bed.path("home").exists(), "kubectl wrote into HOME");
     before.assert_same(&bed, &[bed.id(), &instance]).await;
     bed.close().unwrap();

@@ -223,8 +223,8 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
 
     run(&["delete", "pod", "hello"]).await;
     assert!(kubectl.run(&["get", "pod", "hello"]).await.is_err());
-    let asked = node.run(&["reset"]).await.unwrap();
-    assert!(asked.contains("nothing is deleted"), "{asked}");
+    let asked = format!("{:#}", node.run(&["reset"]).await.unwrap_err());
+    assert!(asked.contains("nothing deleted"), "{asked}");
     node.run(&["reset", "--yes"]).await.unwrap();
     assert!(!PathBuf::from(&node.state).exists());
     drop(kubectl);

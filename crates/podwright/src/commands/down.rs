@@ -4,7 +4,9 @@ use std::io::Write;
 
 use crate::cli::DownArgs;
 use crate::service;
-use crate::standalone::{Layout, teardown};
+use crate::standalone::Layout;
+use crate::standalone::lock::NodeLock;
+use crate::standalone::teardown::{self, Outcome};
 
 /// Stops what `podwright up` started.
 pub fn run(arguments: &DownArgs) -> anyhow::Result<()> {
@@ -14,5 +16,11 @@ pub fn run(arguments: &DownArgs) -> anyhow::Result<()> {
         // If nobody reads it, nobody misses it.
         let _ = writeln!(std::io::stdout(), "{text}");
     };
-    service::runtime()?.block_on(teardown::down(&layout, say))
+    let lock = NodeLock::take(&layout, "down", &say)?;
+    let haste = arguments.haste.read();
+    match service::runtime()?.block_on(teardown::down(&layout, &lock, haste, say))? {
+        Outcome::Stopped => say(&format!("stopped; data kept in {}", layout.state().display())),
+        Outcome::NothingHere => {}
+    }
+    Ok(())
 }

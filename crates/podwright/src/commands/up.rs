@@ -9,7 +9,6 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::pin::pin;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,15 +23,16 @@ use crate::cli::UpArgs;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
 use crate::config::{self, KubeletSettings, Preset};
-use crate::standalone::agent::{Agent, Difference, Keeper, Note};
-use crate::standalone::api::{Api, Doors};
+use crate::standalone::agent::{Agent, Difference, Keeper, Note, Purpose};
+use crate::standalone::api::{self, Api, Doors};
 use crate::standalone::containerd::{Containerd, Started, find};
+use crate::standalone::lock::NodeLock;
 use crate::standalone::network::Network;
 use crate::standalone::resolver::Resolver;
 use crate::standalone::runtime::{self, Absent};
 use crate::standalone::shared::Shared;
 use crate::standalone::wishes::Wishes;
-use crate::standalone::{Layout, Record, log};
+use crate::standalone::{Layout, Record, log, own_mounts, state_dir, stopping};
 use crate::{logging, service};
 
 /// Much more than a start takes: a small machine may have other things to do.
@@ -48,10 +48,16 @@ pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
     require_root("podwright up")?;
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
     let runtime = service::runtime()?;
+    // The command that starts an agent in the background holds the lock for both.
+    let inherited = if arguments.foreground { NodeLock::inherited(&layout)? } else { None };
+    let lock = match inherited {
+        Some(lock) => lock,
+        None => NodeLock::take(&layout, "up", &say)?,
+    };
     if arguments.foreground {
-        return runtime.block_on(foreground(&layout, arguments));
+        return runtime.block_on(foreground(&layout, arguments, lock));
     }
-    runtime.block_on(background(&layout, arguments))
+    runtime.block_on(background(&layout, arguments, &lock))
 }
 
 pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
@@ -62,13 +68,13 @@ pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
 }
 
 /// Becomes the agent.
-async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
+async fn foreground(layout: &Layout, arguments: &UpArgs, lock: NodeLock) -> anyhow::Result<()> {
     if let Some(agent) = Agent::of(layout).daemon().running()?
         && agent.pid != std::process::id()
     {
         anyhow::bail!("the agent of this node runs already, as process {}", agent.pid);
     }
-    let Prepared { settings, gateway, wishes } = prepare(layout, arguments, &say).await?;
+    let Prepared { settings, gateway, wishes } = prepare(layout, arguments, &lock, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
@@ -81,10 +87,23 @@ async fn foreground(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
     let me = Agent::of(layout);
     let keeper = if arguments.log_file.is_some() { Keeper::Us } else { Keeper::Other };
     me.is_us(&Note { wishes, keeper })?;
+    if let Err(error) = own_mounts::share_agent_root(layout) {
+        let error = format!("{error:#}");
+        tracing::warn!(
+            error,
+            "mounts below the root directory are private; mountPropagation fails"
+        );
+    }
+    // From here on other commands find us by the pid file.
+    drop(lock);
     let streams = api.streams();
     let clients = api.clients(&settings.node_name);
-    let surroundings =
-        Surroundings { log_links: layout.log_links(), alone: true, api: Some(clients.clone()) };
+    let surroundings = Surroundings {
+        log_links: layout.log_links(),
+        alone: true,
+        stop_pods: arguments.stop_pods,
+        api: Some(clients.clone()),
+    };
     // The agent goes first: until it has ended it has things to say to the API server.
     let api_stop = CancellationToken::new();
     let serving = tokio::spawn(api.run(api_stop.clone()));
@@ -102,14 +121,14 @@ fn say(text: &str) {
 }
 
 /// Prepares, starts the agent behind us, and says how to go on.
-async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
-    let Prepared { settings, wishes, .. } = prepare(layout, arguments, &say).await?;
-    end_another_agent(layout, &wishes)?;
+async fn background(layout: &Layout, arguments: &UpArgs, lock: &NodeLock) -> anyhow::Result<()> {
+    let Prepared { settings, wishes, .. } = prepare(layout, arguments, lock, &say).await?;
+    end_another_agent(layout, &wishes).await?;
     let ready = || patiently("waiting for the node to be Ready", &say, is_ready(layout));
     if ready().await? {
         say("agent: runs already");
     } else {
-        start_agent(layout)?;
+        Agent::of(layout).start(lock, Purpose::RunPods)?;
         if !ready().await? {
             anyhow::bail!("the agent ended: {}", last_line(&layout.agent_log()));
         }
@@ -121,14 +140,27 @@ async fn background(layout: &Layout, arguments: &UpArgs) -> anyhow::Result<()> {
 }
 
 /// Ends an agent that is not the one that is wanted. No pod notices.
-fn end_another_agent(layout: &Layout, wishes: &Wishes) -> anyhow::Result<()> {
+async fn end_another_agent(layout: &Layout, wishes: &Wishes) -> anyhow::Result<()> {
     let agent = Agent::of(layout);
     let Some(process) = agent.daemon().running()? else { return Ok(()) };
-    let Some(difference) = agent.difference(&process, wishes)? else { return Ok(()) };
+    let difference = match agent.difference(&process, wishes)? {
+        Some(difference) => difference,
+        None if stopping::is_requested(layout).await => Difference::Stopping,
+        None => return Ok(()),
+    };
     let keeper = agent.note()?.map_or(Keeper::Us, |note| note.keeper);
     match (keeper, difference) {
         (Keeper::Us, Difference::Build) => say("agent: another build runs; it is replaced"),
         (Keeper::Us, Difference::Wishes) => say("agent: is started anew with what is asked for"),
+        (Keeper::Us, Difference::Stopping) => {
+            say("agent: is stopping the pods for an interrupted podwright down; it is replaced");
+        }
+        (Keeper::Other, Difference::Stopping) => anyhow::bail!(
+            "the agent, process {}, runs in the foreground and is stopping its pods for an \
+             interrupted podwright down. Fix: restart it where it was started \
+             (systemctl restart podwright-up), or finish with podwright down",
+            process.pid
+        ),
         // Not ours to end. It does what it is there for.
         (Keeper::Other, Difference::Build) => {
             say(&format!(
@@ -179,8 +211,11 @@ struct Prepared {
 async fn prepare(
     layout: &Layout,
     arguments: &UpArgs,
+    lock: &NodeLock,
     say: &impl Fn(&str),
 ) -> anyhow::Result<Prepared> {
+    state_dir::examine(layout)?;
+    layout.check_instance()?;
     let host = Host::observe().context("cannot find out about this machine")?;
     let known = layout.record()?;
     let record = match &known {
@@ -189,6 +224,7 @@ async fn prepare(
             Record { wishes, ..record.clone() }
         }
         None => Record {
+            state_dir: Some(layout.state().to_string_lossy().into_owned()),
             network: Network::choose(layout.bridge(), arguments.pod_cidr.as_deref())?,
             cgroup_root: layout.cgroup_root(),
             wishes: Wishes::of(arguments)?,
@@ -198,16 +234,21 @@ async fn prepare(
         let absent = if arguments.foreground { Absent::Awaited } else { Absent::Refused };
         runtime::examine(endpoint, &record.cgroup_root, absent).await?;
     }
-    layout.make()?;
+    if let Some(port) = arguments.api_port {
+        check_port(layout, port, &record)?;
+    }
+    // Each is written before what it is about is made.
+    state_dir::claim(layout)?;
     if known.as_ref() != Some(&record) {
         layout.write_record(&record)?;
     }
+    layout.make()?;
     let Record { network, wishes, .. } = record;
     let endpoint = match &wishes.runtime {
         Some(endpoint) => endpoint.clone(),
         None => {
             Shared::here()?.join(layout)?;
-            start_containerd(layout, &network, say).await?
+            start_containerd(layout, &network, lock, say).await?
         }
     };
     let resolver = Resolver::find(Path::new("/"));
@@ -240,10 +281,11 @@ async fn prepare(
 async fn start_containerd(
     layout: &Layout,
     network: &Network,
+    lock: &NodeLock,
     say: &impl Fn(&str),
 ) -> anyhow::Result<String> {
     let containerd = Containerd::new(layout);
-    let started = containerd.start(network)?;
+    let started = containerd.start(network, lock)?;
     let version = patiently("waiting for containerd", say, containerd.ready()).await?;
     let how = match started {
         Started::Now => "started",
@@ -257,14 +299,15 @@ async fn start_containerd(
     Ok(format!("unix://{}", layout.socket().display()))
 }
 
-/// Starts the agent; what it is to do is in the record.
-fn start_agent(layout: &Layout) -> anyhow::Result<()> {
-    let program = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(program);
-    command.args(["up", "--foreground", "--state-dir"]).arg(layout.state());
-    command.arg("--log-file").arg(layout.agent_log());
-    Agent::of(layout).daemon().start(&mut command, &layout.agent_log())?;
-    Ok(())
+/// Checks a port that is asked for before anything is changed for it: the agent that runs would be
+/// ended for one that cannot start.
+fn check_port(layout: &Layout, port: u16, record: &Record) -> anyhow::Result<()> {
+    let running = Agent::of(layout).daemon().running()?.is_some();
+    if running && api::remembered_port(layout) == Some(port) {
+        return Ok(());
+    }
+    let for_pods = record.network.gateway().filter(|_| record.wishes.runtime.is_none());
+    api::check_port(port, for_pods.filter(|_| !record.wishes.no_pod_api))
 }
 
 /// Waits until the agent's own API server says that the node is ready; false if there is no agent.

@@ -1,14 +1,17 @@
 //! The agent of a node, as other commands find it.
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use podwright_host::process::ProcessIdentity;
 use serde::{Deserialize, Serialize};
 
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Held};
+use super::lock::NodeLock;
 use super::wishes::Wishes;
 use super::{Layout, write_private};
 
@@ -23,6 +26,14 @@ pub struct Note {
     pub wishes: Wishes,
     #[serde(rename = "keeper")]
     pub keeper: Keeper,
+}
+
+/// What an agent is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    RunPods,
+    /// To stop those that still run, and start none.
+    StopPods,
 }
 
 /// Who looks after the agent's process.
@@ -41,6 +52,8 @@ pub enum Keeper {
 pub enum Difference {
     Build,
     Wishes,
+    /// It was asked to stop all pods, by a command that was interrupted.
+    Stopping,
 }
 
 impl<'a> Agent<'a> {
@@ -54,6 +67,21 @@ impl<'a> Agent<'a> {
 
     fn note_path(&self) -> PathBuf {
         self.layout.run().join("agent.json")
+    }
+
+    /// Starts it in the background; what it is to do is in the record.
+    pub fn start(&self, lock: &NodeLock, purpose: Purpose) -> anyhow::Result<ProcessIdentity> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let log = self.layout.agent_log();
+        let mut arguments: Vec<&OsStr> =
+            ["up", "--foreground", "--state-dir"].map(OsStr::new).to_vec();
+        arguments.extend([self.layout.state().as_os_str(), OsStr::new("--log-file")]);
+        arguments.push(log.as_os_str());
+        match purpose {
+            Purpose::RunPods => {}
+            Purpose::StopPods => arguments.push(OsStr::new("--stop-pods")),
+        }
+        self.daemon().start(&program, &arguments, &log, Held::ByDaemon(lock))
     }
 
     /// Says that this process is the agent.

@@ -105,11 +105,33 @@ impl Api {
     }
 }
 
+/// The port it had when it last served.
+pub fn remembered_port(layout: &Layout) -> Option<u16> {
+    remembered(&layout.api().join("port"))
+}
+
+fn remembered(file: &Path) -> Option<u16> {
+    std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok())
+}
+
+/// Checks that nobody has the port on any of the addresses.
+pub fn check_port(port: u16, for_pods: Option<Ipv4Addr>) -> anyhow::Result<()> {
+    // Listening needs the event loop, which every command has.
+    match listen_at(port, for_pods) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(error).with_context(|| {
+            format!(
+                "port {port} cannot be used for the API server; nothing was changed. Fix: name a \
+                 free one with --api-port"
+            )
+        }),
+    }
+}
+
 /// Takes the port on each address: the one that is wished for, or the one it had before, or the
 /// usual one, or any.
-async fn listen(remembered: &Path, doors: Doors) -> anyhow::Result<Vec<TcpListener>> {
-    let before = std::fs::read_to_string(remembered).ok().and_then(|text| text.trim().parse().ok());
-    let candidates = match doors.port.or(before) {
+async fn listen(file: &Path, doors: Doors) -> anyhow::Result<Vec<TcpListener>> {
+    let candidates = match doors.port.or(remembered(file)) {
         Some(port) => vec![port],
         None => vec![USUAL_PORT, 0],
     };
@@ -118,7 +140,7 @@ async fn listen(remembered: &Path, doors: Doors) -> anyhow::Result<Vec<TcpListen
         match listen_at(port, doors.for_pods) {
             Ok(listeners) => {
                 let port = listeners.first().context("no address to serve")?.local_addr()?.port();
-                write_private(remembered, port.to_string().as_bytes())?;
+                write_private(file, port.to_string().as_bytes())?;
                 return Ok(listeners);
             }
             Err(error) if error.kind() == ErrorKind::AddrInUse => taken = Some((port, error)),

@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::Context;
 use podwright_cri::{Client, Endpoint, Timeouts, Version};
 
-use super::Layout;
-use super::daemon::Daemon;
+use super::daemon::{Daemon, Held};
+use super::lock::NodeLock;
 use super::network::Network;
+use super::{Layout, TEMPORARY};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
@@ -42,7 +43,7 @@ impl<'a> Containerd<'a> {
     }
 
     /// Starts it unless it runs already; says which.
-    pub fn start(&self, network: &Network) -> anyhow::Result<Started> {
+    pub fn start(&self, network: &Network, lock: &NodeLock) -> anyhow::Result<Started> {
         if self.daemon().running()?.is_some() {
             return Ok(Started::Already);
         }
@@ -54,9 +55,8 @@ impl<'a> Containerd<'a> {
         write(&conf_dir.join("10-podwright.conflist"), &conflist)?;
         let config = self.layout.containerd().join("config.toml");
         write(&config, &self.config(network, &conf_dir))?;
-        let mut command = Command::new(program);
-        command.arg("--config").arg(&config);
-        self.daemon().start(&mut command, &self.log())?;
+        let arguments = ["--config".as_ref(), config.as_os_str()];
+        self.daemon().start(&program, &arguments, &self.log(), Held::UntilStarted(lock))?;
         Ok(Started::Now)
     }
 
@@ -90,7 +90,8 @@ impl<'a> Containerd<'a> {
         if client.image_status(podwright_pause::IMAGE).await?.is_some() {
             return Ok(Started::Already);
         }
-        let mut archive = tempfile::NamedTempFile::new_in(self.layout.state())?;
+        let mut archive =
+            tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(self.layout.state())?;
         archive.write_all(&podwright_pause::archive()?)?;
         load(&self.layout.socket(), archive.path())?;
         Ok(Started::Now)

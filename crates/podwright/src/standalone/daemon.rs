@@ -1,9 +1,15 @@
 //! Processes that outlive the command that starts them, and are found again by the next.
+//!
+//! A command may be killed at any moment, so none of them is started directly. This program is, as
+//! `podwright daemon`: it writes the pid file, gives up the node's lock, and becomes the other
+//! program, with the same process id. Whoever takes the lock next finds the pid file.
 
+use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,8 +18,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use podwright_host::process::ProcessIdentity;
 
+use super::lock::{self, NodeLock};
 use super::{log, unreadable, write_private};
+use crate::cli::DaemonArgs;
 
+/// Writing a pid file takes moments, unless the machine hangs.
+const START_PATIENCE: Duration = Duration::from_secs(30);
 const PROC: &str = "/proc";
 const POLL: Duration = Duration::from_millis(20);
 
@@ -39,22 +49,51 @@ impl Daemon {
         Ok(alive.then_some(identity))
     }
 
-    /// Starts it in a process group of its own, its output in a file.
-    pub fn start(&self, command: &mut Command, output: &Path) -> anyhow::Result<ProcessIdentity> {
-        let name = command.get_program().to_string_lossy().into_owned();
+    /// Starts it in a process group of its own, its output in a file. When this returns, or at
+    /// the latest when the lock is free again, it can be found by its pid file.
+    pub fn start(
+        &self,
+        program: &Path,
+        arguments: &[&OsStr],
+        output: &Path,
+        lock: Held<'_>,
+    ) -> anyhow::Result<ProcessIdentity> {
+        let name = program.display();
         let file = log::open(output)?;
+        let this = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(this);
+        command.arg("daemon").arg("--pid-file").arg(&self.pid_file);
+        let lock = match lock {
+            Held::UntilStarted(lock) => lock,
+            Held::ByDaemon(lock) => {
+                command.arg("--keep-lock");
+                lock
+            }
+        };
+        command.arg("--").arg(program).args(arguments);
         command
-            .stdin(Stdio::null())
+            .stdin(lock.share()?)
             .stdout(file.try_clone()?)
             .stderr(file)
             .current_dir("/")
             // Ctrl-C in the terminal is not meant for it.
             .process_group(0);
-        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let identity = ProcessIdentity::of(Path::new(PROC), child.id())?
-            .with_context(|| format!("{name} ended at once; see {}", output.display()))?;
-        self.note(&identity)?;
-        Ok(identity)
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let deadline = Instant::now() + START_PATIENCE;
+        loop {
+            if let Some(identity) = self.running()?
+                && identity.pid == child.id()
+            {
+                return Ok(identity);
+            }
+            if child.try_wait()?.is_some() {
+                anyhow::bail!("{name} ended at once; see {}", output.display());
+            }
+            if Instant::now() >= deadline {
+                anyhow::bail!("{name} was started as process {} and hangs", child.id());
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Writes down who we are, when we are the daemon ourselves.
@@ -82,6 +121,29 @@ impl Daemon {
         // Gone already is as good.
         let _ = std::fs::remove_file(&self.pid_file);
     }
+}
+
+/// Who gives up the lock that a daemon is started with.
+pub enum Held<'a> {
+    /// It is given up before the program runs.
+    UntilStarted(&'a NodeLock),
+    /// The program gives it up itself.
+    ByDaemon(&'a NodeLock),
+}
+
+/// Becomes the program, once the pid file says so. Returns only if it cannot.
+pub fn become_program(arguments: &DaemonArgs) -> anyhow::Result<Infallible> {
+    let [program, rest @ ..] = arguments.command.as_slice() else {
+        anyhow::bail!("no program to start")
+    };
+    let daemon = Daemon::new(arguments.pid_file.clone());
+    daemon.note_self()?;
+    if !arguments.keep_lock {
+        lock::give_up_inherited()?;
+    }
+    let error = Command::new(program).args(rest).exec();
+    daemon.forget();
+    Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
 /// Sends a signal. That the process is gone already is no error.

@@ -5,43 +5,72 @@
 //! to, and swept up. Only what is left after that is an error, and then the record stays, so that
 //! it can be tried again.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use podwright_cri::{Client, Endpoint, Timeouts};
 
-use super::agent::{Agent, Keeper};
+use super::agent::{Agent, Keeper, Purpose};
 use super::containerd::Containerd;
-use super::pods::{self, Whose};
+use super::lock::NodeLock;
+use super::pods::{self, Ended, Grace, Whose};
 use super::shared::{Left, Shared};
+use super::stopping::{self, Stopped};
 use super::{Layout, Record, filter, sweep};
 
 const AGENT_PATIENCE: Duration = Duration::from_secs(15);
+/// How long an agent may take to answer that was just started, on a small machine.
+const AGENT_START: Duration = Duration::from_secs(60);
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
 /// A call that takes longer than this does not come back.
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
 
+/// How much time pods get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Haste {
+    /// Their own grace periods, but no longer than this if it is given.
+    Grace(Option<Duration>),
+    /// A moment.
+    Now,
+}
+
+/// Whether there was anything to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Stopped,
+    NothingHere,
+}
+
 /// Stops everything and removes it from the machine. The data stays. `say` tells progress.
-pub async fn down(layout: &Layout, say: impl Fn(&str)) -> anyhow::Result<()> {
+pub async fn down(
+    layout: &Layout,
+    lock: &NodeLock,
+    haste: Haste,
+    say: impl Fn(&str),
+) -> anyhow::Result<Outcome> {
     let Some(record) = layout.record()? else {
         say("nothing to stop here");
-        return Ok(());
+        return Ok(Outcome::NothingHere);
     };
+    layout.check_instance()?;
     let mut failures = Failures::default();
     if Agent::of(layout).note()?.is_some_and(|note| note.keeper == Keeper::Other) {
         say("the agent runs in the foreground: end it where it was started as well \
              (systemctl stop podwright-up), or it is started again");
     }
+    let mut pods = Pods::default();
+    let grace = pods.stop_by_agent(layout, lock, &record, haste, &say).await;
     if failures.unless_done(Agent::of(layout).daemon().stop(AGENT_PATIENCE)) == Some(true) {
         say("agent stopped");
     }
     if let Some(endpoint) = &record.wishes.runtime {
-        failures.unless_done(end_guests(endpoint, &record, &say).await);
+        failures.unless_done(end_guests(endpoint, &record, grace, &mut pods, &say).await);
     }
-    failures.unless_done(stop_private_runtime(layout, &record, &say).await);
+    failures.unless_done(stop_private_runtime(layout, lock, &record, grace, &mut pods, &say).await);
     failures.unless_done(sweep::end_shims(layout));
     failures.unless_done(sweep::remove_cgroup(&record.cgroup_root).await);
-    failures.unless_done(sweep::unmount(layout));
+    let mut left = failures.unless_done(sweep::unmount(layout)).unwrap_or_default();
     failures.unless_done(sweep::remove_shim_sockets(layout));
     if record.wishes.runtime.is_none() {
         failures.unless_done(sweep::remove_network(layout, &record.network));
@@ -55,11 +84,134 @@ pub async fn down(layout: &Layout, say: impl Fn(&str)) -> anyhow::Result<()> {
         }
     }
     if failures.is_empty() {
-        failures.unless_done(forget(layout));
+        left.extend(failures.unless_done(sweep::remove_run_directory(layout)).unwrap_or_default());
+    }
+    if failures.is_empty() {
+        failures.unless_done(layout.forget_record());
     }
     failures.outcome(layout)?;
-    say("everything is taken down; the data is kept");
-    Ok(())
+    if !left.is_empty() {
+        say(&format!("left in place: {}", left.join(", ")));
+    }
+    Ok(Outcome::Stopped)
+}
+
+/// "1 pod", "3 pods".
+fn counted(pods: usize) -> String {
+    format!("{pods} pod{}", if pods == 1 { "" } else { "s" })
+}
+
+/// Which pods were stopped, so far, and by whom.
+#[derive(Default)]
+struct Pods {
+    by_agent: Stopped,
+    asked_agent: bool,
+}
+
+impl Pods {
+    /// Lets the agent stop the pods, if it is to and can. Returns what is left to those that it
+    /// did not stop.
+    async fn stop_by_agent(
+        &mut self,
+        layout: &Layout,
+        lock: &NodeLock,
+        record: &Record,
+        haste: Haste,
+        say: &impl Fn(&str),
+    ) -> Grace {
+        let timeout = match haste {
+            Haste::Grace(timeout) => timeout,
+            Haste::Now => return Grace::AtOnce,
+        };
+        let own = Grace::Own { at_most: timeout.unwrap_or(Duration::MAX) };
+        match agent_for_stopping(layout, lock, record, say).await {
+            Ok(Found::Yes) => {}
+            Ok(Found::NothingRuns) => return own,
+            Err(error) => {
+                say(&format!("the agent cannot be asked to stop the pods: {error:#}"));
+                return own;
+            }
+        }
+        match stopping::stop_pods(layout, timeout, say).await {
+            Ok(stopped) => {
+                self.asked_agent = true;
+                let late = !stopped.late.is_empty();
+                self.by_agent = stopped;
+                if late {
+                    let names = listed(&self.by_agent.late);
+                    say(&format!("still running when their time was over, now killed: {names}"));
+                    return Grace::AtOnce;
+                }
+                own
+            }
+            Err(error) => {
+                say(&format!("the agent did not stop the pods: {error:#}"));
+                own
+            }
+        }
+    }
+
+    /// What was ended without the agent, and what that means.
+    fn tell(&self, ended: &Ended, grace: Grace, place: &str, say: &impl Fn(&str)) {
+        let all: BTreeSet<&String> = self.by_agent.ran.iter().chain(&ended.ran).collect();
+        let gracefully = matches!(grace, Grace::Own { .. });
+        if gracefully && !self.asked_agent && !ended.ran.is_empty() {
+            say("stopped without the agent: containers got the grace period of their pod, all at \
+                 the same time");
+            if !ended.hooks.is_empty() {
+                say(&format!("preStop hooks were not run: {}", listed(&ended.hooks)));
+            }
+        }
+        if !all.is_empty() {
+            say(&format!("{} stopped{place}", counted(all.len())));
+        }
+    }
+}
+
+fn listed(names: &BTreeSet<String>) -> String {
+    names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether there is an agent to ask.
+enum Found {
+    Yes,
+    /// There is none, and none is needed.
+    NothingRuns,
+}
+
+/// Finds the agent, or starts it if it is not running and pods are: nobody else knows their hooks.
+async fn agent_for_stopping(
+    layout: &Layout,
+    lock: &NodeLock,
+    record: &Record,
+    say: &impl Fn(&str),
+) -> anyhow::Result<Found> {
+    let agent = Agent::of(layout);
+    if agent.daemon().running()?.is_none() {
+        let client = match &record.wishes.runtime {
+            Some(endpoint) => Client::new(&endpoint.parse()?, Timeouts { call: CALL_PATIENCE }),
+            None if !layout.runtime_state().exists() => return Ok(Found::NothingRuns),
+            None => {
+                let containerd = Containerd::new(layout);
+                containerd.start(&record.network, lock)?;
+                containerd.ready().await?;
+                containerd.client()?
+            }
+        };
+        let whose = match &record.wishes.runtime {
+            Some(_) => Whose::Below(&record.cgroup_root),
+            None => Whose::All,
+        };
+        if !pods::any_alive(&client, whose).await? {
+            return Ok(Found::NothingRuns);
+        }
+        say("the agent is not running; starting it to stop the pods");
+        agent.start(lock, Purpose::StopPods)?;
+    }
+    if !stopping::answers(layout, AGENT_START).await? {
+        bail!("it does not answer; see the end of {}", layout.agent_log().display());
+    }
+    Ok(Found::Yes)
 }
 
 /// What could not be done.
@@ -90,11 +242,17 @@ impl Failures {
 }
 
 /// Ends our pods in a runtime that was there before us, and stays.
-async fn end_guests(endpoint: &str, record: &Record, say: &impl Fn(&str)) -> anyhow::Result<()> {
+async fn end_guests(
+    endpoint: &str,
+    record: &Record,
+    grace: Grace,
+    pods: &mut Pods,
+    say: &impl Fn(&str),
+) -> anyhow::Result<()> {
     let parsed: Endpoint = endpoint.parse()?;
     let client = Client::new(&parsed, Timeouts { call: CALL_PATIENCE });
-    let ended = pods::end(&client, Whose::Below(&record.cgroup_root)).await;
-    say(&format!("{} pods stopped in {endpoint}", ended.pods));
+    let ended = pods::end(&client, Whose::Below(&record.cgroup_root), grace).await;
+    pods.tell(&ended, grace, &format!(" in {endpoint}"), say);
     let told: Vec<String> = ended.troubles.iter().map(|error| format!("{error:#}")).collect();
     match told.as_slice() {
         [] => Ok(()),
@@ -106,16 +264,17 @@ async fn end_guests(endpoint: &str, record: &Record, say: &impl Fn(&str)) -> any
 /// more: nobody else can take down what it had put up.
 async fn stop_private_runtime(
     layout: &Layout,
+    lock: &NodeLock,
     record: &Record,
+    grace: Grace,
+    pods: &mut Pods,
     say: &impl Fn(&str),
 ) -> anyhow::Result<()> {
     let containerd = Containerd::new(layout);
     if layout.runtime_state().exists() {
-        match end_private_pods(&containerd, record).await {
+        match end_private_pods(&containerd, lock, record, grace).await {
             Ok(ended) => {
-                if ended.pods > 0 {
-                    say(&format!("{} pods stopped", ended.pods));
-                }
+                pods.tell(&ended, grace, "", say);
                 for trouble in ended.troubles {
                     say(&format!("ended by force: {trouble:#}"));
                 }
@@ -131,20 +290,22 @@ async fn stop_private_runtime(
 
 async fn end_private_pods(
     containerd: &Containerd<'_>,
+    lock: &NodeLock,
     record: &Record,
-) -> anyhow::Result<pods::Ended> {
-    containerd.start(&record.network)?;
+    grace: Grace,
+) -> anyhow::Result<Ended> {
+    containerd.start(&record.network, lock)?;
     containerd.ready().await?;
     let client = Client::new(&containerd.endpoint()?, Timeouts { call: CALL_PATIENCE });
-    Ok(pods::end(&client, Whose::All).await)
+    Ok(pods::end(&client, Whose::All, grace).await)
 }
 
-/// The folder of the node below `/run`, and then what says that there is something to take down.
-fn forget(layout: &Layout) -> anyhow::Result<()> {
-    let run = layout.run();
-    sweep::absent_is_fine(std::fs::remove_dir_all(&run))
-        .with_context(|| format!("cannot remove {}", run.display()))?;
-    // The folder above is shared by all nodes of the machine; the last one takes it away.
-    let _ = run.parent().map(std::fs::remove_dir);
-    layout.forget_record()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_pod_is_one_pod() {
+        assert_eq!([0, 1, 9].map(counted), ["0 pods", "1 pod", "9 pods"]);
+    }
 }

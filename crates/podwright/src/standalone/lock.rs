@@ -1,0 +1,231 @@
+//! The lock of a node: one `up`, `down` or `reset` at a time for each state directory.
+//!
+//! It is a lock on a file below `/run/podwright`, beside the node's own directory there and not in
+//! it, because `down` removes that. Processes that a command starts inherit the lock as their
+//! standard input and give it up once they can be found by their pid file, so that the next command
+//! sees either all of what a killed one started, or waits for it.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use podwright_host::process::ProcessIdentity;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::Layout;
+
+/// Most commands are done by then. One that waits for pods to stop is worth naming instead.
+const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(50);
+/// Whatever is in the file, this much of it is read.
+const LARGEST: u64 = 4096;
+
+/// Held as long as it lives.
+#[derive(Debug)]
+pub struct NodeLock {
+    file: File,
+    path: PathBuf,
+    run: PathBuf,
+    /// It is our standard input, and the process that started us holds it as well.
+    inherited: bool,
+}
+
+/// What the file says of the process that holds the lock.
+#[derive(Debug, Serialize, Deserialize)]
+struct Holder {
+    command: String,
+    process: ProcessIdentity,
+}
+
+impl NodeLock {
+    /// Takes the lock, waiting a moment for another command to end.
+    pub fn take(layout: &Layout, command: &str, say: &impl Fn(&str)) -> anyhow::Result<Self> {
+        Self::take_within(layout, command, say, PATIENCE)
+    }
+
+    fn take_within(
+        layout: &Layout,
+        command: &str,
+        say: &impl Fn(&str),
+        patience: Duration,
+    ) -> anyhow::Result<Self> {
+        let path = layout.lock();
+        let shown = path.display();
+        let deadline = Instant::now() + patience;
+        let mut told = false;
+        loop {
+            let mut file = open(&path).with_context(|| format!("cannot open {shown}"))?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Another command may have removed the file while we opened it.
+                Ok(()) if is_at(&file, &path)? => {
+                    write_holder(&mut file, command)
+                        .with_context(|| format!("cannot write {shown}"))?;
+                    return Ok(Self { file, path, run: layout.run(), inherited: false });
+                }
+                Ok(()) => continue,
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(errno) => return Err(errno).with_context(|| format!("cannot lock {shown}")),
+            }
+            let holder = describe_holder(&mut file);
+            let state = layout.state().display();
+            if Instant::now() >= deadline {
+                anyhow::bail!(
+                    "{holder} is working on {state}; wait for it to end, or end it, and try again"
+                );
+            }
+            if !std::mem::replace(&mut told, true) {
+                say(&format!("{holder} is working on {state}; waiting for it to end"));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The lock of this node, if this process was started with it as its standard input.
+    pub fn inherited(layout: &Layout) -> anyhow::Result<Option<Self>> {
+        let path = layout.lock();
+        let file = std::io::stdin().as_fd().try_clone_to_owned();
+        let file = File::from(file.context("cannot hold on to the standard input")?);
+        if !is_at(&file, &path)? {
+            return Ok(None);
+        }
+        Ok(Some(Self { file, path, run: layout.run(), inherited: true }))
+    }
+
+    /// For the standard input of a process that is to hold the lock too, until it gives it up or
+    /// ends.
+    pub fn share(&self) -> anyhow::Result<Stdio> {
+        let copy = self.file.try_clone().context("cannot share the lock of the node")?;
+        Ok(Stdio::from(copy))
+    }
+}
+
+impl Drop for NodeLock {
+    fn drop(&mut self) {
+        if self.inherited {
+            // If it cannot be, it is held until we end.
+            let _ = give_up_inherited();
+            return;
+        }
+        // Of a node that has nothing here nothing stays, the lock included. Failing to remove it
+        // does no harm: it is taken by whoever needs it next.
+        if !self.run.exists() {
+            let _ = std::fs::remove_file(&self.path);
+            let _ = self.path.parent().map(std::fs::remove_dir);
+        }
+    }
+}
+
+/// Closes the lock that was inherited; the process that shared it may hold it longer.
+pub fn give_up_inherited() -> anyhow::Result<()> {
+    let nothing = File::open("/dev/null").context("cannot open /dev/null")?;
+    nix::unistd::dup2_stdin(&nothing).context("cannot replace the standard input")
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    loop {
+        std::fs::create_dir_all(folder)?;
+        let opened = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        match opened {
+            // The last node of the machine removed the directory in between.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> anyhow::Result<bool> {
+    let now = match std::fs::metadata(path) {
+        Ok(now) => now,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(super::unreadable(error, path)),
+    };
+    let ours = file.metadata()?;
+    Ok((now.dev(), now.ino()) == (ours.dev(), ours.ino()))
+}
+
+fn write_holder(file: &mut File, command: &str) -> anyhow::Result<()> {
+    let process = ProcessIdentity::of(Path::new("/proc"), std::process::id())?
+        .context("this process is not in /proc")?;
+    let text = serde_json::to_vec(&Holder { command: command.to_owned(), process })?;
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(&text)?;
+    Ok(())
+}
+
+/// "podwright down (process 17)"; the process may have ended and left the lock to one it started.
+fn describe_holder(file: &mut File) -> String {
+    let mut text = Vec::new();
+    let read = file.rewind().and_then(|()| file.take(LARGEST).read_to_end(&mut text));
+    let holder = read.ok().and_then(|_| serde_json::from_slice::<Holder>(&text).ok());
+    match holder {
+        Some(Holder { command, process }) => {
+            format!("podwright {command} (process {})", process.pid)
+        }
+        None => "another podwright command".to_owned(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn layout(folder: &Path) -> Layout {
+        Layout { state: folder.join("state"), runs: folder.join("run") }
+    }
+
+    #[test]
+    fn second_command_names_the_first_and_waits_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = layout(folder.path());
+        let first = NodeLock::take(&layout, "down", &|_| {}).unwrap();
+        let said = RefCell::new(Vec::new());
+        let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let refused = NodeLock::take_within(&layout, "up", &say, Duration::ZERO).unwrap_err();
+        let refused = format!("{refused:#}");
+        let holder = format!("podwright down (process {})", std::process::id());
+        assert!(refused.contains(&holder), "{refused}");
+        let waiting = std::thread::scope(|threads| {
+            let waiting = threads.spawn(|| NodeLock::take(&layout, "up", &|_| {}).map(drop));
+            drop(first);
+            waiting.join().unwrap()
+        });
+        waiting.unwrap();
+    }
+
+    #[test]
+    fn lock_of_a_node_that_is_gone_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = layout(folder.path());
+        drop(NodeLock::take(&layout, "down", &|_| {}).unwrap());
+        assert!(!folder.path().join("run").exists());
+        let lock = NodeLock::take(&layout, "up", &|_| {}).unwrap();
+        std::fs::create_dir(layout.run()).unwrap();
+        drop(lock);
+        assert!(layout.lock().exists(), "the node is there, and its processes may hold the lock");
+    }
+
+    #[test]
+    fn lock_that_was_removed_while_it_was_waited_for_is_taken_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = layout(folder.path());
+        let first = NodeLock::take(&layout, "down", &|_| {}).unwrap();
+        let stale = open(&layout.lock()).unwrap();
+        drop(first);
+        flock(&stale, FlockOperation::NonBlockingLockExclusive).unwrap();
+        // That file is nobody's way to the node any more.
+        assert!(!is_at(&stale, &layout.lock()).unwrap());
+        NodeLock::take_within(&layout, "up", &|_| {}, Duration::ZERO).unwrap();
+    }
+}
