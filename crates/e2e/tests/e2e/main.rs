@@ -11,6 +11,7 @@ mod boot;
 mod clean_up;
 mod cluster;
 mod control_plane;
+mod down;
 mod endurance;
 mod gc;
 mod golden;
