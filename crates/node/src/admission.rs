@@ -18,6 +18,7 @@ use podwright_core::pod::{Pod, Source};
 use podwright_core::qos::ResourceList;
 use podwright_core::quantity::Quantity;
 use podwright_host::checkpoint::{Checkpoint, CheckpointError};
+use podwright_host::threads;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -150,7 +151,7 @@ impl Admission {
                 tokio::time::sleep(UNHURRIED).await;
                 let this = self.clone();
                 // The disk may take its time.
-                let saved = tokio::task::spawn_blocking(move || {
+                let saved = threads::blocking(move || {
                     let decided = this.decided.lock().clone();
                     this.checkpoint.save(&decided)
                 });

@@ -45,9 +45,17 @@ pub struct Timing {
     pub report: Duration,
     /// `nodeLeaseDurationSeconds`.
     pub lease: Duration,
+    /// Where the spread of these waits comes from, each time from 0 to 1: [`chance`], except in a
+    /// simulation, which must be the same every time.
+    pub chance: fn() -> f64,
 }
 
 impl Timing {
+    /// Up to four percent more, so that the nodes of a rack do not all report at once.
+    fn jittered(&self, wait: Duration) -> Duration {
+        wait.mul_f64(1.0 + 0.04 * (self.chance)())
+    }
+
     /// A request that took longer would be late for the next one.
     fn patience(&self) -> Duration {
         self.look.min(self.lease)
@@ -113,7 +121,7 @@ impl Heartbeat {
 
     /// Waits until there may be something to say.
     async fn wait(&mut self, settled: bool) {
-        let wait = if settled { jittered(self.timing.look) } else { RETRY };
+        let wait = if settled { self.timing.jittered(self.timing.look) } else { RETRY };
         tokio::select! {
             // Cancel-safe: a change stays until it is seen.
             _ = self.state.changed() => {}
@@ -260,7 +268,7 @@ impl Heartbeat {
             Err(error) => return Err(Trouble::Other(error.to_string())),
         };
         memory.unkept.learn(&wanted, &answer);
-        memory.reports.sent(news, now.mono, chance());
+        memory.reports.sent(news, now.mono, (self.timing.chance)());
         memory.answer = Some(Arc::new(answer));
         self.tell(notices);
         Ok(())
@@ -345,14 +353,9 @@ async fn within<T>(
     }
 }
 
-/// Up to four percent more, so that a rack of nodes does not speak in chorus.
-fn jittered(wait: Duration) -> Duration {
-    wait.mul_f64(1.0 + 0.04 * chance())
-}
-
 /// From 0 to 1, different every time. Not for secrets.
 #[allow(clippy::cast_precision_loss, reason = "a rough fraction is enough")]
-pub(crate) fn chance() -> f64 {
+pub fn chance() -> f64 {
     RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::own_node::OwnNode;
-use super::{Timing, jittered, within};
+use super::{Timing, within};
 
 const NAMESPACE: &str = "kube-node-lease";
 const RETRY_FIRST: Duration = Duration::from_millis(200);
@@ -42,7 +42,7 @@ impl LeaseKeeper {
             loop {
                 let answer = self.renew_until_done(held.take()).await;
                 held = Some(answer);
-                tokio::time::sleep(jittered(self.timing.lease / 4)).await;
+                tokio::time::sleep(self.timing.jittered(self.timing.lease / 4)).await;
             }
         };
         stop.run_until_cancelled(work).await;

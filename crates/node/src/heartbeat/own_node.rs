@@ -13,6 +13,8 @@ use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::sources::backoff::WatchBackoff;
+
 #[derive(Clone, Debug, Default)]
 pub enum OwnNode {
     /// The API was not heard yet.
@@ -41,7 +43,8 @@ pub async fn follow(
     let work = async {
         let nodes: Api<v1::Node> = Api::all(client);
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let mut events = std::pin::pin!(watcher::watcher(nodes, config).default_backoff());
+        let backoff = WatchBackoff::of(&name);
+        let mut events = std::pin::pin!(watcher::watcher(nodes, config).backoff(backoff));
         let mut listed = None;
         loop {
             match events.try_next().await {

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use podwright_core::ids::ContainerId;
 use podwright_core::log::{COMPRESSED, Filter, Flow, Selection, UNFINISHED, tail_start};
 use podwright_core::observed::ObservedPod;
+use podwright_host::threads;
 use tokio::sync::watch;
 
 use super::folders::Changes;
@@ -305,7 +306,7 @@ fn find_tail(file: &File, lines: u64) -> io::Result<u64> {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    threads::blocking(work).await.map_err(io::Error::other)?
 }
 
 #[cfg(test)]

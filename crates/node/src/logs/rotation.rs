@@ -12,6 +12,7 @@ use podwright_core::ids::ContainerId;
 use podwright_core::log::{COMPRESSED, RotationPolicy, UNFINISHED, chores, rotated_name};
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
+use podwright_host::threads;
 use tokio_util::sync::CancellationToken;
 
 use crate::causes::chain;
@@ -96,7 +97,7 @@ impl Rotation {
             return Ok(());
         }
         let (path, max_files) = (log.path.clone(), self.policy.max_files);
-        let tidied = tokio::task::spawn_blocking(move || do_chores(&path, max_files)).await;
+        let tidied = threads::blocking(move || do_chores(&path, max_files)).await;
         tidied.map_err(|ended| failed("tidy", &log.path)(io::Error::other(ended)))??;
         std::fs::rename(&log.path, &aside).map_err(failed("put aside", &log.path))?;
         if let Err(error) = self.reopen(&log.id).await {

@@ -16,7 +16,7 @@ use podwright_core::stats::{
     ClaimReference, FsStats, Moment, Used, VolumeStats, is_local_and_ephemeral,
 };
 use podwright_core::time::{Mono, Now};
-use podwright_host::{disk_usage, machine};
+use podwright_host::{disk_usage, machine, threads};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -116,7 +116,7 @@ impl Disks {
         let uid = wanted.pod.uid.clone();
         let at = self.tools.clock.now();
         // Walking blocks, and a dead network volume blocks for long: not on a thread of ours.
-        let walked = tokio::task::spawn_blocking(move || walk(&folder, &wanted, at)).await;
+        let walked = threads::blocking(move || walk(&folder, &wanted, at)).await;
         if let Ok(disk) = walked {
             self.measured.lock().insert(uid, Arc::new(disk));
         }

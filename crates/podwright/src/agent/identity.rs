@@ -12,7 +12,7 @@ use podwright_core::qos::{CPU, ResourceList};
 use podwright_core::quantity::Quantity;
 use podwright_host::machine;
 use podwright_node::cgroups::Reserved;
-use podwright_node::heartbeat::Timing;
+use podwright_node::heartbeat::{self, Timing};
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{Enforcement, KubeletConfiguration};
@@ -65,6 +65,7 @@ pub(super) fn timing(configuration: &KubeletConfiguration) -> Timing {
         look: configuration.node_status_update_frequency.to_std(),
         report: configuration.node_status_report_frequency.to_std(),
         lease: std::time::Duration::from_secs(lease),
+        chance: heartbeat::chance,
     }
 }
 
