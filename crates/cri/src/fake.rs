@@ -21,6 +21,7 @@ mod images;
 mod inspect;
 mod journal;
 mod names;
+mod observer;
 mod options;
 mod output;
 mod random;
@@ -57,6 +58,7 @@ pub use faults::{EventFault, Fault, Rule};
 pub use images::{FakeImage, Pull, Pulling};
 pub use inspect::{ContainerState, ContainerView, SandboxView, Snapshot};
 pub use journal::{Call, Outcome, Violation};
+pub use observer::{CallObserver, CallProgress, ObservedCall};
 pub use tonic::Code;
 
 pub use options::{Condition, ExecCall, FakeOptions, Features, Wall, wall_from};

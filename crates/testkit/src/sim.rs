@@ -23,6 +23,7 @@ pub mod api;
 pub mod chance;
 pub mod chaos;
 pub mod ground;
+pub mod journal;
 pub mod laws;
 pub mod record;
 mod resume;
@@ -64,6 +65,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use ground::Ground;
+use journal::Journal;
 use record::Record;
 use tripwire::{Counted, Moment, Tripwire};
 use wish::{NODE, Wish};
@@ -84,7 +86,7 @@ pub struct Options {
     /// Processors of the node, all of them for pods.
     pub cpus: u32,
     /// The node does what it does beside its pods, too: it tells of itself, puts long logs aside
-    /// and, on a full disk, removes images. Not under the seed: heartbeats are spread by chance.
+    /// and, on a full disk, removes images.
     pub chores: bool,
 }
 
@@ -140,15 +142,17 @@ impl Sim {
         objects: Vec<Change>,
     ) -> Self {
         let began = Instant::now();
+        let journal = Journal::of_next_world(options.seed, ground.path());
         let wall = clock.clone();
         let fake = Fake::start(FakeOptions {
             seed: options.seed,
             wall: Arc::new(move || wall.now().wall),
             features: options.features,
             writes_below: Some(ground.path().to_owned()),
+            observer: journal.of_calls(),
             ..FakeOptions::default()
         });
-        let api = api::Api::start(options.seed, clock.clone(), store, objects).await;
+        let api = api::Api::start(options.seed, clock.clone(), store, objects, journal).await;
         let user = api.users_client();
         let record = Record::start(user.clone());
         let panics = count_panics();
@@ -187,7 +191,12 @@ impl Sim {
         let presence = self.options.chores.then(|| Presence {
             client: patient(self.api.agents_client(end.clone())),
             register: true,
-            timing: Timing { look: MINUTE / 6, report: MINUTE * 5, lease: MINUTE * 2 / 3 },
+            timing: Timing {
+                look: MINUTE / 6,
+                report: MINUTE * 5,
+                lease: MINUTE * 2 / 3,
+                chance: || 0.5,
+            },
             amounts: Amounts { cpus: 4, memory: 8 << 30, ..Amounts::default() },
         });
         let config = Config { presence, ..self.config() };
@@ -513,6 +522,7 @@ pub fn run<F: Future>(simulation: F) -> F::Output {
         .build()
         .expect("a runtime");
     let output = runtime.block_on(simulation);
+    journal::close();
     // Whatever the dead agent left behind does not matter any more.
     runtime.shutdown_background();
     output

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use podwright_proto::cri;
 use tokio::time::Instant;
 
+use super::observer::CallObserver;
 use super::rpc::PodRef;
 
 /// Tells the time of day.
@@ -26,6 +27,8 @@ pub struct FakeOptions {
     pub writes_below: Option<PathBuf>,
     /// How many of the latest calls are remembered.
     pub keep_calls: usize,
+    /// Sees every call, whether it is remembered or not.
+    pub observer: Option<CallObserver>,
 }
 
 impl Default for FakeOptions {
@@ -37,6 +40,7 @@ impl Default for FakeOptions {
             dual_stack: false,
             writes_below: None,
             keep_calls: 100_000,
+            observer: None,
         }
     }
 }

@@ -6,12 +6,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prost::Message;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::faults::{Fault, Verdict};
 use super::journal::{Arrival, Outcome};
+use super::observer::{CallObserver, CallProgress, ObservedCall};
 use super::options::FakeOptions;
 use super::rpc::{About, Rpc};
 use super::wire::Line;
@@ -24,6 +26,7 @@ pub(super) struct Shared {
     pub(super) life: CancellationToken,
     process: Mutex<Process>,
     generation: AtomicU64,
+    observer: Option<CallObserver>,
 }
 
 /// The runtime's process: it can end and be started again, and what it holds outlives it.
@@ -40,11 +43,13 @@ impl Shared {
         let life = CancellationToken::new();
         let process =
             Process { up: true, alive: life.child_token(), lines: Vec::new(), next_line: 0 };
+        let observer = options.observer.clone();
         Arc::new_cyclic(|me: &Weak<Self>| Self {
             world: Mutex::new(World::new(options, me.clone())),
             life,
             process: Mutex::new(process),
             generation: AtomicU64::new(0),
+            observer,
         })
     }
 
@@ -183,8 +188,20 @@ impl Shared {
         let line = via.line.as_ref().map(|line| line.id);
         let (deadline, grace) = (via.deadline, via.grace);
         let fault = verdict.recorded();
-        let seq = world.journal.arrive(Arrival { rpc, about, at, line, deadline, grace, fault });
-        (Ongoing { shared: self.clone(), seq, outcome: Outcome::Abandoned }, verdict)
+        let arrival =
+            Arrival { rpc, about: about.clone(), at, line, deadline, grace, fault: fault.clone() };
+        let seq = world.journal.arrive(arrival);
+        drop(world);
+        let arrived =
+            CallProgress::Arrived { about: &about, request: &via.request, fault: fault.as_ref() };
+        self.observe(seq, rpc, at, arrived);
+        (Ongoing { shared: self.clone(), seq, rpc, outcome: Outcome::Abandoned }, verdict)
+    }
+
+    fn observe(&self, seq: u64, rpc: Rpc, at: Duration, progress: CallProgress<'_>) {
+        if let Some(observer) = &self.observer {
+            observer(&ObservedCall { seq, rpc, at, progress });
+        }
     }
 
     /// Serves a call that only looks, or changes something at once.
@@ -224,17 +241,20 @@ impl Shared {
 pub(super) struct Via {
     line: Option<Line>,
     deadline: Option<Instant>,
+    /// The request in protobuf encoding, for the observer of calls.
+    request: Vec<u8>,
     /// The timeout of a StopContainer.
     pub(super) grace: Option<i64>,
 }
 
 impl Via {
-    pub(super) fn of<T>(request: &Request<T>) -> Self {
+    pub(super) fn of<T: Message>(request: &Request<T>) -> Self {
         let timeout = request.metadata().get("grpc-timeout");
         let timeout = timeout.and_then(|value| timeout_of(value.to_str().ok()?));
         Self {
             line: request.extensions().get::<Line>().cloned(),
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+            request: request.get_ref().encode_to_vec(),
             grace: None,
         }
     }
@@ -261,6 +281,7 @@ impl Pace {
 struct Ongoing {
     shared: Arc<Shared>,
     seq: u64,
+    rpc: Rpc,
     outcome: Outcome,
 }
 
@@ -269,6 +290,8 @@ impl Drop for Ongoing {
         let mut world = self.shared.world.lock();
         let at = world.age();
         world.journal.end(self.seq, at, self.outcome);
+        drop(world);
+        self.shared.observe(self.seq, self.rpc, at, CallProgress::Ended(self.outcome));
     }
 }
 

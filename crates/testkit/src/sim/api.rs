@@ -31,6 +31,7 @@ use tower::{Service, ServiceExt};
 use rewrite::Rewrite;
 
 use super::chance::Chance;
+use super::journal::{Journal, RequestEntry};
 use super::tripwire::{Moment, Tripwire};
 
 pub use podwright_apiserver::registry::Verb;
@@ -193,6 +194,7 @@ struct Shared {
     state: Mutex<State>,
     /// Counts answers.
     answers: watch::Sender<u64>,
+    journal: Journal,
 }
 
 struct State {
@@ -214,6 +216,7 @@ impl Api {
         clock: podwright_host::clock::Clock,
         store: impl FnOnce(Clock) -> Store,
         objects: Vec<Change>,
+        journal: Journal,
     ) -> Self {
         let wall = Clock::new(move || clock.now().wall);
         let store = store(wall.clone());
@@ -233,7 +236,7 @@ impl Api {
             rewrite: None,
         };
         let (began, state, answers) = (Instant::now(), Mutex::new(state), watch::Sender::default());
-        let shared = Shared { began, state, answers };
+        let shared = Shared { began, state, answers, journal };
         Self { server, shared: Arc::new(shared) }
     }
 
@@ -378,11 +381,21 @@ impl Line {
         request: Request<kube::client::Body>,
     ) -> Result<Response<Body>, BoxError> {
         let call = describe(&request, self.api.shared.began.elapsed());
-        let verb = call.verb;
-        let of_pods = call.resource.split('/').next() == Some("pods");
+        let (verb, resource, at) = (call.verb, call.resource.clone(), call.at);
+        let of_pods = resource.split('/').next() == Some("pods");
         let Arrival { place, fault, watches, tripwire } = self.api.arrive(call);
         let (parts, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
+        let entry = RequestEntry {
+            method: &parts.method,
+            target: parts.uri.path_and_query().map_or("", |target| target.as_str()),
+            verb,
+            resource: &resource,
+            body: &body,
+            fault: fault.as_ref().map(|fault| format!("{fault:?}")),
+        };
+        let journal = &self.api.shared.journal;
+        let asked = journal.request(at, &entry);
         if tripwire.as_ref().is_some_and(|wire| wire.step(Moment::Before)) {
             return std::future::pending().await;
         }
@@ -424,6 +437,7 @@ impl Line {
         }
         let answer = answer?;
         self.api.answered(place, answer.status().as_u16());
+        journal.answer(&asked, self.api.shared.began.elapsed(), answer.status().as_u16());
         let rewrite = self.api.shared.state.lock().rewrite.clone().filter(|_| of_pods);
         Ok(match (verb, rewrite) {
             (Verb::Watch, None) => answer.map(|body| breakable(body, watches)),

@@ -3,12 +3,16 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use podwright_host::cgroup::{Cgroups, Owner};
 use podwright_host::change::guard;
 use podwright_host::{machine, mounts};
 use tempfile::TempDir;
+
+use super::journal;
+
+/// How many worlds of one test find a place of their own.
+const MOST_AT_ONCE: usize = 8;
 
 pub struct Ground {
     folder: PathBuf,
@@ -41,7 +45,8 @@ impl Ground {
     /// The ids of static pods come from the path of their manifest, too: every run of a test stands
     /// in the same place, or a seed would not be the same run. Unless someone else stands there.
     pub fn new() -> Self {
-        let ground = Self::own().unwrap_or_else(|_| {
+        let ground = (0..MOST_AT_ONCE).find_map(|place| Self::own(place).ok());
+        let ground = ground.unwrap_or_else(|| {
             let any = tempfile::tempdir_in(base()).or_else(|_| tempfile::tempdir());
             let any = any.expect("a temporary folder");
             Self { folder: any.path().to_owned(), place: Place::Any { _folder: any } }
@@ -52,11 +57,16 @@ impl Ground {
         ground
     }
 
-    fn own() -> io::Result<Self> {
-        let places = base().join("podwright-sim");
+    /// A test may have more than one world: they stand at places of their own, in the order in
+    /// which they are made.
+    fn own(place: usize) -> io::Result<Self> {
+        let places = journal::ground(&base().join("podwright-sim-journal"));
+        let places = places.unwrap_or_else(|| base().join("podwright-sim"));
         std::fs::create_dir_all(&places)?;
-        let thread = thread::current();
-        let name = thread.name().unwrap_or("nameless").replace("::", "-");
+        let mut name = journal::test_name();
+        if place > 0 {
+            name = format!("{name}-{place}");
+        }
         let lock = File::create(places.join(format!("{name}.lock")))?;
         lock.try_lock()?;
         let folder = places.join(name);
