@@ -8,6 +8,7 @@
 
 mod cargo;
 mod images;
+mod journals;
 mod papers;
 mod picture;
 mod suite;
@@ -58,6 +59,16 @@ enum Chore {
         #[command(subcommand)]
         question: suite::Question,
     },
+    /// Compare what the simulated nodes of two commits do: runtime calls, API requests, Events
+    Journals {
+        /// The commit to compare with, or a directory of journals
+        base: String,
+        /// The other commit, or directory of journals; the default is the work tree
+        head: Option<String>,
+        /// Compare journals that were written before: both arguments are directories
+        #[arg(long, requires = "head")]
+        directories: bool,
+    },
     /// Check the laws of the repository: dependencies, licences, sources, documents
     Tidy,
     /// List the licence of every package that we build with
@@ -80,6 +91,12 @@ fn main() -> anyhow::Result<ExitCode> {
             picture::draw(&session, &out.unwrap_or_else(|| session.with_extension("svg")))?;
         }
         Chore::Suite { question } => return suite::answer(question, &workspace.root),
+        Chore::Journals { base, head: Some(head), directories: true } => {
+            return journals::compare(base.as_ref(), head.as_ref());
+        }
+        Chore::Journals { base, head, .. } => {
+            return journals::run(&workspace, &base, head.as_deref());
+        }
         Chore::Tidy => return tidy::run(&workspace),
         Chore::Licences => tidy::list_licences(&workspace)?,
     }
