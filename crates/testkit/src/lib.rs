@@ -12,3 +12,4 @@ pub mod mutation;
 pub mod report;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod snapshot;

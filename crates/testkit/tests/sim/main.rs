@@ -7,6 +7,7 @@ mod clocks;
 mod crashes;
 mod faults;
 mod images;
+mod frozen;
 mod journals;
 mod life;
 mod outage;

@@ -16,7 +16,7 @@ use crate::{lawful, s};
 
 const SYNC_PATIENCE: u64 = 300;
 
-fn server(sim: &Sim) -> Arc<Server> {
+pub(crate) fn server(sim: &Sim) -> Arc<Server> {
     let settings = Settings {
         debugging: true,
         stream_idle: None,
@@ -30,7 +30,7 @@ fn server(sim: &Sim) -> Arc<Server> {
 }
 
 /// A status, and as much of the body as comes within a second.
-async fn ask(server: &Server, method: Method, path: &str) -> (u16, String) {
+pub(crate) async fn ask(server: &Server, method: Method, path: &str) -> (u16, String) {
     let request = Request::builder().method(method).uri(path).body(()).unwrap();
     let answer = server.handle(request).await;
     let status = answer.status().as_u16();
