@@ -322,6 +322,14 @@ impl Agent {
         self.daemon.stop(GRACE).await
     }
 
+    /// Starts another build of the program, with the same arguments and in the same directories,
+    /// after this one was killed or stopped; the log goes on.
+    pub async fn restart_as(&mut self, program: &Path) -> Result<()> {
+        let first = self.command.first_mut().context("an agent is a command line")?;
+        *first = program.as_os_str().to_owned();
+        self.restart().await
+    }
+
     /// Starts the same command again, after it was killed or stopped; its log goes on.
     pub async fn restart(&mut self) -> Result<()> {
         self.daemon.kill().await?;

@@ -51,6 +51,15 @@ pub fn podwright() -> Result<PathBuf> {
     })
 }
 
+/// The program of an earlier commit, for upgrades: `PODWRIGHT_EARLIER`, or the one that
+/// `testbed/provide` builds.
+pub fn earlier() -> Result<PathBuf> {
+    match std::env::var_os("PODWRIGHT_EARLIER") {
+        Some(path) => Ok(path.into()),
+        None => Ok(provide("podwright-earlier")?.join("podwright")),
+    }
+}
+
 fn built(path: &Path) -> Option<SystemTime> {
     path.metadata().and_then(|file| file.modified()).ok()
 }

@@ -31,6 +31,7 @@ mod up_kubectl;
 mod up_reach;
 mod up_room;
 mod up_verbs;
+mod upgrade;
 mod upheaval;
 mod users;
 mod volumes;
