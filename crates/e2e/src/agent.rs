@@ -13,6 +13,7 @@ use http::Request;
 use serde_json::{Map, Value, json};
 
 use crate::bed::Bed;
+use crate::bystanders::{AgentPlaces, Bystanders, Kubelet};
 use crate::ground::Ground;
 use crate::http::{Tls, send};
 use crate::netns::NODE_ADDRESS;
@@ -129,6 +130,14 @@ impl<'bed> AgentBuilder<'bed> {
             fs::create_dir_all(folder.join(below))?;
         }
         let cgroup_root = ground.cgroup().child(&self.node)?;
+        if let Some(bystanders) = self.bed.bystanders() {
+            let other = tools::reference().is_some_and(|kubelet| {
+                self.program.first().is_some_and(|program| *program == kubelet)
+            });
+            let kubelet = if other { Kubelet::Other } else { Kubelet::Ours };
+            let places = AgentPlaces { directory: &folder, cgroup: &self.node, kubelet };
+            bystanders.plant_around(&ground, &places)?;
+        }
         let mut configuration = self.defaults(&folder, &cgroup_root)?;
         for change in &self.changes {
             merge(&mut configuration, change);
@@ -263,6 +272,16 @@ impl Agent {
         self.folder.join("pod-logs")
     }
 
+    /// The log directories of its pods, without those of bystanders.
+    pub fn log_directories(&self) -> Result<Vec<PathBuf>> {
+        entries(&self.pod_logs())
+    }
+
+    /// The directories of its pods, without those of bystanders.
+    pub fn pod_directories(&self) -> Result<Vec<PathBuf>> {
+        entries(&self.root_dir().join("pods"))
+    }
+
     /// A folder for the links that upstream puts into /var/log/containers.
     pub fn log_links(&self) -> PathBuf {
         self.folder.join("containers")
@@ -336,6 +355,13 @@ impl Agent {
         self.daemon = launch(&self.ground, &self.node, &self.command, &self.environment)?;
         Ok(())
     }
+}
+
+/// What is in a directory that a user has put nothing into.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let failed = || format!("listing {}", directory.display());
+    let paths = fs::read_dir(directory).with_context(failed)?.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| !Bystanders::is_one(path)).collect())
 }
 
 /// JSON merge: objects field by field, `null` removes, anything else replaces.

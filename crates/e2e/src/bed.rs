@@ -10,6 +10,7 @@ use http::Request;
 use hyper::body::Bytes;
 
 use crate::agent::AgentBuilder;
+use crate::bystanders::Bystanders;
 use crate::containerd::{self, Containerd};
 use crate::control_plane::{ControlPlane, Wishes};
 use crate::cri::Cri;
@@ -21,13 +22,37 @@ use crate::process::Daemon;
 
 const POD_SUBNET: &str = "10.88.0.0/16";
 
-/// Real containerd, and if wanted a real control plane, on ground of their own. Dropped, everything
-/// is gone when the drop returns; killed, a moment later.
+/// Real containerd, and if wanted a real control plane, on ground of their own, with
+/// [things of a user's own](crate::bystanders) in the way. Dropped, everything is gone when the drop
+/// returns; killed, a moment later. A case ends it with [`Bed::close`], which also verifies that
+/// nothing of the user's was harmed.
 pub struct Bed {
     // Dropped in this order: the ground last.
+    closing: MustClose,
     plane: Option<ControlPlane>,
     containerd: Containerd,
+    bystanders: Option<Bystanders>,
     ground: Arc<Ground>,
+}
+
+/// Makes it impossible to forget [`Bed::close`]: dropped while nothing panics, it panics.
+struct MustClose {
+    id: String,
+    armed: bool,
+}
+
+impl Drop for MustClose {
+    #[allow(clippy::panic, reason = "a case that does not verify its bystanders is a failed case")]
+    fn drop(&mut self) {
+        if self.armed && !std::thread::panicking() {
+            panic!(
+                "bed {} was dropped and not closed, so nothing shows that the node harmed nothing: \
+                 end the case with Bed::close(). If the case returned an error before, that is \
+                 the cause",
+                self.id
+            );
+        }
+    }
 }
 
 #[derive(Default)]
@@ -35,6 +60,7 @@ pub struct BedBuilder {
     release: Option<containerd::Release>,
     pod_subnet: Option<String>,
     plane: Option<Wishes>,
+    unwatched: bool,
 }
 
 impl BedBuilder {
@@ -82,6 +108,13 @@ impl BedBuilder {
         self
     }
 
+    /// Without bystanders, and without the duty to close it: for measurements, which are to see
+    /// nothing but the node.
+    pub fn without_bystanders(mut self) -> Self {
+        self.unwatched = true;
+        self
+    }
+
     pub async fn start(self) -> Result<Bed> {
         let release = match self.release {
             Some(release) => release,
@@ -89,12 +122,21 @@ impl BedBuilder {
         };
         let ground = Arc::new(Ground::claim(Host::Node).await?);
         let subnet = self.pod_subnet.as_deref().unwrap_or(POD_SUBNET);
-        let containerd = Containerd::start(ground.clone(), release, subnet).await?;
+        let planting = async {
+            if self.unwatched {
+                return Ok(None);
+            }
+            let ground = ground.clone();
+            tokio::task::spawn_blocking(move || Bystanders::plant(&ground).map(Some)).await?
+        };
+        let starting = Containerd::start(ground.clone(), release, subnet);
+        let (containerd, bystanders) = tokio::try_join!(starting, planting)?;
         let plane = match self.plane {
             Some(wishes) => Some(ControlPlane::provide(wishes, ground.netns()).await?),
             None => None,
         };
-        Ok(Bed { plane, containerd, ground })
+        let closing = MustClose { id: ground.id().to_owned(), armed: !self.unwatched };
+        Ok(Bed { closing, plane, containerd, bystanders, ground })
     }
 }
 
@@ -110,6 +152,11 @@ impl Bed {
 
     pub fn ground(&self) -> &Arc<Ground> {
         &self.ground
+    }
+
+    /// The things of a user's own that are in the node's way, if the bed has them.
+    pub fn bystanders(&self) -> Option<&Bystanders> {
+        self.bystanders.as_ref()
     }
 
     /// A path below the bed's folder.
@@ -193,12 +240,23 @@ impl Bed {
         send(self.netns(), request, tls).await
     }
 
-    /// Takes the bed down and says whether all of it went. Agents must have been dropped before.
+    /// Verifies the bystanders, takes the bed down and says whether all of it went. Agents must have
+    /// been dropped before.
     pub fn close(self) -> Result<()> {
-        let Self { plane, containerd, ground } = self;
+        let Self { mut closing, plane, containerd, bystanders, ground } = self;
+        closing.armed = false;
+        let untouched = bystanders.as_ref().map_or(Ok(()), Bystanders::verify);
+        if untouched.is_err() {
+            // They explain the failure; a failure to keep them must not hide it.
+            let _ = ground.keep_logs();
+        }
+        drop(bystanders);
         drop(containerd);
         let ground = Arc::into_inner(ground);
-        ground.context("an agent still stands on this bed: drop it first")?.leave()?;
+        let left = ground.context("an agent still stands on this bed: drop it first");
+        let left = left.and_then(|mut ground| ground.leave());
+        untouched?;
+        left?;
         if let Some(plane) = plane {
             plane.hand_on();
         }

@@ -2,7 +2,7 @@
 //!
 //! Why: to see that nothing is left behind one has to compare the whole machine, and a machine has
 //! other users, other beds among them. Only the cgroups are everyone's: those of others must be
-//! left out of a listing by their names.
+//! left out of a snapshot by their names.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -13,6 +13,7 @@ use podwright_testkit::report;
 
 use crate::case;
 use crate::process::{Stdin, everything, run};
+use crate::tools::repository;
 
 /// Set inside a cell.
 const MARK: &str = "PODWRIGHT_CELL";
@@ -21,21 +22,35 @@ const MARK: &str = "PODWRIGHT_CELL";
 const MARGIN: Duration = Duration::from_secs(60);
 
 /// Gets the cell ready and runs the program as a child, so that the shell is there to take the exit
-/// codes of orphans. Containers of others are unmounted, in this view only: it would keep them from
-/// going, unless they have gone already. The folders are those that runtimes share whatever they
-/// are told.
+/// codes of orphans.
+///
+/// Mounts of other tests are unmounted, in this view only. It would keep them from going; and when
+/// another test removes the directory that one of them is on, the kernel takes the mount out of
+/// every namespace, here too, where it would look like harm done by the node under test. Tests
+/// mount below temporary directories and /run; what holds the programs in `KEEP` stays.
+///
+/// The directories are those that runtimes share whatever they are told, as a machine has them on
+/// which a runtime has run before. At last everything is made
+/// shared, in peer groups of the cell's own, as systemd does it on a real machine: an unmount that
+/// spreads to the host's own mounts has to be seen.
 const SETUP: &str = r#"
 set -e
 tac /proc/self/mounts | while read -r _ point kind _; do
+    for kept in $KEEP; do
+        case $kept in "$point"/*) continue 2 ;; esac
+    done
     case $kind:$point in
-        *:/) ;;
-        overlay:* | nsfs:* | *:/run/* | *:/var/tmp/podwright-beds/*) umount -lq "$point" || : ;;
+        overlay:* | nsfs:* | *:/run/* | *:/tmp/* | *:/var/tmp/*) umount -lq "$point" || : ;;
     esac
 done
 for folder in /run /var/lib/cni /var/log/containers; do
     mkdir -p "$folder"
     mount -t tmpfs tmpfs "$folder"
 done
+mkdir -p /run/podwright-beds /run/netns /run/containerd /var/lib/cni/results
+mkdir -m 711 /run/containerd/s
+touch /run/xtables.lock && chmod 600 /run/xtables.lock
+mount --make-rshared /
 ip link set lo up
 set +e
 "$@"
@@ -56,8 +71,17 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
         .args(["sh", "-c", SETUP, "cell"])
         .arg(program)
         .env(MARK, "1")
+        .env("KEEP", kept_paths())
         .env("PODWRIGHT_BEDS", "/run/podwright-beds");
     command
+}
+
+/// Paths whose mounts a cell needs, whatever else they look like.
+fn kept_paths() -> String {
+    let programs =
+        [std::env::current_exe().ok(), std::env::var_os("PODWRIGHT_BIN").map(Into::into)];
+    let kept = programs.into_iter().flatten().chain([repository().join(".")]);
+    kept.map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
 }
 
 /// Runs a test of this test binary again, in a cell; its failure carries what it printed.

@@ -78,6 +78,13 @@ impl Cgroup {
         Ok(hierarchy.join(path.trim_start_matches('/')))
     }
 
+    /// The files, one for each hierarchy, that a process writes `0` to in order to be in a cgroup
+    /// below the subtree.
+    pub(crate) fn enrolments(&self, child: &str) -> Vec<PathBuf> {
+        let files = self.hierarchies.iter();
+        files.map(|point| point.join(&self.name).join(child).join("cgroup.procs")).collect()
+    }
+
     /// The file a program writes `0` to in order to be one of the bed's.
     pub(crate) fn enrolment(&self) -> PathBuf {
         self.home().join("cgroup.procs")

@@ -88,7 +88,7 @@ impl Ground {
 
     /// Keeps the logs of a failed test and shows how each ended.
     #[allow(clippy::print_stderr, reason = "this is the report of a failed test")]
-    fn keep_logs(&self) -> Result<()> {
+    pub(crate) fn keep_logs(&self) -> Result<()> {
         let kept = repository().join("target/e2e-logs").join(&self.id);
         fs::create_dir_all(&kept)?;
         for entry in fs::read_dir(self.path("logs"))?.flatten() {

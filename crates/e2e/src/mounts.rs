@@ -14,6 +14,16 @@ pub(crate) struct Mount {
     pub(crate) kind: String,
     /// What is mounted: for a namespace, `net:[4026532000]`.
     pub(crate) root: String,
+    /// Number of the file system, such as `0:45`: two mounts of one file system have the same.
+    pub(crate) device: String,
+    pub(crate) source: String,
+    /// Options of this mount, then those of the file system.
+    pub(crate) options: String,
+    /// Peer group that this mount sends events to and receives them from.
+    pub(crate) shared: Option<u32>,
+    /// Peer group that this mount only receives events from.
+    pub(crate) master: Option<u32>,
+    pub(crate) unbindable: bool,
 }
 
 /// Every mount, in the order they were made.
@@ -27,13 +37,32 @@ pub(crate) fn below(folder: &Path) -> Result<Vec<Mount>> {
     Ok(all()?.into_iter().filter(|mount| mount.point.starts_with(folder)).collect())
 }
 
-/// One line of mountinfo: `36 35 98:0 /root /point options … - kind source super-options`.
+/// One line of mountinfo:
+/// `36 35 98:0 /root /point options shared:1 master:2 - kind source super-options`.
 fn parse(line: &str) -> Option<Mount> {
     let (own, system) = line.split_once(" - ")?;
-    let mut own = own.split(' ').skip(3);
-    let (root, point) = (own.next()?, own.next()?);
-    let kind = system.split(' ').next()?;
-    Some(Mount { point: unescape(point), kind: kind.to_owned(), root: root.to_owned() })
+    let mut own = own.split(' ').skip(2);
+    let (device, root, point) = (own.next()?, own.next()?, own.next()?);
+    let options = own.next()?;
+    let tags: Vec<&str> = own.collect();
+    let group = |name: &str| {
+        let value = tags.iter().find_map(|tag| tag.strip_prefix(name)?.strip_prefix(':'));
+        value.and_then(|value| value.parse().ok())
+    };
+    let mut system = system.split(' ');
+    let (kind, source) = (system.next()?, system.next()?);
+    let of_system = system.next().unwrap_or_default();
+    Some(Mount {
+        point: unescape(point),
+        kind: kind.to_owned(),
+        root: root.to_owned(),
+        device: device.to_owned(),
+        source: source.to_owned(),
+        options: format!("{options} {of_system}"),
+        shared: group("shared"),
+        master: group("master"),
+        unbindable: tags.contains(&"unbindable"),
+    })
 }
 
 /// Undoes the kernel's `\040` for a space, and its kin.
@@ -62,19 +91,31 @@ mod tests {
 
     #[test]
     fn line_of_the_mount_table_is_read() {
-        let mount = |point: &str, kind: &str, root: &str| {
-            Some(Mount { point: point.into(), kind: kind.into(), root: root.into() })
+        let read = |line: &str| {
+            let mount = parse(line)?;
+            let point = mount.point.display().to_string();
+            Some((point, mount.kind, mount.root, mount.shared, mount.master))
+        };
+        let mount = |point: &str, kind: &str, root: &str, shared, master| {
+            Some((point.to_owned(), kind.to_owned(), root.to_owned(), shared, master))
         };
         for (line, want) in [
             (
                 "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw",
-                mount("/mnt2", "ext3", "/mnt1"),
+                mount("/mnt2", "ext3", "/mnt1", None, Some(1)),
             ),
-            ("40 1 0:4 net:[42] /a\\040b rw - nsfs nsfs rw", mount("/a b", "nsfs", "net:[42]")),
-            ("40 1 0:4 / /a\\b rw - tmpfs x rw", mount("/a\\b", "tmpfs", "/")),
+            (
+                "36 35 98:0 / /mnt2 rw shared:7 master:1 - ext3 /dev/root rw",
+                mount("/mnt2", "ext3", "/", Some(7), Some(1)),
+            ),
+            (
+                "40 1 0:4 net:[42] /a\\040b rw - nsfs nsfs rw",
+                mount("/a b", "nsfs", "net:[42]", None, None),
+            ),
+            ("40 1 0:4 / /a\\b rw - tmpfs x rw", mount("/a\\b", "tmpfs", "/", None, None)),
             ("garbage", None),
         ] {
-            assert_eq!(parse(line), want, "{line}");
+            assert_eq!(read(line), want, "{line}");
         }
     }
 }

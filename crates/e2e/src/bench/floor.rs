@@ -98,7 +98,7 @@ pub struct Singles {
 
 impl Singles {
     pub async fn measure(count: usize) -> Result<Self> {
-        let bed = Bed::builder().start().await?;
+        let bed = Bed::builder().without_bystanders().start().await?;
         let cri = bed.cri().await?;
         warm_up(&cri).await?;
         let (mut starts, mut stops) = (Vec::new(), Vec::new());
@@ -124,8 +124,8 @@ async fn warm_up(cri: &Cri) -> Result<()> {
 
 async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, Stop)> {
     let bed = match load {
-        Load::None => Bed::builder().start().await?,
-        Load::Api => Bed::builder().fresh_control_plane().start().await?,
+        Load::None => Bed::builder().without_bystanders().start().await?,
+        Load::Api => Bed::builder().without_bystanders().fresh_control_plane().start().await?,
     };
     let loader = match load {
         Load::None => None,

@@ -37,7 +37,7 @@ pub struct Growth {
 
 impl Growth {
     pub async fn measure(count: usize, idle: Duration) -> Result<Self> {
-        let bed = Bed::builder().start().await?;
+        let bed = Bed::builder().without_bystanders().start().await?;
         let api = Embedded::start(&bed).await?;
         let fake = Fake::start(FakeOptions {
             wall: wall_from(jiff::Timestamp::now()),

@@ -128,7 +128,7 @@ impl Figures {
 
 impl Bench {
     async fn set_up(command_line: &[OsString]) -> Result<Self> {
-        let bed = Bed::builder().fresh_control_plane().start().await?;
+        let bed = Bed::builder().without_bystanders().fresh_control_plane().start().await?;
         let client = bed.client().await?;
         // Made here, so that registering is not measured.
         let nodes: Api<Node> = Api::all(client.clone());

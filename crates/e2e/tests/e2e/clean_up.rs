@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
-use podwright_e2e::listing::{Difference, Listing};
+use podwright_e2e::machine::{Difference, Kind, MachineSnapshot, Scope};
 use podwright_e2e::wait;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -25,21 +25,16 @@ async fn furnished() -> Bed {
     bed
 }
 
-/// The machine now, of whose cgroups only those of one bed count.
-fn listing(id: &str) -> Listing {
-    let others = |line: &str| line.starts_with("cgroup ") && !line.contains(id);
-    Listing::take().unwrap().without(others)
+fn snapshot() -> MachineSnapshot {
+    MachineSnapshot::take(&Scope::new()).unwrap()
 }
 
-/// What changed since. A mount that went is someone else's: when a folder is removed, whatever is
-/// mounted on it goes from every view.
-fn difference(before: &Listing, id: &str) -> Difference {
-    let mut difference = before.difference(&listing(id));
-    difference.removed.retain(|line| !line.starts_with("mount "));
-    difference
+/// What changed since; of the cgroups, only those of one bed count.
+fn difference(before: &MachineSnapshot, id: &str) -> Difference {
+    before.difference(&snapshot()).without_cgroups_of_others(&[id])
 }
 
-async fn nothing_differs_from(before: &Listing, id: &str) {
+async fn nothing_differs_from(before: &MachineSnapshot, id: &str) {
     let same = async || {
         let difference = difference(before, id);
         anyhow::ensure!(difference.is_empty(), "{difference}");
@@ -52,13 +47,18 @@ async fn nothing_differs_from(before: &Listing, id: &str) {
 async fn bed_that_is_closed_leaves_the_machine_as_it_was() {
     needs_root!();
     in_a_cell!();
-    let before = listing("no bed yet");
+    let before = snapshot();
     let bed = furnished().await;
     let id = bed.id().to_owned();
     let during = difference(&before, &id);
-    for kind in ["mount ", "cgroup ", "process ", "file /run/containerd/s/", "file /var/lib/cni/"] {
-        let seen = during.added.iter().any(|line| line.starts_with(kind));
-        assert!(seen, "no {kind} of bed {id} is in its listing:\n{during}");
+    for (kind, text) in [
+        (Kind::Mount, id.as_str()),
+        (Kind::Cgroup, &id),
+        (Kind::Process, "containerd-shim"),
+        (Kind::File, "/run/containerd/s/"),
+        (Kind::File, "/var/lib/cni/results/"),
+    ] {
+        assert!(during.names(kind, text), "no {kind} {text} of bed {id}:\n{during}");
     }
     bed.close().unwrap();
     // when it is closed all is gone already: nothing to wait for
@@ -72,9 +72,9 @@ async fn test_that_is_killed_leaves_the_machine_as_it_was() {
     if Victim::is_me() {
         return Victim::live().await;
     }
-    let before = listing("no bed yet");
+    let before = snapshot();
     let (victim, id) = Victim::start();
-    assert_ne!(difference(&before, &id).added, Vec::<String>::new());
+    assert!(!difference(&before, &id).added.is_empty());
 
     victim.kill();
     nothing_differs_from(&before, &id).await;
@@ -87,13 +87,13 @@ async fn bed_whose_guardian_was_killed_too_is_cleared_away_by_the_next() {
     if Victim::is_me() {
         return Victim::live().await;
     }
-    let before = listing("no bed yet");
+    let before = snapshot();
     let (victim, id) = Victim::start();
     for pid in victim.guardians() {
         kill_process(pid, Signal::KILL).unwrap();
     }
     victim.kill();
-    assert_ne!(difference(&before, &id).added, Vec::<String>::new());
+    assert!(!difference(&before, &id).added.is_empty());
 
     // when another bed comes and goes
     Bed::builder().start().await.unwrap().close().unwrap();

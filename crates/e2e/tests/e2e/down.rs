@@ -12,7 +12,8 @@ use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use crate::privilege::{in_a_cell, needs_root};
-use crate::standalone::{Standalone, Traces};
+use crate::machine_unchanged::Before;
+use crate::standalone::Standalone;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const IMAGE: &str = "localhost/podwright/test:latest";
@@ -391,7 +392,7 @@ async fn commands_on_one_node_take_turns() {
     in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::new(&bed, "state");
-    let before = Traces::take(&bed).await;
+    let before = Before::take(&bed).await;
     let begin = |command: &str| -> Child {
         let mut begun = bed.command(&node.program);
         begun.args([command, "--state-dir", &node.state]);
@@ -425,7 +426,7 @@ async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
     node.run(&["up"]).await.unwrap();
     let instance = node.instance();
     node.run(&["reset", "--yes"]).await.unwrap();
-    let before = Traces::take(&bed).await;
+    let before = Before::take(&bed).await;
     let state = Path::new(&node.state);
     let config = format!("{}/containerd/config.toml", node.state);
     let runs = || fs::read_dir("/run/podwright").into_iter().flatten().flatten();

@@ -36,9 +36,9 @@ async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_ke
     // The second restart comes after ten seconds of back-off.
     let only_the_last = async || Ok(dead().await?.as_slice() == [2]);
     wait::until_true("only the newest of three to be left", LIMIT, only_the_last).await.unwrap();
-    let folders: Vec<_> = fs::read_dir(agent.pod_logs()).unwrap().flatten().collect();
+    let folders = agent.log_directories().unwrap();
     let logs = || -> Vec<String> {
-        let files = fs::read_dir(folders[0].path().join("app")).unwrap().flatten();
+        let files = fs::read_dir(folders[0].join("app")).unwrap().flatten();
         files.map(|file| file.file_name().into_string().unwrap()).collect()
     };
     assert_eq!(logs().len(), 1, "{:?}", logs());
@@ -46,7 +46,7 @@ async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_ke
     fs::remove_file(manifest).unwrap();
     let nothing = async || {
         let left = cri.containers().await?.len() + cri.sandboxes().await?.len();
-        Ok(left == 0 && !folders[0].path().exists())
+        Ok(left == 0 && !folders[0].exists())
     };
     wait::until_true("nothing to be left", LIMIT, nothing).await.unwrap();
     drop(agent);

@@ -48,8 +48,8 @@ async fn a_chatty_containers_log_is_rotated_and_no_line_is_lost() {
     agent.add_manifest("chatty", &chatty).unwrap();
 
     let folder = async || {
-        let pods = fs::read_dir(agent.pod_logs())?.flatten().next();
-        Ok(pods.map(|pod| pod.path().join("app")).filter(|folder| folder.exists()))
+        let pods = agent.log_directories()?;
+        Ok(pods.first().map(|pod| pod.join("app")).filter(|folder| folder.exists()))
     };
     let folder = wait::until("the log's folder", LIMIT, folder).await.unwrap();
     let files = || {

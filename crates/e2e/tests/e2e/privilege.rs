@@ -35,6 +35,7 @@ pub(crate) fn run_in_a_cell() {
         "etcd",
         "kube-apiserver",
         "kube-controller-manager",
+        "kubectl-1.32",
     ] {
         tools::provide(tool).unwrap();
     }

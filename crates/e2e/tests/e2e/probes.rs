@@ -320,8 +320,8 @@ async fn grpc_probes_hold_back_and_kill() {
         Ok(containers.iter().any(|c| c.metadata.as_ref().is_some_and(|m| m.attempt == 1)))
     };
     wait::until_true("a restart by the liveness probe", LIMIT, restarted).await.unwrap();
-    let folder = std::fs::read_dir(agent.pod_logs()).unwrap().next().unwrap().unwrap();
-    let log = std::fs::read_to_string(folder.path().join("app/0.log")).unwrap();
+    let folder = agent.log_directories().unwrap().remove(0);
+    let log = std::fs::read_to_string(folder.join("app/0.log")).unwrap();
     assert!(log.contains("GET /readyz 200"), "{log}");
     assert!(!log.contains("GET /readyz 503"), "asked before the startup probe was: {log}");
     drop(agent);

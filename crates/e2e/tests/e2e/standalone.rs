@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl::{Kubectl, Release};
-use podwright_e2e::listing::{Difference, Listing};
+use podwright_e2e::machine::Kind;
 use podwright_e2e::process::{COMMAND_LIMIT, Stdin, everything, output, run};
 use podwright_e2e::{images, tools, wait};
+use podwright_proto::cri::PortMapping;
 use serde_json::{Value, json};
 
+use crate::machine_unchanged::{Before, plant_machine_wide};
 use crate::privilege::{in_a_cell, needs_root};
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -53,7 +55,13 @@ impl<'a> Standalone<'a> {
         let mut command = vec![self.program.as_str()];
         command.extend(arguments);
         command.extend(["--state-dir", &self.state]);
-        self.bed.exec(&command).await
+        let said = self.bed.exec(&command).await?;
+        if arguments.first() == Some(&"up")
+            && let Some(bystanders) = self.bed.bystanders()
+        {
+            bystanders.plant_in_state_directory(Path::new(&self.state))?;
+        }
+        Ok(said)
     }
 
     /// The group that all of its pods are in, once it is up.
@@ -142,61 +150,27 @@ fn web(host_port: u16) -> Value {
     })
 }
 
-/// What of the machine and of the bed's network a node could leave changed. Taken in a cell, where
-/// nobody else is: so that every process and every setting counts.
-pub(crate) struct Traces(Listing);
-
-impl Traces {
-    pub(crate) async fn take(bed: &Bed) -> Self {
-        let look = || Listing::take().map_err(std::io::Error::other);
-        Self(bed.netns().within(look).await.unwrap())
-    }
-
-    /// What is different now. Cgroups are everyone's, so only those with one of the names count;
-    /// and a mount that went is somebody else's, whose folder was removed.
-    async fn changes(&self, bed: &Bed, names: &[&str]) -> Difference {
-        let mut changes = self.0.difference(&Self::take(bed).await.0);
-        let ours = |line: &String| {
-            !line.starts_with("cgroup ") || names.iter().any(|name| line.contains(name))
-        };
-        changes.added.retain(ours);
-        changes.removed.retain(|line| ours(line) && !line.starts_with("mount "));
-        changes
-    }
-
-    pub(crate) async fn assert_same(&self, bed: &Bed, names: &[&str]) {
-        let changes = self.changes(bed, names).await;
-        assert!(changes.is_empty(), "{changes}");
-    }
-
-    /// That it would be noticed if anything of a node that runs stayed.
-    async fn assert_seen(&self, bed: &Bed, instance: &str) {
-        let changes = self.changes(bed, &[instance]).await;
-        let bridge = format!("pw-{instance}");
-        for (kind, word) in [
-            ("mount ", "overlay"),
-            ("mount ", "nsfs"),
-            ("cgroup ", instance),
-            ("link ", bridge.as_str()),
-            ("rule iptables-save ", instance),
-            ("setting ", "net/ipv4/ip_forward = 1"),
-            ("process ", " podwright"),
-            ("process ", " containerd"),
-            ("process ", " containerd-shim"),
-            ("process ", " pause"),
-            ("process ", " testserver"),
-            ("file /run/podwright/", instance),
-            ("file /run/containerd/s/", ""),
-            ("file /var/lib/cni/results/", ""),
-        ] {
-            let seen = |line: &String| match kind {
-                "process " => line.starts_with(kind) && line.ends_with(word),
-                _ => line.starts_with(kind) && line.contains(word),
-            };
-            assert!(changes.added.iter().any(seen), "no {kind}{word} in\n{changes}");
-        }
-        let forward = "setting net/ipv4/ip_forward = 0".to_owned();
-        assert!(changes.removed.contains(&forward), "{changes}");
+/// That it would be noticed if anything of a node that runs stayed.
+async fn assert_seen(before: &Before, bed: &Bed, instance: &str) {
+    let changes = before.changes(bed, &[instance]).await;
+    let bridge = format!("pw-{instance}");
+    for (kind, text) in [
+        (Kind::Mount, "overlay"),
+        (Kind::Mount, "nsfs"),
+        (Kind::Cgroup, instance),
+        (Kind::Link, bridge.as_str()),
+        (Kind::Rule, instance),
+        (Kind::Sysctl, "net/ipv4/ip_forward: 0  ->  1"),
+        (Kind::Process, " podwright"),
+        (Kind::Process, " containerd: "),
+        (Kind::Process, " containerd-shim: "),
+        (Kind::Process, " pause: "),
+        (Kind::Process, " testserver: "),
+        (Kind::File, "/run/podwright/"),
+        (Kind::File, "/run/containerd/s/"),
+        (Kind::File, "/var/lib/cni/results/"),
+    ] {
+        assert!(changes.names(kind, text), "no {kind} {text} in\n{changes}");
     }
 }
 
@@ -211,8 +185,9 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
     forward_nothing(&bed).await;
+    plant_machine_wide();
     let node = Standalone::new(&bed, "up");
-    let before = Traces::take(&bed).await;
+    let before = Before::take(&bed).await;
 
     node.run(&["up"]).await.unwrap();
     let instance = node.instance();
@@ -233,7 +208,7 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     };
     wait::until_true("the doctor to find the node well", LIMIT, examined).await.unwrap();
 
-    before.assert_seen(&bed, &instance).await;
+    assert_seen(&before, &bed, &instance).await;
     node.run(&["down"]).await.unwrap();
     before.assert_same(&bed, &[bed.id(), &instance]).await;
 
@@ -271,7 +246,7 @@ async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_net
         "-j",
         "CNI-0123456789abcdef",
     ];
-    let before = Traces::take(&bed).await;
+    let before = Before::take(&bed).await;
     let (one, other) = (Standalone::new(&bed, "one"), Standalone::new(&bed, "other"));
     for (node, port) in [(&one, 18080), (&other, 18081)] {
         node.run(&["up"]).await.unwrap();
@@ -326,13 +301,16 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     let mut config = cri.sandbox("neighbour");
     let label = |end: &str, value: &str| (format!("io.kubernetes.pod.{end}"), value.to_owned());
     config.labels = [label("uid", "u"), label("name", "neighbour"), label("namespace", "n")].into();
+    // With a host port: the plugins' chains for them are the runtime's, and stay with it.
+    let port = PortMapping { container_port: 80, host_port: 18090, ..Default::default() };
+    config.port_mappings = vec![port];
     let neighbour = cri.run_sandbox(config).await.unwrap();
     let endpoint = bed.containerd().endpoint();
     let up = ["up", "--container-runtime-endpoint", &endpoint];
     let refused = node.run(&up).await.unwrap_err();
     assert!(format!("{refused:#}").contains("another node"), "{refused:#}");
     cri.remove_sandbox(&neighbour).await.unwrap();
-    let before = Traces::take(&bed).await;
+    let before = Before::take(&bed).await;
 
     node.run(&up).await.unwrap();
     let instance = node.instance();
@@ -346,10 +324,7 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     let left: Vec<String> = cri.sandboxes().await.unwrap().into_iter().map(|it| it.id).collect();
     assert_eq!(left, std::slice::from_ref(&bare), "what is not the node's own stays");
     cri.remove_sandbox(&bare).await.unwrap();
-    let mut changes = before.changes(&bed, &[bed.id(), &instance]).await;
-    // The chains for host ports are the runtime's, and stay with it.
-    changes.added.retain(|line| !line.starts_with("rule ") || line.contains(&instance));
-    assert!(changes.is_empty(), "{changes}");
+    before.assert_same(&bed, &[bed.id(), &instance]).await;
 
     // and what a private runtime is wanted for next, goes with it
     node.run(&["up"]).await.unwrap();
@@ -365,8 +340,9 @@ async fn the_run_script_shows_a_pod_and_takes_everything_off_again() {
     needs_root!();
     in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
+    plant_machine_wide();
     let node = Standalone::new(&bed, "run");
-    let before = Traces::take(&bed).await;
+    let before = Before::take(&bed).await;
     let script = async |arguments: &[&str]| {
         let mut command = bed.command(&tools::repository().join("run").to_string_lossy());
         command.args(arguments).env("HOME", bed.path("home"));
@@ -380,6 +356,8 @@ async fn the_run_script_shows_a_pod_and_takes_everything_off_again() {
             assert!(said.contains(part), "no {part:?} in\n{said}");
         }
     }
+    let bystanders = bed.bystanders().unwrap();
+    bystanders.plant_in_state_directory(Path::new(&node.state)).unwrap();
     let instance = node.instance();
     let said = script(&["--down"]).await;
     assert!(said.contains("stopped; data kept in"), "{said}");

@@ -87,7 +87,7 @@ async fn a_manifest_starts_a_pod_an_edit_replaces_it_and_removal_ends_it() {
     fs::remove_file(&file).unwrap();
     fs::remove_file(agent.manifests().join("other.yaml")).unwrap();
     until_running(&cri, &[]).await;
-    let empty = async || Ok(fs::read_dir(agent.root_dir().join("pods"))?.next().is_none());
+    let empty = async || Ok(agent.pod_directories()?.is_empty());
     wait::until_true("the pods' folders to go", LIMIT, empty).await.unwrap();
     drop(agent);
     bed.close().unwrap();

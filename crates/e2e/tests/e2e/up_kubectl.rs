@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
 use podwright_e2e::bench::usage::Memory;
+use podwright_e2e::bystanders::Bystanders;
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::process::output;
 use podwright_e2e::wait;
@@ -226,7 +227,9 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     let asked = format!("{:#}", node.run(&["reset"]).await.unwrap_err());
     assert!(asked.contains("nothing deleted"), "{asked}");
     node.run(&["reset", "--yes"]).await.unwrap();
-    assert!(!PathBuf::from(&node.state).exists());
+    let left = std::fs::read_dir(&node.state).into_iter().flatten().flatten();
+    let left: Vec<PathBuf> = left.map(|entry| entry.path()).collect();
+    assert!(left.iter().all(|path| Bystanders::is_one(path)), "{left:?}");
     drop(kubectl);
     bed.close().unwrap();
 }

@@ -70,7 +70,8 @@ async fn node_that_lost_power_starts_what_should_run_and_fails_what_ran_once() {
 
     cluster.agent.kill().await.unwrap();
     cluster.bed.containerd().kill().await.unwrap();
-    let pods = cluster.bed.ground().cgroup().of("pids", cluster.agent.cgroup_root()).unwrap();
+    let pods = format!("{}/kubepods", cluster.agent.cgroup_root());
+    let pods = cluster.bed.ground().cgroup().of("pids", &pods).unwrap();
     assert!(kill_everything_below(&pods) > 0, "no process is in {}", pods.display());
     cluster.bed.containerd_mut().restart().await.unwrap();
     cluster.agent.restart().await.unwrap();

@@ -51,8 +51,8 @@ async fn pods_with_users_of_their_own_get_blocks_of_ids_that_nobody_else_has() {
     }
     let maps = async || {
         let mut maps = Vec::new();
-        for pod in fs::read_dir(agent.pod_logs())?.flatten() {
-            let log = fs::read_to_string(pod.path().join("app/0.log")).unwrap_or_default();
+        for pod in agent.log_directories()? {
+            let log = fs::read_to_string(pod.join("app/0.log")).unwrap_or_default();
             let said = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
             maps.extend(said.map(|map| map.split_whitespace().collect::<Vec<_>>().join(" ")));
         }

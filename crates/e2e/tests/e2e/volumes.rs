@@ -353,9 +353,9 @@ async fn an_image_is_a_volume_where_the_runtime_can() {
         trap 'exit 0' TERM; while :; do sleep 0.1; done";
     agent.add_manifest("reads", &script("reads", text, volumes, mounts)).unwrap();
     let said = async || {
-        let mut folders = std::fs::read_dir(agent.pod_logs())?;
-        let Some(folder) = folders.next() else { return Ok(false) };
-        let log = std::fs::read_to_string(folder?.path().join("app/0.log"))?;
+        let folders = agent.log_directories()?;
+        let Some(folder) = folders.first() else { return Ok(false) };
+        let log = std::fs::read_to_string(folder.join("app/0.log"))?;
         Ok(log.contains(" found\n") && log.contains(" read-only\n"))
     };
     wait::until_true("the files of the image", LIMIT, said).await.unwrap();

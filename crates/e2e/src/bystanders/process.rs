@@ -1,0 +1,98 @@
+//! A user's process, in the bed's network and in a cgroup of the user's own.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::ground::Ground;
+use crate::machine::start_time;
+use crate::remains::MARK;
+
+/// What it is called in a list of processes.
+const NAME: &str = "user-database";
+
+pub(super) struct UserProcess {
+    cgroup: String,
+    directories: Vec<PathBuf>,
+    pid: u32,
+    started: String,
+    child: Mutex<Child>,
+}
+
+impl UserProcess {
+    /// Starts one in the cgroup `below` that of the bed, in every hierarchy.
+    pub(super) fn start(ground: &Ground, below: &str) -> Result<Self> {
+        let failed = || format!("bystander: starting a process in the cgroup {below}");
+        let program = ground.path(NAME);
+        if !program.exists() {
+            std::os::unix::fs::symlink("/bin/sleep", &program).with_context(failed)?;
+        }
+        let cgroup = ground.cgroup().child(below)?;
+        let files = ground.cgroup().enrolments(below);
+        // The shell becomes the program, so the pid stays the same.
+        let script = r#"program=$0
+            for file; do echo 0 >"$file" || exit 1; done
+            echo enrolled; exec "$program" infinity >/dev/null"#;
+        let mut command = ground.netns().command("sh");
+        command.args(["-c", script]).arg(&program).args(&files).env(MARK, ground.id());
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(failed)?;
+        let mut said = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut said).with_context(failed)?;
+        }
+        let pid = child.id();
+        let started = start_time(Path::new(&format!("/proc/{pid}"))).unwrap_or_default();
+        let process = Self {
+            cgroup,
+            directories: files
+                .iter()
+                .filter_map(|file| file.parent().map(Path::to_owned))
+                .collect(),
+            pid,
+            started,
+            child: Mutex::new(child),
+        };
+        ensure!(said.trim() == "enrolled", "{}: it said {said:?}", failed());
+        Ok(process)
+    }
+
+    pub(super) fn harm(&self) -> Vec<String> {
+        let Self { cgroup, pid, .. } = self;
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let alive = fs::read_link(proc.join("exe")).is_ok();
+        if !alive || start_time(&proc).as_ref() != Some(&self.started) {
+            return vec![format!(
+                "process {pid}: a user's {NAME} in the cgroup {cgroup} was killed"
+            )];
+        }
+        let mut harm = Vec::new();
+        let table = fs::read_to_string(proc.join("cgroup")).unwrap_or_default();
+        let inside = table.lines().filter(|line| line.ends_with(cgroup.as_str())).count();
+        if inside != self.directories.len() {
+            harm.push(format!(
+                "process {pid}: a user's {NAME} was moved out of {cgroup}:\n{table}"
+            ));
+        }
+        let frozen = |directory: &PathBuf| {
+            let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
+            read("freezer.state").trim() == "FROZEN" || read("cgroup.freeze").trim() == "1"
+        };
+        if self.directories.iter().any(frozen) {
+            harm.push(format!("process {pid}: a user's cgroup {cgroup} was frozen"));
+        }
+        harm
+    }
+}
+
+impl Drop for UserProcess {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}

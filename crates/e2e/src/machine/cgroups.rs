@@ -1,0 +1,80 @@
+//! Cgroups of a machine snapshot, with their limits.
+//!
+//! A cell shares them with the whole machine: a cgroup namespace would hide the hierarchy's top from
+//! the node under test, which has to find it. Other tests, systemd and whatever else runs here make
+//! and remove cgroups at any time, so only those that bear a name of the test count, see
+//! [`of_others`]. For everybody else's stand the bystanders: they are in cgroups below the bed's.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::{Entry, Kind};
+use crate::{cgroup, mounts};
+
+/// Limits of versions 1 and 2 that a node sets.
+const LIMITS: [&str; 12] = [
+    "cgroup.subtree_control",
+    "cpu.cfs_quota_us",
+    "cpu.max",
+    "cpu.shares",
+    "cpu.weight",
+    "cpuset.cpus",
+    "cpuset.mems",
+    "memory.limit_in_bytes",
+    "memory.max",
+    "memory.min",
+    "memory.oom_control",
+    "pids.max",
+];
+
+pub(super) fn entries() -> Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    for mount in mounts::all()? {
+        if !mount.kind.starts_with("cgroup") {
+            continue;
+        }
+        let mut directories = Vec::new();
+        cgroup::below(&mount.point, &mut directories);
+        for directory in directories {
+            let name = directory.display().to_string();
+            found.push(Entry::new(Kind::Cgroup, name, limits_of(&directory)));
+        }
+    }
+    Ok(found)
+}
+
+fn limits_of(directory: &Path) -> String {
+    let limits = LIMITS.iter().filter_map(|file| {
+        let text = fs::read_to_string(directory.join(file)).ok()?;
+        // Of oom_control only the switch is a limit; the rest counts what happened.
+        let value = text.lines().next().unwrap_or_default().trim();
+        (!value.is_empty()).then(|| format!("{file}={value}"))
+    });
+    limits.collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a cgroup is another's. `names` mark those of this test: the ids of its beds, and what
+/// tells a node made by `up` from others.
+pub(super) fn of_others(path: &str, names: &[&str]) -> bool {
+    !names.iter().any(|name| path.contains(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_of_others_are_told_by_name() {
+        for (path, want) in [
+            ("/sys/fs/cgroup/memory/pw-0a1b2c3d/node-1", true),
+            ("/sys/fs/cgroup/memory/pw-99999999/node-1", false),
+            ("/sys/fs/cgroup/memory/podwright-abc/kubepods", true),
+            ("/sys/fs/cgroup/system.slice/cron.service", true),
+            ("/sys/fs/cgroup/memory/another-service", true),
+        ] {
+            assert_eq!(of_others(path, &["99999999"]), want, "{path}");
+        }
+    }
+}

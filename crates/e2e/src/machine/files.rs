@@ -1,0 +1,190 @@
+//! Files of a machine snapshot: those outside the node's own directories that an agent could harm.
+
+use std::fs;
+use std::hash::Hasher;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::{Entry, Kind, Scope};
+use crate::tools::repository;
+
+/// A tree that is walked, at most so many levels down, and not across mounts: what is mounted is
+/// listed as a mount.
+struct Tree {
+    root: &'static str,
+    levels: usize,
+    content: Content,
+}
+
+/// What of a file's content is compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Compared,
+    /// Services of the machine append to files here at any time.
+    Ignored,
+}
+
+const TREES: [Tree; 14] = [
+    Tree { root: "/etc", levels: 8, content: Content::Compared },
+    Tree { root: "/run", levels: 8, content: Content::Compared },
+    Tree { root: "/var/lib", levels: 5, content: Content::Compared },
+    Tree { root: "/var/log", levels: 5, content: Content::Ignored },
+    // A cell has these two to itself, so they are mounts.
+    Tree { root: "/var/lib/cni", levels: 5, content: Content::Compared },
+    Tree { root: "/var/log/containers", levels: 2, content: Content::Compared },
+    Tree { root: "/usr/lib/cni", levels: 2, content: Content::Compared },
+    Tree { root: "/usr/libexec/kubernetes", levels: 5, content: Content::Compared },
+    Tree { root: "/opt/cni", levels: 3, content: Content::Compared },
+    Tree { root: "/opt/containerd", levels: 4, content: Content::Compared },
+    Tree { root: "/root", levels: 3, content: Content::Compared },
+    Tree { root: "/home", levels: 3, content: Content::Compared },
+    Tree { root: "/srv", levels: 3, content: Content::Compared },
+    Tree { root: "/mnt", levels: 3, content: Content::Compared },
+];
+
+/// Directories that are not looked into.
+const EXCLUDED: [(&str, &str); 12] = [
+    ("/run/podwright-beds", "the beds' own directories; bystanders watch over what is in them"),
+    ("/var/lib/apt", "the machine's package manager, which other tests may be using"),
+    ("/var/lib/dpkg", "the machine's package manager, which other tests may be using"),
+    ("/var/lib/docker", "data of a runtime that goes on working; bystanders stand for it"),
+    ("/var/lib/containerd", "data of a runtime that goes on working; bystanders stand for it"),
+    ("/var/lib/postgresql", "data of a server that may be running"),
+    ("/var/lib/systemd", "timers and seeds that systemd writes at any time"),
+    ("/var/log/journal", "systemd's journal is written at any time"),
+    ("/root/.cache", "build caches, and the parts that testbed/provide unpacks"),
+    ("/root/.cargo", "cargo's registry, which a build beside the tests changes"),
+    ("/root/.rustup", "tool chains: large, and no node has a reason to be there"),
+    ("/root/.pyenv", "tool chains: large, and no node has a reason to be there"),
+];
+
+/// Files of more than this are compared by size.
+const SMALL: u64 = 64 << 10;
+const MOST_FILES: usize = 50_000;
+const LONGEST: Duration = Duration::from_secs(60);
+
+pub(super) fn entries(scope: &Scope) -> Result<Vec<Entry>> {
+    let deadline = Instant::now() + LONGEST;
+    let mut found = Vec::new();
+    for tree in &TREES {
+        let mut open = vec![(PathBuf::from(tree.root), tree.levels)];
+        let Ok(root) = fs::symlink_metadata(tree.root) else { continue };
+        while let Some((directory, levels)) = open.pop() {
+            for path in listed(&directory)? {
+                let Some(metadata) = unless_gone(fs::symlink_metadata(&path))? else { continue };
+                found.push(entry(&path, &metadata, tree.content));
+                let excluded = EXCLUDED.iter().any(|(excluded, _)| path == Path::new(excluded));
+                let own = scope.excludes(&path) || path == repository();
+                if metadata.is_dir()
+                    && metadata.dev() == root.dev()
+                    && levels > 1
+                    && !excluded
+                    && !own
+                {
+                    open.push((path, levels - 1));
+                }
+            }
+            if found.len() > MOST_FILES || Instant::now() > deadline {
+                bail!(
+                    "machine snapshot: {} files and no end at {}: exclude a directory, with a \
+                     reason, in machine/files.rs",
+                    found.len(),
+                    directory.display()
+                );
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn listed(directory: &Path) -> Result<Vec<PathBuf>> {
+    let Some(entries) = unless_gone(fs::read_dir(directory))? else { return Ok(Vec::new()) };
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// Others may remove a file between listing and looking.
+fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+fn entry(path: &Path, metadata: &fs::Metadata, content: Content) -> Entry {
+    let kind = metadata.file_type();
+    let mode = metadata.mode() & 0o7777;
+    let mut detail = format!("mode {mode:o} owner {}:{}", metadata.uid(), metadata.gid());
+    let what = if kind.is_symlink() {
+        let target = fs::read_link(path).unwrap_or_default();
+        format!(" link to {}", target.display())
+    } else if kind.is_dir() {
+        " directory".to_owned()
+    } else if kind.is_socket() {
+        " socket".to_owned()
+    } else if kind.is_fifo() {
+        " pipe".to_owned()
+    } else if kind.is_file() {
+        match content {
+            Content::Ignored => " file".to_owned(),
+            Content::Compared => {
+                format!(" file of {} bytes{}", metadata.len(), digest(path, metadata))
+            }
+        }
+    } else {
+        format!(" device {:x}", metadata.rdev())
+    };
+    detail.push_str(&what);
+    Entry::new(Kind::File, path.display().to_string(), detail)
+}
+
+/// Not a cryptographic one: accidents are looked for, and it is taken of thousands of files.
+fn digest(path: &Path, metadata: &fs::Metadata) -> String {
+    if metadata.len() > SMALL {
+        return String::new();
+    }
+    let Ok(content) = fs::read(path) else { return String::new() };
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(&content);
+    format!(" content {:016x}", hasher.finish())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn mode_content_and_link_target_of_a_file_are_compared() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        let look = |path: &Path| {
+            entry(path, &fs::symlink_metadata(path).unwrap(), Content::Compared).detail
+        };
+        fs::write(&file, "one").unwrap();
+        std::os::unix::fs::symlink("one", &link).unwrap();
+        let mut seen = vec![look(&file), look(&link)];
+        fs::write(&file, "two").unwrap();
+        seen.push(look(&file));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        seen.push(look(&file));
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink("two", &link).unwrap();
+        seen.push(look(&link));
+        let different: std::collections::BTreeSet<_> = seen.iter().collect();
+        assert_eq!(different.len(), seen.len(), "{seen:#?}");
+    }
+
+    #[test]
+    fn every_exclusion_is_within_a_tree_that_is_walked() {
+        for (path, reason) in EXCLUDED {
+            let walked = TREES.iter().any(|tree| Path::new(path).starts_with(tree.root));
+            assert!(walked && !reason.is_empty(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The machine snapshot and the bystanders notice harm: the tests do it themselves.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use podwright_e2e::bed::Bed;
+use podwright_e2e::machine::{Kind, MachineSnapshot, Scope};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::privilege::{in_a_cell, needs_root};
+
+fn shell(script: &str) {
+    let status = Command::new("sh").args(["-ec", script]).status().unwrap();
+    assert!(status.success(), "{script}");
+}
+
+/// What a user has on a machine, of every kind that a snapshot knows.
+const USERS_OWN: &str = "
+mkdir /run/user /run/user/disk /run/user/other
+mount -t tmpfs user /run/user/disk
+mount --make-shared /run/user/disk
+mkdir /run/user/disk/inner
+mount -t tmpfs inner /run/user/disk/inner
+mount -t tmpfs other /run/user/other
+mount --make-private /run/user/other
+echo notes >/run/user/notes
+echo notes >/run/user/replaced
+ln -s notes /run/user/link
+ip link add user0 type veth peer name user1
+ip link add user-bridge type bridge
+ip address add 192.0.2.7/24 dev user0
+ip link set user0 up
+ip link set user1 up
+ip route add 198.51.100.0/24 dev user0
+iptables -t nat -N USER
+iptables -t nat -A USER -j RETURN
+ip6tables -N USER6
+nft add table inet user_table
+nft add chain inet user_table user_chain
+nft add rule inet user_table user_chain tcp dport 77 accept
+";
+
+/// Harm, and the kind and name that has to be told of it.
+const HARM: [(&str, Kind, &str); 19] = [
+    ("umount /run/user/disk/inner", Kind::Mount, "/run/user/disk/inner"),
+    ("mount --make-private /run/user/disk", Kind::Mount, "/run/user/disk"),
+    ("mount --make-shared /run/user/other", Kind::Mount, "/run/user/other"),
+    ("mount -o remount,ro /run/user/other", Kind::Mount, "/run/user/other"),
+    ("mount -t tmpfs over /run/user/other", Kind::Mount, "/run/user/other (2)"),
+    ("rm /run/user/notes", Kind::File, "/run/user/notes"),
+    ("echo other >/run/user/replaced", Kind::File, "/run/user/replaced"),
+    ("chmod 600 /run/user/replaced", Kind::File, "/run/user/replaced"),
+    ("chown 7:7 /run/user/replaced", Kind::File, "owner 7:7"),
+    ("ln -sf elsewhere /run/user/link", Kind::File, "/run/user/link"),
+    ("ip address delete 192.0.2.7/24 dev user0", Kind::Link, "user0"),
+    ("ip link set user1 master user-bridge", Kind::Link, "user1"),
+    ("ip route add 203.0.113.0/24 dev user0", Kind::Route, "203.0.113.0/24"),
+    ("iptables -t nat -F USER", Kind::Rule, "iptables-save nat -A USER -j RETURN"),
+    ("iptables -P FORWARD DROP", Kind::Rule, "iptables-save filter chain FORWARD"),
+    ("ip6tables -X USER6", Kind::Rule, "ip6tables-save filter chain USER6"),
+    ("nft flush chain inet user_table user_chain", Kind::Rule, "tcp dport 77 accept"),
+    ("echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet", Kind::Sysctl, "all/route_localnet"),
+    ("ip link delete user0", Kind::Link, "user0"),
+];
+
+#[test]
+fn snapshot_names_each_kind_of_harm() {
+    needs_root!();
+    in_a_cell!();
+    shell(USERS_OWN);
+    let take = || MachineSnapshot::take(&Scope::new()).unwrap();
+    let names = ["pw-meta"];
+    let mut before = take();
+    for (harm, kind, text) in HARM {
+        shell(harm);
+        let after = take();
+        let difference = before.difference(&after).without_cgroups_of_others(&names);
+        assert!(difference.names(kind, text), "{harm}: no {kind} {text} in\n{difference}");
+        before = after;
+    }
+
+    // a process, and its end
+    let mut process = Command::new("sleep").arg("infinity").stdin(Stdio::null()).spawn().unwrap();
+    let started = take();
+    assert!(before.difference(&started).names(Kind::Process, "sleep infinity"));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let killed = started.difference(&take());
+    assert!(
+        killed.names(Kind::Process, "sleep infinity") && !killed.removed.is_empty(),
+        "{killed}"
+    );
+
+    // a socket that a program listens at, and its file
+    let listening = UnixListener::bind("/run/user/socket").unwrap();
+    let before = take();
+    drop(listening);
+    let closed = before.difference(&take());
+    assert!(closed.names(Kind::UnixSocket, "/run/user/socket"), "{closed}");
+
+    // a cgroup and its limits; cgroups are the whole machine's, so this one is removed again
+    let cgroup = UserCgroup::make();
+    let before = take();
+    cgroup.limit();
+    let limited = before.difference(&take());
+    let name = cgroup.0.display().to_string();
+    assert!(limited.names(Kind::Cgroup, &name) && !limited.changed.is_empty(), "{limited}");
+    drop(cgroup);
+    let removed = before.difference(&take());
+    assert!(removed.names(Kind::Cgroup, &name), "{removed}");
+
+    // and nothing, where nothing was done
+    let before = take();
+    assert_eq!(before.difference(&take()).without_cgroups_of_others(&names).to_string(), "");
+}
+
+/// A cgroup with a limit, whichever version the machine has.
+struct UserCgroup(PathBuf);
+
+impl UserCgroup {
+    fn make() -> Self {
+        let name = format!("pw-meta-{}", std::process::id());
+        let pids = Path::new("/sys/fs/cgroup/pids");
+        let top = if pids.is_dir() { pids } else { Path::new("/sys/fs/cgroup") };
+        let path = top.join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn limit(&self) {
+        fs::write(self.0.join("pids.max"), "77").unwrap();
+    }
+}
+
+impl Drop for UserCgroup {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+/// The processes that run a program.
+fn running(program: &Path) -> Vec<Pid> {
+    let program = program.as_os_str().as_encoded_bytes();
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let ours = processes.filter(|proc| {
+        fs::read(proc.path().join("cmdline")).is_ok_and(|line| line.starts_with(program))
+    });
+    ours.filter_map(|proc| Pid::from_raw(proc.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+#[tokio::test]
+async fn bystanders_name_each_kind_of_harm_and_the_bed_cannot_be_closed() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let bystanders = bed.bystanders().unwrap();
+    assert_eq!(bystanders.harm(), Vec::<String>::new());
+    drop(agent);
+
+    let path = |below: &str| bed.path(below).display().to_string();
+    let root = "agents/node-1/root";
+    let mut known = 0;
+    for (harm, told) in [
+        (
+            format!("umount {}", path("user-disk/inner")),
+            "user-disk/inner: a user's file system was",
+        ),
+        (format!("mount --make-private {}", path("user-disk")), "was made private"),
+        (
+            format!("mount -t tmpfs over {}", path(&format!("{root}/user-disk/inner"))),
+            "was mounted over a user's file system",
+        ),
+        (
+            format!("umount -l {}", path(&format!("{root}/pods/user-disk"))),
+            "pods/user-disk: a user's",
+        ),
+        (format!("rm {}", path(&format!("{root}/user-notes.txt"))), "a user's file is gone"),
+        (format!("echo x >{}", path("cni/user-notes.txt")), "the content of a user's file"),
+        (
+            format!("chmod 644 {}", path("user-notes.txt")),
+            "mode of a user's file was changed to 644",
+        ),
+        (
+            format!("chown 7 {}", path("agents/node-1/pod-logs/user-notes.log")),
+            "the owner of a user's file was changed",
+        ),
+        (
+            format!("cd {}; cp user-notes.txt n; mv n user-notes.txt", path("cni-data")),
+            "a user's file was replaced",
+        ),
+    ] {
+        shell(&harm);
+        let now = bystanders.harm();
+        assert!(now.len() > known, "{harm}: {now:#?}");
+        assert!(now.iter().any(|line| line.contains(told)), "{harm}: no {told:?} in {now:#?}");
+        known = now.len();
+    }
+    for (harm, told) in [
+        (&["iptables", "-t", "nat", "-F", "USER-NAT"][..], "iptables -A USER-NAT"),
+        (&["ip6tables", "-D", "FORWARD", "1"], "ip6tables -A FORWARD"),
+        (&["nft", "delete", "table", "inet", "user_table"], "user_table"),
+        (&["ip", "address", "flush", "dev", "user0"], "192.0.2.77"),
+        (&["ip", "link", "delete", "user0"], "link"),
+    ] {
+        bed.exec(harm).await.unwrap();
+        let now = bystanders.harm();
+        assert!(now.len() > known, "{harm:?}: {now:#?}");
+        assert!(now.iter().any(|line| line.contains(told)), "{harm:?}: no {told:?} in {now:#?}");
+        known = now.len();
+    }
+    let processes = running(&bed.path("user-database"));
+    assert_eq!(processes.len(), 2, "one beside the node's cgroup, one inside");
+    for process in processes {
+        kill_process(process, Signal::KILL).unwrap();
+    }
+    let dead = async || {
+        let harm = bystanders.harm();
+        Ok(harm.iter().filter(|line| line.ends_with("was killed")).count() == 2)
+    };
+    let limit = std::time::Duration::from_secs(30);
+    podwright_e2e::wait::until_true("the processes to be missed", limit, dead).await.unwrap();
+
+    let folder = bed.path("");
+    let refused = format!("{:#}", bed.close().unwrap_err());
+    assert!(refused.starts_with("the node harmed what is not its own"), "{refused}");
+    assert!(!folder.exists(), "the bed is gone all the same");
+}
+
+#[tokio::test]
+async fn bed_that_is_dropped_and_not_closed_fails_its_case() {
+    needs_root!();
+    let bed = Bed::builder().start().await.unwrap();
+    let folder = bed.path("");
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(bed)));
+    let said = dropped.unwrap_err();
+    let said = said.downcast_ref::<String>().unwrap();
+    assert!(said.contains("was dropped and not closed"), "{said}");
+    assert!(!folder.exists(), "the bed is gone all the same");
+}

@@ -1,0 +1,385 @@
+//! The whole machine before and after what a node does, identical: `down`, `reset`, the deletion of
+//! a pod, and a restart of the agent. `down` and `./run --down` are in `standalone.rs`.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use podwright_e2e::agent::Agent;
+use podwright_e2e::bed::Bed;
+use podwright_e2e::bystanders::Withheld;
+use podwright_e2e::kubectl::{Kubectl, Release};
+use podwright_e2e::machine::{Difference, Entry, Kind, MachineSnapshot, Scope};
+use podwright_e2e::wait;
+use podwright_proto::cri::ContainerState;
+use serde_json::{Value, json};
+
+use crate::cluster::pod;
+use crate::privilege::{in_a_cell, needs_root};
+use crate::standalone::Standalone;
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// The machine, and the bed's network, as they were.
+pub(crate) struct Before {
+    snapshot: MachineSnapshot,
+    scope: Scope,
+}
+
+impl Before {
+    pub(crate) async fn take(bed: &Bed) -> Self {
+        Self::take_of(bed, Scope::new()).await
+    }
+
+    /// Without what the scope leaves out.
+    pub(crate) async fn take_of(bed: &Bed, scope: Scope) -> Self {
+        let snapshot = MachineSnapshot::take_in(bed.netns(), &scope).await.unwrap();
+        Self { snapshot, scope }
+    }
+
+    /// What is different now. Of the cgroups, those with one of the names count.
+    pub(crate) async fn changes(&self, bed: &Bed, names: &[&str]) -> Difference {
+        let now = MachineSnapshot::take_in(bed.netns(), &self.scope).await.unwrap();
+        self.snapshot.difference(&now).without_cgroups_of_others(names)
+    }
+
+    pub(crate) async fn assert_same(&self, bed: &Bed, names: &[&str]) {
+        let changes = self.changes(bed, names).await;
+        assert!(changes.is_empty(), "{changes}");
+        bed.bystanders().unwrap().assert_untouched();
+    }
+
+    /// Waits until nothing differs but what `expected` picks: a deleted pod is gone from the API
+    /// before its last cgroup is.
+    async fn until_same(&self, bed: &Bed, names: &[&str], expected: impl Fn(&Entry) -> bool) {
+        let same = async || {
+            let changes = self.changes(bed, names).await.without(&expected);
+            anyhow::ensure!(changes.is_empty(), "{changes}");
+            Ok(true)
+        };
+        wait::until_true("the machine as it was", Duration::from_secs(30), same).await.unwrap();
+        bed.bystanders().unwrap().assert_untouched();
+    }
+}
+
+/// Puts a user's own things into directories that runtimes and nodes share.
+pub(crate) fn plant_machine_wide() {
+    for file in [
+        "/var/log/containers/user-notes.log",
+        "/var/lib/cni/results/user-notes",
+        "/run/containerd/s/user-notes",
+        "/run/podwright/user-notes",
+    ] {
+        let file = Path::new(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "a user's").unwrap();
+    }
+    std::os::unix::fs::symlink("/etc/hostname", "/var/log/containers/user-link.log").unwrap();
+    let added = Command::new("ip").args(["netns", "add", "user-net"]).status().unwrap();
+    assert!(added.success());
+}
+
+/// Another node, on another containerd, with a pod that runs.
+struct Neighbour {
+    agent: Agent,
+    bed: Bed,
+    container: String,
+}
+
+impl Neighbour {
+    async fn start() -> Self {
+        let bed = Bed::builder().start().await.unwrap();
+        let agent = bed.agent("neighbour").start().unwrap();
+        agent.healthy().await.unwrap();
+        agent.add_manifest("web", &static_pod("web", &bed)).unwrap();
+        let container = running(&bed).await;
+        Self { agent, bed, container }
+    }
+
+    async fn assert_unharmed(&self) {
+        assert_eq!(
+            running(&self.bed).await,
+            self.container,
+            "the neighbour's container is another"
+        );
+        self.bed.bystanders().unwrap().assert_untouched();
+    }
+
+    fn close(self) {
+        drop(self.agent);
+        self.bed.close().unwrap();
+    }
+}
+
+/// Waits until one container runs, and returns its id.
+async fn running(bed: &Bed) -> String {
+    let cri = bed.cri().await.unwrap();
+    let look = async || {
+        let containers = cri.containers().await?;
+        let running = containers.iter().find(|c| c.state() == ContainerState::ContainerRunning);
+        Ok(running.map(|container| container.id.clone()))
+    };
+    wait::until("a container to run", LIMIT, look).await.unwrap()
+}
+
+/// Waits until no pod of the node has a cgroup: that goes last.
+async fn until_no_pod(node: &str) {
+    let gone = async || {
+        let now = MachineSnapshot::take(&Scope::new())?;
+        let mut cgroups = now.entries().filter(|entry| entry.kind == Kind::Cgroup);
+        let of_pod = |name: &str| {
+            let below = name.split_once("/kubepods").is_some_and(|(_, tail)| tail.contains("/pod"));
+            below && name.contains(node)
+        };
+        Ok(!cgroups.any(|entry| of_pod(&entry.name)))
+    };
+    wait::until_true("the pods' cgroups to be gone", LIMIT, gone).await.unwrap();
+}
+
+/// Whether an entry is the process of an agent, which a restart replaces.
+fn is_agent(entry: &Entry) -> bool {
+    entry.kind == Kind::Process && entry.name.contains(" podwright")
+}
+
+/// A static pod with volumes in memory and of the host.
+fn static_pod(name: &str, bed: &Bed) -> Value {
+    let mut pod = pod(name, &["serve", "--http", "8080"]);
+    pod["spec"]["nodeName"] = json!(null);
+    pod["spec"]["volumes"] = json!([
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        {"name": "host", "hostPath": {"path": bed.path("user-disk")}},
+    ]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([
+        {"name": "memory", "mountPath": "/memory"},
+        {"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"},
+    ]);
+    pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 8080, "hostPort": 18080}]);
+    pod
+}
+
+/// A pod with every kind of volume, sub paths, propagation both ways and a host port, and the
+/// objects that it needs.
+fn everything(bed: &Bed) -> String {
+    let disks = bed.path("user-disks");
+    let volumes = json!([
+        {"name": "map", "configMap": {"name": "settings"}},
+        {"name": "secret", "secret": {"secretName": "password"}},
+        {"name": "down", "downwardAPI": {"items": [
+            {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        {"name": "all", "projected": {"sources": [
+            {"configMap": {"name": "settings"}}, {"secret": {"name": "password"}},
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}}]}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        {"name": "disk", "emptyDir": {}},
+        {"name": "claim", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "host", "hostPath": {"path": bed.path("user-disk")}},
+        {"name": "disks", "hostPath": {"path": disks}},
+    ]);
+    let mounts = json!([
+        {"name": "map", "mountPath": "/map"},
+        {"name": "secret", "mountPath": "/secret"},
+        {"name": "down", "mountPath": "/down"},
+        {"name": "all", "mountPath": "/all"},
+        {"name": "memory", "mountPath": "/memory"},
+        {"name": "disk", "mountPath": "/disk"},
+        {"name": "claim", "mountPath": "/claim"},
+        {"name": "host", "mountPath": "/host", "mountPropagation": "Bidirectional"},
+        {"name": "host", "mountPath": "/seen", "mountPropagation": "HostToContainer"},
+        {"name": "disk", "mountPath": "/part", "subPath": "made/here"},
+        {"name": "map", "mountPath": "/one", "subPath": "key"},
+        {"name": "claim", "mountPath": "/claimed", "subPath": "part"},
+        {"name": "disks", "mountPath": "/disks", "subPath": "disks"},
+    ]);
+    let container = json!({
+        "name": "main", "image": "localhost/podwright/test:latest", "imagePullPolicy": "Never",
+        "args": ["serve", "--http", "8080"], "securityContext": {"privileged": true},
+        "ports": [{"containerPort": 8080, "hostPort": 18080}], "volumeMounts": mounts,
+    });
+    let objects = [
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"},
+            "data": {"key": "value"}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "password"},
+            "stringData": {"password": "hunter2"}}),
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+            "spec": {"accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Mi"}}}}),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "everything"}, "spec": {
+            "terminationGracePeriodSeconds": 1, "containers": [container], "volumes": volumes}}),
+    ];
+    objects.map(|object| object.to_string()).join("\n")
+}
+
+/// A node in a cell of its own with a user's things all around it.
+async fn node_among_others(bed: &Bed) -> (Standalone<'_>, Kubectl) {
+    plant_machine_wide();
+    // the source of a sub path, on a shared file system
+    let bystanders = bed.bystanders().unwrap();
+    bystanders.plant_mounts(&bed.path("user-disks")).unwrap();
+    fs::create_dir(bed.path("user-disks/disks")).unwrap();
+    if Withheld::MountBelowSubPath.is_planted() {
+        bystanders.plant_mounts(&bed.path("user-disks/disks/user-ssd")).unwrap();
+    }
+    let node = Standalone::up(bed).await;
+    let kubectl = node.kubectl(Release::V1_32);
+    (node, kubectl)
+}
+
+async fn create_everything(bed: &Bed, kubectl: &Kubectl) {
+    kubectl.run_with(&["apply", "-f", "-"], &everything(bed)).await.unwrap();
+    let ready = ["wait", "--for=condition=Ready", "pod/everything", "--timeout=180s"];
+    kubectl.run(&ready).await.unwrap();
+}
+
+async fn delete_everything(kubectl: &Kubectl) {
+    for object in ["pod/everything", "pvc/data", "configmap/settings", "secret/password"] {
+        kubectl.run(&["delete", object]).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn deleted_pod_with_every_kind_of_volume_leaves_the_machine_as_it_was() {
+    needs_root!();
+    in_a_cell!();
+    let bed = Bed::builder().start().await.unwrap();
+    let neighbour = Neighbour::start().await;
+    let (node, kubectl) = node_among_others(&bed).await;
+    let instance = node.instance();
+    let names = [bed.id(), neighbour.bed.id(), &instance];
+    // The first pod brings what stays: the bridge, and the plugins' chains for host ports.
+    create_everything(&bed, &kubectl).await;
+    delete_everything(&kubectl).await;
+    until_no_pod(&instance).await;
+    let scope = Scope::new().without_files_of(node.run_folder(), "the node is running");
+    let before = Before::take_of(&bed, scope).await;
+
+    create_everything(&bed, &kubectl).await;
+    let during = before.changes(&bed, &names).await;
+    for (kind, text) in [
+        (Kind::Mount, "volume-subpaths"),
+        (Kind::Mount, "kubernetes.io~secret"),
+        (Kind::Mount, "kubernetes.io~projected"),
+        (Kind::Cgroup, "pod"),
+        (Kind::Process, "testserver"),
+        (Kind::Rule, "18080"),
+        (Kind::Link, "veth"),
+    ] {
+        assert!(during.names(kind, text), "no {kind} {text} of the pod in\n{during}");
+    }
+    delete_everything(&kubectl).await;
+    before.until_same(&bed, &names, |_| false).await;
+    neighbour.assert_unharmed().await;
+
+    node.run(&["down"]).await.unwrap();
+    drop(kubectl);
+    neighbour.close();
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn restarted_and_replaced_agent_leaves_the_machine_as_it_was() {
+    needs_root!();
+    in_a_cell!();
+    let bed = Bed::builder().start().await.unwrap();
+    let (node, kubectl) = node_among_others(&bed).await;
+    let instance = node.instance();
+    let names = [bed.id(), instance.as_str()];
+    create_everything(&bed, &kubectl).await;
+    let scope = Scope::new().without_files_of(node.run_folder(), "pids of the agent");
+    let before = Before::take_of(&bed, scope).await;
+    let restarts = ["get", "pod", "everything", "-o"];
+    let restarts =
+        [&restarts[..], &["jsonpath={.status.containerStatuses[0].restartCount}"]].concat();
+
+    for signal in ["-KILL", "-TERM"] {
+        let agent = node.pid("agent");
+        bed.exec(&["kill", signal, &agent]).await.unwrap();
+        let gone = async || Ok(fs::read_link(format!("/proc/{agent}/exe")).is_err());
+        wait::until_true("the agent to end", LIMIT, gone).await.unwrap();
+        node.run(&["up"]).await.unwrap();
+        assert_ne!(node.pid("agent"), agent, "after {signal}");
+        before.until_same(&bed, &names, is_agent).await;
+        assert_eq!(kubectl.run(&restarts).await.unwrap(), "0", "after {signal}");
+    }
+
+    let another = bed.path("podwright");
+    fs::copy(&node.program, &another).unwrap();
+    let mut file = fs::OpenOptions::new().append(true).open(&another).unwrap();
+    file.write_all(b"another build").unwrap();
+    drop(file);
+    bed.exec(&[another.to_str().unwrap(), "up", "--state-dir", &node.state]).await.unwrap();
+    let program = fs::read_link(format!("/proc/{}/exe", node.pid("agent"))).unwrap();
+    assert_eq!(program, another);
+    before.until_same(&bed, &names, is_agent).await;
+    assert_eq!(kubectl.run(&restarts).await.unwrap(), "0", "after it was replaced");
+
+    node.run(&["down"]).await.unwrap();
+    drop(kubectl);
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn reset_leaves_the_machine_as_it_was() {
+    needs_root!();
+    in_a_cell!();
+    let bed = Bed::builder().start().await.unwrap();
+    plant_machine_wide();
+    bed.bystanders().unwrap().plant_mounts(&bed.path("user-disks")).unwrap();
+    fs::create_dir(bed.path("user-disks/disks")).unwrap();
+    let neighbour = Neighbour::start().await;
+    let before = Before::take(&bed).await;
+
+    let node = Standalone::up(&bed).await;
+    let instance = node.instance();
+    let kubectl = node.kubectl(Release::V1_32);
+    create_everything(&bed, &kubectl).await;
+    node.run(&["reset", "--yes"]).await.unwrap();
+    before.assert_same(&bed, &[bed.id(), neighbour.bed.id(), &instance]).await;
+    neighbour.assert_unharmed().await;
+    drop(kubectl);
+    neighbour.close();
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn restarted_kubelet_and_its_ended_pods_leave_the_machine_as_it_was() {
+    needs_root!();
+    in_a_cell!();
+    let bed = Bed::builder().start().await.unwrap();
+    plant_machine_wide();
+    let mut agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let names = [bed.id()];
+    // The first pod brings what stays: the bridge, and the plugins' chains for host ports.
+    let cri = bed.cri().await.unwrap();
+    let gone =
+        async || Ok(agent.pod_directories()?.is_empty() && cri.sandboxes().await?.is_empty());
+    let first = agent.add_manifest("first", &static_pod("first", &bed)).unwrap();
+    running(&bed).await;
+    fs::remove_file(first).unwrap();
+    wait::until_true("the first pod to be gone", LIMIT, gone).await.unwrap();
+    until_no_pod(bed.id()).await;
+    let without_pods = Before::take(&bed).await;
+
+    let manifest = agent.add_manifest("web", &static_pod("web", &bed)).unwrap();
+    let container = running(&bed).await;
+    let with_pod = Before::take(&bed).await;
+    assert!(!without_pods.changes(&bed, &names).await.is_empty());
+    for graceful in [false, true] {
+        if graceful {
+            agent.stop().await.unwrap();
+        }
+        agent.restart().await.unwrap();
+        agent.healthy().await.unwrap();
+        with_pod.until_same(&bed, &names, is_agent).await;
+        assert_eq!(running(&bed).await, container, "graceful: {graceful}");
+    }
+    fs::remove_file(manifest).unwrap();
+    let gone =
+        async || Ok(agent.pod_directories()?.is_empty() && cri.sandboxes().await?.is_empty());
+    wait::until_true("the pod to be gone", LIMIT, gone).await.unwrap();
+    without_pods.until_same(&bed, &names, is_agent).await;
+    drop(agent);
+    bed.close().unwrap();
+}
