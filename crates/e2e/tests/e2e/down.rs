@@ -338,7 +338,9 @@ async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
     let port = fs::read_to_string(Path::new(&node.state).join("api/port")).unwrap();
     let port: u16 = port.trim().parse().unwrap();
     let listen = move || std::net::TcpListener::bind(("127.0.0.1", port));
-    let taken = bed.netns().within(listen).await.unwrap();
+    // A process that was killed has its port for a moment longer.
+    let take = async || Ok(bed.netns().within(listen).await.ok());
+    let taken = wait::until("the agent's port to be free", LIMIT, take).await.unwrap();
     let said = node.run(&["down"]).await.unwrap();
     for part in ["stopped without the agent", "preStop hooks were not run: default/database"] {
         assert!(said.contains(part), "no {part:?} in {said}");
