@@ -50,6 +50,7 @@ pub enum Cause {
     Orphaned,
     /// The whole node is being stopped. The pod is still wanted and runs again, with its volumes,
     /// when the node starts.
+    #[serde(rename = "NodeStop")]
     NodeStop,
 }
 

@@ -296,7 +296,7 @@ pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Whose record it is; earlier builds did not say.
-    #[serde(rename = "state_dir", default)]
+    #[serde(rename = "state_dir", default, skip_serializing_if = "Option::is_none")]
     pub state_dir: Option<String>,
     #[serde(rename = "network")]
     pub network: Network,

@@ -11,8 +11,8 @@ use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::wait;
 use serde_json::{Value, json};
 
-use crate::privilege::{in_a_cell, needs_root};
 use crate::machine_unchanged::Before;
+use crate::privilege::{in_a_cell, needs_root};
 use crate::standalone::Standalone;
 
 const LIMIT: Duration = Duration::from_secs(180);

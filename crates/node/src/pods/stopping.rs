@@ -17,10 +17,13 @@ use crate::tools::Tools;
 #[serde(rename_all = "camelCase")]
 pub struct StoppingPods {
     /// It was asked for.
+    #[serde(rename = "requested")]
     pub requested: bool,
     /// Every source was heard, so `pods` is complete.
+    #[serde(rename = "complete")]
     pub complete: bool,
     /// Pods of which something may still run.
+    #[serde(rename = "pods")]
     pub pods: Vec<StoppingPod>,
 }
 
@@ -28,14 +31,20 @@ pub struct StoppingPods {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoppingPod {
+    #[serde(rename = "namespace")]
     pub namespace: String,
+    #[serde(rename = "name")]
     pub name: String,
+    #[serde(rename = "uid")]
     pub uid: String,
     /// The runtime shows something of it running.
+    #[serde(rename = "alive")]
     pub alive: bool,
     /// Its containers that run.
+    #[serde(rename = "containers")]
     pub containers: Vec<String>,
     /// What it has in all, from the moment it was asked to stop.
+    #[serde(rename = "grace_seconds")]
     pub grace_seconds: u64,
 }
 

@@ -40,7 +40,9 @@ pub struct NodeLock {
 /// What the file says of the process that holds the lock.
 #[derive(Debug, Serialize, Deserialize)]
 struct Holder {
+    #[serde(rename = "command")]
     command: String,
+    #[serde(rename = "process")]
     process: ProcessIdentity,
 }
 

@@ -33,6 +33,7 @@ pub struct Places {
 /// Written before the agent's root directory is mounted on itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct Intent {
+    #[serde(rename = "mounted_before")]
     mounted_before: BTreeSet<u64>,
 }
 

@@ -63,9 +63,12 @@ const NAMED: usize = 5;
 /// The first thing that is written into a state directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Marker {
+    #[serde(rename = "kind")]
     kind: String,
+    #[serde(rename = "state_dir")]
     state_dir: String,
     /// `up` made the directory itself, so that it may go with the node.
+    #[serde(rename = "made_directory")]
     made_directory: bool,
 }
 

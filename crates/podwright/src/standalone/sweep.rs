@@ -155,9 +155,11 @@ fn forget_results(results: &Path, network: &str, directory: &Path) -> anyhow::Re
 /// As libcni caches it: since cniCacheV1 with the name of the network, before that the bare answer.
 fn is_result_of(answer: &[u8], network: &str, directory: &Path) -> bool {
     #[derive(Default, Deserialize)]
-    #[serde(default, rename_all = "camelCase")]
+    #[serde(default)]
     struct Cached {
+        #[serde(rename = "networkName")]
         network_name: String,
+        #[serde(rename = "result")]
         result: Answer,
         #[serde(flatten)]
         bare: Answer,
@@ -165,11 +167,13 @@ fn is_result_of(answer: &[u8], network: &str, directory: &Path) -> bool {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Answer {
+        #[serde(rename = "interfaces")]
         interfaces: Vec<Interface>,
     }
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Interface {
+        #[serde(rename = "sandbox")]
         sandbox: PathBuf,
     }
     let Ok(cached) = serde_json::from_slice::<Cached>(answer) else { return false };
