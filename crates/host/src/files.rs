@@ -23,7 +23,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::change;
@@ -414,18 +414,27 @@ fn entries(dir: impl AsFd) -> io::Result<Vec<(OsString, Kind)>> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let file_type = match entry.file_type() {
-            // Some filesystems do not say.
-            FileType::Unknown => match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => FileType::from_raw_mode(stat.st_mode),
-                Err(Errno::NOENT) => continue,
-                Err(errno) => return Err(errno.into()),
-            },
-            known => known,
-        };
-        found.push((OsStr::from_bytes(name.to_bytes()).to_owned(), Kind::from(file_type)));
+        if let Some(kind) = kind_of(dir.as_fd(), &entry)? {
+            found.push((OsStr::from_bytes(name.to_bytes()).to_owned(), kind));
+        }
     }
     Ok(found)
+}
+
+/// What an entry of `dir` is; `None` if it is gone.
+fn kind_of(dir: BorrowedFd<'_>, entry: &DirEntry) -> rustix::io::Result<Option<Kind>> {
+    let file_type = match entry.file_type() {
+        // Some filesystems do not say.
+        FileType::Unknown => {
+            match rustix::fs::statat(dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                Err(Errno::NOENT) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+        }
+        known => known,
+    };
+    Ok(Some(Kind::from(file_type)))
 }
 
 const TEMPORARY: &str = ".podwright-tmp";

@@ -1,27 +1,43 @@
 //! Removing a tree that a container filled.
 //!
-//! It may hold links to anywhere, mounts that somebody forgot, and directories nested so deep that
-//! neither a path nor a stack nor our file descriptors reach the bottom. Each directory is entered
-//! through its parent's handle, and the kernel is told to cross neither links nor mounts. Below a
-//! certain depth a directory is first moved up to the top, so the depth at hand stays bounded.
+//! It may hold links to anywhere, forgotten mounts, directories with millions of
+//! entries, and directories nested so deep that neither a path nor a stack nor our file
+//! descriptors reach the bottom. Each directory is entered through its parent's handle, and the
+//! kernel is asked to cross neither links nor mounts. Entries are read as they are removed, never
+//! collected. The open directories are an explicit stack of bounded depth: below that depth a
+//! directory is first moved up to the top.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::change;
 
-use super::{FileError, Kind, Result, Root, entries, open_beneath, temporary_name};
+use super::{FileError, Kind, Result, Root, kind_of, open_beneath, temporary_name};
 
+/// Directories that are open at a time.
 const MAX_DEPTH: usize = 64;
 
 struct Removal<'a> {
     root: &'a Root,
-    /// The directory that is being emptied.
-    top: OwnedFd,
+    /// What is to be removed, relative to the root.
+    path: &'a Path,
+    /// The directory that holds it.
+    parent: OwnedFd,
+    /// From the directory that is to be removed down to the one that is being emptied.
+    levels: Vec<Level>,
+}
+
+struct Level {
+    name: OsString,
+    entries: Dir,
+    /// Something went since its entries were last read from the first one on. Some file systems
+    /// leave out entries when others are removed meanwhile, so they are read again after that.
+    progress: bool,
 }
 
 pub(super) fn remove(root: &Root, path: &Path) -> Result<()> {
@@ -30,64 +46,122 @@ pub(super) fn remove(root: &Root, path: &Path) -> Result<()> {
         Err(error) if error.is_not_found() => return Ok(()),
         Err(error) => return Err(error),
     };
-    let top = match enter(parent.as_fd(), name) {
-        Ok(top) => top,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(errno) => return Err(refused(root, path, errno)),
-    };
-    let removal = Removal { root, top };
-    // Directories that were moved up are found by the next pass.
-    while removal.empty(removal.top.as_fd(), path, 0)? == Emptied::SomeMovedUp {}
-    change::unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(|errno| refused(root, path, errno))
+    let mut removal = Removal { root, path, parent, levels: Vec::new() };
+    removal.descend(name)?;
+    while removal.step()? == Removed::NotYet {}
+    Ok(())
 }
 
 #[derive(PartialEq, Eq)]
-enum Emptied {
+enum Removed {
+    NotYet,
     Wholly,
-    SomeMovedUp,
 }
 
 impl Removal<'_> {
-    /// `path` is for messages only.
-    fn empty(&self, dir: BorrowedFd<'_>, path: &Path, depth: usize) -> Result<Emptied> {
-        let mut emptied = Emptied::Wholly;
-        let listed = entries(dir).map_err(|source| self.root.error("list", path, source))?;
-        for (name, kind) in listed {
-            let path = path.join(&name);
-            match kind {
-                Kind::Directory => {
-                    if self.remove_child(dir, &name, &path, depth)? == Emptied::SomeMovedUp {
-                        emptied = Emptied::SomeMovedUp;
-                    }
+    /// Removes one entry of the directory at hand, or that directory if it has none.
+    fn step(&mut self) -> Result<Removed> {
+        let Some(level) = self.levels.last_mut() else { return Ok(Removed::Wholly) };
+        match level.entries.read() {
+            None => {
+                self.ascend()?;
+                Ok(if self.levels.is_empty() { Removed::Wholly } else { Removed::NotYet })
+            }
+            Some(Err(errno)) => Err(self.refused(None, errno)),
+            Some(Ok(entry)) => {
+                let name = OsStr::from_bytes(entry.file_name().to_bytes());
+                if name != "." && name != ".." {
+                    let kind = kind_of(self.at_hand(), &entry);
+                    let kind = kind.map_err(|errno| self.refused(Some(name), errno))?;
+                    self.remove_entry(name, kind)?;
                 }
-                Kind::File | Kind::Symlink | Kind::Other => unlink(dir, &name, AtFlags::empty())
-                    .map_err(|errno| refused(self.root, &path, errno))?,
+                Ok(Removed::NotYet)
             }
         }
-        Ok(emptied)
     }
 
-    fn remove_child(
-        &self,
-        dir: BorrowedFd<'_>,
-        name: &OsStr,
-        path: &Path,
-        depth: usize,
-    ) -> Result<Emptied> {
-        let refused = |errno| refused(self.root, path, errno);
-        let child = match enter(dir, name) {
-            Ok(child) => child,
-            Err(Errno::NOENT) => return Ok(Emptied::Wholly),
-            Err(errno) => return Err(refused(errno)),
-        };
-        if depth == MAX_DEPTH {
-            let up = temporary_name(OsStr::new("deep"));
-            change::renameat(dir, name, &self.top, up).map_err(refused)?;
-            return Ok(Emptied::SomeMovedUp);
+    fn remove_entry(&mut self, name: &OsStr, kind: Option<Kind>) -> Result<()> {
+        match kind {
+            // Gone since it was read.
+            None => Ok(()),
+            Some(Kind::Directory) => self.descend(name),
+            Some(Kind::File | Kind::Symlink | Kind::Other) => {
+                let removed = unlink(self.at_hand(), name, AtFlags::empty());
+                removed.map_err(|errno| self.refused(Some(name), errno))?;
+                self.note_progress();
+                Ok(())
+            }
         }
-        let emptied = self.empty(child.as_fd(), path, depth + 1)?;
-        unlink(dir, name, AtFlags::REMOVEDIR).map_err(refused)?;
-        Ok(emptied)
+    }
+
+    /// Opens a directory below the one at hand; or moves it to the top, if this is deep enough.
+    fn descend(&mut self, name: &OsStr) -> Result<()> {
+        // Entered in any case: this is where the kernel says that it is a mount.
+        let opened = match enter(self.at_hand(), name) {
+            Ok(opened) => opened,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(self.refused(Some(name), errno)),
+        };
+        if self.levels.len() > MAX_DEPTH {
+            let up = temporary_name(OsStr::new("deep"));
+            let moved = change::renameat(self.at_hand(), name, self.top(), up);
+            moved.map_err(|errno| self.refused(Some(name), errno))?;
+            self.note_progress();
+            if let Some(top) = self.levels.first_mut() {
+                top.progress = true;
+            }
+            return Ok(());
+        }
+        let entries = Dir::new(opened).map_err(|errno| self.refused(Some(name), errno))?;
+        self.levels.push(Level { name: name.to_owned(), entries, progress: false });
+        Ok(())
+    }
+
+    /// Removes the directory at hand, of which all entries were read.
+    fn ascend(&mut self) -> Result<()> {
+        let Some(mut level) = self.levels.pop() else { return Ok(()) };
+        match unlink(self.at_hand(), &level.name, AtFlags::REMOVEDIR) {
+            Ok(()) => self.note_progress(),
+            Err(Errno::NOTEMPTY | Errno::EXIST) if level.progress => {
+                level.progress = false;
+                level.entries.rewind();
+                self.levels.push(level);
+            }
+            Err(errno) => return Err(self.refused(Some(&level.name), errno)),
+        }
+        Ok(())
+    }
+
+    fn note_progress(&mut self) {
+        if let Some(level) = self.levels.last_mut() {
+            level.progress = true;
+        }
+    }
+
+    /// The directory whose entries are being removed; at both ends, the one that holds the tree.
+    fn at_hand(&self) -> BorrowedFd<'_> {
+        self.opened(self.levels.last())
+    }
+
+    /// The tree itself.
+    fn top(&self) -> BorrowedFd<'_> {
+        self.opened(self.levels.first())
+    }
+
+    fn opened<'a>(&'a self, level: Option<&'a Level>) -> BorrowedFd<'a> {
+        level.and_then(|level| level.entries.fd().ok()).unwrap_or_else(|| self.parent.as_fd())
+    }
+
+    /// Here a crossing can only be a mount: links are not entered, they are removed.
+    fn refused(&self, name: Option<&OsStr>, errno: Errno) -> FileError {
+        let mut path = self.path.parent().map(PathBuf::from).unwrap_or_default();
+        path.extend(self.levels.iter().map(|level| level.name.as_os_str()).chain(name));
+        match errno {
+            Errno::XDEV => {
+                FileError::Mounted { attempt: "remove", path: self.root.path.join(path) }
+            }
+            errno => self.root.error("remove", &path, errno),
+        }
     }
 }
 
@@ -101,13 +175,5 @@ fn unlink(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> rustix::io::Resu
     match change::unlinkat(dir, name, flags) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno),
-    }
-}
-
-/// Here a crossing can only be a mount: links are not entered, they are removed.
-fn refused(root: &Root, path: &Path, errno: Errno) -> FileError {
-    match errno {
-        Errno::XDEV => FileError::Mounted { attempt: "remove", path: root.path.join(path) },
-        errno => root.error("remove", path, errno),
     }
 }

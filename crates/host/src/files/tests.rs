@@ -168,18 +168,40 @@ fn a_tree_is_removed_without_following_links() {
     assert!(outside.path().join("keep").exists());
 }
 
-#[test]
-fn a_tree_deeper_than_any_path_is_removed() {
-    const DEPTH: usize = 1200; // times four bytes
-    let (_dir, root) = root();
-    root.create_dir("t", 0o700).unwrap();
-    let mut here = root.sub("t").unwrap();
-    for level in 0..DEPTH {
-        here.create_dir("dir", 0o700).unwrap();
+/// A chain of directories that is deeper than any path can be, with a file here and there.
+fn nest(root: &Root, top: &str, depth: usize) {
+    root.create_dir(top, 0o700).unwrap();
+    let mut here = root.sub(top).unwrap();
+    for level in 0..depth {
+        rustix::fs::mkdirat(&here, "dir", Mode::RWXU).unwrap();
         if level % 100 == 0 {
             here.write_atomic("file", b"", 0o600, Durability::Cache).unwrap();
         }
         here = Root { path: PathBuf::new(), ..here.sub("dir").unwrap() };
+    }
+}
+
+#[test]
+fn hundred_thousand_nested_directories_are_removed_on_a_small_stack() {
+    const STACK: usize = 64 << 10;
+    // In memory, where it takes seconds: a disk would write each of them down.
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let root = Root::open(dir.path()).unwrap();
+    nest(&root, "t", 100_000);
+    std::thread::scope(|scope| {
+        let remove = || root.remove_dir_all("t");
+        let small = std::thread::Builder::new().stack_size(STACK);
+        small.spawn_scoped(scope, remove).unwrap().join().unwrap().unwrap();
+    });
+    assert_eq!(root.kind("t").unwrap(), None);
+}
+
+#[test]
+fn directory_with_more_entries_than_one_read_returns_is_removed() {
+    let (dir, root) = root();
+    root.create_dir_all("t/inner", 0o700).unwrap();
+    for n in 0..5_000 {
+        std::fs::write(dir.path().join(format!("t/inner/{n}")), "").unwrap();
     }
     root.remove_dir_all("t").unwrap();
     assert_eq!(root.kind("t").unwrap(), None);
