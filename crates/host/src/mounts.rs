@@ -3,7 +3,12 @@
 //! A volume is torn down only if we know what is mounted below it, so the table is read from the
 //! kernel each time and never remembered. Paths in it are bytes, escaped where they would break
 //! the format: a volume's name may hold a space, and a container may name a directory anything.
+//!
+//! The only way to unmount is [`detach_own`], which takes one mount of ours off its place. There
+//! is no unmounting of all that is below a path: a bind of ours may show file systems of the host,
+//! and to unmount those in a peer is to unmount them on the host.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -44,17 +49,22 @@ pub enum MountError {
     Mount { attempt: &'static str, what: PathBuf, target: PathBuf, source: io::Error },
     #[error("cannot {attempt} {}", target.display())]
     Change { attempt: &'static str, target: PathBuf, source: io::Error },
+    #[error(
+        "cannot unmount {}: {} is mounted on it and nowhere else, and would be lost. Fix: umount {}",
+        target.display(), mounted.display(), mounted.display()
+    )]
+    Occupied { target: PathBuf, mounted: PathBuf },
 }
 
 impl MountError {
     /// The kernel does not know what it was asked for.
     pub fn is_invalid(&self) -> bool {
-        let source = match self {
+        match self {
             Self::Table { source, .. }
             | Self::Mount { source, .. }
-            | Self::Change { source, .. } => source,
-        };
-        Errno::from_io_error(source) == Some(Errno::INVAL)
+            | Self::Change { source, .. } => Errno::from_io_error(source) == Some(Errno::INVAL),
+            Self::Occupied { .. } => false,
+        }
     }
 }
 
@@ -74,7 +84,8 @@ pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo.split(|b| *b == b'\n').filter_map(parse_line).collect()
 }
 
-/// Mounts on `path` itself and below it, those mounted last first: the order to unmount them in.
+/// Mounts on `path` itself and below it, those mounted last first. To look at, and not a list to
+/// unmount: what is ours among them the caller has to know.
 pub fn at_or_below<'a>(table: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
     // Path comparison is by component: /a/b is not below /a/bc.
     table.iter().rev().filter(|mount| mount.point.starts_with(path)).collect()
@@ -188,31 +199,51 @@ pub fn mount(
     })
 }
 
-/// Whether mounts below the source come along.
+/// What a bind mount has to do with mounts that appear and vanish below its source later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    This,
-    Recursive,
+pub enum Propagation {
+    /// They appear in it, and what is mounted or unmounted in it stays in it.
+    FromSource,
+    /// Both ways: what is mounted or unmounted in it is so at the source, too. For containers
+    /// with `mountPropagation: Bidirectional`.
+    Both,
 }
 
-/// Makes `source` appear on `target`, which must exist.
-pub fn bind(source: &Path, target: &Path, depth: Depth) -> Result<()> {
-    let bound = match depth {
-        Depth::This => change::bind(source, target),
-        Depth::Recursive => change::bind_recursive(source, target),
-    };
-    bound.map_err(|errno| MountError::Mount {
+/// Makes `source` appear on `target`, which must exist. Mounts below the source do not come along.
+pub fn bind(source: &Path, target: &Path, propagation: Propagation) -> Result<()> {
+    change::bind(source, target).map_err(|errno| bind_failed(source, target, errno))?;
+    match propagation {
+        // Shared with its own copies only: the runtime passes on to a container with
+        // `HostToContainer` what is shared or a slave, and a slave of a private source is neither.
+        Propagation::FromSource => {
+            propagate(target, MountPropagationFlags::DOWNSTREAM, "make a slave of")?;
+            make_shared(target)
+        }
+        Propagation::Both => Ok(()),
+    }
+}
+
+fn bind_failed(source: &Path, target: &Path, errno: Errno) -> MountError {
+    MountError::Mount {
         attempt: "bind",
         what: source.into(),
+        target: target.into(),
+        source: errno.into(),
+    }
+}
+
+fn propagate(target: &Path, flags: MountPropagationFlags, attempt: &'static str) -> Result<()> {
+    change::propagate(target, flags).map_err(|errno| MountError::Change {
+        attempt,
         target: target.into(),
         source: errno.into(),
     })
 }
 
 /// Binds the very file behind a handle, however its name may have changed since it was opened.
-pub fn bind_pinned(source: impl AsFd, target: &Path, depth: Depth) -> Result<()> {
+pub fn bind_pinned(source: impl AsFd, target: &Path, propagation: Propagation) -> Result<()> {
     let path = format!("/proc/self/fd/{}", source.as_fd().as_raw_fd());
-    bind(Path::new(&path), target, depth)
+    bind(Path::new(&path), target, propagation)
 }
 
 /// Whether what one finds at `target` is the very file behind a handle.
@@ -264,19 +295,12 @@ pub fn reconfigure(target: &Path, flags: MountFlags, options: &str) -> Result<()
     change::remount(target, flags, &options).map_err(|errno| failed(errno.into()))
 }
 
-/// Lets mounts below `target` be seen by its peers: pods with `mountPropagation` depend on it.
-pub fn make_shared(target: &Path) -> Result<()> {
-    let flags = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
-    change::propagate(target, flags).map_err(|errno| MountError::Change {
-        attempt: "make shared",
-        target: target.into(),
-        source: errno.into(),
-    })
-}
-
 /// Makes sure that what is mounted below a folder reaches its peers, so that a container can see
 /// or make mounts (`mountPropagation`). If its file system is private, the folder becomes a mount
 /// of its own.
+///
+/// Mounts below it that were there before stay what they were, and in sight: only for them the
+/// bind is recursive. [`detach_own`] takes it off again and touches none of them.
 pub fn ensure_shared(folder: &Path) -> Result<()> {
     let folder = std::fs::canonicalize(folder).map_err(|source| MountError::Change {
         attempt: "look at",
@@ -285,42 +309,140 @@ pub fn ensure_shared(folder: &Path) -> Result<()> {
     })?;
     let table = table(Path::new("/proc"))?;
     match around(&table, &folder) {
-        Some(mount) if mount.shared => return Ok(()),
-        Some(mount) if mount.point == folder => {}
-        Some(_) | None => bind(&folder, &folder, Depth::Recursive)?,
+        Some(mount) if mount.shared => Ok(()),
+        Some(mount) if mount.point == folder => make_shared(&folder),
+        Some(_) | None => bind_shared_on_itself(&table, &folder),
     }
-    make_shared(&folder)
+}
+
+/// Mounts a directory on itself, shared. Mounts below it stay what they were, and in sight.
+pub fn bind_shared_on_itself(table: &[Mount], directory: &Path) -> Result<()> {
+    let bound = match at_or_below(table, directory).is_empty() {
+        true => change::bind(directory, directory),
+        false => change::bind_recursive(directory, directory),
+    };
+    bound.map_err(|errno| bind_failed(directory, directory, errno))?;
+    make_shared(directory)
+}
+
+fn make_shared(target: &Path) -> Result<()> {
+    propagate(target, MountPropagationFlags::SHARED, "make shared")
 }
 
 /// The mount that a path is in: the last one on the longest part of it.
-fn around<'a>(table: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+pub fn around<'a>(table: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let holding = table.iter().filter(|mount| path.starts_with(&mount.point));
     holding.max_by_key(|mount| mount.point.components().count())
 }
 
+/// What to do if a process uses what is mounted there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unmount {
-    /// Fails while someone uses it.
-    Now,
-    /// Gone for all who look anew; freed when the last user is gone.
-    Lazy,
+pub enum InUse {
+    /// It stays, and that is an error.
+    Fail,
+    /// It is gone for all who look again; freed when the last user is gone.
+    Detach,
 }
 
-/// Takes one mount off `target`, not following a link there. No error if there is none.
-pub fn unmount(target: &Path, how: Unmount) -> Result<()> {
-    let flags = match how {
-        Unmount::Now => UnmountFlags::NOFOLLOW,
-        Unmount::Lazy => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
-    };
-    match change::unmount(target, flags) {
-        // Not mounted, or not there at all.
-        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
-        Err(errno) => Err(MountError::Change {
-            attempt: "unmount",
-            target: target.into(),
-            source: errno.into(),
-        }),
+/// Takes the mount that we made off `point`, which names the place where we made it, without links.
+/// No error if there is none.
+///
+/// It is made a recursive slave first. So what others mounted at its source, and what we see of
+/// that in our mount, stays mounted where it is. What is mounted on ours and nowhere else would be
+/// lost: then nothing is unmounted, and the error says what to do.
+pub fn detach_own(point: &Path, in_use: InUse) -> Result<()> {
+    let table = table(Path::new("/proc"))?;
+    let stacked = stack(&table, point);
+    let Some(own) = stacked.last() else { return Ok(()) };
+    let on_it = mounted_on(&table, own);
+    if let Some(mounted) = lost(&table, own, &on_it, &[own.id]) {
+        return Err(occupied(point, mounted));
     }
+    let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    let flags = match in_use {
+        InUse::Fail if on_it.is_empty() => UnmountFlags::NOFOLLOW,
+        InUse::Fail | InUse::Detach => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+    };
+    for _ in &stacked {
+        // Each in its turn: the call reaches what is in sight, and that goes next.
+        let gone = change::propagate(point, slave).and_then(|()| change::unmount(point, flags));
+        match gone {
+            // Not mounted any more, or not there at all.
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+            Err(errno) => {
+                return Err(MountError::Change {
+                    attempt: "unmount",
+                    target: point.into(),
+                    source: errno.into(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether [`detach_own`] of all these places would lose nothing that others mounted there.
+pub fn check_own(table: &[Mount], points: &[PathBuf]) -> Result<()> {
+    let own: Vec<&Mount> =
+        points.iter().filter_map(|point| stack(table, point).last().copied()).collect();
+    let ids: Vec<u64> = own.iter().map(|mount| mount.id).collect();
+    for own in own {
+        if let Some(mounted) = lost(table, own, &mounted_on(table, own), &ids) {
+            return Err(occupied(&own.point, mounted));
+        }
+    }
+    Ok(())
+}
+
+fn occupied(target: &Path, mounted: &Mount) -> MountError {
+    MountError::Occupied { target: target.into(), mounted: mounted.point.clone() }
+}
+
+/// The mounts on exactly this path, the one in sight first and the one that was first last.
+fn stack<'a>(table: &'a [Mount], point: &Path) -> Vec<&'a Mount> {
+    let at = |mount: &&Mount| mount.point == point;
+    let mut stacked: Vec<&Mount> = table.iter().rev().find(at).into_iter().collect();
+    while let Some(lowest) = stacked.last()
+        && let Some(below) = table.iter().filter(at).find(|mount| mount.id == lowest.parent)
+        && below.id != lowest.id
+    {
+        stacked.push(below);
+    }
+    stacked
+}
+
+/// All that is mounted on a mount, however deep.
+fn mounted_on<'a>(table: &'a [Mount], own: &Mount) -> Vec<&'a Mount> {
+    let mut children: BTreeMap<u64, Vec<&Mount>> = BTreeMap::new();
+    for mount in table {
+        children.entry(mount.parent).or_default().push(mount);
+    }
+    let (mut found, mut open) = (Vec::new(), vec![own.id]);
+    while let Some(id) = open.pop() {
+        // Taken out, so that each is visited once, whatever the table says.
+        for mount in children.remove(&id).unwrap_or_default() {
+            if mount.id != own.id {
+                open.push(mount.id);
+                found.push(mount);
+            }
+        }
+    }
+    found
+}
+
+/// Of `on_it`, which is mounted on `own`, what would be mounted nowhere once the mounts `going` and
+/// all on them are gone. What belongs to the file system of our own mount is not lost with it.
+fn lost<'a>(table: &[Mount], own: &Mount, on_it: &[&'a Mount], going: &[u64]) -> Option<&'a Mount> {
+    if on_it.is_empty() {
+        return None;
+    }
+    let mut gone: BTreeSet<u64> = going.iter().copied().collect();
+    for going in table.iter().filter(|mount| going.contains(&mount.id)) {
+        gone.extend(mounted_on(table, going).iter().map(|mount| mount.id));
+    }
+    let stays: BTreeSet<(u32, u32)> =
+        table.iter().filter(|mount| !gone.contains(&mount.id)).map(|mount| mount.device).collect();
+    on_it.iter().find(|m| m.device != own.device && !stays.contains(&m.device)).copied()
 }
 
 impl Mount {

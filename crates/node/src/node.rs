@@ -424,7 +424,7 @@ fn leftovers(directory: &Arc<Directory>, volumes: &Arc<Volumes>) -> crate::statu
         let finished = directory.standing(uid, |standing| standing.is_finished());
         Remains {
             containers: directory.standing(uid, |s| s.could_have_running_containers()),
-            volumes: volumes.pod_dir(uid).exists(),
+            volumes: volumes.has_volumes(uid),
             // The cgroup is destroyed right before a life is finished.
             cgroup: !finished,
         }

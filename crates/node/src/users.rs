@@ -52,7 +52,7 @@ impl Users {
     }
 
     /// The pod's block: the one it has, or a free one. `pods` is the folder of all pods' folders;
-    /// the block is taken as long as the pod's is there.
+    /// the block is taken until it is given back, or the pod's folder goes.
     pub fn of_pod(&self, pods: &Root, pod: &PodUid) -> Result<IdMappings, UserRangeError> {
         let failed = |source| UserRangeError::File { pod: pod.clone(), source };
         if let Some(kept) = read(pods, pod.as_str()).map_err(failed)? {
@@ -90,6 +90,11 @@ impl Users {
     }
 }
 
+/// At the end of a pod's life another may have its block, however long its folder is kept.
+pub(crate) fn give_back(pods: &Root, pod: &PodUid) -> Result<(), FileError> {
+    pods.remove_file(format!("{pod}/{FILE}"))
+}
+
 /// `None`: no file. `Some(None)`: one that says nothing.
 fn read(pods: &Root, pod: &str) -> Result<Option<Option<Block>>, FileError> {
     match pods.read(format!("{pod}/{FILE}"), LARGEST) {
@@ -104,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_keeps_its_block_and_no_other_gets_it_until_its_folder_is_gone() {
+    fn pod_keeps_its_block_until_it_is_given_back_or_its_folder_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let pods = Root::open(folder.path()).unwrap();
         let users = Users::new(UserRange::for_pods(2, 0));
@@ -117,8 +122,10 @@ mod tests {
         assert_ne!(first, second);
         assert_eq!(users.of_pod(&pods, &a).unwrap(), first);
         assert!(matches!(users.of_pod(&pods, &c), Err(UserRangeError::Exhausted(_))));
-        pods.remove_dir_all("a").unwrap();
+        give_back(&pods, &a).unwrap();
         assert_eq!(users.of_pod(&pods, &c).unwrap(), first);
+        pods.remove_dir_all("c").unwrap();
+        assert_eq!(users.of_pod(&pods, &a).unwrap(), first);
         std::fs::write(folder.path().join("b/userns"), "torn").unwrap();
         assert!(matches!(users.of_pod(&pods, &b), Err(UserRangeError::Damaged { .. })));
     }

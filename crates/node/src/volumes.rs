@@ -3,8 +3,9 @@
 //! What is wanted is in the pod's spec, what is there is kept as data
 //! ([`volume::Actual`](podwright_core::volume::Actual)), and `core` says what each volume needs;
 //! here it is done. A kind of volume is one file and one row ([`kind`]). The pod's worker has its
-//! volumes set up before a container starts and taken down when the last one is gone; in between
-//! the [`keeper`] brings them up to date.
+//! volumes set up before a container starts and released when the last one is gone; in between
+//! the [`keeper`] brings them up to date. The rest of the pod's folder, its containers' termination
+//! messages above all, stays as long as the pod is wanted ([`orphans`]).
 //!
 //! All work on one pod is done in turn, and each pod has its own turn: a mount that hangs is the
 //! trouble of its pod and of nobody else.
@@ -23,6 +24,7 @@ mod orphans;
 mod pod;
 mod projected;
 mod refused;
+mod release;
 mod secret;
 mod sub_path;
 mod tokens;
@@ -37,11 +39,11 @@ use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::qos::ResourceList;
-use podwright_core::volume::teardown::{self, Owner, Teardown};
+use podwright_core::volume::teardown::Scope;
 use podwright_core::volume::{self, Need};
 use podwright_host::clock::Clock;
 use podwright_host::files::{FileError, Root};
-use podwright_host::mounts::{self, MountError, Unmount};
+use podwright_host::mounts::{MountError, Propagation};
 use podwright_host::threads;
 
 use crate::gate::{Act, Gate, Rank};
@@ -72,8 +74,13 @@ pub enum VolumeError {
     Folder { uid: PodUid, source: FileError },
     #[error("pod {uid}: cannot unmount {}", path.display())]
     Unmount { uid: PodUid, path: PathBuf, source: MountError },
-    #[error("pod {uid}: {} is mounted in its folder, and not by us; unmount it", path.display())]
+    #[error(
+        "pod {uid}: {} is mounted in its directory, and not by this agent: nothing of the pod is \
+         removed before it is gone. Fix: umount {}", path.display(), path.display()
+    )]
     Foreign { uid: PodUid, path: PathBuf },
+    #[error("pod {uid}: its directory is still being removed from an earlier life")]
+    BeingRemoved { uid: PodUid },
     #[error("cannot read the mounts of this machine")]
     Mounts(#[source] MountError),
     #[error("the work on the volumes of pod {uid} was cut off")]
@@ -139,6 +146,9 @@ impl Volumes {
     }
 
     pub fn make_directories(&self, pod: &Pod) -> Result<(), VolumeError> {
+        if self.orphans.is_being_removed(&pod.uid) {
+            return Err(VolumeError::BeingRemoved { uid: pod.uid.clone() });
+        }
         let make = || {
             for below in ["", "volumes", "plugins", "containers"] {
                 self.pods.create_dir_all(Path::new(pod.uid.as_str()).join(below), FOLDER_MODE)?;
@@ -245,11 +255,14 @@ impl Volumes {
         volume: &str,
         sub_path: &str,
         place: &str,
+        propagation: Propagation,
     ) -> Result<PathBuf, SubPathError> {
         let folder = self.open_pod_dir(uid)?;
         let (volume, sub_path) = (PathBuf::from(volume), sub_path.to_owned());
         let place = PathBuf::from(place);
-        let bound = threads::blocking(move || sub_path::bind(&folder, &volume, &sub_path, &place));
+        let bound = threads::blocking(move || {
+            sub_path::bind(&folder, &volume, &sub_path, &place, propagation)
+        });
         bound.await.unwrap_or(Err(SubPathError::CutOff))
     }
 
@@ -272,9 +285,9 @@ impl Volumes {
         Some(read.await.unwrap_or_default())
     }
 
-    /// Unmounts and removes everything of a pod whose containers are gone. Never deletes through
-    /// a mount.
-    pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
+    /// Unmounts and removes the volumes of a pod whose containers are gone. Its folder stays, with
+    /// what its containers left there, until the pod is no longer wanted.
+    pub async fn release(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let entry = self.known.lock().get(uid).cloned();
         let turn = match &entry {
             Some(entry) => {
@@ -284,28 +297,37 @@ impl Volumes {
             }
             None => None,
         };
-        self.take_down(uid, Owner::Worker, turn).await?;
+        self.take_down(uid, Scope::Volumes, turn).await?;
+        self.forget(uid);
+        Ok(())
+    }
+
+    fn forget(&self, uid: &PodUid) {
         self.known.lock().remove(uid);
         self.left.lock().remove(uid);
         self.sources.objects.release(uid);
-        Ok(())
     }
 
     async fn take_down(
         &self,
         uid: &PodUid,
-        owner: Owner,
+        scope: Scope,
         turn: Option<pod::Turn>,
     ) -> Result<(), VolumeError> {
-        let (uid, folder) = (uid.clone(), self.pod_dir(uid));
+        let uid = uid.clone();
         let pods =
             self.pods.again().map_err(|source| VolumeError::Folder { uid: uid.clone(), source })?;
         let cut_off = VolumeError::CutOff { uid: uid.clone() };
         let done = threads::blocking(move || {
             let _turn = turn;
-            take_down(&pods, &uid, &folder, owner)
+            release::take_down(&pods, &uid, scope)
         });
         done.await.unwrap_or(Err(cut_off))
+    }
+
+    /// Whether something of the pod's volumes is on this node. What cannot be seen may be there.
+    pub fn has_volumes(&self, uid: &PodUid) -> bool {
+        release::has_volumes(&self.pods, uid)
     }
 
     /// The folder of all pods' folders.
@@ -317,33 +339,6 @@ impl Volumes {
     pub fn pods_on_disk(&self) -> Result<Vec<PodUid>, FileError> {
         let entries = self.pods.list("")?;
         Ok(entries.into_iter().filter_map(|(name, _)| name.to_str().map(PodUid::new)).collect())
-    }
-}
-
-fn take_down(pods: &Root, uid: &PodUid, folder: &Path, owner: Owner) -> Result<(), VolumeError> {
-    let table = mounts::table(Path::new("/proc")).map_err(VolumeError::Mounts)?;
-    let below = mounts::at_or_below(&table, folder).into_iter();
-    let points = below.filter_map(|mount| mount.point.strip_prefix(folder).ok());
-    let points = points.map(Path::to_owned).collect();
-    let plugins: Vec<&str> = KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect();
-    let points = match teardown::plan(points, owner, &plugins) {
-        Teardown::Unmount(points) => points,
-        Teardown::Leave(point) => {
-            return Err(VolumeError::Foreign { uid: uid.clone(), path: folder.join(point) });
-        }
-    };
-    for point in points {
-        let path = folder.join(point);
-        mounts::unmount(&path, Unmount::Now).map_err(|source| VolumeError::Unmount {
-            uid: uid.clone(),
-            path,
-            source,
-        })?;
-    }
-    match pods.remove_dir_all(uid.as_str()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.is_not_found() => Ok(()),
-        Err(source) => Err(VolumeError::Folder { uid: uid.clone(), source }),
     }
 }
 
@@ -360,5 +355,7 @@ impl VolumeError {
     }
 }
 
+#[cfg(test)]
+mod host_tests;
 #[cfg(test)]
 mod tests;

@@ -19,14 +19,14 @@ use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::{figure, needs_root};
 
 impl Cluster {
-    fn objects<K>(&self) -> Api<K>
+    pub(crate) fn objects<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    async fn make<K>(&self, object: Value) -> K
+    pub(crate) async fn make<K>(&self, object: Value) -> K
     where
         K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -38,7 +38,7 @@ impl Cluster {
         self.objects().create(&PostParams::default(), &object).await.unwrap()
     }
 
-    async fn edit<K>(&self, name: &str, change: Value)
+    pub(crate) async fn edit<K>(&self, name: &str, change: Value)
     where
         K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -55,7 +55,7 @@ impl Cluster {
     }
 
     /// Waits for a line of the container, the exact text, and returns how long it took.
-    async fn says(&self, pod: &Pod, line: &str) -> Duration {
+    pub(crate) async fn says(&self, pod: &Pod, line: &str) -> Duration {
         let (log, asked) = (self.log_of(pod), Instant::now());
         let said = async || {
             let text = std::fs::read_to_string(&log)?;
@@ -66,13 +66,55 @@ impl Cluster {
         asked.elapsed()
     }
 
-    fn folder_of(&self, pod: &Pod) -> PathBuf {
+    /// A local volume and a claim on it, not bound yet.
+    pub(crate) async fn claim(
+        &self,
+        name: &str,
+        volume: &str,
+        path: &Path,
+    ) -> PersistentVolumeClaim {
+        let persistent: Api<PersistentVolume> = Api::all(self.client.clone());
+        let volume = json!({"metadata": {"name": volume}, "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "by-hand",
+            "local": {"path": path},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [
+                {"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}]}}}});
+        let volume = serde_json::from_value(volume).unwrap();
+        persistent.create(&PostParams::default(), &volume).await.unwrap();
+        self.make(json!({"metadata": {"name": name}, "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "by-hand",
+            "resources": {"requests": {"storage": "1Gi"}}}}))
+            .await
+    }
+
+    /// Binds by hand, as the controller would: first the volume, then the claim.
+    pub(crate) async fn bind(&self, claim: &PersistentVolumeClaim, volume: &str) {
+        let name = claim.metadata.name.as_deref().unwrap();
+        let reference = json!({"namespace": NAMESPACE, "name": name, "uid": claim.metadata.uid});
+        let bind = Patch::Merge(json!({"spec": {"claimRef": reference}}));
+        let persistent: Api<PersistentVolume> = Api::all(self.client.clone());
+        persistent.patch(volume, &PatchParams::default(), &bind).await.unwrap();
+        self.edit::<PersistentVolumeClaim>(name, json!({"spec": {"volumeName": volume}})).await;
+        let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
+        let claims = self.objects::<PersistentVolumeClaim>();
+        claims.patch_status(name, &PatchParams::default(), &bound).await.unwrap();
+    }
+
+    /// The directory goes after the pod, and nothing waits for it.
+    pub(crate) async fn until_folder_gone(&self, pod: &Pod) {
+        let folder = self.folder_of(pod);
+        let gone = async || Ok(!folder.try_exists()?);
+        wait::until_true(format!("{} to be gone", folder.display()), LIMIT, gone).await.unwrap();
+    }
+
+    pub(crate) fn folder_of(&self, pod: &Pod) -> PathBuf {
         self.agent.root_dir().join("pods").join(pod.metadata.uid.as_deref().unwrap())
     }
 }
 
 /// A pod whose container runs a script of the shell as nobody in particular.
-fn script(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
+pub(crate) fn script(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
     let mut pod = pod(name, &[]);
     let container = &mut pod["spec"]["containers"][0];
     container["command"] = json!(["/bin/sh", "-c", script]);
@@ -152,7 +194,7 @@ async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
 
     cluster.pods().delete("kinds", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("kinds").await;
-    assert!(!cluster.folder_of(&made).exists(), "something is left");
+    cluster.until_folder_gone(&made).await;
     assert!(shared.join("seen").exists(), "the node's own folder is not ours to empty");
     cluster.close();
 }
@@ -289,7 +331,7 @@ async fn row_39_a_secret_is_in_memory_only_and_nothing_of_it_is_left() {
 
     cluster.pods().delete("goes", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("goes").await;
-    assert!(!cluster.folder_of(&made[1]).exists());
+    cluster.until_folder_gone(&made[1]).await;
     // What an agent leaves that nobody can stop in good order.
     cluster.agent.kill().await.unwrap();
     cluster.pods().delete("stays", &DeleteParams::default()).await.unwrap();
@@ -387,7 +429,7 @@ async fn a_killed_agent_finds_its_volumes_again() {
     cluster.edit::<ConfigMap>("m", json!({"data": {"a": "2"}})).await;
     cluster.says(&made[0], "2").await;
     cluster.until_gone("deleted").await;
-    assert!(!cluster.folder_of(&made[1]).exists(), "something is left");
+    cluster.until_folder_gone(&made[1]).await;
     let kept = cluster.pods().get("kept").await.unwrap().status.unwrap();
     assert_eq!(kept.container_statuses.unwrap()[0].restart_count, 0);
     cluster.close();
@@ -399,20 +441,7 @@ async fn a_claim_that_is_bound_leads_to_data_that_stays() {
     let cluster = Cluster::start().await;
     let data = cluster.agent.root_dir().join("data");
     std::fs::create_dir_all(&data).unwrap();
-    let persistent: Api<PersistentVolume> = Api::all(cluster.client.clone());
-    let volume = json!({"metadata": {"name": "pv-1"}, "spec": {
-        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
-        "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "by-hand",
-        "local": {"path": data},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [
-            {"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}]}}}});
-    let volume = serde_json::from_value(volume).unwrap();
-    persistent.create(&PostParams::default(), &volume).await.unwrap();
-    let claim = cluster
-        .make::<PersistentVolumeClaim>(json!({"metadata": {"name": "data"}, "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": "by-hand",
-            "resources": {"requests": {"storage": "1Gi"}}}}))
-        .await;
+    let claim = cluster.claim("data", "pv-1", &data).await;
     let volumes = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]);
     let mounts = json!([{"name": "d", "mountPath": "/d"}]);
     let text = "echo kept > /d/file && echo wrote; trap 'exit 0' TERM; while :; do sleep 0.1; done";
@@ -427,18 +456,11 @@ async fn a_claim_that_is_bound_leads_to_data_that_stays() {
     };
     wait::until_true("the event", LIMIT, told).await.unwrap();
 
-    // Bound by hand, as the controller would: first the volume, then the claim.
-    let reference = json!({"namespace": NAMESPACE, "name": "data", "uid": claim.metadata.uid});
-    let bind = Patch::Merge(json!({"spec": {"claimRef": reference}}));
-    persistent.patch("pv-1", &PatchParams::default(), &bind).await.unwrap();
-    cluster.edit::<PersistentVolumeClaim>("data", json!({"spec": {"volumeName": "pv-1"}})).await;
-    let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
-    let claims = cluster.objects::<PersistentVolumeClaim>();
-    claims.patch_status("data", &PatchParams::default(), &bound).await.unwrap();
+    cluster.bind(&claim, "pv-1").await;
     cluster.says(&made, "wrote").await;
     cluster.pods().delete("claims", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("claims").await;
     assert_eq!(std::fs::read_to_string(data.join("file")).unwrap(), "kept\n");
-    assert!(!cluster.folder_of(&made).exists());
+    cluster.until_folder_gone(&made).await;
     cluster.close();
 }

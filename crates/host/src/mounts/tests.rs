@@ -10,13 +10,15 @@ use super::*;
 pub(crate) struct BindGuard(PathBuf);
 
 pub(crate) fn bind_guard(source: &Path, target: &Path) -> BindGuard {
-    bind(source, target, Depth::This).unwrap();
+    bind(source, target, Propagation::FromSource).unwrap();
     BindGuard(target.to_owned())
 }
 
 impl Drop for BindGuard {
     fn drop(&mut self) {
-        unmount(&self.0, Unmount::Lazy).ok();
+        let all = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        change::propagate(&self.0, all).ok();
+        change::unmount(&self.0, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).ok();
     }
 }
 
@@ -118,8 +120,8 @@ fn real_binds_appear_in_the_table_and_go_again() {
     assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);
     std::fs::write(source.join("file"), "y").unwrap();
 
-    unmount(&target, Unmount::Now).unwrap();
-    unmount(&target, Unmount::Now).unwrap();
+    detach_own(&target, InUse::Fail).unwrap();
+    detach_own(&target, InUse::Fail).unwrap();
     assert!(!is_mount_point(&target).unwrap());
     drop(guard);
 }
@@ -138,7 +140,7 @@ fn real_a_file_can_be_bound_by_its_handle_after_its_name_changed() {
     std::fs::rename(dir.path().join("good"), dir.path().join("moved")).unwrap();
     std::fs::rename(dir.path().join("evil"), dir.path().join("good")).unwrap();
     let target = dir.path().join("target");
-    bind_pinned(&pinned, &target, Depth::This).unwrap();
+    bind_pinned(&pinned, &target, Propagation::FromSource).unwrap();
     let _guard = BindGuard(target.clone());
     assert_eq!(std::fs::read_to_string(&target).unwrap(), "good");
 }
@@ -197,11 +199,174 @@ fn the_mount_around_a_path_is_the_last_on_the_longest_part_of_it() {
 #[test]
 fn a_mount_that_fails_names_both_ends() {
     let error =
-        bind(Path::new("/no/source"), Path::new("/no/target"), Depth::Recursive).unwrap_err();
+        bind(Path::new("/no/source"), Path::new("/no/target"), Propagation::Both).unwrap_err();
     assert_eq!(error.to_string(), "cannot bind /no/source on /no/target");
     let error =
         mount("tmpfs", "s", Path::new("/no/target"), MountFlags::empty(), "a\0b").unwrap_err();
     assert_eq!(error.to_string(), "cannot mount tmpfs on /no/target");
+}
+
+/// A directory of the host on a shared file system of its own, and a directory of ours beside it.
+struct Host {
+    dir: tempfile::TempDir,
+    _shared: BindGuard,
+    _ours: BindGuard,
+}
+
+impl Host {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            mount("tmpfs", "host", &path, MountFlags::empty(), "").unwrap();
+            change::propagate(&path, MountPropagationFlags::SHARED).unwrap();
+            BindGuard(path)
+        };
+        let (shared, ours) = (mounted("mnt"), mounted("ours"));
+        let this = Self { dir, _shared: shared, _ours: ours };
+        std::fs::create_dir_all(this.at("mnt/disks")).unwrap();
+        this
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    /// A file system with a file in it, as a user of the host would mount it.
+    fn mount(&self, path: &str) {
+        let path = self.at(path);
+        std::fs::create_dir_all(&path).unwrap();
+        mount("tmpfs", "users", &path, MountFlags::empty(), "").unwrap();
+        std::fs::write(path.join("file"), "precious").unwrap();
+    }
+
+    fn ours(&self, name: &str) -> PathBuf {
+        let path = self.at("ours").join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+
+    fn is_there(&self, path: &str) -> bool {
+        std::fs::read_to_string(self.at(path).join("file")).is_ok_and(|text| text == "precious")
+    }
+}
+
+#[test]
+fn real_detached_bind_leaves_the_mounts_of_its_source() {
+    if not_root() {
+        return;
+    }
+    for propagation in [Propagation::FromSource, Propagation::Both] {
+        // given a bind of a directory with mounts below it, some from before and some from later
+        let host = Host::new();
+        host.mount("mnt/disks/before");
+        let target = host.ours("bind");
+        bind(&host.at("mnt/disks"), &target, propagation).unwrap();
+        assert!(!host.is_there("ours/bind/before"), "a bind is not recursive");
+        host.mount("mnt/disks/later");
+        host.mount("mnt/disks/later/nested");
+        assert!(host.is_there("ours/bind/later"), "mounts of the host are passed on");
+        // and one that a user made by hand on our path
+        host.mount("ours/bind/by-hand");
+        let at_source = host.is_there("mnt/disks/by-hand");
+        assert_eq!(at_source, propagation == Propagation::Both);
+        if !at_source {
+            // then it is nowhere else, and nothing is touched
+            let error = detach_own(&target, InUse::Fail).unwrap_err();
+            assert!(error.to_string().contains("ours/bind/by-hand"), "{error}");
+            assert!(host.is_there("ours/bind/by-hand") && host.is_there("ours/bind/later"));
+            change::unmount(host.at("ours/bind/by-hand").as_path(), UnmountFlags::empty()).unwrap();
+        }
+        // when our bind goes
+        detach_own(&target, InUse::Fail).unwrap();
+        // then only ours is gone
+        assert!(!is_mount_point(&target).unwrap());
+        for path in ["mnt/disks/before", "mnt/disks/later", "mnt/disks/later/nested"] {
+            assert!(host.is_there(path), "{propagation:?}: {path}");
+        }
+        assert_eq!(host.is_there("mnt/disks/by-hand"), at_source);
+    }
+}
+
+#[test]
+fn real_bind_that_passes_mounts_on_receives_them_and_returns_none() {
+    if not_root() {
+        return;
+    }
+    // given a private source, too: what the runtime checks is that the bind is shared or a slave
+    for private in [false, true] {
+        let host = Host::new();
+        if private {
+            change::propagate(&host.at("mnt"), MountPropagationFlags::PRIVATE).unwrap();
+        }
+        let target = host.ours("bind");
+        bind(&host.at("mnt/disks"), &target, Propagation::FromSource).unwrap();
+        let table = table(Path::new("/proc")).unwrap();
+        assert!(table.iter().find(|mount| mount.point == target).unwrap().shared);
+        host.mount("ours/bind/x");
+        assert!(!host.is_there("mnt/disks/x"));
+    }
+}
+
+#[test]
+fn real_mounts_stacked_on_ours_are_not_taken_for_ours() {
+    if not_root() {
+        return;
+    }
+    let host = Host::new();
+    let target = host.ours("memory");
+    mount("tmpfs", "tmpfs", &target, MountFlags::empty(), "").unwrap();
+    host.mount("ours/memory");
+    let error = detach_own(&target, InUse::Fail).unwrap_err();
+    assert!(matches!(error, MountError::Occupied { .. }), "{error}");
+    assert!(host.is_there("ours/memory"));
+    // when what is on top is to be seen elsewhere, it can go with ours
+    std::fs::create_dir(host.at("elsewhere")).unwrap();
+    let _kept = bind_guard(&target, &host.at("elsewhere"));
+    detach_own(&target, InUse::Fail).unwrap();
+    assert!(!is_mount_point(&target).unwrap());
+    assert!(host.is_there("elsewhere"));
+}
+
+#[test]
+fn mounts_seen_twice_in_what_goes_are_lost_all_the_same() {
+    // given a tmpfs of ours, a bind of a part of it, and a user's mount that shows in both
+    let table = parse(
+        b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /p/memory rw shared:1 - tmpfs b rw\n\
+          3 1 0:2 /d /p/part rw master:1 - tmpfs b rw\n4 2 0:3 / /p/memory/d/x rw - tmpfs c rw\n\
+          5 3 0:3 / /p/part/x rw - tmpfs c rw\n6 2 0:1 /home /p/memory/home rw - ext4 a rw\n",
+    );
+    let (memory, part) = (PathBuf::from("/p/memory"), PathBuf::from("/p/part"));
+    check_own(&table, std::slice::from_ref(&memory)).unwrap();
+    check_own(&table, std::slice::from_ref(&part)).unwrap();
+    let error = check_own(&table, &[part, memory]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot unmount /p/part: /p/part/x is mounted on it and nowhere else, and would be lost. \
+         Fix: umount /p/part/x"
+    );
+}
+
+#[test]
+fn real_shared_folder_keeps_the_mounts_below_it_in_sight() {
+    if not_root() {
+        return;
+    }
+    let host = Host::new();
+    change::propagate(&host.at("mnt"), MountPropagationFlags::PRIVATE).unwrap();
+    host.mount("mnt/disks/users");
+    change::propagate(&host.at("mnt/disks/users"), MountPropagationFlags::PRIVATE).unwrap();
+    let disks = host.at("mnt/disks");
+    ensure_shared(&disks).unwrap();
+    assert!(host.is_there("mnt/disks/users"));
+    let shared = |path: &Path| {
+        let table = table(Path::new("/proc")).unwrap();
+        table.iter().rfind(|mount| mount.point == path).unwrap().shared
+    };
+    assert!(shared(&disks) && !shared(&disks.join("users")), "what is a user's is not changed");
+    detach_own(&disks, InUse::Fail).unwrap();
+    assert!(host.is_there("mnt/disks/users"));
 }
 
 proptest! {

@@ -56,7 +56,7 @@ impl Pods {
         self.directory.set_all_known();
         self.look_for_orphans();
         self.tools.status.remove_orphans(|uid| self.directory.pod(uid).is_some());
-        self.tools.volumes.remove_orphans(&self.kept());
+        self.tools.volumes.remove_orphans(&self.kept_directories());
         let known =
             |uid: &PodUid| self.directory.pod(uid).is_some() || self.directory.cell(uid).is_some();
         self.tools.allocations.retain(known);
@@ -185,6 +185,13 @@ impl Pods {
         let runtime = self.tools.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
         self.living().chain(alive).collect()
+    }
+
+    /// A pod that is wanted keeps its directory, even when its life is over: that is where its
+    /// termination messages are.
+    fn kept_directories(&self) -> BTreeSet<PodUid> {
+        let wanted = self.directory.pods().into_iter().map(|pod| pod.uid.clone());
+        self.kept().into_iter().chain(wanted).collect()
     }
 
     /// Pods that have a worker.

@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1;
 use podwright_core::pod::Pod;
 use podwright_core::volume::claim::{self, Bound, ClaimRef, Place};
 use podwright_core::volume::ownership::{self, Access};
+use podwright_core::volume::teardown::{Mounts, Plugin};
 use podwright_host::files::{Kind as FileKind, Root};
-use podwright_host::mounts::{self, Depth, Unmount};
+use podwright_host::mounts::{self, InUse, Propagation};
 
 use super::host_path;
 use super::kind::{Ask, Kind, Mounted, PodFolder, Prepared, Problem, Stage};
@@ -25,8 +26,8 @@ impl Kind for Claim {
         volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()
     }
 
-    fn plugins(&self) -> &'static [&'static str] {
-        &[LOCAL]
+    fn plugins(&self) -> &'static [Plugin] {
+        &[Plugin { name: LOCAL, mounts: Mounts::Bind }]
     }
 
     fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
@@ -86,6 +87,10 @@ fn bind(folder: &PodFolder, bound: &Bound, source: &Path, pod: &Pod) -> Result<M
     let target = folder.volume(LOCAL, &bound.name, MODE)?;
     let mounted = Mounted::folder(&target, bound.read_only, true);
     if mounts::is_mount_point(&target)? {
+        // Done before; but perhaps by a process that ended before it was read-only.
+        if bound.read_only {
+            mounts::remount_read_only(&target)?;
+        }
         return Ok(mounted);
     }
     // Held while it is looked at and bound: it is the same folder both times.
@@ -101,12 +106,13 @@ fn bind(folder: &PodFolder, bound: &Bound, source: &Path, pod: &Pod) -> Result<M
             })?;
         }
     }
-    mounts::bind_pinned(&root, &target, Depth::This)?;
+    // A container that comes later may ask for `Bidirectional`.
+    mounts::bind_pinned(&root, &target, Propagation::Both)?;
     if bound.read_only
         && let Err(error) = mounts::remount_read_only(&target)
     {
         // Better none than one that can be written to.
-        mounts::unmount(&target, Unmount::Lazy)?;
+        mounts::detach_own(&target, InUse::Detach)?;
         return Err(error.into());
     }
     Ok(mounted)

@@ -7,6 +7,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::medium::{self, Medium};
 use podwright_core::volume::ownership::{self, Access};
+use podwright_core::volume::teardown::{Mounts, Plugin};
 use podwright_host::files::{Durability, Kind as FileKind, Root};
 use podwright_host::mounts;
 
@@ -23,8 +24,8 @@ impl Kind for EmptyDir {
         volume.empty_dir.is_some()
     }
 
-    fn plugins(&self) -> &'static [&'static str] {
-        &[PLUGIN]
+    fn plugins(&self) -> &'static [Plugin] {
+        &[Plugin { name: PLUGIN, mounts: Mounts::Memory }]
     }
 
     fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {

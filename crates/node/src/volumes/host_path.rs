@@ -8,6 +8,7 @@ use std::path::{Component, Path};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
+use podwright_core::volume::teardown::Plugin;
 
 use super::kind::{Ask, Kind, Mounted, Prepared, Problem};
 
@@ -19,7 +20,7 @@ impl Kind for HostPath {
     }
 
     /// Nothing is mounted for it.
-    fn plugins(&self) -> &'static [&'static str] {
+    fn plugins(&self) -> &'static [Plugin] {
         &[]
     }
 

@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::config::MountedVolume;
 use podwright_core::config::mounts::VolumeSource;
+use podwright_core::volume::teardown::Plugin;
 
 use super::kind::{Ask, Kind, Mounted, Prepared, Problem};
 
@@ -18,7 +19,7 @@ impl Kind for Image {
         volume.image.is_some()
     }
 
-    fn plugins(&self) -> &'static [&'static str] {
+    fn plugins(&self) -> &'static [Plugin] {
         &[]
     }
 

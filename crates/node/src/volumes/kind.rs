@@ -15,6 +15,7 @@ use podwright_core::config::mounts::VolumeSource;
 use podwright_core::pod::Pod;
 use podwright_core::qos::ResourceList;
 use podwright_core::time::Mono;
+use podwright_core::volume::teardown::Plugin;
 use podwright_host::clock::Clock;
 use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::MountError;
@@ -43,8 +44,9 @@ pub(crate) trait Kind: Sync {
     /// Whether a volume of a pod is of this kind.
     fn covers(&self, volume: &v1::Volume) -> bool;
 
-    /// The folders below `volumes/` that hold mounts of this kind, with `/` as `~`.
-    fn plugins(&self) -> &'static [&'static str];
+    /// The directories below `volumes/` that volumes of this kind are in, and what is mounted there
+    /// by us. Nothing else is ever unmounted there.
+    fn plugins(&self) -> &'static [Plugin];
 
     /// Reads what it needs. Changes nothing on this node.
     fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>>;

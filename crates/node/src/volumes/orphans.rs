@@ -1,4 +1,8 @@
-//! Folders of pods that nobody knows any more.
+//! Directories of pods that are no longer wanted.
+//!
+//! This is how every pod's directory goes: its volumes are released at the end of its life, the
+//! rest stays until the pod is gone from its source. A directory that an agent did not get to
+//! before it was killed is found here as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use podwright_core::ids::PodUid;
 use podwright_core::time::Mono;
-use podwright_core::volume::teardown::Owner;
+use podwright_core::volume::teardown::Scope;
 
 use super::Volumes;
 use crate::causes::chain;
@@ -24,6 +28,13 @@ enum Orphan {
     UnderWay { failed_before: Option<String> },
     /// Why it stays, and when to try again.
     Stays { why: String, retry_at: Mono },
+}
+
+impl Orphans {
+    /// A pod that comes back under the same UID has to wait for this.
+    pub(super) fn is_being_removed(&self, uid: &PodUid) -> bool {
+        matches!(self.0.lock().get(uid), Some(Orphan::UnderWay { .. }))
+    }
 }
 
 impl Volumes {
@@ -73,16 +84,14 @@ impl Volumes {
                 self.orphans.0.lock().remove(&uid);
                 return;
             }
-            Some(turn @ Some(_)) => self.take_down(&uid, Owner::Nobody, turn).await,
-            None => self.take_down(&uid, Owner::Nobody, None).await,
+            Some(turn @ Some(_)) => self.take_down(&uid, Scope::Directory, turn).await,
+            None => self.take_down(&uid, Scope::Directory, None).await,
         };
         let before = self.orphans.0.lock().remove(&uid);
         match removed {
             Ok(()) => {
-                tracing::info!(%uid, "removed what a pod that is gone left behind");
-                self.known.lock().remove(&uid);
-                self.left.lock().remove(&uid);
-                self.sources.objects.release(&uid);
+                tracing::debug!(%uid, "removed the directory of a pod that is gone");
+                self.forget(&uid);
             }
             Err(error) => {
                 let why = chain(&error);
@@ -91,7 +100,10 @@ impl Volumes {
                     Some(Orphan::Stays { .. }) | None => None,
                 };
                 if known.as_ref() != Some(&why) {
-                    tracing::warn!(%uid, error = why, "a pod that is gone left its folder");
+                    tracing::warn!(
+                        %uid, error = why, retry = ?RETRY,
+                        "cannot remove the directory of a pod that is gone, retrying"
+                    );
                 }
                 let retry_at = self.sources.clock.now().mono + RETRY;
                 self.orphans.0.lock().insert(uid, Orphan::Stays { why, retry_at });

@@ -2,6 +2,7 @@
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
+use podwright_core::volume::teardown::{Mounts, Plugin};
 
 use super::content::{self, Keep};
 use super::kind::{Ask, Kind, Prepared, Problem};
@@ -15,8 +16,8 @@ impl Kind for Projected {
         volume.projected.is_some()
     }
 
-    fn plugins(&self) -> &'static [&'static str] {
-        &[PLUGIN]
+    fn plugins(&self) -> &'static [Plugin] {
+        &[Plugin { name: PLUGIN, mounts: Mounts::Memory }]
     }
 
     fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {

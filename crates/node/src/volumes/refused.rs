@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
+use podwright_core::volume::teardown::Plugin;
 
 use super::kind::{Ask, Kind, Prepared, Problem};
 
@@ -13,7 +14,7 @@ impl Kind for Refused {
         reason(volume).is_some()
     }
 
-    fn plugins(&self) -> &'static [&'static str] {
+    fn plugins(&self) -> &'static [Plugin] {
         &[]
     }
 

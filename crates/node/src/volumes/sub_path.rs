@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use podwright_host::files::{Durability, FileError, Links, Root};
-use podwright_host::mounts::{self, Depth, MountError, Unmount};
+use podwright_host::mounts::{self, InUse, MountError, Propagation};
 
 use super::FOLDER_MODE;
 
@@ -23,12 +23,14 @@ pub enum SubPathError {
     CutOff,
 }
 
-/// Binds `sub_path` of `volume` to `place` in the pod's folder and returns where that is.
+/// Binds `sub_path` of `volume` to `place` in the pod's folder and returns where that is. As
+/// upstream, what is mounted below it now is left out; what is mounted there later is passed on.
 pub(super) fn bind(
     pod_folder: &Root,
     volume: &Path,
     sub_path: &str,
     place: &Path,
+    propagation: Propagation,
 ) -> Result<PathBuf, SubPathError> {
     let inside = Root::open(volume)?;
     let pinned = match inside.pin(sub_path, Links::FollowBeneath) {
@@ -49,10 +51,10 @@ pub(super) fn bind(
             return Ok(target);
         }
         // From an earlier start; the volume has another file there now.
-        mounts::unmount(&target, Unmount::Lazy)?;
+        mounts::detach_own(&target, InUse::Detach)?;
     }
     make_target(pod_folder, &relative, is_folder)?;
-    mounts::bind_pinned(&pinned, &target, Depth::Recursive)?;
+    mounts::bind_pinned(&pinned, &target, propagation)?;
     Ok(target)
 }
 

@@ -11,16 +11,20 @@ use rustix::mount::MountFlags;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use podwright_host::mounts::{self, InUse, Propagation};
+
 use super::*;
 
-struct Scene {
-    dir: TempDir,
-    client: kube::Client,
-    volumes: Arc<Volumes>,
+const PLAIN: Propagation = Propagation::FromSource;
+
+pub(super) struct Scene {
+    pub(super) dir: TempDir,
+    pub(super) client: kube::Client,
+    pub(super) volumes: Arc<Volumes>,
 }
 
 impl Scene {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let client = crate::objects::tests::api().await;
         let account = serde_json::from_value(json!({"metadata": {"name": "robot"}})).unwrap();
@@ -31,7 +35,7 @@ impl Scene {
     }
 
     /// Another process in the place of this one.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.volumes = Arc::new(volumes_in(&self.dir, &self.client));
     }
 
@@ -55,11 +59,11 @@ impl Scene {
     }
 
     /// A pod as the API server has it, with all its volumes mounted in its container.
-    async fn pod(&self, spec: Value) -> Arc<Pod> {
+    pub(super) async fn pod(&self, spec: Value) -> Arc<Pod> {
         self.named_pod("p", spec).await
     }
 
-    async fn named_pod(&self, name: &str, mut spec: Value) -> Arc<Pod> {
+    pub(super) async fn named_pod(&self, name: &str, mut spec: Value) -> Arc<Pod> {
         let names: Vec<Value> = spec["volumes"].as_array().unwrap().clone();
         let mounts = names.iter().map(|volume| {
             let name = volume["name"].as_str().unwrap();
@@ -80,7 +84,32 @@ impl Scene {
         pod
     }
 
-    fn at(&self, pod: &Pod, volume: &str) -> PathBuf {
+    /// A claim `c` and the local volume `pv` at this path, which is kept for the claim with the UID
+    /// `for_uid`, or for this one if that is empty.
+    pub(super) async fn claim_on(&self, data: &Path, for_uid: &str) -> v1::PersistentVolumeClaim {
+        let nodes: Api<v1::Node> = Api::all(self.client.clone());
+        let node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        let claims: Api<v1::PersistentVolumeClaim> = Api::default_namespaced(self.client.clone());
+        let claim = json!({"metadata": {"name": "c"}, "spec": {"volumeName": "pv",
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+        let claim = serde_json::from_value(claim).unwrap();
+        let claim = claims.create(&PostParams::default(), &claim).await.unwrap();
+        let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
+        claims.patch_status("c", &PatchParams::default(), &bound).await.unwrap();
+        let uid = if for_uid.is_empty() { claim.metadata.uid.as_deref().unwrap() } else { for_uid };
+        let persistent: Api<v1::PersistentVolume> = Api::all(self.client.clone());
+        let volume = json!({"metadata": {"name": "pv"}, "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "local": {"path": data}, "claimRef": {"namespace": "default", "name": "c", "uid": uid},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [
+                {"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}}}});
+        let volume = serde_json::from_value(volume).unwrap();
+        persistent.create(&PostParams::default(), &volume).await.unwrap();
+        claim
+    }
+
+    pub(super) fn at(&self, pod: &Pod, volume: &str) -> PathBuf {
         let mounted = self.volumes.mounted(&pod.uid);
         PathBuf::from(mounted[volume].directory().unwrap())
     }
@@ -98,7 +127,7 @@ impl Drop for Scene {
     fn drop(&mut self) {
         let table = mounts::table(Path::new("/proc")).unwrap();
         for mount in mounts::at_or_below(&table, self.dir.path()) {
-            let _ = mounts::unmount(&mount.point, Unmount::Lazy);
+            let _ = mounts::detach_own(&mount.point, InUse::Detach);
         }
     }
 }
@@ -168,8 +197,9 @@ async fn every_kind_that_is_made_of_objects_is_there_with_its_files_and_modes() 
     assert_eq!(mode(&token), 0o640);
     assert!(scene.volumes.mounted(&pod.uid).values().all(|volume| volume.read_only));
 
-    scene.volumes.unmount(&pod.uid).await.unwrap();
-    assert!(!scene.volumes.pod_dir(&pod.uid).exists(), "row 39: nothing is left");
+    scene.volumes.release(&pod.uid).await.unwrap();
+    let left: Vec<_> = std::fs::read_dir(scene.volumes.pod_dir(&pod.uid)).unwrap().collect();
+    assert_eq!(left.len(), 1, "row 39: nothing is left but containers/: {left:?}");
     let table = mounts::table(Path::new("/proc")).unwrap();
     assert!(mounts::at_or_below(&table, scene.dir.path()).is_empty());
 }
@@ -189,7 +219,8 @@ async fn an_edit_is_one_flip_and_a_sub_path_keeps_what_it_had() {
     let (map, later) = (scene.at(&pod, "map"), scene.at(&pod, "later"));
     let edition = std::fs::read_link(map.join("..data")).unwrap();
     let volume = map.to_string_lossy();
-    let part = scene.volumes.bind_sub_path(&pod.uid, &volume, "a", "map/c/0").await.unwrap();
+    let part = scene.volumes.bind_sub_path(&pod.uid, &volume, "a", "map/c/0", PLAIN);
+    let part = part.await.unwrap();
     assert_eq!(text(&part), "1");
 
     scene.edit_map("m", json!({"a": "2", "b": "3"})).await;
@@ -204,7 +235,7 @@ async fn an_edit_is_one_flip_and_a_sub_path_keeps_what_it_had() {
     scene.edited(&pod).await;
     scene.volumes.mount(&pod).await.unwrap();
     assert_eq!(text(later.join("k")), "v", "row 42");
-    scene.volumes.unmount(&pod.uid).await.unwrap();
+    scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
@@ -240,7 +271,7 @@ async fn what_is_missing_is_named_and_waited_for() {
     scene.edited(&pod).await;
     let left = scene.volumes.mount(&pod).await.unwrap_err();
     assert!(!left.waiting_for.contains("absent"), "{}", left.waiting_for);
-    scene.volumes.unmount(&pod.uid).await.unwrap();
+    scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
@@ -267,7 +298,7 @@ async fn a_full_file_system_keeps_the_old_edition_whole() {
     let editions = std::fs::read_dir(&path).unwrap().flatten();
     let editions = editions.filter(|e| e.file_name().to_string_lossy().starts_with("..2"));
     assert_eq!(editions.count(), 1, "the half-written one is gone");
-    scene.volumes.unmount(&pod.uid).await.unwrap();
+    scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
@@ -296,7 +327,7 @@ async fn a_memory_folder_has_its_size_and_what_is_in_it_survives_our_restart() {
     let on_it = table.iter().filter(|mount| mount.point == memory).count();
     assert_eq!(on_it, 1, "not mounted twice");
     assert_eq!(mode(disk.join("private")), 0o600, "what containers made is theirs");
-    scene.volumes.unmount(&pod.uid).await.unwrap();
+    scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
@@ -306,25 +337,8 @@ async fn a_claim_leads_to_a_folder_of_this_node_and_nobody_elses() {
     let data = scene.dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
     std::fs::write(data.join("file"), "kept").unwrap();
-    let nodes: Api<v1::Node> = Api::all(scene.client.clone());
-    let node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
-    nodes.create(&PostParams::default(), &node).await.unwrap();
-    let claims: Api<v1::PersistentVolumeClaim> = Api::default_namespaced(scene.client.clone());
-    let claim = json!({"metadata": {"name": "c"}, "spec": {"volumeName": "pv",
-        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
-    let claim = serde_json::from_value(claim).unwrap();
-    let claim = claims.create(&PostParams::default(), &claim).await.unwrap();
-    let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
-    claims.patch_status("c", &PatchParams::default(), &bound).await.unwrap();
+    let claim = scene.claim_on(&data, "other").await;
     let persistent: Api<v1::PersistentVolume> = Api::all(scene.client.clone());
-    let volume = json!({"metadata": {"name": "pv"}, "spec": {
-        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
-        "local": {"path": data}, "claimRef": {"namespace": "default", "name": "c", "uid": "other"},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [
-            {"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}}}});
-    let volume = serde_json::from_value(volume).unwrap();
-    persistent.create(&PostParams::default(), &volume).await.unwrap();
-
     let pod = scene
         .pod(json!({"volumes": [{"name": "v", "persistentVolumeClaim":
             {"claimName": "c", "readOnly": true}}]}))
@@ -339,7 +353,7 @@ async fn a_claim_leads_to_a_folder_of_this_node_and_nobody_elses() {
     assert!(path.ends_with("volumes/kubernetes.io~local-volume/pv"));
     assert_eq!(text(path.join("file")), "kept");
     std::fs::write(path.join("file"), "changed").unwrap_err();
-    scene.volumes.unmount(&pod.uid).await.unwrap();
+    scene.volumes.release(&pod.uid).await.unwrap();
     assert_eq!(text(data.join("file")), "kept", "the data outlives the pod");
 }
 
@@ -381,14 +395,14 @@ async fn a_pod_whose_mount_hangs_keeps_no_other_waiting() {
     for name in ["a", "b", "c", "d", "e"] {
         let other = scene.named_pod(name, spec.clone()).await;
         scene.volumes.mount(&other).await.unwrap();
-        scene.volumes.unmount(&other.uid).await.unwrap();
+        scene.volumes.release(&other.uid).await.unwrap();
         let waiting = tokio::time::timeout(Duration::from_millis(1), scene.volumes.mount(&hangs));
         assert!(waiting.await.is_err());
     }
     // then it still holds its place, and goes on when the act has ended
     drop(turn);
     scene.volumes.mount(&hangs).await.unwrap();
-    scene.volumes.unmount(&hangs.uid).await.unwrap();
+    scene.volumes.release(&hangs.uid).await.unwrap();
 }
 
 #[tokio::test]
@@ -409,5 +423,5 @@ async fn a_file_with_variables_is_read_where_it_is_and_nowhere_else() {
         assert_eq!(read("e", file).await, Some(None), "{file}");
     }
     assert_eq!(read("other", "env").await, None);
-    scene.volumes.unmount(&pod.uid).await.unwrap();
+    scene.volumes.release(&pod.uid).await.unwrap();
 }

@@ -242,7 +242,7 @@ impl Execution<'_> {
 
     async fn unmount_volumes(&mut self) -> Result<(), Failed> {
         self.begin("unmounting volumes");
-        match self.tools.volumes.unmount(&self.pod.uid).await {
+        match self.tools.volumes.release(&self.pod.uid).await {
             Ok(()) => Ok(()),
             Err(error) => self.failed(PodStep::Teardown, chain(&error)),
         }

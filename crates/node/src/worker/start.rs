@@ -17,7 +17,8 @@ use podwright_core::plan::{self, NextAttempt, Start};
 use podwright_core::pod::{Container, Pod};
 use podwright_host::change;
 use podwright_host::files::{Durability, FileError};
-use podwright_proto::cri::{ContainerConfig, PodSandboxConfig};
+use podwright_host::mounts::Propagation;
+use podwright_proto::cri::{ContainerConfig, MountPropagation, PodSandboxConfig};
 
 use super::execute::{Execution, Failed};
 use super::stop;
@@ -399,8 +400,14 @@ impl Execution<'_> {
             let Mountable::SubPath { volume_path, sub_path } = &mount.what else { continue };
             let place = format!("{}/{}/{}", mount.volume, container.name, mount.index);
             let uid = &self.pod.uid;
-            let made = self.tools.volumes.bind_sub_path(uid, volume_path, sub_path, &place).await;
-            let path = made.map_err(|error| {
+            let propagation = match mount.propagation {
+                MountPropagation::PropagationBidirectional => Propagation::Both,
+                MountPropagation::PropagationPrivate
+                | MountPropagation::PropagationHostToContainer => Propagation::FromSource,
+            };
+            let volumes = &self.tools.volumes;
+            let made = volumes.bind_sub_path(uid, volume_path, sub_path, &place, propagation);
+            let path = made.await.map_err(|error| {
                 // The user is told nothing of the node's files; the log is.
                 tracing::warn!(error = chain(&error), volume = mount.volume, "subPath");
                 let (volume, container) = (mount.volume.clone(), container.name.to_string());

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
 use podwright_host::detach::{Detached, detach};
-use podwright_host::mounts::{self, Depth, Mount};
+use podwright_host::mounts::{self, Mount};
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, write_private};
@@ -108,20 +108,13 @@ fn real(path: &Path) -> PathBuf {
 pub fn share_agent_root(layout: &Layout) -> anyhow::Result<()> {
     let root = real(&layout.root_dir());
     let table = mounts::table(Path::new("/proc"))?;
-    if around(&table, &root).is_some_and(|mount| mount.shared) {
+    if mounts::around(&table, &root).is_some_and(|mount| mount.shared) {
         return Ok(());
     }
     let there = table.iter().filter(|mount| mount.point == root);
     let intent = Intent { mounted_before: there.map(|mount| mount.id).collect() };
     write_private(&layout.agent_root_mount(), &serde_json::to_vec(&intent)?)?;
-    mounts::bind(&root, &root, Depth::Recursive)?;
-    Ok(mounts::make_shared(&root)?)
-}
-
-/// The mount that a path is in: the last one on the longest part of it.
-fn around<'a>(table: &'a [Mount], path: &Path) -> Option<&'a Mount> {
-    let holding = table.iter().filter(|mount| path.starts_with(&mount.point));
-    holding.max_by_key(|mount| mount.point.components().count())
+    Ok(mounts::bind_shared_on_itself(&table, &root)?)
 }
 
 /// Takes off the mounts of the node. Returns what had to stay, and why.

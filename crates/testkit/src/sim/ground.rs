@@ -152,6 +152,12 @@ impl Ground {
     pub fn pods_with_folder(&self) -> Vec<String> {
         names(&self.root().join("pods"))
     }
+
+    /// Whether anything of a pod's volumes is left.
+    pub fn has_volumes(&self, uid: &str) -> bool {
+        let folder = self.root().join("pods").join(uid);
+        ["volumes", "volume-subpaths", "plugins"].iter().any(|name| folder.join(name).exists())
+    }
 }
 
 impl Default for Ground {
@@ -165,7 +171,7 @@ fn clear(folder: &Path) -> io::Result<()> {
     guard::leave();
     let table = mounts::table(Path::new("/proc")).map_err(io::Error::other)?;
     for mount in mounts::at_or_below(&table, folder) {
-        mounts::unmount(&mount.point, mounts::Unmount::Lazy).map_err(io::Error::other)?;
+        mounts::detach_own(&mount.point, mounts::InUse::Detach).map_err(io::Error::other)?;
     }
     std::fs::remove_dir_all(folder)
 }

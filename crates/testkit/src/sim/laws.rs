@@ -1,6 +1,6 @@
 //! What must hold at every moment of every simulation, whatever goes wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use podwright_cri::fake::{ContainerState, Rpc};
@@ -123,8 +123,13 @@ pub fn leftovers(sim: &Sim, living: &[String]) -> Vec<String> {
     for uid in sim.ground.pods_with_cgroup().iter().filter(|uid| dead(uid)) {
         left.push(format!("{uid} still has a control group"));
     }
+    let wanted = wanted(sim);
     for uid in sim.ground.pods_with_folder().iter().filter(|uid| dead(uid)) {
-        left.push(format!("{uid} still has a folder"));
+        if !wanted.contains(uid) {
+            left.push(format!("{uid} still has a folder"));
+        } else if sim.ground.has_volumes(uid) {
+            left.push(format!("{uid} is over and still has volumes"));
+        }
     }
     for sandbox in snapshot.sandboxes.iter().filter(|s| s.ready) {
         if dead(&sandbox.pod.uid.to_string()) {
@@ -141,6 +146,19 @@ pub fn leftovers(sim: &Sim, living: &[String]) -> Vec<String> {
         }
     }
     left
+}
+
+/// UIDs, as the node knows them, of all pods in the API: they keep their directories, finished as
+/// they may be.
+fn wanted(sim: &Sim) -> BTreeSet<String> {
+    let pods = sim.record.pods();
+    let ids = pods.iter().flat_map(|pod| {
+        let annotations = pod.metadata.annotations.iter().flatten();
+        let of_static = annotations.filter(|(key, _)| *key == "kubernetes.io/config.mirror");
+        let of_static = of_static.map(|(_, uid)| uid.clone());
+        pod.metadata.uid.clone().into_iter().chain(of_static).collect::<Vec<_>>()
+    });
+    ids.collect()
 }
 
 /// How much a node that has nothing to do asks of others, per minute.

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1;
 use podwright_cri::fake::{Fault, Rpc};
 use podwright_testkit::sim::tripwire::{Counted, Moment};
-use podwright_testkit::sim::wish::{APP, INIT, NODE, Wish, wish};
+use podwright_testkit::sim::wish::{APP, INIT, JOB, NODE, Wish, wish};
 use podwright_testkit::sim::{self, Options, Sim, laws, record};
 use serde_json::json;
 
-use crate::{clean, lawful, mounting, s};
+use crate::{clean, lawful, message, mounting, s, write_message};
 
 /// A whole life with a death at step `k`, beside a pod that is only to be left in peace. Returns
 /// how many steps were made until then.
@@ -99,6 +99,39 @@ async fn carry_on(sim: &mut Sim, holds: impl Fn(&Sim) -> bool) {
     }
 }
 
+/// A pod that ends by itself and leaves a message, with a death at step `k`.
+async fn job(k: u64, counted: Counted) -> u64 {
+    let mut sim = Sim::started(Options::default()).await;
+    let wire = sim.trip(k, Moment::Before, counted);
+    let wanted = wish("job").restart("Never").container("app", JOB).edit(|pod| {
+        pod["spec"]["volumes"] = json!([{ "name": "scratch", "emptyDir": {} }]);
+        pod["spec"]["containers"][0]["volumeMounts"] =
+            json!([{ "name": "scratch", "mountPath": "/scratch" }]);
+    });
+    let uid = sim.create(&wanted).await;
+    let done = |sim: &Sim| {
+        write_message(sim, &uid, "all is well");
+        let pod = sim.record.pod("job");
+        pod.is_some_and(|pod| record::phase(&pod).is_terminal())
+    };
+    carry_on(&mut sim, done).await;
+    let later = sim.age() + s(6);
+    carry_on(&mut sim, |sim| sim.age() >= later).await;
+    let told = format!("died at step {k}");
+    assert_eq!(message(&sim, "job").as_deref(), Some("all is well"), "{told}\n{}", sim.story());
+    sim.delete("job", None).await;
+    carry_on(&mut sim, |sim| sim.record.pods().is_empty()).await;
+    sim.pass(s(5)).await;
+    let steps = wire.steps();
+    if !sim.is_running() {
+        sim.restart().await;
+    }
+    sim.pass(s(5)).await;
+    lawful(&sim);
+    clean(&sim, &[]);
+    steps
+}
+
 /// Every step of a life in turn is the agent's last.
 fn every_step(moment: Moment, counted: Counted) {
     let all = sim::run(life(u64::MAX, moment, counted));
@@ -121,4 +154,15 @@ fn the_agent_dies_before_each_change_to_files_and_control_groups() {
 #[test]
 fn the_agent_dies_after_each_thing_it_asks_and_before_it_hears_the_answer() {
     every_step(Moment::After, Counted::Everything);
+}
+
+#[test]
+fn message_of_a_finished_pod_survives_a_death_before_each_change() {
+    for counted in [Counted::Changes, Counted::Files] {
+        let all = sim::run(job(u64::MAX, counted));
+        assert!(all > 5, "a life has steps");
+        for k in 1..=all {
+            sim::run(job(k, counted));
+        }
+    }
 }

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use podwright_testkit::sim::wish::{APP, INIT, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws};
+use podwright_core::pod::Phase;
+use podwright_testkit::sim::wish::{APP, INIT, JOB, wish};
+use podwright_testkit::sim::{self, Options, Sim, laws, record};
+
+use crate::{message, s, write_message};
 
 #[test]
 fn a_pod_with_all_kinds_of_containers_lives_and_leaves_nothing_behind() {
@@ -15,6 +18,47 @@ fn a_pod_with_all_kinds_of_containers_lives_and_leaves_nothing_behind() {
         sim.delete("web", None).await;
         sim.until_gone("web").await;
         sim.pass(Duration::from_secs(5)).await;
+        assert_eq!(laws::leftovers(&sim, &[]), [""; 0]);
+        assert_eq!(laws::broken(&sim), [""; 0]);
+    });
+}
+
+#[test]
+fn finished_pod_keeps_termination_message_across_restart() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let job = wish("job").restart("Never").container("app", JOB).edit(|pod| {
+            pod["spec"]["volumes"] = serde_json::json!([{ "name": "scratch", "emptyDir": {} }]);
+            pod["spec"]["containers"][0]["volumeMounts"] =
+                serde_json::json!([{ "name": "scratch", "mountPath": "/scratch" }]);
+        });
+        let uid = sim.create(&job).await;
+        let done = |sim: &Sim| {
+            write_message(sim, &uid, "all is well");
+            let pod = sim.record.pod("job");
+            pod.is_some_and(|pod| record::phase(&pod) == Phase::Succeeded)
+        };
+        sim.until("it succeeds", s(60), done).await;
+        sim.pass(s(10)).await;
+        assert!(!sim.ground.has_volumes(&uid), "its life is over");
+        // when the agent dies and comes back, again and again
+        for _ in 0..3 {
+            sim.crash().await;
+            sim.pass(s(1)).await;
+            sim.start().await;
+            sim.pass(s(30)).await;
+            assert_eq!(message(&sim, "job").as_deref(), Some("all is well"));
+        }
+        let shown = sim.record.of(&uid);
+        let ended = shown.iter().filter(|s| record::phase(&s.pod).is_terminal());
+        let lost = ended.filter(|s| crate::message_of(&s.pod).as_deref() != Some("all is well"));
+        assert_eq!(lost.count(), 0, "{}", sim.story());
+        assert_eq!(sim.ground.pods_with_folder(), [uid], "this is where it is read from");
+        // then the directory goes with the object, also if the agent is away at that time
+        sim.crash().await;
+        sim.delete("job", Some(0)).await;
+        sim.start().await;
+        sim.pass(s(5)).await;
         assert_eq!(laws::leftovers(&sim, &[]), [""; 0]);
         assert_eq!(laws::broken(&sim), [""; 0]);
     });

@@ -30,13 +30,14 @@ impl Scene {
     }
 
     fn bind(&self, sub_path: &str) -> Result<PathBuf, SubPathError> {
-        bind(&self.pod, &self.at("volume"), sub_path, Path::new("v/c/0"))
+        let place = Path::new("v/c/0");
+        bind(&self.pod, &self.at("volume"), sub_path, place, Propagation::FromSource)
     }
 }
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _ = mounts::unmount(&self.at("pod/volume-subpaths/v/c/0"), Unmount::Lazy);
+        let _ = mounts::detach_own(&self.at("pod/volume-subpaths/v/c/0"), InUse::Detach);
     }
 }
 
