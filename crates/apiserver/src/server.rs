@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -10,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, Ids};
 use crate::connect::PodConnector;
+use crate::controllers::ClaimDirectories;
 use crate::status::ApiError;
 use crate::store::{Store, StoreError};
 use crate::tokens::TokenKey;
@@ -27,7 +27,7 @@ pub struct Settings {
     /// Carries logs, exec, attach and port-forward to the node; without it they are not served.
     pub pod_connector: Option<Arc<dyn PodConnector>>,
     /// Where the folders of claims are; without it a claim waits for a volume that somebody makes.
-    pub volumes: Option<PathBuf>,
+    pub volumes: Option<ClaimDirectories>,
     /// Signs the tokens of service accounts; without it none are issued.
     pub token_key: Option<TokenKey>,
 }

@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod claim_directories;
 pub mod containerd;
 pub mod daemon;
 pub mod filter;

@@ -4,12 +4,16 @@
 //! The folder is made by whoever mounts it first and removed here, once its claim is deleted and
 //! no pod that uses it is left: a claim is what a person asked to keep, so nothing is removed that
 //! something may still write to. A folder's path is derived from the name that this server gave
-//! the volume; what stands in the object is never believed when it comes to deleting.
+//! the volume; what stands in the object is never believed when it comes to deleting. How a tree
+//! that containers filled is removed safely is not known here: see [`ReclaimDirectory`].
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
+use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use podwright_core::quantity::Quantity;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -33,6 +37,29 @@ const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const PROVISIONER: &str = "podwright";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 
+/// Where claims get their directories on this machine, and who removes them.
+#[derive(Clone)]
+pub struct ClaimDirectories {
+    pub path: PathBuf,
+    pub reclaim: Arc<dyn ReclaimDirectory>,
+}
+
+/// Removes what a claim kept.
+pub trait ReclaimDirectory: Send + Sync {
+    /// Removes a directory and all in it; it is no error if there is none.
+    ///
+    /// Containers filled it as they liked: links are not followed, mounts are not crossed, and
+    /// neither its depth nor its size may end this process.
+    fn reclaim(&self, directory: PathBuf) -> BoxFuture<'static, io::Result<()>>;
+}
+
+/// Whether volumes are left that could not be reclaimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reclaimed {
+    All,
+    NotAll,
+}
+
 impl ApiServer {
     pub(super) async fn tend_claims(&self, stop: CancellationToken) {
         let mut changes = self.store().changes();
@@ -41,13 +68,18 @@ impl ApiServer {
             let now = *changes.borrow_and_update();
             let mut failed = false;
             if seen.is_none_or(|seen| self.touched(&LOOKED_AT, seen)) {
-                let outcome = async {
-                    self.bind_claims().await?;
-                    self.reclaim_volumes().await
-                };
-                if let Err(error) = outcome.await {
-                    tracing::warn!(%error, "cannot tend volumes; trying again shortly");
+                if let Err(error) = self.bind_claims().await {
+                    tracing::warn!(%error, "bind claims failed, retrying shortly");
                     failed = true;
+                }
+                match self.reclaim_volumes().await {
+                    Ok(Reclaimed::All) => {}
+                    // What failed was reported volume by volume.
+                    Ok(Reclaimed::NotAll) => failed = true,
+                    Err(error) => {
+                        tracing::warn!(%error, "reclaim volumes failed, retrying shortly");
+                        failed = true;
+                    }
                 }
             }
             if !failed {
@@ -93,7 +125,7 @@ impl ApiServer {
 
     /// A new volume for a claim that does not insist on one that is there.
     fn folder_for(&self, claim: &Object) -> Option<Object> {
-        let folder = self.settings().volumes.as_deref()?;
+        let folder = &self.settings().volumes.as_ref()?.path;
         let spec = claim.get("spec")?;
         let insists = !claim.text("/spec/volumeName").is_empty()
             || spec.get("storageClassName").is_some_and(|class| class == "")
@@ -147,8 +179,10 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Volumes whose claim is gone, and volumes that nobody has claimed yet.
-    async fn reclaim_volumes(&self) -> Result<(), ApiError> {
+    /// Volumes whose claim is gone, and volumes that nobody has claimed yet. One that cannot be
+    /// reclaimed keeps no other waiting.
+    async fn reclaim_volumes(&self) -> Result<Reclaimed, ApiError> {
+        let mut reclaimed = Reclaimed::All;
         for volume in self.volumes()? {
             let key = Key::new(&PERSISTENT_VOLUMES, "", volume.name());
             if volume.is_being_deleted() {
@@ -172,14 +206,36 @@ impl ApiServer {
                 self.set_phase(&key, "Released").await?;
                 continue;
             }
-            self.remove_folder(volume.name()).await?;
+            if let Err(error) = self.remove_folder(volume.name()).await {
+                reclaimed = Reclaimed::NotAll;
+                let error = error.to_string();
+                if self.set_failed(&key, &error).await? {
+                    let name = volume.name();
+                    tracing::warn!(
+                        volume = name,
+                        error,
+                        "reclaim volume failed, retrying; other volumes are not affected"
+                    );
+                }
+                continue;
+            }
             let info = named(&PERSISTENT_VOLUMES, "", volume.name());
             match self.delete(&info, &DeleteOptions::default()).await {
                 Err(error) if error.code != 404 => return Err(error),
                 Ok(_) | Err(_) => {}
             }
         }
-        Ok(())
+        Ok(reclaimed)
+    }
+
+    /// Whether this is news.
+    async fn set_failed(&self, key: &Key, message: &str) -> Result<bool, ApiError> {
+        self.amend(&PERSISTENT_VOLUMES, key, |volume| {
+            volume.put(&["status", "phase"], Some("Failed".into()));
+            volume.put(&["status", "reason"], Some("VolumeFailedDelete".into()));
+            volume.put(&["status", "message"], Some(message.into()));
+        })
+        .await
     }
 
     async fn set_phase(&self, key: &Key, phase: &str) -> Result<(), ApiError> {
@@ -206,24 +262,18 @@ impl ApiServer {
         Ok(false)
     }
 
-    async fn remove_folder(&self, volume: &str) -> Result<(), ApiError> {
-        let Some(path) = folder_of(self.settings().volumes.as_deref(), volume) else {
-            return Ok(());
-        };
-        match tokio::fs::remove_dir_all(&path).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ApiError::internal(
-                format!("cannot delete the folder {} of a volume: {error}", path.display()),
-            )),
-            Ok(()) | Err(_) => Ok(()),
-        }
+    async fn remove_folder(&self, volume: &str) -> io::Result<()> {
+        let Some(directories) = &self.settings().volumes else { return Ok(()) };
+        let Some(path) = folder_of(&directories.path, volume) else { return Ok(()) };
+        directories.reclaim.reclaim(path).await
     }
 }
 
 /// The folder of a volume that we named; `None` for a name that is not of our making.
-fn folder_of(folder: Option<&Path>, volume: &str) -> Option<PathBuf> {
+fn folder_of(folder: &Path, volume: &str) -> Option<PathBuf> {
     let uid = volume.strip_prefix("pvc-")?;
     let plain = !uid.is_empty() && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
-    Some(folder?.join(volume)).filter(|_| plain)
+    plain.then(|| folder.join(volume))
 }
 
 fn reference(claim: &Object) -> Value {
@@ -339,9 +389,8 @@ mod tests {
             ("pvc-", None),
             ("mine", None),
         ] {
-            let found = folder_of(Some(folder), volume);
+            let found = folder_of(folder, volume);
             assert_eq!(found.as_deref(), want.map(Path::new), "{volume}");
         }
-        assert_eq!(folder_of(None, "pvc-1"), None);
     }
 }

@@ -1,6 +1,13 @@
 //! Claims get a volume, and what they kept goes when they go.
 
-use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use podwright_apiserver::{
+    ApiServer, ClaimDirectories, Clock, Identity, Ids, Limits, ReclaimDirectory, Settings, Store,
+};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -8,12 +15,31 @@ use super::world::{NS, World, eventually, pod};
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 
+/// Removes directories, but for those with a file `immutable` in them.
+struct Reclaim;
+
+impl ReclaimDirectory for Reclaim {
+    fn reclaim(&self, directory: PathBuf) -> BoxFuture<'static, std::io::Result<()>> {
+        async move {
+            if directory.join("immutable").exists() {
+                return Err(std::io::Error::other("immutable: not permitted"));
+            }
+            match std::fs::remove_dir_all(&directory) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+                Ok(()) | Err(_) => Ok(()),
+            }
+        }
+        .boxed()
+    }
+}
+
 /// A server that may make folders.
 async fn alive(folder: &std::path::Path) -> (World, impl Drop + use<>) {
     let clock = Clock::system();
     let store = Store::in_memory(Limits::default(), clock.clone()).unwrap();
     let mut settings = Settings::new(clock, Ids::seeded(1));
-    settings.volumes = Some(folder.to_owned());
+    settings.volumes =
+        Some(ClaimDirectories { path: folder.to_owned(), reclaim: Arc::new(Reclaim) });
     let server = ApiServer::start(store, settings).await.unwrap();
     let stop = CancellationToken::new();
     let (running, token) = (server.clone(), stop.clone());
@@ -103,4 +129,42 @@ async fn a_claim_that_wants_no_new_volume_waits() {
     world.post(&format!("{NS}/persistentvolumeclaims"), claim("other", "1Gi")).await.ok();
     eventually("the other is bound", || async { volume_of(&world, "other").await.is_some() }).await;
     assert_eq!(volume_of(&world, "wanting").await, None);
+}
+
+#[tokio::test]
+async fn volume_that_cannot_be_reclaimed_keeps_no_other_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let (world, _alive) = alive(folder.path()).await;
+    let mut volumes = Vec::new();
+    // given three claims, and in the directory of each something that stays; they are reclaimed in
+    // some order, and in any order two are not the first
+    for name in ["a", "b", "c"] {
+        world.post(&format!("{NS}/persistentvolumeclaims"), claim(name, "1Gi")).await.ok();
+        eventually("it is bound", || async { volume_of(&world, name).await.is_some() }).await;
+        let volume = volume_of(&world, name).await.unwrap();
+        std::fs::create_dir_all(folder.path().join(&volume)).unwrap();
+        std::fs::write(folder.path().join(&volume).join("immutable"), "").unwrap();
+        volumes.push(volume);
+    }
+    for name in ["a", "b", "c"] {
+        world.delete(&format!("{NS}/persistentvolumeclaims/{name}")).await.ok();
+    }
+    let status = async |volume: &str| world.get(&format!("{VOLUMES}/{volume}")).await;
+    for volume in &volumes {
+        eventually("the failure is shown", || async {
+            status(volume).await.body["status"]["phase"] == "Failed"
+        })
+        .await;
+        let shown = status(volume).await.body;
+        assert_eq!(shown["status"]["message"], "immutable: not permitted", "{shown}");
+    }
+    // when one of them can go, it goes, whatever the others do
+    std::fs::remove_file(folder.path().join(&volumes[1]).join("immutable")).unwrap();
+    world.post(&format!("{NS}/persistentvolumeclaims"), claim("another", "1Gi")).await.ok();
+    eventually("it is gone", || async { status(&volumes[1]).await.code == 404 }).await;
+    assert!(!folder.path().join(&volumes[1]).exists());
+    for kept in [&volumes[0], &volumes[2]] {
+        assert_eq!(status(kept).await.body["status"]["phase"], "Failed");
+        assert!(folder.path().join(kept).join("immutable").exists());
+    }
 }

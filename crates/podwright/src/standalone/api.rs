@@ -11,11 +11,14 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use podwright_apiserver::access::MASTERS;
 use podwright_apiserver::tokens::TokenKey;
-use podwright_apiserver::{ApiServer, Authority, Clock, Identity, Ids, Limits, Settings, Store};
+use podwright_apiserver::{
+    ApiServer, Authority, ClaimDirectories, Clock, Identity, Ids, Limits, Settings, Store,
+};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
+use super::claim_directories::HostDirectories;
 use super::streams::Streams;
 use super::{Layout, kubeconfig, write_private};
 use crate::agent::ApiClients;
@@ -66,7 +69,8 @@ impl Api {
         let mut settings = Settings::new(clock, Ids::system());
         settings.root_ca = authority.certificate().to_owned();
         settings.service = doors.for_pods.map(|ip| SocketAddr::from((ip, port)));
-        settings.volumes = Some(layout.volumes());
+        let reclaim = Arc::new(HostDirectories);
+        settings.volumes = Some(ClaimDirectories { path: layout.volumes(), reclaim });
         let streams = Arc::new(Streams::default());
         settings.pod_connector = Some(streams.clone());
         settings.token_key = Some(token_key(&folder.join("token.key"))?);
