@@ -174,7 +174,7 @@ impl<'a> Teller<'a> {
                 }
                 running(*started)
             }
-            State::Exited(exit) => terminated(exited(exit, &id)),
+            State::Exited(exit) => terminated(ended(exit, &id, old)),
             State::Unknown => match (old_end.filter(|_| same.is_some()), old) {
                 (Some(end), _) => terminated(end.clone()),
                 (None, Some(old)) if is_running(old) => {
@@ -192,7 +192,7 @@ impl<'a> Teller<'a> {
             None => old.and_then(last_end_of).filter(|end| !is_its_own(end)).cloned(),
         };
         let exit_before = before.and_then(|before| Some((before.exit()?, self.id_of(before))));
-        let last_end = exit_before.map(|(exit, id)| exited(exit, &id)).or_else(inherited);
+        let last_end = exit_before.map(|(exit, id)| ended(exit, &id, old)).or_else(inherited);
         ContainerStatus {
             name: container.name.to_string(),
             image: newest.image.clone(),
@@ -359,11 +359,18 @@ pub(super) fn terminated(end: ContainerStateTerminated) -> ContainerState {
     ContainerState { terminated: Some(end), ..ContainerState::default() }
 }
 
-fn exited(exit: &Exit, id: &str) -> ContainerStateTerminated {
+/// The end of an instance. A message that was reported of it is not taken back when the file it
+/// was read from is gone.
+fn ended(exit: &Exit, id: &str, old: Option<&ContainerStatus>) -> ContainerStateTerminated {
+    let reported = || {
+        let ends = old.into_iter().flat_map(|old| [end_of(old), last_end_of(old)]).flatten();
+        let mut same = ends.filter(|end| end.container_id.as_deref() == Some(id));
+        same.find_map(|end| end.message.clone())
+    };
     ContainerStateTerminated {
         exit_code: exit.code,
         reason: text(&exit.reason),
-        message: text(&exit.message),
+        message: text(&exit.message).or_else(reported),
         started_at: Some(Time(exit.started)),
         finished_at: Some(Time(exit.finished)),
         container_id: text(id),

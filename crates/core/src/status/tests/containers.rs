@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
 
 use super::scene::{Scene, container, last_state, phase, state, t};
@@ -70,6 +71,33 @@ fn history_that_the_runtime_forgot_is_kept_from_the_last_report() {
     let again = scene.status();
     assert_eq!(last_state(&again, "c"), "terminated 7 Error");
     assert_eq!(container(&again, "c").restart_count, 1);
+}
+
+#[test]
+fn message_that_was_reported_stays_when_its_file_is_gone() {
+    let mut scene = Scene::new("Always", &["c"]);
+    scene.sandbox(&["10.0.0.5"]).exits("c", 3);
+    let set_message = |scene: &mut Scene, message: &str| {
+        if let State::Exited(exit) = &mut scene.newest("c").state {
+            exit.message = message.to_owned();
+        }
+    };
+    let message = |status: &PodStatus, last: bool| {
+        let c = container(status, "c");
+        let state = if last { &c.last_state } else { &c.state };
+        state.as_ref().unwrap().terminated.as_ref().unwrap().message.clone()
+    };
+    set_message(&mut scene, "disk full");
+    scene.report();
+    set_message(&mut scene, "");
+    assert_eq!(message(&scene.status(), false).as_deref(), Some("disk full"));
+    // also when it is the end before the last one, and a message that is there counts
+    scene.report().runs("c").report();
+    assert_eq!(message(scene.reported(), true).as_deref(), Some("disk full"));
+    scene.exits("c", 4);
+    assert_eq!(message(&scene.status(), false), None, "that of another instance is not its own");
+    set_message(&mut scene, "gave up");
+    assert_eq!(message(&scene.status(), false).as_deref(), Some("gave up"));
 }
 
 #[test]
