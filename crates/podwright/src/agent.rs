@@ -131,14 +131,18 @@ async fn health(
     })
 }
 
+/// The root directory without links on the way to it. The kernel's mount table has paths without
+/// links, and a volume of ours is found there by its path.
+fn real_root_dir(root_dir: &Path) -> anyhow::Result<PathBuf> {
+    Root::create(root_dir, ROOT_DIR_MODE)?;
+    let context = || format!("cannot resolve the root directory {}", root_dir.display());
+    std::fs::canonicalize(root_dir).with_context(context)
+}
+
 /// Without it containers cannot pass mounts on; the others do not mind.
 fn share_mounts(root_dir: &Path) {
-    let share = || -> anyhow::Result<()> {
-        std::fs::create_dir_all(root_dir)?;
-        Ok(mounts::ensure_shared(root_dir)?)
-    };
-    if let Err(error) = share() {
-        let error = format!("{error:#}");
+    if let Err(error) = mounts::ensure_shared(root_dir) {
+        let error = format!("{:#}", anyhow::Error::new(error));
         tracing::warn!(error, "mounts below the root folder are private; mountPropagation fails");
     }
 }
@@ -166,7 +170,8 @@ async fn start(
         version = version.runtime_version,
         "found the runtime"
     );
-    share_mounts(&settings.options.root_dir);
+    let root_dir = real_root_dir(&settings.options.root_dir)?;
+    share_mounts(&root_dir);
     let told = told_driver(&runtime).await?;
     let cgroups = open_cgroups(configuration, told)?;
     join_own_group(configuration, &cgroups).await;
@@ -180,7 +185,7 @@ async fn start(
     let handlers = status.map(|status| status.handlers).unwrap_or_default();
     let max_pods = max_pods(configuration, capacity.cpus);
     let identity = identity::identity(settings, max_pods)?;
-    let amounts = amounts(&capacity, &settings.options.root_dir)?;
+    let amounts = amounts(&capacity, &root_dir)?;
     let shown = amounts.capacity(max_pods);
     let mut whole = shown.clone();
     if let Some(pids) = most_pids(&machine) {
@@ -194,13 +199,14 @@ async fn start(
     let found = host_ips(&identity, &machine, patience);
     let Some(host_ips) = stop.run_until_cancelled(found).await else { return Ok(None) };
     let allocatable = identity.reservations.allocatable(&shown);
-    let facts = facts(settings, alone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
+    let mut facts = facts(settings, alone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
+    facts.root_dir = root_dir.to_string_lossy().into_owned();
     let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
     let reservations = &identity.reservations;
     let cpus = capacity.cpu_list.clone();
     let config = Config {
         node_name: settings.node_name.as_str().into(),
-        root_dir: settings.options.root_dir.clone(),
+        root_dir,
         log_links_dir: surroundings.log_links,
         manifests: manifests(configuration),
         manifest_url: manifest_url(settings)?,
@@ -407,8 +413,6 @@ async fn host_ips(identity: &Settings, machine: &Machine, patience: Duration) ->
 
 /// What the machine has. Asked once: what is shown of it is what is counted out to pods.
 fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<Amounts> {
-    // The filesystem of a folder can be asked for only when it is there.
-    Root::create(root_dir, ROOT_DIR_MODE)?;
     Ok(Amounts {
         cpus: capacity.cpus,
         memory: capacity.memory,
