@@ -16,6 +16,7 @@ mod down;
 mod endurance;
 mod gc;
 mod golden;
+mod host_mounts;
 mod images;
 mod joining;
 mod kubelet_server;
