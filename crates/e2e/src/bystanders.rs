@@ -32,38 +32,6 @@ use disk::{UserFile, UserMount};
 use network::UserNetwork;
 use process::UserProcess;
 
-/// Bystanders that a node harms at present, each with the fault. They are not planted, unless the
-/// variable `PODWRIGHT_WITHHELD_BYSTANDERS` is set. An entry goes when its fault is fixed.
-pub const WITHHELD: [(Withheld, &str); 3] = [
-    (
-        Withheld::MountInStateDirectory,
-        "`podwright down` unmounts everything at and below the state directory",
-    ),
-    (
-        Withheld::FileInStateDirectory,
-        "`podwright reset` deletes every file in the state directory, whoever made it",
-    ),
-    (
-        Withheld::MountBelowSubPath,
-        "ending a pod unmounts what a user has mounted below the source of a subPath",
-    ),
-];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Withheld {
-    MountInStateDirectory,
-    FileInStateDirectory,
-    MountBelowSubPath,
-}
-
-impl Withheld {
-    /// Whether it is planted.
-    pub fn is_planted(self) -> bool {
-        let withheld = WITHHELD.iter().any(|(withheld, _)| *withheld == self);
-        !withheld || std::env::var_os("PODWRIGHT_WITHHELD_BYSTANDERS").is_some()
-    }
-}
-
 /// Name that every bystander begins with.
 const USER: &str = "user-";
 
@@ -146,13 +114,8 @@ impl Bystanders {
         if !planted.places.insert(state.to_path_buf()) {
             return Ok(());
         }
-        if Withheld::MountInStateDirectory.is_planted() {
-            planted.mount_tree(&state.join("user-disk"))?;
-        }
-        if Withheld::FileInStateDirectory.is_planted() {
-            planted.file(&state.join("user-notes.txt"))?;
-        }
-        Ok(())
+        planted.mount_tree(&state.join("user-disk"))?;
+        planted.file(&state.join("user-notes.txt"))
     }
 
     /// Plants a shared file system with another one mounted in it, where a case wants it.

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use podwright_e2e::agent::Agent;
 use podwright_e2e::bed::Bed;
-use podwright_e2e::bystanders::Withheld;
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::machine::{Difference, Entry, Kind, MachineSnapshot, Scope};
 use podwright_e2e::wait;
@@ -218,9 +217,7 @@ async fn node_among_others(bed: &Bed) -> (Standalone<'_>, Kubectl) {
     let bystanders = bed.bystanders().unwrap();
     bystanders.plant_mounts(&bed.path("user-disks")).unwrap();
     fs::create_dir(bed.path("user-disks/disks")).unwrap();
-    if Withheld::MountBelowSubPath.is_planted() {
-        bystanders.plant_mounts(&bed.path("user-disks/disks/user-ssd")).unwrap();
-    }
+    bystanders.plant_mounts(&bed.path("user-disks/disks/user-ssd")).unwrap();
     let node = Standalone::up(bed).await;
     let kubectl = node.kubectl(Release::V1_32);
     (node, kubectl)
