@@ -120,7 +120,7 @@ impl Shared {
         W: Future<Output = Result<T, Status>> + Send + 'static,
     {
         let alive = self.process.lock().alive.clone();
-        let (mut call, verdict) = self.note(&via, rpc, about);
+        let (mut call, verdict) = self.note(&via, rpc, &about);
         let pace = Pace::After(verdict.delay);
         let (me, seq) = (self.clone(), call.seq);
         let answer = async {
@@ -181,9 +181,9 @@ impl Shared {
     }
 
     /// Puts a call on record, and says what is to become of it.
-    fn note(self: &Arc<Self>, via: &Via, rpc: Rpc, about: About) -> (Ongoing, Verdict) {
+    fn note(self: &Arc<Self>, via: &Via, rpc: Rpc, about: &About) -> (Ongoing, Verdict) {
         let mut world = self.world.lock();
-        let verdict = world.rules.judge(rpc, &about);
+        let verdict = world.rules.judge(rpc, about);
         let at = world.age();
         let line = via.line.as_ref().map(|line| line.id);
         let (deadline, grace) = (via.deadline, via.grace);
@@ -192,8 +192,7 @@ impl Shared {
             Arrival { rpc, about: about.clone(), at, line, deadline, grace, fault: fault.clone() };
         let seq = world.journal.arrive(arrival);
         drop(world);
-        let arrived =
-            CallProgress::Arrived { about: &about, request: &via.request, fault: fault.as_ref() };
+        let arrived = CallProgress::Arrived { about, request: &via.request, fault: fault.as_ref() };
         self.observe(seq, rpc, at, arrived);
         (Ongoing { shared: self.clone(), seq, rpc, outcome: Outcome::Abandoned }, verdict)
     }

@@ -25,16 +25,18 @@ fn check(name: &str, shown: &str) {
 /// A pod of one container that runs, with these fields in the container.
 fn app(name: &str, fields: Value) -> Wish {
     wish(name).container("app", APP).edit(|pod| {
-        for (field, value) in fields.as_object().into_iter().flatten() {
-            pod["spec"]["containers"][0][field] = value.clone();
+        let Value::Object(fields) = fields else { return };
+        for (field, value) in fields {
+            pod["spec"]["containers"][0][field] = value;
         }
     })
 }
 
 fn with_spec(wish: Wish, fields: Value) -> Wish {
     wish.edit(|pod| {
-        for (field, value) in fields.as_object().into_iter().flatten() {
-            pod["spec"][field] = value.clone();
+        let Value::Object(fields) = fields else { return };
+        for (field, value) in fields {
+            pod["spec"][field] = value;
         }
     })
 }
