@@ -331,7 +331,7 @@ mod tests {
 
     use super::*;
 
-    fn read(spec: serde_json::Value, source: Source) -> Result<Pod, BadPod> {
+    fn read(spec: &serde_json::Value, source: Source) -> Result<Pod, BadPod> {
         let object =
             json!({ "metadata": { "name": "p", "namespace": "n", "uid": "u" }, "spec": spec });
         Pod::parse(serde_json::from_value(object).expect("a pod"), source)
@@ -361,13 +361,13 @@ mod tests {
                 container(json!({ "restartPolicyRules": [{ "action": "Restart" }] })),
             ),
         ] {
-            assert!(read(spec.clone(), Source::File).is_err(), "{case}");
-            assert!(read(spec.clone(), Source::Http).is_err(), "{case}");
-            let pod = read(spec, Source::Api).unwrap();
+            assert!(read(&spec, Source::File).is_err(), "{case}");
+            assert!(read(&spec, Source::Http).is_err(), "{case}");
+            let pod = read(&spec, Source::Api).unwrap();
             assert_eq!((pod.unreadable.as_deref(), pod.containers.len()), (None, 1), "{case}");
         }
         let odd = json!({ "restartPolicy": "Odd", "containers": [{ "name": "c" }] });
-        let odd = read(odd, Source::Api).unwrap();
+        let odd = read(&odd, Source::Api).unwrap();
         assert_eq!(odd.restart_policy, RestartPolicy::Always, "as upstream falls through");
     }
 
@@ -382,8 +382,8 @@ mod tests {
                 1,
             ),
         ] {
-            assert!(read(spec.clone(), Source::File).is_err(), "{case}");
-            let pod = read(spec, Source::Api).unwrap();
+            assert!(read(&spec, Source::File).is_err(), "{case}");
+            let pod = read(&spec, Source::Api).unwrap();
             assert!(pod.unreadable.is_some(), "{case}");
             assert_eq!(pod.containers.len(), containers, "{case}");
         }

@@ -17,7 +17,7 @@ const GROUP: &str = "impersonate-group";
 /// Whom the request speaks for.
 pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identity, ApiError> {
     // What cannot be read must not be taken for "not asked": the answer would be about the caller.
-    let unreadable = |name: &str| ApiError::bad_request(&format!("the header {name} is not text"));
+    let unreadable = |name: &str| ApiError::bad_request(format!("the header {name} is not text"));
     let text = |name: &'static str| {
         let value = headers.get(name).map(|value| value.to_str().map_err(|_| unreadable(name)));
         value.transpose()
