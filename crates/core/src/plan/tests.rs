@@ -413,7 +413,7 @@ fn pod_stopped_with_its_node_keeps_its_volumes_and_starts_nothing() {
     let seen = observed(&pod).sandbox_ready().running("proxy", t(1)).running("app", t(1)).build();
     let mut case = case(pod.clone(), seen, t(5));
     case.life.request(Request::StopNode, &pod);
-    assert_eq!(told(&case), ["kill[proxy,app]"]);
+    assert_eq!(told(&case), ["kill[app,proxy]"]);
     case.observed = observed(&pod).sandbox("sandbox", 0, false).build();
     case.attempts.note_sandbox_stopped(SandboxId::new("sandbox"), Mono::default());
     assert!(decide(&case.inputs()).stage_done);
