@@ -8,11 +8,13 @@
 mod comparison;
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
+use tempfile::TempDir;
 
 use crate::cargo::Workspace;
 use comparison::Comparison;
@@ -38,12 +40,12 @@ pub(crate) fn run(
     let base = Side::of_commit(workspace, base)?;
     let head = match head {
         Some(head) => Side::of_commit(workspace, head)?,
-        None => Side::of_work_tree(workspace)?,
+        None => Side::WorkTree,
     };
     let (base_dir, head_dir) = (target.join("base"), target.join("head"));
     base.write(workspace, &base_dir)?;
     head.write(workspace, &head_dir)?;
-    println!("base: {}\nhead: {}", base.name, head.name);
+    println!("base: {base}\nhead: {head}");
     compare(&base_dir, &head_dir)
 }
 
@@ -60,47 +62,35 @@ pub(crate) fn compare(base: &Path, head: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// One of the two trees that are compared.
-struct Side {
-    name: String,
-    tree: PathBuf,
-    /// Removed at the end, if it was made for this.
-    _checkout: Option<tempfile::TempDir>,
+enum Side {
+    WorkTree,
+    Commit { name: String, hash: String },
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WorkTree => f.write_str("the work tree"),
+            Self::Commit { name, hash } => write!(f, "{name} ({hash})"),
+        }
+    }
 }
 
 impl Side {
-    fn of_work_tree(workspace: &Workspace) -> anyhow::Result<Self> {
-        let name = format!("the work tree at {}", workspace.root.display());
-        Ok(Self { name, tree: workspace.root.clone(), _checkout: None })
-    }
-
-    /// A commit's files, outside the work tree. An archive and not a worktree: nothing is left in
-    /// the repository if this is killed.
-    fn of_commit(workspace: &Workspace, commit: &str) -> anyhow::Result<Self> {
-        let git = |arguments: &[&str]| {
-            let mut git = Command::new("git");
-            git.arg("-C").arg(&workspace.root).args(arguments);
-            git
-        };
-        let parsed = git(&["rev-parse", "--verify", "--quiet", &format!("{commit}^{{commit}}")]);
-        let hash = read(parsed).with_context(|| {
-            format!("{commit} is no commit of this repository (a shallow clone lacks most)")
+    fn of_commit(workspace: &Workspace, name: &str) -> anyhow::Result<Self> {
+        let commit = format!("{name}^{{commit}}");
+        let hash = read(git(workspace, &["rev-parse", "--verify", "--quiet", &commit]));
+        let hash = hash.with_context(|| {
+            format!("{name} is no commit of this repository (a shallow clone lacks most)")
         })?;
-        let hash = hash.trim();
-        if read(git(&["cat-file", "-e", &format!("{hash}:{WRITER}")])).is_err() {
+        let hash = hash.trim().to_owned();
+        if read(git(workspace, &["cat-file", "-e", &format!("{hash}:{WRITER}")])).is_err() {
             bail!(
-                "{commit} cannot write journals: it has no {WRITER}. The oldest commit that can \
+                "{name} cannot write journals: it has no {WRITER}. The oldest commit that can \
                  be compared is the one that added that file"
             );
         }
-        let checkout = tempfile::Builder::new().prefix("podwright-journals-").tempdir()?;
-        let mut archive = git(&["archive", "--format=tar", hash]).stdout(Stdio::piped()).spawn()?;
-        let tar = archive.stdout.take().context("git archive has no output")?;
-        let mut unpack = Command::new("tar");
-        unpack.arg("-x").current_dir(checkout.path()).stdin(tar);
-        ensure!(unpack.status()?.success(), "cannot unpack {commit}");
-        ensure!(archive.wait()?.success(), "git archive {commit} failed");
-        let tree = checkout.path().to_owned();
-        Ok(Self { name: format!("{commit} ({hash})"), tree, _checkout: Some(checkout) })
+        Ok(Self::Commit { name: name.to_owned(), hash })
     }
 
     /// Runs all simulations; their journals are below `directory` afterwards, and nothing else.
@@ -112,9 +102,8 @@ impl Side {
             Ok(()) | Err(_) => {}
         }
         fs::create_dir_all(directory)?;
-        println!("simulating {}", self.name);
+        println!("simulating {self}");
         let mut cargo = workspace.cargo();
-        cargo.current_dir(&self.tree);
         // All of the workspace, as `./test` builds it: what is built already is used.
         cargo.args(["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
         cargo.args(["--test", "sim", "--test", "soak"]);
@@ -123,13 +112,41 @@ impl Side {
         if std::env::var_os("RUST_TEST_THREADS").as_deref() == Some(OsStr::new("1")) {
             cargo.env("RUST_TEST_THREADS", "2");
         }
-        if std::env::var_os("CARGO_BUILD_BUILD_DIR").is_none() {
-            cargo.env("CARGO_BUILD_BUILD_DIR", workspace.root.join("target"));
+        let checkout = match self {
+            Self::WorkTree => None,
+            Self::Commit { hash, .. } => Some(check_out(workspace, hash)?),
+        };
+        if let Some(checkout) = &checkout {
+            // Cargo gives our packages of two commits the same names; in a directory that the work
+            // tree builds in too it would take the one for the other.
+            let build = workspace.root.join("target/journals/build");
+            cargo.current_dir(checkout.path());
+            cargo.env("CARGO_TARGET_DIR", &build).env("CARGO_BUILD_BUILD_DIR", &build);
         }
-        cargo.env("CARGO_TARGET_DIR", self.tree.join("target"));
-        ensure!(cargo.status()?.success(), "simulations of {} failed", self.name);
+        ensure!(cargo.status()?.success(), "simulations of {self} failed");
         Ok(())
     }
+}
+
+/// A commit's files, outside the work tree. An archive and not a worktree: nothing is left in the
+/// repository if this is killed. They are as new as now, so that cargo takes nothing for built that
+/// it built of another commit.
+fn check_out(workspace: &Workspace, hash: &str) -> anyhow::Result<TempDir> {
+    let checkout = tempfile::Builder::new().prefix("podwright-journals-").tempdir()?;
+    let mut archive = git(workspace, &["archive", "--format=tar", hash]);
+    let mut archive = archive.stdout(Stdio::piped()).spawn()?;
+    let tar = archive.stdout.take().context("git archive has no output")?;
+    let mut unpack = Command::new("tar");
+    unpack.args(["-x", "-m"]).current_dir(checkout.path()).stdin(tar);
+    ensure!(unpack.status()?.success(), "cannot unpack {hash}");
+    ensure!(archive.wait()?.success(), "git archive {hash} failed");
+    Ok(checkout)
+}
+
+fn git(workspace: &Workspace, arguments: &[&str]) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(&workspace.root).args(arguments);
+    git
 }
 
 fn read(mut command: Command) -> anyhow::Result<String> {
