@@ -5,6 +5,13 @@
 //! what the runtime and the API server held when the agent was killed. The program `fixtures` of
 //! `crates/e2e` makes them on a real containerd.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a fixture that cannot be read or written fails its test"
+)]
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

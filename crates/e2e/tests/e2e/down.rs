@@ -91,7 +91,7 @@ async fn disks_of_the_user_stay_mounted_with_their_files_after_down_and_reset() 
     needs_root!();
     in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "state");
+    let node = Standalone::without_bystanders(&bed, "state");
     let state = Path::new(&node.state).to_owned();
     let shell = async |script: String| bed.exec(&["sh", "-ec", &script]).await.unwrap();
     // A shared disk for the whole directory with a peer elsewhere, a directory for the volumes, a
@@ -174,7 +174,7 @@ fn answered(command: &mut Command, answer: &str) -> Output {
 async fn directories_with_files_of_others_are_refused_by_up_and_kept_by_reset() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "state");
+    let node = Standalone::without_bystanders(&bed, "state");
     let state = Path::new(&node.state);
     fs::create_dir(state).unwrap();
     fs::write(state.join("notes.txt"), "mine").unwrap();
@@ -393,7 +393,7 @@ async fn commands_on_one_node_take_turns() {
     needs_root!();
     in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "state");
+    let node = Standalone::without_bystanders(&bed, "state");
     let before = Before::take(&bed).await;
     let begin = |command: &str| -> Child {
         let mut begun = bed.command(&node.program);
@@ -424,7 +424,7 @@ async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
     needs_root!();
     in_a_cell!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "state");
+    let node = Standalone::without_bystanders(&bed, "state");
     node.run(&["up"]).await.unwrap();
     let instance = node.instance();
     node.run(&["reset", "--yes"]).await.unwrap();
@@ -476,7 +476,7 @@ async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
 async fn port_in_use_is_refused_before_anything_is_changed() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let node = Standalone::new(&bed, "state");
+    let node = Standalone::without_bystanders(&bed, "state");
     node.run(&["up"]).await.unwrap();
     let agent = node.pid("agent");
     let listen = || std::net::TcpListener::bind(("127.0.0.1", 0));

@@ -26,6 +26,8 @@ pub(crate) struct Standalone<'a> {
     pub(crate) program: String,
     pub(crate) state: String,
     _undertaker: Undertaker,
+    /// A user's own things are put into the state directory once it is there.
+    bystanders: bool,
 }
 
 impl<'a> Standalone<'a> {
@@ -34,7 +36,12 @@ impl<'a> Standalone<'a> {
         let state = bed.path(state).to_string_lossy().into_owned();
         let mut down = bed.command(&program);
         down.args(["down", "--state-dir", &state]);
-        Self { bed, program, state, _undertaker: Undertaker(down) }
+        Self { bed, program, state, _undertaker: Undertaker(down), bystanders: true }
+    }
+
+    /// One whose state directory the case fills itself.
+    pub(crate) fn without_bystanders(bed: &'a Bed, state: &str) -> Self {
+        Self { bystanders: false, ..Self::new(bed, state) }
     }
 
     /// One that is up and has the test image.
@@ -57,6 +64,7 @@ impl<'a> Standalone<'a> {
         command.extend(["--state-dir", &self.state]);
         let said = self.bed.exec(&command).await?;
         if arguments.first() == Some(&"up")
+            && self.bystanders
             && let Some(bystanders) = self.bed.bystanders()
         {
             bystanders.plant_in_state_directory(Path::new(&self.state))?;

@@ -124,6 +124,7 @@ impl Daemon {
 }
 
 /// Who gives up the lock that a daemon is started with.
+#[derive(Clone, Copy)]
 pub enum Held<'a> {
     /// It is given up before the program runs.
     UntilStarted(&'a NodeLock),

@@ -125,7 +125,7 @@ pub fn unmount(places: &Places) -> anyhow::Result<Vec<String>> {
         match detach(mount)? {
             Detached::Yes | Detached::Gone => {}
             Detached::Hidden => {
-                left.push(format!("{} (something is mounted over it)", mount.point.display()))
+                left.push(format!("{} (something is mounted over it)", mount.point.display()));
             }
         }
     }
