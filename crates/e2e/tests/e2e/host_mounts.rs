@@ -127,9 +127,9 @@ async fn foreign_mount_in_a_volume_is_kept_and_holds_up_its_own_pod_only() {
     }
     cluster.until_gone("free").await;
     // It is named in the log, and kept.
-    let said = format!("Fix: umount {}", foreign.0.display());
-    let told = async || Ok(cluster.agent.daemon().log().contains(&said));
-    wait::until_true("the mount point to be named", LIMIT, told).await.unwrap();
+    let fix = format!("Fix: umount {}", foreign.0.display());
+    let named = async || Ok(cluster.agent.daemon().log().contains(&fix));
+    wait::until_true("the mount point to be named", LIMIT, named).await.unwrap();
     foreign.assert_there("");
     assert!(cluster.pods().get_opt("occupied").await.unwrap().is_some());
     // When it is gone, the pod goes.

@@ -242,10 +242,14 @@ impl Execution<'_> {
 
     async fn unmount_volumes(&mut self) -> Result<(), Failed> {
         self.begin("unmounting volumes");
-        match self.tools.volumes.release(&self.pod.uid).await {
-            Ok(()) => Ok(()),
-            Err(error) => self.failed(PodStep::Teardown, chain(&error)),
+        let Err(error) = self.tools.volumes.release(&self.pod.uid).await else { return Ok(()) };
+        let error = chain(&error);
+        let logged = self.attempts().step_failure(PodStep::Teardown).map(|f| f.message.clone());
+        if logged.as_ref() != Some(&error) {
+            let (pod, uid) = (&self.pod.name, &self.pod.uid);
+            tracing::warn!(%pod, %uid, error, "release volumes failed, the pod stays, retrying");
         }
+        self.failed(PodStep::Teardown, error)
     }
 
     async fn destroy_cgroup(&mut self) -> Result<(), Failed> {

@@ -160,6 +160,8 @@ fn a_stop_that_is_called_done_and_is_not_rests_before_it_is_tried_again() {
         assert!(sim.record.pod("web").is_some(), "what runs is not gone");
         sim.fake.heal();
         sim.until_gone("web").await;
+        // Its directory goes after it, in the next round of housekeeping.
+        sim.pass(s(5)).await;
         clean(&sim, &[]);
         lawful(&sim);
     });
@@ -243,6 +245,7 @@ fn row_45_while_the_api_is_away_containers_stop_and_the_report_follows() {
         sim.api.come_up();
         sim.until_gone("web").await;
         assert_eq!(phases(&sim.record.of(&uid)).last(), Some(&"Failed"));
+        sim.pass(s(5)).await;
         clean(&sim, &[]);
     });
 }
