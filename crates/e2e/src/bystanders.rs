@@ -32,6 +32,9 @@ use disk::{UserFile, UserMount};
 use network::UserNetwork;
 use process::UserProcess;
 
+/// The file systems in a state directory, planted once `up` has made it.
+pub const STATE_DIRECTORY_BYSTANDER: &str = "user-state-disk";
+
 /// Name that every bystander begins with.
 const USER: &str = "user-";
 
@@ -114,7 +117,7 @@ impl Bystanders {
         if !planted.places.insert(state.to_path_buf()) {
             return Ok(());
         }
-        planted.mount_tree(&state.join("user-disk"))?;
+        planted.mount_tree(&state.join(STATE_DIRECTORY_BYSTANDER))?;
         planted.file(&state.join("user-notes.txt"))
     }
 

@@ -13,7 +13,11 @@
 //! private key goes into a fixture.
 
 // It talks to the person who called it.
-#![allow(clippy::print_stdout)]
+#![allow(
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "run by hand: it prints what it does, and what is missing in an object is null"
+)]
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;

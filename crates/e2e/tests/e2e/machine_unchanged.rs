@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use podwright_e2e::agent::Agent;
 use podwright_e2e::bed::Bed;
+use podwright_e2e::bystanders::STATE_DIRECTORY_BYSTANDER;
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::machine::{Difference, Entry, Kind, MachineSnapshot, Scope};
 use podwright_e2e::wait;
@@ -38,10 +39,14 @@ impl Before {
         Self { snapshot, scope }
     }
 
-    /// What is different now. Of the cgroups, those with one of the names count.
+    /// What is different now. Of the cgroups, those with one of the names count. Bystanders that
+    /// were planted meanwhile are verified by themselves.
     pub(crate) async fn changes(&self, bed: &Bed, names: &[&str]) -> Difference {
         let now = MachineSnapshot::take_in(bed.netns(), &self.scope).await.unwrap();
-        self.snapshot.difference(&now).without_cgroups_of_others(names)
+        let planted = |entry: &Entry| {
+            entry.kind == Kind::Mount && entry.name.contains(STATE_DIRECTORY_BYSTANDER)
+        };
+        self.snapshot.difference(&now).without_cgroups_of_others(names).without(planted)
     }
 
     pub(crate) async fn assert_same(&self, bed: &Bed, names: &[&str]) {
@@ -139,7 +144,12 @@ async fn until_no_pod(node: &str) {
 
 /// Whether an entry is the process of an agent, which a restart replaces.
 fn is_agent(entry: &Entry) -> bool {
-    entry.kind == Kind::Process && entry.name.contains(" podwright")
+    let process = entry.kind == Kind::Process && entry.name.contains(" podwright");
+    // It names the process that held the lock last.
+    let lock = entry.kind == Kind::File
+        && entry.name.starts_with("/run/podwright/")
+        && entry.name.ends_with(".lock");
+    process || lock
 }
 
 /// A static pod with volumes in memory and of the host.

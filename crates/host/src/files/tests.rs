@@ -173,7 +173,7 @@ fn nest(root: &Root, top: &str, depth: usize) {
     root.create_dir(top, 0o700).unwrap();
     let mut here = root.sub(top).unwrap();
     for level in 0..depth {
-        crate::change::mkdirat(&here, "dir", Mode::RWXU).unwrap();
+        change::mkdirat(&here, "dir", Mode::RWXU).unwrap();
         if level % 100 == 0 {
             here.write_atomic("file", b"", 0o600, Durability::Cache).unwrap();
         }

@@ -236,11 +236,9 @@ mod tests {
         let itself = (3, 1, "8:1", "/s/kubelet", "/s/kubelet");
         let copy = (4, 3, "8:2", "/", "/s/kubelet/pods");
         let system = (1, 0, "8:1", "/", "/");
-        let (chosen, left) = (|table: &[Mount], places: &Places| {
-            let (chosen, left) = choose(places, table);
-            (points(&chosen), left)
-        })(&table(&[system, disk, itself, copy]), &places(Some(&[])));
-        assert_eq!((chosen, left), (vec!["/s/kubelet".to_owned()], vec![]));
+        let with_copy = table(&[system, disk, itself, copy]);
+        let (chosen, left) = choose(&places(Some(&[])), &with_copy);
+        assert_eq!((points(&chosen), left), (vec!["/s/kubelet".to_owned()], vec![]));
         for (case, table, places) in [
             ("bound before us", table(&[system, itself]), places(Some(&[3]))),
             ("a disk", table(&[system, (3, 1, "8:9", "/", "/s/kubelet")]), places(Some(&[]))),
