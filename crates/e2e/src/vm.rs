@@ -24,7 +24,7 @@ use crate::tools::provide;
 pub const REBOOT: i32 = 75;
 
 /// Without a pulse for so long it stands still. It beats every five seconds of the machine's own.
-const STILL: Duration = Duration::from_secs(300);
+const STILL: Duration = Duration::from_secs(120);
 /// How often it is switched on at most.
 const TRIES: u32 = 3;
 
@@ -54,6 +54,13 @@ pub struct Outcome {
     pub output: String,
     /// What kernel and systemd said.
     pub console: String,
+}
+
+/// How one try ended.
+enum Run {
+    Ended(Outcome),
+    /// What was heard of it until then.
+    StoodStill(String),
 }
 
 impl Vm {
@@ -89,18 +96,23 @@ impl Vm {
 
     /// Switches it on and waits until it is off again.
     pub async fn run(self) -> Result<Outcome> {
+        let mut stood_still = String::new();
         for _ in 0..TRIES {
-            if let Some(outcome) = self.run_once().await? {
-                return Ok(outcome);
+            match self.run_once().await? {
+                Run::Ended(outcome) => return Ok(outcome),
+                Run::StoodStill(last_words) => {
+                    let seconds = STILL.as_secs();
+                    report::retried(&format!(
+                        "the VM stood still for {seconds} s and was switched off; {last_words}"
+                    ));
+                    stood_still = last_words;
+                }
             }
-            let seconds = STILL.as_secs();
-            report::retried(&format!("the VM stood still for {seconds} s and was switched off"));
         }
-        anyhow::bail!("the VM stood still {TRIES} times");
+        anyhow::bail!("the VM stood still {TRIES} times; {stood_still}");
     }
 
-    /// `None` if it stood still.
-    async fn run_once(&self) -> Result<Option<Outcome>> {
+    async fn run_once(&self) -> Result<Run> {
         let parts = provide("vm")?;
         // The machine is a program of a bed's ground, so it cannot outlive the test.
         let ground = Ground::claim(Host::Node).await?;
@@ -120,9 +132,9 @@ impl Vm {
             ended = machine.wait(self.limit) => {
                 ended.with_context(|| files.last_words(&machine))?;
             }
-            () = files.stands_still() => return Ok(None),
+            () = files.stands_still() => return Ok(Run::StoodStill(files.last_words(&machine))),
         }
-        files.outcome().map(Some).with_context(|| files.last_words(&machine))
+        files.outcome().map(Run::Ended).with_context(|| files.last_words(&machine))
     }
 
     /// Makes the second disk.

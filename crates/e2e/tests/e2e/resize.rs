@@ -182,7 +182,8 @@ async fn a_running_init_container_and_the_pod_as_a_whole_get_other_resources() {
         })
     };
     let cpu = |request: &str, limit: &str| json!({ "requests": { "cpu": request }, "limits": { "cpu": limit } });
-    let mut first = container("first", "until [ -e /go ]; do sleep 0.1; done");
+    // It outlives the command that lets it end: with its last process all others of it are killed.
+    let mut first = container("first", "until [ -e /go ]; do sleep 0.1; done; sleep 3");
     first["resources"] = cpu("50m", "100m");
     let spec = json!({
         "terminationGracePeriodSeconds": 0,
