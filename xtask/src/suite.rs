@@ -3,8 +3,9 @@
 //!
 //! Why here and not in the script: the exit code and the printed list come from one value, the
 //! [`verdict::Verdict`], and the rules are tested on logs. A step is a directory with the files that
-//! `./test` writes: `name`, `kind`, `limit`, `log`, and at its end `status` and `seconds`. A step
-//! without a status was stopped, and that is a failure as well.
+//! `./test` writes: `name`, `kind`, `limit`, `filters` of tests, `log`, and at its end `status` and
+//! `seconds`. A step without a status was stopped, and that is a failure as well. The file `plan`
+//! beside them has the names of all steps, so one that never began is noticed.
 
 mod log;
 mod quarantine;
@@ -56,6 +57,8 @@ pub(crate) enum Kind {
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) kind: Kind,
+    /// Beginnings of names of tests; one that matches none is a mistake.
+    pub(crate) filters: Vec<String>,
     pub(crate) log: String,
     /// `None` if the step was stopped before it ended.
     pub(crate) status: Option<i32>,
@@ -83,6 +86,7 @@ impl Step {
         Ok(Self {
             name: file("name")?.trim().to_owned(),
             kind,
+            filters: file("filters").unwrap_or_default().lines().map(str::to_owned).collect(),
             log: file("log").unwrap_or_default(),
             status: file("status").ok().and_then(|text| text.trim().parse().ok()),
             limit: number("limit").unwrap_or_default(),
@@ -100,6 +104,13 @@ impl Step {
     }
 }
 
+/// The names of the steps that a run should have.
+fn plan(run: &Path) -> anyhow::Result<Vec<String>> {
+    let path = run.join("plan");
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
 pub(crate) fn answer(question: Question, root: &Path) -> anyhow::Result<ExitCode> {
     match question {
         Question::Failed { step } => {
@@ -110,17 +121,13 @@ pub(crate) fn answer(question: Question, root: &Path) -> anyhow::Result<ExitCode
         }
         Question::Summary { run, mode, status } => {
             let file = root.join(quarantine::FILE);
+            let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
             let quarantine = fs::read_to_string(&file)
                 .with_context(|| format!("reading {}", file.display()))
-                .and_then(|text| Quarantine::parse(&text));
+                .and_then(|text| Quarantine::parse(&text, today));
             let ci = std::env::var("CI").is_ok_and(|value| value == "true");
-            let rules = Rules {
-                ci,
-                golden_pods: mode != "quick",
-                today: Timestamp::now().to_zoned(TimeZone::UTC).date(),
-                status,
-            };
-            let verdict = Verdict::of(&Step::all(&run)?, quarantine, rules);
+            let rules = Rules { ci, end_to_end: mode != "quick", today, status };
+            let verdict = Verdict::of(&Step::all(&run)?, &plan(&run)?, quarantine, rules);
             print!("{verdict}");
             Ok(if verdict.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
@@ -140,6 +147,15 @@ mod tests {
         let step = Step::read(directory.path()).unwrap();
         assert_eq!(step.kind, Kind::Alone("a::b".to_owned()));
         assert_eq!((step.name.as_str(), step.status, step.limit), ("lints", None, 60));
+    }
+
+    #[test]
+    fn filters_of_a_step_are_read_one_a_line() {
+        let directory = tempfile::tempdir().unwrap();
+        for (file, text) in [("name", "e2e\n"), ("kind", "cases\n"), ("filters", "a::\nb::\n")] {
+            fs::write(directory.path().join(file), text).unwrap();
+        }
+        assert_eq!(Step::read(directory.path()).unwrap().filters, ["a::", "b::"]);
     }
 
     #[test]

@@ -20,10 +20,17 @@ pub(crate) struct Binary {
     announced: usize,
     rounds: usize,
     results: usize,
+    /// How many failed by the last result. Not a sum: a failed case in a cell shows the output of its
+    /// own run, with a result of its own.
+    failed_by_result: usize,
+    /// Whether the list of failures before a result is being read.
+    in_failures: bool,
     pub(crate) passed: usize,
     pub(crate) ignored: usize,
     /// Tests whose outcome was printed.
     ended: BTreeSet<String>,
+    /// Tests that were said to run, each named before its outcome.
+    started: BTreeSet<String>,
     pub(crate) failed: BTreeSet<String>,
     /// How cargo says that it ended, if it did not end well: `signal: 6, SIGABRT: …`.
     end: Option<String>,
@@ -33,6 +40,8 @@ pub(crate) struct Binary {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Note {
     pub(crate) kind: NoteKind,
+    /// The test binary; empty for a step that runs none.
+    pub(crate) binary: String,
     pub(crate) test: String,
     pub(crate) text: String,
 }
@@ -71,7 +80,11 @@ impl Report {
     }
 
     fn read(&mut self, line: &str) {
-        if let Some(note) = Note::of(line) {
+        if let Some(mut note) = Note::of(line) {
+            if let Some(binary) = self.binaries.last_mut() {
+                note.binary.clone_from(&binary.name);
+                binary.started.extend(named(line).map(|(name, _)| name.to_owned()));
+            }
             self.notes.push(note);
             return;
         }
@@ -99,6 +112,25 @@ impl Report {
         self.binaries.iter().flat_map(|binary| &binary.failed).map(String::as_str).collect()
     }
 
+    /// Whether a test ran whose name begins so.
+    pub(crate) fn ran(&self, prefix: &str) -> bool {
+        self.tests().any(|test| test.starts_with(prefix))
+    }
+
+    /// Whether this very test ran, and did not skip.
+    pub(crate) fn tried(&self, test: &str) -> bool {
+        self.tests().any(|ran| ran == test) && !self.skipped(test)
+    }
+
+    /// The tests whose names could be read.
+    fn tests(&self) -> impl Iterator<Item = &String> {
+        self.binaries.iter().flat_map(|binary| binary.started.iter().chain(&binary.ended))
+    }
+
+    pub(crate) fn skipped(&self, test: &str) -> bool {
+        self.notes.iter().any(|note| note.kind == NoteKind::Skipped && note.test == test)
+    }
+
     pub(crate) fn passed(&self) -> usize {
         self.binaries.iter().map(|binary| binary.passed).sum()
     }
@@ -110,6 +142,14 @@ impl Report {
 
 impl Binary {
     fn read(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix("    ").filter(|_| self.in_failures) {
+            if !name.contains(char::is_whitespace) {
+                self.ended.insert(name.to_owned());
+                self.failed.insert(name.to_owned());
+            }
+            return;
+        }
+        self.in_failures = line == "failures:";
         if let Some(count) = announced(line) {
             self.announced += count;
             self.rounds += 1;
@@ -117,11 +157,14 @@ impl Binary {
             self.results += 1;
             self.passed += count_before(result, " passed");
             self.ignored += count_before(result, " ignored");
+            self.failed_by_result = count_before(result, " failed");
         } else if let Some((name, outcome)) = outcome(line) {
             self.ended.insert(name.to_owned());
             if outcome.starts_with("FAILED") {
                 self.failed.insert(name.to_owned());
             }
+        } else if let Some((name, _)) = named(line).or_else(|| runs_long(line)) {
+            self.started.insert(name.to_owned());
         } else if let Some(end) = end(line) {
             self.end = Some(end);
         }
@@ -134,27 +177,34 @@ impl Binary {
         }
         let end = self.end.as_deref().map(|end| format!(" ({end})")).unwrap_or_default();
         let missing = self.announced.saturating_sub(self.ended.len());
+        // Several tests run at a time, and libtest names one before its end only when it runs long.
+        let known: Vec<&str> = self.started.difference(&self.ended).map(String::as_str).collect();
+        let known =
+            if known.is_empty() { String::new() } else { format!(": {}", known.join(", ")) };
         Some(format!(
-            "{} ended without a result{end}, {missing} of {} tests have none",
+            "{} ended without a result{end}, {missing} of {} tests have none{known}",
             self.name, self.announced
         ))
+    }
+
+    /// How many tests failed beyond those whose names could be read: libtest writes a name and its
+    /// outcome separately, and what another test writes in between makes both unreadable.
+    pub(crate) fn nameless_failures(&self) -> usize {
+        self.failed_by_result.saturating_sub(self.failed.len())
     }
 }
 
 impl Note {
     /// `NAME: kind: text`; after `test NAME ... ` when tests run one at a time.
     fn of(line: &str) -> Option<Self> {
-        let line = match line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) {
-            Some((_, rest)) => rest,
-            None => line,
-        };
+        let line = named(line).map_or(line, |(_, rest)| rest);
         let (test, rest) = line.split_once(": ")?;
         if test.is_empty() || test.contains(char::is_whitespace) {
             return None;
         }
         let (kind, text) = rest.split_once(": ")?;
         let (kind, _) = NoteKind::ALL.into_iter().find(|(_, name)| *name == kind)?;
-        Some(Self { kind, test: test.to_owned(), text: text.to_owned() })
+        Some(Self { kind, binary: String::new(), test: test.to_owned(), text: text.to_owned() })
     }
 }
 
@@ -179,6 +229,17 @@ fn outcome(line: &str) -> Option<(&str, &str)> {
     let (name, outcome) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     let known = ["ok", "FAILED", "ignored"].iter().any(|known| outcome.starts_with(known));
     known.then_some((name.trim_end_matches(" - should panic"), outcome))
+}
+
+/// The test that a line begins with, and the rest: `test a::b ... `.
+fn named(line: &str) -> Option<(&str, &str)> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    Some((name.trim_end_matches(" - should panic"), rest))
+}
+
+/// `test a::b has been running for over 60 seconds`
+fn runs_long(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix("test ")?.split_once(" has been running for over ")
 }
 
 /// `  process didn't exit successfully: `/a/program` (signal: 6, SIGABRT: process abort signal)`
@@ -242,6 +303,24 @@ Caused by:
             report.binaries[0].aborted().unwrap(),
             "e2e (tests/e2e/main.rs) ended without a result \
              (signal: 6, SIGABRT: process abort signal), 2 of 3 tests have none"
+        );
+    }
+
+    #[test]
+    fn tests_that_were_named_and_have_no_outcome_are_told() {
+        let log = "
+     Running tests/e2e/main.rs (target/debug/deps/e2e-01)
+
+running 5 tests
+test a::long has been running for over 60 seconds
+test a::ended has been running for over 60 seconds
+test a::ended ... ok
+test a::torn ... a::other: figure: 3 ms
+";
+        assert_eq!(
+            Report::of(log).binaries[0].aborted().unwrap(),
+            "e2e (tests/e2e/main.rs) ended without a result, 4 of 5 tests have none: \
+             a::long, a::torn"
         );
     }
 

@@ -23,8 +23,9 @@ pub(crate) struct Entry {
 }
 
 impl Quarantine {
-    /// A line is `CASE DATE REASON…`; empty lines and lines that begin with `#` do not count.
-    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
+    /// A line is `CASE DATE REASON…`; empty lines and lines that begin with `#` do not count. A CASE
+    /// is a test, or a part of one that it tries again by itself: `TEST/PART`.
+    pub(crate) fn parse(text: &str, today: Date) -> anyhow::Result<Self> {
         let lines = text.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let entries = lines.map(Entry::parse).collect::<anyhow::Result<Vec<_>>>()?;
@@ -33,6 +34,13 @@ impl Quarantine {
             "{FILE} has {} entries and may have {MOST}: fix a case before you add one",
             entries.len()
         );
+        for (number, entry) in entries.iter().enumerate() {
+            let Entry { case, since, .. } = entry;
+            // It would be overdue later than others.
+            ensure!(*since <= today, "{FILE}: {case} is quarantined since {since}, in the future");
+            let mut others = entries.iter().take(number);
+            ensure!(!others.any(|other| other.case == *case), "{FILE}: {case} is there twice");
+        }
         Ok(Self(entries))
     }
 
@@ -46,6 +54,11 @@ impl Quarantine {
 }
 
 impl Entry {
+    /// The test, without its part.
+    pub(crate) fn test(&self) -> &str {
+        self.case.split_once('/').map_or(self.case.as_str(), |(test, _)| test)
+    }
+
     fn parse(line: &str) -> anyhow::Result<Self> {
         let form = || format!("{FILE}: {line:?} is not CASE YYYY-MM-DD REASON");
         let mut parts = line.splitn(3, char::is_whitespace).map(str::trim);
@@ -65,30 +78,50 @@ impl Entry {
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> anyhow::Result<Quarantine> {
+        Quarantine::parse(text, jiff::civil::date(2026, 11, 18))
+    }
+
     #[test]
     fn entry_needs_a_case_a_date_and_a_reason() {
         let text = "# comment\n\nup::case 2026-11-01 the runtime loses the first byte\n";
-        let quarantine = Quarantine::parse(text).unwrap();
+        let quarantine = parse(text).unwrap();
         assert!(quarantine.has("up::case") && !quarantine.has("up"));
         assert_eq!(quarantine.entries()[0].reason, "the runtime loses the first byte");
         for line in
             ["up::case", "up::case 2026-11-01", "up::case soon reason", "up::case 2026-11-01  "]
         {
-            assert!(Quarantine::parse(line).is_err(), "{line}");
+            assert!(parse(line).is_err(), "{line}");
         }
     }
 
     #[test]
     fn three_entries_are_allowed_and_four_are_an_error() {
-        let entries = |count: usize| "a::b 2026-11-01 reason\n".repeat(count);
-        assert!(Quarantine::parse(&entries(3)).is_ok());
-        let error = Quarantine::parse(&entries(4)).unwrap_err().to_string();
+        let entries = |count: usize| {
+            (0..count).map(|n| format!("a::b{n} 2026-11-01 reason\n")).collect::<String>()
+        };
+        assert!(parse(&entries(3)).is_ok());
+        let error = parse(&entries(4)).unwrap_err().to_string();
         assert!(error.contains("4 entries"), "{error}");
     }
 
     #[test]
+    fn entry_of_tomorrow_and_entry_that_is_there_twice_are_errors() {
+        for (text, fault) in [
+            ("a::b 2026-11-18 reason", None),
+            ("a::b 2026-11-19 reason", Some("in the future")),
+            ("a::b 2026-11-01 reason\na::b 2026-11-02 another", Some("there twice")),
+            ("a::b/1 2026-11-01 reason\na::b/2 2026-11-02 another", None),
+        ] {
+            let said = parse(text).err().map(|error| error.to_string());
+            assert_eq!(said.is_some(), fault.is_some(), "{text}: {said:?}");
+            assert!(said.unwrap_or_default().contains(fault.unwrap_or_default()), "{text}");
+        }
+    }
+
+    #[test]
     fn entry_is_overdue_after_four_weeks() {
-        let quarantine = Quarantine::parse("a 2026-11-01 reason").unwrap();
+        let quarantine = parse("a 2026-11-01 reason").unwrap();
         for (today, overdue) in [("2026-11-29", false), ("2026-11-30", true), ("2027-01-01", true)]
         {
             let today = today.parse().unwrap();

@@ -24,8 +24,8 @@ const KILLED: i32 = 137;
 pub(crate) struct Rules {
     /// Whether recordings must be there, and one unsteady case is tolerated.
     pub(crate) ci: bool,
-    /// Whether the end-to-end part of the recordings belongs to this run.
-    pub(crate) golden_pods: bool,
+    /// Whether the end-to-end suite belongs to this run.
+    pub(crate) end_to_end: bool,
     pub(crate) today: Date,
     /// What the script ended with.
     pub(crate) status: i32,
@@ -47,12 +47,20 @@ pub(crate) struct Verdict {
 #[derive(Debug, PartialEq, Eq)]
 struct Unsteady {
     case: String,
+    /// What it says of itself.
+    text: String,
     step: String,
     quarantined: bool,
 }
 
 impl Verdict {
-    pub(crate) fn of(steps: &[Step], quarantine: anyhow::Result<Quarantine>, rules: Rules) -> Self {
+    /// `planned` are the names of the steps that there should be.
+    pub(crate) fn of(
+        steps: &[Step],
+        planned: &[String],
+        quarantine: anyhow::Result<Quarantine>,
+        rules: Rules,
+    ) -> Self {
         let mut failed = Vec::new();
         let quarantine = quarantine.unwrap_or_else(|error| {
             failed.push(format!("quarantine: {error:#}"));
@@ -72,18 +80,25 @@ impl Verdict {
             let (mut wrong, again) = judge(step, report, &steady_alone);
             failed.append(&mut wrong);
             let inside = report.notes.iter().filter(|note| note.kind == NoteKind::Unsteady);
-            let inside = inside.map(|note| format!("{} ({})", note.test, note.text));
-            for case in again.into_iter().chain(inside) {
-                let name = case.split(' ').next().unwrap_or_default();
-                let quarantined = quarantine.has(name);
-                unsteady.push(Unsteady { case, step: step.name.clone(), quarantined });
+            let inside = inside.map(|note| {
+                // What was tried again is a part of the test, and only that part is excused.
+                let (part, text) = note.text.split_once(": ").unwrap_or((&note.text, ""));
+                (format!("{}/{part}", note.test), text.to_owned())
+            });
+            for (case, text) in again.into_iter().map(|case| (case, String::new())).chain(inside) {
+                let quarantined = quarantine.has(&case);
+                unsteady.push(Unsteady { case, text, step: step.name.clone(), quarantined });
             }
         }
         let mut notes: Vec<Note> = reports.iter().flat_map(|report| report.notes.clone()).collect();
         notes.sort();
         notes.dedup();
         failed.extend(golden_missing(&notes, &rules));
-        if rules.status != 0 && failed.is_empty() {
+        failed.extend(differs_from_plan(steps, planned));
+        if rules.end_to_end && rules.status == 0 {
+            failed.extend(quarantined_not_run(&quarantine, steps, &reports));
+        }
+        if rules.status != 0 {
             failed.push(format!("./test stopped early, with status {}", rules.status));
         }
         let quarantine = quarantine.entries().iter().map(|entry| {
@@ -138,11 +153,21 @@ fn judge(
                 }
             }
             failed.extend(binary.aborted().map(|how| format!("{name}: {how}")));
+            match binary.nameless_failures() {
+                0 => {}
+                1 => failed.push(format!("{name}: 1 failure without a name in {}", binary.name)),
+                more => {
+                    failed
+                        .push(format!("{name}: {more} failures without a name in {}", binary.name));
+                }
+            }
         }
         let late = report.notes.iter().filter(|note| note.kind == NoteKind::Limit);
         failed.extend(late.map(|note| format!("{}: {}", note.test, note.text)));
         failed.extend(report.not_built.iter().map(|what| format!("{name}: cannot compile {what}")));
     }
+    let unmatched = step.filters.iter().filter(|filter| !report.ran(filter));
+    failed.extend(unmatched.map(|filter| format!("{name}: no test of {filter} ran")));
     match status {
         None => failed.push(format!("{name}: stopped before its end")),
         Some(status) if *status == TIMED_OUT || (*status == KILLED && step.seconds >= *limit) => {
@@ -165,22 +190,48 @@ fn passed_alone(after: &[Step]) -> BTreeSet<&str> {
         Kind::Alone(case) => Some((case.as_str(), step)),
         Kind::Command | Kind::Tests | Kind::Cases => None,
     });
-    let passed = again.filter(|(_, step)| {
+    let passed = again.filter(|(case, step)| {
         let report = Report::of(&step.log);
-        step.status == Some(0) && report.failed().is_empty() && report.passed() == 1
+        let passed = step.status == Some(0) && report.failed().is_empty() && report.passed() == 1;
+        // To skip is not to pass.
+        passed && !report.skipped(case)
     });
     passed.map(|(case, _)| case).collect()
 }
 
+/// Steps that were to run and did not, and steps of which the plan knows nothing.
+fn differs_from_plan(steps: &[Step], planned: &[String]) -> Vec<String> {
+    let began = |name: &str| steps.iter().any(|step| step.name == name);
+    let missing = planned.iter().filter(|name| !began(name));
+    let missing = missing.map(|name| format!("{name}: never began"));
+    let first = steps.iter().filter(|step| !matches!(step.kind, Kind::Alone(_)));
+    let unplanned = first.filter(|step| !planned.contains(&step.name));
+    let unplanned = unplanned.map(|step| format!("{}: is not in the plan of ./test", step.name));
+    missing.chain(unplanned).collect()
+}
+
+/// Entries of the quarantine whose case is not there any more, or does nothing.
+fn quarantined_not_run(quarantine: &Quarantine, steps: &[Step], reports: &[Report]) -> Vec<String> {
+    let of_cases = || steps.iter().zip(reports).filter(|(step, _)| step.kind == Kind::Cases);
+    let ran = |test: &str| of_cases().any(|(_, report)| report.tried(test));
+    let entries = quarantine.entries().iter().filter(|entry| !ran(entry.test()));
+    entries.map(|entry| format!("quarantine: {} did not run", entry.case)).collect()
+}
+
 /// In CI the recordings are compared, and not none of them.
 fn golden_missing(notes: &[Note], rules: &Rules) -> Vec<String> {
-    let wanted = [("config", true), ("pods", rules.golden_pods)];
+    let wanted = [("config", true), ("pods", rules.end_to_end)];
     let wanted = wanted.into_iter().filter(|(_, wanted)| *wanted && rules.ci);
+    // `config 45 of 45`, and not `config files 45 of 45`, which is about something else.
+    let count = |note: &Note, kind: &str| {
+        let (matched, total) =
+            note.text.strip_prefix(kind)?.strip_prefix(' ')?.split_once(" of ")?;
+        total.parse::<usize>().ok()?;
+        matched.parse::<usize>().ok()
+    };
     let compared = |kind: &str| {
-        let golden = notes.iter().filter(|note| note.kind == NoteKind::Golden);
-        golden
-            .into_iter()
-            .any(|note| note.text.starts_with(&format!("{kind} ")) && !note.text.ends_with(" of 0"))
+        let mut golden = notes.iter().filter(|note| note.kind == NoteKind::Golden);
+        golden.any(|note| count(note, kind).is_some_and(|matched| matched > 0))
     };
     wanted
         .filter(|(kind, _)| !compared(kind))
@@ -223,15 +274,16 @@ impl fmt::Display for Verdict {
         for entry in &self.quarantine {
             writeln!(out, "quarantine: {entry}")?;
         }
-        for Unsteady { case, step, quarantined } in &self.unsteady {
+        for Unsteady { case, text, step, quarantined } in &self.unsteady {
             let rule = match (quarantined, self.unsteady_outside_quarantine() <= self.tolerated()) {
                 (true, _) => "quarantined",
                 (false, true) => "tolerated once with CI=true",
                 (false, false) => "fails the run",
             };
+            let text = if text.is_empty() { String::new() } else { format!(" ({text})") };
             writeln!(
                 out,
-                "unsteady, failed beside others and passed alone: {case} in {step}; {rule}"
+                "unsteady, failed beside others and passed alone: {case}{text} in {step}; {rule}"
             )?;
         }
         for failure in &self.failed {
