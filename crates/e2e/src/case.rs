@@ -41,21 +41,37 @@ pub struct Limited(u64);
 /// What the current thread waits for, until it is dropped.
 pub struct Waiting(u64);
 
-/// How long a case may take: much more than any does on a busy machine, and hours for the full
-/// figures of `PODWRIGHT_LONG`.
+/// How long a case may take unless it says so: more than any does on a busy machine, and so much
+/// less than the suite (45 minutes in `./test`) that it strikes before the suite's limit does.
+const USUAL: Duration = Duration::from_secs(15 * 60);
+
+/// For the full figures of `PODWRIGHT_LONG`.
+const LONG: Duration = Duration::from_secs(6 * 3600);
+
+/// The limit of a case that names none.
 pub fn limit() -> Duration {
-    let minutes = if std::env::var_os("PODWRIGHT_LONG").is_some() { 360 } else { 40 };
+    limit_or(USUAL)
+}
+
+fn limit_or(usual: Duration) -> Duration {
+    let long = std::env::var_os("PODWRIGHT_LONG").is_some();
     let named = std::env::var(LIMIT).ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(named.unwrap_or(minutes * 60))
+    named.map_or(if long { LONG } else { usual }, Duration::from_secs)
 }
 
 /// Begins the time limit of the case that runs on this thread.
 #[must_use = "the limit ends when this is dropped"]
 pub fn limited() -> Limited {
+    limited_to(USUAL)
+}
+
+/// The same, for a case that may take longer.
+#[must_use = "the limit ends when this is dropped"]
+pub fn limited_to(usual: Duration) -> Limited {
     WATCHDOG.call_once(|| {
         thread::spawn(watch);
     });
-    let (id, limit) = (NEXT.fetch_add(1, Ordering::Relaxed), limit());
+    let (id, limit) = (NEXT.fetch_add(1, Ordering::Relaxed), limit_or(usual));
     let case = Case { name: thread_name(), limit, deadline: Instant::now() + limit };
     locked(&CASES).insert(id, case);
     Limited(id)
@@ -161,6 +177,14 @@ mod tests {
         );
         assert!(said.contains(&wanted), "{said}");
         assert!(!said.contains("test result:"), "{said}");
+    }
+
+    #[test]
+    fn case_is_limited_to_much_less_than_the_suite() {
+        let script = std::fs::read_to_string(crate::tools::repository().join("test")).unwrap();
+        let suite = script.split("e2e_minutes=").nth(1).unwrap();
+        let suite: u64 = suite.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(USUAL * 2 < Duration::from_secs(suite * 60), "{USUAL:?} of {suite} min");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A view of the machine that one test has to itself: its own processes, mounts, network and /run.
+//! A view of the machine that one test has to itself: its own processes, mounts, network, /run and
+//! temporary directories.
 //!
 //! Why: to see that nothing is left behind one has to compare the whole machine, and a machine has
 //! other users, other beds among them. Only the cgroups are everyone's: those of others must be
@@ -29,7 +30,7 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// every namespace, here too, where it would look like harm done by the node under test. Tests
 /// mount below temporary directories and /run; what holds the programs in `KEEP` stays.
 ///
-/// The directories are those that runtimes share whatever they are told, as a machine has them on
+/// Temporary directories are the cell's own too, unless what it runs is below them. The others are those that runtimes share whatever they are told, as a machine has them on
 /// which a runtime has run before. At last everything is made
 /// shared, in peer groups of the cell's own, as systemd does it on a real machine: an unmount that
 /// spreads to the host's own mounts has to be seen.
@@ -43,10 +44,15 @@ tac /proc/self/mounts | while read -r _ point kind _; do
         overlay:* | nsfs:* | *:/run/* | *:/tmp/* | *:/var/tmp/*) umount -lq "$point" || : ;;
     esac
 done
-for folder in /run /var/lib/cni /var/log/containers; do
-    mkdir -p "$folder"
-    mount -t tmpfs tmpfs "$folder"
+for directory in /run /var/lib/cni /var/log/containers /dev/shm; do
+    mkdir -p "$directory"
+    mount -t tmpfs tmpfs "$directory"
 done
+for directory in /tmp /var/tmp; do
+    case " $KEEP" in *" $directory/"*) continue ;; esac
+    mount -t tmpfs -o mode=1777 tmpfs "$directory"
+done
+chmod 1777 /dev/shm
 mkdir -p /run/podwright-beds /run/netns /run/containerd /var/lib/cni/results
 mkdir -m 711 /run/containerd/s
 touch /run/xtables.lock && chmod 600 /run/xtables.lock

@@ -18,10 +18,10 @@ pub fn figure(text: &str) {
     note("figure", text);
 }
 
-/// Something failed beside others and passed when it was tried again. It counts like a case that
-/// did so: it fails the run, outside of CI and of the quarantine.
-pub fn unsteady(text: &str) {
-    note("unsteady", text);
+/// A part of this test failed beside others and passed when it was tried again. It counts like a
+/// case that did so: it fails the run, outside of CI and of the quarantine, where it is `TEST/PART`.
+pub fn unsteady(part: &str, text: &str) {
+    note("unsteady", &format!("{part}: {text}"));
 }
 
 /// Something that is not under test was tried again, such as an emulator that stood still.
@@ -66,7 +66,7 @@ fn write(test: &str, kind: &str, text: &str) {
 }
 
 /// Whether this is continuous integration, where what may be missing elsewhere must be there.
-fn in_ci() -> bool {
+pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true")
 }
 

@@ -18,7 +18,7 @@ pub const BLESS: &str = "PODWRIGHT_BLESS";
 #[track_caller]
 pub fn check(crate_directory: &str, name: &str, shown: &str) {
     let path = Path::new(crate_directory).join("tests/snapshots").join(format!("{name}.txt"));
-    if std::env::var_os(BLESS).is_some() {
+    if is_blessed(std::env::var_os(BLESS).is_some(), crate::report::in_ci()) {
         let written = std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))
             .and_then(|()| std::fs::write(&path, shown));
         assert!(written.is_ok(), "write {}: {written:?}", path.display());
@@ -35,6 +35,12 @@ pub fn check(crate_directory: &str, name: &str, shown: &str) {
             package.display(),
         );
     }
+}
+
+/// Whether the files are written. In continuous integration a test would pass whatever is shown.
+fn is_blessed(asked: bool, ci: bool) -> bool {
+    assert!(!(asked && ci), "{BLESS} is set, and with CI=true snapshots are compared");
+    asked
 }
 
 /// The lines that differ, each with a sign; `None` if none does.
@@ -93,6 +99,17 @@ mod tests {
         let shown = difference("a\nb\nc\nd\n", "a\nx\nc\nd\ne\n");
         assert_eq!(shown.as_deref(), Some("-2 b\n+2 x\n+5 e\n"));
         assert!(difference("a\n", "a").is_some());
+    }
+
+    #[test]
+    fn snapshots_are_written_only_when_asked_for() {
+        assert!(is_blessed(true, false) && !is_blessed(false, false) && !is_blessed(false, true));
+    }
+
+    #[test]
+    #[should_panic(expected = "with CI=true snapshots are compared")]
+    fn snapshots_are_never_written_in_ci() {
+        is_blessed(true, true);
     }
 
     #[test]

@@ -18,6 +18,21 @@ struct Tree {
     root: &'static str,
     levels: usize,
     content: Content,
+    walked: Walked,
+}
+
+/// When a tree is walked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Walked {
+    Always,
+    /// Only where the cell has it to itself: everybody on the machine writes there.
+    IfMounted,
+}
+
+impl Tree {
+    const fn new(root: &'static str, levels: usize) -> Self {
+        Self { root, levels, content: Content::Compared, walked: Walked::Always }
+    }
 }
 
 /// What of a file's content is compared.
@@ -28,29 +43,40 @@ enum Content {
     Ignored,
 }
 
-const TREES: [Tree; 14] = [
-    Tree { root: "/etc", levels: 8, content: Content::Compared },
-    Tree { root: "/run", levels: 8, content: Content::Compared },
-    Tree { root: "/var/lib", levels: 5, content: Content::Compared },
-    Tree { root: "/var/log", levels: 5, content: Content::Ignored },
+const TREES: [Tree; 18] = [
+    Tree::new("/etc", 8),
+    Tree::new("/run", 8),
+    Tree::new("/var/lib", 5),
+    Tree { content: Content::Ignored, ..Tree::new("/var/log", 5) },
     // A cell has these two to itself, so they are mounts.
-    Tree { root: "/var/lib/cni", levels: 5, content: Content::Compared },
-    Tree { root: "/var/log/containers", levels: 2, content: Content::Compared },
-    Tree { root: "/usr/lib/cni", levels: 2, content: Content::Compared },
-    Tree { root: "/usr/libexec/kubernetes", levels: 5, content: Content::Compared },
-    Tree { root: "/opt/cni", levels: 3, content: Content::Compared },
-    Tree { root: "/opt/containerd", levels: 4, content: Content::Compared },
-    Tree { root: "/root", levels: 3, content: Content::Compared },
-    Tree { root: "/home", levels: 3, content: Content::Compared },
-    Tree { root: "/srv", levels: 3, content: Content::Compared },
-    Tree { root: "/mnt", levels: 3, content: Content::Compared },
+    Tree::new("/var/lib/cni", 5),
+    Tree::new("/var/log/containers", 2),
+    Tree::new("/var/cache", 3),
+    Tree::new("/usr/lib/cni", 2),
+    Tree::new("/usr/libexec/kubernetes", 5),
+    Tree::new("/usr/local", 4),
+    Tree::new("/opt", 4),
+    Tree::new("/root", 3),
+    Tree::new("/home", 3),
+    Tree::new("/srv", 3),
+    Tree::new("/mnt", 3),
+    Tree { walked: Walked::IfMounted, ..Tree::new("/tmp", 4) },
+    Tree { walked: Walked::IfMounted, ..Tree::new("/var/tmp", 4) },
+    Tree { walked: Walked::IfMounted, ..Tree::new("/dev/shm", 4) },
 ];
 
 /// Directories that are not looked into.
-const EXCLUDED: [(&str, &str); 12] = [
+const EXCLUDED: [(&str, &str); 19] = [
     ("/run/podwright-beds", "the beds' own directories; bystanders watch over what is in them"),
     ("/var/lib/apt", "the machine's package manager, which other tests may be using"),
     ("/var/lib/dpkg", "the machine's package manager, which other tests may be using"),
+    ("/var/cache/PackageKit", "the machine's package manager, which other tests may be using"),
+    ("/var/cache/apt", "the machine's package manager, which other tests may be using"),
+    ("/var/cache/debconf", "the machine's package manager, which other tests may be using"),
+    ("/var/cache/fontconfig", "written by any package that is installed"),
+    ("/var/cache/ldconfig", "written by any package that is installed"),
+    ("/var/cache/man", "written by any package that is installed, and by a timer"),
+    ("/var/cache/swcatalog", "written by any package that is installed"),
     ("/var/lib/docker", "data of a runtime that goes on working; bystanders stand for it"),
     ("/var/lib/containerd", "data of a runtime that goes on working; bystanders stand for it"),
     ("/var/lib/postgresql", "data of a server that may be running"),
@@ -73,6 +99,9 @@ pub(super) fn entries(scope: &Scope) -> Result<Vec<Entry>> {
     for tree in &TREES {
         let mut open = vec![(PathBuf::from(tree.root), tree.levels)];
         let Ok(root) = fs::symlink_metadata(tree.root) else { continue };
+        if tree.walked == Walked::IfMounted && !is_mount_point(Path::new(tree.root), &root) {
+            continue;
+        }
         while let Some((directory, levels)) = open.pop() {
             for path in listed(&directory)? {
                 let Some(metadata) = unless_gone(fs::symlink_metadata(&path))? else { continue };
@@ -99,6 +128,11 @@ pub(super) fn entries(scope: &Scope) -> Result<Vec<Entry>> {
         }
     }
     Ok(found)
+}
+
+fn is_mount_point(path: &Path, metadata: &fs::Metadata) -> bool {
+    let above = path.parent().and_then(|above| fs::symlink_metadata(above).ok());
+    above.is_some_and(|above| above.dev() != metadata.dev())
 }
 
 fn listed(directory: &Path) -> Result<Vec<PathBuf>> {
@@ -138,6 +172,10 @@ fn entry(path: &Path, metadata: &fs::Metadata, content: Content) -> Entry {
         format!(" device {:x}", metadata.rdev())
     };
     detail.push_str(&what);
+    // A file that was deleted and written again is not the user's any more, whatever is in it.
+    if content == Content::Compared {
+        detail.push_str(&format!(" inode {}", metadata.ino()));
+    }
     Entry::new(Kind::File, path.display().to_string(), detail)
 }
 
@@ -160,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mode_content_and_link_target_of_a_file_are_compared() {
+    fn mode_content_inode_and_link_target_of_a_file_are_compared() {
         let directory = tempfile::tempdir().unwrap();
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
         let look = |path: &Path| {
@@ -170,6 +208,11 @@ mod tests {
         std::os::unix::fs::symlink("one", &link).unwrap();
         let mut seen = vec![look(&file), look(&link)];
         fs::write(&file, "two").unwrap();
+        seen.push(look(&file));
+        // Written beside it and put in its place, as most programs replace a file.
+        let copy = directory.path().join("copy");
+        fs::copy(&file, &copy).unwrap();
+        fs::rename(&copy, &file).unwrap();
         seen.push(look(&file));
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         seen.push(look(&file));

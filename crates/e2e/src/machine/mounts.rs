@@ -1,19 +1,30 @@
 //! Mounts of a machine snapshot, with propagation.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Result;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::{Entry, Kind};
 use crate::mounts::{self, Mount};
 
 pub(super) fn entries() -> Result<Vec<Entry>> {
-    Ok(describe(&mounts::all()?))
+    Ok(describe(&mounts::all()?, birth))
+}
+
+/// When the file system's root was made, where it knows. The kernel gives the lowest free number to
+/// a new file system, which is that of one just unmounted: only this tells a remount.
+fn birth(point: &Path) -> Option<String> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let found = statx(CWD, point, flags, StatxFlags::BTIME).ok()?;
+    let knows = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    knows.then(|| format!("{}.{:09}", found.stx_btime.tv_sec, found.stx_btime.tv_nsec))
 }
 
 /// The kernel gives a new number to a peer group that is made again, so a group is named by the
 /// mount points that are in it.
-fn describe(table: &[Mount]) -> Vec<Entry> {
+fn describe(table: &[Mount], birth: impl Fn(&Path) -> Option<String>) -> Vec<Entry> {
     let mut members: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for mount in table {
         if let Some(group) = mount.shared {
@@ -28,8 +39,8 @@ fn describe(table: &[Mount]) -> Vec<Entry> {
         None => "[elsewhere]".to_owned(),
     };
     let entry = |mount: &Mount| {
-        let Mount { kind, root, source, options, .. } = mount;
-        let mut detail = format!("{kind} {source} root {root} {options}");
+        let Mount { kind, root, device, source, options, .. } = mount;
+        let mut detail = format!("{kind} {source} device {device} root {root} {options}");
         match (mount.shared, mount.master) {
             (None, None) => detail.push_str(" private"),
             (shared, master) => {
@@ -40,6 +51,7 @@ fn describe(table: &[Mount]) -> Vec<Entry> {
         if mount.unbindable {
             detail.push_str(" unbindable");
         }
+        detail.extend(birth(&mount.point).map(|time| format!(" made at {time}")));
         Entry::new(Kind::Mount, mount.point.display().to_string(), detail)
     };
     table.iter().map(entry).collect()
@@ -49,9 +61,8 @@ fn describe(table: &[Mount]) -> Vec<Entry> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn peer_groups_compare_by_their_members_and_not_by_their_numbers() {
-        let mount = |point: &str, shared, master| Mount {
+    fn mount(point: &str, shared: Option<u32>, master: Option<u32>) -> Mount {
+        Mount {
             point: point.into(),
             kind: "tmpfs".to_owned(),
             root: "/".to_owned(),
@@ -61,15 +72,31 @@ mod tests {
             shared,
             master,
             unbindable: false,
+        }
+    }
+
+    #[test]
+    fn file_system_that_was_mounted_again_is_another() {
+        let first = mount("/a", None, None);
+        let other = Mount { device: "0:2".to_owned(), ..first.clone() };
+        let at = |mount: &Mount, time: &str| {
+            describe(std::slice::from_ref(mount), |_| Some(time.to_owned()))
         };
+        assert_eq!(at(&first, "1"), at(&first, "1"));
+        assert_ne!(at(&first, "1"), at(&other, "1"), "another device");
+        assert_ne!(at(&first, "1"), at(&first, "2"), "the same number, made later");
+    }
+
+    #[test]
+    fn peer_groups_compare_by_their_members_and_not_by_their_numbers() {
         let table = |group| {
             let peers = [mount("/a", Some(group), None), mount("/b", Some(group), None)];
             let others = [mount("/c", None, Some(group)), mount("/d", None, None)];
-            describe(&[peers, others].concat())
+            describe(&[peers, others].concat(), |_| None)
         };
         assert_eq!(table(7), table(19));
         let said: Vec<String> = table(7).iter().map(ToString::to_string).collect();
-        let prefix = "tmpfs tmpfs root / rw rw";
+        let prefix = "tmpfs tmpfs device 0:1 root / rw rw";
         assert_eq!(
             said,
             [

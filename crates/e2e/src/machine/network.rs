@@ -1,4 +1,4 @@
-//! Links, addresses, routes and listening unix sockets of a machine snapshot.
+//! Links, addresses, routes, routing rules and listening unix sockets of a machine snapshot.
 
 use std::fs;
 use std::path::Path;
@@ -15,6 +15,8 @@ pub(super) fn entries() -> Result<Vec<Entry>> {
     for family in ["-4", "-6"] {
         let routes = ask(&[family, "route", "show", "table", "all"])?;
         entries.extend(routes.iter().filter(|route| !is_automatic(route)).map(route));
+        entries
+            .extend(ask(&[family, "rule", "show"])?.iter().map(|rule| routing_rule(family, rule)));
     }
     entries.extend(unix_sockets()?);
     Ok(entries)
@@ -61,6 +63,12 @@ fn route(route: &Value) -> Entry {
     let fields = ["type", "gateway", "prefsrc", "scope", "metric"];
     let detail = fields.map(|field| format!("{field} {}", text(field))).join(" ");
     Entry::new(Kind::Route, name, detail)
+}
+
+/// Which routing table is asked for whom.
+fn routing_rule(family: &str, rule: &Value) -> Entry {
+    let name = format!("ip {family} priority {}", rule["priority"]);
+    Entry::new(Kind::Rule, name, rule.to_string())
 }
 
 /// Routes that the kernel adds itself, a moment after a link is up.

@@ -43,7 +43,12 @@ nft add rule inet user_table user_chain tcp dport 77 accept
 ";
 
 /// Harm, and the kind and name that has to be told of it.
-const HARM: [(&str, Kind, &str); 19] = [
+const HARM: [(&str, Kind, &str); 26] = [
+    (
+        "umount /run/user/disk/inner && mount -t tmpfs inner /run/user/disk/inner",
+        Kind::Mount,
+        "/run/user/disk/inner",
+    ),
     ("umount /run/user/disk/inner", Kind::Mount, "/run/user/disk/inner"),
     ("mount --make-private /run/user/disk", Kind::Mount, "/run/user/disk"),
     ("mount --make-shared /run/user/other", Kind::Mount, "/run/user/other"),
@@ -51,6 +56,16 @@ const HARM: [(&str, Kind, &str); 19] = [
     ("mount -t tmpfs over /run/user/other", Kind::Mount, "/run/user/other (2)"),
     ("rm /run/user/notes", Kind::File, "/run/user/notes"),
     ("echo other >/run/user/replaced", Kind::File, "/run/user/replaced"),
+    (
+        "cp -p /run/user/replaced /run/user/copy; mv /run/user/copy /run/user/replaced",
+        Kind::File,
+        "/run/user/replaced",
+    ),
+    ("touch /tmp/left", Kind::File, "/tmp/left"),
+    ("touch /var/tmp/left", Kind::File, "/var/tmp/left"),
+    ("touch /dev/shm/left", Kind::File, "/dev/shm/left"),
+    ("ip rule add from 192.0.2.0/24 table 77", Kind::Rule, "192.0.2.0"),
+    ("ip -6 rule del priority 32766", Kind::Rule, "ip -6 priority 32766"),
     ("chmod 600 /run/user/replaced", Kind::File, "/run/user/replaced"),
     ("chown 7:7 /run/user/replaced", Kind::File, "owner 7:7"),
     ("ln -sf elsewhere /run/user/link", Kind::File, "/run/user/link"),

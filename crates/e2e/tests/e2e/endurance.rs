@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::cluster::{Cluster, LIMIT, not_ready, pod, ready, status};
-use crate::privilege::{figure, needs_root};
+use crate::privilege::{LONGER, figure, needs_root};
 
 fn long() -> bool {
     std::env::var_os("PODWRIGHT_LONG").is_some()
@@ -150,7 +150,7 @@ async fn no_orphans(cluster: &Cluster) {
 
 #[tokio::test]
 async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
-    needs_root!();
+    needs_root!(LONGER);
     let mut cluster = Cluster::start().await;
     steady(&cluster, 30).await;
     let pods = cluster.pods();
@@ -178,7 +178,7 @@ async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
 
 #[tokio::test]
 async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back() {
-    needs_root!();
+    needs_root!(LONGER);
     let mut cluster = Cluster::start().await;
     steady(&cluster, 5).await;
     cluster.create(pod("dies", &["serve"])).await;
@@ -277,7 +277,7 @@ fn folders(path: &std::path::Path, all: &mut Vec<String>) {
 
 #[tokio::test]
 async fn pods_that_come_and_go_leave_nothing_behind() {
-    needs_root!();
+    needs_root!(LONGER);
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let minutes = std::env::var("PODWRIGHT_SOAK_MINUTES").ok().and_then(|text| text.parse().ok());

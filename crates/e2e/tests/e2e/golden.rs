@@ -29,7 +29,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use podwright_testkit::report;
 
-use crate::privilege::{needs_root, skipped};
+use crate::privilege::{LONGER, needs_root, skipped};
 use difference::Difference;
 use performance::perform;
 use recording::Recording;
@@ -46,7 +46,7 @@ const LITTLE_PATIENCE: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_live_as_recorded() {
-    needs_root!();
+    needs_root!(LONGER);
     let Some(golden) = report::recordings() else { return };
     if !cgroups::are_as_recorded() {
         return skipped("the recordings are of cgroup v1, and this machine has v2");
@@ -77,7 +77,7 @@ async fn pods_live_as_recorded() {
             stage.strike();
             if differences.is_empty() {
                 let first = beside.first().map(ToString::to_string).unwrap_or_default();
-                report::unsteady(&format!("{} differed beside others: {first}", recording.name));
+                report::unsteady(&recording.name, &format!("differed beside others: {first}"));
             }
         }
     }

@@ -59,7 +59,12 @@ impl Before {
     /// before its last cgroup is.
     async fn until_same(&self, bed: &Bed, names: &[&str], expected: impl Fn(&Entry) -> bool) {
         let same = async || {
-            let changes = self.changes(bed, names).await.without(&expected);
+            let changes = self.changes(bed, names).await;
+            // One may take another's place, and no more than that.
+            let agents = |these: &[Entry]| these.iter().filter(|entry| is_process(entry)).count();
+            let (ended, started) = (agents(&changes.removed), agents(&changes.added));
+            anyhow::ensure!(ended == started, "{ended} agents ended, {started} began:\n{changes}");
+            let changes = changes.without(&expected);
             anyhow::ensure!(changes.is_empty(), "{changes}");
             Ok(true)
         };
@@ -133,23 +138,28 @@ async fn until_no_pod(node: &str) {
     let gone = async || {
         let now = MachineSnapshot::take(&Scope::new())?;
         let mut cgroups = now.entries().filter(|entry| entry.kind == Kind::Cgroup);
-        let of_pod = |name: &str| {
-            let below = name.split_once("/kubepods").is_some_and(|(_, tail)| tail.contains("/pod"));
-            below && name.contains(node)
-        };
-        Ok(!cgroups.any(|entry| of_pod(&entry.name)))
+        Ok(!cgroups.any(|entry| is_cgroup_of_pod(&entry.name) && entry.name.contains(node)))
     };
     wait::until_true("the pods' cgroups to be gone", LIMIT, gone).await.unwrap();
 }
 
-/// Whether an entry is the process of an agent, which a restart replaces.
+/// Not any with `pod` in it: all of a node's are below `/podwright-…`.
+fn is_cgroup_of_pod(name: &str) -> bool {
+    name.split_once("/kubepods").is_some_and(|(_, tail)| tail.contains("/pod"))
+}
+
+/// Whether an entry is the process of an agent.
+fn is_process(entry: &Entry) -> bool {
+    entry.kind == Kind::Process && entry.name.contains(" podwright")
+}
+
+/// Whether an entry is of an agent, which a restart replaces.
 fn is_agent(entry: &Entry) -> bool {
-    let process = entry.kind == Kind::Process && entry.name.contains(" podwright");
     // It names the process that held the lock last.
     let lock = entry.kind == Kind::File
         && entry.name.starts_with("/run/podwright/")
         && entry.name.ends_with(".lock");
-    process || lock
+    is_process(entry) || lock
 }
 
 /// A static pod with volumes in memory and of the host.
@@ -267,13 +277,14 @@ async fn deleted_pod_with_every_kind_of_volume_leaves_the_machine_as_it_was() {
         (Kind::Mount, "volume-subpaths"),
         (Kind::Mount, "kubernetes.io~secret"),
         (Kind::Mount, "kubernetes.io~projected"),
-        (Kind::Cgroup, "pod"),
         (Kind::Process, "testserver"),
         (Kind::Rule, "18080"),
         (Kind::Link, "veth"),
     ] {
         assert!(during.names(kind, text), "no {kind} {text} of the pod in\n{during}");
     }
+    let mut cgroups = during.added.iter().filter(|entry| entry.kind == Kind::Cgroup);
+    assert!(cgroups.any(|entry| is_cgroup_of_pod(&entry.name)), "no cgroup of it in\n{during}");
     delete_everything(&kubectl).await;
     before.until_same(&bed, &names, |_| false).await;
     neighbour.assert_unharmed().await;

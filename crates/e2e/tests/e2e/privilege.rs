@@ -1,14 +1,24 @@
 //! What a case needs from the machine, and what it tells of itself although it passes.
 
+use std::time::Duration;
+
 use podwright_e2e::{cell, tools};
 pub(crate) use podwright_testkit::report::{figure, skipped};
 
+/// For cases that need longer than others: with a VM, tens of pods, or all recordings. Well below
+/// what `./test` gives the whole suite, which begins them early enough.
+pub(crate) const LONGER: Duration = Duration::from_secs(28 * 60);
+
 /// Leaves the test when it does not run as root: namespaces, cgroups and mounts need it. Begins the
-/// time limit of the case.
+/// time limit of the case, which may be given.
 macro_rules! needs_root {
     () => {
         podwright_testkit::needs_root!();
         let _limited = podwright_e2e::case::limited();
+    };
+    ($limit:expr) => {
+        podwright_testkit::needs_root!();
+        let _limited = podwright_e2e::case::limited_to($limit);
     };
 }
 pub(crate) use needs_root;

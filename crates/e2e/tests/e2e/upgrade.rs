@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready, status};
-use crate::privilege::needs_root;
+use crate::privilege::{LONGER, needs_root};
 use crate::standalone::Standalone;
 
 /// Pods with probes that the API server is asked for; the static ones come on top.
@@ -37,7 +37,7 @@ enum End {
 
 #[tokio::test]
 async fn thirty_probed_pods_keep_running_when_the_agent_is_upgraded_and_downgraded() {
-    needs_root!();
+    needs_root!(LONGER);
     let (earlier, current) = (tools::earlier().unwrap(), tools::podwright().unwrap());
     let mut cluster = joined(&earlier).await;
     let finished = start_pods(&cluster).await;
@@ -423,7 +423,7 @@ async fn load_test_image(bed: &Bed, program: &Path, node: &Standalone<'_>) {
 
 #[tokio::test]
 async fn node_of_up_keeps_its_pods_when_another_build_takes_over() {
-    needs_root!();
+    needs_root!(LONGER);
     let (earlier, current) = (tools::earlier().unwrap(), tools::podwright().unwrap());
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::new(&bed, "up");

@@ -10,14 +10,15 @@ use podwright_e2e::tools;
 use podwright_e2e::vm::Vm;
 use serde_json::Value;
 
-use crate::privilege::{needs_root, needs_vm};
+use crate::privilege::{LONGER, needs_root, needs_vm};
 
-/// Four minutes on a machine that has nothing else to do; one that is busy takes many times that.
-const LIMIT: Duration = Duration::from_secs(3600);
+/// Four minutes on a machine that has nothing else to do; one that is busy takes some times that.
+/// Less than the case has, so that what the machine said is seen.
+const LIMIT: Duration = Duration::from_secs(24 * 60);
 
 #[tokio::test]
 async fn units_report_ready_limit_pods_and_leave_containers_alone() {
-    needs_root!();
+    needs_root!(LONGER);
     needs_vm!();
     let archives = images::archives().unwrap();
     let mut names = archives.iter().flat_map(|archive| &archive.names);

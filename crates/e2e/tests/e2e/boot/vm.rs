@@ -3,7 +3,7 @@
 
 use podwright_e2e::vm::Vm;
 
-use crate::privilege::{needs_root, needs_vm};
+use crate::privilege::{LONGER, needs_root, needs_vm};
 
 const SCRIPT: &str = r#"#!/bin/sh
 echo "pid 1 is $(cat /proc/1/comm)"
@@ -18,7 +18,7 @@ exit 3
 
 #[tokio::test]
 async fn vm_has_systemd_and_cgroup_v2_and_tells_how_its_script_ended() {
-    needs_root!();
+    needs_root!(LONGER);
     needs_vm!();
     let greeting = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(greeting.path(), "good morning\n").unwrap();
