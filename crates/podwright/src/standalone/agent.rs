@@ -100,7 +100,16 @@ impl<'a> Agent<'a> {
     /// What the agent that runs was started with; none while it is starting.
     pub fn note(&self) -> anyhow::Result<Option<Note>> {
         match std::fs::read(self.note_path()) {
-            Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+            Ok(text) => {
+                let damaged = || {
+                    format!(
+                        "{} is damaged, and says who looks after the agent. Fix: stop the agent \
+                         where it was started and delete the file",
+                        self.note_path().display()
+                    )
+                };
+                Ok(Some(serde_json::from_slice(&text).with_context(damaged)?))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(super::unreadable(error, &self.note_path())),
         }
@@ -154,6 +163,18 @@ fn same_file(one: &Path, other: &Path) -> std::io::Result<bool> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn damaged_note_is_an_error_that_names_it() {
+        let base = tempfile::tempdir().unwrap();
+        let layout = Layout { state: base.path().join("s"), runs: base.path().join("run") };
+        std::fs::create_dir_all(layout.run()).unwrap();
+        let agent = Agent::of(&layout);
+        assert_eq!(agent.note().unwrap(), None);
+        std::fs::write(agent.note_path(), "{").unwrap();
+        let told = format!("{:#}", agent.note().unwrap_err());
+        assert!(told.contains("agent.json is damaged") && told.contains("Fix: "), "{told}");
+    }
 
     #[test]
     fn a_copy_is_the_same_build_and_a_change_is_another() {

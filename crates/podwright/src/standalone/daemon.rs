@@ -13,10 +13,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use podwright_host::process::ProcessIdentity;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::lock::{self, NodeLock};
 use super::{log, unreadable, write_private};
@@ -44,7 +43,15 @@ impl Daemon {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unreadable(error, &self.pid_file)),
         };
-        let Ok(identity) = serde_json::from_str::<ProcessIdentity>(&text) else { return Ok(None) };
+        // It may well run, and nothing else says as what.
+        let damaged = || {
+            let file = self.pid_file.display();
+            format!(
+                "{file} is damaged. Fix: end the process it was written for, if that runs, and \
+                 delete the file"
+            )
+        };
+        let identity: ProcessIdentity = serde_json::from_str(&text).with_context(damaged)?;
         let alive = identity.is_running(Path::new(PROC))?;
         Ok(alive.then_some(identity))
     }
@@ -147,17 +154,28 @@ pub fn become_program(arguments: &DaemonArgs) -> anyhow::Result<Infallible> {
     Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Sends a signal. That the process is gone already is no error.
+/// Sends a signal. That the process is gone already is no error, and another one that has its
+/// number by now gets none: the handle is of one process, and that is looked at after it is opened.
 pub fn signal(identity: &ProcessIdentity, signal: Signal) -> anyhow::Result<()> {
-    match kill(Pid::from_raw(i32::try_from(identity.pid)?), signal) {
-        Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(errno) => Err(errno).with_context(|| format!("cannot end process {}", identity.pid)),
+    let failed = || format!("cannot end process {}", identity.pid);
+    let Some(pid) = Pid::from_raw(i32::try_from(identity.pid)?) else { return Ok(()) };
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(Errno::SRCH) => return Ok(()),
+        Err(errno) => return Err(errno).with_context(failed),
+    };
+    if !identity.is_running(Path::new(PROC))? {
+        return Ok(());
+    }
+    match pidfd_send_signal(&process, signal) {
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(errno) => Err(errno).with_context(failed),
     }
 }
 
 /// SIGTERM, then SIGKILL.
 pub fn end(identity: &ProcessIdentity, patience: Duration) -> anyhow::Result<()> {
-    for (signal, patience) in [(Signal::SIGTERM, patience), (Signal::SIGKILL, patience)] {
+    for (signal, patience) in [(Signal::TERM, patience), (Signal::KILL, patience)] {
         if !identity.is_running(Path::new(PROC))? {
             return Ok(());
         }
@@ -179,6 +197,33 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn damaged_pid_file_is_an_error_that_names_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let daemon = Daemon::new(directory.path().join("agent.pid"));
+        for text in ["", "17", "{}"] {
+            std::fs::write(&daemon.pid_file, text).unwrap();
+            for outcome in [daemon.running().map(drop), daemon.stop(Duration::ZERO).map(drop)] {
+                let told = format!("{:#}", outcome.unwrap_err());
+                assert!(told.contains("agent.pid is damaged. Fix: "), "{text:?}: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn signal_reaches_the_process_that_is_meant_and_no_other_with_its_number() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let identity = ProcessIdentity::of(Path::new(PROC), child.id()).unwrap().unwrap();
+        let mut other = serde_json::to_value(&identity).unwrap();
+        other["started"] = 1.into();
+        let other: ProcessIdentity = serde_json::from_value(other).unwrap();
+        signal(&other, Signal::KILL).unwrap();
+        assert!(identity.is_running(Path::new(PROC)).unwrap());
+        signal(&identity, Signal::KILL).unwrap();
+        child.wait().unwrap();
+        signal(&identity, Signal::KILL).unwrap();
+    }
 
     #[test]
     fn who_may_not_look_is_told_so_and_not_that_nothing_runs() {

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::sys::signal::Signal;
 use podwright_core::cgroup::CgroupName;
 use podwright_host::cgroup::{Cgroups, Owner};
 use podwright_host::machine;
 use podwright_host::mounts;
 use podwright_host::process::ProcessIdentity;
+use rustix::process::Signal;
 use serde::Deserialize;
 
 use super::filter::run;
@@ -37,7 +37,7 @@ const PLUGIN_RESULTS: &str = "/var/lib/cni/results";
 pub fn end_shims(layout: &Layout) -> anyhow::Result<()> {
     let shims = shims_of(layout)?;
     for shim in &shims {
-        daemon::signal(shim, Signal::SIGKILL)?;
+        daemon::signal(shim, Signal::KILL)?;
     }
     for shim in &shims {
         daemon::end(shim, PATIENCE)?;
