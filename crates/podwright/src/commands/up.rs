@@ -50,14 +50,14 @@ pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
     let runtime = service::runtime()?;
     // The command that starts an agent in the background holds the lock for both.
     let inherited = if arguments.foreground { NodeLock::inherited(&layout)? } else { None };
-    let lock = match inherited {
+    let mut lock = match inherited {
         Some(lock) => lock,
         None => NodeLock::take(&layout, "up", &say)?,
     };
     if arguments.foreground {
         return runtime.block_on(foreground(&layout, arguments, lock));
     }
-    runtime.block_on(background(&layout, arguments, &lock))
+    runtime.block_on(background(&layout, arguments, &mut lock))
 }
 
 pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
@@ -68,13 +68,14 @@ pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
 }
 
 /// Becomes the agent.
-async fn foreground(layout: &Layout, arguments: &UpArgs, lock: NodeLock) -> anyhow::Result<()> {
+async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> anyhow::Result<()> {
     if let Some(agent) = Agent::of(layout).daemon().running()?
         && agent.pid != std::process::id()
     {
         anyhow::bail!("the agent of this node runs already, as process {}", agent.pid);
     }
-    let Prepared { settings, gateway, wishes } = prepare(layout, arguments, &lock, &say).await?;
+    let Prepared { settings, gateway, wishes } =
+        prepare(layout, arguments, &mut lock, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
@@ -121,7 +122,11 @@ fn say(text: &str) {
 }
 
 /// Prepares, starts the agent behind us, and says how to go on.
-async fn background(layout: &Layout, arguments: &UpArgs, lock: &NodeLock) -> anyhow::Result<()> {
+async fn background(
+    layout: &Layout,
+    arguments: &UpArgs,
+    lock: &mut NodeLock,
+) -> anyhow::Result<()> {
     let Prepared { settings, wishes, .. } = prepare(layout, arguments, lock, &say).await?;
     end_another_agent(layout, &wishes).await?;
     let ready = || patiently("waiting for the node to be Ready", &say, is_ready(layout));
@@ -211,7 +216,7 @@ struct Prepared {
 async fn prepare(
     layout: &Layout,
     arguments: &UpArgs,
-    lock: &NodeLock,
+    lock: &mut NodeLock,
     say: &impl Fn(&str),
 ) -> anyhow::Result<Prepared> {
     state_dir::examine(layout)?;
@@ -239,6 +244,7 @@ async fn prepare(
     }
     // Each is written before what it is about is made.
     state_dir::claim(layout)?;
+    lock.take_made_directory(layout, say)?;
     if known.as_ref() != Some(&record) {
         layout.write_record(&record)?;
     }

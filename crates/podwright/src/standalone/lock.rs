@@ -1,7 +1,8 @@
 //! The lock of a node: one `up`, `down` or `reset` at a time for each state directory.
 //!
 //! It is a lock on a file below `/run/podwright`, beside the node's own directory there and not in
-//! it, because `down` removes that. Processes that a command starts inherit the lock as their
+//! it, because `down` removes that. That file is found by the path of the state directory, and a
+//! directory may have several, so the directory itself is locked as well once it is there. Processes that a command starts inherit the lock as their
 //! standard input and give it up once they can be found by their pid file, so that the next command
 //! sees either all of what a killed one started, or waits for it.
 
@@ -20,6 +21,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::Layout;
+use super::agent::Agent;
 
 /// Most commands are done by then. One that waits for pods to stop is worth naming instead.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,6 +37,8 @@ pub struct NodeLock {
     run: PathBuf,
     /// It is our standard input, and the process that started us holds it as well.
     inherited: bool,
+    /// The state directory, once it is there; of one that is inherited the other process holds it.
+    directory: Option<File>,
 }
 
 /// What the file says of the process that holds the lock.
@@ -60,8 +64,7 @@ impl NodeLock {
     ) -> anyhow::Result<Self> {
         let path = layout.lock();
         let shown = path.display();
-        let deadline = Instant::now() + patience;
-        let mut told = false;
+        let mut waiting = Waiting { layout, deadline: Instant::now() + patience, told: false };
         loop {
             let mut file = open(&path).with_context(|| format!("cannot open {shown}"))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -69,24 +72,54 @@ impl NodeLock {
                 Ok(()) if is_at(&file, &path)? => {
                     write_holder(&mut file, command)
                         .with_context(|| format!("cannot write {shown}"))?;
-                    return Ok(Self { file, path, run: layout.run(), inherited: false });
+                    let run = layout.run();
+                    let mut lock = Self { file, path, run, inherited: false, directory: None };
+                    lock.take_directory(&mut waiting, say)?;
+                    return Ok(lock);
                 }
                 Ok(()) => continue,
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(errno) => return Err(errno).with_context(|| format!("cannot lock {shown}")),
             }
-            let holder = describe_holder(&mut file);
-            let state = layout.state().display();
-            if Instant::now() >= deadline {
-                anyhow::bail!(
-                    "{holder} is working on {state}; wait for it to end, or end it, and try again"
-                );
-            }
-            if !std::mem::replace(&mut told, true) {
-                say(&format!("{holder} is working on {state}; waiting for it to end"));
-            }
-            std::thread::sleep(POLL);
+            waiting.wait(&describe_holder(&mut file, layout), say)?;
         }
+    }
+
+    /// Locks the state directory that was made meanwhile, whatever path others know it by.
+    pub fn take_made_directory(
+        &mut self,
+        layout: &Layout,
+        say: &impl Fn(&str),
+    ) -> anyhow::Result<()> {
+        if self.inherited || self.directory.is_some() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + PATIENCE;
+        self.take_directory(&mut Waiting { layout, deadline, told: false }, say)
+    }
+
+    fn take_directory(
+        &mut self,
+        waiting: &mut Waiting<'_>,
+        say: &impl Fn(&str),
+    ) -> anyhow::Result<()> {
+        let state = waiting.layout.state();
+        let failed = || format!("cannot lock {}", state.display());
+        let directory = match File::open(state) {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(super::unreadable(error, state)),
+        };
+        loop {
+            match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(errno) => return Err(errno).with_context(failed),
+            }
+            waiting.wait("another podwright command, by another path,", say)?;
+        }
+        self.directory = Some(directory);
+        Ok(())
     }
 
     /// The lock of this node, if this process was started with it as its standard input.
@@ -97,7 +130,7 @@ impl NodeLock {
         if !is_at(&file, &path)? {
             return Ok(None);
         }
-        Ok(Some(Self { file, path, run: layout.run(), inherited: true }))
+        Ok(Some(Self { file, path, run: layout.run(), inherited: true, directory: None }))
     }
 
     /// For the standard input of a process that is to hold the lock too, until it gives it up or
@@ -105,6 +138,29 @@ impl NodeLock {
     pub fn share(&self) -> anyhow::Result<Stdio> {
         let copy = self.file.try_clone().context("cannot share the lock of the node")?;
         Ok(Stdio::from(copy))
+    }
+}
+
+/// Waiting for another command, for a while.
+struct Waiting<'a> {
+    layout: &'a Layout,
+    deadline: Instant,
+    told: bool,
+}
+
+impl Waiting<'_> {
+    fn wait(&mut self, holder: &str, say: &impl Fn(&str)) -> anyhow::Result<()> {
+        let state = self.layout.state().display();
+        if Instant::now() >= self.deadline {
+            anyhow::bail!(
+                "{holder} is working on {state}; wait for it to end, or end it, and try again"
+            );
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            say(&format!("{holder} is working on {state}; waiting for it to end"));
+        }
+        std::thread::sleep(POLL);
+        Ok(())
     }
 }
 
@@ -163,15 +219,20 @@ fn write_holder(file: &mut File, command: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// "podwright down (process 17)"; the process may have ended and left the lock to one it started.
-fn describe_holder(file: &mut File) -> String {
+/// "podwright down (process 17)", or the agent if that command has ended and left it the lock.
+fn describe_holder(file: &mut File, layout: &Layout) -> String {
     let mut text = Vec::new();
     let read = file.rewind().and_then(|()| file.take(LARGEST).read_to_end(&mut text));
     let holder = read.ok().and_then(|_| serde_json::from_slice::<Holder>(&text).ok());
+    // What cannot be found out about processes does not change who is named.
+    let runs = |process: &ProcessIdentity| process.is_running(Path::new("/proc")).unwrap_or(true);
     match holder {
-        Some(Holder { command, process }) => {
-            format!("podwright {command} (process {})", process.pid)
-        }
+        Some(Holder { command, process }) => match Agent::of(layout).daemon().running() {
+            Ok(Some(agent)) if !runs(&process) => {
+                format!("the agent that podwright {command} started (process {})", agent.pid)
+            }
+            Ok(_) | Err(_) => format!("podwright {command} (process {})", process.pid),
+        },
         None => "another podwright command".to_owned(),
     }
 }
@@ -204,6 +265,49 @@ mod tests {
             waiting.join().unwrap()
         });
         waiting.unwrap();
+    }
+
+    #[test]
+    fn directory_with_two_paths_has_one_lock() {
+        let base = tempfile::tempdir().unwrap();
+        let one = layout(base.path());
+        std::fs::create_dir(one.state()).unwrap();
+        let link = base.path().join("link");
+        std::os::unix::fs::symlink(one.state(), &link).unwrap();
+        let other = Layout { state: link, ..one.clone() };
+        assert_ne!(one.lock(), other.lock());
+        let take = |layout: &Layout| NodeLock::take_within(layout, "up", &|_| {}, Duration::ZERO);
+        let first = take(&one).unwrap();
+        let refused = format!("{:#}", take(&other).unwrap_err());
+        assert!(refused.contains("by another path"), "{refused}");
+        drop(first);
+        // A directory that is made by the command is locked from then on.
+        std::fs::remove_dir(one.state()).unwrap();
+        let mut first = take(&one).unwrap();
+        std::fs::create_dir(one.state()).unwrap();
+        first.take_made_directory(&one, &|_| {}).unwrap();
+        first.take_made_directory(&one, &|_| {}).unwrap();
+        assert!(take(&other).is_err());
+        drop(first);
+        take(&other).unwrap();
+    }
+
+    #[test]
+    fn agent_that_was_left_the_lock_is_named() {
+        let base = tempfile::tempdir().unwrap();
+        let layout = layout(base.path());
+        std::fs::create_dir_all(layout.run()).unwrap();
+        let held = NodeLock::take(&layout, "up", &|_| {}).unwrap();
+        // The command has ended; its agent, here this process, runs.
+        let text = std::fs::read_to_string(layout.lock()).unwrap();
+        let mut holder: serde_json::Value = serde_json::from_str(&text).unwrap();
+        holder["process"]["started"] = 1.into();
+        std::fs::write(layout.lock(), holder.to_string()).unwrap();
+        Agent::of(&layout).daemon().note_self().unwrap();
+        let refused = NodeLock::take_within(&layout, "down", &|_| {}, Duration::ZERO).unwrap_err();
+        let want = format!("the agent that podwright up started (process {})", std::process::id());
+        assert!(format!("{refused:#}").contains(&want), "{refused:#}");
+        drop(held);
     }
 
     #[test]
