@@ -355,7 +355,7 @@ pub fn detach_own(point: &Path, in_use: InUse) -> Result<()> {
     let stacked = stack(&table, point);
     let Some(own) = stacked.last() else { return Ok(()) };
     let on_it = mounted_on(&table, own);
-    if let Some(mounted) = lost(&table, own, &on_it, &[own.id]) {
+    if let Some(mounted) = lost(&table, &on_it, &[own.id]) {
         return Err(occupied(point, mounted));
     }
     let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
@@ -387,7 +387,7 @@ pub fn check_own(table: &[Mount], points: &[PathBuf]) -> Result<()> {
         points.iter().filter_map(|point| stack(table, point).last().copied()).collect();
     let ids: Vec<u64> = own.iter().map(|mount| mount.id).collect();
     for own in own {
-        if let Some(mounted) = lost(table, own, &mounted_on(table, own), &ids) {
+        if let Some(mounted) = lost(table, &mounted_on(table, own), &ids) {
             return Err(occupied(&own.point, mounted));
         }
     }
@@ -430,19 +430,27 @@ fn mounted_on<'a>(table: &'a [Mount], own: &Mount) -> Vec<&'a Mount> {
     found
 }
 
-/// Of `on_it`, which is mounted on `own`, what would be mounted nowhere once the mounts `going` and
-/// all on them are gone. What belongs to the file system of our own mount is not lost with it.
-fn lost<'a>(table: &[Mount], own: &Mount, on_it: &[&'a Mount], going: &[u64]) -> Option<&'a Mount> {
+/// Of `on_it`, which is mounted on a mount of ours, what would be mounted nowhere once the mounts
+/// `going` and all on them are gone. What belongs to the file systems of our own mounts is not lost
+/// with them.
+fn lost<'a>(table: &[Mount], on_it: &[&'a Mount], going: &[u64]) -> Option<&'a Mount> {
     if on_it.is_empty() {
         return None;
     }
-    let mut gone: BTreeSet<u64> = going.iter().copied().collect();
+    let mut gone: BTreeSet<u64> = BTreeSet::new();
     for going in table.iter().filter(|mount| going.contains(&mount.id)) {
         gone.extend(mounted_on(table, going).iter().map(|mount| mount.id));
     }
-    let stays: BTreeSet<(u32, u32)> =
-        table.iter().filter(|mount| !gone.contains(&mount.id)).map(|mount| mount.device).collect();
-    on_it.iter().find(|m| m.device != own.device && !stays.contains(&m.device)).copied()
+    // A device is not enough: all namespaces share one, and a bind shows a part of its own.
+    let mut kept: BTreeMap<(u32, u32), Vec<&Path>> = BTreeMap::new();
+    for mount in table.iter().filter(|mount| !gone.contains(&mount.id)) {
+        kept.entry(mount.device).or_default().push(&mount.root);
+    }
+    let is_kept = |mount: &Mount| {
+        let roots = kept.get(&mount.device).into_iter().flatten();
+        roots.into_iter().any(|root| mount.root.starts_with(root))
+    };
+    on_it.iter().find(|mount| !is_kept(mount)).copied()
 }
 
 impl Mount {

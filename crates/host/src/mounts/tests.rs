@@ -349,6 +349,39 @@ fn mounts_seen_twice_in_what_goes_are_lost_all_the_same() {
 }
 
 #[test]
+fn network_namespace_pinned_only_on_ours_is_not_taken_for_another() {
+    // given a tmpfs of ours with a namespace pinned in it; all of them share one device
+    let table = parse(
+        b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /p/memory rw - tmpfs b rw\n\
+          3 1 0:4 net:[1] /run/netns/other rw - nsfs nsfs rw\n\
+          4 2 0:4 net:[2] /p/memory/pinned rw - nsfs nsfs rw\n",
+    );
+    let memory = [PathBuf::from("/p/memory")];
+    let error = check_own(&table, &memory).unwrap_err();
+    assert!(error.to_string().contains("/p/memory/pinned is mounted on it"), "{error}");
+    // when it is pinned elsewhere as well, it stays there
+    let elsewhere = b"5 1 0:4 net:[2] /run/netns/same rw - nsfs nsfs rw\n";
+    let table: Vec<Mount> = table.into_iter().chain(parse(elsewhere)).collect();
+    check_own(&table, &memory).unwrap();
+}
+
+#[test]
+fn file_system_counts_as_mounted_elsewhere_only_if_that_part_of_it_is() {
+    for (elsewhere, is_kept) in [("/", true), ("/data", true), ("/data/x", false), ("/y", false)] {
+        let table = parse(
+            format!(
+                "1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /p/memory rw - tmpfs b rw\n\
+                 3 1 0:4 {elsewhere} /mnt rw - tmpfs c rw\n\
+                 4 2 0:4 /data /p/memory/data rw - tmpfs c rw\n"
+            )
+            .as_bytes(),
+        );
+        let checked = check_own(&table, &[PathBuf::from("/p/memory")]);
+        assert_eq!(checked.is_ok(), is_kept, "{elsewhere}");
+    }
+}
+
+#[test]
 fn real_shared_folder_keeps_the_mounts_below_it_in_sight() {
     if not_root() {
         return;
