@@ -39,7 +39,7 @@ use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::qos::ResourceList;
-use podwright_core::volume::teardown::Scope;
+use podwright_core::volume::teardown::{Plugin, Scope};
 use podwright_core::volume::{self, Need};
 use podwright_host::clock::Clock;
 use podwright_host::files::{FileError, Root};
@@ -52,6 +52,7 @@ use kind::{Ask, KINDS, PodFolder, Problem, Sources, Stage};
 use orphans::Orphans;
 use pod::PodVolumes;
 
+pub use release::seen_mount;
 pub use sub_path::SubPathError;
 
 /// Upstream's mode for everything below `pods/`.
@@ -60,6 +61,11 @@ const FOLDER_MODE: u32 = 0o750;
 const AT_ONCE: usize = 4;
 /// What a file with variables may hold.
 const ENV_FILE: u64 = 1 << 20;
+
+/// What volumes of all kinds are mounted as, by the directories that they are in.
+pub fn plugins() -> Vec<Plugin> {
+    KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect()
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -79,6 +85,8 @@ pub enum VolumeError {
          removed before it is gone. Fix: umount {}", path.display(), path.display()
     )]
     Foreign { uid: PodUid, path: PathBuf },
+    #[error("{} is not the directory of a pod: nothing in it is removed", path.display())]
+    NotAPods { path: PathBuf },
     #[error("pod {uid}: its directory is still being removed from an earlier life")]
     BeingRemoved { uid: PodUid },
     #[error("cannot read the mounts of this machine")]
@@ -335,7 +343,7 @@ impl Volumes {
         &self.pods
     }
 
-    /// Folders of pods, whoever they belong to.
+    /// What is among the directories of pods, whoever it belongs to.
     pub fn pods_on_disk(&self) -> Result<Vec<PodUid>, FileError> {
         let entries = self.pods.list("")?;
         Ok(entries.into_iter().filter_map(|(name, _)| name.to_str().map(PodUid::new)).collect())

@@ -22,6 +22,54 @@ pub enum Medium {
     },
 }
 
+/// What the record of an emptyDir says of its medium. The file is upstream's marker of a volume that
+/// is set up, which upstream and earlier builds leave empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordedMedium {
+    /// There is no record, or an empty one.
+    Unrecorded,
+    Disk,
+    Memory,
+    HugePages,
+    /// Not a word of this version.
+    Unknown,
+}
+
+impl RecordedMedium {
+    const WORDS: [(Self, &'static str); 4] = [
+        (Self::Unrecorded, ""),
+        (Self::Disk, "disk"),
+        (Self::Memory, "memory"),
+        (Self::HugePages, "hugepages"),
+    ];
+
+    pub fn parse(record: &[u8]) -> Self {
+        let known = Self::WORDS.iter().find(|(_, word)| word.as_bytes() == record);
+        known.map_or(Self::Unknown, |(medium, _)| *medium)
+    }
+
+    /// Whether we mount this type of file system on a volume of this medium.
+    pub fn mounts(self, fs_type: &str) -> bool {
+        match self {
+            Self::Unrecorded => matches!(fs_type, "tmpfs" | "hugetlbfs"),
+            Self::Memory => fs_type == "tmpfs",
+            Self::HugePages => fs_type == "hugetlbfs",
+            Self::Disk | Self::Unknown => false,
+        }
+    }
+}
+
+impl Medium {
+    /// What is written down of it.
+    pub fn record(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Memory { .. } => "memory",
+            Self::HugePages { .. } => "hugepages",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MediumError {
     #[error("unknown storage medium {medium:?}")]

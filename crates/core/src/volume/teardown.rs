@@ -3,10 +3,14 @@
 //! What we mount is recorded by its place: each mount of ours is on a directory that was made for
 //! one volume right before, in a layout in which no one else mounts. The kernel writes this record
 //! in the same step as it mounts, so no crash can separate the two, and it covers what an earlier
-//! version or the upstream kubelet mounted there. Everything else below a pod's directory is
-//! foreign: it is neither unmounted nor deleted through.
+//! version or the upstream kubelet mounted there. An emptyDir is a mount of ours or a plain directory,
+//! which its place does not tell: its medium is written down beside it ([`record`]). Everything else
+//! below a pod's directory is foreign: it is neither unmounted nor deleted through.
 
+use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
+
+use super::medium::RecordedMedium;
 
 /// What a volume plugin mounts on the directory of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +19,8 @@ pub enum Mounts {
     Nothing,
     /// A file system in memory.
     Memory,
+    /// A file system in memory, unless the volume's record says that it is on disk.
+    ByMedium,
     /// A bind of any file system.
     Bind,
 }
@@ -33,6 +39,8 @@ pub struct SeenMount {
     /// Relative to the pod's directory.
     pub point: PathBuf,
     pub fs_type: String,
+    /// What the [`record`] for this place says.
+    pub medium: RecordedMedium,
 }
 
 /// What is about to be removed.
@@ -47,6 +55,30 @@ pub enum Scope {
 /// The directories that a pod's volumes are in. In this order they are removed: what says that a
 /// volume is set up goes before the volume.
 pub const VOLUME_DIRECTORIES: [&str; 3] = ["plugins", "volume-subpaths", "volumes"];
+
+/// What else an agent makes in a pod's directory; upstream's names.
+const POD_ENTRIES: [&str; 3] = ["containers", "etc-hosts", "userns"];
+
+/// Whether an agent made a directory among those of the pods, as its name and its entries show. A
+/// disk that is mounted there has directories of its own, and so may a user.
+pub fn is_pod_directory(name: &str, entries: &[OsString]) -> bool {
+    // What fsck finds may be a pod's as well, and is not ours all the same.
+    if name == "lost+found" {
+        return false;
+    }
+    let known = |entry: &OsString| {
+        VOLUME_DIRECTORIES.iter().chain(&POD_ENTRIES).any(|known| entry == known)
+    };
+    // An agent that was killed in between has made nothing but the directory.
+    entries.iter().any(known) || (entries.is_empty() && is_uid(name))
+}
+
+/// A UUID, or the hash that a static pod has instead.
+fn is_uid(name: &str) -> bool {
+    let digits = name.bytes().filter(u8::is_ascii_hexdigit).count();
+    let dashes = name.bytes().filter(|byte| *byte == b'-').count();
+    digits == 32 && matches!(dashes, 0 | 4) && digits + dashes == name.len()
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Teardown {
@@ -74,28 +106,50 @@ pub fn plan(seen: &[SeenMount], scope: Scope, plugins: &[Plugin]) -> Teardown {
     }
 }
 
+/// The file that says that a volume is set up, and the medium of an emptyDir.
+pub fn record(plugin: &str, volume: &str) -> PathBuf {
+    ["plugins", plugin, volume, "ready"].iter().collect()
+}
+
+/// The [`record`] that has to be read before it is known whose a mount at this place is.
+pub fn record_of(point: &Path, plugins: &[Plugin]) -> Option<PathBuf> {
+    match parts(point)?.as_slice() {
+        ["volumes", plugin, volume] => match mounts(plugin, plugins) {
+            Mounts::ByMedium => Some(record(plugin, volume)),
+            Mounts::Nothing | Mounts::Memory | Mounts::Bind => None,
+        },
+        _ => None,
+    }
+}
+
 fn is_own(mount: &SeenMount, plugins: &[Plugin]) -> bool {
-    let parts: Vec<&str> = mount
-        .point
-        .components()
-        .filter_map(|part| match part {
-            Component::Normal(name) => name.to_str(),
-            _ => None,
-        })
-        .collect();
-    let in_memory = matches!(mount.fs_type.as_str(), "tmpfs" | "hugetlbfs");
+    let Some(parts) = parts(&mount.point) else { return false };
     match parts.as_slice() {
-        ["volumes", plugin, _] => {
-            let plugin = plugins.iter().find(|known| known.name == *plugin);
-            match plugin.map_or(Mounts::Nothing, |plugin| plugin.mounts) {
-                Mounts::Nothing => false,
-                Mounts::Memory => in_memory,
-                Mounts::Bind => true,
-            }
-        }
+        ["volumes", plugin, _] => match mounts(plugin, plugins) {
+            Mounts::Nothing => false,
+            Mounts::Memory => RecordedMedium::Unrecorded.mounts(&mount.fs_type),
+            Mounts::ByMedium => mount.medium.mounts(&mount.fs_type),
+            Mounts::Bind => true,
+        },
         ["volume-subpaths", _, _, _] => true,
         _ => false,
     }
+}
+
+/// `None` for a path that is not text; the names of what is ours are.
+fn parts(point: &Path) -> Option<Vec<&str>> {
+    let name = |part| match part {
+        Component::Normal(name) => name.to_str(),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => {
+            None
+        }
+    };
+    point.components().map(name).collect()
+}
+
+fn mounts(plugin: &str, plugins: &[Plugin]) -> Mounts {
+    let known = plugins.iter().find(|known| known.name == plugin);
+    known.map_or(Mounts::Nothing, |plugin| plugin.mounts)
 }
 
 fn is_in_the_way(point: &Path, scope: Scope) -> bool {
@@ -114,7 +168,7 @@ mod tests {
 
     const PLUGINS: [Plugin; 4] = [
         Plugin { name: "kubernetes.io~secret", mounts: Mounts::Memory },
-        Plugin { name: "kubernetes.io~empty-dir", mounts: Mounts::Memory },
+        Plugin { name: "kubernetes.io~empty-dir", mounts: Mounts::ByMedium },
         Plugin { name: "kubernetes.io~configmap", mounts: Mounts::Nothing },
         Plugin { name: "kubernetes.io~local-volume", mounts: Mounts::Bind },
     ];
@@ -123,6 +177,7 @@ mod tests {
         let seen = |(point, fs_type): &(&str, &str)| SeenMount {
             point: point.into(),
             fs_type: (*fs_type).to_owned(),
+            medium: RecordedMedium::Unrecorded,
         };
         mounts.iter().map(seen).collect()
     }
@@ -139,6 +194,73 @@ mod tests {
         let want = OURS.map(|(point, _)| PathBuf::from(point)).to_vec();
         for scope in [Scope::Volumes, Scope::Directory] {
             assert_eq!(plan(&seen(&OURS), scope, &PLUGINS), Teardown::Unmount(want.clone()));
+        }
+    }
+
+    #[test]
+    fn path_that_is_not_text_is_foreign() {
+        use std::os::unix::ffi::OsStrExt;
+        let inside = std::ffi::OsStr::from_bytes(b"volumes/kubernetes.io~secret/s/\xff");
+        let [mut mount] = seen(&[("", "tmpfs")]).try_into().unwrap();
+        mount.point = inside.into();
+        let left = Teardown::Foreign(inside.into());
+        assert_eq!(plan(&[mount], Scope::Volumes, &PLUGINS), left);
+    }
+
+    #[test]
+    fn recorded_medium_of_an_empty_dir_tells_whose_a_mount_on_it_is() {
+        let point = "volumes/kubernetes.io~empty-dir/m";
+        for (record, fs_type, is_ours) in [
+            ("", "tmpfs", true),
+            ("", "hugetlbfs", true),
+            ("", "ext4", false),
+            ("disk", "tmpfs", false),
+            ("disk", "hugetlbfs", false),
+            ("memory", "tmpfs", true),
+            ("memory", "hugetlbfs", false),
+            ("hugepages", "hugetlbfs", true),
+            ("hugepages", "tmpfs", false),
+            ("tape", "tmpfs", false),
+        ] {
+            let [mut mount] = seen(&[(point, fs_type)]).try_into().unwrap();
+            mount.medium = RecordedMedium::parse(record.as_bytes());
+            let want = match is_ours {
+                true => Teardown::Unmount(vec![point.into()]),
+                false => Teardown::Foreign(point.into()),
+            };
+            let planned = plan(&[mount], Scope::Volumes, &PLUGINS);
+            assert_eq!(planned, want, "{record:?} {fs_type}");
+        }
+        let record = record_of(Path::new(point), &PLUGINS);
+        assert_eq!(record, Some("plugins/kubernetes.io~empty-dir/m/ready".into()));
+        for other in ["volumes/kubernetes.io~secret/s", "volumes/x/y/z", "volumes", ""] {
+            assert_eq!(record_of(Path::new(other), &PLUGINS), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn directory_is_a_pods_by_what_an_agent_makes_in_it() {
+        const UUID: &str = "9a5b1c7e-8f7e-4c7b-9c52-3f0d9b6f1a2b";
+        const HASH: &str = "0123456789abcdef0123456789abcdef";
+        for (name, entries, is_pods) in [
+            ("x", &["volumes"][..], true),
+            ("x", &["notes", "plugins"], true),
+            ("x", &["volume-subpaths"], true),
+            ("x", &["containers"], true),
+            ("x", &["etc-hosts"], true),
+            ("x", &["userns"], true),
+            ("x", &[], false),
+            ("x", &["notes"], false),
+            (UUID, &["notes"], false),
+            (UUID, &[], true),
+            (HASH, &[], true),
+            ("0123456789abcdef", &[], false),
+            ("0123456789abcdef-0123456789abcdef", &[], false),
+            ("lost+found", &[], false),
+            ("lost+found", &["volumes", "containers"], false),
+        ] {
+            let listed: Vec<OsString> = entries.iter().map(OsString::from).collect();
+            assert_eq!(is_pod_directory(name, &listed), is_pods, "{name} {entries:?}");
         }
     }
 

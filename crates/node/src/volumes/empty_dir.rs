@@ -7,8 +7,8 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::medium::{self, Medium};
 use podwright_core::volume::ownership::{self, Access};
-use podwright_core::volume::teardown::{Mounts, Plugin};
-use podwright_host::files::{Durability, Kind as FileKind, Root};
+use podwright_core::volume::teardown::{self, Mounts, Plugin};
+use podwright_host::files::{Durability, FileError, Kind as FileKind, Root};
 use podwright_host::mounts;
 
 use super::kind::{Ask, Kind, Mounted, PodFolder, Prepared, Problem};
@@ -16,6 +16,8 @@ use super::{FOLDER_MODE, memory};
 
 const PLUGIN: &str = "kubernetes.io~empty-dir";
 const MODE: u32 = 0o777;
+/// More than any record holds.
+pub(super) const RECORD: u64 = 64;
 
 pub(super) struct EmptyDir;
 
@@ -25,7 +27,7 @@ impl Kind for EmptyDir {
     }
 
     fn plugins(&self) -> &'static [Plugin] {
-        &[Plugin { name: PLUGIN, mounts: Mounts::Memory }]
+        &[Plugin { name: PLUGIN, mounts: Mounts::ByMedium }]
     }
 
     fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
@@ -49,13 +51,18 @@ fn set_up(
 ) -> Result<Mounted, Problem> {
     let path = folder.volume(PLUGIN, name, MODE)?;
     let mounted = Mounted::folder(&path, false, true);
-    let marker = Path::new("plugins").join(PLUGIN).join(name).join("ready");
+    let marker = teardown::record(PLUGIN, name);
     let in_place = match medium {
         Medium::Disk => true,
         Medium::Memory { .. } | Medium::HugePages { .. } => mounts::is_mount_point(&path)?,
     };
     // Done before: what its containers made of it since is theirs.
     if in_place && folder.0.kind(&marker)?.is_some() {
+        // An earlier build, or upstream, left it empty.
+        let recorded = folder.0.read(&marker, RECORD).ok();
+        if recorded.as_deref() != Some(medium.record().as_bytes()) {
+            write_record(folder, &marker, medium)?;
+        }
         return Ok(mounted);
     }
     match medium {
@@ -70,6 +77,10 @@ fn set_up(
         Root::open(&path)?.give_to_group(group, mode)?;
     }
     folder.0.create_dir_all(marker.parent().unwrap_or(&marker), FOLDER_MODE)?;
-    folder.0.write_atomic(&marker, b"", 0o640, Durability::Cache)?;
+    write_record(folder, &marker, medium)?;
     Ok(mounted)
+}
+
+fn write_record(folder: &PodFolder, marker: &Path, medium: Medium) -> Result<(), FileError> {
+    folder.0.write_atomic(marker, medium.record().as_bytes(), 0o640, Durability::Cache)
 }

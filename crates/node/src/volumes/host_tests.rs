@@ -150,6 +150,102 @@ async fn foreign_mount_in_an_empty_dir_is_named_and_nothing_is_lost() {
 }
 
 #[tokio::test]
+async fn tmpfs_on_a_disk_backed_empty_dir_is_not_ours() {
+    needs_root!();
+    let mut host = Host::new().await;
+    let volumes = json!([
+        {"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory"}},
+    ]);
+    let pod = host.scene.pod(json!({"volumes": volumes})).await;
+    host.scene.volumes.mount(&pod).await.unwrap();
+    let (disk, memory) = (host.scene.at(&pod, "disk"), host.scene.at(&pod, "memory"));
+    let relative = disk.strip_prefix(host.scene.dir.path()).unwrap().to_str().unwrap().to_owned();
+    host.mount(&relative);
+    let markers = ["disk", "memory"].map(|name| {
+        let plugin = host.scene.volumes.pod_dir(&pod.uid).join("plugins/kubernetes.io~empty-dir");
+        plugin.join(name).join("ready")
+    });
+    // given: also what an earlier version recorded, once this one has seen the pod
+    for earlier in [false, true] {
+        if earlier {
+            for marker in &markers {
+                std::fs::write(marker, "").unwrap();
+            }
+            host.scene.restart();
+            host.scene.volumes.mount(&pod).await.unwrap();
+        }
+        let error = host.scene.volumes.release(&pod.uid).await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("Fix: umount {}", disk.display())), "{text}");
+        assert!(host.is_there(&relative) && mounts::is_mount_point(&memory).unwrap());
+    }
+    mounts::detach_own(&disk, InUse::Fail).unwrap();
+    host.scene.volumes.release(&pod.uid).await.unwrap();
+    assert_eq!(host.mounts_of_pods(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test]
+async fn memory_volume_of_an_earlier_version_is_unmounted_without_a_recorded_medium() {
+    needs_root!();
+    let host = Host::new().await;
+    let spec = json!({"volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}]});
+    let pod = host.scene.pod(spec).await;
+    let marker = Path::new("plugins/kubernetes.io~empty-dir/m/ready");
+    for content in [Some(""), None] {
+        host.scene.volumes.make_directories(&pod).unwrap();
+        host.scene.volumes.mount(&pod).await.unwrap();
+        let marker = host.scene.volumes.pod_dir(&pod.uid).join(marker);
+        match content {
+            Some(content) => std::fs::write(&marker, content).unwrap(),
+            // What is killed between the mount and the marker leaves none.
+            None => std::fs::remove_file(&marker).unwrap(),
+        }
+        host.scene.volumes.release(&pod.uid).await.unwrap();
+        assert_eq!(host.mounts_of_pods(), Vec::<PathBuf>::new(), "{content:?}");
+    }
+}
+
+#[tokio::test]
+async fn directory_that_is_no_pods_is_never_removed() {
+    needs_root!();
+    let mut host = Host::new().await;
+    let pods = host.path("root/pods");
+    let kept = ["lost+found", "backup", "lost+found/volumes", "lost+found/plugins", "0a0b"];
+    for directory in kept {
+        std::fs::create_dir_all(pods.join(directory)).unwrap();
+    }
+    for file in ["lost+found/#12", "backup/data", "notes"] {
+        std::fs::write(pods.join(file), "precious").unwrap();
+    }
+    let uid = "9a5b1c7e-8f7e-4c7b-9c52-3f0d9b6f1a2b";
+    let ours = [
+        "a/volumes",
+        "b/plugins",
+        "c/containers",
+        "d/volume-subpaths",
+        uid,
+        "0123456789abcdef0123456789abcdef",
+    ];
+    for directory in ours {
+        std::fs::create_dir_all(pods.join(directory)).unwrap();
+    }
+    std::fs::create_dir(pods.join("e")).unwrap();
+    std::fs::write(pods.join("e/etc-hosts"), "").unwrap();
+    host.scene.restart();
+    host.scene.volumes.remove_orphans(&BTreeSet::new());
+    while !host.scene.volumes.is_settled() {
+        tokio::task::yield_now().await;
+    }
+    for path in kept.into_iter().chain(["lost+found/#12", "backup/data", "notes"]) {
+        assert!(pods.join(path).exists(), "{path} was removed");
+    }
+    for path in ours.into_iter().chain(["e"]) {
+        let directory = pods.join(path.split('/').next().unwrap());
+        assert!(!directory.exists(), "{path} was not removed");
+    }
+}
+
+#[tokio::test]
 async fn file_system_mounted_only_on_a_volume_of_ours_is_not_lost() {
     needs_root!();
     let host = Host::new().await;

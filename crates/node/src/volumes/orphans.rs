@@ -2,7 +2,7 @@
 //!
 //! This is how every pod's directory goes: its volumes are released at the end of its life, the
 //! rest stays until the pod is gone from its source. A directory that an agent did not get to
-//! before it was killed is found here as well.
+//! before it was killed is found here as well. What no agent made is left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use podwright_core::ids::PodUid;
 use podwright_core::time::Mono;
 use podwright_core::volume::teardown::Scope;
 
-use super::Volumes;
+use super::{VolumeError, Volumes};
 use crate::causes::chain;
 
 /// One that cannot be removed is tried again, but not every two seconds.
@@ -99,7 +99,13 @@ impl Volumes {
                     Some(Orphan::UnderWay { failed_before }) => failed_before,
                     Some(Orphan::Stays { .. }) | None => None,
                 };
-                if known.as_ref() != Some(&why) {
+                let is_new = known.as_ref() != Some(&why);
+                if is_new && matches!(error, VolumeError::NotAPods { .. }) {
+                    tracing::warn!(
+                        directory = %uid,
+                        "unknown directory among those of pods, leaving it alone"
+                    );
+                } else if is_new {
                     tracing::warn!(
                         %uid, error = why, retry = ?RETRY,
                         "cannot remove the directory of a pod that is gone, retrying"

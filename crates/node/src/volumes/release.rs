@@ -8,6 +8,7 @@
 use std::path::Path;
 
 use podwright_core::ids::PodUid;
+use podwright_core::volume::medium::RecordedMedium;
 use podwright_core::volume::teardown::{
     self, Plugin, Scope, SeenMount, Teardown, VOLUME_DIRECTORIES,
 };
@@ -15,13 +16,21 @@ use podwright_host::files::{FileError, Kind as FileKind, Root};
 use podwright_host::mounts::{self, InUse};
 
 use super::VolumeError;
-use super::kind::KINDS;
+use super::empty_dir::RECORD;
 use crate::users;
 
 pub(super) fn take_down(pods: &Root, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
-    unmount(&pods.path().join(uid.as_str()), uid, scope)?;
     let failed = |source| VolumeError::Folder { uid: uid.clone(), source };
-    let is_there = pods.kind(uid.as_str()).map_err(failed)? == Some(FileKind::Directory);
+    let path = pods.path().join(uid.as_str());
+    let kind = pods.kind(uid.as_str()).map_err(failed)?;
+    match scope {
+        Scope::Directory if kind.is_some() && !is_pods(pods, uid).map_err(failed)? => {
+            return Err(VolumeError::NotAPods { path });
+        }
+        Scope::Directory | Scope::Volumes => {}
+    }
+    unmount(&path, uid, scope)?;
+    let is_there = kind == Some(FileKind::Directory);
     if is_there {
         for directory in VOLUME_DIRECTORIES {
             pods.remove_dir_all(Path::new(uid.as_str()).join(directory)).map_err(failed)?;
@@ -30,22 +39,53 @@ pub(super) fn take_down(pods: &Root, uid: &PodUid, scope: Scope) -> Result<(), V
     match scope {
         Scope::Volumes if is_there => users::give_back(pods, uid).map_err(failed),
         Scope::Volumes => Ok(()),
-        // A stray file in its place is an error: its owner is unknown.
         Scope::Directory => pods.remove_dir_all(uid.as_str()).map_err(failed),
     }
+}
+
+/// Whether an agent made this directory. Of anything else the owner is unknown.
+fn is_pods(pods: &Root, uid: &PodUid) -> Result<bool, FileError> {
+    if pods.kind(uid.as_str())? != Some(FileKind::Directory) {
+        return Ok(false);
+    }
+    let entries: Vec<_> =
+        list(pods, Path::new(uid.as_str()))?.into_iter().map(|(name, _)| name).collect();
+    Ok(teardown::is_pod_directory(uid.as_str(), &entries))
+}
+
+/// What is mounted at `point` in a pod's directory, with what is recorded of that place. A record that
+/// cannot be read is an error: without it the mount may be anyone's.
+pub fn seen_mount(
+    pod_directory: &Path,
+    point: &Path,
+    fs_type: &str,
+    plugins: &[Plugin],
+) -> Result<SeenMount, FileError> {
+    let medium = match teardown::record_of(point, plugins) {
+        Some(record) => {
+            match Root::open(pod_directory).and_then(|root| root.read(&record, RECORD)) {
+                Ok(record) => RecordedMedium::parse(&record),
+                Err(error) if error.is_not_found() => RecordedMedium::Unrecorded,
+                Err(error) => return Err(error),
+            }
+        }
+        None => RecordedMedium::Unrecorded,
+    };
+    Ok(SeenMount { point: point.to_owned(), fs_type: fs_type.to_owned(), medium })
 }
 
 /// Nothing is unmounted if something foreign is in the way.
 fn unmount(folder: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
     let table = mounts::table(Path::new("/proc")).map_err(VolumeError::Mounts)?;
-    let seen: Vec<SeenMount> = mounts::at_or_below(&table, folder)
-        .into_iter()
-        .filter_map(|mount| {
-            let point = mount.point.strip_prefix(folder).ok()?.to_owned();
-            Some(SeenMount { point, fs_type: mount.fs_type.clone() })
-        })
-        .collect();
-    let plugins: Vec<Plugin> = KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect();
+    let plugins = super::plugins();
+    let seen = mounts::at_or_below(&table, folder).into_iter();
+    let seen = seen.filter_map(|mount| {
+        let point = mount.point.strip_prefix(folder).ok()?;
+        Some(seen_mount(folder, point, &mount.fs_type, &plugins))
+    });
+    let seen: Vec<SeenMount> = seen
+        .collect::<Result<_, _>>()
+        .map_err(|source| VolumeError::Folder { uid: uid.clone(), source })?;
     let points = match teardown::plan(&seen, scope, &plugins) {
         Teardown::Unmount(points) => points.into_iter().map(|point| folder.join(point)),
         Teardown::Foreign(point) => {
