@@ -23,7 +23,7 @@ mod dependents;
 mod namespaces;
 
 pub(crate) use bootstrap::namespace_contents;
-pub use claims::{ClaimDirectories, ReclaimDirectory};
+pub use claims::{ClaimDirectories, ReclaimDirectory, is_claim_volume};
 
 /// How often the store is asked to let old events go when nothing is written.
 const EXPIRE_EVERY: Duration = Duration::from_secs(60);

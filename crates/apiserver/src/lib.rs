@@ -48,6 +48,6 @@ pub use access::Identity;
 pub use authority::Authority;
 pub use clock::{Clock, Ids};
 pub use connect::PodConnector;
-pub use controllers::{ClaimDirectories, ReclaimDirectory};
+pub use controllers::{ClaimDirectories, ReclaimDirectory, is_claim_volume};
 pub use server::{ApiServer, Settings};
 pub use store::{Limits, Store};

@@ -28,6 +28,7 @@ pub mod teardown;
 pub mod wishes;
 
 use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -167,33 +168,23 @@ impl Layout {
         self.state.join("made.json")
     }
 
-    /// Makes the folders. Only root may look into them; through the state folder others may go,
-    /// or nobody else could reach the kubeconfig that is theirs.
+    /// Makes the directories in the state directory, which is there, and the one below `/run`. Only
+    /// root may look into them.
     pub fn make(&self) -> anyhow::Result<()> {
-        use std::os::unix::fs::PermissionsExt;
         self.claim_instance()?;
-        let folders = [
-            (self.state.clone(), 0o711),
-            (self.manifests(), 0o700),
-            (self.root_dir(), 0o700),
-            (self.state.join("logs"), 0o700),
-            (self.pod_logs(), 0o700),
-            (self.log_links(), 0o700),
-            (self.api(), 0o700),
-            (self.volumes(), 0o700),
-            (self.containerd(), 0o700),
-            (self.cni(), 0o700),
-            (self.run(), 0o700),
+        let directories = [
+            self.manifests(),
+            self.root_dir(),
+            self.state.join("logs"),
+            self.pod_logs(),
+            self.log_links(),
+            self.api(),
+            self.volumes(),
+            self.containerd(),
+            self.cni(),
+            self.run(),
         ];
-        for (folder, mode) in folders {
-            std::fs::create_dir_all(&folder)
-                .and_then(|()| {
-                    let permissions = std::fs::Permissions::from_mode(mode);
-                    std::fs::set_permissions(&folder, permissions)
-                })
-                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-        }
-        Ok(())
+        directories.iter().try_for_each(|directory| state_dir::make_private(directory))
     }
 
     /// Checks that what other parts of the machine would call by this node's instance is not
@@ -232,11 +223,26 @@ impl Layout {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unreadable(error, &path)),
         };
+        self.check_record_owner(&path)?;
         let record: Record = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged; move it away to start afresh", path.display())
         })?;
         self.check_record(&record)?;
         Ok(Some(record))
+    }
+
+    /// What a record names is run as root.
+    fn check_record_owner(&self, path: &Path) -> anyhow::Result<()> {
+        let found = std::fs::metadata(path).map_err(|error| unreadable(error, path))?;
+        let (owner, shown) = (found.uid(), path.display());
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            anyhow::bail!(
+                "{shown} belongs to user {owner} and is not used. Fix: if the node in {} wrote it, \
+                 chown root {shown}; otherwise delete it",
+                self.state.display()
+            );
+        }
+        Ok(())
     }
 
     /// A record names things all over the machine. One that came here with a copy of another state
@@ -312,7 +318,7 @@ pub struct Record {
 mod tests {
     use super::*;
 
-    fn record(layout: &Layout) -> Record {
+    pub(super) fn record(layout: &Layout) -> Record {
         Record {
             state_dir: Some(layout.state_text()),
             network: Network {

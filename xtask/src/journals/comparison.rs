@@ -21,6 +21,8 @@ pub(crate) struct Comparison {
     only_in_base: Vec<PathBuf>,
     only_in_head: Vec<PathBuf>,
     differing: Vec<Difference>,
+    /// Those that differ between two runs of one side as well: they tell nothing of the change.
+    unstable: Vec<PathBuf>,
 }
 
 /// Where two journals part.
@@ -50,6 +52,21 @@ impl Comparison {
             this.differing.extend(Difference::between(file, &read(base)?, &read(head)?));
         }
         Ok(this)
+    }
+
+    /// Sets those aside that a second run of a side wrote differently. `again` are pairs of the
+    /// directories of a first and a second run of one side.
+    pub(crate) fn without_unstable(mut self, again: [(&Path, &Path); 2]) -> Self {
+        let differs = |file: &Path, (first, second): (&Path, &Path)| {
+            fs::read(first.join(file)).ok() != fs::read(second.join(file)).ok()
+        };
+        let is_unstable = |file: &Path| again.into_iter().any(|runs| differs(file, runs));
+        let (unstable, differing) =
+            self.differing.into_iter().partition(|difference| is_unstable(&difference.file));
+        let unstable: Vec<Difference> = unstable;
+        self.unstable = unstable.into_iter().map(|difference| difference.file).collect();
+        self.differing = differing;
+        self
     }
 
     pub(crate) fn is_same(&self) -> bool {
@@ -111,9 +128,17 @@ fn files(directory: &Path) -> anyhow::Result<BTreeSet<PathBuf>> {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { files, only_in_base, only_in_head, differing } = self;
+        let Self { files, only_in_base, only_in_head, differing, unstable } = self;
         let different = only_in_base.len() + only_in_head.len() + differing.len();
-        writeln!(f, "{files} journals, {} the same, {different} different", files - different)?;
+        let same = files - different - unstable.len();
+        write!(f, "{files} journals, {same} the same, {different} different")?;
+        if !unstable.is_empty() {
+            write!(f, ", {} unstable", unstable.len())?;
+        }
+        writeln!(f)?;
+        for file in unstable {
+            writeln!(f, "differs between two runs of one side, not compared: {}", file.display())?;
+        }
         for (which, files) in [("base", only_in_base), ("head", only_in_head)] {
             for file in files {
                 writeln!(f, "only in {which}: {}", file.display())?;
@@ -209,6 +234,31 @@ mod tests {
              0.010 cri 0 < Version OK\n- 0.020 event Normal Started Pod default/web: \"Started\"\n\
              + 0.020 event Normal Began Pod default/web: \"Started\"\n"
         );
+    }
+
+    #[test]
+    fn journal_that_differs_from_itself_is_set_aside_and_told() {
+        let changed = LIFE.replace("Normal Started", "Normal Began");
+        let first = [("drawn", LIFE), ("changed", LIFE)];
+        let second = [("drawn", changed.as_str()), ("changed", changed.as_str())];
+        let [base, head] = journals([&first, &second]);
+        for (case, base_again, unstable, different) in [
+            ("base is the same again", first, 0, 2),
+            ("one of base is not", [second[0], first[1]], 1, 1),
+            ("one is not there again", [first[1], first[1]], 1, 1),
+        ] {
+            let [base_again, head_again] = journals([&base_again, &second]);
+            let comparison = Comparison::of(base.path(), head.path()).unwrap();
+            let comparison = comparison.without_unstable([
+                (base.path(), base_again.path()),
+                (head.path(), head_again.path()),
+            ]);
+            assert_eq!(comparison.unstable.len(), unstable, "{case}");
+            assert_eq!(comparison.differing.len(), different, "{case}");
+            assert!(!comparison.is_same(), "{case}");
+            let told = comparison.to_string().contains("not compared: drawn");
+            assert_eq!(told, unstable > 0, "{case}: {comparison}");
+        }
     }
 
     #[test]

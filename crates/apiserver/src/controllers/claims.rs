@@ -271,9 +271,15 @@ impl ApiServer {
 
 /// The folder of a volume that we named; `None` for a name that is not of our making.
 fn folder_of(folder: &Path, volume: &str) -> Option<PathBuf> {
-    let uid = volume.strip_prefix("pvc-")?;
-    let plain = !uid.is_empty() && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
-    plain.then(|| folder.join(volume))
+    is_claim_volume(volume).then(|| folder.join(volume))
+}
+
+/// Whether a volume, and its directory, has a name that this server gives to those it makes for
+/// claims.
+pub fn is_claim_volume(volume: &str) -> bool {
+    let plain =
+        |uid: &str| !uid.is_empty() && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    volume.strip_prefix("pvc-").is_some_and(plain)
 }
 
 fn reference(claim: &Object) -> Value {

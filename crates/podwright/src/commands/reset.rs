@@ -58,7 +58,8 @@ pub fn run(arguments: &ResetArgs) -> anyhow::Result<ExitCode> {
 fn confirmed(layout: &Layout) -> anyhow::Result<bool> {
     let mut out = std::io::stdout();
     let directory = layout.state().display();
-    write!(out, "This stops every pod and deletes {directory}: objects, images, volumes, logs. ")?;
+    write!(out, "This stops every pod and deletes what the node made in {directory}: objects, ")?;
+    write!(out, "images, volumes of claims, logs. Manifests and other files of yours stay. ")?;
     write!(out, "Type yes to go on: ")?;
     out.flush()?;
     let mut answer = String::new();

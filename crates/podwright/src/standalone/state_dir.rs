@@ -1,29 +1,39 @@
 //! The state directory: which one `up` may use, and what of it `reset` may delete.
 //!
 //! A directory becomes a node's by a marker file, written before anything else is made in it.
-//! `up` uses no directory that holds anything of somebody else's, and `reset` deletes the entries
-//! that a node makes and nothing more: not what lies beside them, and nothing through a mount.
+//! `up` uses no directory that holds anything of somebody else's, or that another user can change,
+//! and `reset` deletes the entries that a node makes and nothing more ([`removal`]).
 
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use podwright_host::files::{FileError, Kind, Root};
 use podwright_host::mounts::{self, Mount};
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, Record, TEMPORARY, write_private};
+
+mod removal;
+
+pub(super) use removal::remove_entries;
+pub use removal::{Leftovers, remove_data};
 
 const MARKER: &str = "node.json";
 const RECORD: &str = "made.json";
 /// What a marker says it is, so that no other `node.json` is taken for one.
 const KIND: &str = "state directory of podwright up";
+const MANIFESTS: &str = "manifests";
 /// The directories a node makes. `kubectl` is where `./run` lets kubectl keep its cache.
 const DIRECTORIES: [&str; 8] =
-    ["manifests", "kubelet", "logs", "api", "volumes", "containerd", "cni", "kubectl"];
+    [MANIFESTS, "kubelet", "logs", "api", "volumes", "containerd", "cni", "kubectl"];
 const FILES: [&str; 2] = ["kubeconfig", RECORD];
+/// How the configuration of containerd begins that a node writes.
+const WRITTEN_BY_UP: &[u8] = b"# Written by podwright up";
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// A new file system has it.
 const LOST_AND_FOUND: &str = "lost+found";
 /// Directories that are a machine's or a person's, even where they are empty.
@@ -83,17 +93,20 @@ enum Ownership {
 }
 
 fn ownership(state: &Path) -> anyhow::Result<Ownership> {
-    let path = state.join(MARKER);
-    if let Some(text) = read(&path)?
+    if let Some(text) = read_own(&state.join(MARKER))?
         && let Ok(marker) = serde_json::from_slice::<Marker>(&text)
         && marker.kind == KIND
     {
         return Ok(Ownership::Marked(marker));
     }
-    let record = read(&state.join(RECORD))?;
+    // Builds without a marker are known by what only a node writes: its record while it is up, its
+    // objects and its containerd's configuration for good.
+    let record = read_own(&state.join(RECORD))?;
     let recorded = record.is_some_and(|text| serde_json::from_slice::<Record>(&text).is_ok());
-    let made = ["manifests", "containerd"].iter().all(|name| state.join(name).is_dir());
-    Ok(if recorded || made { Ownership::Unmarked } else { Ownership::None })
+    let config = read_own(&state.join("containerd/config.toml"))?;
+    let configured = config.is_some_and(|text| text.starts_with(WRITTEN_BY_UP));
+    let made = recorded || configured || is_own_file(&state.join("api/objects.redb"))?;
+    Ok(if made { Ownership::Unmarked } else { Ownership::None })
 }
 
 /// Whether the directory is a node's, running or not.
@@ -103,40 +116,107 @@ pub fn is_node(layout: &Layout) -> anyhow::Result<bool> {
 
 /// Checks that `up` may use the directory, and changes nothing.
 pub fn examine(layout: &Layout) -> anyhow::Result<()> {
-    if ownership(layout.state())? != Ownership::None {
-        return Ok(());
+    match ownership(layout.state())? {
+        Ownership::Marked(_) | Ownership::Unmarked => check_access(layout),
+        Ownership::None => examine_new(layout.state()),
     }
-    examine_new(layout.state())
+}
+
+/// Checks that nobody but us could have written what a node's directory says.
+pub fn check_access(layout: &Layout) -> anyhow::Result<()> {
+    let Some((_, found)) = examine_owner(layout.state())? else { return Ok(()) };
+    if found.mode() & WRITABLE_BY_OTHERS != 0 {
+        let shown = layout.state().display();
+        bail!(
+            "other users can write to {shown} (mode {:o}), and what it says is run as root. \
+             Fix: check that its files are the node's own, then chmod go-w {shown}",
+            found.mode() & 0o7777
+        );
+    }
+    Ok(())
 }
 
 /// Makes the directory the node's: the marker is there before anything else is.
 pub fn claim(layout: &Layout) -> anyhow::Result<()> {
     let state = layout.state();
+    examine(layout)?;
     let made_directory = match ownership(state)? {
         Ownership::Marked(marker) if marker.state_dir == layout.state_text() => return Ok(()),
         // Moved or restored from a copy.
         Ownership::Marked(marker) => marker.made_directory,
         Ownership::Unmarked => true,
         Ownership::None => {
+            let made = make_directory(state)?;
+            // Until now others may have been able to write to it.
             examine_new(state)?;
-            make_directory(state)?
+            made
         }
     };
-    let marker = Marker { kind: KIND.to_owned(), state_dir: layout.state_text(), made_directory };
-    write_private(&state.join(MARKER), &serde_json::to_vec_pretty(&marker)?)
+    mark(layout, made_directory)
 }
 
-/// True if it was made now.
+fn mark(layout: &Layout, made_directory: bool) -> anyhow::Result<()> {
+    let marker = Marker { kind: KIND.to_owned(), state_dir: layout.state_text(), made_directory };
+    write_private(&layout.state().join(MARKER), &serde_json::to_vec_pretty(&marker)?)
+}
+
+/// True if it was made now. Through the state directory others may go, or they could not reach a
+/// kubeconfig that is theirs; one that was there before only stops being writable by others.
 fn make_directory(state: &Path) -> anyhow::Result<bool> {
     let failed = || format!("cannot make the directory {}", state.display());
     if let Some(above) = state.parent() {
         std::fs::create_dir_all(above).with_context(failed)?;
     }
-    match std::fs::DirBuilder::new().mode(0o711).create(state) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+    match std::fs::DirBuilder::new().mode(0o700).create(state) {
+        Ok(()) => {
+            let permissions = std::fs::Permissions::from_mode(0o711);
+            std::fs::set_permissions(state, permissions).with_context(failed)?;
+            Ok(true)
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let target = std::fs::canonicalize(state).with_context(failed)?;
+            restrict(&target, |mode| mode & !WRITABLE_BY_OTHERS)?;
+            Ok(false)
+        }
         Err(error) => Err(error).with_context(failed),
     }
+}
+
+/// Changes the mode of a directory of ours, and of nothing that a link at its place leads to.
+fn restrict(directory: &Path, mode: impl FnOnce(u32) -> u32) -> anyhow::Result<()> {
+    let failed = || format!("cannot change the mode of {}", directory.display());
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(directory, flags, Mode::empty()).with_context(failed)?;
+    let found = rustix::fs::fstat(&opened).with_context(failed)?;
+    refuse_foreign_owner(directory, found.st_uid)?;
+    let (now, wanted) = (found.st_mode & 0o7777, mode(found.st_mode & 0o7777));
+    if now != wanted {
+        rustix::fs::fchmod(&opened, Mode::from_raw_mode(wanted)).with_context(failed)?;
+    }
+    Ok(())
+}
+
+/// Makes a directory that only root may look into. One that is there keeps what is in it; a link is
+/// followed if only root could have made it, and what it leads to is not changed.
+pub(super) fn make_private(directory: &Path) -> anyhow::Result<()> {
+    let failed = || format!("cannot make the directory {}", directory.display());
+    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error).with_context(failed),
+    }
+    let found = std::fs::symlink_metadata(directory).with_context(failed)?;
+    if !found.is_symlink() {
+        return restrict(directory, |_| 0o700);
+    }
+    let Some((_, target)) = examine_owner(directory)? else {
+        bail!("{} is a link that leads nowhere. Fix: delete it", directory.display());
+    };
+    if target.mode() & WRITABLE_BY_OTHERS != 0 {
+        let shown = directory.display();
+        bail!("other users can write to what {shown} leads to. Fix: chmod go-w {shown}/");
+    }
+    Ok(())
 }
 
 const FIX: &str = "Fix: name a directory that does not exist yet or is empty with --state-dir";
@@ -144,33 +224,46 @@ const FIX: &str = "Fix: name a directory that does not exist yet or is empty wit
 fn examine_new(state: &Path) -> anyhow::Result<()> {
     let shown = state.display();
     refuse_reserved(state)?;
-    let found = match std::fs::symlink_metadata(state) {
-        Ok(found) => found,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(super::unreadable(error, state)),
-    };
-    if found.is_symlink() {
-        refuse_foreign_link(state, found.uid())?;
-    }
-    let target = std::fs::canonicalize(state).with_context(|| format!("cannot follow {shown}"))?;
+    let Some((target, _)) = examine_owner(state)? else { return Ok(()) };
     refuse_reserved(&target)?;
-    let found = std::fs::metadata(&target).map_err(|error| super::unreadable(error, &target))?;
-    if !found.is_dir() {
-        bail!("{shown} is not a directory. {FIX}");
-    }
-    if found.uid() != rustix::process::geteuid().as_raw() {
-        bail!(
-            "{shown} belongs to user {}, who could replace what the node keeps there. \
-             Fix: chown root {shown}, or name another directory with --state-dir",
-            found.uid()
-        );
-    }
     let table = mounts::table(Path::new("/proc"))?;
     let foreign = foreign_entries(&target, &table)?;
     if !foreign.is_empty() {
         bail!(
             "{shown} is not empty and is not the state directory of a node: it has {}. {FIX}",
             listed(&foreign)
+        );
+    }
+    Ok(())
+}
+
+/// Checks that the directory is ours, and the link that leads to it. Returns where it really is;
+/// none if nothing is there.
+fn examine_owner(state: &Path) -> anyhow::Result<Option<(PathBuf, Metadata)>> {
+    let shown = state.display();
+    let found = match std::fs::symlink_metadata(state) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(super::unreadable(error, state)),
+    };
+    if found.is_symlink() {
+        refuse_foreign_link(state, found.uid())?;
+    }
+    let target = std::fs::canonicalize(state).with_context(|| format!("cannot follow {shown}"))?;
+    let found = std::fs::metadata(&target).map_err(|error| super::unreadable(error, &target))?;
+    if !found.is_dir() {
+        bail!("{shown} is not a directory. {FIX}");
+    }
+    refuse_foreign_owner(state, found.uid())?;
+    Ok(Some((target, found)))
+}
+
+fn refuse_foreign_owner(directory: &Path, owner: u32) -> anyhow::Result<()> {
+    if owner != rustix::process::geteuid().as_raw() {
+        let shown = directory.display();
+        bail!(
+            "{shown} belongs to user {owner}, who could replace what the node keeps there. \
+             Fix: chown root {shown}, or name another directory with --state-dir"
         );
     }
     Ok(())
@@ -205,7 +298,6 @@ fn home_of(path: &Path) -> Option<String> {
 
 /// A link that another user made, or could replace, leads wherever that user wants.
 fn refuse_foreign_link(link: &Path, owner: u32) -> anyhow::Result<()> {
-    const WRITABLE_BY_OTHERS: u32 = 0o022;
     const STICKY: u32 = 0o1000;
     let above = link.parent().unwrap_or(Path::new("/"));
     let found = std::fs::metadata(above).map_err(|error| super::unreadable(error, above))?;
@@ -223,7 +315,8 @@ fn refuse_foreign_link(link: &Path, owner: u32) -> anyhow::Result<()> {
 }
 
 /// What is in a directory that no `up` made. Mounts prepared for the node, and the empty
-/// directories they are mounted on, count as nothing.
+/// directories they are mounted on, count as nothing. So do manifests: they are for a node to read,
+/// and `reset` keeps them.
 fn foreign_entries(state: &Path, table: &[Mount]) -> anyhow::Result<Vec<PathBuf>> {
     let mounted = |path: &Path| table.iter().any(|mount| mount.point == path);
     let mut foreign = Vec::new();
@@ -232,8 +325,10 @@ fn foreign_entries(state: &Path, table: &[Mount]) -> anyhow::Result<Vec<PathBuf>
         let ours = DIRECTORIES.iter().any(|known| name == *known);
         let fresh_disk = name == LOST_AND_FOUND && mounted(state);
         let temporary = !is_directory && is_temporary(name);
+        let manifests = is_directory && name == MANIFESTS;
         let nothing = fresh_disk
             || temporary
+            || manifests
             || (ours && is_directory && holds_only_mounts(&path, &mounted)?);
         if !nothing {
             foreign.push(path);
@@ -261,156 +356,6 @@ fn holds_only_mounts(directory: &Path, mounted: &impl Fn(&Path) -> bool) -> anyh
     Ok(true)
 }
 
-/// What was not deleted.
-#[derive(Debug, Default)]
-pub struct Leftovers {
-    /// With the reason in parentheses.
-    pub left: Vec<String>,
-    pub failures: Vec<anyhow::Error>,
-}
-
-/// Deletes what a node made in its state directory, and the directory itself if nothing else is
-/// in it and `up` made it.
-pub fn remove_data(layout: &Layout) -> anyhow::Result<Leftovers> {
-    let state = layout.state();
-    let Ok(target) = std::fs::canonicalize(state) else { return Ok(Leftovers::default()) };
-    let made_directory = match ownership(state)? {
-        Ownership::Marked(marker) => marker.made_directory,
-        Ownership::Unmarked => true,
-        Ownership::None => bail!("{} is not the state directory of a node", state.display()),
-    };
-    let table = mounts::table(Path::new("/proc"))?;
-    let mut leftovers = Leftovers::default();
-    remove_entries(&target, &DIRECTORIES, &FILES, &table, &mut leftovers)?;
-    let (mounted, root) = (is_mounted(&target, &table), Root::open(&target)?);
-    for (path, is_directory) in entries(&target)? {
-        let name = path.file_name().unwrap_or_default();
-        if name == MARKER || (name == LOST_AND_FOUND && mounted) {
-            continue;
-        }
-        if !is_directory && is_temporary(name) {
-            leftovers.note(root.remove_file(Path::new(name)));
-            continue;
-        }
-        // What is known was named when it could not be removed.
-        if !DIRECTORIES.iter().chain(&FILES).any(|known| name == *known) {
-            leftovers.left.push(format!("{} (not made by podwright)", path.display()));
-        }
-    }
-    if !leftovers.failures.is_empty() {
-        // The marker stays, so that it can be tried again.
-        return Ok(leftovers);
-    }
-    root.remove_file(MARKER)?;
-    if leftovers.left.is_empty() {
-        if mounted {
-            leftovers.left.push(format!("{} (a mount)", state.display()));
-        } else if !made_directory || target != state {
-            leftovers.left.push(format!("{} (was there before)", state.display()));
-        } else {
-            std::fs::remove_dir(&target)
-                .with_context(|| format!("cannot delete {}", target.display()))?;
-        }
-    }
-    Ok(leftovers)
-}
-
-impl Leftovers {
-    fn note(&mut self, outcome: Result<(), FileError>) {
-        match outcome {
-            Ok(()) => {}
-            // It was mounted after we looked.
-            Err(FileError::Mounted { path, .. }) => {
-                self.left.push(format!("{} (a mount)", path.display()));
-            }
-            Err(error) => self.failures.push(error.into()),
-        }
-    }
-}
-
-/// Removes known entries of a directory of ours, around whatever is mounted in them.
-pub(super) fn remove_entries(
-    base: &Path,
-    directories: &[&str],
-    files: &[&str],
-    table: &[Mount],
-    leftovers: &mut Leftovers,
-) -> anyhow::Result<()> {
-    let root = Root::open(base)?;
-    for name in files {
-        match root.kind(name)? {
-            Some(Kind::Directory) => leftovers
-                .left
-                .push(format!("{} (not made by podwright)", base.join(name).display())),
-            Some(_) if is_mounted(&base.join(name), table) => {
-                leftovers.left.push(format!("{} (a mount)", base.join(name).display()));
-            }
-            Some(Kind::File | Kind::Symlink | Kind::Other) => {
-                leftovers.note(root.remove_file(name));
-            }
-            None => {}
-        }
-    }
-    for name in directories {
-        match root.kind(name)? {
-            Some(Kind::Directory) => remove_around_mounts(&root, base, name, table, leftovers),
-            Some(Kind::Symlink) => leftovers
-                .left
-                .push(format!("{} (a link, not made by podwright)", base.join(name).display())),
-            Some(Kind::File | Kind::Other) => leftovers
-                .left
-                .push(format!("{} (not made by podwright)", base.join(name).display())),
-            None => {}
-        }
-    }
-    Ok(())
-}
-
-/// Removes a directory but for what is mounted in it and the directories that lead there. How deep
-/// it goes is bounded by the paths in the mount table; the rest is the kernel's to walk.
-fn remove_around_mounts(
-    root: &Root,
-    base: &Path,
-    name: &str,
-    table: &[Mount],
-    leftovers: &mut Leftovers,
-) {
-    let mut pending = vec![PathBuf::from(name)];
-    while let Some(path) = pending.pop() {
-        let whole = base.join(&path);
-        if is_mounted(&whole, table) {
-            leftovers.left.push(format!("{} (a mount)", whole.display()));
-            continue;
-        }
-        let leads_to_mount = table.iter().any(|mount| mount.point.starts_with(&whole));
-        if !leads_to_mount {
-            leftovers.note(root.remove_dir_all(&path));
-            continue;
-        }
-        let listed = match root.list(&path) {
-            Ok(listed) => listed,
-            Err(error) => {
-                leftovers.note(Err(error));
-                continue;
-            }
-        };
-        for (child, kind) in listed {
-            let child = path.join(child);
-            match kind {
-                Kind::Directory => pending.push(child),
-                Kind::File | Kind::Symlink | Kind::Other
-                    if is_mounted(&base.join(&child), table) =>
-                {
-                    leftovers.left.push(format!("{} (a mount)", base.join(&child).display()));
-                }
-                Kind::File | Kind::Symlink | Kind::Other => {
-                    leftovers.note(root.remove_file(&child));
-                }
-            }
-        }
-    }
-}
-
 fn is_mounted(path: &Path, table: &[Mount]) -> bool {
     table.iter().any(|mount| mount.point == path)
 }
@@ -430,13 +375,24 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<(PathBuf, bool)>> {
     list().map_err(|error| super::unreadable(error, directory))
 }
 
-fn read(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+/// The content of a file that is ours. One that another user made says nothing about a node.
+fn read_own(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+    if !is_own_file(path)? {
+        return Ok(None);
+    }
     match std::fs::read(path) {
         Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(super::unreadable(error, path)),
+    }
+}
+
+fn is_own_file(path: &Path) -> anyhow::Result<bool> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => Ok(found.is_file() && found.uid() == rustix::process::geteuid().as_raw()),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            Ok(None)
+            Ok(false)
         }
-        Err(error) if error.kind() == ErrorKind::IsADirectory => Ok(None),
         Err(error) => Err(super::unreadable(error, path)),
     }
 }

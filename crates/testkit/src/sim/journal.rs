@@ -24,7 +24,9 @@
 //! That is not enough where the order has a consequence: which pod gets which container id or
 //! address, and which of two calls a fault meets that strikes a number of times. Such worlds may
 //! differ between two runs of one commit: 5 of 104 seeds of chaos did, and worlds of the fault
-//! matrix. The cure is a seed for tokio's own draws (`Builder::rng_seed`, `--cfg tokio_unstable`).
+//! matrix. `cargo xtask journals` runs both sides again and sets such worlds aside. The cure is a seed
+//! for tokio's own draws (`Builder::rng_seed`, `--cfg tokio_unstable`): `biased` in every `select!` is
+//! not enough, because receivers of a `watch` channel draw the order they are woken in.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use rustix::fs::IFlags;
+
 use super::*;
 
 fn layout(state: &Path) -> Layout {
@@ -11,6 +13,13 @@ fn layout(state: &Path) -> Layout {
 fn mount_at(point: &Path) -> Mount {
     let line = format!("90 1 0:7 / {} rw - tmpfs tmpfs rw", point.display());
     mounts::parse(line.as_bytes()).pop().unwrap()
+}
+
+fn sorted(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        entries(directory).unwrap().into_iter().map(|(path, _)| path).collect();
+    paths.sort();
+    paths
 }
 
 #[test]
@@ -64,16 +73,22 @@ fn new_and_empty_directories_and_prepared_mounts_are_taken() {
 #[test]
 fn state_directories_of_earlier_builds_are_recognised() {
     let base = tempfile::tempdir().unwrap();
-    let down = base.path().join("down");
-    for name in ["manifests", "containerd"] {
-        std::fs::create_dir_all(down.join(name)).unwrap();
-    }
+    let with = |name: &str, file: &str, text: &str| {
+        let state = base.path().join(name);
+        let path = state.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+        state
+    };
+    let written = "# Written by podwright up; it is written anew at every start.\nversion = 2\n";
+    let down = with("down", "containerd/config.toml", written);
+    let guest = with("guest", "api/objects.redb", "a database");
     let up = base.path().join("up");
     std::fs::create_dir(&up).unwrap();
     let record = r#"{"network":{"bridge":"pw-1","subnet":"10.213.0.0/16","plugins":"/usr/lib/cni"},
         "cgroup_root":"/podwright-1"}"#;
     std::fs::write(up.join("made.json"), record).unwrap();
-    for state in [down, up] {
+    for state in [down, guest, up] {
         let layout = layout(&state);
         assert_eq!(ownership(&state).unwrap(), Ownership::Unmarked);
         claim(&layout).unwrap();
@@ -88,21 +103,173 @@ fn state_directories_of_earlier_builds_are_recognised() {
 }
 
 #[test]
+fn directory_with_files_where_a_node_has_its_own_is_not_a_nodes() {
+    let base = tempfile::tempdir().unwrap();
+    let state = base.path().join("users");
+    for directory in ["manifests", "containerd", "api"] {
+        std::fs::create_dir_all(state.join(directory)).unwrap();
+    }
+    std::fs::write(state.join("containerd/config.toml"), "version = 2\n").unwrap();
+    std::fs::write(state.join("containerd/notes"), "mine").unwrap();
+    let layout = layout(&state);
+    assert!(!is_node(&layout).unwrap());
+    let refused = format!("{:#}", examine(&layout).unwrap_err());
+    assert!(refused.contains("it has containerd"), "{refused}");
+    assert!(remove_data(&layout).is_err());
+    assert!(state.join("containerd/notes").exists());
+}
+
+#[test]
+fn manifests_are_no_reason_to_refuse_a_directory() {
+    let base = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(base.path().join("manifests")).unwrap();
+    std::fs::write(base.path().join("manifests/web.yaml"), "kind: Pod").unwrap();
+    claim(&layout(base.path())).unwrap();
+}
+
+/// Root, or the rest of the test has nothing to show.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn directories_that_other_users_can_change_are_refused_marked_or_not() {
+    let base = tempfile::tempdir().unwrap();
+    let mode = |path: &Path, mode: u32| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let node = |name: &str| {
+        let state = base.path().join(name);
+        claim(&layout(&state)).unwrap();
+        state
+    };
+    let writable = node("writable");
+    mode(&writable, 0o777);
+    let refused = format!("{:#}", examine(&layout(&writable)).unwrap_err());
+    assert!(refused.contains("chmod go-w"), "{refused}");
+    mode(&writable, 0o755);
+    examine(&layout(&writable)).unwrap();
+    // One that is new is closed to others before it is used.
+    let new = base.path().join("new");
+    std::fs::create_dir(&new).unwrap();
+    mode(&new, 0o1777);
+    claim(&layout(&new)).unwrap();
+    assert_eq!(std::fs::metadata(&new).unwrap().mode() & 0o7777, 0o1755);
+    if !is_root() {
+        return;
+    }
+    let foreign = node("foreign");
+    std::os::unix::fs::chown(&foreign, Some(1000), None).unwrap();
+    for outcome in [
+        examine(&layout(&foreign)),
+        claim(&layout(&foreign)),
+        remove_data(&layout(&foreign)).map(drop),
+    ] {
+        let refused = format!("{:#}", outcome.unwrap_err());
+        assert!(refused.contains("belongs to user 1000"), "{refused}");
+    }
+    let forged = node("forged");
+    std::os::unix::fs::chown(forged.join(MARKER), Some(1000), None).unwrap();
+    assert!(!is_node(&layout(&forged)).unwrap(), "a marker of another user says nothing");
+}
+
+#[test]
+fn record_of_another_user_is_not_used() {
+    if !is_root() {
+        return;
+    }
+    let base = tempfile::tempdir().unwrap();
+    let layout = layout(base.path());
+    layout.write_record(&crate::standalone::tests::record(&layout)).unwrap();
+    layout.record().unwrap().unwrap();
+    std::os::unix::fs::chown(base.path().join(RECORD), Some(1000), None).unwrap();
+    let refused = format!("{:#}", layout.record().unwrap_err());
+    assert!(refused.contains("belongs to user 1000") && refused.contains("Fix: "), "{refused}");
+}
+
+#[test]
+fn modes_are_not_changed_through_links() {
+    let base = tempfile::tempdir().unwrap();
+    let (elsewhere, plain) = (base.path().join("elsewhere"), base.path().join("plain"));
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;
+    for path in [&elsewhere, &plain] {
+        std::fs::create_dir(path).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let link = base.path().join("link");
+    std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+    for path in [&link, &plain, &base.path().join("new")] {
+        make_private(path).unwrap();
+    }
+    assert_eq!(mode(&elsewhere), 0o755);
+    assert_eq!((mode(&plain), mode(&base.path().join("new"))), (0o700, 0o700));
+    std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = format!("{:#}", make_private(&link).unwrap_err());
+    assert!(refused.contains("Fix: chmod go-w"), "{refused}");
+    if is_root() {
+        std::os::unix::fs::chown(&plain, Some(1000), None).unwrap();
+        std::os::unix::fs::lchown(&link, Some(1000), None).unwrap();
+        for path in [&plain, &link] {
+            assert!(make_private(path).is_err(), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn reset_of_an_earlier_builds_directory_can_be_tried_again() {
+    let base = tempfile::tempdir().unwrap();
+    let state = base.path().join("state");
+    for directory in ["api", "volumes/pvc-12ab"] {
+        std::fs::create_dir_all(state.join(directory)).unwrap();
+    }
+    std::fs::write(state.join("api/objects.redb"), "").unwrap();
+    let layout = layout(&state);
+    assert_eq!(ownership(&state).unwrap(), Ownership::Unmarked);
+    let kept = std::fs::File::open(state.join("volumes/pvc-12ab")).unwrap();
+    // Takes a capability and a file system that knows how.
+    if rustix::fs::ioctl_setflags(&kept, IFlags::IMMUTABLE).is_ok() {
+        let failed = remove_data(&layout).unwrap();
+        rustix::fs::ioctl_setflags(&kept, IFlags::empty()).unwrap();
+        assert_eq!(failed.failures.len(), 1, "{failed:?}");
+        assert!(!state.join("api").exists());
+    }
+    assert!(is_node(&layout).unwrap());
+    let leftovers = remove_data(&layout).unwrap();
+    assert!(leftovers.failures.is_empty() && leftovers.left.is_empty(), "{leftovers:?}");
+    assert!(!state.exists());
+}
+
+#[test]
 fn reset_deletes_what_a_node_made_and_names_what_it_left() {
     let base = tempfile::tempdir().unwrap();
     let state = base.path().join("state");
     let layout = layout(&state);
     claim(&layout).unwrap();
-    std::fs::create_dir_all(state.join("volumes/default/data")).unwrap();
-    std::fs::write(state.join("volumes/default/data/file"), "").unwrap();
+    for directory in ["volumes/pvc-12ab-34/deep", "volumes/pvc-mine", "logs/pods/a", "manifests"] {
+        std::fs::create_dir_all(state.join(directory)).unwrap();
+    }
+    let mine = ["logs/notes.txt", "manifests/web.yaml", "notes.txt", "volumes/backup.tar"];
+    for file in mine.into_iter().chain(["volumes/pvc-12ab-34/deep/file", "logs/agent.log.1"]) {
+        std::fs::write(state.join(file), "").unwrap();
+    }
     std::fs::write(state.join("kubeconfig"), "").unwrap();
     std::fs::write(state.join(".podwright-AbCdEf"), "killed while writing").unwrap();
-    std::fs::write(state.join("notes.txt"), "mine").unwrap();
     let leftovers = remove_data(&layout).unwrap();
     assert!(leftovers.failures.is_empty(), "{:?}", leftovers.failures);
-    let notes = format!("{} (not made by podwright)", state.join("notes.txt").display());
-    assert_eq!(leftovers.left, [notes]);
-    assert_eq!(entries(&state).unwrap(), [(state.join("notes.txt"), false)]);
+    let mut left = leftovers.left;
+    left.sort();
+    let mut want: Vec<String> = mine
+        .into_iter()
+        .chain(["volumes/pvc-mine"])
+        .map(|name| format!("{} (not made by podwright)", state.join(name).display()))
+        .collect();
+    want.sort();
+    assert_eq!(left, want);
+    let names = |directory: &str| listed(&sorted(&state.join(directory)));
+    assert_eq!(names(""), "logs, manifests, notes.txt, volumes");
+    assert_eq!(names("logs"), "notes.txt");
+    assert_eq!(names("manifests"), "web.yaml");
+    assert_eq!(names("volumes"), "backup.tar, pvc-mine");
 }
 
 #[test]
