@@ -1,20 +1,23 @@
 //! The mounts of a node, told apart from all others on the machine.
 //!
 //! What the node's parts mount is known by place: containerd below its state directory, the agent
-//! below the directories of pods, and the agent's root directory on itself, which is recorded before
-//! it is made. Whatever else is mounted at, in or above the node's directories is somebody else's:
-//! a disk for the whole state directory, one for the volumes. It stays, with all of ours that it is
-//! mounted in.
+//! at the places of volumes, with the file system that their plugin mounts there, and the agent's
+//! root directory on itself, which is recorded before it is made. At each place only the mount that
+//! was there first is ours. Whatever else is mounted at, in or above the node's directories is
+//! somebody else's: a disk for the whole state directory, one for the volumes, one over a volume.
+//! It stays, with all of ours that it is mounted in.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
+use podwright_core::volume::teardown::{self, Plugin, Scope, SeenMount, Teardown};
 use podwright_host::detach::{Detached, detach};
-use podwright_host::mounts::{self, Mount};
+use podwright_host::mounts::{self, Mount, MountError};
+use podwright_node::volumes;
 use serde::{Deserialize, Serialize};
 
-use super::{Layout, write_private};
+use super::{Layout, state_dir, write_private};
 
 /// Where the node's directories really are, as the mount table names them.
 #[derive(Clone, Debug)]
@@ -25,9 +28,19 @@ pub struct Places {
     runtime_root: PathBuf,
     /// Of the agent.
     agent_root: PathBuf,
-    /// Mounts that were on the agent's root directory before we mounted it on itself; `None`: an
-    /// earlier build did that, and wrote down nothing.
-    before: Option<BTreeSet<u64>>,
+    root_mount: RootMount,
+    plugins: Vec<Plugin>,
+}
+
+/// What is known of mounting the agent's root directory on itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RootMount {
+    /// We may have; these mounts were there before.
+    After(BTreeSet<u64>),
+    /// An earlier build may have, and recorded nothing.
+    EarlierBuild,
+    /// No agent has come so far.
+    NotMade,
 }
 
 /// Written before the agent's root directory is mounted on itself.
@@ -39,21 +52,17 @@ struct Intent {
 
 impl Places {
     pub fn of(layout: &Layout) -> anyhow::Result<Self> {
-        let path = layout.agent_root_mount();
-        let before = match std::fs::read(&path) {
-            Ok(text) => {
-                let damaged = || format!("{} is damaged; delete it", path.display());
-                let intent: Intent = serde_json::from_slice(&text).with_context(damaged)?;
-                Some(intent.mounted_before)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(super::unreadable(error, &path)),
+        let root_mount = match Intent::read(layout)? {
+            Some(intent) => RootMount::After(intent.mounted_before),
+            None if state_dir::is_of_earlier_build(layout)? => RootMount::EarlierBuild,
+            None => RootMount::NotMade,
         };
         Ok(Self {
             runtime_state: real(&layout.runtime_state()),
             runtime_root: real(&layout.containerd().join("root")),
             agent_root: real(&layout.root_dir()),
-            before,
+            root_mount,
+            plugins: volumes::plugins(),
         })
     }
 
@@ -72,28 +81,71 @@ impl Places {
         let temporary = names(&self.runtime_root).is_some_and(|names| {
             names.len() == 2 && names.first().is_some_and(|name| name == "tmpmounts")
         });
-        let of_a_pod = names(&self.agent_root).is_some_and(|names| {
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            matches!(
-                names.as_slice(),
-                ["pods", _, "volumes", _, _] | ["pods", _, "volume-subpaths", _, _, _]
-            )
-        });
-        in_runtime_state || temporary || of_a_pod || self.is_root_on_itself(mount, table)
+        let by_place = in_runtime_state || temporary || self.is_of_a_pod(mount);
+        (by_place && !is_over_another(mount, table)) || self.is_root_on_itself(mount, table)
+    }
+
+    /// Whether the agent mounts this file system at this place.
+    fn is_of_a_pod(&self, mount: &Mount) -> bool {
+        let Ok(below) = mount.point.strip_prefix(self.agent_root.join("pods")) else {
+            return false;
+        };
+        let mut parts = below.components();
+        let Some(Component::Normal(_uid)) = parts.next() else { return false };
+        let point = parts.as_path().to_owned();
+        let seen = [SeenMount { point, fs_type: mount.fs_type.clone() }];
+        match teardown::plan(&seen, Scope::Directory, &self.plugins) {
+            Teardown::Unmount(own) => !own.is_empty(),
+            Teardown::Foreign(_) => false,
+        }
     }
 
     /// The agent's root directory, mounted on itself by us.
     fn is_root_on_itself(&self, mount: &Mount, table: &[Mount]) -> bool {
-        if mount.point != self.agent_root {
-            return false;
-        }
-        let Some(below) = table.iter().find(|other| other.id == mount.parent) else { return false };
-        let on_itself = mount.device == below.device
-            && mount.point.strip_prefix(&below.point).is_ok_and(|rest| {
-                // Joining an empty path would append a slash.
-                mount.root.components().eq(below.root.join(rest).components())
-            });
-        on_itself && self.before.as_ref().is_none_or(|before| !before.contains(&mount.id))
+        let by_us = match &self.root_mount {
+            RootMount::After(before) => !before.contains(&mount.id),
+            RootMount::EarlierBuild => true,
+            RootMount::NotMade => false,
+        };
+        by_us && mount.point == self.agent_root && is_on_itself(mount, table)
+    }
+}
+
+/// Whether something else is mounted at the same place, below it.
+fn is_over_another(mount: &Mount, table: &[Mount]) -> bool {
+    table.iter().any(|other| other.id == mount.parent && other.point == mount.point)
+}
+
+/// Whether a directory is mounted where it is anyway.
+fn is_on_itself(mount: &Mount, table: &[Mount]) -> bool {
+    let Some(below) = table.iter().find(|other| other.id == mount.parent) else { return false };
+    mount.device == below.device
+        && mount.point.strip_prefix(&below.point).is_ok_and(|rest| {
+            // Joining an empty path would append a slash.
+            mount.root.components().eq(below.root.join(rest).components())
+        })
+}
+
+impl Intent {
+    fn read(layout: &Layout) -> anyhow::Result<Option<Self>> {
+        let path = layout.agent_root_mount();
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(super::unreadable(error, &path)),
+        };
+        let damaged = || {
+            let (path, root) = (path.display(), layout.root_dir());
+            let root = root.display();
+            format!(
+                "{path} is damaged. Fix: delete it; unmount {root} yourself after the next down"
+            )
+        };
+        Ok(Some(serde_json::from_slice(&text).with_context(damaged)?))
+    }
+
+    fn write(&self, layout: &Layout) -> anyhow::Result<()> {
+        write_private(&layout.agent_root_mount(), &serde_json::to_vec(self)?)
     }
 }
 
@@ -108,13 +160,39 @@ fn real(path: &Path) -> PathBuf {
 pub fn share_agent_root(layout: &Layout) -> anyhow::Result<()> {
     let root = real(&layout.root_dir());
     let table = mounts::table(Path::new("/proc"))?;
-    if mounts::around(&table, &root).is_some_and(|mount| mount.shared) {
-        return Ok(());
+    let before = match Intent::read(layout)? {
+        // An earlier start came this far; what it mounted was not there before.
+        Some(intent) => intent.mounted_before,
+        None => {
+            let there = table.iter().filter(|mount| mount.point == root);
+            let mounted_before = there.map(|mount| mount.id).collect();
+            let intent = Intent { mounted_before };
+            intent.write(layout)?;
+            intent.mounted_before
+        }
+    };
+    match mounts::around(&table, &root) {
+        Some(mount) if mount.shared => Ok(()),
+        // Killed after it was mounted and before it was shared.
+        Some(mount)
+            if mount.point == root
+                && !before.contains(&mount.id)
+                && is_on_itself(mount, &table) =>
+        {
+            Ok(mounts::ensure_shared(&root)?)
+        }
+        Some(_) | None => Ok(mounts::bind_shared_on_itself(&table, &root)?),
     }
-    let there = table.iter().filter(|mount| mount.point == root);
-    let intent = Intent { mounted_before: there.map(|mount| mount.id).collect() };
-    write_private(&layout.agent_root_mount(), &serde_json::to_vec(&intent)?)?;
-    Ok(mounts::bind_shared_on_itself(&table, &root)?)
+}
+
+/// Records for a node that an earlier build started, and that is still up, that its agent may have
+/// mounted the root directory on itself.
+pub fn adopt_agent_root(layout: &Layout) -> anyhow::Result<()> {
+    let is_up = layout.record_path().exists() && layout.run().exists();
+    match Intent::read(layout)? {
+        None if is_up => Intent { mounted_before: BTreeSet::new() }.write(layout),
+        None | Some(_) => Ok(()),
+    }
 }
 
 /// Takes off the mounts of the node. Returns what had to stay, and why.
@@ -122,11 +200,16 @@ pub fn unmount(places: &Places) -> anyhow::Result<Vec<String>> {
     let table = mounts::table(Path::new("/proc"))?;
     let (chosen, mut left) = choose(places, &table);
     for mount in chosen {
-        match detach(mount)? {
-            Detached::Yes | Detached::Gone => {}
-            Detached::Hidden => {
-                left.push(format!("{} (something is mounted over it)", mount.point.display()));
-            }
+        let point = mount.point.display();
+        match detach(mount) {
+            Ok(Detached::Yes | Detached::Gone) => {}
+            Ok(Detached::Hidden) => left.push(format!("{point} (something is mounted over it)")),
+            // It was mounted after we looked.
+            Err(MountError::Occupied { mounted, .. }) => left.push(format!(
+                "{point} ({} is mounted in it, not by podwright)",
+                mounted.display()
+            )),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(left)
@@ -185,6 +268,8 @@ fn is_copy(table: &[Mount], mount: &Mount, above: u64) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+
     use super::*;
 
     fn places(before: Option<&[u64]>) -> Places {
@@ -192,14 +277,19 @@ mod tests {
             runtime_state: "/run/podwright/1/containerd".into(),
             runtime_root: "/s/containerd/root".into(),
             agent_root: "/s/kubelet".into(),
-            before: before.map(|ids| ids.iter().copied().collect()),
+            root_mount: match before {
+                Some(ids) => RootMount::After(ids.iter().copied().collect()),
+                None => RootMount::EarlierBuild,
+            },
+            plugins: volumes::plugins(),
         }
     }
 
-    /// Id, parent, device, root, point.
+    /// Id, parent, device, root, point; what has no device is in memory.
     fn table(lines: &[(u64, u64, &str, &str, &str)]) -> Vec<Mount> {
         let line = |(id, parent, device, root, point): &(u64, u64, &str, &str, &str)| {
-            format!("{id} {parent} {device} {root} {point} rw - ext4 /dev/x rw\n")
+            let fs_type = if device.starts_with("0:") { "tmpfs" } else { "ext4" };
+            format!("{id} {parent} {device} {root} {point} rw - {fs_type} x rw\n")
         };
         mounts::parse(lines.iter().map(line).collect::<String>().as_bytes())
     }
@@ -228,6 +318,176 @@ mod tests {
         let (chosen, left) = choose(&places(None), &table);
         let want = [pod, "/run/podwright/1/containerd/netns/cni-1", task];
         assert_eq!((points(&chosen), left), (want.map(str::to_owned).to_vec(), vec![]));
+    }
+
+    #[test]
+    fn disks_at_and_over_the_places_of_volumes_stay() {
+        let at = |place: &str| format!("/s/kubelet/pods/u/{place}");
+        let disk = at("volumes/kubernetes.io~empty-dir/disk");
+        let nfs = at("volumes/kubernetes.io~nfs/n");
+        let map = at("volumes/kubernetes.io~configmap/m");
+        let memory = at("volumes/kubernetes.io~empty-dir/memory");
+        let part = at("volume-subpaths/v/c/0");
+        let rootfs = "/run/podwright/1/containerd/io.containerd.runtime.v2.task/k8s.io/a/rootfs";
+        let table = table(&[
+            (1, 0, "8:1", "/", "/"),
+            (2, 1, "8:2", "/", &disk),
+            (3, 1, "8:3", "/", &nfs),
+            (4, 1, "0:4", "/", &map),
+            (5, 1, "0:5", "/", &memory),
+            (6, 5, "0:6", "/", &memory),
+            (7, 1, "8:1", "/host", &part),
+            (8, 7, "8:8", "/", &part),
+            (9, 1, "0:9", "/", rootfs),
+            (10, 9, "8:10", "/", rootfs),
+        ]);
+        let (chosen, left) = choose(&places(None), &table);
+        assert_eq!(points(&chosen), [] as [String; 0]);
+        let stays = |point: &str| format!("{point} ({point} is mounted in it, not by podwright)");
+        assert_eq!(left, [rootfs, &part, &memory].map(stays));
+    }
+
+    #[test]
+    fn root_bound_by_the_user_is_not_ours_where_no_agent_came() {
+        let table = table(&[(1, 0, "8:1", "/", "/"), (3, 1, "8:1", "/s/kubelet", "/s/kubelet")]);
+        let none_came = Places { root_mount: RootMount::NotMade, ..places(None) };
+        assert!(choose(&none_came, &table).0.is_empty());
+        assert_eq!(points(&choose(&places(None), &table).0), ["/s/kubelet"], "an earlier build");
+    }
+
+    /// A node whose directories are on a private file system of its own.
+    struct RealNode {
+        base: PathBuf,
+        layout: Layout,
+        _directory: tempfile::TempDir,
+    }
+
+    impl RealNode {
+        /// None without root.
+        fn new() -> Option<Self> {
+            if !rustix::process::geteuid().is_root() {
+                return None;
+            }
+            let directory = tempfile::tempdir().unwrap();
+            let base = directory.path().canonicalize().unwrap();
+            mounts::mount("tmpfs", "node", &base, MountFlags::empty(), "mode=700").unwrap();
+            rustix::mount::mount_change(&base, MountPropagationFlags::PRIVATE).unwrap();
+            let layout = Layout { state: base.join("s"), runs: base.join("run") };
+            state_dir::claim(&layout).unwrap();
+            for directory in [layout.root_dir(), layout.run()] {
+                std::fs::create_dir_all(directory).unwrap();
+            }
+            Some(Self { base, layout, _directory: directory })
+        }
+
+        fn below(&self, path: &Path) -> Vec<PathBuf> {
+            let table = mounts::table(Path::new("/proc")).unwrap();
+            let below = table.into_iter().filter(|mount| mount.point.starts_with(path));
+            below.map(|mount| mount.point).collect()
+        }
+
+        fn unmount(&self) -> Vec<String> {
+            unmount(&Places::of(&self.layout).unwrap()).unwrap()
+        }
+
+        fn make(&self, place: &str) -> PathBuf {
+            let path = self.layout.root_dir().join(place);
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        }
+    }
+
+    impl Drop for RealNode {
+        fn drop(&mut self) {
+            for point in self.below(&self.base).into_iter().rev() {
+                let _ = rustix::mount::unmount(&point, UnmountFlags::DETACH);
+            }
+        }
+    }
+
+    fn bind_on_itself(directory: &Path) {
+        rustix::mount::mount_bind(directory, directory).unwrap();
+    }
+
+    fn mount(fs_type: &str, point: &Path) {
+        mounts::mount(fs_type, "user", point, MountFlags::empty(), "").unwrap();
+    }
+
+    #[test]
+    fn real_mounts_of_the_user_at_and_over_volumes_stay() {
+        let Some(node) = RealNode::new() else { return };
+        share_agent_root(&node.layout).unwrap();
+        let disk = node.make("pods/u/volumes/kubernetes.io~empty-dir/cache");
+        let memory = node.make("pods/u/volumes/kubernetes.io~empty-dir/mem");
+        let secret = node.make("pods/u/volumes/kubernetes.io~secret/token");
+        mount("ramfs", &disk);
+        mount("tmpfs", &memory);
+        mount("ramfs", &memory);
+        mount("tmpfs", &secret);
+        for point in [&disk, &memory] {
+            std::fs::write(point.join("file"), "precious").unwrap();
+        }
+        let left = node.unmount();
+        assert!(left.iter().any(|it| it.starts_with(&memory.display().to_string())), "{left:?}");
+        for point in [&disk, &memory] {
+            assert_eq!(std::fs::read_to_string(point.join("file")).unwrap(), "precious");
+        }
+        assert_eq!(node.below(&secret), [] as [PathBuf; 0]);
+        // Once they are gone, ours goes as well.
+        for point in [&disk, &memory] {
+            rustix::mount::unmount(point.as_path(), UnmountFlags::empty()).unwrap();
+        }
+        assert_eq!(node.unmount(), [] as [String; 0]);
+        assert_eq!(node.below(&node.layout.root_dir()), [] as [PathBuf; 0]);
+    }
+
+    #[test]
+    fn real_root_that_the_user_bound_stays_shared_or_not() {
+        for shared in [false, true] {
+            let Some(node) = RealNode::new() else { return };
+            let root = node.layout.root_dir();
+            bind_on_itself(&root);
+            if shared {
+                rustix::mount::mount_change(&root, MountPropagationFlags::SHARED).unwrap();
+            }
+            let before = node.below(&root);
+            share_agent_root(&node.layout).unwrap();
+            share_agent_root(&node.layout).unwrap();
+            assert_eq!(node.unmount(), [] as [String; 0]);
+            assert_eq!(node.below(&root), before, "shared: {shared}");
+        }
+    }
+
+    #[test]
+    fn real_root_bound_by_a_start_that_was_killed_is_shared_and_taken_off() {
+        let Some(node) = RealNode::new() else { return };
+        let root = node.layout.root_dir();
+        Intent { mounted_before: BTreeSet::new() }.write(&node.layout).unwrap();
+        bind_on_itself(&root);
+        share_agent_root(&node.layout).unwrap();
+        assert_eq!(node.below(&root), [root.clone()], "bound once");
+        let table = mounts::table(Path::new("/proc")).unwrap();
+        assert!(mounts::around(&table, &root).unwrap().shared);
+        assert_eq!(node.unmount(), [] as [String; 0]);
+        assert_eq!(node.below(&root), [] as [PathBuf; 0]);
+    }
+
+    #[test]
+    fn real_root_bound_by_an_earlier_build_is_taken_off() {
+        for claimed in [false, true] {
+            let Some(node) = RealNode::new() else { return };
+            let root = node.layout.root_dir();
+            std::fs::remove_file(node.layout.state().join("node.json")).unwrap();
+            node.layout.write_record(&crate::standalone::tests::record(&node.layout)).unwrap();
+            bind_on_itself(&root);
+            rustix::mount::mount_change(&root, MountPropagationFlags::SHARED).unwrap();
+            if claimed {
+                state_dir::claim(&node.layout).unwrap();
+                share_agent_root(&node.layout).unwrap();
+            }
+            assert_eq!(node.unmount(), [] as [String; 0]);
+            assert_eq!(node.below(&root), [] as [PathBuf; 0], "claimed: {claimed}");
+        }
     }
 
     #[test]

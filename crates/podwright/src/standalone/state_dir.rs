@@ -15,7 +15,7 @@ use podwright_host::mounts::{self, Mount};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::{Layout, Record, TEMPORARY, write_private};
+use super::{Layout, Record, TEMPORARY, own_mounts, write_private};
 
 mod removal;
 
@@ -114,6 +114,11 @@ pub fn is_node(layout: &Layout) -> anyhow::Result<bool> {
     Ok(ownership(layout.state())? != Ownership::None)
 }
 
+/// Whether only builds without a marker have used the directory.
+pub(super) fn is_of_earlier_build(layout: &Layout) -> anyhow::Result<bool> {
+    Ok(ownership(layout.state())? == Ownership::Unmarked)
+}
+
 /// Checks that `up` may use the directory, and changes nothing.
 pub fn examine(layout: &Layout) -> anyhow::Result<()> {
     match ownership(layout.state())? {
@@ -144,7 +149,10 @@ pub fn claim(layout: &Layout) -> anyhow::Result<()> {
         Ownership::Marked(marker) if marker.state_dir == layout.state_text() => return Ok(()),
         // Moved or restored from a copy.
         Ownership::Marked(marker) => marker.made_directory,
-        Ownership::Unmarked => true,
+        Ownership::Unmarked => {
+            own_mounts::adopt_agent_root(layout)?;
+            true
+        }
         Ownership::None => {
             let made = make_directory(state)?;
             // Until now others may have been able to write to it.
