@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use http::{Method, Request};
+use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
@@ -37,17 +37,20 @@ pub struct Stopped {
     pub late: BTreeSet<String>,
 }
 
-/// Waits until the agent answers; false if it ends before, or does not in time.
+/// Waits until the agent answers; false if it ends before, does not in time, or cannot stop pods.
 pub async fn answers(layout: &Layout, within: Duration) -> anyhow::Result<bool> {
     let agent = Agent::of(layout).daemon();
-    let began = Instant::now();
-    while began.elapsed() < within && agent.running()?.is_some() {
-        if ask(layout, Method::GET).await.is_ok() {
-            return Ok(true);
+    let answering = async {
+        while agent.running()?.is_some() {
+            match ask(layout, Method::GET).await {
+                Ok(_) => return Ok(true),
+                Err(AskError::Unknown) => return Ok(false),
+                Err(AskError::Failed(_)) => tokio::time::sleep(POLL).await,
+            }
         }
-        tokio::time::sleep(POLL).await;
-    }
-    Ok(false)
+        Ok(false)
+    };
+    tokio::time::timeout(within, answering).await.unwrap_or(Ok(false))
 }
 
 /// Whether the agent was asked to stop all pods.
@@ -62,7 +65,7 @@ pub async fn stop_pods(
     say: &impl Fn(&str),
 ) -> anyhow::Result<Stopped> {
     let began = Instant::now();
-    let mut state = ask(layout, Method::POST).await?;
+    let mut state = request(layout, timeout.unwrap_or(KNOWING)).await?;
     let mut progress = Progress { began, said: began, stopped: Stopped::default() };
     progress.begin(&state, say);
     loop {
@@ -79,9 +82,31 @@ pub async fn stop_pods(
             return Ok(progress.stopped);
         }
         tokio::time::sleep(POLL).await;
-        let now = ask(layout, Method::GET).await?;
-        progress.tell(&state, &now, say);
-        state = now;
+        match ask(layout, Method::GET).await {
+            Ok(now) => {
+                progress.tell(&state, &now, say);
+                state = now;
+            }
+            // It goes on stopping them however slowly it answers.
+            Err(_) if Agent::of(layout).daemon().running()?.is_some() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Asks until the agent has heard it: to ask twice changes nothing.
+async fn request(layout: &Layout, within: Duration) -> anyhow::Result<StoppingPods> {
+    let began = Instant::now();
+    loop {
+        let error = match ask(layout, Method::POST).await {
+            Ok(state) => return Ok(state),
+            Err(error) => error,
+        };
+        let late = began.elapsed() >= within;
+        if late || Agent::of(layout).daemon().running()?.is_none() {
+            return Err(error.into());
+        }
+        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -128,7 +153,16 @@ fn full_name(pod: &StoppingPod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
-async fn ask(layout: &Layout, method: Method) -> anyhow::Result<StoppingPods> {
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("the agent is of a build that cannot be asked to stop the pods")]
+    Unknown,
+    #[error("cannot ask the agent to stop the pods: {0:#}")]
+    Failed(anyhow::Error),
+}
+
+async fn ask(layout: &Layout, method: Method) -> Result<StoppingPods, AskError> {
     let asking = async {
         let stream = inquiry::connect(&layout.root_dir()).await?;
         let (mut sender, connection) =
@@ -139,17 +173,26 @@ async fn ask(layout: &Layout, method: Method) -> anyhow::Result<StoppingPods> {
         let status = answer.status();
         let body = answer.into_body().collect().await?.to_bytes();
         connection.abort();
+        if status == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
         anyhow::ensure!(status.is_success(), "it answers {status}");
-        anyhow::Ok(serde_json::from_slice(&body)?)
+        anyhow::Ok(Some(serde_json::from_slice(&body)?))
     };
     let answer = tokio::time::timeout(ANSWER, asking).await;
-    answer.context("it does not answer").flatten().context("cannot ask the agent to stop the pods")
+    match answer.context("it does not answer").flatten() {
+        Ok(Some(state)) => Ok(state),
+        Ok(None) => Err(AskError::Unknown),
+        Err(error) => Err(AskError::Failed(error)),
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::cell::RefCell;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -164,17 +207,101 @@ mod tests {
         }
     }
 
+    /// An agent, which is this process, that gives these answers one by one and then the last again.
+    struct FakeAgent {
+        layout: Layout,
+        serving: tokio::task::JoinHandle<()>,
+        _directory: tempfile::TempDir,
+    }
+
+    impl FakeAgent {
+        fn answering(answers: Vec<(u16, StoppingPods)>) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let layout =
+                Layout { state: directory.path().join("s"), runs: directory.path().join("run") };
+            for directory in [layout.root_dir(), layout.run()] {
+                std::fs::create_dir_all(directory).unwrap();
+            }
+            Agent::of(&layout).daemon().note_self().unwrap();
+            let socket = layout.root_dir().join(inquiry::SOCKET);
+            let listener = tokio::net::UnixListener::bind(socket).unwrap();
+            let serving = tokio::spawn(async move {
+                let mut answers = answers.into_iter().peekable();
+                while let Some((status, state)) = answers.peek().cloned() {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    let mut asked = [0; 4096];
+                    stream.read(&mut asked).await.unwrap();
+                    let body = serde_json::to_string(&state).unwrap();
+                    let length = body.len();
+                    let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n\r\n");
+                    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+                    if answers.len() > 1 {
+                        answers.next();
+                    }
+                }
+            });
+            Self { layout, serving, _directory: directory }
+        }
+    }
+
+    impl Drop for FakeAgent {
+        fn drop(&mut self) {
+            self.serving.abort();
+        }
+    }
+
+    fn pods_left(pods: Vec<StoppingPod>) -> StoppingPods {
+        StoppingPods { requested: true, complete: true, pods }
+    }
+
+    #[tokio::test]
+    async fn agent_that_fails_to_answer_now_and_then_is_asked_again() {
+        let running = || pods_left(vec![pod("db", &["postgres"])]);
+        let none = || pods_left(Vec::new());
+        let agent = FakeAgent::answering(vec![
+            (503, none()),
+            (200, running()),
+            (500, none()),
+            (200, running()),
+            (504, none()),
+            (200, none()),
+        ]);
+        let stopped = stop_pods(&agent.layout, None, &|_| {}).await.unwrap();
+        assert_eq!(stopped.ran, ["default/db".to_owned()].into());
+        assert_eq!(stopped.late, BTreeSet::new());
+        // One that does not answer until the time is over has not stopped them.
+        let agent = FakeAgent::answering(vec![(200, running()), (500, none())]);
+        let timeout = Some(Duration::from_millis(300));
+        let stopped = stop_pods(&agent.layout, timeout, &|_| {}).await.unwrap();
+        assert_eq!(stopped.late, ["default/db".to_owned()].into());
+        // One that has ended is not waited for.
+        let agent = FakeAgent::answering(vec![(200, running()), (500, none())]);
+        Agent::of(&agent.layout).daemon().forget();
+        stop_pods(&agent.layout, None, &|_| {}).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn agent_of_a_build_without_the_question_is_not_waited_for() {
+        let agent = FakeAgent::answering(vec![(404, pods_left(Vec::new()))]);
+        let began = Instant::now();
+        assert!(!answers(&agent.layout, Duration::from_secs(60)).await.unwrap());
+        assert!(began.elapsed() < Duration::from_secs(30));
+        let agent = FakeAgent::answering(vec![(200, pods_left(Vec::new()))]);
+        assert!(answers(&agent.layout, Duration::from_secs(60)).await.unwrap());
+        let hangs = FakeAgent::answering(vec![(500, pods_left(Vec::new()))]);
+        assert!(!answers(&hangs.layout, Duration::from_millis(200)).await.unwrap());
+    }
+
     #[test]
     fn progress_names_pods_what_they_wait_for_and_how_long() {
         let said = RefCell::new(Vec::new());
         let say = |text: &str| said.borrow_mut().push(text.to_owned());
         let began = Instant::now().checked_sub(PROGRESS).unwrap();
-        let of = |pods: Vec<StoppingPod>| StoppingPods { requested: true, complete: true, pods };
         let mut progress = Progress { began, said: began, stopped: Stopped::default() };
-        let before = of(vec![pod("db", &["postgres", "backup"]), pod("web", &["nginx"])]);
+        let before = pods_left(vec![pod("db", &["postgres", "backup"]), pod("web", &["nginx"])]);
         progress.begin(&before, &say);
         progress.stopped.ran = before.pods.iter().map(full_name).collect();
-        let now = of(vec![pod("db", &["postgres"])]);
+        let now = pods_left(vec![pod("db", &["postgres"])]);
         progress.tell(&before, &now, &say);
         progress.tell(&now, &now, &say);
         assert_eq!(

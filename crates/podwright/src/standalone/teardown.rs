@@ -6,22 +6,26 @@
 //! it can be tried again.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use podwright_cri::{Client, Endpoint, Timeouts};
 
-use super::agent::{Agent, Keeper, Purpose};
+use super::agent::{Agent, Difference, Keeper, Purpose};
 use super::containerd::Containerd;
 use super::lock::NodeLock;
 use super::pods::{self, Ended, Grace, Whose};
 use super::shared::{Left, Shared};
 use super::stopping::{self, Stopped};
-use super::{Layout, Record, filter, sweep};
+use super::{Layout, Record, filter, state_dir, sweep};
 
 const AGENT_PATIENCE: Duration = Duration::from_secs(15);
+/// How long an agent that runs may take to answer before it counts as one that hangs.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 /// How long an agent may take to answer that was just started, on a small machine.
 const AGENT_START: Duration = Duration::from_secs(60);
+/// What an agent that hangs has between SIGTERM and SIGKILL, however little time is left.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
 /// A call that takes longer than this does not come back.
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
@@ -49,6 +53,7 @@ pub async fn down(
     haste: Haste,
     say: impl Fn(&str),
 ) -> anyhow::Result<Outcome> {
+    state_dir::check_access(layout)?;
     let Some(record) = layout.record()? else {
         say("nothing to stop here");
         return Ok(Outcome::NothingHere);
@@ -123,16 +128,17 @@ impl Pods {
             Haste::Grace(timeout) => timeout,
             Haste::Now => return Grace::AtOnce,
         };
-        let own = Grace::Own { at_most: timeout.unwrap_or(Duration::MAX) };
-        match agent_for_stopping(layout, lock, record, say).await {
+        let time = Time { began: Instant::now(), timeout };
+        let own = || Grace::Own { at_most: time.left().unwrap_or(Duration::MAX) };
+        match agent_for_stopping(layout, lock, record, time, say).await {
             Ok(Found::Yes) => {}
-            Ok(Found::NothingRuns) => return own,
+            Ok(Found::NothingRuns) => return own(),
             Err(error) => {
                 say(&format!("the agent cannot be asked to stop the pods: {error:#}"));
-                return own;
+                return own();
             }
         }
-        match stopping::stop_pods(layout, timeout, say).await {
+        match stopping::stop_pods(layout, time.left(), say).await {
             Ok(stopped) => {
                 self.asked_agent = true;
                 let late = !stopped.late.is_empty();
@@ -142,11 +148,11 @@ impl Pods {
                     say(&format!("still running when their time was over, now killed: {names}"));
                     return Grace::AtOnce;
                 }
-                own
+                own()
             }
             Err(error) => {
                 say(&format!("the agent did not stop the pods: {error:#}"));
-                own
+                own()
             }
         }
     }
@@ -172,6 +178,29 @@ fn listed(names: &BTreeSet<String>) -> String {
     names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
+/// What `--timeout` leaves. All counts against it, an agent that has to be started included.
+#[derive(Clone, Copy)]
+struct Time {
+    began: Instant,
+    timeout: Option<Duration>,
+}
+
+impl Time {
+    fn left(self) -> Option<Duration> {
+        self.timeout.map(|timeout| timeout.saturating_sub(self.began.elapsed()))
+    }
+
+    /// As long as this, but no longer than a third of what is left: pods need the rest.
+    fn share(self, patience: Duration) -> Duration {
+        self.left().map_or(patience, |left| patience.min(left / 3))
+    }
+
+    /// As long as this, but no longer than what is left.
+    fn at_most(self, patience: Duration) -> Duration {
+        self.left().map_or(patience, |left| left.min(patience))
+    }
+}
+
 /// Whether there is an agent to ask.
 enum Found {
     Yes,
@@ -180,35 +209,59 @@ enum Found {
 }
 
 /// Finds the agent, or starts it if it is not running and pods are: nobody else knows their hooks.
+/// One that cannot be asked makes room for it.
 async fn agent_for_stopping(
     layout: &Layout,
     lock: &NodeLock,
     record: &Record,
+    time: Time,
     say: &impl Fn(&str),
 ) -> anyhow::Result<Found> {
     let agent = Agent::of(layout);
-    if agent.daemon().running()?.is_none() {
-        let client = match &record.wishes.runtime {
-            Some(endpoint) => Client::new(&endpoint.parse()?, Timeouts { call: CALL_PATIENCE }),
-            None if !layout.runtime_state().exists() => return Ok(Found::NothingRuns),
-            None => {
-                let containerd = Containerd::new(layout);
-                containerd.start(&record.network, lock)?;
-                containerd.ready().await?;
-                containerd.client()?
+    let running = agent.daemon().running()?;
+    let replaced = running.is_some();
+    if let Some(process) = running {
+        let difference = agent.difference(&process, &record.wishes)?;
+        let keeper = agent.note()?.map_or(Keeper::Us, |note| note.keeper);
+        let unfit = match difference {
+            Some(Difference::Build) if keeper == Keeper::Us => "is of another build",
+            _ if stopping::answers(layout, time.share(ANSWER_PATIENCE)).await? => {
+                return Ok(Found::Yes);
             }
+            _ => "does not answer",
         };
-        let whose = match &record.wishes.runtime {
-            Some(_) => Whose::Below(&record.cgroup_root),
-            None => Whose::All,
-        };
-        if !pods::any_alive(&client, whose).await? {
-            return Ok(Found::NothingRuns);
+        match keeper {
+            Keeper::Us => say(&format!("the agent {unfit}; it is replaced to stop the pods")),
+            Keeper::Other => bail!(
+                "it {unfit} and runs in the foreground, as process {}; see where it was started",
+                process.pid
+            ),
         }
-        say("the agent is not running; starting it to stop the pods");
-        agent.start(lock, Purpose::StopPods)?;
+        agent.daemon().stop(time.share(AGENT_PATIENCE).max(KILL_PATIENCE))?;
+        agent.forget();
     }
-    if !stopping::answers(layout, AGENT_START).await? {
+    let client = match &record.wishes.runtime {
+        Some(endpoint) => Client::new(&endpoint.parse()?, Timeouts { call: CALL_PATIENCE }),
+        None if !layout.runtime_state().exists() => return Ok(Found::NothingRuns),
+        None => {
+            let containerd = Containerd::new(layout);
+            containerd.start(&record.network, lock)?;
+            containerd.ready().await?;
+            containerd.client()?
+        }
+    };
+    let whose = match &record.wishes.runtime {
+        Some(_) => Whose::Below(&record.cgroup_root),
+        None => Whose::All,
+    };
+    if !pods::any_alive(&client, whose).await? {
+        return Ok(Found::NothingRuns);
+    }
+    if !replaced {
+        say("the agent is not running; starting it to stop the pods");
+    }
+    agent.start(lock, Purpose::StopPods)?;
+    if !stopping::answers(layout, time.at_most(AGENT_START)).await? {
         bail!("it does not answer; see the end of {}", layout.agent_log().display());
     }
     Ok(Found::Yes)
@@ -301,8 +354,23 @@ async fn end_private_pods(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn everything_counts_against_the_timeout() {
+        let of = |elapsed: u64, timeout: Option<u64>| Time {
+            began: Instant::now().checked_sub(Duration::from_secs(elapsed)).unwrap(),
+            timeout: timeout.map(Duration::from_secs),
+        };
+        let minute = Duration::from_secs(60);
+        assert_eq!((of(90, None).left(), of(90, None).at_most(minute)), (None, minute));
+        let late = of(90, Some(30));
+        assert_eq!((late.left(), late.at_most(minute)), (Some(Duration::ZERO), Duration::ZERO));
+        assert!(of(0, Some(30)).share(minute) <= Duration::from_secs(10));
+        assert!(of(20, Some(30)).at_most(minute) <= Duration::from_secs(10));
+    }
 
     #[test]
     fn one_pod_is_one_pod() {
