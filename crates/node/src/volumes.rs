@@ -67,11 +67,6 @@ pub fn plugins() -> Vec<Plugin> {
     KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect()
 }
 
-/// What volumes of all kinds are mounted as, by the directories that they are in.
-pub fn plugins() -> Vec<Plugin> {
-    KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect()
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     #[error("MountVolume.SetUp failed for volume {volume:?} : {problem}")]

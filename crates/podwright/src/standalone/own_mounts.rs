@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
-use podwright_core::volume::teardown::{self, Plugin, Scope, SeenMount, Teardown};
+use podwright_core::volume::teardown::{self, Plugin, Scope, Teardown};
 use podwright_host::detach::{Detached, detach};
 use podwright_host::mounts::{self, Mount, MountError};
 use podwright_node::volumes;
@@ -91,10 +91,12 @@ impl Places {
             return false;
         };
         let mut parts = below.components();
-        let Some(Component::Normal(_uid)) = parts.next() else { return false };
-        let point = parts.as_path().to_owned();
-        let seen = [SeenMount { point, fs_type: mount.fs_type.clone() }];
-        match teardown::plan(&seen, Scope::Directory, &self.plugins) {
+        let Some(Component::Normal(uid)) = parts.next() else { return false };
+        let pod = self.agent_root.join("pods").join(uid);
+        let seen = volumes::seen_mount(&pod, parts.as_path(), &mount.fs_type, &self.plugins);
+        // What is not known to be ours is not.
+        let Ok(seen) = seen else { return false };
+        match teardown::plan(&[seen], Scope::Directory, &self.plugins) {
             Teardown::Unmount(own) => !own.is_empty(),
             Teardown::Foreign(_) => false,
         }
