@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl::{Kubectl, Release};
-use podwright_e2e::wait;
+use podwright_e2e::{tools, wait};
 use serde_json::{Value, json};
 
 use crate::machine_unchanged::Before;
@@ -333,6 +333,16 @@ async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
     fs::remove_file(evidence.join("log")).unwrap();
     node.run(&["up"]).await.unwrap();
     started(&evidence, "main started").await;
+    bed.exec(&["kill", "-STOP", &node.pid("agent")]).await.unwrap();
+    let said = node.run(&["down"]).await.unwrap();
+    for part in ["the agent does not answer; it is replaced to stop the pods", "1 pod stopped"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    assert_eq!(lines(&evidence), ["main started", "hook", "main closed"], "{said}");
+
+    fs::remove_file(evidence.join("log")).unwrap();
+    node.run(&["up"]).await.unwrap();
+    started(&evidence, "main started").await;
     bed.exec(&["kill", "-9", &node.pid("agent")]).await.unwrap();
     // No agent can start without its port.
     let port = fs::read_to_string(Path::new(&node.state).join("api/port")).unwrap();
@@ -347,6 +357,43 @@ async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
     }
     assert_eq!(lines(&evidence), ["main started", "main closed"]);
     drop((taken, kubectl));
+    bed.close().unwrap();
+}
+
+#[tokio::test]
+async fn down_of_a_node_of_an_earlier_build_runs_hooks_and_stops_sidecars_last() {
+    needs_root!();
+    in_a_cell!();
+    let earlier = tools::earlier().unwrap().to_string_lossy().into_owned();
+    let bed = Bed::builder().start().await.unwrap();
+    let node = Standalone::without_bystanders(&bed, "state");
+    let before = mounts_below(&bed.path("").to_string_lossy());
+    bed.exec(&[&earlier, "up", "--state-dir", &node.state]).await.unwrap();
+    node.load_test_image().await;
+    let kubectl = node.kubectl(Release::V1_32);
+    let evidence = bed.path("evidence");
+    fs::create_dir(&evidence).unwrap();
+    let mut main = container("main", &slow("main", 2));
+    let hook = "sleep 1; echo hook >>/evidence/log";
+    main["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", hook]}}});
+    let mut sidecar = container("proxy", &slow("proxy", 0));
+    sidecar["restartPolicy"] = "Always".into();
+    let spec = json!({
+        "terminationGracePeriodSeconds": 60, "initContainers": [sidecar], "containers": [main],
+    });
+    apply(&kubectl, &pod("database", &evidence, spec)).await;
+    started(&evidence, "main started").await;
+    let said = node.run(&["down"]).await.unwrap();
+    for part in ["the agent is of another build; it is replaced", "1 pod stopped"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    let want = ["proxy started", "main started", "hook", "main closed", "proxy closed"];
+    assert_eq!(lines(&evidence), want, "{said}");
+    assert_eq!(processes_of(&node.state), [] as [&str; 0]);
+    assert_eq!(mounts_below(&bed.path("").to_string_lossy()), before);
+    node.run(&["reset", "--yes"]).await.unwrap();
+    assert!(!Path::new(&node.state).exists());
+    drop(kubectl);
     bed.close().unwrap();
 }
 
