@@ -76,6 +76,16 @@ pub struct Present {
 pub struct Absent {
     pub reason: StartError,
     pub message: String,
+    /// A pull was part of the attempt: the next attempt is one more request to the registry, and
+    /// waits for the back-off of pulls.
+    pub after_pull: bool,
+}
+
+impl Absent {
+    /// No pull succeeded; whether one was tried is in the reason.
+    fn new(reason: StartError, message: String) -> Self {
+        Self { reason, message, after_pull: reason.is_failed_pull() }
+    }
 }
 
 pub struct Images {
@@ -247,7 +257,7 @@ impl Images {
         let image = image::with_default_tag(wanted).map_err(|error| {
             let message = format!("Failed to apply default image tag {wanted:?}: {error}");
             tell(Severity::Warning, "InspectFailed", message.clone());
-            Absent { reason: StartError::InvalidImageName, message }
+            Absent::new(StartError::InvalidImageName, message)
         })?;
         let policy = wish.policy;
         let here = self.runtime.image_status(&image).await;
@@ -276,12 +286,12 @@ impl Images {
                 let message =
                     format!("Container image {wanted:?} is not present with pull policy of Never");
                 tell(Severity::Warning, "ErrImageNeverPull", message.clone());
-                Err(Absent { reason: StartError::ErrImageNeverPull, message })
+                Err(Absent::new(StartError::ErrImageNeverPull, message))
             }
             (PullPolicy::Always | PullPolicy::IfNotPresent, None) => match held {
                 Some(error) => {
                     let message = plan::image_back_off(wanted, error);
-                    Err(Absent { reason: StartError::ImagePullBackOff, message })
+                    Err(Absent::new(StartError::ImagePullBackOff, message))
                 }
                 None => self.pull(pod, wish, &image).await,
             },
@@ -325,7 +335,7 @@ impl Images {
         self.credentials
             .gather(pod, &repository)
             .await
-            .map_err(|error| Absent { reason: StartError::ErrImagePull, message: chain(&error) })
+            .map_err(|error| Absent::new(StartError::ErrImagePull, chain(&error)))
     }
 
     fn tell(
@@ -367,13 +377,15 @@ impl Images {
         let size = got.as_ref().ok().and_then(|image| image.as_ref().map(|image| image.size));
         self.metrics.images.pulled(size, pulled.took);
         // Whom the image runs as must be known: to take an error for "nobody" would mean root.
+        let not_inspected =
+            |why: &str| Absent { after_pull: true, ..self.not_inspected(pod, wish, why) };
         let got = match got {
             Ok(Some(image)) => image,
             Ok(None) => {
                 let why = format!("the runtime pulled it and has no image {:?}", pulled.image_ref);
-                return Err(self.not_inspected(pod, wish, &why));
+                return Err(not_inspected(&why));
             }
-            Err(error) => return Err(self.not_inspected(pod, wish, &error.rpc_text())),
+            Err(error) => return Err(not_inspected(&error.rpc_text())),
         };
         let text = format!(
             "Successfully pulled image {wanted:?} in {} ({} including waiting). Image size: {} bytes.",
@@ -389,7 +401,7 @@ impl Images {
     fn not_inspected(&self, pod: &Pod, wish: Wanted<'_>, why: &str) -> Absent {
         let message = format!("Failed to inspect image {:?}: {why}", &**wish.image);
         self.tell(pod, wish, Severity::Warning, "InspectFailed", message.clone());
-        Absent { reason: StartError::ImageInspectError, message }
+        Absent::new(StartError::ImageInspectError, message)
     }
 }
 
@@ -402,10 +414,10 @@ fn refusal(image: &str, error: String) -> Absent {
     for (reason, words) in known {
         if let Some(rest) = error.strip_prefix(reason.as_str()) {
             let message = format!("image pull failed for {image} because {words}{rest}");
-            return Absent { reason, message };
+            return Absent::new(reason, message);
         }
     }
-    Absent { reason: StartError::ErrImagePull, message: error }
+    Absent::new(StartError::ErrImagePull, error)
 }
 
 fn found(image: cri::Image) -> Present {

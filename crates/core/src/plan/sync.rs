@@ -470,7 +470,9 @@ fn wait(inputs: &Inputs<'_>, start: &Restart<'_>) -> Wait {
     match inputs.attempts.unpulled(&container.name, key, now) {
         Some(Unpulled { image, until, error }) => {
             let switch = failed.last + SHOWN_AS_ITSELF;
-            if failed.reason.is_failed_pull() && now.mono < switch {
+            let is_of_pull =
+                failed.reason.is_failed_pull() || failed.reason == StartError::ImageInspectError;
+            if is_of_pull && now.mono < switch {
                 return Wait { shown: failure, until: Some(switch.min(until)) };
             }
             let message = image_back_off(image, error);

@@ -273,8 +273,8 @@ impl Execution<'_> {
                 attempts.note_pulled(image);
                 Ok(present)
             }
-            Err(Absent { reason, message }) => {
-                if reason.is_failed_pull() {
+            Err(Absent { reason, message, after_pull }) => {
+                if after_pull {
                     attempts.note_pull_failure(image, reason, &message, self.tools.clock.now());
                 }
                 Err(NotStarted { reason, message, image: Some(image.clone()), instance: None })

@@ -40,3 +40,27 @@ fn container_waits_while_its_pulled_image_cannot_be_inspected_then_runs_as_the_i
         lawful(&sim);
     });
 }
+
+#[test]
+fn image_that_can_never_be_inspected_after_its_pull_is_pulled_less_and_less_often() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.fake.images().offer(FakeImage::new(IMAGE).user(1000), Pull::takes(s(1)));
+        let fault = Fault::Error(Code::Internal, "snapshotter is broken".into());
+        let after_pull = |about: &podwright_cri::fake::About| {
+            about.image.as_deref().is_some_and(|image| image.starts_with("sha256:"))
+        };
+        sim.fake.fail(Rule::on(Rpc::ImageStatus, fault).only(after_pull));
+        sim.create(&wish("web").container("app", IMAGE).edit(|pod| {
+            pod["spec"]["containers"][0]["imagePullPolicy"] = "Always".into();
+        }))
+        .await;
+        sim.pass(s(600)).await;
+        // Pulls at about 0, 10, 30, 70, 150 and 310 s, and the next after 300 s more.
+        let pulls = sim.fake.count(Rpc::PullImage);
+        assert!((5..=7).contains(&pulls), "{pulls} pulls in 10 minutes\n{}", sim.story());
+        let reason = waiting_reason(&sim, "web");
+        assert_eq!(reason.as_deref(), Some("ImagePullBackOff"), "{}", sim.story());
+        lawful(&sim);
+    });
+}
