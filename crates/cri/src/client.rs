@@ -6,7 +6,7 @@
 
 mod streams;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,7 @@ use tonic::{Request, Response, Status};
 use crate::convert::{self, SeenContainer};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind};
+use crate::ownership::Ownership;
 pub use streams::Streams;
 
 /// Replies larger than this are refused, as upstream does: 16 MiB.
@@ -55,6 +56,8 @@ pub struct Client {
     pub(crate) channel: Channel,
     timeouts: Timeouts,
     meter: Meter,
+    /// Where other nodes use the runtime as well.
+    pub(crate) ownership: Option<Ownership>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +122,7 @@ impl Client {
             channel,
             timeouts,
             meter: Arc::new(|_, _, _| {}),
+            ownership: None,
         }
     }
 
@@ -232,8 +236,8 @@ impl Client {
 
     /// Everything the runtime holds, at a glance.
     pub async fn glance(&self) -> Result<BTreeMap<PodUid, (PodName, PodGlance)>, Error> {
-        let (sandboxes, containers) =
-            tokio::try_join!(self.list_sandboxes(None), self.list_containers(None))?;
+        let (sandboxes, containers) = self.list_all().await?;
+        let own: BTreeSet<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
         let mut pods: BTreeMap<PodUid, (PodName, PodGlance)> = BTreeMap::new();
         for sandbox in sandboxes {
             let ready = convert::sandbox_ready(sandbox.state);
@@ -242,7 +246,7 @@ impl Client {
                 pod.sandboxes.insert(sandbox.id.into(), state);
             }
         }
-        for container in containers {
+        for container in containers.into_iter().filter(|it| self.is_of_own(it, &own)) {
             if let Some(pod) = entry(&mut pods, &container.labels) {
                 pod.containers.insert(container.id.into(), convert::glance(container.state));
             }

@@ -22,12 +22,16 @@ pub struct Leftovers {
 
 impl Client {
     pub async fn leftovers(&self) -> Result<Leftovers, Error> {
-        let (sandboxes, containers) =
-            tokio::try_join!(self.list_sandboxes(None), self.list_containers(None))?;
+        let (sandboxes, containers) = self.list_all().await?;
+        let own: BTreeSet<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
         let images = containers.iter().flat_map(images_of).filter(|name| !name.is_empty());
         Ok(Leftovers {
             images_in_use: images.map(str::to_owned).collect(),
-            containers: containers.iter().filter_map(container).collect(),
+            containers: containers
+                .iter()
+                .filter(|it| self.is_of_own(it, &own))
+                .filter_map(container)
+                .collect(),
             sandboxes: sandboxes.iter().filter_map(sandbox).collect(),
         })
     }

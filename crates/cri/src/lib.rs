@@ -12,6 +12,7 @@ pub mod error;
 pub mod fake;
 pub mod hints;
 mod leftovers;
+mod ownership;
 #[cfg(test)]
 mod spoilt_replies;
 
@@ -23,3 +24,4 @@ pub use endpoint::Endpoint;
 pub use error::{Error, Kind};
 pub use hints::Hint;
 pub use leftovers::Leftovers;
+pub use ownership::IsOwn;

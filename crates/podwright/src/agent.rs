@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{KubeletConfiguration, SwapBehavior};
 use crate::serving;
+use crate::standalone::runtime as shared;
 
 /// What differs between a node in a cluster and one alone on a machine.
 pub struct Surroundings {
@@ -47,6 +48,8 @@ pub struct Surroundings {
     pub log_links: PathBuf,
     /// There is no cluster: the cgroup root is ours to make, and nobody serves DNS for pods.
     pub alone: bool,
+    /// The runtime is not the node's own: pods outside of the cgroup root are not ours.
+    pub shared_runtime: bool,
     /// The node is about to be stopped: its pods are stopped, and none is started.
     pub stop_pods: bool,
     pub api: Option<ApiClients>,
@@ -170,6 +173,12 @@ async fn start(
         version = version.runtime_version,
         "found the runtime"
     );
+    if surroundings.shared_runtime {
+        if !surroundings.stop_pods {
+            check_shared_runtime(&runtime, &configuration.cgroup_root).await?;
+        }
+        runtime = runtime.shared_with_others(shared::is_own(&configuration.cgroup_root));
+    }
     let root_dir = real_root_dir(&settings.options.root_dir)?;
     share_mounts(&root_dir);
     let told = told_driver(&runtime).await?;
@@ -327,6 +336,22 @@ fn open_cgroups(
 }
 
 /// A runtime that just started may not know yet.
+/// What `up` checked before, unless the runtime did not answer then. One that just starts may not
+/// list its pods yet.
+async fn check_shared_runtime(runtime: &Client, cgroup_root: &str) -> anyhow::Result<()> {
+    for _ in 1..RUNTIME_TRIES {
+        match shared::refuse_pods_of_others(runtime, cgroup_root).await {
+            Ok(()) => return Ok(()),
+            Err(error) => tracing::warn!(
+                error = format!("{error:#}"),
+                "cannot use a runtime that is not the node's own, retrying"
+            ),
+        }
+        tokio::time::sleep(RUNTIME_RETRY).await;
+    }
+    shared::refuse_pods_of_others(runtime, cgroup_root).await.context("cannot use the runtime")
+}
+
 async fn told_driver(runtime: &Client) -> Result<Option<Told>, podwright_cri::Error> {
     for _ in 1..RUNTIME_TRIES {
         match runtime.cgroup_driver().await {

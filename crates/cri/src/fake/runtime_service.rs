@@ -1,5 +1,6 @@
 //! The CRI's runtime service, served.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -180,12 +181,15 @@ impl RuntimeService for Served {
         &self,
         request: Request<cri::PodSandboxStatusRequest>,
     ) -> Reply<cri::PodSandboxStatusResponse> {
-        let (via, id) = (Via::of(&request), request.into_inner().pod_sandbox_id);
+        let via = Via::of(&request);
+        let cri::PodSandboxStatusRequest { pod_sandbox_id: id, verbose } = request.into_inner();
         let about = self.about_sandbox(&id);
         self.0
             .answer(via, Rpc::PodSandboxStatus, about, move |world| {
-                let status = Some(world.sandbox(&id)?.status());
-                Ok(cri::PodSandboxStatusResponse { status, ..Default::default() })
+                let sandbox = world.sandbox(&id)?;
+                let info = if verbose { sandbox.info() } else { BTreeMap::new() };
+                let status = Some(sandbox.status());
+                Ok(cri::PodSandboxStatusResponse { status, info, ..Default::default() })
             })
             .await
     }

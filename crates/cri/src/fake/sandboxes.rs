@@ -65,6 +65,14 @@ impl Sandbox {
         }
     }
 
+    /// What a verbose status adds, as containerd writes it; only what we read of it.
+    pub(super) fn info(&self) -> BTreeMap<String, String> {
+        let linux = self.config.linux.as_ref();
+        let parent = linux.map_or("", |linux| linux.cgroup_parent.as_str());
+        let text = format!(r#"{{"config":{{"linux":{{"cgroup_parent":{parent:?}}}}}}}"#);
+        [("info".to_owned(), text)].into()
+    }
+
     fn line(&self) -> cri::PodSandbox {
         cri::PodSandbox {
             id: self.id.clone(),

@@ -188,6 +188,30 @@ async fn of_a_living_pod_the_newest_dead_container_stays_with_its_log() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pods_of_another_node_in_a_shared_runtime_are_neither_seen_nor_removed() {
+    struct Nobody;
+    impl crate::pleg::Listener for Nobody {
+        fn poke(&self, _: &PodUid, _: &[podwright_core::observed::PodEvent]) {}
+    }
+    let mut scene = scene().all_heard();
+    let sandbox = scene.sandbox("web", 0).await;
+    scene.dead(&sandbox, 0).await;
+    scene.sandbox("runs", 0).await;
+    scene.gc.runtime.stop_sandbox(&sandbox.0).await.unwrap();
+    let shared = scene.fake.client().shared_with_others(Arc::new(|_| false));
+    let (clock, metrics) = (scene.gc.clock.clone(), scene.gc.metrics.clone());
+    let pleg = Pleg::new(shared.clone(), clock, metrics, ContainerPolicy::default());
+    pleg.relist(&Nobody).await.unwrap();
+    assert!(pleg.runtime_pods().is_empty(), "what is not seen is not ended as an orphan");
+    let alone = std::mem::replace(&mut scene.gc.runtime, shared);
+    scene.gc.collect(Reach::EverythingDead).await.unwrap();
+    assert_eq!(scene.left(), (1, 2));
+    scene.gc.runtime = alone;
+    scene.gc.collect(Reach::Surplus).await.unwrap();
+    assert_eq!(scene.left(), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn of_a_pod_that_is_gone_nothing_stays_once_every_source_was_heard() {
     let scene = scene();
     let sandbox = scene.sandbox("web", 0).await;

@@ -24,7 +24,8 @@ pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
             Some(path) => Some(join(settings, path, &stop).await?),
         };
         let log_links = log_links(&settings.configuration.pod_logs_dir);
-        let surroundings = Surroundings { log_links, alone: false, stop_pods: false, api };
+        let surroundings =
+            Surroundings { log_links, alone: false, shared_runtime: false, stop_pods: false, api };
         agent::run(settings, surroundings, |_| {}, stop).await
     })
 }

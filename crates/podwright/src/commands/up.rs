@@ -87,6 +87,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     let api = Api::open(layout, Doors { port: wishes.api_port, for_pods }).await?;
     let me = Agent::of(layout);
     let keeper = if arguments.log_file.is_some() { Keeper::Us } else { Keeper::Other };
+    let shared_runtime = wishes.runtime.is_some();
     me.is_us(&Note { wishes, keeper })?;
     if let Err(error) = own_mounts::share_agent_root(layout) {
         let error = format!("{error:#}");
@@ -102,6 +103,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     let surroundings = Surroundings {
         log_links: layout.log_links(),
         alone: true,
+        shared_runtime,
         stop_pods: arguments.stop_pods,
         api: Some(clients.clone()),
     };

@@ -1,11 +1,13 @@
 //! The runtime that holds a node's pods: a private containerd, or one that was there before.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use podwright_core::ids::SandboxId;
-use podwright_cri::{Client, Endpoint, Timeouts};
+use podwright_cri::{Client, Endpoint, IsOwn, Kind, Timeouts};
 use serde::Deserialize;
 
 use super::containerd::Containerd;
@@ -65,9 +67,8 @@ pub enum Absent {
     Awaited,
 }
 
-/// Checks that a runtime which is not ours can be used, before anything is made. An agent takes
-/// every pod of its runtime that it does not know for the leftover of a past life and ends it, so
-/// a runtime that serves another node is refused.
+/// Checks that a runtime which is not ours can be used, before anything is made. If it is not there
+/// yet, the agent does the same as soon as it answers.
 pub async fn examine(endpoint: &str, cgroup_root: &str, absent: Absent) -> anyhow::Result<()> {
     let endpoint: Endpoint = endpoint.parse()?;
     let client = match (answers(&endpoint).await, absent) {
@@ -75,29 +76,51 @@ pub async fn examine(endpoint: &str, cgroup_root: &str, absent: Absent) -> anyho
         (Err(_), Absent::Awaited) => return Ok(()),
         (Err(error), Absent::Refused) => return Err(error),
     };
-    let mut foreign = Vec::new();
+    refuse_pods_of_others(&client, cgroup_root)
+        .await
+        .with_context(|| format!("cannot use the runtime at {}", endpoint.path().display()))
+}
+
+/// Refuses a runtime that serves another node: the two would share its images, its network and its
+/// configuration. One that begins to serve another later is put up with ([`is_own`]).
+pub async fn refuse_pods_of_others(client: &Client, cgroup_root: &str) -> anyhow::Result<()> {
+    let mut others = 0_usize;
     for sandbox in client.leftovers().await?.sandboxes {
-        if !is_below(&client, &sandbox.id, cgroup_root).await? {
-            foreign.push(sandbox.id);
+        match is_below(client, &sandbox.id, cgroup_root).await {
+            Ok(true) => {}
+            Ok(false) => others += 1,
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
         }
     }
-    if !foreign.is_empty() {
+    if others > 0 {
         bail!(
-            "{} pods of another node are in the runtime at {}, and this node's agent would end \
-             them: name a runtime that no kubelet uses, or none for a private one",
-            foreign.len(),
-            endpoint.path().display()
+            "{others} pods of another node are in it. Fix: name a runtime that no kubelet uses, or \
+             none for a private one"
         );
     }
     Ok(())
 }
 
+fn is_gone(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<podwright_cri::Error>().is_some_and(|error| error.kind == Kind::NotFound)
+}
+
 /// Whether a sandbox lives below a cgroup; this is how the pods of nodes are told apart.
 pub async fn is_below(client: &Client, id: &SandboxId, root: &str) -> anyhow::Result<bool> {
-    let info = client.sandbox_info(id).await?;
+    Ok(is_info_below(&client.sandbox_info(id).await?, root))
+}
+
+/// The pods of a node in a runtime that it shares with others.
+pub fn is_own(cgroup_root: &str) -> IsOwn {
+    let root = cgroup_root.to_owned();
+    Arc::new(move |info| is_info_below(info, &root))
+}
+
+fn is_info_below(info: &BTreeMap<String, String>, root: &str) -> bool {
     let parent = info.get("info").and_then(|text| cgroup_in(text));
     let below = |path: &str| path.strip_prefix(root).is_some_and(|rest| rest.starts_with('/'));
-    Ok(parent.is_some_and(|parent| below(&parent)))
+    parent.is_some_and(|parent| below(&parent))
 }
 
 /// The cgroup that a runtime's own description of a sandbox names: what containerd was asked for,
@@ -128,8 +151,54 @@ fn cgroup_in(text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use podwright_cri::fake::{Fake, FakeOptions};
+    use podwright_proto::cri;
+
     use super::*;
+
+    async fn run(client: &Client, pod: &str, cgroup_parent: &str) {
+        let metadata = cri::PodSandboxMetadata {
+            name: pod.into(),
+            uid: pod.into(),
+            namespace: "default".into(),
+            attempt: 0,
+        };
+        let labels = [
+            ("io.kubernetes.pod.uid", pod),
+            ("io.kubernetes.pod.name", pod),
+            ("io.kubernetes.pod.namespace", "default"),
+        ];
+        let linux = cri::LinuxPodSandboxConfig {
+            cgroup_parent: cgroup_parent.into(),
+            ..Default::default()
+        };
+        let config = cri::PodSandboxConfig {
+            metadata: Some(metadata),
+            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            log_directory: "/logs".into(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        client.run_sandbox(config, "").await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runtime_with_pods_of_another_node_is_refused_and_they_are_not_listed() {
+        let fake = Fake::start(FakeOptions::default());
+        let client = fake.client();
+        refuse_pods_of_others(&client, "/pw").await.unwrap();
+        run(&client, "ours", "/pw/kubepods/podours").await;
+        refuse_pods_of_others(&client, "/pw").await.unwrap();
+        run(&client, "other", "/pwx/kubepods/podother").await;
+        let error = refuse_pods_of_others(&client, "/pw").await.unwrap_err().to_string();
+        assert!(error.starts_with("1 pods of another node"), "{error}");
+        let shared = client.shared_with_others(is_own("/pw"));
+        let pods: Vec<String> =
+            shared.glance().await.unwrap().keys().map(ToString::to_string).collect();
+        assert_eq!(pods, ["ours"]);
+    }
 
     #[test]
     fn the_cgroup_of_a_sandbox_is_read_from_what_runtimes_tell() {

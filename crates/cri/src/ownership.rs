@@ -1,0 +1,182 @@
+//! Which pods of a runtime are this node's, where other nodes use it as well.
+//!
+//! An agent ends what runs and no source names, and removes what is dead. In a runtime of its own
+//! that is the leftover of an earlier agent; in a shared one it may be another node's pod. So the
+//! lists that this is decided by hold only this node's pods.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use parking_lot::Mutex;
+use podwright_core::ids::SandboxId;
+use podwright_proto::cri;
+
+use crate::client::Client;
+use crate::error::{Error, Kind};
+
+/// One sandbox that cannot be inspected must not hold up the list of all.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Inspections at a time.
+const AT_ONCE: usize = 8;
+
+/// Whether a sandbox is this node's, by what the runtime says of it in its own form.
+pub type IsOwn = Arc<dyn Fn(&BTreeMap<String, String>) -> bool + Send + Sync>;
+
+#[derive(Clone)]
+pub(crate) struct Ownership {
+    is_own: IsOwn,
+    /// The answers for the sandboxes of the last list. They do not change during a sandbox's life.
+    known: Arc<Mutex<HashMap<String, bool>>>,
+}
+
+impl Client {
+    /// Lists of the whole runtime hold only the sandboxes that are this node's, and their
+    /// containers. One whose owner cannot be found out is not listed.
+    pub fn shared_with_others(mut self, is_own: IsOwn) -> Self {
+        self.ownership = Some(Ownership { is_own, known: Arc::default() });
+        self
+    }
+
+    /// All sandboxes of this node, and all containers of the runtime.
+    pub(crate) async fn list_all(
+        &self,
+    ) -> Result<(Vec<cri::PodSandbox>, Vec<cri::Container>), Error> {
+        let (sandboxes, containers) =
+            tokio::try_join!(self.list_sandboxes(None), self.list_containers(None))?;
+        Ok((self.keep_own(sandboxes).await, containers))
+    }
+
+    /// Whether a container is this node's, if these are its sandboxes.
+    pub(crate) fn is_of_own(&self, container: &cri::Container, own: &BTreeSet<String>) -> bool {
+        self.ownership.is_none() || own.contains(&container.pod_sandbox_id)
+    }
+
+    async fn keep_own(&self, sandboxes: Vec<cri::PodSandbox>) -> Vec<cri::PodSandbox> {
+        let Some(ownership) = &self.ownership else { return sandboxes };
+        let unknown: Vec<String> = {
+            let mut known = ownership.known.lock();
+            known.retain(|id, _| sandboxes.iter().any(|sandbox| sandbox.id == *id));
+            let ids = sandboxes.iter().map(|sandbox| sandbox.id.clone());
+            ids.filter(|id| !known.contains_key(id)).collect()
+        };
+        let inspections = unknown.into_iter().map(|id| {
+            let (this, ownership) = (self.clone(), ownership.clone());
+            async move { this.inspect(&ownership, &id).await }
+        });
+        futures::stream::iter(inspections).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+        let known = ownership.known.lock();
+        let is_own = |sandbox: &cri::PodSandbox| known.get(&sandbox.id).copied().unwrap_or(false);
+        sandboxes.into_iter().filter(is_own).collect()
+    }
+
+    async fn inspect(&self, ownership: &Ownership, id: &str) {
+        let sandbox = SandboxId::new(id);
+        match tokio::time::timeout(PATIENCE, self.sandbox_info(&sandbox)).await {
+            Ok(Ok(info)) => {
+                ownership.known.lock().insert(id.to_owned(), (ownership.is_own)(&info));
+            }
+            Ok(Err(error)) if error.kind == Kind::NotFound => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, sandbox = id, "cannot find out whose a sandbox is, retrying");
+            }
+            Err(_) => {
+                tracing::warn!(
+                    sandbox = id,
+                    "the runtime does not tell whose a sandbox is, retrying"
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use podwright_core::ids::PodUid;
+
+    use super::*;
+    use crate::fake::{Code, Fake, FakeOptions, Fault, Rpc, Rule};
+
+    const IMAGE: &str = "localhost/podwright/app:1";
+
+    async fn run(client: &Client, pod: &str, cgroup_parent: &str) {
+        let metadata = cri::PodSandboxMetadata {
+            name: pod.into(),
+            uid: pod.into(),
+            namespace: "default".into(),
+            attempt: 0,
+        };
+        let labels = [
+            ("io.kubernetes.pod.uid", pod),
+            ("io.kubernetes.pod.name", pod),
+            ("io.kubernetes.pod.namespace", "default"),
+            ("io.kubernetes.container.name", "app"),
+        ];
+        let linux = cri::LinuxPodSandboxConfig {
+            cgroup_parent: cgroup_parent.into(),
+            ..Default::default()
+        };
+        let config = cri::PodSandboxConfig {
+            metadata: Some(metadata),
+            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            log_directory: "/logs".into(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        let sandbox = client.run_sandbox(config.clone(), "").await.unwrap();
+        let container = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: "app".into(), attempt: 0 }),
+            image: Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() }),
+            labels: config.labels.clone(),
+            ..Default::default()
+        };
+        let made = client.create_container(&sandbox, container, config).await.unwrap();
+        client.start_container(&made).await.unwrap();
+    }
+
+    fn runtime() -> (Fake, Client) {
+        let fake = Fake::start(FakeOptions::default());
+        fake.images().add(IMAGE).unwrap();
+        let is_own: IsOwn = Arc::new(|info| {
+            info.get("info").is_some_and(|text| text.contains(r#""cgroup_parent":"/ours/"#))
+        });
+        let client = fake.client().shared_with_others(is_own);
+        (fake, client)
+    }
+
+    async fn listed(client: &Client) -> Vec<PodUid> {
+        let glance: Vec<PodUid> = client.glance().await.unwrap().into_keys().collect();
+        let left = client.leftovers().await.unwrap();
+        let of_sandboxes: BTreeSet<PodUid> = left.sandboxes.into_iter().map(|s| s.pod).collect();
+        let of_containers: BTreeSet<PodUid> = left.containers.into_iter().map(|c| c.pod).collect();
+        assert_eq!(of_sandboxes, of_containers);
+        assert!(glance.iter().eq(&of_sandboxes), "{glance:?} {of_sandboxes:?}");
+        glance
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_of_another_node_are_not_listed_and_their_images_are_in_use() {
+        let (fake, client) = runtime();
+        for (pod, parent) in [("a", "/ours/poda"), ("b", "/kubepods/podb"), ("c", "")] {
+            run(&client, pod, parent).await;
+        }
+        assert_eq!(listed(&client).await, [PodUid::new("a")]);
+        assert!(client.leftovers().await.unwrap().images_in_use.contains(IMAGE));
+        assert_eq!(fake.count(Rpc::PodSandboxStatus), 3, "each is inspected once");
+        assert_eq!(fake.client().glance().await.unwrap().len(), 3, "a runtime of its own");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sandbox_that_cannot_be_inspected_is_not_listed_until_it_can() {
+        for fault in [Fault::Error(Code::Unknown, "not now".into()), Fault::Hang] {
+            let (fake, client) = runtime();
+            run(&client, "a", "/ours/poda").await;
+            run(&client, "b", "/ours/podb").await;
+            fake.fail(Rule::on(Rpc::PodSandboxStatus, fault).pod("b").first(1));
+            assert_eq!(client.glance().await.unwrap().len(), 1);
+            assert_eq!(listed(&client).await.len(), 2);
+        }
+    }
+}
