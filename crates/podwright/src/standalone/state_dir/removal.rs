@@ -141,7 +141,7 @@ fn remove_made(
         let is_made = name.to_str().is_some_and(|name| (mixed.is_made)(name, kind));
         match kind {
             _ if is_mounted(&base.join(&path), table) => {
-                leftovers.leave(&base.join(&path), A_MOUNT)
+                leftovers.leave(&base.join(&path), A_MOUNT);
             }
             _ if !is_made => leftovers.leave(&base.join(&path), FOREIGN),
             Kind::Directory => remove_around_mounts(root, base, &path, table, leftovers),
