@@ -402,6 +402,17 @@ fn answers_and_cases_have_the_same_form() {
 }
 
 #[test]
+fn state_directory_without_a_marker_is_a_nodes_up_or_down() {
+    let directory = tempfile::tempdir().unwrap();
+    fixture("up").unpack(directory.path()).unwrap();
+    let layout = Layout::new(directory.path());
+    assert!(state_dir::is_node(&layout).unwrap());
+    // `down` removes the record and keeps the data.
+    std::fs::remove_file(directory.path().join("made.json")).unwrap();
+    assert!(state_dir::is_node(&layout).unwrap());
+}
+
+#[test]
 fn state_of_a_standalone_node_has_the_same_form() {
     let fixture = fixture("up");
     written_again::<Record>(&String::from_utf8(fixture.file("made.json")).unwrap(), pretty);
