@@ -1,7 +1,7 @@
-//! Compiles `program/pause.rs` into the static program that the library carries.
+//! Build script: compiles `program/pause.rs` into the static program that the library embeds.
 //!
-//! Why not a binary of this package: cargo cannot say of one binary that it has no standard
-//! library and links nothing, and `podwright` needs its bytes at compile time.
+//! Why not a binary of this package: cargo cannot build a single binary without standard library
+//! and linked libraries, and `podwright` needs its bytes at compile time.
 
 // Cargo reads its instructions from standard output.
 #![allow(clippy::print_stdout)]

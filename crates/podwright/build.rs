@@ -1,4 +1,5 @@
-//! Tells the program which compiler made it, for `podwright version`, and makes it small.
+//! Build script: sets the compiler version for `podwright version`, and linker options for a small
+//! binary.
 
 use std::env;
 use std::ffi::OsStr;
@@ -18,34 +19,35 @@ fn main() {
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_ENV", "gnu") {
         pack_relocations();
         if is("CARGO_CFG_TARGET_ARCH", "x86_64") {
-            fold_twins();
+            fold_identical_code();
             drop_unwind_tables();
         }
     }
 }
 
-/// Two megabytes become twenty kilobytes. glibc reads them so since 2.36, the oldest we build for.
+/// Shrinks relocations from two megabytes to twenty kilobytes. Needs glibc 2.36, the oldest
+/// supported version.
 fn pack_relocations() {
     println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
 }
 
-/// One copy of functions that came out the same, as generic code often does. It takes lld, which
-/// is Rust's own linker for this kind of machine.
-fn fold_twins() {
+/// Merges functions with identical code, which generics often produce. Needs lld, which is Rust's
+/// default linker for this target.
+fn fold_identical_code() {
     println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
 }
 
-/// A program that aborts unwinds nothing, and without names a backtrace tells nobody anything; a
-/// panic still says where it was. Profiles that are derived from `release` may keep both.
+/// The program aborts on panic and needs no unwind tables; without symbols a backtrace is useless,
+/// and a panic still prints its location. Profiles derived from `release` may keep both.
 fn drop_unwind_tables() {
     const SCRIPT: &str = "SECTIONS { /DISCARD/ : { *(.eh_frame .eh_frame.* .gcc_except_table \
                           .gcc_except_table.*) } } INSERT AFTER .text;\n";
-    let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
+    let Some(directory) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
     // …/release/build/podwright-…/out
-    if folder.ancestors().nth(3).and_then(Path::file_name) != Some(OsStr::new("release")) {
+    if directory.ancestors().nth(3).and_then(Path::file_name) != Some(OsStr::new("release")) {
         return;
     }
-    let script = folder.join("no-unwind-tables.ld");
+    let script = directory.join("no-unwind-tables.ld");
     match std::fs::write(&script, SCRIPT) {
         Ok(()) => {
             for argument in ["-Xlinker", "-T", "-Xlinker", &script.to_string_lossy()] {

@@ -1,4 +1,4 @@
-//! Turns `proto/` into Rust, without protoc: a fresh machine needs nothing but cargo.
+//! Generates Rust from `proto/` without protoc: a fresh machine needs nothing but cargo.
 
 use std::path::{Path, PathBuf};
 use std::{env, error, fs};
@@ -15,7 +15,7 @@ const ROOTS: [&str; 5] = [
     "grpc/health.proto",
 ];
 
-/// Messages that carry secrets; src/redact.rs gives them a Debug that does not tell them.
+/// Messages that carry secrets; src/redact.rs implements Debug for them without the secret.
 const SECRET: [&str; 2] = [".runtime.v1.AuthConfig", ".runtime.v1.KeyValue"];
 
 fn main() -> Result<(), Box<dyn error::Error>> {
@@ -39,7 +39,7 @@ fn enabled(feature: &str) -> bool {
     env::var_os(format!("CARGO_FEATURE_{feature}")).is_some()
 }
 
-/// Comments and positions stay out: nobody reads them at run time.
+/// Source comments and positions are left out: they are unused at run time.
 fn write_descriptors(mut files: FileDescriptorSet, to: &Path) -> std::io::Result<()> {
     for file in &mut files.file {
         file.source_code_info = None;

@@ -1,4 +1,4 @@
-//! The workspace, as cargo knows it.
+//! Workspace metadata, as reported by cargo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -14,7 +14,7 @@ pub(crate) struct Workspace {
     cargo: OsString,
 }
 
-/// A package of ours, and which of ours it uses.
+/// A workspace member and the members it depends on.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) name: String,
@@ -25,11 +25,11 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) member: String,
-    /// Whether only the tests use it.
+    /// Whether it is a dev-dependency only.
     pub(crate) for_tests: bool,
 }
 
-/// A package in the tree that a build resolves to.
+/// A package in a resolved dependency tree.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -38,29 +38,29 @@ pub(crate) struct Package {
     pub(crate) licence: String,
 }
 
-/// Which dependencies are followed.
+/// Which dependency edges are followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Edges {
-    /// Of what ends up in a program, and of what makes it.
+    /// Normal and build dependencies.
     Build,
-    /// Those, and of what tests it.
+    /// Those, and dev-dependencies.
     All,
 }
 
 impl Workspace {
-    /// The one this program belongs to, wherever it is called.
+    /// The workspace this program belongs to, independent of the current directory.
     pub(crate) fn here() -> anyhow::Result<Self> {
         let package = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-        let root = package.parent().context("xtask is a folder of the workspace")?.to_owned();
-        ensure!(root.join("Cargo.lock").exists(), "{} is no workspace", root.display());
+        let root = package.parent().context("xtask has no parent directory")?.to_owned();
+        ensure!(root.join("Cargo.lock").exists(), "{} is not a workspace", root.display());
         Ok(Self { root, cargo: env::var_os("CARGO").unwrap_or_else(|| "cargo".into()) })
     }
 
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new(&self.cargo);
         cargo.current_dir(&self.root);
-        // Cargo describes this package to us; a second cargo is not to take it for its own.
+        // Cargo sets variables that describe this package; a nested cargo must not use them.
         for (name, _) in env::vars_os() {
             if name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" {
                 cargo.env_remove(name);
@@ -72,7 +72,7 @@ impl Workspace {
     pub(crate) fn members(&self) -> anyhow::Result<Vec<Member>> {
         let json = self.read(&["metadata", "--no-deps", "--locked", "--format-version=1"])?;
         let metadata: Metadata =
-            serde_json::from_str(&json).context("cannot read the answer of cargo metadata")?;
+            serde_json::from_str(&json).context("cannot parse the output of cargo metadata")?;
         let ours: Vec<String> = metadata.packages.iter().map(|p| p.name.clone()).collect();
         let members = metadata.packages.into_iter().map(|package| Member {
             uses: package
@@ -90,29 +90,30 @@ impl Workspace {
         Ok(members.collect())
     }
 
-    /// The packages that all members need on this machine, with all features, by name.
+    /// Packages that all members need on this machine, with all features, by name.
     pub(crate) fn packages(&self, edges: Edges) -> anyhow::Result<Vec<Package>> {
         let host = self.host()?;
         let mut arguments = vec!["metadata", "--locked", "--format-version=1", "--all-features"];
         arguments.extend(["--filter-platform", &host]);
         let graph: Graph = serde_json::from_str(&self.read(&arguments)?)
-            .context("cannot read the answer of cargo metadata")?;
+            .context("cannot parse the output of cargo metadata")?;
         Ok(graph.packages_by(edges))
     }
 
-    /// The packages that end up in one member, by name. It is resolved with the features it asks
-    /// for itself, not with those its neighbours switch on, which `cargo metadata` does not tell.
+    /// Packages that end up in one member, by name. They are resolved with the features the member
+    /// requests itself, not with those its neighbours switch on; `cargo metadata` does not report
+    /// that.
     pub(crate) fn tree_of(&self, member: &str) -> anyhow::Result<Vec<Package>> {
         let mut arguments = vec!["tree", "--locked", "--prefix=none", "--format={p}\t{l}"];
         arguments.extend(["--edges", "normal", "--package", member]);
         parse_tree(&self.read(&arguments)?)
     }
 
-    /// The platform that cargo builds for by itself.
+    /// The default target platform of cargo.
     fn host(&self) -> anyhow::Result<String> {
         let version = self.read(&["--version", "--verbose"])?;
         let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-        Ok(host.context("cargo does not say which platform this is")?.to_owned())
+        Ok(host.context("rustc -vV names no host platform")?.to_owned())
     }
 
     fn read(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -120,20 +121,20 @@ impl Workspace {
         let output = command.args(arguments).stderr(Stdio::inherit()).output();
         let output = output.with_context(|| format!("cannot run {command:?}"))?;
         ensure!(output.status.success(), "{command:?} ended with {}", output.status);
-        String::from_utf8(output.stdout).context("cargo wrote what is no text")
+        String::from_utf8(output.stdout).context("output of cargo is not UTF-8")
     }
 }
 
-/// Each line: `name v1.2.3 (where from)`, a tab, the licence, and `(*)` if it was there before.
+/// Each line: `name v1.2.3 (source)`, a tab, the licence, and `(*)` if it was listed before.
 fn parse_tree(text: &str) -> anyhow::Result<Vec<Package>> {
     let mut packages = BTreeMap::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
         let Some((package, licence)) = line.split_once('\t') else {
-            bail!("cannot read a line of cargo tree: {line:?}");
+            bail!("cannot parse a line of cargo tree: {line:?}");
         };
         let mut words = package.split_whitespace();
         let (Some(name), Some(version)) = (words.next(), words.next()) else {
-            bail!("cannot read a package of cargo tree: {line:?}");
+            bail!("cannot parse a package of cargo tree: {line:?}");
         };
         let package = Package {
             name: name.into(),
@@ -163,7 +164,7 @@ struct MetadataDependency {
     kind: Option<String>,
 }
 
-/// What depends on what, as far as it is asked for.
+/// The part of the dependency graph that is used here.
 #[derive(Deserialize)]
 struct Graph {
     packages: Vec<GraphPackage>,
@@ -198,7 +199,7 @@ struct Edge {
 
 #[derive(Deserialize)]
 struct EdgeKind {
-    /// None is the ordinary one.
+    /// `None` is a normal dependency.
     kind: Option<String>,
 }
 
@@ -210,7 +211,7 @@ impl Edge {
 }
 
 impl Graph {
-    /// The members, and what is reached from them.
+    /// The members and everything reachable from them.
     fn packages_by(self, edges: Edges) -> Vec<Package> {
         let nodes: BTreeMap<&str, &Node> =
             self.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();

@@ -1,13 +1,13 @@
-//! The image archives, built from local files: no registry, no image tool, no daemon.
+//! Image archives built from local files, without registry, image tool or daemon.
 //!
 //! | archive | images in it |
 //! |---|---|
-//! | `pause.tar` | the sandbox, under the name that `podwright` asks for |
+//! | `pause.tar` | the sandbox, under the name that `podwright` uses |
 //! | `test.tar` | the test image in four tags: `latest`, `v2`, `nonroot`, `named-user` |
-//! | `busybox.tar` | the same files under the name that people's manifests use |
+//! | `busybox.tar` | the same files under the name that users' manifests use |
 //!
-//! The same inputs give the same bytes, so whether an archive is up to date is seen by building
-//! it and comparing: quicker than being wrong.
+//! The same inputs give the same bytes, so an archive is checked by building it and comparing,
+//! which is quicker than tracking its inputs.
 
 mod testserver;
 
@@ -30,8 +30,8 @@ root:x:0:0:root:/root:/bin/sh
 app:x:1000:1000:app:/home/app:/bin/sh
 nobody:x:65534:65534:nobody:/nonexistent:/bin/false
 ";
-/// `app` is also in a group by name only: a runtime that reads this file adds 2000 to what the
-/// pod asks for.
+/// `app` is also in a group by name only: a runtime that reads this file adds 2000 to the pod's
+/// groups.
 const GROUP: &str = "\
 root:x:0:
 app:x:1000:
@@ -41,7 +41,7 @@ nogroup:x:65534:
 
 pub(crate) fn build(workspace: &Workspace, out: &Path, busybox: &Path) -> anyhow::Result<()> {
     let layer = test_layer(busybox, &testserver::build(workspace)?)?;
-    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     for (file, images) in [
         ("pause.tar", vec![podwright_pause::image()?]),
         ("test.tar", test_images(&layer)),
@@ -50,7 +50,7 @@ pub(crate) fn build(workspace: &Workspace, out: &Path, busybox: &Path) -> anyhow
         let path = out.join(file);
         let archive = oci::archive(&images).with_context(|| format!("cannot build {file}"))?;
         let made = write_if_changed(&path, &archive)?;
-        let verb = if made { "made" } else { "up to date" };
+        let verb = if made { "written" } else { "up to date" };
         let shown = path.strip_prefix(&workspace.root).unwrap_or(&path).display();
         println!("{shown}: {verb}, {} KiB", archive.len() >> 10);
         for image in &images {
@@ -104,44 +104,46 @@ fn test_layer(busybox: &Path, testserver: &Path) -> anyhow::Result<PackedLayer> 
     Ok(layer.pack()?)
 }
 
-/// A program that runs with nothing beside it.
+/// A static program.
 fn static_program(path: &Path, package: &str) -> anyhow::Result<Vec<u8>> {
     let program = std::fs::read(path).with_context(|| {
-        format!("cannot read {}; Debian has it in the package {package}", path.display())
+        format!("cannot read {}; install the Debian package {package}", path.display())
     })?;
     match elf::linkage(&program) {
         Some(Linkage::Static) => Ok(program),
         Some(Linkage::Dynamic) => {
-            bail!("{} wants libraries that the image lacks; take that of {package}", path.display())
+            bail!("{} is dynamically linked; use the one of {package}", path.display())
         }
-        None => bail!("{} is no program of this machine", path.display()),
+        None => bail!("{} is not an executable for this machine", path.display()),
     }
 }
 
-/// Where each command of busybox belongs, from the root.
+/// Absolute path of each busybox applet.
 fn applets(busybox: &Path) -> anyhow::Result<Vec<String>> {
     let output = Command::new(busybox)
         .arg("--list-full")
         .output()
         .with_context(|| format!("cannot run {}", busybox.display()))?;
     ensure!(output.status.success(), "{} --list-full: {}", busybox.display(), output.status);
-    let list = String::from_utf8(output.stdout).context("busybox lists what is no text")?;
+    let list =
+        String::from_utf8(output.stdout).context("output of busybox --list-full is not UTF-8")?;
     let applets: Vec<String> =
         list.lines().filter(|path| *path != "bin/busybox").map(|path| format!("/{path}")).collect();
     ensure!(applets.iter().any(|path| path == "/bin/sh"), "this busybox has no sh");
     Ok(applets)
 }
 
-/// Whether it was needed. The file is whole at every moment: an import may run beside us.
+/// Writes the file if its content changes and returns whether it did. The file is replaced
+/// atomically: an import may run at the same time.
 fn write_if_changed(path: &Path, content: &[u8]) -> anyhow::Result<bool> {
     if std::fs::read(path).is_ok_and(|there| there == content) {
         return Ok(false);
     }
     let cannot = || format!("cannot write {}", path.display());
-    let folder = path.parent().with_context(cannot)?;
+    let directory = path.parent().with_context(cannot)?;
     let mut file = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(folder)
+        .tempfile_in(directory)
         .with_context(cannot)?;
     file.write_all(content).with_context(cannot)?;
     file.persist(path).with_context(cannot)?;
@@ -166,20 +168,24 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_wants_libraries_is_refused() {
+    fn dynamically_linked_program_is_refused() {
         let refused = static_program(Path::new("/proc/self/exe"), "x-static").unwrap_err();
-        assert!(refused.to_string().contains("take that of x-static"), "{refused}");
+        assert!(refused.to_string().contains("use the one of x-static"), "{refused}");
         assert!(static_program(Path::new("/proc/self/status"), "x").is_err());
     }
 
     #[test]
-    fn an_archive_is_written_only_when_it_changed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.tar");
+    fn archive_is_written_only_when_it_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.tar");
         assert!(write_if_changed(&path, b"1").unwrap());
         assert!(!write_if_changed(&path, b"1").unwrap());
         assert!(write_if_changed(&path, b"2").unwrap());
         assert_eq!(std::fs::read(&path).unwrap(), b"2");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing left beside");
+        assert_eq!(
+            std::fs::read_dir(directory.path()).unwrap().count(),
+            1,
+            "no temporary file is left"
+        );
     }
 }

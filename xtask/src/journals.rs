@@ -1,9 +1,9 @@
 //! Comparison of the simulator's journals between two commits.
 //!
 //! A change that rearranges or renames should change nothing that a runtime, an API server or a
-//! reader of Events can see. Each side is run with `PODWRIGHT_SIM_JOURNAL`, which has every
-//! simulated world write what its agent did (`crates/testkit/src/sim/journal.rs`); then the files
-//! are compared. A commit from before the journals has none to compare with.
+//! reader of Events can see. Each side is run with `PODWRIGHT_SIM_JOURNAL`, which makes every
+//! simulation write what its agent did (`crates/testkit/src/sim/journal.rs`); then the files are
+//! compared. A commit older than the journals cannot be compared.
 
 mod comparison;
 
@@ -20,10 +20,10 @@ use crate::cargo::Workspace;
 use comparison::Comparison;
 
 const VARIABLE: &str = "PODWRIGHT_SIM_JOURNAL";
-/// What the writer of journals is in: a commit without it has none.
+/// File that writes the journals: a commit without it has none.
 const WRITER: &str = "crates/testkit/src/sim/journal.rs";
 
-/// Compares `head`, or the work tree as it is, with `base`.
+/// Compares `head`, or the work tree, with `base`.
 pub(crate) fn run(
     workspace: &Workspace,
     base: &str,
@@ -31,10 +31,10 @@ pub(crate) fn run(
 ) -> anyhow::Result<ExitCode> {
     let target = workspace.root.join("target/journals");
     fs::create_dir_all(&target).with_context(|| format!("create {}", target.display()))?;
-    // Worlds stand at the same places on both sides, so no two comparisons can run at once.
+    // Simulations use the same directories on both sides, so only one comparison can run at a time.
     let lock = File::create(std::env::temp_dir().join("podwright-journals.lock"))?;
     if lock.try_lock().is_err() {
-        println!("another comparison runs; waiting for its end");
+        println!("another comparison is running; waiting for it to finish");
         lock.lock()?;
     }
     let base = Side::of_commit(workspace, base)?;
@@ -50,9 +50,11 @@ pub(crate) fn run(
     if comparison.is_same() {
         return report(&comparison, &base_dir, &head_dir);
     }
-    // Some worlds differ between two runs of one commit, because tokio draws an order. They are
-    // told by running each side again.
-    println!("they differ; each side runs again, to tell worlds that differ from themselves");
+    // Some simulations differ between two runs of one commit, because tokio picks a random order.
+    // Running each side again finds them.
+    println!(
+        "journals differ; running each side again to find simulations that are not reproducible"
+    );
     let (base_again, head_again) = (target.join("base-again"), target.join("head-again"));
     base.write(workspace, &base_again)?;
     head.write(workspace, &head_again)?;
@@ -66,7 +68,7 @@ pub(crate) fn compare(base: &Path, head: &Path) -> anyhow::Result<ExitCode> {
 }
 
 fn report(comparison: &Comparison, base: &Path, head: &Path) -> anyhow::Result<ExitCode> {
-    ensure!(comparison.files > 0, "there are no journals in {}", base.display());
+    ensure!(comparison.files > 0, "no journals in {}", base.display());
     print!("{comparison}");
     if comparison.is_same() {
         return Ok(ExitCode::SUCCESS);
@@ -75,7 +77,7 @@ fn report(comparison: &Comparison, base: &Path, head: &Path) -> anyhow::Result<E
     Ok(ExitCode::FAILURE)
 }
 
-/// One of the two trees that are compared.
+/// One of the two compared trees.
 enum Side {
     WorkTree,
     Commit { name: String, hash: String },
@@ -95,7 +97,7 @@ impl Side {
         let commit = format!("{name}^{{commit}}");
         let hash = read(git(workspace, &["rev-parse", "--verify", "--quiet", &commit]));
         let hash = hash.with_context(|| {
-            format!("{name} is no commit of this repository (a shallow clone lacks most)")
+            format!("{name} is not a commit of this repository (is it a shallow clone?)")
         })?;
         let hash = hash.trim().to_owned();
         if read(git(workspace, &["cat-file", "-e", &format!("{hash}:{WRITER}")])).is_err() {
@@ -107,7 +109,7 @@ impl Side {
         Ok(Self::Commit { name: name.to_owned(), hash })
     }
 
-    /// Runs all simulations; their journals are below `directory` afterwards, and nothing else.
+    /// Runs all simulations; afterwards `directory` holds their journals and nothing else.
     fn write(&self, workspace: &Workspace, directory: &Path) -> anyhow::Result<()> {
         match fs::remove_dir_all(directory) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -118,11 +120,11 @@ impl Side {
         fs::create_dir_all(directory)?;
         println!("simulating {self}");
         let mut cargo = workspace.cargo();
-        // All of the workspace, as `./test` builds it: what is built already is used.
+        // The whole workspace, as `./test` builds it, so that existing build artifacts are used.
         cargo.args(["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
         cargo.args(["--test", "sim", "--test", "soak"]);
         cargo.env(VARIABLE, directory);
-        // A test is known by its thread, and a single one has none of its own.
+        // A test is identified by its thread, and a single test has no thread of its own.
         if std::env::var_os("RUST_TEST_THREADS").as_deref() == Some(OsStr::new("1")) {
             cargo.env("RUST_TEST_THREADS", "2");
         }
@@ -131,8 +133,8 @@ impl Side {
             Self::Commit { hash, .. } => Some(check_out(workspace, hash)?),
         };
         if let Some(checkout) = &checkout {
-            // Cargo gives our packages of two commits the same names; in a directory that the work
-            // tree builds in too it would take the one for the other.
+            // Cargo gives our packages of two commits the same names; in a shared target directory
+            // it would confuse them.
             let build = workspace.root.join("target/journals/build");
             cargo.current_dir(checkout.path());
             cargo.env("CARGO_TARGET_DIR", &build).env("CARGO_BUILD_BUILD_DIR", &build);
@@ -142,9 +144,9 @@ impl Side {
     }
 }
 
-/// A commit's files, outside the work tree. An archive and not a worktree: nothing is left in the
-/// repository if this is killed. They are as new as now, so that cargo takes nothing for built that
-/// it built of another commit.
+/// Files of a commit, outside the work tree. An archive and not a worktree: nothing is left in the
+/// repository if this is killed. Their modification time is now, so that cargo does not reuse
+/// artifacts built from another commit.
 fn check_out(workspace: &Workspace, hash: &str) -> anyhow::Result<TempDir> {
     let checkout = tempfile::Builder::new().prefix("podwright-journals-").tempdir()?;
     let mut archive = git(workspace, &["archive", "--format=tar", hash]);

@@ -1,7 +1,7 @@
 //! Man pages and completions for packagers.
 //!
-//! The program writes them itself, so they cannot differ from it; linking it in here instead would
-//! make every chore wait for the whole of it to be compiled.
+//! The program writes them itself, so they cannot differ from it. Linking it in here instead would
+//! make every xtask command wait for it to compile.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 
 use crate::cargo::Workspace;
 
-/// Shell, and the file its completions are looked for in.
+/// Shell, and the file name its completions are loaded from.
 const SHELLS: [(&str, &str); 3] =
     [("bash", "podwright.bash"), ("zsh", "_podwright"), ("fish", "podwright.fish")];
 
@@ -36,7 +36,7 @@ fn podwright(workspace: &Workspace, arguments: &[&str]) -> anyhow::Result<Vec<u8
         .current_dir(&workspace.root)
         .output()
         .context("cannot run cargo")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "podwright {}: {said}", arguments.join(" "));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "podwright {}: {stderr}", arguments.join(" "));
     Ok(output.stdout)
 }

@@ -1,7 +1,7 @@
-//! A picture of a terminal, drawn from commands that are really run.
+//! Terminal session rendered as SVG, from commands that are really run.
 //!
-//! Why not a recording tool: what it draws is plain text on a plain ground, and a picture that
-//! anyone can make again with the repository alone stays true.
+//! Why not a recording tool: the output is plain text on a plain background, and an image that can
+//! be regenerated with the repository alone stays correct.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,14 +14,14 @@ const COLUMN: f32 = 8.4;
 const LINE: usize = 20;
 const MARGIN: usize = 16;
 const TITLE: usize = 34;
-/// Longer lines are cut, as a narrow window would.
+/// Longer lines are cut, as in a narrow window.
 const COLUMNS: usize = 100;
 
 /// Runs each line of `session` with a shell and draws commands and output. A line that begins with
-/// `#` is a remark, one that begins with `@` is run and not shown.
+/// `#` is a comment; one that begins with `@` is run but not shown.
 pub(crate) fn draw(session: &Path, out: &Path) -> Result<()> {
     let script = fs::read_to_string(session)
-        .with_context(|| format!("reading the session {}", session.display()))?;
+        .with_context(|| format!("cannot read the session {}", session.display()))?;
     let mut lines = Vec::new();
     for command in script.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let hidden = command.strip_prefix('@');
@@ -42,14 +42,14 @@ enum Line {
 fn run(command: &str) -> Result<String> {
     let shell = format!("exec 2>&1; {command}");
     let output = Command::new("sh").args(["-c", &shell]).output().context("running sh")?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        bail!("{command:?} ended with {}: {said}", output.status);
+        bail!("{command:?} ended with {}: {output_text}", output.status);
     }
-    Ok(said)
+    Ok(output_text)
 }
 
-/// Without colours and other control sequences.
+/// Removes colours and other control sequences.
 fn plain(line: &str) -> String {
     let mut plain = String::new();
     let mut rest = line.chars();
@@ -67,7 +67,7 @@ fn plain(line: &str) -> String {
 
 fn svg(lines: &[Line]) -> String {
     let longest = lines.iter().map(|line| line.length().min(COLUMNS)).max().unwrap_or(0);
-    // Truncation is what is wanted: a pixel more or less is none.
+    // Truncation is fine: one pixel more or less does not matter.
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
     let width = (longest as f32 * COLUMN) as usize + 2 * MARGIN;
     let height = TITLE + lines.len() * LINE + MARGIN;
@@ -122,15 +122,16 @@ mod tests {
     use super::*;
 
     fn drawn(session: &str) -> Result<String> {
-        let folder = tempfile::tempdir().unwrap();
-        let (script, out) = (folder.path().join("session"), folder.path().join("picture.svg"));
+        let directory = tempfile::tempdir().unwrap();
+        let (script, out) =
+            (directory.path().join("session"), directory.path().join("picture.svg"));
         fs::write(&script, session).unwrap();
         draw(&script, &out)?;
         Ok(fs::read_to_string(out).unwrap())
     }
 
     #[test]
-    fn what_is_typed_and_what_is_printed_is_drawn() {
+    fn commands_and_output_are_drawn() {
         let picture = drawn("# a remark\nprintf '<\\033[1mbold\\033[0m & plain>'\n").unwrap();
         assert!(picture.contains("&lt;bold &amp; plain&gt;</text>"), "{picture}");
         assert!(picture.contains(r#"<tspan class="typed">printf"#), "{picture}");
@@ -138,9 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn preparations_are_run_and_not_drawn() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("made");
+    fn hidden_commands_are_run_and_not_drawn() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("made");
         let picture = drawn(&format!("@touch {}\necho done\n", file.display())).unwrap();
         assert!(file.exists());
         assert!(!picture.contains("touch"), "{picture}");

@@ -24,13 +24,13 @@ use quarantine::Quarantine;
 use verdict::{Rules, Verdict};
 
 #[derive(Subcommand)]
-pub(crate) enum Question {
+pub(crate) enum SuiteCommand {
     /// List the tests that failed in one step
     Failed { step: std::path::PathBuf },
     /// Print the summary of a run; the exit code says whether it passed
     Summary {
         run: std::path::PathBuf,
-        /// What was asked for: quick, full or long
+        /// Requested run: quick, full or long
         #[arg(long, default_value = "full")]
         mode: String,
         /// The status the script ended with, if it ended early
@@ -39,14 +39,14 @@ pub(crate) enum Question {
     },
 }
 
-/// What a step runs, and so how its log is read.
+/// Kind of a step; decides how its log is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Any command: its status is all there is.
+    /// Any command; only its exit status counts.
     Command,
     /// `cargo test`.
     Tests,
-    /// `cargo test` of end-to-end cases, several at a time; what fails is run again, alone.
+    /// `cargo test` of end-to-end cases, several at a time; failed cases are run again, alone.
     Cases,
     /// One case that failed in the step before, alone.
     Alone(String),
@@ -57,7 +57,7 @@ pub(crate) enum Kind {
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// Beginnings of names of tests; one that matches none is a mistake.
+    /// Test name prefixes; one that matches no test is an error.
     pub(crate) filters: Vec<String>,
     pub(crate) log: String,
     /// `None` if the step was stopped before it ended.
@@ -70,7 +70,8 @@ impl Step {
     fn read(directory: &Path) -> anyhow::Result<Self> {
         let file = |name: &str| {
             let path = directory.join(name);
-            let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+            let text =
+                fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
             anyhow::Ok(String::from_utf8_lossy(&text).into_owned())
         };
         let number = |name: &str| file(name).ok().and_then(|text| text.trim().parse::<u64>().ok());
@@ -96,7 +97,8 @@ impl Step {
 
     /// The steps of a run, in order.
     fn all(run: &Path) -> anyhow::Result<Vec<Self>> {
-        let entries = fs::read_dir(run).with_context(|| format!("reading {}", run.display()))?;
+        let entries =
+            fs::read_dir(run).with_context(|| format!("cannot read {}", run.display()))?;
         let mut directories: Vec<_> =
             entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
         directories.sort();
@@ -104,26 +106,27 @@ impl Step {
     }
 }
 
-/// The names of the steps that a run should have.
+/// Names of the steps a run should have.
 fn plan(run: &Path) -> anyhow::Result<Vec<String>> {
     let path = run.join("plan");
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-pub(crate) fn answer(question: Question, root: &Path) -> anyhow::Result<ExitCode> {
-    match question {
-        Question::Failed { step } => {
+pub(crate) fn run(command: SuiteCommand, root: &Path) -> anyhow::Result<ExitCode> {
+    match command {
+        SuiteCommand::Failed { step } => {
             for test in log::Report::of(&Step::read(&step)?.log).failed() {
                 println!("{test}");
             }
             Ok(ExitCode::SUCCESS)
         }
-        Question::Summary { run, mode, status } => {
+        SuiteCommand::Summary { run, mode, status } => {
             let file = root.join(quarantine::FILE);
             let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
             let quarantine = fs::read_to_string(&file)
-                .with_context(|| format!("reading {}", file.display()))
+                .with_context(|| format!("cannot read {}", file.display()))
                 .and_then(|text| Quarantine::parse(&text, today));
             let ci = std::env::var("CI").is_ok_and(|value| value == "true");
             let rules = Rules { ci, end_to_end: mode != "quick", today, status };

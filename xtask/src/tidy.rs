@@ -1,7 +1,7 @@
-//! The laws of the repository, checked.
+//! Repository checks.
 //!
-//! Why here and not in people's heads: a law that nothing checks holds until the first busy
-//! week. Each check answers one question, names every fault at once, and says what to do.
+//! Why automated: a rule that nothing checks erodes. Each check tests one rule, names every fault
+//! at once, and states the fix.
 
 mod decisions;
 mod deny;
@@ -15,18 +15,19 @@ mod sources;
 mod spdx;
 mod tree;
 mod unsafe_code;
+mod words;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use crate::cargo::{Edges, Workspace};
 
-/// The outcome of one check.
+/// Result of one check.
 #[derive(Debug)]
 struct Finding {
-    /// The law, in a few words.
-    law: &'static str,
-    /// What was looked at, with numbers: a check of nothing should show.
+    /// The rule in a few words.
+    rule: &'static str,
+    /// What was checked, with numbers, so that a check of nothing is visible.
     seen: String,
     faults: Vec<String>,
 }
@@ -34,9 +35,9 @@ struct Finding {
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<ExitCode> {
     let findings = check(workspace)?;
     let mut broken = 0;
-    for Finding { law, seen, faults } in &findings {
+    for Finding { rule, seen, faults } in &findings {
         let mark = if faults.is_empty() { "ok  " } else { "FAIL" };
-        println!("{mark} {law} ({seen})");
+        println!("{mark} {rule} ({seen})");
         for fault in faults {
             println!("     {fault}");
         }
@@ -45,7 +46,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<ExitCode> {
     if broken == 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{broken} of {} laws broken", findings.len());
+    println!("{broken} of {} checks failed", findings.len());
     Ok(ExitCode::FAILURE)
 }
 
@@ -58,16 +59,18 @@ fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
         dependencies::purity(&workspace.tree_of(dependencies::PURE)?),
         dependencies::bans(&workspace.packages(Edges::All)?),
         licences::allowed(&workspace.packages(Edges::Build)?),
-        deny::is_told_the_same(&workspace.root)?,
+        deny::has_the_same_lists(&workspace.root)?,
         manifests::lints(&members)?,
         manifests::clippy_settings(&workspace.root, &files)?,
         sources::length(&sources),
         sources::names(&files),
-        unsafe_code::is_told_and_justified(&workspace.root, &sources)?,
+        unsafe_code::is_counted_and_justified(&workspace.root, &sources)?,
         sources::ignored_tests(&sources),
         serde_names::are_explicit(&sources),
-        links::lead_somewhere(&workspace.root, &files)?,
+        links::lead_to_a_file(&workspace.root, &files)?,
         decisions::have_a_status(&workspace.root, &files)?,
+        words::in_messages(&sources),
+        words::in_commit_subjects(&workspace.root),
     ])
 }
 

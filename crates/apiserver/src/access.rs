@@ -1,8 +1,8 @@
-//! Who asks, and whether they may.
+//! Authorization: identities, and what each may do.
 //!
-//! The outer layer finds out *who* (a certificate, a token) and attaches an [`Identity`] to the
-//! request. The machine's owner may do everything, the node what a node needs ([`node`]), a
-//! service account what its role says ([`roles`]), which without a role is nothing.
+//! The outer layer authenticates (by certificate or token) and attaches an [`Identity`] to the
+//! request. The machine's owner may do everything, the node what a node needs ([`node`]), a service
+//! account what its role allows ([`roles`]), which without a role is nothing.
 
 pub(crate) mod impersonation;
 pub mod node;
@@ -15,36 +15,36 @@ use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
 
-/// The asker. Rides on a request as an extension.
+/// The user of a request. Attached to it as an extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub user: String,
     pub uid: String,
     pub groups: Vec<String>,
-    /// What else is known of them: which credential they showed, which pod speaks.
+    /// Further attributes: which credential was used, from which pod.
     pub extra: BTreeMap<&'static str, Vec<String>>,
 }
 
-/// The group that may do everything.
+/// Group that may do everything.
 pub const MASTERS: &str = "system:masters";
-/// The group of everybody who is known.
+/// Group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
-/// The extra that tells credentials of one user apart.
+/// Extra key that distinguishes the credentials of one user.
 pub(crate) const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
-/// What an identity is to this machine.
+/// Role of an identity on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum IdentityKind<'a> {
     Node(&'a str),
     ServiceAccount { namespace: &'a str, name: &'a str },
     Other,
 }
 
 impl Identity {
-    /// The machine's owner, and the parts of this very process.
+    /// The machine's owner, and this process itself.
     pub fn admin() -> Self {
         Self {
             user: "kubernetes-admin".to_owned(),
@@ -64,7 +64,7 @@ impl Identity {
         }
     }
 
-    /// Somebody who shows nothing.
+    /// A request without credentials.
     pub fn anonymous() -> Self {
         Self {
             user: "system:anonymous".to_owned(),
@@ -74,13 +74,13 @@ impl Identity {
         }
     }
 
-    pub fn part(&self) -> Part<'_> {
+    pub fn kind(&self) -> IdentityKind<'_> {
         if let Some(name) = self.user.strip_prefix(NODE_PREFIX).filter(|_| self.is_in(NODES)) {
-            return Part::Node(name);
+            return IdentityKind::Node(name);
         }
         match self.user.strip_prefix(ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':')) {
-            Some((namespace, name)) => Part::ServiceAccount { namespace, name },
-            None => Part::Other,
+            Some((namespace, name)) => IdentityKind::ServiceAccount { namespace, name },
+            None => IdentityKind::Other,
         }
     }
 
@@ -89,9 +89,9 @@ impl Identity {
     }
 }
 
-/// What is asked for. Names are text: somebody may ask about kinds that are not served.
+/// What is requested. Names are strings: reviews may ask about kinds that are not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked<'a> {
+pub enum AccessRequest<'a> {
     Objects(Attributes<'a>),
     /// Discovery, health and the like.
     Path {
@@ -126,41 +126,46 @@ impl<'a> From<&'a RequestInfo> for Attributes<'a> {
 }
 
 impl ApiServer {
-    /// `Err` says why not, in words that end the sentence of a refusal; they may be empty.
-    pub(crate) fn authorize(&self, who: &Identity, asked: &Asked<'_>) -> Result<(), String> {
-        if who.is_in(MASTERS) {
+    /// `Err` has the reason, to be appended to the message of a refusal; it may be empty.
+    pub(crate) fn authorize(
+        &self,
+        identity: &Identity,
+        requested: &AccessRequest<'_>,
+    ) -> Result<(), String> {
+        if identity.is_in(MASTERS) {
             return Ok(());
         }
-        match asked {
-            Asked::Path { path, .. } => allow_path(who, path),
-            // Everybody may ask who they are and what they may.
-            Asked::Objects(Attributes { verb: "create", resource, .. })
-                if who.is_in(AUTHENTICATED) && rules::ABOUT_ONESELF.contains(resource) =>
+        match requested {
+            AccessRequest::Path { path, .. } => allow_path(identity, path),
+            // Every authenticated user may review its own identity and permissions.
+            AccessRequest::Objects(Attributes { verb: "create", resource, .. })
+                if identity.is_in(AUTHENTICATED) && rules::SELF_REVIEWS.contains(resource) =>
             {
                 Ok(())
             }
-            Asked::Objects(asked) => match who.part() {
-                Part::Node(name) => node::allow(name, asked),
-                Part::ServiceAccount { namespace, name } => {
-                    roles::allow(self.role_of(namespace, name), namespace, name, asked)
+            AccessRequest::Objects(requested) => match identity.kind() {
+                IdentityKind::Node(name) => node::allow(name, requested),
+                IdentityKind::ServiceAccount { namespace, name } => {
+                    roles::allow(self.role_of(namespace, name), namespace, name, requested)
                 }
-                Part::Other => Err(String::new()),
+                IdentityKind::Other => Err(String::new()),
             },
         }
     }
 }
 
-/// Whether it lives is for everybody to know, what it serves for everybody it knows.
-fn allow_path(who: &Identity, path: &str) -> Result<(), String> {
+/// Health is public; discovery is for authenticated users.
+fn allow_path(identity: &Identity, path: &str) -> Result<(), String> {
     let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
-    if who.is_in(AUTHENTICATED) || matches!(first, "healthz" | "livez" | "readyz" | "version") {
+    if identity.is_in(AUTHENTICATED) || matches!(first, "healthz" | "livez" | "readyz" | "version")
+    {
         return Ok(());
     }
     Err(String::new())
 }
 
-/// The refusal in kube-apiserver's words, with the authorizer's own at the end.
-pub fn denied(who: &Identity, info: &RequestInfo, why: &str) -> ApiError {
+/// The refusal in kube-apiserver's wording, with the authorizer's reason at the end.
+pub fn denied(identity: &Identity, info: &RequestInfo, why: &str) -> ApiError {
     let scope = match info.namespace_option() {
         Some(namespace) => format!("in the namespace \"{namespace}\""),
         None => "at the cluster scope".to_owned(),
@@ -171,7 +176,7 @@ pub fn denied(who: &Identity, info: &RequestInfo, why: &str) -> ApiError {
         &info.name,
         &format!(
             "User \"{}\" cannot {} resource \"{}\" in API group \"{}\" {scope}{end}",
-            who.user,
+            identity.user,
             info.verb,
             info.full_resource(),
             info.resource.group

@@ -1,25 +1,24 @@
-//! What the server adds to a new pod from other objects, or refuses it for: the account it runs
-//! as, its priority, its runtime class, and how long it stays on a node that is lost.
+//! Pod admission: sets or validates service account, priority, runtime class and tolerations.
 
 use podwright_core::pod::ANNOTATION_MIRROR;
 use serde_json::{Value, json};
 
+use crate::json_edit;
 use crate::object::Object;
 use crate::registry::{self, PODS};
 use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::store::{Key, Scope};
-use crate::tree;
 
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const TOKEN_VOLUME: &str = "kube-api-access-";
-/// One hour and some: an odd number, so that it can be told from one that a person chose.
+/// One hour and seven seconds: an odd number, to distinguish it from one that a user chose.
 const TOKEN_SECONDS: i64 = 3607;
 
 impl ApiServer {
     /// Applied to every pod before it is validated and stored.
     pub(crate) fn admit_pod(&self, pod: &mut Object) -> Result<(), ApiError> {
-        // The agent's picture of a static pod: it exists already, so nothing is decided about it.
+        // A mirror pod represents a running static pod, so nothing is defaulted.
         if pod.annotation(ANNOTATION_MIRROR).is_some() {
             admit_mirror(pod)?;
         } else {
@@ -54,9 +53,9 @@ impl ApiServer {
             .unwrap_or(true);
         let volume = format!("{TOKEN_VOLUME}{}", self.ids().suffix());
         pod.edit(|value| {
-            let spec = tree::at(value, &["spec"]);
-            tree::put(spec, &["serviceAccountName"], Some(name.clone().into()));
-            tree::put(spec, &["serviceAccount"], Some(name.into()));
+            let spec = json_edit::at(value, &["spec"]);
+            json_edit::put(spec, &["serviceAccountName"], Some(name.clone().into()));
+            json_edit::put(spec, &["serviceAccount"], Some(name.into()));
             if automount {
                 mount_token(spec, volume);
             }
@@ -64,7 +63,7 @@ impl ApiServer {
             if let Some(secrets) = secrets
                 && spec.get("imagePullSecrets").is_none_or(is_empty)
             {
-                tree::put(spec, &["imagePullSecrets"], Some(secrets.clone()));
+                json_edit::put(spec, &["imagePullSecrets"], Some(secrets.clone()));
             }
         });
         Ok(())
@@ -92,9 +91,9 @@ impl ApiServer {
             (overhead, _) => {
                 pod.edit(|value| {
                     if let Some(overhead) = overhead {
-                        tree::put(value, &["spec", "overhead"], Some(overhead));
+                        json_edit::put(value, &["spec", "overhead"], Some(overhead));
                     }
-                    take_scheduling(tree::at(value, &["spec"]), &class);
+                    take_scheduling(json_edit::at(value, &["spec"]), &class);
                 });
                 Ok(())
             }
@@ -145,7 +144,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// The one marked as the default; of several, the lowest.
+    /// The one marked as the default; of several, the one with the lowest value.
     fn default_priority_class(&self) -> Result<Option<Object>, ApiError> {
         let scope = Scope::new(&registry::PRIORITY_CLASSES, None);
         let (documents, _) = self.store().list(&scope, None)?;
@@ -164,7 +163,7 @@ impl ApiServer {
     }
 }
 
-/// What a client that replaces a whole pod may leave out, because the server had put it there.
+/// Restores fields that the server set and that a client may leave out when it replaces a pod.
 pub(crate) fn admit_pod_update(new: &mut Object, old: &Object) {
     for field in ["priority", "preemptionPolicy"] {
         let given = new.get("spec").and_then(|spec| spec.get(field));
@@ -188,7 +187,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A mirror pod runs already, with what its manifest gave it; it can have nothing from here.
+/// A mirror pod is already running as its manifest says; it cannot use objects of the API.
 fn admit_mirror(pod: &Object) -> Result<(), ApiError> {
     if !pod.text("/spec/serviceAccountName").is_empty() {
         return Err(forbid(pod, "a mirror pod may not reference service accounts"));
@@ -206,7 +205,7 @@ fn admit_mirror(pod: &Object) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether any of these fields stands anywhere in a value.
+/// Whether any of these fields occurs anywhere in a value.
 fn mentions(value: &Value, fields: &[&str]) -> bool {
     match value {
         Value::Object(map) => map.iter().any(|(name, value)| {
@@ -217,7 +216,7 @@ fn mentions(value: &Value, fields: &[&str]) -> bool {
     }
 }
 
-/// Gives every container that has nothing at the usual path a token of the pod's account.
+/// Mounts a service account token in every container that has no mount at its path.
 fn mount_token(spec: &mut Value, fresh_name: String) {
     let volumes = spec.get("volumes").and_then(Value::as_array);
     let name_of = |volume: &Value| volume.get("name").and_then(Value::as_str).map(str::to_owned);
@@ -231,7 +230,7 @@ fn mount_token(spec: &mut Value, fresh_name: String) {
     for list in ["containers", "initContainers"] {
         let containers = spec.get_mut(list).and_then(Value::as_array_mut);
         for container in containers.into_iter().flatten().filter(|c| c.is_object()) {
-            let mounts = tree::list_at(container, &["volumeMounts"]);
+            let mounts = json_edit::list_at(container, &["volumeMounts"]);
             let at_path =
                 |mount: &Value| mount.get("mountPath").and_then(Value::as_str) == Some(TOKEN_PATH);
             if !mounts.iter().any(at_path) {
@@ -241,7 +240,7 @@ fn mount_token(spec: &mut Value, fresh_name: String) {
         }
     }
     if mounted && existing.is_none() {
-        tree::list_at(spec, &["volumes"]).push(token_volume(&name));
+        json_edit::list_at(spec, &["volumes"]).push(token_volume(&name));
     }
 }
 
@@ -259,11 +258,11 @@ fn token_volume(name: &str) -> Value {
     }})
 }
 
-/// Where pods of the class may run is added to where the pod itself wants to.
+/// Adds the node selector and tolerations of the class to those of the pod.
 fn take_scheduling(spec: &mut Value, class: &Object) {
     let selector = class.value().pointer("/scheduling/nodeSelector").and_then(Value::as_object);
     if let Some(selector) = selector {
-        let wanted = tree::map_at(spec, &["nodeSelector"]);
+        let wanted = json_edit::map_at(spec, &["nodeSelector"]);
         wanted.extend(selector.iter().map(|(key, value)| (key.clone(), value.clone())));
     }
     let tolerations = class.value().pointer("/scheduling/tolerations").and_then(Value::as_array);
@@ -273,27 +272,27 @@ fn take_scheduling(spec: &mut Value, class: &Object) {
 }
 
 fn add_toleration(spec: &mut Value, toleration: Value) {
-    let tolerations = tree::list_at(spec, &["tolerations"]);
+    let tolerations = json_edit::list_at(spec, &["tolerations"]);
     if !tolerations.contains(&toleration) {
         tolerations.push(toleration);
     }
 }
 
-/// Five minutes, unless the pod says something itself.
+/// Adds the default tolerations of five minutes, unless the pod has its own.
 fn tolerate_lost_nodes(pod: &mut Object) {
     pod.edit(|value| {
-        let spec = tree::at(value, &["spec"]);
+        let spec = json_edit::at(value, &["spec"]);
         for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
             let given = spec.get("tolerations").and_then(Value::as_array);
             let text = |toleration: &Value, field: &str| {
                 toleration.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
             };
-            let says = given.into_iter().flatten().any(|toleration| {
+            let has_own = given.into_iter().flatten().any(|toleration| {
                 let named = text(toleration, "key");
                 let effect = text(toleration, "effect");
                 (named == key || named.is_empty()) && (effect == "NoExecute" || effect.is_empty())
             });
-            if !says {
+            if !has_own {
                 add_toleration(
                     spec,
                     json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),

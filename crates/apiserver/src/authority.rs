@@ -1,8 +1,8 @@
-//! The certificates of one machine's API server.
+//! Certificate authority of one machine's API server.
 //!
-//! An authority of its own signs the server's certificate and those that people show. They do not
-//! expire: the key lies beside what it protects, on the same disk and for the same eyes, so a
-//! date would protect nothing, and a machine that wakes up with a wrong clock must still start.
+//! It signs the server certificate and client certificates. They do not expire: the key is on the
+//! same disk with the same permissions as what it protects, so expiry would protect nothing, and a
+//! machine that boots with a wrong clock must still start.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use rustls::{RootCertStore, crypto};
 
 const NAME: &str = "podwright";
 
-/// Signs certificates.
+/// A certificate authority.
 pub struct Authority {
     certificate: String,
     key: String,
@@ -27,20 +27,20 @@ pub struct Authority {
 
 /// A certificate and its key, both PEM.
 #[derive(Clone)]
-pub struct Pair {
+pub struct CertificatePair {
     pub certificate: String,
     pub key: String,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    #[error("cannot make a certificate: {0}")]
+    #[error("cannot create a certificate: {0}")]
     Make(#[from] rcgen::Error),
-    #[error("the certificate of the server cannot be used: {0}")]
+    #[error("cannot use the server certificate: {0}")]
     Use(#[from] rustls::Error),
-    #[error("a certificate or key is damaged; delete it to get a new one: {0}")]
+    #[error("certificate or key is damaged: {0}; delete it to get a new one")]
     Pem(#[from] rustls::pki_types::pem::Error),
-    #[error("certificates of clients cannot be checked: {0}")]
+    #[error("cannot verify client certificates: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
 }
 
@@ -51,25 +51,29 @@ impl Authority {
         Ok(Self { certificate, key: key.serialize_pem(), issuer: Issuer::new(description(), key) })
     }
 
-    /// The one that these were written by.
+    /// Reads an authority from its PEM files.
     pub fn read(certificate: String, key: String) -> Result<Self, AuthorityError> {
         CertificateDer::from_pem_slice(certificate.as_bytes())?;
         let pair = KeyPair::from_pem(&key)?;
         Ok(Self { certificate, key, issuer: Issuer::new(description(), pair) })
     }
 
-    /// PEM; for everybody to see.
+    /// PEM; public.
     pub fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// PEM; for nobody to see.
+    /// PEM; secret.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// For a server that is reached under these names and addresses.
-    pub fn server(&self, names: &[&str], addresses: &[IpAddr]) -> Result<Pair, AuthorityError> {
+    /// Certificate for a server that is reached at these names and addresses.
+    pub fn server(
+        &self,
+        names: &[&str],
+        addresses: &[IpAddr],
+    ) -> Result<CertificatePair, AuthorityError> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
         params.subject_alt_names.extend(addresses.iter().copied().map(SanType::IpAddress));
@@ -77,8 +81,8 @@ impl Authority {
         self.sign(params, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// For a client that the server knows as `user`, a member of `groups`.
-    pub fn client(&self, user: &str, groups: &[&str]) -> Result<Pair, AuthorityError> {
+    /// Certificate for a client: user `user` in `groups`.
+    pub fn client(&self, user: &str, groups: &[&str]) -> Result<CertificatePair, AuthorityError> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, user);
         for group in groups {
@@ -91,18 +95,18 @@ impl Authority {
         &self,
         mut params: CertificateParams,
         usage: ExtendedKeyUsagePurpose,
-    ) -> Result<Pair, AuthorityError> {
+    ) -> Result<CertificatePair, AuthorityError> {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
-        Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(CertificatePair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// How the server speaks TLS: with this pair, and asking clients for a certificate of this
-    /// authority. A client may have none; it may have a token.
-    pub fn tls(&self, server: &Pair) -> Result<Arc<ServerConfig>, AuthorityError> {
+    /// TLS configuration of the server: uses this certificate and requests client certificates of
+    /// this authority. A client without one can use a token instead.
+    pub fn tls(&self, server: &CertificatePair) -> Result<Arc<ServerConfig>, AuthorityError> {
         let provider = Arc::new(crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes())?)?;
@@ -127,13 +131,13 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-impl std::fmt::Debug for Pair {
+impl std::fmt::Debug for CertificatePair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Pair(…)")
     }
 }
 
-/// The same every time, because whoever signs must be named as the certificate names it.
+/// Always the same, because the issuer in a certificate must match the subject of the authority.
 fn description() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, NAME);

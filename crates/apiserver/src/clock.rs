@@ -1,7 +1,7 @@
-//! Wall time and identifiers: the two things the server takes from outside.
+//! Wall clock and identifiers: the two inputs the server takes from outside.
 //!
-//! Why injected: the simulator runs the server on paused time with a seed, and a failing run
-//! must replay to the byte. Timers are not here; they are `tokio::time`'s, which can be paused.
+//! Why injected: the simulator runs the server on paused time with a seed, and a failing run must
+//! replay exactly. Timers are not here; `tokio::time` can be paused.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Clock {
         Self(Arc::new(read))
     }
 
-    /// The machine's own.
+    /// The system clock.
     pub fn system() -> Self {
         Self::new(Timestamp::now)
     }
@@ -35,12 +35,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// A time as `metadata` and conditions carry it: whole seconds, UTC.
+/// A time as in `metadata` and conditions: whole seconds, UTC.
 pub fn rfc3339(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Makes UIDs and the random ends of generated names.
+/// Generates UIDs and the random suffixes of generated names.
 #[derive(Clone)]
 pub struct Ids(Source);
 
@@ -51,7 +51,7 @@ enum Source {
     Seeded(Arc<Mutex<u64>>),
 }
 
-/// What kube-apiserver draws from: no vowels, so that no name is a word.
+/// kube-apiserver's alphabet: no vowels, so that no name is a word.
 const NAME_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 impl Ids {
@@ -81,7 +81,7 @@ impl Ids {
         uid
     }
 
-    /// The five characters that end a generated name.
+    /// The five characters at the end of a generated name.
     pub fn suffix(&self) -> String {
         let mut draw = self.next();
         let base = NAME_ALPHABET.len() as u64;
@@ -98,8 +98,8 @@ impl Ids {
         match &self.0 {
             Source::System(random) => {
                 let mut bytes = [0; 8];
-                // A kernel that gives no randomness has no way to run TLS either; names that
-                // repeat are then refused as already existing, never silently shared.
+                // A kernel without randomness cannot run TLS either; repeated names are then
+                // refused as already existing, never shared.
                 let _ = random.fill(&mut bytes);
                 u64::from_le_bytes(bytes)
             }
@@ -127,11 +127,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_well_formed_uids_again() {
+    fn a_seed_gives_the_same_well_formed_uids() {
         // given two sources with one seed
         let (one, two) = (Ids::seeded(7), Ids::seeded(7));
         for _ in 0..100 {
-            // when both are asked
+            // when both generate
             let (uid, same) = (one.uid(), two.uid());
             // then they agree, on a version 4 UUID
             assert_eq!(uid, same);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_uids_differ() {
+    fn system_uids_differ() {
         let ids = Ids::system();
         assert_ne!(ids.uid(), ids.uid());
         assert_eq!(ids.suffix().len(), 5);

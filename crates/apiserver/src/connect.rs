@@ -1,8 +1,7 @@
-//! Logs, exec, attach and port-forward: from the API's way of asking to the node's.
+//! Logs, exec, attach and port-forward: translates API requests to kubelet requests.
 //!
-//! These are streams from containers, and only the node has them. What is asked of this server is
-//! put as a kubelet's own server is asked it, so that whoever answers there answers here as well;
-//! an upgraded connection is handed on untouched.
+//! Only the node has these streams. A request is rewritten to the one that the kubelet server
+//! serves; an upgraded connection is passed through unchanged.
 
 pub use axum::body::Body;
 use axum::response::Response;
@@ -17,18 +16,18 @@ use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
 
-/// What a refusal of the node may say.
-const LONGEST_REFUSAL: usize = 16 << 10;
+/// Maximum length of an error message from the node.
+const MAX_ERROR_BYTES: usize = 16 << 10;
 
-/// The node, as far as streams from its containers go.
+/// Connects to the streams of containers on a node.
 pub trait PodConnector: Send + Sync {
-    /// `request` is one that a kubelet's server understands, such as
-    /// `/containerLogs/{namespace}/{pod}/{container}`; a connection that can be upgraded rides on
-    /// it as `hyper::upgrade::OnUpgrade`.
+    /// `request` is one that the kubelet server serves, such as
+    /// `/containerLogs/{namespace}/{pod}/{container}`; an upgradable connection is attached to it
+    /// as `hyper::upgrade::OnUpgrade`.
     fn connect(&self, node: &str, request: Request<Body>) -> BoxFuture<'static, Response<Body>>;
 }
 
-/// The subresources that are streams.
+/// Whether the subresource is a stream.
 pub(crate) fn is_stream(info: &RequestInfo) -> bool {
     let streams = ["attach", "exec", "log", "portforward"];
     info.subresource.is_some_and(|sub| streams.contains(&sub.name))
@@ -44,12 +43,12 @@ impl ApiServer {
         let document = self.get(info, Freshness::Newest)?;
         let pod = document.object(info.resource)?;
         let what = info.subresource.map_or("", |sub| sub.name);
-        let asked = Asked { pod: &pod, what, query };
+        let stream = StreamRequest { pod: &pod, what, query };
         let node = pod.text("/spec/nodeName");
-        let target = asked.target()?;
+        let target = stream.target()?;
         if node.is_empty() {
             return match what {
-                // Nothing was written yet.
+                // An unscheduled pod has no log yet.
                 "log" => Ok(Response::new(Body::empty())),
                 _ => Err(ApiError::bad_request(format!(
                     "pod {} does not have a host assigned",
@@ -61,20 +60,20 @@ impl ApiServer {
             return Err(ApiError::unavailable("no node is connected to this server"));
         };
         *request.uri_mut() = target;
-        let answer = connector.connect(node, request).await;
-        if answer.status().is_client_error() || answer.status().is_server_error() {
-            return Err(refusal(answer).await);
+        let response = connector.connect(node, request).await;
+        if response.status().is_client_error() || response.status().is_server_error() {
+            return Err(node_error(response).await);
         }
-        Ok(answer)
+        Ok(response)
     }
 }
 
-/// The node's refusal is plain text; clients of this server want a Status.
-async fn refusal(answer: Response<Body>) -> ApiError {
-    let code = answer.status();
-    let body = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
+/// Converts the node's error, which is plain text, to a Status.
+async fn node_error(response: Response<Body>) -> ApiError {
+    let code = response.status();
+    let body = Limited::new(response.into_body(), MAX_ERROR_BYTES).collect().await;
     let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned());
-    let text = text.unwrap_or_else(|_| "the node refused, at too great length".to_owned());
+    let text = text.unwrap_or_else(|_| "the node's error message is too long".to_owned());
     let reason = match code {
         StatusCode::BAD_REQUEST => "BadRequest",
         StatusCode::NOT_FOUND => "NotFound",
@@ -85,15 +84,15 @@ async fn refusal(answer: Response<Body>) -> ApiError {
     ApiError { code: code.as_u16(), reason, message: text, details: None }
 }
 
-/// One question about a pod's containers.
-struct Asked<'a> {
+/// A request to a pod's containers.
+struct StreamRequest<'a> {
     pod: &'a Object,
     what: &'static str,
     query: &'a Query,
 }
 
-impl Asked<'_> {
-    /// Where a kubelet's server has it.
+impl StreamRequest<'_> {
+    /// The URI on the kubelet server.
     fn target(&self) -> Result<Uri, ApiError> {
         let (namespace, name) = (self.pod.namespace(), self.pod.name());
         let (page, renamed): (&str, &[(&str, &str)]) = match self.what {
@@ -111,14 +110,14 @@ impl Asked<'_> {
         for (ours, theirs) in renamed {
             for value in self.query.all(ours) {
                 path.push(separator);
-                path.push_str(&format!("{theirs}={}", encoded(meaning(ours, value))));
+                path.push_str(&format!("{theirs}={}", encoded(kubelet_value(ours, value))));
                 separator = '&';
             }
         }
         path.parse().map_err(|_| ApiError::bad_request("the request cannot be passed on"))
     }
 
-    /// The container that is meant; one that is not named must be the only one.
+    /// The requested container; if none is named, the pod must have exactly one.
     fn container(&self) -> Result<String, ApiError> {
         let name = self.pod.name();
         let all = |list: &str| -> Vec<&str> {
@@ -156,7 +155,7 @@ impl Asked<'_> {
     }
 }
 
-/// Options of a log, which both sides call the same.
+/// Log options, which have the same name on both sides.
 const LOG_OPTIONS: [(&str, &str); 8] = [
     ("follow", "follow"),
     ("previous", "previous"),
@@ -168,7 +167,7 @@ const LOG_OPTIONS: [(&str, &str); 8] = [
     ("stream", "stream"),
 ];
 
-/// Options of a stream: ours, and the kubelet's older names.
+/// Stream options: the API's name and the kubelet's older name.
 const STREAM_OPTIONS: [(&str, &str); 5] = [
     ("stdin", "input"),
     ("stdout", "output"),
@@ -177,8 +176,8 @@ const STREAM_OPTIONS: [(&str, &str); 5] = [
     ("command", "command"),
 ];
 
-/// The kubelet wants 1 where a client may say true.
-fn meaning<'v>(option: &str, value: &'v str) -> &'v str {
+/// The kubelet expects 1 where a client may send true.
+fn kubelet_value<'v>(option: &str, value: &'v str) -> &'v str {
     match (option, value) {
         ("stdin" | "stdout" | "stderr" | "tty", "true" | "") => "1",
         ("stdin" | "stdout" | "stderr" | "tty", "false") => "0",
@@ -186,7 +185,7 @@ fn meaning<'v>(option: &str, value: &'v str) -> &'v str {
     }
 }
 
-/// Percent-encoding of everything that could mean something in a query.
+/// Percent-encodes everything that has a meaning in a query.
 fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -209,7 +208,7 @@ mod tests {
     fn pod(extra: &Value) -> Object {
         let mut spec = json!({"containers": [{"name": "web"}]});
         for (key, value) in extra.as_object().into_iter().flatten() {
-            crate::tree::put(&mut spec, &[key], Some(value.clone()));
+            crate::json_edit::put(&mut spec, &[key], Some(value.clone()));
         }
         let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec});
         Object::try_from(pod).unwrap_or_default()
@@ -218,12 +217,12 @@ mod tests {
     fn target(pod: &Object, what: &'static str, query: &str) -> Result<String, String> {
         let uri = Uri::try_from(format!("/x?{query}")).unwrap_or_default();
         let query = Query::of(&uri).unwrap_or_default();
-        let asked = Asked { pod, what, query: &query };
-        asked.target().map(|uri| uri.to_string()).map_err(|error| error.message)
+        let stream = StreamRequest { pod, what, query: &query };
+        stream.target().map(|uri| uri.to_string()).map_err(|error| error.message)
     }
 
     #[test]
-    fn a_question_is_put_as_the_kubelet_knows_it() {
+    fn requests_are_translated_to_kubelet_paths() {
         for (what, query, want) in [
             ("log", "", "/containerLogs/n/p/web"),
             (
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_must_be_named_where_there_are_several() {
+    fn container_name_is_required_if_there_are_several() {
         let several = pod(&json!({"initContainers": [{"name": "first"}]}));
         assert_eq!(
             target(&several, "log", "").unwrap_err(),

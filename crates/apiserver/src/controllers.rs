@@ -1,10 +1,9 @@
-//! What the server does by itself: the objects that every cluster has, the contents of each
-//! namespace, the node of each pod, the volume of each claim, the dependents of deleted objects, the
-//! events that have had their time.
+//! Controllers: built-in objects, namespaces and their contents, pod binding, claims and volumes,
+//! dependents of deleted objects, expiry of events.
 //!
-//! Each controller is one loop: it waits for the store to change, looks at what changed, and
-//! acts through the same verbs as any client. What it did not get done, because somebody wrote
-//! in between or a disk failed, it finds again the next time it looks.
+//! Each controller is one loop: wait for the store to change, read what changed, act through the
+//! same verbs as any client. What fails, because of a conflict or a disk error, is retried in the
+//! next iteration.
 
 use std::time::Duration;
 
@@ -25,25 +24,26 @@ mod namespaces;
 pub(crate) use bootstrap::namespace_contents;
 pub use claims::{ClaimDirectories, ReclaimDirectory, is_claim_volume};
 
-/// How often the store is asked to let old events go when nothing is written.
+/// How often old events are expired when nothing is written.
 const EXPIRE_EVERY: Duration = Duration::from_secs(60);
-/// After something failed; what failed is tried again then even if nothing changes.
+/// Delay after a failure, even if nothing changes.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 impl ApiServer {
-    /// Runs all of them until told to stop.
+    /// Runs all controllers until `stop`.
     pub async fn run_controllers(&self, stop: CancellationToken) {
         tokio::join!(
-            self.tend_namespaces(stop.clone()),
-            self.tend_dependents(stop.clone()),
-            self.tend_bindings(stop.clone()),
-            self.tend_claims(stop.clone()),
+            self.run_namespace_controller(stop.clone()),
+            self.run_garbage_collector(stop.clone()),
+            self.run_binding_controller(stop.clone()),
+            self.run_claims_controller(stop.clone()),
             self.expire_events(stop),
         );
     }
 
-    /// Whether anything of these kinds has changed; of what the log no longer tells it may have.
-    fn touched(&self, kinds: &[&'static Resource], since: Revision) -> bool {
+    /// Whether any object of these kinds has changed; true if the log no longer reaches back to
+    /// `since`.
+    fn any_changed(&self, kinds: &[&'static Resource], since: Revision) -> bool {
         kinds.iter().any(|kind| match self.store().history(&Scope::new(kind, None), since, 1) {
             Ok(history) => !history.events.is_empty(),
             Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,
@@ -57,15 +57,15 @@ impl ApiServer {
                 () = tokio::time::sleep(EXPIRE_EVERY) => {}
             }
             if let Err(error) = self.store().expire().await {
-                tracing::warn!(%error, "cannot let old events go; trying again in a minute");
+                tracing::warn!(%error, "expire events failed, retrying in a minute");
             }
         }
     }
 }
 
-/// Waits until a controller should look again: the store changed, or something failed a while ago.
-/// False: it is told to stop.
-async fn next_look(
+/// Waits until a controller should run again: the store changed, or the retry delay after a failure
+/// is over. False: stopped.
+async fn wait_for_change(
     changes: &mut watch::Receiver<Revision>,
     failed: bool,
     stop: &CancellationToken,

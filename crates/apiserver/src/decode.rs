@@ -1,7 +1,7 @@
-//! A request body becomes an object of the kind that its address promises.
+//! Request decoding: from a body to an object of the requested kind.
 //!
-//! The shape of each kind is the table of `podwright_core::schema`: it drops and names unknown
-//! fields, refuses wrong types, and brings what is left into the one form that is stored.
+//! The schema of each kind is the table of `podwright_core::schema`: it drops and reports unknown
+//! fields, refuses wrong types, and brings the rest into the stored form.
 
 use podwright_core::schema;
 use serde_json::{Map, Value};
@@ -15,14 +15,14 @@ use crate::status::ApiError;
 mod duplicates;
 mod syntax;
 
-/// A body as it came.
+/// A request body.
 #[derive(Clone, Copy, Debug)]
 pub enum Encoded<'a> {
     Json(&'a [u8]),
     Protobuf(&'a [u8]),
 }
 
-/// A decoded object and what the client should be warned of.
+/// A decoded object and warnings for the client.
 #[derive(Debug)]
 pub struct Decoded {
     pub object: Object,
@@ -52,7 +52,7 @@ pub fn object(
     };
     let mut root = match value {
         Value::Object(root) => root,
-        Value::Null => Map::new(), // Go reads it as an object with nothing in it
+        Value::Null => Map::new(), // Go decodes null to an empty object
         other => {
             let why = format!(
                 "couldn't get version/kind; json parse error: json: cannot unmarshal {} into Go value of type struct {{ \
@@ -71,8 +71,8 @@ pub fn object(
     })
 }
 
-/// Reads a small object of a kind that is never stored, called `kind` in complaints.
-pub fn loose(kind: &str, body: Encoded<'_>) -> Result<Value, ApiError> {
+/// Decodes an object of a kind that is not stored; `kind` is its name in error messages.
+pub fn unstored(kind: &str, body: Encoded<'_>) -> Result<Value, ApiError> {
     let refuse = |why: &str| ApiError::bad_request(format!("the body is not a {kind}: {why}"));
     match body {
         Encoded::Json(body) => serde_json::from_slice(body)
@@ -81,21 +81,21 @@ pub fn loose(kind: &str, body: Encoded<'_>) -> Result<Value, ApiError> {
     }
 }
 
-/// A patch, parsed: its value, and the keys that stood in it twice.
+/// A parsed patch, and its duplicate keys.
 #[derive(Debug)]
 pub struct PatchText {
     pub value: Value,
     duplicates: Vec<String>,
 }
 
-/// Reads a patch; `Err` is the fault in it.
+/// Parses a patch; `Err` describes the syntax error.
 pub fn patch(text: &[u8]) -> Result<PatchText, String> {
     duplicates::parse(text)
         .map(|(value, duplicates)| PatchText { value, duplicates })
         .map_err(|error| syntax::error(text).unwrap_or_else(|| error.to_string()))
 }
 
-/// Checks an object that a patch has made; complaints show it as `shown`.
+/// Checks a patched object; error messages show it as `shown`.
 pub fn patched(
     resource: &Resource,
     object: &Value,
@@ -113,7 +113,7 @@ pub fn patched(
     })
 }
 
-/// What is wrong with a text that is not JSON, as Go would say it.
+/// Go's message for a text that is not JSON.
 pub fn json_fault(text: &[u8]) -> Option<String> {
     syntax::error(text)
 }
@@ -126,22 +126,22 @@ fn unrecognized(resource: &Resource, why: &str, body: &[u8]) -> ApiError {
     ))
 }
 
-/// The beginning of the body, as text if it looks like JSON.
+/// The beginning of the body, as text if it starts like JSON.
 fn summary(body: &[u8]) -> String {
-    const LONGEST: usize = 30;
-    let shown = body.get(..LONGEST.min(body.len())).unwrap_or_default();
+    const MAX_BYTES: usize = 30;
+    let shown = body.get(..MAX_BYTES.min(body.len())).unwrap_or_default();
     let mut text = match body.first() {
         None => "<empty>".to_owned(),
         Some(b'{') => String::from_utf8_lossy(shown).into_owned(),
         Some(_) => shown.iter().map(|byte| format!("{byte:02x}")).collect(),
     };
-    if body.len() > LONGEST {
+    if body.len() > MAX_BYTES {
         text.push_str(" ...");
     }
     text
 }
 
-/// Where kube-apiserver keeps its own form of a kind, which it names when a conversion fails.
+/// Go package of kube-apiserver's internal form of a kind, named in conversion errors.
 fn internal_package(resource: &Resource) -> &'static str {
     match resource.group.split_once('.') {
         None | Some(("events", _)) => "core",
@@ -149,7 +149,7 @@ fn internal_package(resource: &Resource) -> &'static str {
     }
 }
 
-/// A body may leave `kind` and `apiVersion` out, but not name others.
+/// A body may omit `kind` and `apiVersion`, but not have others.
 fn check_type(resource: &Resource, root: &mut Map<String, Value>) -> Result<(), ApiError> {
     let want = resource.api_version();
     let version = root.get("apiVersion").and_then(Value::as_str).unwrap_or(&want);
@@ -185,13 +185,13 @@ fn known_fields(
     let known = schema::decode(shape, value).map_err(|error| refuse(&error.to_string()))?;
     let unknown = known.unknown.into_iter().map(|path| format!("unknown field \"{path}\""));
     let duplicates = duplicates.into_iter().map(|path| format!("duplicate field \"{path}\""));
-    let complaints: Vec<String> = unknown.chain(duplicates).collect();
+    let problems: Vec<String> = unknown.chain(duplicates).collect();
     let warnings = match validation {
-        FieldValidation::Strict if !complaints.is_empty() => {
-            return Err(refuse(&format!("strict decoding error: {}", complaints.join(", "))));
+        FieldValidation::Strict if !problems.is_empty() => {
+            return Err(refuse(&format!("strict decoding error: {}", problems.join(", "))));
         }
         FieldValidation::Strict | FieldValidation::Ignore => Vec::new(),
-        FieldValidation::Warn => complaints,
+        FieldValidation::Warn => problems,
     };
     let object = Object::try_from(known.value).map_err(|error| refuse(&error.to_string()))?;
     Ok(Decoded { object, warnings })
@@ -223,17 +223,17 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_duplicate_fields_are_refused_warned_of_or_ignored() {
+    fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored() {
         let body = r#"{"metadata":{"name":"a"},"spec":{"foo":1,"containers":[{"name":"c","bar":{}}],"hostPID":true,"hostPID":false}}"#;
         let clean = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
             "spec": {"containers": [{"name": "c", "resources": {}}]}, "status": {}});
-        let complaints = vec![
+        let problems = vec![
             "unknown field \"spec.foo\"".to_owned(),
             "unknown field \"spec.containers[0].bar\"".to_owned(),
             "duplicate field \"spec.hostPID\"".to_owned(),
         ];
         assert_eq!(pod(body, FieldValidation::Ignore), Ok((clean.clone(), vec![])));
-        assert_eq!(pod(body, FieldValidation::Warn), Ok((clean, complaints)));
+        assert_eq!(pod(body, FieldValidation::Warn), Ok((clean, problems)));
         assert_eq!(
             pod(body, FieldValidation::Strict),
             Err("Pod in version \"v1\" cannot be handled as a Pod: strict decoding error: unknown field \"spec.foo\", \
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_bodies_are_refused_and_nothing_worse() {
+    fn hostile_bodies_are_refused_without_panic() {
         let deep = "[".repeat(100_000);
         for body in [
             "[]",

@@ -1,8 +1,8 @@
-//! Fills in what a client left open.
+//! Defaulting of API objects.
 //!
-//! The object comes out in canonical form (`podwright_core::schema`) with the values that
-//! kube-apiserver v1.36 chooses. Doing it twice changes nothing, so it is done to every object
-//! that a client sends, new or changed. What happens to a new object only is `on_create`.
+//! The object is returned in canonical form (`podwright_core::schema`) with the defaults of
+//! kube-apiserver v1.36. Defaulting is idempotent and applied to every object that a client sends,
+//! new or changed. What applies to new objects only is in `on_create`.
 
 mod pod;
 mod storage;
@@ -16,7 +16,7 @@ use crate::registry::Resource;
 
 pub fn apply(resource: &Resource, object: &mut Value) {
     if !object.is_object() || !canonical(resource, object) {
-        return; // of another shape: decoding has refused it, or will
+        return; // wrong type: refused by decoding
     }
     match resource.storage {
         "pods" => pod::apply(object),
@@ -32,7 +32,7 @@ pub fn apply(resource: &Resource, object: &mut Value) {
     canonical(resource, object);
 }
 
-/// What is derived from a new object once, after its status was set and before it is validated.
+/// Values derived once from a new object, after its status was set and before it is validated.
 pub fn on_create(resource: &Resource, object: &mut Value) {
     if resource.storage == "pods" {
         pod::on_create(object);
@@ -51,7 +51,7 @@ fn canonical(resource: &Resource, object: &mut Value) -> bool {
     }
 }
 
-/// Whatever a node has can be given to pods, unless it says otherwise.
+/// Allocatable defaults to capacity.
 fn node(node: &mut Value) {
     if let Some(capacity) = node.pointer("/status/capacity").cloned() {
         set(node, "/status/allocatable", || capacity);
@@ -59,8 +59,8 @@ fn node(node: &mut Value) {
     pair(node, "/spec/podCIDR", "/spec/podCIDRs");
 }
 
-/// The first of a list has a field of its own, which wins where they differ: old clients write
-/// only that.
+/// The first element of a list has its own field, which takes precedence: old clients set only
+/// that.
 fn pair(object: &mut Value, one: &str, many: &str) {
     let first = object.pointer(many).and_then(|list| list.get(0)).cloned();
     match object.pointer(one).cloned() {
@@ -74,7 +74,7 @@ fn pair(object: &mut Value, one: &str, many: &str) {
     }
 }
 
-/// Every namespace can be selected by its name.
+/// Adds the label by which a namespace can be selected by name.
 fn namespace(namespace: &mut Value) {
     if let Some(name) = namespace.pointer("/metadata/name").cloned() {
         put(namespace, "/metadata/labels", {
@@ -88,7 +88,7 @@ fn namespace(namespace: &mut Value) {
     set(namespace, "/status/phase", || json!("Active"));
 }
 
-/// Plain text is for writing only: it becomes data.
+/// `stringData` is write-only: it is merged into `data`.
 fn secret(secret: &mut Value) {
     let Some(fields) = secret.as_object_mut() else { return };
     if let Some(Value::Object(texts)) = fields.remove("stringData") {
@@ -138,7 +138,7 @@ fn service(service: &mut Value) {
     }
 }
 
-/// Sets a field that is unset; the objects on the way to it are made.
+/// Sets a field that is unset; missing parents are created.
 fn set(object: &mut Value, pointer: &str, value: impl FnOnce() -> Value) {
     let unset = match object.pointer(pointer) {
         None | Some(Value::Null) => true,

@@ -1,4 +1,4 @@
-//! What is served, told to clients: groups, versions, resources, verbs.
+//! Discovery: served groups, versions, resources and verbs.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::registry::{RESOURCES, Resource, Subresource, Verb, group_version};
 
-/// The Kubernetes release whose API this is.
+/// The Kubernetes release of this API.
 pub const KUBERNETES_MINOR: &str = "36";
 pub const KUBERNETES_VERSION: &str = "v1.36.4";
 
@@ -75,7 +75,7 @@ fn version_of(group: &str) -> &'static str {
     resource.map_or("v1", |resource| resource.version)
 }
 
-/// All but the core group, in the order of the table.
+/// All groups but the core group, in the order of the table.
 fn served_groups() -> Vec<&'static str> {
     let mut groups = Vec::new();
     for resource in RESOURCES {
@@ -96,7 +96,7 @@ pub fn resources(group: &str, version: &str) -> Value {
         .collect();
     json!(ResourceList {
         kind: "APIResourceList",
-        // The core group's list has never had one.
+        // The list of the core group has no `apiVersion`.
         api_version: (!group.is_empty()).then_some("v1"),
         group_version: group_version(group, version),
         resources,
@@ -174,7 +174,7 @@ fn names(verbs: &[Verb]) -> Vec<&'static str> {
     verbs.iter().map(|verb| verb.as_str()).collect()
 }
 
-/// Tells clients when the stored form of a kind changes. Both groups of events are stored alike.
+/// Changes when the stored form of a kind changes. Both event groups are stored alike.
 fn storage_hash(resource: &Resource) -> String {
     let group = if resource.storage == "events" { "" } else { resource.group };
     let digest = Sha256::digest(format!("{group}/{}/{}", resource.version, resource.kind));

@@ -1,9 +1,9 @@
-//! An object at rest: JSON text, cut so that it can be served without being parsed.
+//! A stored object: JSON text, cut so that it can be served without parsing.
 //!
 //! Why not `Value`: parsed JSON takes several times the memory of its text, and most reads only
-//! hand the text on. The text begins after `"metadata":{"resourceVersion":"N",`, because the
-//! version is known only when the write is ordered, and after `kind` and `apiVersion`, because
-//! the items of a list carry none.
+//! copy the text. The text begins after `"metadata":{"resourceVersion":"N",`, because the version
+//! is known only when the write is ordered, and after `kind` and `apiVersion`, because list items
+//! have none.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -22,7 +22,7 @@ pub struct Document {
     pub text: Bytes,
 }
 
-/// Why stored text could not be read back.
+/// Why stored text cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     #[error("stored object at revision {revision} is not JSON")]
@@ -32,8 +32,8 @@ pub enum DocumentError {
 }
 
 impl Document {
-    /// The text to store for an object. What the server fills in (`kind`, `apiVersion`, the
-    /// version) and what it never keeps (`managedFields`, `selfLink`) is left out.
+    /// The text to store for an object, without what the server adds (`kind`, `apiVersion`, the
+    /// version) and what it never keeps (`managedFields`, `selfLink`).
     pub fn text(object: Object) -> Bytes {
         let Value::Object(mut root) = object.into_value() else { return Bytes::new() };
         root.remove("apiVersion");
@@ -45,7 +45,7 @@ impl Document {
         for unkept in ["resourceVersion", "managedFields", "selfLink"] {
             meta.remove(unkept);
         }
-        // The version before it ends in a comma, so something must follow.
+        // The version before it ends in a comma, so a field must follow.
         meta.entry("name").or_insert_with(|| Value::String(String::new()));
         let mut text = Value::Object(meta).to_string();
         text.remove(0);
@@ -58,7 +58,7 @@ impl Document {
         Bytes::from(text)
     }
 
-    /// Appends the object as it stands in a list, without `kind` and `apiVersion`.
+    /// Appends the object as a list item, without `kind` and `apiVersion`.
     pub fn write_item(&self, out: &mut Vec<u8>) {
         out.push(b'{');
         self.write_rest(out);
@@ -91,7 +91,7 @@ impl Document {
         Object::try_from(value).map_err(|source| DocumentError::Shape { revision, source })
     }
 
-    /// Reads only what `T` names, which is much cheaper than the whole.
+    /// Parses only the fields of `T`, which is much cheaper than the whole.
     pub fn extract<T: serde::de::DeserializeOwned>(&self) -> Result<T, DocumentError> {
         let mut text = Vec::with_capacity(self.text.len() + 48);
         self.write_item(&mut text);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_comes_back_as_it_was_with_its_version() {
+    fn object_round_trips_through_the_store_with_its_version() {
         for (case, stored, served) in [
             (
                 "ordinary",

@@ -1,13 +1,13 @@
-//! Events have two forms, `v1` and `events.k8s.io/v1`, and are one set of objects.
+//! Events: two API groups, `v1` and `events.k8s.io/v1`, over one set of objects.
 //!
-//! They are stored in the older form, which holds everything that the newer can say.
+//! They are stored in the older form, which can represent everything of the newer.
 
 use serde_json::{Map, Value};
 
 use crate::object::Object;
 use crate::registry::{EVENTS, EVENTS_V1, Resource};
 
-/// Fields that are named differently: older, newer.
+/// Renamed fields: older, newer.
 const RENAMED: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_goes_from_one_form_to_the_other_and_back() {
+    fn event_converts_between_both_forms() {
         let newer = json!({
             "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
             "regarding": {"kind": "Pod"}, "note": "n", "reportingController": "c", "reportingInstance": "i",

@@ -1,13 +1,12 @@
-//! The embedded API server: Kubernetes' API for one machine, in one process.
+//! Embedded API server: the Kubernetes API for one machine, in one process.
 //!
-//! It is what `podwright up` puts before `kubectl`, and what the node's simulation tests talk to:
-//! a real server either way, reached through HTTPS or, in-process, as a [`tower::Service`] that a
-//! `kube::Client` is made of ([`ApiServer::service`]).
+//! `podwright up` serves it to `kubectl`, and the node's simulation tests use it: the same server
+//! either way, reached through HTTPS or, in-process, as a [`tower::Service`] for a `kube::Client`
+//! ([`ApiServer::service`]).
 //!
-//! Read it in the order of a request: [`router`] -> [`request`] (what is asked) -> [`access`] (who
-//! asks) -> [`decode`] -> [`rest`] (what each verb means) -> [`store`] -> [`watch`]. What is
-//! particular to a kind stands in [`registry`], [`strategy`], [`admission`], [`defaults`] and
-//! [`validation`].
+//! Read it in the order of a request: [`router`] -> [`request`] (request info) -> [`access`]
+//! (authorization) -> [`decode`] -> [`rest`] (verbs) -> [`store`] -> [`watch`]. What is specific to
+//! a kind is in [`registry`], [`strategy`], [`admission`], [`defaults`] and [`validation`].
 
 pub mod access;
 pub mod admission;
@@ -19,13 +18,14 @@ pub mod decode;
 pub mod defaults;
 pub mod discovery;
 pub mod document;
+pub mod encode;
 pub mod events;
+pub mod json_edit;
 pub mod negotiate;
 pub mod object;
 pub mod openapi;
 pub mod options;
 pub mod patch;
-pub mod present;
 pub mod protobuf;
 pub mod registry;
 pub mod request;
@@ -40,7 +40,6 @@ pub mod store;
 pub mod strategy;
 pub mod table;
 pub mod tokens;
-pub mod tree;
 pub mod validation;
 pub mod watch;
 

@@ -1,13 +1,13 @@
-//! In which form the client wants its answer: the `Accept` header.
+//! Content negotiation: the `Accept` header.
 //!
-//! JSON is the only encoding. A table (`kubectl get`) or the metadata alone are other *views*
-//! of the same objects, asked for by parameters of the media type.
+//! JSON is the only encoding. Tables (`kubectl get`) and metadata only are other *views* of the
+//! same objects, requested by parameters of the media type.
 
 use http::{HeaderMap, header};
 
 use crate::status::ApiError;
 
-/// What to show of the objects.
+/// View of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
     Whole,
@@ -17,7 +17,7 @@ pub enum View {
     Metadata,
 }
 
-/// What discovery documents may look like.
+/// Form of the discovery documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discovery {
     /// One document per group and version.
@@ -44,7 +44,7 @@ impl Range<'_> {
     }
 }
 
-/// In the order of the client's preference.
+/// Media ranges in the client's order of preference.
 fn ranges(headers: &HeaderMap) -> Vec<Range<'_>> {
     let lines = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok());
     let mut ranges: Vec<Range<'_>> = lines
@@ -69,7 +69,7 @@ fn quality(range: &Range<'_>) -> f32 {
     }
 }
 
-/// The first view on the client's list that this server has.
+/// The first view on the client's list that this server supports.
 pub fn view(headers: &HeaderMap) -> Result<View, ApiError> {
     if !headers.contains_key(header::ACCEPT) {
         return Ok(View::Whole);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clients_order_decides_the_view() {
+    fn order_of_preference_decides_the_view() {
         for (accept, want) in [
             ("", Ok(View::Whole)),
             ("*/*", Ok(View::Whole)),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn aggregated_discovery_is_given_to_those_who_ask() {
+    fn aggregated_discovery_is_served_on_request() {
         for (accept, want) in [
             ("application/json", Discovery::Plain),
             (

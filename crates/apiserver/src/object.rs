@@ -1,15 +1,15 @@
-//! An API object while a request works on it: a JSON object with its `metadata` at hand.
+//! An API object in a request: a JSON object with access to its `metadata`.
 //!
-//! Why JSON and not the typed structs: a field that a newer client sends must survive a round
-//! trip, patches work on JSON, and one generic path serves every kind. The types of
-//! `k8s-openapi` are used where they help, to check what came in (`decode`).
+//! Why JSON and not the typed structs: a field that a newer client sends must survive a round trip,
+//! patches work on JSON, and one generic path serves every kind. The types of `k8s-openapi` are
+//! used to check input (`decode`).
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use crate::clock::rfc3339;
+use crate::json_edit;
 use crate::registry::Resource;
-use crate::tree;
 
 /// Always a JSON object whose `metadata` is a JSON object.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +47,7 @@ impl Object {
         &self.0
     }
 
-    /// Lets another module work on the JSON; `metadata` is made whole again afterwards.
+    /// Edits the JSON; `metadata` is restored as an object afterwards.
     pub fn edit(&mut self, act: impl FnOnce(&mut Value)) {
         act(&mut self.0);
         if !self.0.is_object() {
@@ -69,7 +69,7 @@ impl Object {
         self.0.get("metadata").and_then(Value::as_object).unwrap_or(&NO_MAP)
     }
 
-    /// Sets one field of `metadata`, or takes it away.
+    /// Sets or removes one field of `metadata`.
     pub fn set_meta(&mut self, field: &str, value: Option<Value>) {
         self.put(&["metadata", field], value);
     }
@@ -78,17 +78,17 @@ impl Object {
         self.0.get(field)
     }
 
-    /// Sets one field at the top, or takes it away.
+    /// Sets or removes one top-level field.
     pub fn set(&mut self, field: &str, value: Option<Value>) {
         self.put(&[field], value);
     }
 
-    /// Puts a value at a path of names, or takes away what is there.
+    /// Sets or removes the value at a path.
     pub fn put(&mut self, path: &[&str], value: Option<Value>) {
-        self.edit(|root| tree::put(root, path, value));
+        self.edit(|root| json_edit::put(root, path, value));
     }
 
-    /// A string by JSON pointer; empty where it is absent.
+    /// A string by JSON pointer; empty if absent.
     pub fn text(&self, pointer: &str) -> &str {
         self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
@@ -101,7 +101,7 @@ impl Object {
         self.meta_text("name")
     }
 
-    /// For messages about an object whose name may still have to be generated.
+    /// Name for messages; it may not be generated yet.
     pub fn shown_name(&self) -> &str {
         match (self.name(), self.meta_text("generateName")) {
             ("", "") => "Unknown",
@@ -152,10 +152,10 @@ impl Object {
         self.meta().get("ownerReferences").and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
-    /// When it is to be gone; set means that it is being deleted.
+    /// Set if the object is being deleted: the time by which it should be gone.
     pub fn deletion_timestamp(&self) -> Option<Timestamp> {
         let text = self.meta().get("deletionTimestamp")?.as_str()?;
-        // A time that nobody can read still means "being deleted".
+        // An unreadable time still means "being deleted".
         Some(text.parse().unwrap_or(Timestamp::UNIX_EPOCH))
     }
 
@@ -172,7 +172,7 @@ impl Object {
         self.set_meta("deletionGracePeriodSeconds", grace.map(Value::from));
     }
 
-    /// Writes `apiVersion` and `kind` as the resource has them.
+    /// Sets `apiVersion` and `kind` from the resource.
     pub fn set_type(&mut self, resource: &Resource) {
         self.set("apiVersion", Some(resource.api_version().into()));
         self.set("kind", Some(resource.kind.into()));
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_json_objects_become_objects() {
+    fn only_json_objects_become_api_objects() {
         for (case, value, good) in [
             ("empty", json!({}), true),
             ("metadata null", json!({"metadata": null}), true),
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn fields_of_the_wrong_type_read_as_absent() {
-        // given metadata in which nothing has the type it should
+        // given metadata in which every field has the wrong type
         let hostile = json!({"metadata": {
             "name": 1, "labels": [], "annotations": "x", "finalizers": {}, "ownerReferences": 3,
             "generation": "x", "deletionTimestamp": 5, "deletionGracePeriodSeconds": []

@@ -1,10 +1,10 @@
-//! What the objects look like, told to clients: OpenAPI, in its second and third version.
+//! OpenAPI documents, versions 2 and 3.
 //!
-//! `kubectl` reads it to validate manifests, to merge lists by their keys when it applies them, to
-//! explain fields, and to learn whether a dry run is possible. It is written from the same tables
-//! that decode and merge objects ([`podwright_core::schema`]), so it cannot say anything else than
-//! what happens. It is made anew for whoever asks: that takes some milliseconds and is asked once
-//! in a while, and kept it would take a megabyte.
+//! `kubectl` uses them to validate manifests, to merge lists by their keys on apply, to explain
+//! fields, and to check whether a dry run is possible. They are generated from the same tables that
+//! decode and merge objects ([`podwright_core::schema`]), so they cannot disagree with the
+//! behaviour. A document is generated for each request: that takes some milliseconds and is rare,
+//! and caching would take a megabyte.
 
 mod definitions;
 mod operations;
@@ -22,24 +22,24 @@ use sha2::{Digest as _, Sha256};
 use crate::discovery::KUBERNETES_VERSION;
 use crate::registry::{RESOURCES, Resource};
 
-/// The names that clients of several ages have for the protobuf form of version 2.
+/// Media types that clients of different ages use for the protobuf form of version 2.
 const PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
 ];
 
-/// What can be asked for.
+/// An OpenAPI path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Page {
+pub enum OpenApiPage {
     /// `/openapi/v2`: everything.
     Whole,
-    /// `/openapi/v3`: where the documents are.
+    /// `/openapi/v3`: the index of documents.
     Index,
     /// `/openapi/v3/apis/{group}/{version}`
     Document { group: &'static str, version: &'static str },
 }
 
-/// The two versions of the format differ in where they put things.
+/// The two versions of the format, which differ in structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     V2,
@@ -56,8 +56,8 @@ impl Form {
     }
 }
 
-impl Page {
-    /// The page at a path, given in parts after `openapi`.
+impl OpenApiPage {
+    /// The page at a path, given by the parts after `openapi`.
     pub fn at(parts: &[&str]) -> Option<Self> {
         match parts {
             ["v2"] => Some(Self::Whole),
@@ -98,7 +98,8 @@ impl Page {
     }
 }
 
-/// The name to answer with: the one with `@` is asked for, and refused as an answer.
+/// Media type of the response: a request may have the one with `@`, but clients do not accept it in
+/// a response.
 fn wanted_protobuf(headers: &HeaderMap) -> Option<&'static str> {
     let [old, new] = PROTOBUF;
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok());
@@ -138,7 +139,7 @@ fn document(group: &str, version: &str) -> Value {
     })
 }
 
-/// A client keeps a document for as long as its hash stays the same.
+/// A client caches a document as long as its hash is the same.
 static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     let groups: BTreeMap<String, &Resource> =
         RESOURCES.iter().map(|resource| (path_of(resource), *resource)).collect();
@@ -171,13 +172,13 @@ fn index() -> Value {
 mod tests {
     use super::*;
 
-    /// Every reference in a document leads to something in it.
+    /// Checks that every reference in a document resolves within it.
     fn check_references(document: &Value, value: &Value) {
         match value {
             Value::Object(map) => {
                 if let Some(reference) = map.get("$ref").and_then(Value::as_str) {
                     let pointer = reference.trim_start_matches('#');
-                    assert!(document.pointer(pointer).is_some(), "{reference} leads nowhere");
+                    assert!(document.pointer(pointer).is_some(), "{reference} does not resolve");
                 }
                 map.values().for_each(|value| check_references(document, value));
             }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
+    fn every_reference_resolves() {
         check_references(&whole(), &whole());
         for resource in RESOURCES {
             let document = document(resource.group, resource.version);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_can_be_found_by_its_name_and_a_list_merged_by_its_key() {
+    fn kinds_have_names_and_lists_have_merge_keys() {
         let whole = whole();
         let pod = &whole["definitions"]["io.k8s.api.core.v1.Pod"];
         assert_eq!(
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_says_that_it_can_be_tried() {
+    fn patch_supports_dry_run() {
         let document = document("", "v1");
         let patch = &document["paths"]["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"];
         let names: Vec<&str> = patch["parameters"]
@@ -230,29 +231,29 @@ mod tests {
     }
 
     #[test]
-    fn protobuf_is_given_to_those_who_ask_under_a_name_that_can_be_read() {
-        for asked in PROTOBUF {
+    fn protobuf_is_served_on_request_with_a_valid_media_type() {
+        for requested in PROTOBUF {
             let mut headers = HeaderMap::new();
-            headers.insert(header::ACCEPT, HeaderValue::from_static(asked));
-            let answer = Page::Whole.serve(&headers);
-            let kind = answer.headers().get(header::CONTENT_TYPE);
-            assert_eq!(kind, Some(&HeaderValue::from_static(PROTOBUF[1])), "{asked}");
+            headers.insert(header::ACCEPT, HeaderValue::from_static(requested));
+            let response = OpenApiPage::Whole.serve(&headers);
+            let kind = response.headers().get(header::CONTENT_TYPE);
+            assert_eq!(kind, Some(&HeaderValue::from_static(PROTOBUF[1])), "{requested}");
         }
-        let answer = Page::Whole.serve(&HeaderMap::new());
-        let kind = answer.headers().get(header::CONTENT_TYPE);
+        let response = OpenApiPage::Whole.serve(&HeaderMap::new());
+        let kind = response.headers().get(header::CONTENT_TYPE);
         assert_eq!(kind, Some(&HeaderValue::from_static("application/json")));
     }
 
     #[test]
-    fn the_index_leads_to_documents() {
+    fn index_lists_documents() {
         let index = index();
         let url = index["paths"]["apis/coordination.k8s.io/v1"]["serverRelativeURL"].as_str();
         let want = "/openapi/v3/apis/coordination.k8s.io/v1?hash=";
         assert!(url.is_some_and(|url| url.starts_with(want)), "{url:?}");
         assert_eq!(
-            Page::at(&["v3", "apis", "coordination.k8s.io", "v1"]),
-            Some(Page::Document { group: "coordination.k8s.io", version: "v1" })
+            OpenApiPage::at(&["v3", "apis", "coordination.k8s.io", "v1"]),
+            Some(OpenApiPage::Document { group: "coordination.k8s.io", version: "v1" })
         );
-        assert_eq!(Page::at(&["v3", "apis", "apps", "v1"]), None);
+        assert_eq!(OpenApiPage::at(&["v3", "apis", "apps", "v1"]), None);
     }
 }

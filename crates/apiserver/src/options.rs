@@ -1,4 +1,4 @@
-//! The options of a request: its query, and for a deletion also its body.
+//! Request options: from the query, and for a deletion also from the body.
 
 use axum::extract::Query as Extract;
 use http::Uri;
@@ -35,7 +35,7 @@ impl Query {
         self.get(name).unwrap_or_default()
     }
 
-    /// `1`, `true` and a bare name mean yes.
+    /// `1`, `true` and a bare name are true.
     pub fn flag(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| !matches!(value, "0" | "false" | "False" | "FALSE"))
     }
@@ -52,16 +52,16 @@ impl Query {
     }
 }
 
-/// How fresh an answer must be.
+/// Required freshness of a response (`resourceVersion` and `resourceVersionMatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// The newest there is. (A cache may answer "any" with something older; we have no cache.)
+    /// The newest. (kube-apiserver may serve "any" from an older cache; there is no cache here.)
     Newest,
-    /// Any version will do: for a watch, start with what there is.
+    /// Any version; a watch starts with the current objects.
     Any,
-    /// At least this old a client has already seen.
+    /// Not older than a revision that the client has already seen.
     NotOlderThan(u64),
-    /// This one and no other.
+    /// Exactly this revision.
     Exactly(u64),
 }
 
@@ -79,12 +79,12 @@ pub struct ListOptions {
 pub struct WatchOptions {
     pub bookmarks: bool,
     pub timeout_seconds: Option<u64>,
-    /// Start with what there is, then say where that ends.
+    /// Start with the current objects, then send a bookmark where they end.
     pub send_initial_events: Option<bool>,
 }
 
 impl ListOptions {
-    /// Of a list or a watch, as the request is one or the other.
+    /// Parses the options of a list or a watch, depending on the request.
     pub fn parse(info: &RequestInfo, query: &Query) -> Result<Self, ApiError> {
         check_match(query, info.verb == Verb::Watch)?;
         let continue_token =
@@ -95,7 +95,7 @@ impl ListOptions {
             query.text("fieldSelector"),
         )
         .map_err(|error| ApiError::bad_request(error.to_string()))?;
-        // Less than nothing limits nothing.
+        // A negative limit is no limit.
         let limit = usize::try_from(query.integer("limit")?.unwrap_or(0)).unwrap_or(0);
         let freshness = match (Freshness::of_get(query)?, query.text("resourceVersionMatch")) {
             (Freshness::NotOlderThan(_) | Freshness::Exactly(_), _) if continue_token.is_some() => {
@@ -126,7 +126,7 @@ impl ListOptions {
 }
 
 impl Freshness {
-    /// As a request for one object has it, with nothing but a version.
+    /// For a get, which has only `resourceVersion`.
     pub fn of_get(query: &Query) -> Result<Self, ApiError> {
         match query.text("resourceVersion") {
             "" => Ok(Self::Newest),
@@ -136,7 +136,7 @@ impl Freshness {
     }
 }
 
-/// How versions are matched must fit what else is asked. All that does not is told at once.
+/// Checks `resourceVersionMatch` against the other options. Reports all errors at once.
 fn check_match(query: &Query, watching: bool) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     let mut forbid = |field: &str, why: &str| {
@@ -209,11 +209,11 @@ fn unsupported(field: &str, value: &str, supported: &str) -> FieldError {
     }
 }
 
-/// What to do about fields that the server does not know, or finds twice.
+/// Handling of unknown and duplicate fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
     Ignore,
-    /// Take the rest, and say so in a header.
+    /// Accept the rest, and report it in a warning header.
     #[default]
     Warn,
     Strict,
@@ -258,15 +258,16 @@ impl WriteOptions {
     }
 }
 
-/// Who writes. It is not kept here, but a name that is refused elsewhere is refused here.
+/// Validates the field manager. It is not stored, but names that kube-apiserver refuses are
+/// refused.
 fn check_manager(name: &str, errors: &mut Vec<FieldError>) {
-    const LONGEST: usize = 128;
+    const MAX_BYTES: usize = 128;
     let field = || "fieldManager".to_owned();
-    if name.len() > LONGEST {
+    if name.len() > MAX_BYTES {
         errors.push(FieldError {
             reason: "FieldValueTooLong",
             field: field(),
-            message: format!("Too long: may not be more than {LONGEST} bytes"),
+            message: format!("Too long: may not be more than {MAX_BYTES} bytes"),
         });
     }
     let hidden = |c: char| c.is_control() || (c.is_whitespace() && c != ' ');
@@ -290,10 +291,10 @@ fn dry_run(value: Option<&str>) -> Result<bool, FieldError> {
     }
 }
 
-/// What becomes of the objects that name the deleted one as their owner.
+/// What happens to the objects that name the deleted one as their owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
-    /// They stay, and no longer name it.
+    /// They stay and lose the owner reference.
     Orphan,
     /// They are deleted after it.
     Background,
@@ -307,7 +308,8 @@ pub struct DeleteOptions {
     pub uid: Option<String>,
     pub resource_version: Option<String>,
     pub propagation: Option<Propagation>,
-    /// The client said that dependents go too, and is told if that takes time.
+    /// The client requested that dependents be deleted too, and the response reports if that takes
+    /// time.
     pub cascades: bool,
     pub dry_run: bool,
 }
@@ -330,7 +332,7 @@ struct Preconditions {
 }
 
 impl DeleteOptions {
-    /// The body wins; the query serves where there is none.
+    /// The body takes precedence over the query.
     pub fn parse(query: &Query, body: Option<&Value>) -> Result<Self, ApiError> {
         let Some(body) = body else {
             return Self::from_body(DeleteBody {
@@ -346,7 +348,7 @@ impl DeleteOptions {
         Self::from_value(body)
     }
 
-    /// As it stands in a body, or inside an Eviction.
+    /// From a request body, or from inside an Eviction.
     pub fn from_value(value: &Value) -> Result<Self, ApiError> {
         let refuse =
             |why: &str| ApiError::bad_request(format!("DeleteOptions cannot be read: {why}"));
@@ -383,7 +385,7 @@ impl DeleteOptions {
         let mut dry = false;
         for value in body.dry_run.iter().flatten() {
             match dry_run(Some(value)) {
-                Ok(asked) => dry |= asked,
+                Ok(requested) => dry |= requested,
                 Err(error) => errors.push(error),
             }
         }
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn list_options_are_read_or_refused() {
+    fn list_options_are_parsed_or_refused() {
         let fresh = |text: &str| {
             let verb = if text.contains("watch") { Verb::Watch } else { Verb::List };
             let info = RequestInfo {
@@ -453,8 +455,8 @@ mod tests {
     }
 
     #[test]
-    fn deletion_is_told_by_body_or_query() {
-        let told = |text: &str, body: &str| {
+    fn delete_options_come_from_body_or_query() {
+        let parsed = |text: &str, body: &str| {
             let body = serde_json::from_str(body).ok();
             DeleteOptions::parse(&query(text), body.as_ref()).map_err(|e| e.code)
         };
@@ -484,7 +486,7 @@ mod tests {
             ("", r#"{"gracePeriodSeconds":"soon"}"#, Err(400)),
             ("", "[1]", Err(400)),
         ] {
-            assert_eq!(told(text, body), want, "{text} {body}");
+            assert_eq!(parsed(text, body), want, "{text} {body}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The three ways a client can describe a change instead of sending the whole object.
+//! Patches: the three formats in which a client can send a change instead of the whole object.
 //!
-//! All are pure: the original and the patch go in, the changed object comes out. It may hold
-//! anything the patch put there; decoding it again drops or refuses what does not belong.
+//! All are pure functions from the original and the patch to the patched object. It may contain
+//! anything that the patch adds; decoding it again drops or refuses invalid fields.
 
 mod json;
 mod strategic;
@@ -13,26 +13,27 @@ use crate::status::{ApiError, Details};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchType {
-    /// RFC 6902: a list of steps.
+    /// RFC 6902: a list of operations.
     Json,
-    /// RFC 7396: an object laid over the original.
+    /// RFC 7396: an object merged over the original.
     Merge,
-    /// As merge, but lists are merged by what identifies their elements.
+    /// As merge, but lists are merged by the key of their elements.
     Strategic,
 }
 
-/// Texts are the API server's.
+/// The texts are kube-apiserver's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatchError {
-    /// The patch is not what its type says.
+    /// The patch is not valid for its type.
     #[error("{0}")]
     Malformed(String),
     #[error("The allowed maximum operations in a JSON patch is {limit}, got {count}")]
     TooManySteps { count: usize, limit: usize },
-    /// The patch reads, but does not fit the object. The server keeps the reason to itself.
+    /// The patch is valid, but cannot be applied to the object. The reason is not sent to the
+    /// client.
     #[error("the server rejected our request due to an error in our request")]
     DoesNotApply { why: String },
-    /// The patch and the object contradict each other in a way that has no name.
+    /// The patch and the object contradict each other; kube-apiserver has no reason for this case.
     #[error("{0}")]
     Contradiction(String),
 }
@@ -51,7 +52,7 @@ impl From<PatchError> for ApiError {
     }
 }
 
-/// The object after the patch.
+/// Applies the patch.
 pub fn apply(
     patch_type: PatchType,
     resource: &Resource,
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_patch_is_an_object() {
+    fn merge_patch_must_be_an_object() {
         for patch in [json!([]), json!("x"), json!(null)] {
             let error = apply(PatchType::Merge, &PODS, &json!({}), &patch).unwrap_err();
             assert_eq!(error, PatchError::Malformed("Invalid JSON Patch".to_owned()));
@@ -99,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn each_error_has_its_answer() {
+    fn each_error_has_its_status() {
         for (error, code, reason) in [
             (PatchError::Malformed("x".to_owned()), 400, "BadRequest"),
             (PatchError::TooManySteps { count: 2, limit: 1 }, 413, "RequestEntityTooLarge"),
             (PatchError::DoesNotApply { why: "x".to_owned() }, 422, "Invalid"),
             (PatchError::Contradiction("x".to_owned()), 500, ""),
         ] {
-            let answer = ApiError::from(error);
-            assert_eq!((answer.code, answer.reason), (code, reason));
+            let status = ApiError::from(error);
+            assert_eq!((status.code, status.reason), (code, reason));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Request bodies in protobuf: the form in which Go's typed clients, `kubectl create` among them,
-//! send objects since Kubernetes 1.32, without asking first.
+//! Protobuf request bodies: Go's typed clients, such as `kubectl create`, send objects in this form
+//! since Kubernetes 1.32 without negotiation.
 //!
-//! Only reading is needed: every such client takes JSON for an answer. The table of fields turns a
-//! message into the JSON that the same client would otherwise have sent, and everything behind
-//! this module goes on as if it had.
+//! Only decoding is needed: every such client accepts JSON responses. The table of fields converts
+//! a message to the JSON that the client would otherwise have sent, and the rest of the server
+//! handles only JSON.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -14,15 +14,15 @@ use jiff::Timestamp;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use serde_json::{Map, Value};
 
-/// How `Content-Type` and `Accept` name it.
+/// Media type in `Content-Type` and `Accept`.
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 
-/// What every message begins with.
+/// Prefix of every message.
 const MAGIC: &[u8] = b"k8s\0";
-/// Deeper than any real object; a message deeper than the stack is none.
-const DEEPEST: usize = 64;
+/// Deeper than any real object; keeps hostile messages from overflowing the stack.
+const MAX_DEPTH: usize = 64;
 
-/// Why a body cannot be read.
+/// Why a body cannot be decoded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtobufError {
     #[error(
@@ -37,7 +37,7 @@ pub enum ProtobufError {
     UnknownKind { api_version: String, kind: String },
 }
 
-/// One object, as the JSON that says the same.
+/// Decodes one object to JSON.
 pub fn read(body: &[u8]) -> Result<Value, ProtobufError> {
     let message = body.strip_prefix(MAGIC).ok_or(ProtobufError::NoPrefix)?;
     let envelope = Message { bytes: message, path: "envelope".to_owned(), depth: 0 };
@@ -83,7 +83,7 @@ struct Shape {
 
 #[derive(Debug)]
 struct Field {
-    /// Empty: its fields are the parent's.
+    /// Empty if inlined: its fields belong to the parent.
     name: &'static str,
     many: Many,
     ty: Type,
@@ -109,7 +109,7 @@ enum Type {
     Message(&'static str),
 }
 
-/// Reads the table; its grammar stands at its top.
+/// Parses the table; its grammar is described at its top.
 fn parse(table: &'static str) -> HashMap<&'static str, Shape> {
     let mut shapes: HashMap<&'static str, Shape> = HashMap::new();
     let mut current = "";
@@ -147,7 +147,7 @@ fn parse_field(word: &'static str) -> Option<(u32, Field)> {
     Some((number.parse().ok()?, Field { name, many, ty }))
 }
 
-/// A message on the wire, and how it was reached.
+/// An encoded message, and its path in the object.
 struct Message<'a> {
     bytes: &'a [u8],
     path: String,
@@ -157,7 +157,7 @@ struct Message<'a> {
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Of a form that no field here has.
+    /// A wire type that no field here uses.
     Other,
 }
 
@@ -165,13 +165,13 @@ impl<'a> Message<'a> {
     fn below(&self, name: &str, bytes: &'a [u8]) -> Result<Self, ProtobufError> {
         let path = format!("{}.{name}", self.path);
         let depth = self.depth + 1;
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(ProtobufError::TooDeep { path });
         }
         Ok(Self { bytes, path, depth })
     }
 
-    /// Its fields in order, up to the first that cannot be read.
+    /// Its fields in order, up to the first invalid one.
     fn fields(&self) -> impl Iterator<Item = Result<(u32, Wire<'a>), ProtobufError>> + use<'a> {
         let mut rest = self.bytes;
         let mut failed = false;
@@ -213,7 +213,7 @@ impl Shape {
     ) -> Result<(), ProtobufError> {
         for field in message.fields() {
             let (number, wire) = field?;
-            // A field that is not known is one of a newer client, and is passed over.
+            // An unknown field comes from a newer client and is skipped.
             let Some(field) = self.fields.get(&number) else { continue };
             field.read_into(wire, message, out)?;
         }
@@ -337,7 +337,7 @@ impl Type {
     }
 }
 
-/// The few fields of a small message.
+/// The fields of a small message.
 struct Parts<'a> {
     fields: Vec<(u32, Wire<'a>)>,
     path: String,
@@ -366,7 +366,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// A time that says nothing is no time.
+/// An empty time is null.
 fn time(parts: &Parts<'_>, ty: Type) -> Value {
     if parts.fields.is_empty() {
         return Value::Null;

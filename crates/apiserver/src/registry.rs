@@ -1,13 +1,13 @@
-//! The kinds this server serves, as one static table.
+//! Served resources, as one static table.
 //!
-//! Why a table and not a trait per kind: everything generic (routing, discovery, storage,
-//! list, watch, patch) needs the same dozen facts about a kind, and a reader sees what is
-//! served, and what is not, on one page. What is *particular* to a kind lives in the module
-//! that names the particularity (defaults, validation, deletion, admission).
+//! Why a table and not a trait per kind: everything generic (routing, discovery, storage, list,
+//! watch, patch) needs the same dozen facts about a kind, and the table shows on one page what is
+//! served. What is *specific* to a kind is in the module for that aspect (defaults, validation,
+//! deletion, admission).
 
 use std::fmt;
 
-/// What a client may ask of a resource.
+/// An operation on a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Create,
@@ -41,23 +41,23 @@ impl fmt::Display for Verb {
     }
 }
 
-/// Where the objects of a resource live.
+/// How the objects of a resource are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// On disk: an acknowledged write survives power loss.
     Disk,
-    /// On disk, except in this namespace, where they live in memory only: a node's heartbeat,
+    /// On disk, except in this namespace, where they are in memory only: a node's heartbeat,
     /// written every few seconds, is worthless after a restart and would wear the disk out.
     DiskExceptIn(&'static str),
-    /// In memory, bounded in number, and forgotten after the server's event lifetime.
-    Fading,
+    /// In memory, limited in number, and dropped after the server's event lifetime.
+    Expiring,
 }
 
-/// A part of an object with an address of its own.
+/// Part of an object with its own path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subresource {
     pub name: &'static str,
-    /// Kind of the body it speaks; group and version only where they differ from the parent's.
+    /// Kind of the body; group and version only where they differ from the parent's.
     pub kind: &'static str,
     pub group_version: Option<(&'static str, &'static str)>,
     pub verbs: &'static [Verb],
@@ -76,23 +76,23 @@ pub struct Resource {
     pub categories: &'static [&'static str],
     pub verbs: &'static [Verb],
     pub subresources: &'static [Subresource],
-    /// Name of the storage it shares: both groups of events are one set of objects.
+    /// Name of the storage: both event groups share one set of objects.
     pub storage: &'static str,
     pub durability: Durability,
 }
 
 impl Resource {
-    /// `v1` or `coordination.k8s.io/v1`, as it stands in `apiVersion`.
+    /// `v1` or `coordination.k8s.io/v1`, as in `apiVersion`.
     pub fn api_version(&self) -> String {
         group_version(self.group, self.version)
     }
 
-    /// `pods` or `leases.coordination.k8s.io`, as it stands in messages about the resource.
+    /// `pods` or `leases.coordination.k8s.io`, as in messages about the resource.
     pub fn qualified(&self) -> String {
         qualify(self.plural, self.group)
     }
 
-    /// `Pod` or `Lease.coordination.k8s.io`, as it stands in messages about an invalid object.
+    /// `Pod` or `Lease.coordination.k8s.io`, as in messages about an invalid object.
     pub fn qualified_kind(&self) -> String {
         qualify(self.kind, self.group)
     }
@@ -115,7 +115,7 @@ fn qualify(name: &str, group: &str) -> String {
     if group.is_empty() { name.to_owned() } else { format!("{name}.{group}") }
 }
 
-/// The served resource at this address, if any.
+/// The served resource at this path, if any.
 pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
     RESOURCES
         .iter()
@@ -147,15 +147,19 @@ const UPDATE: &[Verb] = &[Verb::Update];
 const READ_WRITE_PART: &[Verb] = &[Verb::Get, Verb::Patch, Verb::Update];
 const STREAM: &[Verb] = &[Verb::Create, Verb::Get];
 
-const fn part(name: &'static str, kind: &'static str, verbs: &'static [Verb]) -> Subresource {
+const fn subresource_of(
+    name: &'static str,
+    kind: &'static str,
+    verbs: &'static [Verb],
+) -> Subresource {
     Subresource { name, kind, group_version: None, verbs }
 }
 
 const fn status_of(kind: &'static str) -> Subresource {
-    part("status", kind, READ_WRITE_PART)
+    subresource_of("status", kind, READ_WRITE_PART)
 }
 
-/// What most kinds have in common: core/v1, namespaced, every verb, on disk.
+/// Defaults of most kinds: core/v1, namespaced, every verb, on disk.
 const COMMON: Resource = Resource {
     group: "",
     version: "v1",
@@ -186,7 +190,7 @@ pub static EVENTS: Resource = Resource {
     kind: "Event",
     short_names: &["ev"],
     storage: "events",
-    durability: Durability::Fading,
+    durability: Durability::Expiring,
     ..COMMON
 };
 
@@ -200,7 +204,7 @@ pub static NAMESPACES: Resource = Resource {
     namespaced: false,
     short_names: &["ns"],
     verbs: ALL_BUT_COLLECTION,
-    subresources: &[part("finalize", "Namespace", UPDATE), status_of("Namespace")],
+    subresources: &[subresource_of("finalize", "Namespace", UPDATE), status_of("Namespace")],
     storage: "namespaces",
     ..COMMON
 };
@@ -244,19 +248,19 @@ pub static PODS: Resource = Resource {
     short_names: &["po"],
     categories: &["all"],
     subresources: &[
-        part("attach", "PodAttachOptions", STREAM),
-        part("binding", "Binding", CREATE),
-        part("ephemeralcontainers", "Pod", READ_WRITE_PART),
+        subresource_of("attach", "PodAttachOptions", STREAM),
+        subresource_of("binding", "Binding", CREATE),
+        subresource_of("ephemeralcontainers", "Pod", READ_WRITE_PART),
         Subresource {
             name: "eviction",
             kind: "Eviction",
             group_version: Some(("policy", "v1")),
             verbs: CREATE,
         },
-        part("exec", "PodExecOptions", STREAM),
-        part("log", "Pod", &[Verb::Get]),
-        part("portforward", "PodPortForwardOptions", STREAM),
-        part("resize", "Pod", READ_WRITE_PART),
+        subresource_of("exec", "PodExecOptions", STREAM),
+        subresource_of("log", "Pod", &[Verb::Get]),
+        subresource_of("portforward", "PodPortForwardOptions", STREAM),
+        subresource_of("resize", "Pod", READ_WRITE_PART),
         status_of("Pod"),
     ],
     storage: "pods",
@@ -286,7 +290,8 @@ pub static SERVICE_ACCOUNTS: Resource = Resource {
     ..COMMON
 };
 
-/// Read only: a service needs a proxy on every node and a DNS server, and one machine has neither.
+/// Read only: a service needs a proxy on every node and a DNS server, and a single machine has
+/// neither.
 pub static SERVICES: Resource = Resource {
     plural: "services",
     singular: "service",
@@ -329,7 +334,7 @@ pub static PRIORITY_CLASSES: Resource = Resource {
     ..COMMON
 };
 
-/// A question that is answered and not stored, which is what an empty `storage` says.
+/// A review is computed and not stored, hence the empty `storage`.
 const REVIEW: Resource =
     Resource { namespaced: false, verbs: CREATE, group: "authorization.k8s.io", ..COMMON };
 
@@ -341,7 +346,7 @@ pub static TOKEN_REVIEWS: Resource = Resource {
     ..REVIEW
 };
 
-/// Who am I?
+/// The caller's own identity.
 pub static SELF_SUBJECT_REVIEWS: Resource = Resource {
     group: "authentication.k8s.io",
     plural: "selfsubjectreviews",
@@ -357,7 +362,7 @@ pub static SELF_SUBJECT_ACCESS_REVIEWS: Resource = Resource {
     ..REVIEW
 };
 
-/// What may I do?
+/// The caller's own permissions.
 pub static SELF_SUBJECT_RULES_REVIEWS: Resource = Resource {
     plural: "selfsubjectrulesreviews",
     singular: "selfsubjectrulesreview",
@@ -372,7 +377,7 @@ pub static SUBJECT_ACCESS_REVIEWS: Resource = Resource {
     ..REVIEW
 };
 
-/// Everything served, in the order discovery shows it.
+/// All served resources, in the order of discovery.
 pub static RESOURCES: &[&Resource] = &[
     &CONFIG_MAPS,
     &EVENTS,

@@ -1,7 +1,7 @@
-//! What a request is about, read from its method and path.
+//! Request info: target, verb and object, from the method and path of a request.
 //!
-//! Why by hand and not with a route per kind: every kind has the same dozen paths, and whoever
-//! authorizes a request needs these facts in one value before anything else happens.
+//! Why by hand and not with a route per kind: every kind has the same dozen paths, and
+//! authorization needs these facts in one value first.
 
 use http::Method;
 
@@ -23,10 +23,10 @@ pub enum Target {
         version: &'static str,
     },
     Version,
-    /// `/healthz`, `/livez`, `/readyz`, and what stands below them.
+    /// `/healthz`, `/livez`, `/readyz`, and paths below them.
     Health,
     /// `/openapi/…`
-    OpenApi(openapi::Page),
+    OpenApi(openapi::OpenApiPage),
     Resource(RequestInfo),
 }
 
@@ -56,18 +56,18 @@ impl RequestInfo {
     }
 }
 
-/// Why a path leads nowhere.
+/// Why a path is not served.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PathError {
-    /// Nothing of the kind exists.
+    /// No such path.
     Unknown,
-    /// Kubernetes has it and this server does not; named as a person would name it.
+    /// Part of Kubernetes but not served here; named for the error message.
     NotServed(String),
     MethodNotAllowed,
     BadName(String),
 }
 
-/// Groups that a person may expect to find, so that the answer can say that they are not here.
+/// Groups that users may expect, so that the response can say that they are not served.
 const KNOWN_GROUPS: [&str; 22] = [
     "admissionregistration.k8s.io",
     "apiextensions.k8s.io",
@@ -93,7 +93,7 @@ const KNOWN_GROUPS: [&str; 22] = [
     "storage.k8s.io",
 ];
 
-/// Finds out what is asked for. `watching` is whether the query asks for a watch.
+/// Parses method and path. `watching` is whether the query requests a watch.
 pub fn parse(method: &Method, path: &str, watching: bool) -> Result<Target, PathError> {
     let mut segments = Vec::new();
     for segment in path.split('/').filter(|segment| !segment.is_empty()) {
@@ -106,7 +106,7 @@ pub fn parse(method: &Method, path: &str, watching: bool) -> Result<Target, Path
         ["version"] => Ok(Target::Version),
         ["healthz" | "livez" | "readyz", ..] => Ok(Target::Health),
         ["openapi", rest @ ..] => {
-            openapi::Page::at(rest).map(Target::OpenApi).ok_or(PathError::Unknown)
+            openapi::OpenApiPage::at(rest).map(Target::OpenApi).ok_or(PathError::Unknown)
         }
         ["api", version] => group_version("", version),
         ["apis", group] => group_of(group).map(Target::Group),
@@ -146,7 +146,7 @@ fn resource(
 ) -> Result<Target, PathError> {
     let served = RESOURCES.iter().any(|r| r.group == group && r.version == version);
     let (namespace, plural, rest) = match rest {
-        // A namespace is itself an object, and the first part of the path of what is in it.
+        // A namespace is an object, and also the first part of the path of the objects in it.
         ["namespaces", name, sub @ ("status" | "finalize")] if group.is_empty() => {
             ("", "namespaces", vec![*name, *sub])
         }
@@ -210,7 +210,7 @@ fn verb(method: &Method, named: bool, watching: bool) -> Option<Verb> {
     }
 }
 
-/// Percent-decoding; `None` where the result is not text.
+/// Percent-decodes; `None` if the result is not UTF-8.
 fn decode(segment: &str) -> Option<String> {
     if !segment.contains('%') {
         return Some(segment.to_owned());
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_say_what_is_asked_for() {
+    fn paths_are_parsed() {
         for (method, path, want) in [
             ("GET", "/api", "CoreVersions"),
             ("GET", "/apis/", "Groups"),

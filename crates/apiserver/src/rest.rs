@@ -1,8 +1,8 @@
-//! What each verb means: create, read, update, patch, delete, the same for every kind.
+//! REST verbs: create, read, update, patch, delete, the same for every kind.
 //!
-//! Every write is: read the object, make the new one from it, check, and commit on the condition
-//! that nobody wrote in between; if somebody did, from the top. So nothing is locked, and a
-//! slow or hostile request holds up nobody.
+//! Every write reads the object, builds the new one from it, validates, and commits on the
+//! condition that the object has not changed; on a conflict it starts over. So nothing is locked,
+//! and a slow or hostile request blocks no other.
 
 use crate::document::{Document, DocumentError, Revision};
 use crate::events;
@@ -12,7 +12,7 @@ use crate::request::RequestInfo;
 use crate::selector::Facets;
 use crate::server::ApiServer;
 use crate::status::{ApiError, FieldError};
-use crate::store::{Act, Change, CommitError, Expect, Key, StoreError};
+use crate::store::{Change, CommitError, Key, Precondition, StoreError, WriteOp};
 
 mod create;
 mod delete;
@@ -26,16 +26,16 @@ pub use delete::Deleted;
 pub(crate) use delete::{FOREGROUND, ORPHAN};
 pub use patch::PatchBody;
 pub(crate) use pods::set_condition;
-pub use read::Page;
+pub use read::ListPage;
 pub use update::Updated;
 
-/// How often a write is begun again before its client is told to.
+/// Number of attempts of a write before the client gets a conflict.
 const ATTEMPTS: usize = 32;
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        if error.passes() {
-            return Self::storage_failed(error.to_string()); // the store itself tells of it
+        if error.is_transient() {
+            return Self::storage_failed(error.to_string()); // the store has logged it
         }
         tracing::error!(%error, "store failed");
         Self::internal(error.to_string())
@@ -44,7 +44,7 @@ impl From<StoreError> for ApiError {
 
 impl From<DocumentError> for ApiError {
     fn from(error: DocumentError) -> Self {
-        tracing::error!(%error, "stored object cannot be read");
+        tracing::error!(%error, "cannot parse stored object");
         Self::internal(error.to_string())
     }
 }
@@ -60,8 +60,8 @@ impl ApiServer {
         Ok(document.map(|document| document.object(events::stored_as(resource))).transpose()?)
     }
 
-    /// Changes an object that the server itself keeps up, at whatever version it is, past the rules
-    /// for clients. Says whether there was something to change; an object that is gone has nothing.
+    /// Changes an object that the server maintains, at whatever version, without the rules for
+    /// clients. Returns whether anything changed; false if the object does not exist.
     pub(crate) async fn amend(
         &self,
         resource: &'static Resource,
@@ -85,7 +85,7 @@ impl ApiServer {
         Err(ApiError::stale(resource, key.name()))
     }
 
-    /// The object that a request names, with the revision it was read at.
+    /// The object of a request, with the revision it was read at.
     fn named(&self, info: &RequestInfo) -> Result<(Key, Object, Revision), ApiError> {
         let key = Key::new(info.resource, &info.namespace, &info.name);
         let document = self.store().get(&key)?;
@@ -95,15 +95,15 @@ impl ApiServer {
     }
 }
 
-/// The object is there, but not the one that the client meant.
-fn precondition_failed(info: &RequestInfo, what: &str, asked: &str, found: &str) -> ApiError {
-    let folder = match info.resource.storage {
-        "nodes" => "minions", // their name in the storage since before they were nodes
+/// The object exists, but does not meet the client's precondition.
+fn precondition_failed(info: &RequestInfo, what: &str, requested: &str, found: &str) -> ApiError {
+    let directory = match info.resource.storage {
+        "nodes" => "minions", // their storage path since before they were called nodes
         storage => storage,
     };
     let path = match info.namespace.as_str() {
-        "" => format!("/registry/{folder}/{}", info.name),
-        namespace => format!("/registry/{folder}/{namespace}/{}", info.name),
+        "" => format!("/registry/{directory}/{}", info.name),
+        namespace => format!("/registry/{directory}/{namespace}/{}", info.name),
     };
     ApiError::conflict(
         info.resource.plural,
@@ -111,7 +111,7 @@ fn precondition_failed(info: &RequestInfo, what: &str, asked: &str, found: &str)
         &info.name,
         &format!(
             "StorageError: invalid object, Code: 4, Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: Precondition \
-             failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+             failed: {what} in precondition: {requested}, {what} in object meta: {found}"
         ),
     )
 }
@@ -136,20 +136,20 @@ fn put(key: Key, old: Option<(&Object, Revision)>, new: &Object) -> Change {
     });
     Change {
         key,
-        expect: old.map_or(Expect::Absent, |(_, revision)| Expect::At(revision)),
-        act: Act::Put { text: Document::text(new.clone()), previous },
+        expect: old.map_or(Precondition::Absent, |(_, revision)| Precondition::At(revision)),
+        op: WriteOp::Put { text: Document::text(new.clone()), previous },
     }
 }
 
 fn remove(key: Key, revision: Revision, last: &Object) -> Change {
     Change {
         key,
-        expect: Expect::At(revision),
-        act: Act::Delete { last: Document::text(last.clone()) },
+        expect: Precondition::At(revision),
+        op: WriteOp::Delete { last: Document::text(last.clone()) },
     }
 }
 
-/// A failed commit: `Ok` means that somebody else wrote first.
+/// Handles a failed commit: `Ok` means that another client wrote first.
 fn lost_race(error: CommitError) -> Result<(), ApiError> {
     match error {
         CommitError::Conflict { .. } => Ok(()),

@@ -1,11 +1,12 @@
-//! Questions put as objects: may I do this, whose token is that? They are answered, not stored.
+//! Reviews: access, rules and token reviews, computed and not stored.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::access::{Asked, Attributes, Identity};
+use crate::access::{AccessRequest, Attributes, Identity};
 use crate::clock::rfc3339;
+use crate::json_edit;
 use crate::object::Object;
 use crate::registry::{
     Resource, SELF_SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_REVIEWS, SELF_SUBJECT_RULES_REVIEWS,
@@ -13,33 +14,32 @@ use crate::registry::{
 };
 use crate::server::ApiServer;
 use crate::status::{ApiError, FieldError};
-use crate::tokens::Recognised;
-use crate::tree;
+use crate::tokens::VerifiedToken;
 
 impl ApiServer {
-    /// The review with its answer in `status`.
+    /// The review with its result in `status`.
     pub(crate) fn review(
         &self,
         resource: &Resource,
-        who: &Identity,
+        identity: &Identity,
         mut review: Object,
     ) -> Result<Object, ApiError> {
         let status = if resource == &TOKEN_REVIEWS {
             self.review_token(&review)?
         } else if resource == &SELF_SUBJECT_ACCESS_REVIEWS {
             check_access_review(&review, &[])?;
-            self.review_access(who, &review)
+            self.review_access(identity, &review)
         } else if resource == &SELF_SUBJECT_REVIEWS {
             review.set("metadata", Some(json!({"creationTimestamp": rfc3339(self.now())})));
-            json!({"userInfo": user_info(who)})
+            json!({"userInfo": user_info(identity)})
         } else if resource == &SELF_SUBJECT_RULES_REVIEWS {
-            self.review_rules(who, &review)?
+            self.review_rules(identity, &review)?
         } else if resource == &SUBJECT_ACCESS_REVIEWS {
             let subject = subject(&review);
-            let nobody = subject.user.is_empty() && subject.groups.is_empty();
+            let no_subject = subject.user.is_empty() && subject.groups.is_empty();
             let why = "Invalid value: \"\": at least one of user or group must be specified";
             let errors = [refused("spec.user", why.to_owned())];
-            check_access_review(&review, if nobody { &errors } else { &[] })?;
+            check_access_review(&review, if no_subject { &errors } else { &[] })?;
             self.review_access(&subject, &review)
         } else {
             return Err(ApiError::method_not_allowed());
@@ -59,31 +59,31 @@ impl ApiServer {
         let audiences = review.value().pointer("/spec/audiences").and_then(Value::as_array);
         let audiences: Vec<&str> =
             audiences.into_iter().flatten().filter_map(Value::as_str).collect();
-        Ok(match self.recognise(token, &audiences) {
-            Ok(Recognised { who, audiences }) => json!({
+        Ok(match self.verify_token(token, &audiences) {
+            Ok(VerifiedToken { identity, audiences }) => json!({
                 "authenticated": true,
-                "user": user_info(&who),
+                "user": user_info(&identity),
                 "audiences": audiences,
             }),
             Err(error) => json!({"user": {}, "error": error.to_string()}),
         })
     }
 
-    fn review_rules(&self, who: &Identity, review: &Object) -> Result<Value, ApiError> {
+    fn review_rules(&self, identity: &Identity, review: &Object) -> Result<Value, ApiError> {
         match review.text("/spec/namespace") {
             "" => Err(ApiError::bad_request("no namespace on request")),
-            namespace => Ok(json!(self.rules_of(who, namespace))),
+            namespace => Ok(json!(self.rules_of(identity, namespace))),
         }
     }
 
-    fn review_access(&self, who: &Identity, review: &Object) -> Value {
-        let asked = if review.value().pointer("/spec/nonResourceAttributes").is_some() {
-            Asked::Path {
+    fn review_access(&self, identity: &Identity, review: &Object) -> Value {
+        let requested = if review.value().pointer("/spec/nonResourceAttributes").is_some() {
+            AccessRequest::Path {
                 verb: review.text("/spec/nonResourceAttributes/verb"),
                 path: review.text("/spec/nonResourceAttributes/path"),
             }
         } else {
-            Asked::Objects(Attributes {
+            AccessRequest::Objects(Attributes {
                 verb: review.text("/spec/resourceAttributes/verb"),
                 group: review.text("/spec/resourceAttributes/group"),
                 resource: review.text("/spec/resourceAttributes/resource"),
@@ -92,7 +92,7 @@ impl ApiServer {
                 name: review.text("/spec/resourceAttributes/name"),
             })
         };
-        match self.authorize(who, &asked) {
+        match self.authorize(identity, &requested) {
             Ok(()) => json!({"allowed": true}),
             Err(why) if why.is_empty() => json!({"allowed": false}),
             Err(why) => json!({"allowed": false, "reason": why}),
@@ -100,7 +100,7 @@ impl ApiServer {
     }
 }
 
-/// Something must be asked for, and one thing only.
+/// Exactly one kind of attributes must be given.
 fn check_access_review(review: &Object, more: &[FieldError]) -> Result<(), ApiError> {
     let given = |path: &str| review.value().pointer(path).filter(|given| !given.is_null());
     let objects = given("/spec/resourceAttributes");
@@ -127,7 +127,7 @@ fn check_access_review(review: &Object, more: &[FieldError]) -> Result<(), ApiEr
     if errors.is_empty() {
         return Ok(());
     }
-    // The kind is lost on the way to this message.
+    // kube-apiserver has no kind in this message.
     Err(ApiError::invalid("", "authorization.k8s.io", "", &errors))
 }
 
@@ -135,10 +135,18 @@ fn refused(field: &str, message: String) -> FieldError {
     FieldError { reason: "FieldValueInvalid", field: field.to_owned(), message }
 }
 
-fn user_info(who: &Identity) -> Value {
-    let mut info = json!({"username": who.user, "groups": who.groups});
-    tree::put(&mut info, &["extra"], (!who.extra.is_empty()).then(|| json!(who.extra)));
-    tree::put(&mut info, &["uid"], (!who.uid.is_empty()).then(|| who.uid.as_str().into()));
+fn user_info(identity: &Identity) -> Value {
+    let mut info = json!({"username": identity.user, "groups": identity.groups});
+    json_edit::put(
+        &mut info,
+        &["extra"],
+        (!identity.extra.is_empty()).then(|| json!(identity.extra)),
+    );
+    json_edit::put(
+        &mut info,
+        &["uid"],
+        (!identity.uid.is_empty()).then(|| identity.uid.as_str().into()),
+    );
     info
 }
 

@@ -1,4 +1,4 @@
-//! From an HTTP request to a verb, and back.
+//! HTTP router: from a request to a verb, and from its result to a response.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use crate::access::impersonation::impersonated;
-use crate::access::{Asked, Attributes, Identity, denied};
+use crate::access::{AccessRequest, Attributes, Identity, denied};
 use crate::decode::Encoded;
+use crate::encode::{Encoder, Include};
 use crate::negotiate::{self, Discovery};
 use crate::object::Object;
 use crate::options::{DeleteOptions, Freshness, ListOptions, Query, WriteOptions};
 use crate::patch::PatchType;
-use crate::present::{Include, Presenter};
 use crate::registry::Verb;
 use crate::request::{self, PathError, RequestInfo, Target};
 use crate::rest::{PatchBody, read_only};
@@ -25,36 +25,35 @@ use crate::server::ApiServer;
 use crate::status::{ApiError, Details, success};
 use crate::{connect, decode, discovery, events, protobuf, strategy};
 
-/// No larger body is read; kube-apiserver's limit.
-const LARGEST_BODY: usize = 3 << 20;
-/// From its first byte to its last; kube-apiserver gives a whole request so long.
-const LONGEST_BODY: Duration = Duration::from_secs(60);
+/// Maximum body size, as in kube-apiserver.
+const MAX_BODY_BYTES: usize = 3 << 20;
+/// Time limit for reading a body; kube-apiserver's limit for a whole request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl ApiServer {
-    /// The server as a service for the network: whatever stands before it must attach an
-    /// [`Identity`] to each request, and a request without one is refused.
+    /// The server as a network service: the caller must attach an [`Identity`] to each request; a
+    /// request without one is refused.
     pub fn router(&self) -> Router {
         Router::new().fallback(handle).with_state(self.clone())
     }
 
-    /// The server as a service for this process, all of whose requests are `who`'s. A
-    /// `kube::Client` can be made from it.
-    pub fn service(&self, who: Identity) -> Router {
-        self.router().layer(axum::Extension(who))
+    /// The server as an in-process service with a fixed identity, for a `kube::Client`.
+    pub fn service(&self, identity: Identity) -> Router {
+        self.router().layer(axum::Extension(identity))
     }
 }
 
 async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Response {
-    match answer(&server, request).await {
+    match respond(&server, request).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     }
 }
 
-async fn answer(server: &ApiServer, request: Request<Body>) -> Result<Response, ApiError> {
-    let who = request.extensions().get::<Identity>().cloned();
-    let who = who.ok_or_else(ApiError::unauthorized)?;
-    let who = impersonated(who, request.headers())?;
+async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response, ApiError> {
+    let identity = request.extensions().get::<Identity>().cloned();
+    let identity = identity.ok_or_else(ApiError::unauthorized)?;
+    let identity = impersonated(identity, request.headers())?;
     let query = Query::of(request.uri())?;
     let path = request.uri().path();
     let target = match request::parse(request.method(), path, query.flag("watch")) {
@@ -68,15 +67,15 @@ async fn answer(server: &ApiServer, request: Request<Body>) -> Result<Response, 
     };
     match target {
         Target::Resource(info) => {
-            let asked = Asked::Objects(Attributes::from(&info));
-            let allowed = server.authorize(&who, &asked);
-            allowed.map_err(|why| denied(&who, &info, &why))?;
-            serve(server, info, who, query, request).await
+            let requested = AccessRequest::Objects(Attributes::from(&info));
+            let allowed = server.authorize(&identity, &requested);
+            allowed.map_err(|why| denied(&identity, &info, &why))?;
+            serve(server, info, identity, query, request).await
         }
         other => {
-            let asked = Asked::Path { verb: "get", path };
-            if server.authorize(&who, &asked).is_err() {
-                return Err(ApiError::path_forbidden(&who.user, path));
+            let requested = AccessRequest::Path { verb: "get", path };
+            if server.authorize(&identity, &requested).is_err() {
+                return Err(ApiError::path_forbidden(&identity.user, path));
             }
             if !matches!(*request.method(), Method::GET | Method::HEAD) {
                 return Err(ApiError::method_not_allowed());
@@ -95,7 +94,7 @@ fn page_not_found() -> Response {
         .into_response()
 }
 
-/// Everything that is not about objects.
+/// Requests that are not for objects: discovery, version, health, OpenAPI.
 fn describe(
     server: &ApiServer,
     target: &Target,
@@ -128,11 +127,11 @@ fn json_response(code: StatusCode, body: Bytes, kind: &'static str) -> Response 
     (code, [(header::CONTENT_TYPE, kind)], body).into_response()
 }
 
-/// A request that is allowed.
+/// Serves an authorized request.
 async fn serve(
     server: &ApiServer,
     info: RequestInfo,
-    who: Identity,
+    identity: Identity,
     query: Query,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
@@ -147,40 +146,40 @@ async fn serve(
     let (parts, body) = request.into_parts();
     let view = negotiate::view(&parts.headers)?;
     let include = Include::parse(query.get("includeObject"), view)?;
-    let presenter = Presenter { resource: info.resource, view, include };
-    server.restrict_existing(&who, &info)?;
-    let call = Call { server, info, presenter, query, headers: parts.headers };
+    let encoder = Encoder { resource: info.resource, view, include };
+    server.restrict_existing(&identity, &info)?;
+    let call = Call { server, info, encoder, query, headers: parts.headers };
     match call.info.verb {
         Verb::Get => call.get(),
         Verb::List => call.list(),
         Verb::Watch => call.watch(),
-        Verb::Create => call.create(&who, read_body(body).await?).await,
-        Verb::Update => call.update(&who, read_body(body).await?).await,
-        Verb::Patch => call.patch(&who, read_body(body).await?).await,
+        Verb::Create => call.create(&identity, read_body(body).await?).await,
+        Verb::Update => call.update(&identity, read_body(body).await?).await,
+        Verb::Patch => call.patch(&identity, read_body(body).await?).await,
         Verb::Delete => call.delete(read_body(body).await?).await,
         Verb::DeleteCollection => call.delete_collection(read_body(body).await?).await,
     }
 }
 
 async fn read_body(body: Body) -> Result<Bytes, ApiError> {
-    let whole = Limited::new(body, LARGEST_BODY).collect();
-    let Ok(whole) = tokio::time::timeout(LONGEST_BODY, whole).await else {
+    let whole = Limited::new(body, MAX_BODY_BYTES).collect();
+    let Ok(whole) = tokio::time::timeout(BODY_TIMEOUT, whole).await else {
         return Err(ApiError::timed_out("the body of the request did not come in time"));
     };
     match whole {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => {
-            Err(ApiError::too_large(LARGEST_BODY))
+            Err(ApiError::too_large(MAX_BODY_BYTES))
         }
         Err(error) => Err(ApiError::bad_request(format!("cannot read the body: {error}"))),
     }
 }
 
-/// One request, once its parts are known.
+/// One authorized request for objects.
 struct Call<'a> {
     server: &'a ApiServer,
     info: RequestInfo,
-    presenter: Presenter,
+    encoder: Encoder,
     query: Query,
     headers: HeaderMap,
 }
@@ -188,7 +187,7 @@ struct Call<'a> {
 impl Call<'_> {
     fn get(&self) -> Result<Response, ApiError> {
         let document = self.server.get(&self.info, Freshness::of_get(&self.query)?)?;
-        let body = self.presenter.document(&document, self.server.now())?;
+        let body = self.encoder.document(&document, self.server.now())?;
         Ok(plain_json(StatusCode::OK, body.into()))
     }
 
@@ -198,7 +197,7 @@ impl Call<'_> {
         }
         let options = ListOptions::parse(&self.info, &self.query)?;
         let page = self.server.list(&self.info, &options)?;
-        Ok(plain_json(StatusCode::OK, self.presenter.page(&page, self.server.now())?.into()))
+        Ok(plain_json(StatusCode::OK, self.encoder.page(&page, self.server.now())?.into()))
     }
 
     fn watch(&self) -> Result<Response, ApiError> {
@@ -206,29 +205,29 @@ impl Call<'_> {
             return Err(ApiError::method_not_allowed());
         }
         let options = ListOptions::parse(&self.info, &self.query)?;
-        let body = self.server.watch(&self.info, options, self.presenter)?;
+        let body = self.server.watch(&self.info, options, self.encoder)?;
         Ok((StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], body).into_response())
     }
 
-    async fn create(&self, who: &Identity, body: Bytes) -> Result<Response, ApiError> {
+    async fn create(&self, identity: &Identity, body: Bytes) -> Result<Response, ApiError> {
         let options = WriteOptions::parse("CreateOptions", &self.query)?;
         if self.info.resource.storage.is_empty() {
-            let review = self.loose_object(&body)?;
-            let answer = self.server.review(self.info.resource, who, review)?;
-            return Ok(plain_json(StatusCode::CREATED, answer.value().to_string().into()));
+            let review = self.unstored_object(&body)?;
+            let reviewed = self.server.review(self.info.resource, identity, review)?;
+            return Ok(plain_json(StatusCode::CREATED, reviewed.value().to_string().into()));
         }
         match self.info.subresource.map(|sub| sub.name) {
             Some("binding") => {
-                let binding = self.loose_object(&body)?;
+                let binding = self.unstored_object(&body)?;
                 self.server.bind(&self.info, &binding, options.dry_run).await?;
                 return Ok(success(Some(StatusCode::CREATED), None));
             }
             Some("eviction") => {
-                let eviction = self.loose_object(&body)?;
+                let eviction = self.unstored_object(&body)?;
                 self.server.evict(&self.info, &eviction, options.dry_run).await?;
                 return Ok(success(Some(StatusCode::CREATED), None));
             }
-            Some("token") => return self.issue_token(who, &body),
+            Some("token") => return self.issue_token(identity, &body),
             Some(_) => return Err(ApiError::method_not_allowed()),
             None => {}
         }
@@ -238,22 +237,22 @@ impl Call<'_> {
         let decoded =
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
-        self.server.restrict_create(who, &self.info, &object)?;
+        self.server.restrict_create(identity, &self.info, &object)?;
         let stored = self.server.create(&self.info, object, options.dry_run).await?;
         Ok(self.written(StatusCode::CREATED, stored, &decoded.warnings))
     }
 
-    fn issue_token(&self, who: &Identity, body: &[u8]) -> Result<Response, ApiError> {
-        let request = self.loose_object(body)?;
-        self.server.restrict_create(who, &self.info, &request)?;
-        let answer = self.server.issue_token(&self.info, request)?;
-        Ok(plain_json(StatusCode::CREATED, answer.value().to_string().into()))
+    fn issue_token(&self, identity: &Identity, body: &[u8]) -> Result<Response, ApiError> {
+        let request = self.unstored_object(body)?;
+        self.server.restrict_create(identity, &self.info, &request)?;
+        let issued = self.server.issue_token(&self.info, request)?;
+        Ok(plain_json(StatusCode::CREATED, issued.value().to_string().into()))
     }
 
-    /// A small object of a kind that is never stored.
-    fn loose_object(&self, body: &[u8]) -> Result<Object, ApiError> {
+    /// An object of a kind that is not stored.
+    fn unstored_object(&self, body: &[u8]) -> Result<Object, ApiError> {
         let kind = self.info.subresource.map_or(self.info.resource.kind, |sub| sub.kind);
-        let value = decode::loose(kind, self.encoded(body)?)?;
+        let value = decode::unstored(kind, self.encoded(body)?)?;
         Object::try_from(value)
             .map_err(|error| ApiError::bad_request(format!("the body is not a {kind}: {error}")))
     }
@@ -262,25 +261,25 @@ impl Call<'_> {
         if body.is_empty() {
             return DeleteOptions::parse(&self.query, None);
         }
-        let options = decode::loose("DeleteOptions", self.encoded(body)?)?;
+        let options = decode::unstored("DeleteOptions", self.encoded(body)?)?;
         DeleteOptions::parse(&self.query, Some(&options))
     }
 
-    async fn update(&self, who: &Identity, body: Bytes) -> Result<Response, ApiError> {
+    async fn update(&self, identity: &Identity, body: Bytes) -> Result<Response, ApiError> {
         let options = WriteOptions::parse("UpdateOptions", &self.query)?;
         let decoded =
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
-        let updated = self.server.update(who, &self.info, object, options.dry_run).await?;
+        let updated = self.server.update(identity, &self.info, object, options.dry_run).await?;
         let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
         Ok(self.written(code, updated.object, &decoded.warnings))
     }
 
-    async fn patch(&self, who: &Identity, text: Bytes) -> Result<Response, ApiError> {
+    async fn patch(&self, identity: &Identity, text: Bytes) -> Result<Response, ApiError> {
         let kind = self.patch_type()?;
         let options = WriteOptions::parse("PatchOptions", &self.query)?;
         let body = PatchBody { kind, text };
-        let (object, warnings) = self.server.patch(who, &self.info, &body, options).await?;
+        let (object, warnings) = self.server.patch(identity, &self.info, &body, options).await?;
         Ok(self.written(StatusCode::OK, object, &warnings))
     }
 
@@ -306,12 +305,12 @@ impl Call<'_> {
         let list = ListOptions::parse(&self.info, &self.query)?;
         let options = self.delete_options(&body)?;
         let page = self.server.delete_collection(&self.info, &list, &options).await?;
-        Ok(plain_json(StatusCode::OK, self.presenter.page(&page, self.server.now())?.into()))
+        Ok(plain_json(StatusCode::OK, self.encoder.page(&page, self.server.now())?.into()))
     }
 
-    /// An object after a write, with the warnings that came up on the way.
+    /// An object after a write, with its warnings.
     fn written(&self, code: StatusCode, object: Object, warnings: &[String]) -> Response {
-        let body = self.presenter.object(object, self.server.now());
+        let body = self.encoder.object(object, self.server.now());
         let mut response = plain_json(code, body.into());
         for warning in warnings {
             let text = format!("299 - {warning:?}");

@@ -1,9 +1,8 @@
-//! Which objects a list or watch is about.
+//! Label and field selectors of lists and watches.
 //!
-//! Why objects are looked at through [`Facets`]: a selector can only ask about labels and a
-//! handful of fields, so judging a stored object reads those few values out of its text and
-//! builds nothing else; and a write tells the store to keep the old text for watchers only if
-//! these values changed.
+//! Why [`Facets`]: a selector can only use labels and a few fields, so matching a stored object
+//! reads only those from its text; and a write keeps the old text for watchers only if these values
+//! changed.
 
 use std::collections::BTreeMap;
 
@@ -19,14 +18,14 @@ mod labels;
 pub use fields::FieldSelector;
 pub use labels::LabelSelector;
 
-/// Both selectors of one request.
+/// Label and field selector of one request.
 #[derive(Clone, Debug, Default)]
 pub struct Selector {
     pub labels: LabelSelector,
     pub fields: FieldSelector,
 }
 
-/// Why a selector cannot be used; the text is the whole message for the client.
+/// Why a selector is invalid; the text is the whole message for the client.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SelectorError(pub(crate) String);
@@ -46,7 +45,7 @@ impl Selector {
         Ok(Self { labels: label_selector, fields: field_selector })
     }
 
-    /// Selects everything.
+    /// Whether it selects everything.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
@@ -55,10 +54,10 @@ impl Selector {
         if self.is_empty() {
             return Ok(true);
         }
-        Ok(self.judge(&document.extract::<Facets>()?))
+        Ok(self.matches_facets(&document.extract::<Facets>()?))
     }
 
-    pub fn judge(&self, facets: &Facets) -> bool {
+    pub fn matches_facets(&self, facets: &Facets) -> bool {
         self.labels.matches(&facets.metadata.labels.0) && self.fields.matches(facets)
     }
 }
@@ -68,8 +67,7 @@ fn group_version_text(resource: &Resource) -> String {
     format!("{}/{}", resource.group, resource.version)
 }
 
-/// Everything about an object that a selector may ask. What has another type than it should
-/// reads as absent.
+/// The fields of an object that a selector can use. A value of the wrong type counts as absent.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Facets {
@@ -147,7 +145,7 @@ struct ReferenceFacets {
 }
 
 impl Facets {
-    /// Of a parsed object; `None` if it has not the shape of one.
+    /// From a parsed object; `None` if it does not have the structure of one.
     pub fn of(object: &Value) -> Option<Self> {
         Self::deserialize(object).ok()
     }
@@ -160,14 +158,14 @@ mod tests {
     use super::*;
     use crate::registry;
 
-    fn judged(labels: &str, fields: &str, object: &Value) -> bool {
+    fn selected(labels: &str, fields: &str, object: &Value) -> bool {
         let selector =
             Selector::parse(&registry::PODS, labels, fields).unwrap_or_else(|e| panic!("{e}"));
-        Facets::of(object).is_some_and(|facets| selector.judge(&facets))
+        Facets::of(object).is_some_and(|facets| selector.matches_facets(&facets))
     }
 
     #[test]
-    fn a_pod_is_judged_by_labels_and_fields_together() {
+    fn pod_is_selected_by_labels_and_fields_together() {
         let pod = json!({
             "metadata": {"name": "web", "namespace": "default", "labels": {"app": "web", "n": "3"}},
             "spec": {"nodeName": "n1", "hostNetwork": true, "restartPolicy": "Always"},
@@ -186,12 +184,12 @@ mod tests {
             ("", "status.podIPs=fd::2", false),
             ("", "status.nominatedNodeName=", true),
         ] {
-            assert_eq!(judged(labels, fields, &pod), want, "{labels} {fields}");
+            assert_eq!(selected(labels, fields, &pod), want, "{labels} {fields}");
         }
     }
 
     #[test]
-    fn a_field_that_cannot_be_selected_is_named() {
+    fn unsupported_field_is_named_in_the_error() {
         let error = Selector::parse(&registry::PODS, "a=b", "spec.nope=x").map(|_| ());
         assert_eq!(
             error.map_err(|e| e.to_string()),

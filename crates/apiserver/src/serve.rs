@@ -1,4 +1,4 @@
-//! The server on the network: TLS, who is at the other end, and the end of connections.
+//! The server on the network: TLS, authentication and the shutdown of connections.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request, header};
 use hyper::body::Incoming;
-use podwright_http::{Negotiated, Place, Places, keep_alive, speak};
+use podwright_http::{ConnectionLimiter, ConnectionPermit, HttpVersion, keep_alive, serve_http};
 use rustls::ServerConfig;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,17 +23,17 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::access::{AUTHENTICATED, CREDENTIAL, Identity};
 use crate::server::ApiServer;
 
-/// Connections of one listener; more wait to be accepted.
+/// Connections per listener; further ones wait to be accepted.
 const CONNECTIONS: usize = 1024;
-/// Of these, for one address. A pod's clients share a handful.
-const SHARE: usize = 128;
-const HANDSHAKE: Duration = Duration::from_secs(10);
-const FAREWELL: Duration = Duration::from_secs(2);
-/// After a refused accept: out of file handles, most likely.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Connections per client address. A pod's clients use a handful.
+const CONNECTIONS_PER_CLIENT: usize = 128;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Delay after a failed accept, most likely for lack of file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl ApiServer {
-    /// Serves whoever connects until told to stop, then lets open requests end for a moment.
+    /// Serves connections until `stop`, then gives open requests a short time to finish.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -41,45 +41,49 @@ impl ApiServer {
         stop: CancellationToken,
     ) {
         let acceptor = TlsAcceptor::from(tls);
-        let places = Places::new(CONNECTIONS, SHARE);
+        let limiter = ConnectionLimiter::new(CONNECTIONS, CONNECTIONS_PER_CLIENT);
         let tasks = TaskTracker::new();
         loop {
             // Dropping either wait loses nothing: a connection not accepted stays in the backlog.
             let accepted = tokio::select! { biased;
                 () = stop.cancelled() => break,
-                accepted = accept(&listener, &places) => accepted,
+                accepted = accept(&listener, &limiter) => accepted,
             };
-            let (stream, place) = match accepted {
+            let (stream, permit) = match accepted {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "the API server cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    tracing::warn!(%error, "API server: accept connection failed, retrying");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                     continue;
                 }
             };
             keep_alive(&stream);
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             tasks.spawn(async move {
-                converse(server, acceptor, stream, stop).await;
-                drop(place);
+                serve_connection(server, acceptor, stream, stop).await;
+                drop(permit);
             });
         }
         tasks.close();
-        if tokio::time::timeout(FAREWELL, tasks.wait()).await.is_err() {
-            tracing::debug!("connections to the API server are cut off");
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks.wait()).await.is_err() {
+            tracing::debug!("API server: closing connections still open at shutdown");
         }
     }
 
-    /// Who asks, by what the connection and the request show; `None` for a token that is no good.
-    fn who(&self, certificate: Option<&Identity>, headers: &HeaderMap) -> Option<Identity> {
+    /// Authenticates by client certificate or bearer token; `None` if the token is invalid.
+    fn authenticate(
+        &self,
+        certificate: Option<&Identity>,
+        headers: &HeaderMap,
+    ) -> Option<Identity> {
         if let Some(identity) = certificate {
             return Some(identity.clone());
         }
-        let Some(shown) = headers.get(header::AUTHORIZATION) else {
+        let Some(authorization) = headers.get(header::AUTHORIZATION) else {
             return Some(Identity::anonymous());
         };
-        let (scheme, token) = shown.to_str().ok()?.split_once(' ')?;
+        let (scheme, token) = authorization.to_str().ok()?.split_once(' ')?;
         if !scheme.eq_ignore_ascii_case("bearer") {
             return None;
         }
@@ -87,54 +91,56 @@ impl ApiServer {
     }
 }
 
-/// The next connection; `None` is one too many of its peer.
+/// Accepts the next connection; `None` if its peer is at the per-client connection limit.
 async fn accept(
     listener: &TcpListener,
-    places: &Places,
-) -> std::io::Result<Option<(TcpStream, Place)>> {
-    let Some(free) = places.free().await else { return Ok(None) };
+    limiter: &ConnectionLimiter,
+) -> std::io::Result<Option<(TcpStream, ConnectionPermit)>> {
+    let Some(free) = limiter.free().await else { return Ok(None) };
     let (stream, peer) = listener.accept().await?;
-    let place = free.take(peer.ip());
-    if place.is_none() {
-        tracing::debug!(%peer, "a connection to the API server is one too many of its peer");
+    let permit = free.take(peer.ip());
+    if permit.is_none() {
+        tracing::debug!(%peer, "API server: connection refused: per-client connection limit");
     }
-    Ok(place.map(|place| (stream, place)))
+    Ok(permit.map(|permit| (stream, permit)))
 }
 
-/// One connection, to its end.
-async fn converse(
+/// Serves one connection until it is closed.
+async fn serve_connection(
     server: ApiServer,
     acceptor: TlsAcceptor,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     stop: CancellationToken,
 ) {
-    // Port scans, health checks that only connect, clients that distrust us: nothing to tell of.
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
+    // Port scans, connect-only health checks and clients that do not trust our certificate fail
+    // here: not worth a log line.
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await
+    else {
         return;
     };
     let session = stream.get_ref().1;
     let certificate = session.peer_certificates().and_then(|chain| subject(chain.first()?));
-    let spoken = Negotiated::from_alpn(session.alpn_protocol());
+    let protocol = HttpVersion::from_alpn(session.alpn_protocol());
     let router = server.router();
-    let answer = move |request: Request<Incoming>| {
-        let who = server.who(certificate.as_ref(), request.headers());
+    let handler = move |request: Request<Incoming>| {
+        let identity = server.authenticate(certificate.as_ref(), request.headers());
         let router = router.clone();
         async move {
             let mut request = request.map(Body::new);
-            if let Some(who) = who {
-                request.extensions_mut().insert(who);
+            if let Some(identity) = identity {
+                request.extensions_mut().insert(identity);
             }
-            let answer: Result<Response, Infallible> = router.oneshot(request).await;
-            answer.unwrap_or_else(|never| match never {})
+            let response: Result<Response, Infallible> = router.oneshot(request).await;
+            response.unwrap_or_else(|never| match never {})
         }
     };
-    if let Err(error) = speak(stream, spoken, answer, &stop).await {
-        tracing::trace!(%error, "a connection to the API server broke");
+    if let Err(error) = serve_http(stream, protocol, handler, &stop).await {
+        tracing::trace!(%error, "API server: connection failed");
     }
 }
 
-/// Whom a certificate speaks of: its common name, and its organizations as groups. That it is
-/// genuine was checked when the connection was made.
+/// Identity in a client certificate: the common name is the user, organizations are groups. The TLS
+/// handshake has already verified the certificate.
 fn subject(certificate: &[u8]) -> Option<Identity> {
     let digest = Sha256::digest(certificate);
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -166,7 +172,7 @@ mod tests {
     use super::*;
     use crate::{Authority, Clock, Ids, Limits, Settings, Store};
 
-    /// A connection after its handshake; the server's end of it is over when the task is.
+    /// Returns a connection after its handshake; the task ends when the server has closed it.
     async fn connect(protocol: &str) -> (TlsStream<DuplexStream>, tokio::task::JoinHandle<()>) {
         let authority = Authority::create().unwrap();
         let pair = authority.server(&[], &[IpAddr::V4(Ipv4Addr::LOCALHOST)]).unwrap();
@@ -174,8 +180,9 @@ mod tests {
         let store = Store::in_memory(Limits::default(), Clock::system()).unwrap();
         let settings = Settings::new(Clock::system(), Ids::system());
         let server = ApiServer::start(store, settings).await.unwrap();
-        let (ours, theirs) = duplex(64 * 1024);
-        let serving = tokio::spawn(converse(server, acceptor, theirs, CancellationToken::new()));
+        let (client, peer_end) = duplex(64 * 1024);
+        let serving =
+            tokio::spawn(serve_connection(server, acceptor, peer_end, CancellationToken::new()));
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap())
@@ -188,36 +195,36 @@ mod tests {
             .with_no_client_auth();
         config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, ours).await.unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, client).await.unwrap();
         (stream, serving)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_is_hung_up_on() {
+    async fn silent_connection_is_closed() {
         for protocol in ["http/1.1", "h2"] {
             let (mut stream, serving) = connect(protocol).await;
             let began = Instant::now();
-            let mut said = Vec::new();
-            let _ = stream.read_to_end(&mut said).await;
+            let mut received = Vec::new();
+            let _ = stream.read_to_end(&mut received).await;
             serving.await.unwrap();
-            assert!(began.elapsed() < 2 * podwright_http::HEADERS, "{protocol}");
+            assert!(began.elapsed() < 2 * podwright_http::HEADER_TIMEOUT, "{protocol}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_nothing_more_is_hung_up_on_though_it_answers_pings() {
+    async fn idle_http2_connection_is_closed_although_it_answers_pings() {
         let (stream, serving) = connect("h2").await;
         let handshake =
             hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
-        let (mut asking, connection) = handshake.await.unwrap();
+        let (mut sender, connection) = handshake.await.unwrap();
         tokio::spawn(connection);
         let request =
             Request::get("https://127.0.0.1/healthz").body(Empty::<Bytes>::new()).unwrap();
-        let answer = asking.send_request(request).await.unwrap();
-        assert_eq!(answer.status(), 200);
-        drop(answer);
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+        drop(response);
         let began = Instant::now();
         serving.await.unwrap();
-        assert!(began.elapsed() < 2 * podwright_http::HEADERS);
+        assert!(began.elapsed() < 2 * podwright_http::HEADER_TIMEOUT);
     }
 }

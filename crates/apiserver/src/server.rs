@@ -1,4 +1,4 @@
-//! The server: a store, what it takes from outside, and the handle that everything hangs on.
+//! The server: its store, its settings, and the shared handle to both.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,21 +14,21 @@ use crate::status::ApiError;
 use crate::store::{Store, StoreError};
 use crate::tokens::TokenKey;
 
-/// Everything that differs between a test, the simulator and `podwright up`.
+/// Settings that differ between tests, the simulator and `podwright up`.
 #[derive(Clone)]
 pub struct Settings {
     pub clock: Clock,
     pub ids: Ids,
-    /// The certificates that pods verify this server with, as PEM.
+    /// CA certificates with which pods verify this server, as PEM.
     pub root_ca: String,
-    /// Where pods find this server: the address of the `kubernetes` service. Without one, there is
-    /// no such service, and pods hear nothing of this server.
+    /// Address of the `kubernetes` service, where pods reach this server. Without one, there is no
+    /// such service and pods get no environment variables for it.
     pub service: Option<SocketAddr>,
-    /// Carries logs, exec, attach and port-forward to the node; without it they are not served.
+    /// Connects logs, exec, attach and port-forward to the node; without it they are not served.
     pub pod_connector: Option<Arc<dyn PodConnector>>,
-    /// Where the folders of claims are; without it a claim waits for a volume that somebody makes.
+    /// Directories for claims; without it a claim waits for a volume that a user creates.
     pub volumes: Option<ClaimDirectories>,
-    /// Signs the tokens of service accounts; without it none are issued.
+    /// Signs service account tokens; without it none are issued.
     pub token_key: Option<TokenKey>,
 }
 
@@ -70,12 +70,12 @@ struct Inner {
 pub enum StartError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("cannot write the objects that every cluster has: {0}")]
+    #[error("cannot create the built-in objects: {0}")]
     Bootstrap(#[from] ApiError),
 }
 
 impl ApiServer {
-    /// Opens for business: afterwards the default namespaces and their contents exist.
+    /// Starts the server; afterwards the default namespaces and their contents exist.
     pub async fn start(store: Store, settings: Settings) -> Result<Self, StartError> {
         let stop = CancellationToken::new();
         let server = Self { inner: Arc::new(Inner { store, settings, stop }) };

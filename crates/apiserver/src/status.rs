@@ -1,8 +1,8 @@
-//! The `Status` object: how every failure, and some successes, are told to a client.
+//! The `Status` object: reports every failure, and some successes, to the client.
 //!
 //! Clients match on `reason` and `code`, people and scripts on `message`; so the wording is
-//! kube-apiserver's, and every message of the server is made here and nowhere else unless it
-//! belongs to one field of one kind.
+//! kube-apiserver's, and every message of the server is defined here unless it belongs to one field
+//! of one kind.
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
@@ -12,7 +12,7 @@ pub use podwright_core::pod::validation::FieldError;
 
 use crate::registry::Resource;
 
-/// An answer other than the object asked for.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
@@ -23,7 +23,7 @@ pub struct ApiError {
     pub details: Option<Box<Details>>,
 }
 
-/// What the error is about.
+/// The object that the error is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Details {
@@ -41,7 +41,7 @@ pub struct Details {
     pub retry_after_seconds: u32,
 }
 
-/// One reason among possibly several, tied to a field where there is one.
+/// One cause, with the field where there is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Cause {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -51,7 +51,7 @@ pub struct Cause {
     pub field: String,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "signature required by serde")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -90,7 +90,7 @@ impl ApiError {
         .with(Details::of(resource, name))
     }
 
-    /// A path that Kubernetes knows and this server does not serve.
+    /// A path that Kubernetes has and this server does not serve.
     pub fn not_served(what: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -112,7 +112,7 @@ impl ApiError {
         .with(Details::of(resource, name))
     }
 
-    /// The generated name was taken, again and again.
+    /// Every generated name was already taken.
     pub fn generated_name_taken(resource: &Resource, name: &str) -> Self {
         let mut error = Self::already_exists(resource, name);
         error
@@ -121,7 +121,7 @@ impl ApiError {
         error
     }
 
-    /// `kind` is what the message names: a plural, `pods/binding`, or a kind.
+    /// `kind` is the name in the message: a plural, `pods/binding`, or a kind.
     pub fn conflict(kind: &str, group: &'static str, name: &str, why: &str) -> Self {
         let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
         Self::new(
@@ -137,7 +137,7 @@ impl ApiError {
         })
     }
 
-    /// The writer had read an older version.
+    /// The client had read an older version.
     pub fn stale(resource: &Resource, name: &str) -> Self {
         Self::conflict(
             resource.plural,
@@ -158,7 +158,7 @@ impl ApiError {
         for error in errors {
             let sentence = format!("{}: {}", error.field, error.message);
             if !sentences.contains(&sentence) {
-                sentences.push(sentence); // one field may be found at fault twice for one reason
+                sentences.push(sentence); // a field may fail twice for the same reason
             }
         }
         let all = match sentences.as_slice() {
@@ -197,13 +197,13 @@ impl ApiError {
             .with(Details::of(resource, name))
     }
 
-    /// Of a path that is no object's.
+    /// For a path that is not an object's.
     pub fn path_forbidden(user: &str, path: &str) -> Self {
         let message = format!("forbidden: User \"{user}\" cannot get path \"{path}\"");
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with(Details::default())
     }
 
-    /// Of asking in somebody else's name.
+    /// For impersonation.
     pub fn users_forbidden(user: &str, other: &str) -> Self {
         let message = format!(
             "users \"{other}\" is forbidden: User \"{user}\" cannot impersonate resource \"users\" in API group \"\" at \
@@ -247,7 +247,7 @@ impl ApiError {
         .with(Details::default())
     }
 
-    /// The method exists elsewhere, but not for this resource here; the sentence says why.
+    /// The method is served for other resources, but not for this one; `why` gives the reason.
     pub fn not_supported(resource: &Resource, why: &str) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", why)
             .with(Details::of(resource, ""))
@@ -280,17 +280,17 @@ impl ApiError {
         .with(Details::default())
     }
 
-    /// The history that was asked for is no longer kept; the client lists again.
+    /// The requested history is no longer kept; the client must list again.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
-    /// The client has seen a version that this server has not.
-    pub fn version_too_large(asked: u64, current: u64) -> Self {
+    /// The client requests a version newer than the current one.
+    pub fn version_too_large(requested: u64, current: u64) -> Self {
         Self::new(
             StatusCode::GATEWAY_TIMEOUT,
             "Timeout",
-            format!("Timeout: Too large resource version: {asked}, current: {current}"),
+            format!("Timeout: Too large resource version: {requested}, current: {current}"),
         )
         .with(Details {
             causes: vec![Cause {
@@ -319,7 +319,7 @@ impl ApiError {
         .with(Details { causes, ..Details::default() })
     }
 
-    /// An error of the kind that kube-apiserver lets through without a reason.
+    /// An error that kube-apiserver returns without a reason.
     pub fn unclassified(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
@@ -328,7 +328,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
     }
 
-    /// What objects are kept on does not work now; the same request may succeed once it does.
+    /// The storage does not work now; the same request may succeed later.
     pub fn storage_failed(message: impl Into<String>) -> Self {
         let details = Details { retry_after_seconds: 1, ..Details::default() };
         Self::unavailable(message).with(details)
@@ -364,7 +364,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A `Status` that says an act was done and has no object to show for it.
+/// A `Status` for a success without an object.
 pub fn success(code: Option<StatusCode>, details: Option<&Details>) -> Response {
     let body = Wire {
         kind: "Status",
@@ -401,7 +401,7 @@ struct Wire<'a> {
     code: u16,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "signature required by serde")]
 fn is_unset(code: &u16) -> bool {
     *code == 0
 }

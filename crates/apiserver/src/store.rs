@@ -1,17 +1,17 @@
-//! Where the objects are: one embedded database, one writer, one order of all changes.
+//! Object store: one embedded database, one writer, one order of all changes.
 //!
-//! Why a log beside the objects: a watch is "what happened after revision N", and the same
-//! transaction that changes an object appends the change to the log. So watchers keep no queue of
-//! their own: each has a place in the log and reads on from there, and one that falls behind the
-//! kept history is told so (410), which bounds memory however slow a client is.
+//! Why a log beside the objects: a watch needs every change after revision N, and the transaction
+//! that changes an object also appends to the log. Watchers keep no queue of their own: each reads
+//! on from its position in the log, and one that falls behind the kept history gets 410, which
+//! bounds memory however slow a client is.
 //!
-//! Why some objects are in memory only: a node's lease is renewed every few seconds and events
-//! come in bursts; both are worthless after a restart and would cost an fsync each. They share
-//! the order of revisions with everything else, and the database remembers a revision beyond any
-//! that memory has handed out, so a revision is never used twice.
+//! Why some objects are in memory only: a node's lease is renewed every few seconds and events come
+//! in bursts; both are worthless after a restart and would cost an fsync each. They share the
+//! revisions with everything else, and the database stores a revision beyond any that memory has
+//! used, so a revision is never used twice.
 //!
-//! A disk that fails, for a moment or for hours, costs only what is asked meanwhile: the database is
-//! opened again ([`disk`]), and what it then holds is the truth.
+//! A disk failure, for a moment or for hours, only fails the requests during that time: the
+//! database is reopened ([`disk`]), and its content then counts.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -29,14 +29,14 @@ use crate::document::{Document, Revision};
 
 mod disk;
 mod key;
-mod medium;
 mod memory;
+mod storage;
 mod writer;
 
 #[cfg(test)]
-mod bad_disk;
+mod disk_failure;
 #[cfg(test)]
-mod platter;
+mod fake_disk;
 #[cfg(test)]
 mod power_cut;
 #[cfg(test)]
@@ -45,21 +45,21 @@ mod tests;
 pub use key::{Key, Scope};
 
 use disk::Disk;
-use medium::Medium;
 use memory::Memory;
+use storage::Storage;
 use writer::Writer;
 
-/// How much is kept. The defaults suit one machine with some hundred pods.
+/// Size limits of the store. The defaults suit one machine with some hundred pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of the database's pages in memory.
+    /// Page cache of the database.
     pub cache_bytes: usize,
-    /// Of the history that watches can resume from.
+    /// History that watches can resume from.
     pub log_entries: usize,
     pub log_bytes: usize,
-    /// Of events, the objects that fade.
-    pub fading_objects: usize,
-    pub fading_after: Duration,
+    /// Events, the objects that expire.
+    pub max_events: usize,
+    pub event_ttl: Duration,
 }
 
 impl Default for Limits {
@@ -68,33 +68,33 @@ impl Default for Limits {
             cache_bytes: 4 << 20,
             log_entries: 2048,
             log_bytes: 4 << 20,
-            fading_objects: 2048,
-            fading_after: Duration::from_secs(3600),
+            max_events: 2048,
+            event_ttl: Duration::from_secs(3600),
         }
     }
 }
 
-/// One write of one object; several may be committed as one.
+/// One write of one object; several can be committed together.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub key: Key,
-    pub expect: Expect,
-    pub act: Act,
+    pub expect: Precondition,
+    pub op: WriteOp,
 }
 
-/// What the writer believed to be there. If it is not, nothing is written.
+/// Precondition of a write. If it does not hold, nothing is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expect {
+pub enum Precondition {
     Absent,
     At(Revision),
 }
 
 #[derive(Clone, Debug)]
-pub enum Act {
-    /// `previous` is given where a selector may judge the two differently, so that a watcher
-    /// can be told that the object left its view.
+pub enum WriteOp {
+    /// `previous` is set where a selector may match only one of the two, so that a watcher can be
+    /// sent a deletion when the object leaves its selection.
     Put { text: Bytes, previous: Option<Bytes> },
-    /// `last` is what watchers are shown.
+    /// `last` is the object that watchers get.
     Delete { last: Bytes },
 }
 
@@ -103,7 +103,7 @@ pub enum Act {
 pub struct Event {
     pub revision: Revision,
     pub key: Key,
-    pub what: What,
+    pub event_type: EventType,
     pub text: Bytes,
     pub previous: Option<Bytes>,
 }
@@ -113,7 +113,7 @@ impl Event {
         Document { revision: self.revision, text: self.text.clone() }
     }
 
-    /// The object before this event, dressed with the event's revision.
+    /// The object before this event, with the event's revision.
     pub fn previous_document(&self) -> Option<Document> {
         let text = self.previous.clone()?;
         Some(Document { revision: self.revision, text })
@@ -121,34 +121,34 @@ impl Event {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum EventType {
     Created,
     Updated,
     Deleted,
 }
 
-/// A stretch of history.
+/// A range of history.
 #[derive(Debug)]
 pub struct History {
     pub events: Vec<Event>,
-    /// Everything up to here has been told; go on from it.
+    /// The revision up to which this range is complete; continue from it.
     pub upto: Revision,
-    /// There is more to tell already.
+    /// Whether there are more events.
     pub more: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    #[error("history before revision {oldest} is no longer kept (asked for {asked})")]
-    TooOld { asked: Revision, oldest: Revision },
+    #[error("history before revision {oldest} is no longer kept (requested {requested})")]
+    TooOld { requested: Revision, oldest: Revision },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CommitError {
-    /// Somebody else wrote in between; `found` is what is there now.
-    #[error("{key} is not what the writer had read")]
+    /// Another client wrote in between; `found` is the current revision.
+    #[error("{key} was modified concurrently")]
     Conflict { key: Key, found: Option<Revision> },
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -161,21 +161,21 @@ pub enum StoreError {
     #[error("cannot create the database {path}: {source}")]
     Create { path: PathBuf, source: Arc<std::io::Error> },
     #[error(
-        "the database has format {found}, and this podwright knows formats up to {known}: run the \
-         version that wrote it, or delete the data with `podwright reset`"
+        "database format {found} is not supported (newest supported: {known}); run the version that \
+         wrote it, or delete the data with `podwright reset`"
     )]
     NewerFormat { found: u64, known: u64 },
     #[error("cannot {attempt} the database: {source}")]
     Database { attempt: &'static str, source: Arc<redb::Error> },
-    /// What is under the database fails; once it no longer does, everything goes on by itself.
-    #[error("cannot {attempt} the database {place}: {source}; {way_out}")]
-    Medium {
+    /// Storage failure; recovers without intervention once the storage works again.
+    #[error("cannot {attempt} the database {location}: {source}; {fix}")]
+    Storage {
         attempt: &'static str,
-        place: Arc<str>,
-        way_out: &'static str,
+        location: Arc<str>,
+        fix: &'static str,
         source: Arc<redb::Error>,
     },
-    #[error("the writer of the database has stopped")]
+    #[error("the database writer has stopped")]
     Stopped,
 }
 
@@ -184,25 +184,25 @@ impl StoreError {
         move |error| Self::Database { attempt, source: Arc::new(error.into()) }
     }
 
-    /// Whether the database must be opened again before anything can succeed.
-    fn is_of_medium(&self) -> bool {
+    /// Whether the database must be reopened before anything can succeed.
+    fn is_storage_failure(&self) -> bool {
         match self {
             Self::Database { source, .. } | Self::Open { source, .. } => matches!(
                 **source,
                 redb::Error::Io(_) | redb::Error::PreviousIo | redb::Error::DatabaseClosed
             ),
-            Self::Create { .. } | Self::Medium { .. } => true,
+            Self::Create { .. } | Self::Storage { .. } => true,
             Self::NewerFormat { .. } | Self::Stopped => false,
         }
     }
 
-    /// Whether it is worth trying again with nothing else changed.
-    pub fn passes(&self) -> bool {
-        matches!(self, Self::Medium { .. })
+    /// Whether a retry can succeed although nothing else changes.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Storage { .. })
     }
 
-    /// The same failure, with the place to look at.
-    fn of(self, place: &Arc<str>) -> Self {
+    /// The same failure, with the location of the database.
+    fn with_location(self, location: &Arc<str>) -> Self {
         let (attempt, source) = match self {
             Self::Database { attempt, source } => (attempt, source),
             Self::Open { path: _, source } => ("open", source),
@@ -210,16 +210,16 @@ impl StoreError {
                 let source = std::io::Error::new(source.kind(), source.to_string());
                 ("open", Arc::new(redb::Error::Io(source)))
             }
-            other @ (Self::NewerFormat { .. } | Self::Medium { .. } | Self::Stopped) => {
+            other @ (Self::NewerFormat { .. } | Self::Storage { .. } | Self::Stopped) => {
                 return other;
             }
         };
-        let place = place.clone();
-        Self::Medium { attempt, place, way_out: way_out(&source), source }
+        let location = location.clone();
+        Self::Storage { attempt, location, fix: fix(&source), source }
     }
 }
 
-fn way_out(error: &redb::Error) -> &'static str {
+fn fix(error: &redb::Error) -> &'static str {
     let kind = match error {
         redb::Error::Io(error) => Some(error.kind()),
         _ => None,
@@ -228,11 +228,11 @@ fn way_out(error: &redb::Error) -> &'static str {
         Some(ErrorKind::StorageFull) => "free some space there, and try again",
         Some(ErrorKind::QuotaExceeded) => "free some space there or raise the quota, and try again",
         Some(ErrorKind::ReadOnlyFilesystem) => "mount its file system writable, and try again",
-        _ => "try again; if that does not help, the kernel's log tells of the disk",
+        _ => "try again; if the error persists, check the kernel log for disk errors",
     }
 }
 
-/// The store. Cheap to share behind an `Arc`; reads never wait for writes.
+/// The store. Reads never wait for writes.
 #[derive(Debug)]
 pub struct Store {
     disk: Arc<Disk>,
@@ -242,29 +242,29 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store that lives in memory and writes on the caller's thread: for tests, and for the
-    /// simulator, whose paused time must not run on while another thread works.
+    /// Store in memory, written on the caller's thread: for tests, and for the simulator, whose
+    /// paused time must not advance while another thread works.
     pub fn in_memory(limits: Limits, clock: Clock) -> Result<Self, StoreError> {
         Self::with_backend(InMemoryBackend::new(), limits, clock)
     }
 
-    /// A store on a storage of the caller's making, written on the caller's thread.
+    /// Store on the given backend, written on the caller's thread.
     pub fn with_backend(
         backend: impl StorageBackend,
         limits: Limits,
         clock: Clock,
     ) -> Result<Self, StoreError> {
-        let disk = Disk::open(Medium::Backend(Arc::new(backend)), limits.cache_bytes)?;
+        let disk = Disk::open(Storage::Backend(Arc::new(backend)), limits.cache_bytes)?;
         let (disk, memory, core) = writer::Core::start(disk, limits, clock)?;
         let current = core.subscribe();
         Ok(Self { disk, memory, current, writer: Writer::inline(core) })
     }
 
-    /// The store in a file, readable by its owner only, written by a thread of its own that puts
-    /// the writes waiting at the same time into one transaction.
+    /// Store in a file, readable by its owner only. A separate thread writes it and puts concurrent
+    /// writes into one transaction.
     pub fn open(path: &Path, limits: Limits, clock: Clock) -> Result<Self, StoreError> {
         disk::create(path, limits.cache_bytes)?;
-        let disk = Disk::open(Medium::File(path.to_owned()), limits.cache_bytes)?;
+        let disk = Disk::open(Storage::File(path.to_owned()), limits.cache_bytes)?;
         let (disk, memory, core) = writer::Core::start(disk, limits, clock)?;
         let current = core.subscribe();
         let writer = Writer::thread(core).map_err(|source| StoreError::Create {
@@ -274,12 +274,12 @@ impl Store {
         Ok(Self { disk, memory, current, writer })
     }
 
-    /// The newest revision that every reader can see.
+    /// The newest revision visible to readers.
     pub fn revision(&self) -> Revision {
         *self.current.borrow()
     }
 
-    /// Wakes whenever the revision grows.
+    /// Notifies whenever the revision grows.
     pub fn changes(&self) -> watch::Receiver<Revision> {
         self.current.clone()
     }
@@ -289,7 +289,7 @@ impl Store {
         self.writer.commit(changes).await
     }
 
-    /// Lets faded objects go.
+    /// Deletes expired objects.
     pub async fn expire(&self) -> Result<(), StoreError> {
         self.writer.expire().await
     }
@@ -301,7 +301,7 @@ impl Store {
         self.disk.get(key)
     }
 
-    /// The objects of a scope by key, from `after` on; and the revision they are true for.
+    /// The objects of a scope by key, starting after `after`, and the revision they are current at.
     pub fn list(
         &self,
         scope: &Scope,
@@ -313,7 +313,7 @@ impl Store {
             return Ok((objects, before.max(on_disk)));
         }
         // The disk is read after the memory and may be newer: a watch from the memory's revision
-        // then tells something twice, where one from the disk's could miss something.
+        // may then repeat an event, where one from the disk's could miss one.
         let (mut objects, revision): (Vec<_>, _) = {
             let memory = self.memory.read();
             (memory.list(scope, after).collect(), self.revision())
@@ -323,7 +323,7 @@ impl Store {
         Ok((objects, revision))
     }
 
-    /// At most `limit` events of a scope that came after a revision, oldest first.
+    /// At most `limit` events of a scope after a revision, oldest first.
     pub fn history(
         &self,
         scope: &Scope,
@@ -339,7 +339,7 @@ impl Store {
             oldest = oldest.max(memory.oldest());
         }
         if after < oldest {
-            return Err(HistoryError::TooOld { asked: after, oldest });
+            return Err(HistoryError::TooOld { requested: after, oldest });
         }
         if events.len() >= limit {
             events.truncate(limit);

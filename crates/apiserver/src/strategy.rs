@@ -1,5 +1,5 @@
-//! What the server itself decides about an object that a client sends: which parts of it count
-//! at this address, and what is filled in.
+//! Create and update strategy: which fields a client may set at a path, and which the server fills
+//! in.
 
 use serde_json::{Value, json};
 
@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use podwright_core::qos::QosClass;
 use podwright_core::schema;
 
+use crate::json_edit;
 use crate::object::Object;
 use crate::registry::{self, Resource};
-use crate::tree;
 
-/// A client cannot create an object that already has a history.
+/// Clears the fields that only the server sets.
 pub fn prepare_create(resource: &Resource, object: &mut Object) {
     for field in [
         "deletionTimestamp",
@@ -43,14 +43,14 @@ fn qos_class(pod: &Object) -> Option<&'static str> {
     QosClass::of(&pod).ok().map(QosClass::as_str)
 }
 
-/// Held by the server until the namespace is empty.
+/// Finalizer that the server removes once the namespace is empty.
 pub const NAMESPACE_FINALIZER: &str = "kubernetes";
 
 fn prepare_namespace(object: &mut Object) {
     let name = object.name().to_owned();
     object.put(&["status"], Some(json!({"phase": "Active"})));
     object.edit(|value| {
-        let finalizers = tree::list_at(value, &["spec", "finalizers"]);
+        let finalizers = json_edit::list_at(value, &["spec", "finalizers"]);
         if !finalizers.iter().any(|entry| entry == NAMESPACE_FINALIZER) {
             finalizers.push(NAMESPACE_FINALIZER.into());
         }
@@ -59,13 +59,13 @@ fn prepare_namespace(object: &mut Object) {
 }
 
 fn label_namespace(object: &mut Object, name: &str) {
-    // One that is still to be generated gets its label when it is.
+    // A generated name gets its label once it exists.
     if !name.is_empty() {
         object.put(&["metadata", "labels", "kubernetes.io/metadata.name"], Some(name.into()));
     }
 }
 
-/// Once the name is known.
+/// Completes a new object once its name is known.
 pub fn finish_create(resource: &Resource, object: &mut Object) {
     if resource.storage == "namespaces" {
         let name = object.name().to_owned();
@@ -73,7 +73,7 @@ pub fn finish_create(resource: &Resource, object: &mut Object) {
     }
 }
 
-/// Leaves of the new object only what this address may change.
+/// Resets everything that a request to this path may not change.
 pub fn prepare_update(
     resource: &Resource,
     subresource: Option<&str>,
@@ -119,7 +119,7 @@ pub fn prepare_update(
     }
 }
 
-/// What happened to an object is not the client's to say.
+/// Keeps the fields that only the server sets.
 fn keep_history(new: &mut Object, old: &Object) {
     for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"] {
         new.set_meta(field, old.meta().get(field).cloned());
@@ -148,29 +148,29 @@ fn keep_qos(new: &mut Object, old: &Object) {
     }
 }
 
-/// A client that knows nothing of `observedGeneration` does not clear it.
+/// A client that does not know `observedGeneration` does not clear it.
 fn keep_observed_generations(new: &mut Object, old: &Object) {
     const FIELD: &str = "observedGeneration";
     let generation = |value: &Value| value.get(FIELD).and_then(Value::as_i64).unwrap_or(0);
     let old_status = old.get("status").cloned().unwrap_or_default();
     let old_conditions = old_status.get("conditions").and_then(Value::as_array);
     new.edit(|value| {
-        let status = tree::at(value, &["status"]);
+        let status = json_edit::at(value, &["status"]);
         if generation(status) == 0 {
-            tree::put(status, &[FIELD], old_status.get(FIELD).cloned());
+            json_edit::put(status, &[FIELD], old_status.get(FIELD).cloned());
         }
         let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
         for condition in conditions.into_iter().flatten().filter(|each| generation(each) == 0) {
             let same = |other: &&Value| other.get("type") == condition.get("type");
             let observed = old_conditions.into_iter().flatten().find(same);
             let observed = observed.and_then(|other| other.get(FIELD)).cloned();
-            tree::put(condition, &[FIELD], observed);
+            json_edit::put(condition, &[FIELD], observed);
         }
     });
 }
 
-/// The old object with one part taken over from the new; conditional writes stay conditional. If
-/// the part cannot be taken over, the new object stays as it is, and is refused as such.
+/// The old object with one part taken from the new one; conditional writes stay conditional. If the
+/// part cannot be taken, the new object is left as it is and validation refuses it.
 fn only_from(new: &mut Object, old: &Object, take: fn(&Value, &mut Value) -> bool) {
     let mut result = old.clone();
     let mut taken = false;
@@ -187,12 +187,12 @@ fn copy_version(result: &mut Object, new: &Object) {
 
 fn ephemeral_containers(from: &Value, to: &mut Value) -> bool {
     let list = from.pointer("/spec/ephemeralContainers").cloned();
-    tree::put(to, &["spec", "ephemeralContainers"], list);
+    json_edit::put(to, &["spec", "ephemeralContainers"], list);
     true
 }
 
-/// Container by container: their resources, and what to do when these change. They must be the
-/// same containers in the same order.
+/// Resources and resize policies, container by container. The containers must be the same, in the
+/// same order.
 fn resources(from: &Value, to: &mut Value) -> bool {
     for list in ["/spec/containers", "/spec/initContainers"] {
         let wanted = from.pointer(list).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -206,25 +206,25 @@ fn resources(from: &Value, to: &mut Value) -> bool {
                 return false;
             }
             for field in ["resources", "resizePolicy"] {
-                tree::put(container, &[field], wanted.get(field).cloned());
+                json_edit::put(container, &[field], wanted.get(field).cloned());
             }
         }
     }
-    tree::put(to, &["spec", "resources"], from.pointer("/spec/resources").cloned());
+    json_edit::put(to, &["spec", "resources"], from.pointer("/spec/resources").cloned());
     true
 }
 
-/// A write to an object that is not there creates it.
+/// Whether an update of a missing object creates it.
 pub fn creates_on_update(resource: &Resource) -> bool {
     matches!(resource.storage, "events" | "leases" | "runtimeclasses")
 }
 
-/// Whether an object may be replaced by a client that does not say which version it has seen.
+/// Whether a client may replace an object without a `resourceVersion`.
 pub fn updates_unconditionally(resource: &Resource) -> bool {
     !matches!(resource.storage, "leases" | "runtimeclasses")
 }
 
-/// Whether a deletion answers with the object rather than with a mere success.
+/// Whether a deletion returns the object rather than a Status.
 pub fn shows_deleted(resource: &Resource) -> bool {
     matches!(
         resource.storage,

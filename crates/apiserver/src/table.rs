@@ -1,6 +1,6 @@
-//! Objects as rows of a table, so that `kubectl get` prints what people know.
+//! Tables for `kubectl get`.
 //!
-//! Cells are kube-apiserver's to the letter: scripts cut columns out of them.
+//! Cells are exactly kube-apiserver's: scripts parse them.
 
 mod columns;
 mod duration;
@@ -70,7 +70,7 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The text, or what stands for its absence.
+/// The text, or `missing` if it is empty.
 fn or<'a>(text: &'a str, missing: &'a str) -> &'a str {
     if text.is_empty() { missing } else { text }
 }

@@ -1,8 +1,8 @@
-//! Tokens of service accounts: issued to pods through their node, and checked when they come back.
+//! Service account tokens: issues them to pods through their node, and verifies them.
 //!
 //! A token is a JSON Web Token signed with a key that never leaves this server, so HMAC is enough.
-//! It is bound to its account and, where asked, to one pod or node: once that object is gone, or
-//! another has its name, the token is worth nothing, however long it would still run.
+//! It is bound to its account and, if requested, to one pod or node: once that object is gone or
+//! replaced, the token is invalid, even before it expires.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +25,11 @@ use crate::server::ApiServer;
 use crate::status::{ApiError, FieldError};
 use crate::store::Key;
 
-/// Who says so, and whom a token is for unless it says otherwise.
+/// Issuer, and default audience.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 const DEFAULT_SECONDS: i64 = 3600;
-const SHORTEST_SECONDS: i64 = 600;
-const LONGEST_SECONDS: i64 = 1 << 32;
+const MIN_SECONDS: i64 = 600;
+const MAX_SECONDS: i64 = 1 << 32;
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -41,12 +41,12 @@ const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
 pub struct TokenKey(hmac::Key);
 
 impl TokenKey {
-    /// From at least 32 bytes that nobody can guess.
+    /// From 32 secret random bytes.
     pub fn new(secret: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// A new secret for [`TokenKey::new`]; `None` if the kernel has no randomness to give.
+    /// A new secret for [`TokenKey::new`]; `None` if the kernel provides no randomness.
     pub fn secret() -> Option<[u8; 32]> {
         let mut secret = [0; 32];
         SystemRandom::new().fill(&mut secret).ok()?;
@@ -80,7 +80,7 @@ struct Claims {
     kubernetes: Bound,
 }
 
-/// The objects without which the token is void.
+/// The objects to which the token is bound.
 #[derive(Debug, Serialize, Deserialize)]
 struct Bound {
     #[serde(rename = "namespace")]
@@ -109,18 +109,18 @@ impl Reference {
     }
 }
 
-/// A token that is good.
+/// A valid token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recognised {
-    pub who: Identity,
-    /// Those of the asker's audiences that it is for; never empty.
+pub struct VerifiedToken {
+    pub identity: Identity,
+    /// The requested audiences that the token has; never empty.
     pub audiences: Vec<String>,
 }
 
-/// Why a token is no good, in the words that kube-apiserver ends up with.
+/// Why a token is invalid, in kube-apiserver's wording.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Not one of ours.
+    /// Not issued by this server.
     #[error("invalid bearer token")]
     Unknown,
     #[error(
@@ -131,7 +131,7 @@ pub enum TokenError {
     Expired,
     #[error("[invalid bearer token, service account token is not valid yet]")]
     Early,
-    /// Something that it was bound to is gone.
+    /// An object that it was bound to is gone.
     #[error("[invalid bearer token, service account token has been invalidated]")]
     Void,
 }
@@ -245,9 +245,13 @@ impl ApiServer {
         Ok(object)
     }
 
-    /// Whose token it is, and for which of the audiences that were asked for; none asked for means
-    /// this server.
-    pub fn recognise(&self, token: &str, audiences: &[&str]) -> Result<Recognised, TokenError> {
+    /// Verifies a token: its identity, and which of the requested audiences it has. No requested
+    /// audiences means this server.
+    pub fn verify_token(
+        &self,
+        token: &str,
+        audiences: &[&str],
+    ) -> Result<VerifiedToken, TokenError> {
         let key = self.settings().token_key.as_ref().ok_or(TokenError::Unknown)?;
         let claims = verify(key, token).filter(|claims| claims.iss == ISSUER);
         let claims = claims.ok_or(TokenError::Unknown)?;
@@ -271,16 +275,16 @@ impl ApiServer {
         self.check_bound(&claims.kubernetes)?;
         let Bound { namespace, serviceaccount, pod, node, .. } = claims.kubernetes;
         let mut extra = BTreeMap::from([(CREDENTIAL, vec![format!("JTI={}", claims.jti)])]);
-        let mut tell = |field, value| extra.insert(field, vec![value]);
+        let mut add = |field, value| extra.insert(field, vec![value]);
         if let Some(Reference { name, uid }) = pod {
-            tell(POD_NAME, name);
-            tell(POD_UID, uid);
+            add(POD_NAME, name);
+            add(POD_UID, uid);
         }
         if let Some(Reference { name, uid }) = node {
-            tell(NODE_NAME, name);
-            tell(NODE_UID, uid);
+            add(NODE_NAME, name);
+            add(NODE_UID, uid);
         }
-        let who = Identity {
+        let identity = Identity {
             user: claims.sub,
             uid: serviceaccount.uid,
             groups: vec![
@@ -290,44 +294,44 @@ impl ApiServer {
             ],
             extra,
         };
-        Ok(Recognised { who, audiences: shared })
+        Ok(VerifiedToken { identity, audiences: shared })
     }
 
-    /// Whose token it is; `None` if it is nobody's, or no longer good.
+    /// Identity of a token; `None` if it is invalid.
     pub fn identify(&self, token: &str, audiences: &[&str]) -> Option<Identity> {
-        self.recognise(token, audiences).ok().map(|recognised| recognised.who)
+        self.verify_token(token, audiences).ok().map(|verified| verified.identity)
     }
 
-    /// Whether everything that the token is bound to still is.
+    /// Whether the objects that the token is bound to still exist.
     fn check_bound(&self, bound: &Bound) -> Result<(), TokenError> {
-        let lives = |resource: &'static Resource, namespace: &str, reference: &Reference| {
+        let exists = |resource: &'static Resource, namespace: &str, reference: &Reference| {
             let key = Key::new(resource, namespace, &reference.name);
             let found = self.read(resource, &key).ok().flatten();
             found.is_some_and(|object| object.uid() == reference.uid)
         };
         let Bound { namespace, serviceaccount, pod, node, secret } = bound;
-        // The node of a pod's token is only told: a node that registers anew keeps its pods.
+        // The node in a pod's token is informational: a node that registers again keeps its pods.
         let node = node.as_ref().filter(|_| pod.is_none());
-        let sound = lives(&SERVICE_ACCOUNTS, namespace, serviceaccount)
-            && pod.as_ref().is_none_or(|pod| lives(&PODS, namespace, pod))
-            && node.is_none_or(|node| lives(&NODES, "", node))
-            && secret.as_ref().is_none_or(|secret| lives(&SECRETS, namespace, secret));
-        if sound { Ok(()) } else { Err(TokenError::Void) }
+        let valid = exists(&SERVICE_ACCOUNTS, namespace, serviceaccount)
+            && pod.as_ref().is_none_or(|pod| exists(&PODS, namespace, pod))
+            && node.is_none_or(|node| exists(&NODES, "", node))
+            && secret.as_ref().is_none_or(|secret| exists(&SECRETS, namespace, secret));
+        if valid { Ok(()) } else { Err(TokenError::Void) }
     }
 }
 
-/// Texts as Go prints a list of them.
+/// A list of strings as Go prints it.
 fn quoted<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     let texts: Vec<String> = texts.map(|text| format!("{text:?}")).collect();
     format!("[{}]", texts.join(" "))
 }
 
 fn seconds(request: &Object) -> Result<i64, ApiError> {
-    let asked = request.value().pointer("/spec/expirationSeconds").and_then(Value::as_i64);
-    let seconds = asked.unwrap_or(DEFAULT_SECONDS);
-    let why = if seconds < SHORTEST_SECONDS {
+    let requested = request.value().pointer("/spec/expirationSeconds").and_then(Value::as_i64);
+    let seconds = requested.unwrap_or(DEFAULT_SECONDS);
+    let why = if seconds < MIN_SECONDS {
         "may not specify a duration less than 10 minutes"
-    } else if seconds > LONGEST_SECONDS {
+    } else if seconds > MAX_SECONDS {
         "may not specify a duration larger than 2^32 seconds"
     } else {
         return Ok(seconds);
@@ -359,7 +363,7 @@ fn sign(key: &TokenKey, claims: &Claims) -> Result<String, ApiError> {
     Ok(token)
 }
 
-/// The claims, if the signature is ours. The header is not asked which algorithm to believe in.
+/// The claims, if the signature is valid. The algorithm in the header is not used.
 fn verify(key: &TokenKey, token: &str) -> Option<Claims> {
     let (signed, signature) = token.rsplit_once('.')?;
     let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
@@ -373,9 +377,9 @@ fn verify(key: &TokenKey, token: &str) -> Option<Claims> {
 mod tests {
     use super::*;
 
-    /// Tokens lie in pods' volumes and outlive an upgrade.
+    /// Tokens are in pods' volumes across an upgrade.
     #[test]
-    fn claims_are_written_as_they_were_read() {
+    fn claims_keep_their_serialized_form() {
         let text = concat!(
             r#"{"aud":["a"],"exp":4,"iat":1,"nbf":2,"iss":"i","jti":"j","sub":"s","#,
             r#""kubernetes.io":{"namespace":"n","serviceaccount":{"name":"r","uid":"1"},"#,

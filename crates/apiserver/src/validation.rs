@@ -1,8 +1,8 @@
-//! Whether an object makes sense, in kube-apiserver's words.
+//! Object validation, with kube-apiserver's messages.
 //!
-//! Pods are checked by core, which checks static pods too. The other kinds are checked here, as
-//! JSON: they are small, and a typed form of each would only make the program larger. The object
-//! is expected defaulted.
+//! Pods are validated by core, which validates static pods too. The other kinds are validated here,
+//! as JSON: they are small, and typed structs of each would only make the program larger. Objects
+//! must be defaulted first.
 
 mod cluster;
 mod config;
@@ -26,14 +26,14 @@ use crate::registry::{EVENTS, Resource};
 
 const METADATA: Path<'static> = Path::new("metadata");
 
-/// What is wrong with a new object.
+/// Errors of a new object.
 pub fn create(resource: &Resource, object: &Value) -> Vec<FieldError> {
     let errors = match typed_pod(resource, object) {
         Some(Ok(pod)) => pods::create(&pod),
         Some(Err(error)) => vec![error],
         None => {
             let mut errors = Errors::new();
-            itself(resource, object, &mut errors);
+            single_object(resource, object, &mut errors);
             errors.into_vec()
         }
     };
@@ -45,15 +45,15 @@ pub fn create(resource: &Resource, object: &Value) -> Vec<FieldError> {
     errors.into_vec()
 }
 
-/// What is wrong with a new event that came by the newer of their two APIs.
+/// Errors of a new event from `events.k8s.io/v1`.
 pub fn create_newer_event(object: &Value) -> Vec<FieldError> {
     let mut errors = Errors::new();
-    itself(&EVENTS, object, &mut errors);
+    single_object(&EVENTS, object, &mut errors);
     event::check_new(object, &mut errors);
     errors.into_vec()
 }
 
-/// What is wrong with a change of an object, or of the part of it that a subresource is.
+/// Errors of an update of an object or a subresource.
 pub fn update(
     resource: &Resource,
     subresource: Option<&str>,
@@ -85,7 +85,7 @@ pub fn update(
     errors
 }
 
-/// `None`: it is no pod. What cannot be read as one was not checked, and is refused.
+/// `None` if it is not a pod. A pod that cannot be parsed could not be validated, so it is refused.
 fn typed_pod(resource: &Resource, object: &Value) -> Option<Result<Pod, FieldError>> {
     if resource.storage != "pods" {
         return None;
@@ -97,8 +97,8 @@ fn typed_pod(resource: &Resource, object: &Value) -> Option<Result<Pod, FieldErr
     }))
 }
 
-/// An object of its kind, taken by itself.
-fn itself(resource: &Resource, object: &Value, errors: &mut Errors) {
+/// Validates an object of its kind on its own.
+fn single_object(resource: &Resource, object: &Value, errors: &mut Errors) {
     if let Some(rules) = rules(resource) {
         meta::check(&metadata(object), rules, &METADATA, errors);
     }
@@ -117,7 +117,7 @@ fn itself(resource: &Resource, object: &Value, errors: &mut Errors) {
     }
 }
 
-/// The order of the steps is kube-apiserver's, and so is that some say a thing twice.
+/// The order of the checks is kube-apiserver's, including that some errors appear twice.
 fn change(
     resource: &Resource,
     subresource: Option<&str>,
@@ -125,7 +125,7 @@ fn change(
     old: &Value,
     errors: &mut Errors,
 ) {
-    let alone = |errors: &mut Errors| itself(resource, new, errors);
+    let alone = |errors: &mut Errors| single_object(resource, new, errors);
     let identity = |errors: &mut Errors| {
         if let Some(rules) = rules(resource) {
             meta::check_update(&metadata(new), &metadata(old), rules, &METADATA, errors);
@@ -193,7 +193,7 @@ fn change(
     }
 }
 
-/// How the objects of a kind are named.
+/// Naming rules of a kind.
 fn rules(resource: &Resource) -> Option<Rules> {
     let name = match resource.storage {
         "namespaces" => format::dns_label,
@@ -204,7 +204,7 @@ fn rules(resource: &Resource) -> Option<Rules> {
     Some(Rules { namespaced: resource.namespaced, name, known_finalizers })
 }
 
-/// What every object must be able to do: stand in an address.
+/// Minimum for every name: it must be valid as a path segment.
 fn common_rules(resource: &Resource) -> Rules {
     Rules { namespaced: resource.namespaced, name: path_segment, known_finalizers: false }
 }

@@ -1,8 +1,8 @@
-//! A watch: what there is, if asked for, and then every change, as a stream of JSON lines.
+//! Watches: the current objects, if requested, and then every change, as JSON lines.
 //!
-//! The stream reads the store's log from its own place and waits when it has caught up. A
-//! selector splits changes: an object that begins to match is ADDED, one that ceases to is
-//! DELETED, whatever happened to it in truth.
+//! The stream reads the store's log from its own position and waits at the end. With a selector, an
+//! object that begins to match is ADDED and one that no longer matches is DELETED, whatever the
+//! actual change.
 
 use std::time::Duration;
 
@@ -15,26 +15,26 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::document::{Document, DocumentError, Revision};
+use crate::encode::Encoder;
+use crate::json_edit;
 use crate::negotiate::View;
 use crate::options::{Freshness, ListOptions};
-use crate::present::Presenter;
 use crate::request::RequestInfo;
 use crate::selector::Selector;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{Event, HistoryError, Key, Scope, What};
-use crate::tree;
+use crate::store::{Event, EventType, HistoryError, Key, Scope};
 
-/// How many events are read, and sent, at a time.
+/// Number of events read and sent at a time.
 const BATCH: usize = 32;
-/// How often a client that likes bookmarks gets one.
+/// Interval of bookmarks.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// For a client that names no time. Watches end so that clients spread over servers again; here
-/// it only bounds what a forgotten connection costs.
+/// Default timeout. In a cluster, watches end so that clients spread over servers again; here it
+/// only bounds the cost of an abandoned connection.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(45 * 60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum WatchEventType {
     Added,
     Modified,
     Deleted,
@@ -42,7 +42,7 @@ enum Kind {
     Error,
 }
 
-impl Kind {
+impl WatchEventType {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Added => "ADDED",
@@ -56,12 +56,12 @@ impl Kind {
 
 struct Watch {
     server: ApiServer,
-    presenter: Presenter,
+    encoder: Encoder,
     scope: Scope,
     selector: Selector,
-    /// Of a watch for one name.
+    /// Set for a watch of a single name.
     only: Option<Key>,
-    place: Place,
+    position: WatchPosition,
     bookmarks: bool,
     next_bookmark: Instant,
     ends: Instant,
@@ -69,48 +69,51 @@ struct Watch {
     changes: tokio::sync::watch::Receiver<Revision>,
 }
 
-/// How far a watch has come.
-enum Place {
-    /// Still telling what there was when it began.
+/// Position of a watch.
+enum WatchPosition {
+    /// Still sending the objects that existed at the start.
     Initial {
         objects: std::vec::IntoIter<(Key, Document)>,
         revision: Revision,
-        say_end: bool,
+        bookmark_at_end: bool,
     },
-    /// Everything up to here is told.
+    /// Everything up to this revision has been sent.
     After(Revision),
     Ended,
 }
 
 impl ApiServer {
-    /// The body of the answer to a watch.
+    /// Response body of a watch.
     pub fn watch(
         &self,
         info: &RequestInfo,
         options: ListOptions,
-        presenter: Presenter,
+        encoder: Encoder,
     ) -> Result<Body, ApiError> {
         let scope = Scope::new(info.resource, info.namespace_option());
         let initial = options.watch.send_initial_events;
         let from_start = match (initial, options.freshness) {
-            (Some(asked), _) => asked,
+            (Some(requested), _) => requested,
             (None, Freshness::Newest | Freshness::Any) => true,
             (None, Freshness::NotOlderThan(_) | Freshness::Exactly(_)) => false,
         };
         let changes = self.store().changes();
-        let place = if from_start {
+        let position = if from_start {
             let (objects, revision) = self.store().list(&scope, None)?;
-            if let Freshness::NotOlderThan(asked) | Freshness::Exactly(asked) = options.freshness
-                && asked > revision
+            if let Freshness::NotOlderThan(requested) | Freshness::Exactly(requested) =
+                options.freshness
+                && requested > revision
             {
-                return Err(ApiError::version_too_large(asked, revision));
+                return Err(ApiError::version_too_large(requested, revision));
             }
-            let say_end = initial == Some(true) && options.watch.bookmarks;
-            Place::Initial { objects: objects.into_iter(), revision, say_end }
+            let bookmark_at_end = initial == Some(true) && options.watch.bookmarks;
+            WatchPosition::Initial { objects: objects.into_iter(), revision, bookmark_at_end }
         } else {
             match options.freshness {
-                Freshness::NotOlderThan(asked) | Freshness::Exactly(asked) => Place::After(asked),
-                Freshness::Newest | Freshness::Any => Place::After(self.store().revision()),
+                Freshness::NotOlderThan(requested) | Freshness::Exactly(requested) => {
+                    WatchPosition::After(requested)
+                }
+                Freshness::Newest | Freshness::Any => WatchPosition::After(self.store().revision()),
             }
         };
         let now = Instant::now();
@@ -119,11 +122,11 @@ impl ApiServer {
             (!info.name.is_empty()).then(|| Key::new(info.resource, &info.namespace, &info.name));
         let watch = Watch {
             server: self.clone(),
-            presenter,
+            encoder,
             scope,
             selector: options.selector,
             only,
-            place,
+            position,
             bookmarks: options.watch.bookmarks,
             next_bookmark: now + BOOKMARK_EVERY,
             ends: now.checked_add(timeout).unwrap_or(now + DEFAULT_TIMEOUT),
@@ -139,22 +142,23 @@ impl ApiServer {
 }
 
 impl Watch {
-    /// The next lines, or the end.
+    /// The next lines, or the end of the stream.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             let mut lines = Vec::new();
-            match std::mem::replace(&mut self.place, Place::Ended) {
-                Place::Ended => return None,
-                Place::Initial { objects, revision, say_end } => {
-                    self.tell_initial(objects, revision, say_end, &mut lines);
+            match std::mem::replace(&mut self.position, WatchPosition::Ended) {
+                WatchPosition::Ended => return None,
+                WatchPosition::Initial { objects, revision, bookmark_at_end } => {
+                    self.send_initial(objects, revision, bookmark_at_end, &mut lines);
                 }
-                Place::After(revision) => {
+                WatchPosition::After(revision) => {
                     if self.stop.is_cancelled() || Instant::now() >= self.ends {
-                        return None; // also of one that always has something to tell
+                        return None; // also for a watch that always has events
                     }
-                    // Seen before it is read, so that nothing written after the read is missed.
+                    // Marked as seen before the read, so that nothing written after the read is
+                    // missed.
                     self.changes.borrow_and_update();
-                    let caught_up = self.tell_changes(revision, &mut lines);
+                    let caught_up = self.send_changes(revision, &mut lines);
                     if lines.is_empty() && caught_up && !self.wait(&mut lines).await {
                         return None;
                     }
@@ -166,11 +170,11 @@ impl Watch {
         }
     }
 
-    fn tell_initial(
+    fn send_initial(
         &mut self,
         mut objects: std::vec::IntoIter<(Key, Document)>,
         revision: Revision,
-        say_end: bool,
+        bookmark_at_end: bool,
         lines: &mut Vec<u8>,
     ) {
         for (key, document) in objects.by_ref().take(BATCH) {
@@ -178,29 +182,29 @@ impl Watch {
                 continue;
             }
             match self.selector.matches(&document) {
-                Ok(true) => self.line(Kind::Added, &document, lines),
+                Ok(true) => self.line(WatchEventType::Added, &document, lines),
                 Ok(false) => {}
                 Err(error) => return self.fail(&error.into(), lines),
             }
         }
         if objects.len() > 0 {
-            self.place = Place::Initial { objects, revision, say_end };
+            self.position = WatchPosition::Initial { objects, revision, bookmark_at_end };
             return;
         }
-        if say_end {
+        if bookmark_at_end {
             let end = json!({"k8s.io/initial-events-end": "true"});
             self.bookmark(revision, Some(end), lines);
         }
-        self.place = Place::After(revision);
+        self.position = WatchPosition::After(revision);
     }
 
-    /// Tells what comes next in the log; true when that was all of it. Most of a log may be
-    /// nothing to this watch, so that nothing told does not mean that nothing is left.
-    fn tell_changes(&mut self, after: Revision, lines: &mut Vec<u8>) -> bool {
+    /// Sends the next range of the log; true if that was all of it. Most of the log may not concern
+    /// this watch, so no lines does not mean that nothing is left.
+    fn send_changes(&mut self, after: Revision, lines: &mut Vec<u8>) -> bool {
         let history = match self.server.store().history(&self.scope, after, BATCH) {
             Ok(history) => history,
-            Err(HistoryError::TooOld { asked, oldest }) => {
-                let why = format!("too old resource version: {asked} ({oldest})");
+            Err(HistoryError::TooOld { requested, oldest }) => {
+                let why = format!("too old resource version: {requested} ({oldest})");
                 self.fail(&ApiError::expired(why), lines);
                 return true;
             }
@@ -209,12 +213,12 @@ impl Watch {
                 return true;
             }
         };
-        self.place = Place::After(history.upto);
+        self.position = WatchPosition::After(history.upto);
         for event in history.events {
             if self.only.as_ref().is_some_and(|only| only != &event.key) {
                 continue;
             }
-            match self.sight(&event) {
+            match self.filter_event(&event) {
                 Ok(Some((kind, document))) => self.line(kind, &document, lines),
                 Ok(None) => {}
                 Err(error) => {
@@ -226,27 +230,30 @@ impl Watch {
         !history.more
     }
 
-    /// What an event looks like through the selector.
-    fn sight(&self, event: &Event) -> Result<Option<(Kind, Document)>, DocumentError> {
+    /// Applies the selector to an event.
+    fn filter_event(
+        &self,
+        event: &Event,
+    ) -> Result<Option<(WatchEventType, Document)>, DocumentError> {
         let document = event.document();
         let now = self.selector.matches(&document)?;
-        let kind = match event.what {
-            What::Created => Kind::Added,
-            What::Updated => Kind::Modified,
-            What::Deleted => Kind::Deleted,
+        let kind = match event.event_type {
+            EventType::Created => WatchEventType::Added,
+            EventType::Updated => WatchEventType::Modified,
+            EventType::Deleted => WatchEventType::Deleted,
         };
-        // No previous text means that the selector judges both alike.
-        let previous = event.previous_document().filter(|_| event.what == What::Updated);
+        // No previous text means that the selector matches both or neither.
+        let previous = event.previous_document().filter(|_| event.event_type == EventType::Updated);
         let Some(previous) = previous else { return Ok(now.then_some((kind, document))) };
         Ok(match (self.selector.matches(&previous)?, now) {
-            (true, true) => Some((Kind::Modified, document)),
-            (false, true) => Some((Kind::Added, document)),
-            (true, false) => Some((Kind::Deleted, previous)),
+            (true, true) => Some((WatchEventType::Modified, document)),
+            (false, true) => Some((WatchEventType::Added, document)),
+            (true, false) => Some((WatchEventType::Deleted, previous)),
             (false, false) => None,
         })
     }
 
-    /// Waits for something to tell; false when there is nothing more to wait for.
+    /// Waits for something to send; false at the end of the watch.
     async fn wait(&mut self, lines: &mut Vec<u8>) -> bool {
         let until = if self.bookmarks { self.next_bookmark.min(self.ends) } else { self.ends };
         // Each arm only waits: dropping it loses nothing.
@@ -259,7 +266,7 @@ impl Watch {
                     return false;
                 }
                 self.next_bookmark = now + BOOKMARK_EVERY;
-                if let Place::After(revision) = self.place {
+                if let WatchPosition::After(revision) = self.position {
                     self.bookmark(revision, None, lines);
                 }
                 true
@@ -271,8 +278,8 @@ impl Watch {
         self.server.now()
     }
 
-    fn line(&mut self, kind: Kind, document: &Document, lines: &mut Vec<u8>) {
-        match self.presenter.document(document, self.now()) {
+    fn line(&mut self, kind: WatchEventType, document: &Document, lines: &mut Vec<u8>) {
+        match self.encoder.document(document, self.now()) {
             Ok(object) => self.write(kind, &object, lines),
             Err(error) => self.fail(&error.into(), lines),
         }
@@ -281,9 +288,9 @@ impl Watch {
     fn bookmark(&mut self, revision: Revision, annotations: Option<Value>, lines: &mut Vec<u8>) {
         let mut metadata =
             json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
-        tree::put(&mut metadata, &["annotations"], annotations);
-        let resource = self.presenter.resource;
-        let object = match self.presenter.view {
+        json_edit::put(&mut metadata, &["annotations"], annotations);
+        let resource = self.encoder.resource;
+        let object = match self.encoder.view {
             View::Table => json!({
                 "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
                 "columnDefinitions": null, "rows": [],
@@ -295,16 +302,16 @@ impl Watch {
                 "kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata,
             }),
         };
-        self.write(Kind::Bookmark, object.to_string().as_bytes(), lines);
+        self.write(WatchEventType::Bookmark, object.to_string().as_bytes(), lines);
     }
 
-    /// The last line a client gets.
+    /// Sends an error as the last line.
     fn fail(&mut self, error: &ApiError, lines: &mut Vec<u8>) {
-        self.write(Kind::Error, &error.to_json(), lines);
-        self.place = Place::Ended;
+        self.write(WatchEventType::Error, &error.to_json(), lines);
+        self.position = WatchPosition::Ended;
     }
 
-    fn write(&mut self, kind: Kind, object: &[u8], lines: &mut Vec<u8>) {
+    fn write(&mut self, kind: WatchEventType, object: &[u8], lines: &mut Vec<u8>) {
         lines.extend_from_slice(b"{\"type\":\"");
         lines.extend_from_slice(kind.as_str().as_bytes());
         lines.extend_from_slice(b"\",\"object\":");

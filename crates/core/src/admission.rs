@@ -1,9 +1,9 @@
-//! Whether the node takes a pod. A rejection is final.
+//! Pod admission: decides whether the node accepts a pod. A rejection is final.
 //!
-//! The scheduler decided on what it knew; in the meantime another pod may have come, or somebody
-//! wrote the node's name into the pod. The questions, their order, reasons and messages are
-//! upstream's: controllers and people read them. A critical pod that only lacks room is not
-//! rejected; others make room for it ([`preemption`]).
+//! The scheduler decides on what it knows at that time. Since then another pod may have been bound,
+//! or the pod may name this node directly. The checks, their order, reasons and messages are those
+//! of the kubelet, because controllers and users match on them. A critical pod that only lacks
+//! resources is not rejected; other pods are preempted for it ([`preemption`]).
 
 mod affinity;
 mod fit;
@@ -20,33 +20,34 @@ use k8s_openapi::api::core::v1;
 use serde::{Deserialize, Serialize};
 
 pub use self::fit::Shortage;
-use self::sysctls::Allowed;
+use self::sysctls::AllowedSysctls;
 use crate::ids::PodUid;
 use crate::node_status::Pressure;
-use crate::pod::registry::is_mirror;
+use crate::pod::desired::is_mirror;
 use crate::pod::{Phase, Pod};
 use crate::qos::{PodResources, QosClass, ResourceList};
 
-/// Priorities from here on belong to the system.
+/// Lowest priority value that is reserved for system-critical pods.
 pub const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
-/// The node, as far as admission asks.
+/// Node state that admission depends on.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub name: Arc<str>,
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<v1::Taint>,
-    /// What pods may have in all, the number of pods included.
+    /// Total that pods may request, including the number of pods.
     pub allocatable: ResourceList,
-    pub sysctls: Arc<Allowed>,
+    pub sysctls: Arc<AllowedSysctls>,
     pub apparmor: bool,
-    /// The runtime can do without the groups that the image brings.
+    /// The runtime supports `SupplementalGroupsPolicy=Strict`, which ignores the groups of the
+    /// image.
     pub strict_groups: bool,
     pub pressure: Pressure,
     pub shutting_down: bool,
 }
 
-/// Why a pod was not taken.
+/// Reason and message of a rejected pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rejection {
     #[serde(rename = "reason")]
@@ -60,13 +61,13 @@ impl Rejection {
         Self { reason: reason.to_owned(), message: message.into() }
     }
 
-    /// It was the node's labels that did not fit, which may be newer than what we know of them.
+    /// The node's labels did not match. Our copy of them may be out of date, so a refetch can help.
     pub fn is_about_labels(&self) -> bool {
         self.reason == "NodeAffinity"
     }
 
-    /// The reason as it is counted. A pod can ask for a resource of any name, and with that would
-    /// make a series of its own.
+    /// Reason as a metric label. A pod can request a resource of any name, and each name would
+    /// create a new time series.
     pub fn counted_as(&self) -> &'static str {
         match COUNTED.iter().find(|known| **known == self.reason) {
             Some(known) => known,
@@ -76,7 +77,7 @@ impl Rejection {
     }
 }
 
-/// Reasons with a count of their own.
+/// Reasons that have their own metric label.
 const COUNTED: [&str; 17] = [
     "AppArmor",
     "Evicted",
@@ -98,40 +99,41 @@ const COUNTED: [&str; 17] = [
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdmissionDecision {
     Admitted,
     Rejected(Rejection),
-    /// Admitted as soon as the victims have ended; `lacking` is what there is too little of.
-    After {
+    /// Admitted once the victims have terminated; `lacking` is the resource that is insufficient.
+    AfterPreemption {
         victims: Vec<PodUid>,
         lacking: String,
     },
 }
 
-/// Asks whether `pod` fits beside the active ones.
-pub fn admit(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> Verdict {
+/// Decides whether `pod` can run beside the active pods.
+pub fn admit(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> AdmissionDecision {
     if let Some(why) = &pod.unreadable {
-        let message = format!("{why}; this version of podwright cannot run it");
-        return Verdict::Rejected(Rejection::new("FailedValidation", message));
+        let message = format!("{why}; this version of podwright cannot run this pod");
+        return AdmissionDecision::Rejected(Rejection::new("FailedValidation", message));
     }
     let before = [under_pressure, forbidden_sysctl];
     let after = [no_apparmor, shutting_down];
-    let first = |questions: &[fn(&Pod, &Node) -> Option<Rejection>]| {
-        questions.iter().find_map(|question| question(pod, node))
+    let first = |checks: &[fn(&Pod, &Node) -> Option<Rejection>]| {
+        checks.iter().find_map(|check| check(pod, node))
     };
     if let Some(rejection) = first(&before) {
-        return Verdict::Rejected(rejection);
+        return AdmissionDecision::Rejected(rejection);
     }
     let verdict = by_predicates(pod, active, node);
     match (&verdict, first(&after)) {
-        (Verdict::Rejected(_), _) | (_, None) => verdict,
-        (Verdict::Admitted | Verdict::After { .. }, Some(rejection)) => {
-            Verdict::Rejected(rejection)
-        }
+        (AdmissionDecision::Rejected(_), _) | (_, None) => verdict,
+        (
+            AdmissionDecision::Admitted | AdmissionDecision::AfterPreemption { .. },
+            Some(rejection),
+        ) => AdmissionDecision::Rejected(rejection),
     }
 }
 
-/// A pod that the node must not do without.
+/// Static pods, mirror pods and pods with a system-critical priority.
 pub fn is_critical(pod: &Pod) -> bool {
     pod.is_static() || is_mirror(pod) || priority(pod).is_some_and(|p| p >= SYSTEM_CRITICAL)
 }
@@ -144,21 +146,22 @@ fn spec(pod: &Pod) -> Option<&v1::PodSpec> {
     pod.object.spec.as_ref()
 }
 
-/// A node that runs short takes nothing that would make it worse.
+/// A node under pressure rejects pods that would increase it.
 fn under_pressure(pod: &Pod, node: &Node) -> Option<Rejection> {
     let Pressure { memory, disk, pids } = node.pressure;
     let conditions = [(memory, "MemoryPressure"), (disk, "DiskPressure"), (pids, "PIDPressure")];
-    let told: Vec<&str> = conditions.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
-    if told.is_empty() || is_critical(pod) {
+    let active_conditions: Vec<&str> =
+        conditions.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+    if active_conditions.is_empty() || is_critical(pod) {
         return None;
     }
-    if told == ["MemoryPressure"] {
+    if active_conditions == ["MemoryPressure"] {
         let greedy = QosClass::of(&pod.object).is_ok_and(|class| class != QosClass::BestEffort);
         if greedy || taints::tolerates_memory_pressure(pod) {
             return None;
         }
     }
-    let message = format!("The node had condition: [{}]. ", told.join(" "));
+    let message = format!("The node had condition: [{}]. ", active_conditions.join(" "));
     Some(Rejection::new("Evicted", message))
 }
 
@@ -173,16 +176,19 @@ fn forbidden_sysctl(pod: &Pod, node: &Node) -> Option<Rejection> {
     Some(Rejection::new("SysctlForbidden", format!("forbidden sysctl: {forbidden}")))
 }
 
-/// The scheduler's own questions, asked again.
-fn by_predicates(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> Verdict {
-    if let Some(rejection) = wrong_kind(pod, node) {
-        return Verdict::Rejected(rejection);
+/// The scheduler's predicates, checked again.
+fn by_predicates(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> AdmissionDecision {
+    if let Some(rejection) = unsupported_platform(pod, node) {
+        return AdmissionDecision::Rejected(rejection);
     }
     let resources = match spec(pod).map(PodResources::parse) {
         Some(Ok(resources)) => resources,
         Some(Err(error)) => {
-            let message = format!("its resources cannot be read: {error}");
-            return Verdict::Rejected(Rejection::new("UnexpectedAdmissionError", message));
+            let message = format!("cannot parse the pod's resources: {error}");
+            return AdmissionDecision::Rejected(Rejection::new(
+                "UnexpectedAdmissionError",
+                message,
+            ));
         }
         None => PodResources::default(),
     };
@@ -191,25 +197,27 @@ fn by_predicates(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> Verdict {
     let predicate = failed_predicate(pod, &others, node);
     let critical = is_critical(pod);
     match (shortages.first(), predicate) {
-        (None, None) => Verdict::Admitted,
-        // Room can be made for a critical pod, so its lack is no reason.
-        (Some(shortage), Some(_)) if !critical => Verdict::Rejected(shortage.rejection()),
-        (_, Some(rejection)) => Verdict::Rejected(rejection),
+        (None, None) => AdmissionDecision::Admitted,
+        // Preemption can free resources for a critical pod, so a shortage alone does not reject it.
+        (Some(shortage), Some(_)) if !critical => AdmissionDecision::Rejected(shortage.rejection()),
+        (_, Some(rejection)) => AdmissionDecision::Rejected(rejection),
         (Some(short), None) if critical => match preemption::victims(pod, &others, &shortages) {
-            Ok(victims) => Verdict::After { victims, lacking: short.resource.clone() },
+            Ok(victims) => {
+                AdmissionDecision::AfterPreemption { victims, lacking: short.resource.clone() }
+            }
             Err(problem) => {
                 let message = format!(
                     "Unexpected error while attempting to recover from admission failure: {problem}"
                 );
-                Verdict::Rejected(Rejection::new("UnexpectedAdmissionError", message))
+                AdmissionDecision::Rejected(Rejection::new("UnexpectedAdmissionError", message))
             }
         },
-        (Some(shortage), None) => Verdict::Rejected(shortage.rejection()),
+        (Some(shortage), None) => AdmissionDecision::Rejected(shortage.rejection()),
     }
 }
 
-/// For another operating system, or in need of what the runtime cannot do.
-fn wrong_kind(pod: &Pod, node: &Node) -> Option<Rejection> {
+/// The pod is for another operating system, or needs what the runtime does not support.
+fn unsupported_platform(pod: &Pod, node: &Node) -> Option<Rejection> {
     const OS_LABEL: &str = "kubernetes.io/os";
     let label = pod.object.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
     if label.is_some_and(|os| node.labels.get(OS_LABEL) != Some(os)) {
@@ -228,14 +236,14 @@ fn wrong_kind(pod: &Pod, node: &Node) -> Option<Rejection> {
     })
 }
 
-/// Whether the runtime has to do without the groups that the image brings.
+/// The pod sets `SupplementalGroupsPolicy=Strict`: groups of the image are ignored.
 pub fn wants_strict_groups(pod: &Pod) -> bool {
     let context = spec(pod).and_then(|spec| spec.security_context.as_ref());
     let policy = context.and_then(|context| context.supplemental_groups_policy.as_deref());
     policy == Some("Strict")
 }
 
-/// The first of the predicates that have nothing to do with room.
+/// First failed predicate that does not concern resources.
 fn failed_predicate(pod: &Pod, others: &[&Arc<Pod>], node: &Node) -> Option<Rejection> {
     let failed = |name: &str, why: &str| {
         Some(Rejection::new(name, format!("Predicate {name} failed: {why}")))
@@ -256,7 +264,7 @@ fn failed_predicate(pod: &Pod, others: &[&Arc<Pod>], node: &Node) -> Option<Reje
     None
 }
 
-/// A pod that asks for confinement does not run without.
+/// A pod that requests AppArmor confinement must not run without it.
 fn no_apparmor(pod: &Pod, node: &Node) -> Option<Rejection> {
     if node.apparmor || pod.api_phase != Phase::Pending || !wants_apparmor(pod) {
         return None;

@@ -1,8 +1,8 @@
-//! What was tried and failed, and when it may be tried again.
+//! Record of failed attempts: what failed, and when it may be retried.
 //!
-//! Back-off is data, not a sleeping task: the plan reads it, says why a container waits, and asks
-//! to be woken. Everything here lives in memory; an agent that restarts begins with a clean slate,
-//! as upstream's does.
+//! Back-off is data, not a sleeping task: the plan reads it, explains why a container waits, and
+//! schedules its next wake-up. The record is kept in memory only; like upstream's, it is empty
+//! after a restart of the agent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use crate::ids::{ContainerId, SandboxId};
 use crate::observed::{Instance, ObservedPod};
 use crate::time::{Mono, Now};
 
-/// How fast failures may be repeated.
+/// Limits of an exponential back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffLimits {
     #[serde(rename = "initial")]
     pub initial: Duration,
     #[serde(rename = "max")]
     pub max: Duration,
-    /// A quiet time of this length forgets all earlier failures. Not lowered with `max`.
+    /// Earlier failures are forgotten after this time without one. Not lowered together with
+    /// `max`.
     #[serde(rename = "forget_after")]
     pub forget_after: Duration,
 }
@@ -33,13 +34,14 @@ impl BackoffLimits {
         forget_after: Duration::from_secs(600),
     };
 
-    /// `crashLoopBackOff.maxContainerRestartPeriod`: a cap below the first wait is the first wait.
+    /// `crashLoopBackOff.maxContainerRestartPeriod`: a cap below the initial delay lowers that
+    /// too.
     pub fn capped(max: Duration) -> Self {
         Self { initial: Self::DEFAULT.initial.min(max), max, ..Self::DEFAULT }
     }
 }
 
-/// One doubling wait.
+/// State of one exponential back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backoff {
     #[serde(rename = "delay")]
@@ -49,8 +51,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The wait that still applies to something that failed at `failed`: its length and its end.
-    pub fn hold(
+    /// The back-off in effect after a failure at `failed`: its length and its end.
+    pub fn in_effect(
         &self,
         failed: Mono,
         now: Mono,
@@ -63,7 +65,7 @@ impl Backoff {
         (now < until).then_some((self.delay, until))
     }
 
-    /// The back-off after one more try.
+    /// The back-off after another attempt.
     pub fn next(this: Option<&Self>, failed: Mono, now: Mono, limits: &BackoffLimits) -> Self {
         let delay = match this {
             Some(b) if !b.is_forgotten(failed, limits) => (b.delay * 2).min(limits.max),
@@ -77,7 +79,7 @@ impl Backoff {
     }
 }
 
-/// Why a container could not be started. Users and controllers match on these words.
+/// Reason why a container could not be started. Users and controllers match on these words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StartError {
     #[serde(rename = "ErrImagePull")]
@@ -111,7 +113,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The image was asked for and did not come; it rests before it is asked for again.
+    /// The image pull failed; it is retried after a back-off.
     pub fn is_failed_pull(self) -> bool {
         match self {
             Self::ErrImagePull | Self::RegistryUnavailable | Self::SignatureValidationFailed => {
@@ -151,19 +153,19 @@ impl StartError {
     }
 }
 
-/// The last failure of one thing.
+/// The last failure of one operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure<R> {
     #[serde(rename = "reason")]
     pub reason: R,
     #[serde(rename = "message")]
     pub message: String,
-    /// When this kind of failure began, and how often it came since.
+    /// When failures for this reason began; `times` counts them since then.
     #[serde(rename = "since")]
     pub since: Now,
     #[serde(rename = "times")]
     pub times: u32,
-    /// When it last failed.
+    /// Time of the last failure.
     #[serde(rename = "last")]
     pub last: Mono,
     #[serde(rename = "retry_at")]
@@ -193,14 +195,14 @@ pub enum PodStep {
     Teardown,
 }
 
-/// When the exit of an instance happened, on our own clock.
+/// Time at which an instance exited, on the monotonic clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SeenExit {
     #[serde(rename = "instance")]
     instance: ContainerId,
     #[serde(rename = "at")]
     at: Mono,
-    /// When we heard of it; on a busy machine that is later.
+    /// When the agent observed the exit; on a busy machine later than `at`.
     #[serde(rename = "seen")]
     seen: Mono,
 }
@@ -214,12 +216,12 @@ struct Starts {
     backoff: Option<Backoff>,
     #[serde(rename = "failure")]
     failure: Option<Failure<StartError>>,
-    /// The image that could not be had, if that was the failure: its own, or a volume's.
+    /// The image whose pull failed, if that was the failure: the container's own or a volume's.
     #[serde(rename = "unpulled", default)]
     unpulled: Option<Arc<str>>,
     #[serde(rename = "exits")]
     exits: Vec<SeenExit>,
-    /// The highest attempt number that may be taken in the runtime though no instance shows.
+    /// The highest attempt number that may be in use in the runtime without a visible instance.
     #[serde(rename = "taken")]
     taken: Option<u32>,
 }
@@ -232,15 +234,16 @@ pub struct Attempts {
     pulls: BTreeMap<Arc<str>, (Backoff, String)>,
     #[serde(rename = "steps")]
     steps: BTreeMap<PodStep, Failure<PodStep>>,
-    /// Sandboxes we stopped. A dead one that is not in here may still hold its address.
+    /// Sandboxes that the agent stopped. A sandbox that is not ready and not in here may still
+    /// hold its address.
     #[serde(rename = "stopped")]
     stopped: BTreeMap<SandboxId, Stopped>,
-    /// Containers we stopped, as long as they are still seen running.
+    /// Containers that the agent stopped, while the runtime still shows them running.
     #[serde(rename = "ended", default)]
     ended: BTreeMap<ContainerId, Stopped>,
 }
 
-/// Stops of one thing that the runtime called done.
+/// Stops of one container or sandbox that the runtime reported as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stopped {
     #[serde(rename = "last")]
@@ -255,29 +258,30 @@ impl Stopped {
     }
 }
 
-/// An image that is not pulled again before its time.
+/// An image in pull back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unpulled<'a> {
+pub struct PullBackoff<'a> {
     pub image: &'a str,
     pub until: Mono,
     pub error: &'a str,
 }
 
-/// What the runtime said it had stopped, and still shows as running.
+/// A container or sandbox that the runtime reported as stopped but still shows running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survivor {
-    /// For people: `container app`, `sandbox 4f1…`.
+    /// For display: `container app`, `sandbox 4f1…`.
     pub name: String,
-    /// When the runtime last said so, and how often it did.
+    /// When the runtime last reported the stop, and how often.
     pub last: Mono,
     pub times: u32,
 }
 
-/// Nobody keeps more exits than this of one container; the runtime keeps one or two.
+/// Exits kept per container; the runtime itself keeps one or two.
 const EXITS_KEPT: usize = 4;
 
 impl Attempts {
-    /// Notes when an instance exited. The first sight counts: the wall clock may move later.
+    /// Records when an instance exited. The first observation counts: the wall clock may move
+    /// later.
     pub fn note_exit(&mut self, container: &Arc<str>, key: u64, instance: &Instance, now: Now) {
         let Some(exit) = instance.exit() else { return };
         let starts = self.starts_of(container, key);
@@ -291,8 +295,8 @@ impl Attempts {
         }
     }
 
-    /// The crash back-off that holds a container back after this exit: its length and its end.
-    pub fn crash_hold(
+    /// The crash back-off in effect after this exit: its length and its end.
+    pub fn crash_backoff(
         &self,
         container: &str,
         key: u64,
@@ -301,10 +305,10 @@ impl Attempts {
         limits: &BackoffLimits,
     ) -> Option<(Duration, Mono)> {
         let starts = self.starts.get(container).filter(|s| s.key == key)?;
-        starts.backoff?.hold(self.exit_at(container, instance, now)?, now.mono, limits)
+        starts.backoff?.in_effect(self.exit_at(container, instance, now)?, now.mono, limits)
     }
 
-    /// When the exit of an instance was first seen.
+    /// When the exit of an instance was first observed.
     pub fn exit_seen(&self, container: &str, instance: &ContainerId) -> Option<Mono> {
         let exits = &self.starts.get(container)?.exits;
         exits.iter().find(|exit| exit.instance == *instance).map(|exit| exit.seen)
@@ -318,7 +322,7 @@ impl Attempts {
         Some(seen.map_or_else(fresh, |e| e.at))
     }
 
-    /// A container is about to be started again after this exit: the next wait is longer.
+    /// A container is about to be restarted after this exit: lengthens the next back-off.
     pub fn note_restart(
         &mut self,
         container: &Arc<str>,
@@ -347,16 +351,17 @@ impl Attempts {
         starts.unpulled = None;
     }
 
-    /// The failure just noted was that this image could not be had.
+    /// The failure just recorded was that this image could not be pulled.
     pub fn note_unpulled(&mut self, container: &Arc<str>, key: u64, image: &Arc<str>) {
         self.starts_of(container, key).unpulled = Some(image.clone());
     }
 
-    /// The image that a container waits for, until when, and what became of its last pull.
-    pub fn unpulled(&self, container: &str, key: u64, now: Now) -> Option<Unpulled<'_>> {
+    /// The image that a container waits for, the end of the back-off, and the error of the last
+    /// pull.
+    pub fn unpulled(&self, container: &str, key: u64, now: Now) -> Option<PullBackoff<'_>> {
         let image = self.starts.get(container).filter(|s| s.key == key)?.unpulled.as_deref()?;
-        let (until, error) = self.pull_hold(image, now)?;
-        Some(Unpulled { image, until, error })
+        let (until, error) = self.pull_backoff(image, now)?;
+        Some(PullBackoff { image, until, error })
     }
 
     pub fn note_started(&mut self, container: &Arc<str>, key: u64) {
@@ -370,7 +375,7 @@ impl Attempts {
         self.starts.get(container).filter(|s| s.key == key)?.failure.as_ref()
     }
 
-    /// A create call may have taken this attempt's name without telling us.
+    /// A create call may have used this attempt number although its response was lost.
     pub fn note_attempt_taken(&mut self, container: &Arc<str>, key: u64, attempt: u32) {
         let starts = self.starts_of(container, key);
         starts.taken = starts.taken.max(Some(attempt));
@@ -398,10 +403,10 @@ impl Attempts {
         self.pulls.remove(image);
     }
 
-    /// The wait before an image is pulled again, and the error that caused it.
-    pub fn pull_hold(&self, image: &str, now: Now) -> Option<(Mono, &str)> {
+    /// The end of an image's pull back-off, and the error that caused it.
+    pub fn pull_backoff(&self, image: &str, now: Now) -> Option<(Mono, &str)> {
         let (backoff, error) = self.pulls.get(image)?;
-        let (_, until) = backoff.hold(backoff.last_try, now.mono, &BackoffLimits::DEFAULT)?;
+        let (_, until) = backoff.in_effect(backoff.last_try, now.mono, &BackoffLimits::DEFAULT)?;
         Some((until, error))
     }
 
@@ -428,12 +433,12 @@ impl Attempts {
         self.steps.values()
     }
 
-    /// Something was tried, failed, and has not succeeded since.
+    /// An operation failed and has not succeeded since.
     pub fn has_failures(&self) -> bool {
         !self.steps.is_empty() || self.starts.values().any(|starts| starts.failure.is_some())
     }
 
-    /// Forgets sandboxes that were stopped and are gone.
+    /// Drops stopped sandboxes that no longer exist.
     pub fn forget_sandboxes(&mut self, observed: &ObservedPod) {
         self.stopped.retain(|id, _| observed.sandboxes.iter().any(|sandbox| sandbox.id == *id));
     }
@@ -447,18 +452,18 @@ impl Attempts {
         self.stopped.contains_key(sandbox)
     }
 
-    /// The runtime says that it stopped this container.
+    /// The runtime reported that it stopped this container.
     pub fn note_stopped(&mut self, instance: ContainerId, now: Mono) {
         let stopped = Stopped::again(self.ended.get(&instance), now);
         self.ended.insert(instance, stopped);
     }
 
-    /// Forgets containers that were stopped and are seen to be.
-    pub fn forget_ended(&mut self, observed: &ObservedPod) {
+    /// Drops stopped containers that are observed as stopped.
+    pub fn forget_stopped(&mut self, observed: &ObservedPod) {
         self.ended.retain(|id, _| observed.running().any(|instance| instance.id == *id));
     }
 
-    /// The one of them that was stopped last.
+    /// The container or sandbox that was stopped last and still runs.
     pub fn survivor(&self, observed: &ObservedPod) -> Option<Survivor> {
         let containers = observed.running().filter_map(|instance| {
             let name = format!("container {}", instance.container);
@@ -473,7 +478,7 @@ impl Attempts {
         last.map(|(name, stopped)| Survivor { name, last: stopped.last, times: stopped.times })
     }
 
-    /// Puts another text in place of what a hook was told and said.
+    /// Replaces the messages of failed hooks, which contain commands and their output.
     pub(crate) fn mask_hooks(&mut self, mask: &str) {
         let failures = self.starts.values_mut().filter_map(|starts| starts.failure.as_mut());
         for failure in failures.filter(|f| f.reason == StartError::PostStartHookError) {
@@ -481,7 +486,7 @@ impl Attempts {
         }
     }
 
-    /// Something outside changed (a missing ConfigMap appeared, say): try again at once.
+    /// A dependency changed (a missing ConfigMap was created, say): retry at once.
     pub fn retry_now(&mut self, now: Now) {
         for starts in self.starts.values_mut() {
             if let Some(failure) = &mut starts.failure {
@@ -526,12 +531,13 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// A container that dies at once every time it may run: the gaps between its starts.
+    /// Delays between the starts of a container that runs for these many seconds each time.
     fn gaps(limits: &BackoffLimits, runs_for: &[u64]) -> Vec<u64> {
         let (mut now, mut backoff, mut gaps) = (Mono(s(1000)), None::<Backoff>, Vec::new());
         for run in runs_for {
             let died = now + s(*run);
-            let start = backoff.and_then(|b| b.hold(died, died, limits)).map_or(died, |(_, t)| t);
+            let start =
+                backoff.and_then(|b| b.in_effect(died, died, limits)).map_or(died, |(_, t)| t);
             gaps.push(start.since(died).as_secs());
             backoff = Some(Backoff::next(backoff.as_ref(), died, start, limits));
             now = start;
@@ -540,25 +546,25 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_loop_waits_twice_as_long_each_time() {
+    fn crash_loop_delay_doubles_up_to_the_cap() {
         let waits = gaps(&BackoffLimits::DEFAULT, &[0; 8]);
         assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300]);
     }
 
     #[test]
-    fn ten_quiet_minutes_forget_the_crashes_before() {
+    fn crash_backoff_resets_after_ten_minutes_without_a_crash() {
         let waits = gaps(&BackoffLimits::DEFAULT, &[0, 0, 0, 601, 0]);
         assert_eq!(waits, [0, 10, 20, 0, 10]);
     }
 
     #[test]
-    fn a_low_cap_is_also_the_first_wait() {
+    fn cap_below_the_initial_delay_replaces_it() {
         let waits = gaps(&BackoffLimits::capped(s(5)), &[0; 4]);
         assert_eq!(waits, [0, 5, 5, 5]);
     }
 
     #[test]
-    fn the_same_failure_is_counted_and_another_starts_over() {
+    fn repeated_failure_is_counted_and_another_reason_resets_the_count() {
         let now = Now { wall: jiff::Timestamp::UNIX_EPOCH, mono: Mono(s(5)) };
         let later = Now { mono: Mono(s(20)), ..now };
         let c: Arc<str> = "c".into();
@@ -570,6 +576,6 @@ mod tests {
         assert_eq!((failure.times, failure.since, failure.retry_at), (2, now, Mono(s(30))));
         attempts.note_start_failure(&c, 1, StartError::RunContainerError, "x".into(), later, s(10));
         assert_eq!(attempts.start_failure("c", 1).unwrap().times, 1);
-        assert_eq!(attempts.start_failure("c", 2), None, "an edited container has a clean slate");
+        assert_eq!(attempts.start_failure("c", 2), None, "an edited container starts afresh");
     }
 }

@@ -1,9 +1,9 @@
-//! Short ways to make pods and observations, for tests. They hide what does not matter.
+//! Builders of pods and observed states for tests, with defaults for everything irrelevant.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
-    reason = "builders are for tests, and a bad one should say so"
+    reason = "builders are for tests, and a bad one should panic"
 )]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,20 +16,20 @@ use crate::attempts::{Attempts, BackoffLimits};
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::Lifecycle;
 use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};
-use crate::plan::{Case, Surroundings};
+use crate::plan::{Case, LocalState};
 use crate::pod::{Pod, RestartPolicy, Source};
-use crate::probe::Probed;
+use crate::probe::ProbeVerdicts;
 use crate::time::{Mono, Now};
 
-/// A moment `second` seconds after the tests' beginning, on both clocks.
+/// A moment `second` seconds after the start of the tests, on both clocks.
 pub fn t(second: u64) -> Now {
     Now { wall: wall(second), mono: Mono(Duration::from_secs(second)) }
 }
 
 fn wall(second: u64) -> Timestamp {
-    const BEGINNING: i64 = 1_767_225_600; // 2026-01-01
+    const START: i64 = 1_767_225_600; // 2026-01-01
     let second = i64::try_from(second).expect("a small number");
-    Timestamp::from_second(BEGINNING + second).expect("a time in range")
+    Timestamp::from_second(START + second).expect("a time in range")
 }
 
 /// A pod named `name` with no containers yet.
@@ -84,7 +84,7 @@ impl PodBuilder {
         self
     }
 
-    /// Deleted at `second`, with this much grace.
+    /// Deleted at `second`, with this grace period.
     pub fn deleted(mut self, second: u64, grace: u64) -> Self {
         self.0["metadata"]["deletionTimestamp"] = json!(wall(second).to_string());
         self.0["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
@@ -135,7 +135,7 @@ fn merged(mut base: Value, fields: Value) -> Value {
     base
 }
 
-/// What the runtime shows of `pod`: nothing yet.
+/// Observed state of `pod`: nothing yet.
 pub fn observed(pod: &Pod) -> ObservedBuilder<'_> {
     let observed = ObservedPod::nothing(pod.uid.clone(), pod.name.clone(), Mono::ZERO);
     ObservedBuilder { pod, observed }
@@ -190,7 +190,7 @@ impl ObservedBuilder<'_> {
         self.instance(container, State::Exited(exit), at)
     }
 
-    /// A new instance of a container; its attempt follows the ones before it.
+    /// A new instance of a container; its attempt number follows the previous one.
     pub fn instance(mut self, container: &str, state: State, at: Now) -> Self {
         let before = self.observed.instances_of(container).count();
         let attempt = u32::try_from(before).expect("a small number");
@@ -224,16 +224,16 @@ impl ObservedBuilder<'_> {
     }
 }
 
-/// The inputs of a decision about `pod` at `now`, everything else in order.
+/// Inputs of a decision about `pod` at `now`; all other inputs are in a normal state.
 pub fn case(pod: Pod, observed: ObservedPod, now: Now) -> Case {
-    let life = Lifecycle::begin(&pod, true);
+    let lifecycle = Lifecycle::begin(&pod, true);
     Case {
-        life,
+        lifecycle,
         pod,
         observed,
         attempts: Attempts::default(),
-        probed: Probed::default(),
-        surroundings: Surroundings {
+        probed: ProbeVerdicts::default(),
+        local_state: LocalState {
             network: Ok(()),
             cgroup: true,
             hold: None,

@@ -1,21 +1,21 @@
-//! When a certificate is renewed, and what is asked for.
+//! Client certificate: renewal time, key usages and subject.
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How long a certificate is good.
+/// Validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct CertificateValidity {
     pub from: Timestamp,
     pub until: Timestamp,
 }
 
-impl Life {
-    pub fn is_over(&self, now: Timestamp) -> bool {
+impl CertificateValidity {
+    pub fn is_expired(&self, now: Timestamp) -> bool {
         self.until <= now
     }
 
-    /// Between 70 and 90 percent of its life, so that a cluster's nodes do not all come at once.
-    /// `chance` is anything from 0 to 1, and should be the same for the same certificate.
+    /// Between 70 and 90 percent of the validity period, so that nodes of a cluster do not renew at
+    /// the same time. `chance` is from 0 to 1 and must be the same for the same certificate.
     pub fn renewal(&self, chance: f64) -> Timestamp {
         let whole = self.until.duration_since(self.from);
         let share = 0.7 + 0.2 * chance.clamp(0.0, 1.0);
@@ -24,11 +24,11 @@ impl Life {
     }
 }
 
-/// Who signs a node's client certificates.
+/// Signer of the node's client certificates.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 
-/// What the certificate is for. Our keys are elliptic and encipher no other key; but before 1.27
-/// the cluster approves by itself only what says that they do.
+/// Key usages to request. Our keys are elliptic-curve keys and do no key encipherment, but clusters
+/// before 1.27 auto-approve only requests that include it.
 pub fn client_usages(server_minor: Option<u32>) -> Vec<&'static str> {
     let mut usages = vec!["digital signature", "client auth"];
     if server_minor.is_some_and(|minor| minor < 27) {
@@ -37,12 +37,12 @@ pub fn client_usages(server_minor: Option<u32>) -> Vec<&'static str> {
     usages
 }
 
-/// The user that a node is.
+/// User name of a node.
 pub fn node_user(node: &str) -> String {
     format!("system:node:{node}")
 }
 
-/// The group that all nodes are in.
+/// Group of all nodes.
 pub const NODES_GROUP: &str = "system:nodes";
 
 #[cfg(test)]
@@ -51,20 +51,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_cluster_is_asked_in_its_own_words() {
+    fn old_cluster_gets_the_usages_it_approves() {
         assert_eq!(client_usages(Some(36)), ["digital signature", "client auth"]);
         assert_eq!(client_usages(None), client_usages(Some(27)));
         assert!(client_usages(Some(26)).contains(&"key encipherment"));
     }
 
     #[test]
-    fn a_certificate_is_renewed_late_in_its_life_but_not_too_late() {
+    fn certificate_is_renewed_between_70_and_90_percent_of_its_validity() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let life = Life { from: at(1000), until: at(2000) };
+        let validity = CertificateValidity { from: at(1000), until: at(2000) };
         for (chance, want) in [(0.0, 1700), (0.5, 1800), (1.0, 1900), (7.0, 1900)] {
-            assert_eq!(life.renewal(chance), at(want), "{chance}");
+            assert_eq!(validity.renewal(chance), at(want), "{chance}");
         }
-        assert!(!life.is_over(at(1999)));
-        assert!(life.is_over(at(2000)));
+        assert!(!validity.is_expired(at(1999)));
+        assert!(validity.is_expired(at(2000)));
     }
 }

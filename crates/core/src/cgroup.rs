@@ -1,9 +1,8 @@
-//! How much of the machine each group of processes may have.
+//! Cgroup limits of pods, QoS classes and reserved daemons, for both cgroup versions.
 //!
-//! Pure arithmetic from requests and limits to what the kernel is told, in the kernel's units, for
-//! both cgroup versions: the values are compared with upstream's by dashboards, tests and the
-//! scheduler's own sums, so the formulas and their rounding are upstream's. Where the groups live
-//! is [`name`]; writing to them is the host crate's work.
+//! Pure arithmetic from requests and limits to kernel values. Dashboards, tests and the scheduler
+//! compare these values with upstream's, so the formulas and their rounding are upstream's. The
+//! paths of the cgroups are in [`name`]; the host crate writes to them.
 
 pub mod name;
 
@@ -15,20 +14,20 @@ pub use self::name::{CgroupName, CgroupNameError, Driver, PodTree};
 use crate::qos::{CPU, HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, ResourceList, amount};
 use crate::quantity::Quantity;
 
-/// What the kernel takes for the least CPU weight in v1; also what "no request" means.
+/// Minimum CPU weight of cgroup v1; also used for "no request".
 pub const MIN_SHARES: u64 = 2;
 pub const MAX_SHARES: u64 = 262_144;
 const SHARES_PER_CPU: i64 = 1024;
 const MILLI_PER_CPU: i64 = 1000;
-/// The kernel refuses quotas below one millisecond.
+/// The kernel rejects quotas below one millisecond.
 const MIN_QUOTA_MICROS: u64 = 1000;
-/// The resource name under which process ids are reserved.
+/// Resource name under which process ids are reserved.
 pub const PIDS: &str = "pid";
 
-/// What to set on one group. `None` leaves the kernel's value as it is.
+/// Settings of one cgroup. `None` leaves the kernel's value unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupConfig {
-    /// v1 `cpu.shares`; v2 takes [`weight_from_shares`] of it.
+    /// v1 `cpu.shares`; [`weight_from_shares`] converts it for v2.
     #[serde(rename = "cpu_shares")]
     pub cpu_shares: Option<u64>,
     #[serde(rename = "cpu_quota")]
@@ -38,7 +37,7 @@ pub struct CgroupConfig {
     pub memory_limit: Option<u64>,
     #[serde(rename = "pids_limit")]
     pub pids_limit: Option<u64>,
-    /// CPUs that may be used, as the kernel writes them: `0-3,8`.
+    /// Allowed CPUs in the kernel's list format: `0-3,8`.
     #[serde(rename = "cpus")]
     pub cpus: Option<String>,
     #[serde(rename = "hugepages")]
@@ -48,7 +47,7 @@ pub struct CgroupConfig {
 /// CPU time per period, both in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuQuota {
-    /// `None` is as much as there is.
+    /// `None` is unlimited.
     #[serde(rename = "micros")]
     pub micros: Option<u64>,
     #[serde(rename = "period_micros")]
@@ -60,24 +59,24 @@ pub enum Hugepages {
     #[default]
     #[serde(rename = "Leave")]
     Leave,
-    /// Every size of the machine; for groups whose children are limited instead.
+    /// Every page size of the machine; for cgroups whose children are limited instead.
     #[serde(rename = "Unlimited")]
     Unlimited,
-    /// Bytes allowed by page size in bytes; none of any size that is not listed.
+    /// Bytes allowed by page size in bytes; zero for every size that is not listed.
     #[serde(rename = "Only")]
     Only(BTreeMap<u64, u64>),
 }
 
-/// Settings of the node that pod groups depend on.
+/// Node settings that pod cgroups depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodPolicy {
-    /// `cpuCFSQuota`, and no exclusive CPUs: limits of CPU become quotas.
+    /// `cpuCFSQuota` without exclusive CPUs: CPU limits become quotas.
     #[serde(rename = "enforce_cpu_quota")]
     pub enforce_cpu_quota: bool,
     /// `cpuCFSQuotaPeriod`.
     #[serde(rename = "period_micros")]
     pub period_micros: u64,
-    /// `podPidsLimit`, if there is one.
+    /// `podPidsLimit`, if set.
     #[serde(rename = "pids_limit")]
     pub pids_limit: Option<u64>,
 }
@@ -89,11 +88,11 @@ impl Default for PodPolicy {
 }
 
 impl CgroupConfig {
-    /// The group around all containers of a pod.
+    /// Cgroup of a pod, the parent of its containers.
     pub fn for_pod(resources: &PodResources, class: QosClass, policy: PodPolicy) -> Self {
         let requests = resources.requests(Overhead::Included);
         let limits = resources.limits(Overhead::Included);
-        // A container without a limit may use the whole node, so the pod may, too.
+        // A container without a limit may use the whole node, so the pod has no limit either.
         let limited = |resource| match class {
             QosClass::Guaranteed => true,
             QosClass::Burstable => resources.is_limited(resource),
@@ -115,7 +114,7 @@ impl CgroupConfig {
         }
     }
 
-    /// The group around all burstable pods: its weight against the others is what they request.
+    /// Cgroup of all burstable pods: its CPU weight is the sum of their requests.
     pub fn for_burstable<'a>(pods: impl IntoIterator<Item = &'a PodResources>) -> Self {
         let milli = pods.into_iter().fold(0i64, |sum, pod| {
             let requests = pod.requests(Overhead::Included);
@@ -128,18 +127,18 @@ impl CgroupConfig {
         }
     }
 
-    /// The group around all pods that request nothing: whatever the others leave.
+    /// Cgroup of all best-effort pods: minimum CPU weight.
     pub fn for_best_effort() -> Self {
         Self { hugepages: Hugepages::Unlimited, ..Self::least_cpu() }
     }
 
-    /// The group around all pods. `limits` is what the node has less what is reserved; `cpus` are
-    /// named so that systemd keeps the cpuset controller on for the groups below.
+    /// Cgroup of all pods. `limits` is capacity less reservations. `cpus` is set so that systemd
+    /// keeps the cpuset controller enabled for the child cgroups.
     pub fn for_all_pods(limits: &ResourceList, cpus: Option<String>) -> Self {
         Self { cpus, ..Self::for_reserved(limits, Reserved::Everything) }
     }
 
-    /// A group of the system or of Kubernetes' own daemons, held to what is reserved for it.
+    /// Cgroup of system or Kubernetes daemons, limited to its reservation.
     pub fn for_reserved(limits: &ResourceList, what: Reserved) -> Self {
         let cpu_shares =
             limits.get(CPU).map(|quantity| shares_from_milli_cpu(quantity.milli_value()));
@@ -155,18 +154,18 @@ impl CgroupConfig {
         }
     }
 
-    /// For the group of a pod that is gone but whose volumes are not: it must not get in the way.
+    /// For a finished pod whose volumes still exist: its cgroup stays with minimum CPU weight.
     pub fn least_cpu() -> Self {
         Self { cpu_shares: Some(MIN_SHARES), ..Self::default() }
     }
 }
 
-/// Which reservations are enforced.
+/// Resources of a reservation that are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reserved {
     #[serde(rename = "Everything")]
     Everything,
-    /// Only what can be taken back without killing anyone.
+    /// Only compressible resources: enforcing them kills no process.
     #[serde(rename = "OnlyCpu")]
     OnlyCpu,
 }
@@ -181,7 +180,7 @@ impl PodPolicy {
     }
 }
 
-/// What is left of `capacity` for pods; never less than nothing.
+/// Capacity left for pods; at least zero.
 pub fn less_reserved(capacity: &ResourceList, reserved: &[&ResourceList]) -> ResourceList {
     let left = |(name, have): (&String, &Quantity)| {
         let left = reserved.iter().fold(*have, |left, list| left - amount(list, name));
@@ -196,7 +195,7 @@ pub fn shares_from_milli_cpu(milli: i64) -> u64 {
     u64::try_from(shares).unwrap_or(0).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// `None` for zero, which is no limit.
+/// `None` for zero, which means no limit.
 pub fn quota_from_milli_cpu(milli: i64, period_micros: u64) -> Option<u64> {
     if milli == 0 {
         return None;
@@ -206,19 +205,19 @@ pub fn quota_from_milli_cpu(milli: i64, period_micros: u64) -> Option<u64> {
     Some(u64::try_from(micros).unwrap_or(u64::MAX).max(MIN_QUOTA_MICROS))
 }
 
-/// From v1's range, 2 to 262144, to v2's, 1 to 10000.
+/// Converts v1's range, 2 to 262144, to v2's, 1 to 10000.
 pub fn weight_from_shares(shares: u64) -> u64 {
     let above_least = shares.clamp(MIN_SHARES, MAX_SHARES) - MIN_SHARES;
     1 + above_least * 9999 / (MAX_SHARES - MIN_SHARES)
 }
 
-/// Back from v2's range; coarser than what was written.
+/// Converts back from v2's range, which is coarser.
 pub fn shares_from_weight(weight: u64) -> u64 {
     let above_least = weight.clamp(1, 10_000) - 1;
     MIN_SHARES + above_least * (MAX_SHARES - MIN_SHARES) / 9999
 }
 
-/// The request that gave these shares, as far as rounding lets us know.
+/// CPU request that produced these shares, subject to rounding.
 pub fn milli_cpu_from_shares(shares: u64) -> i64 {
     if shares < MIN_SHARES {
         return 0;
@@ -226,14 +225,14 @@ pub fn milli_cpu_from_shares(shares: u64) -> i64 {
     i64::try_from(shares.saturating_mul(1000).div_ceil(1024)).unwrap_or(i64::MAX)
 }
 
-/// The limit that gave this quota; zero for none.
+/// CPU limit that produced this quota; zero for none.
 pub fn milli_cpu_from_quota(quota: CpuQuota) -> i64 {
     let Some(micros) = quota.micros else { return 0 };
     let milli = (u128::from(micros) * 1000).checked_div(u128::from(quota.period_micros));
     i64::try_from(milli.unwrap_or(0)).unwrap_or(i64::MAX)
 }
 
-/// The kernel's name for a page size, as in `hugetlb.2MB.max`.
+/// Kernel name of a page size, as in `hugetlb.2MB.max`.
 pub fn hugepage_size_name(bytes: u64) -> String {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
@@ -245,7 +244,7 @@ pub fn hugepage_size_name(bytes: u64) -> String {
     }
 }
 
-/// Page size in bytes to bytes allowed, from `hugepages-<size>` entries.
+/// Bytes allowed by page size in bytes, from `hugepages-<size>` entries.
 fn hugepage_limits(list: &ResourceList) -> BTreeMap<u64, u64> {
     let mut limits = BTreeMap::new();
     for (name, allowed) in list {
@@ -258,19 +257,19 @@ fn hugepage_limits(list: &ResourceList) -> BTreeMap<u64, u64> {
     limits
 }
 
-/// A limit of zero is none: the kernel would kill or refuse everything.
+/// A limit of zero counts as none: otherwise the kernel would kill or refuse everything.
 fn bytes(list: &ResourceList, resource: &str) -> Option<u64> {
     Some(amount(list, resource).unsigned_value()).filter(|bytes| *bytes > 0)
 }
 
-/// Never killed for lack of memory before anyone else in a pod.
-const KEPT: i32 = -997;
-const GIVEN_UP_FIRST: i32 = 1000;
+/// Score of critical and guaranteed pods, which the kernel kills last.
+const KILLED_LAST: i32 = -997;
+const KILLED_FIRST: i32 = 1000;
 
-/// How readily the kernel gives up `container` when memory runs out.
+/// `oom_score_adj` of a container: the higher, the earlier the kernel kills it.
 ///
-/// Burstable containers range between the other classes: the more of the node's memory one
-/// requests, the later it goes, since it was promised that much.
+/// Burstable containers range between the other classes: the larger the share of node memory that a
+/// container requests, the lower its score.
 pub fn oom_score_adj(
     resources: &PodResources,
     class: QosClass,
@@ -279,11 +278,11 @@ pub fn oom_score_adj(
     memory_capacity: u64,
 ) -> i32 {
     if node_critical {
-        return KEPT;
+        return KILLED_LAST;
     }
     match class {
-        QosClass::Guaranteed => return KEPT,
-        QosClass::BestEffort => return GIVEN_UP_FIRST,
+        QosClass::Guaranteed => return KILLED_LAST,
+        QosClass::BestEffort => return KILLED_FIRST,
         QosClass::Burstable => {}
     }
     let share = unassigned_share(resources);
@@ -297,15 +296,15 @@ pub fn oom_score_adj(
     let own = init.map(|c| &c.resources).or(regular.map(|c| &c.resources));
     let mut score = adj(own.map_or(0, |own| request(&own.requests)));
     if init.is_some_and(|init| init.sidecar) {
-        // The regular containers depend on it, so it must not go before all of them.
+        // The regular containers depend on a sidecar, so it must not be killed before all of them.
         let least = resources.containers.iter().map(|c| request(&c.resources.requests)).min();
         score = score.min(adj(least.unwrap_or(0)));
     }
-    let (least, most) = (i128::from(1000 + KEPT), i128::from(GIVEN_UP_FIRST - 1));
-    i32::try_from(score.clamp(least, most)).unwrap_or(GIVEN_UP_FIRST - 1)
+    let (least, most) = (i128::from(1000 + KILLED_LAST), i128::from(KILLED_FIRST - 1));
+    i32::try_from(score.clamp(least, most)).unwrap_or(KILLED_FIRST - 1)
 }
 
-/// What the pod as a whole requests beyond its containers, divided equally among them.
+/// Pod-level request beyond the sum of the containers, divided equally among them.
 fn unassigned_share(resources: &PodResources) -> i64 {
     let Some(pod) = &resources.pod else { return 0 };
     let whole = amount(&pod.requests, MEMORY).value();

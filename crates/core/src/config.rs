@@ -1,13 +1,13 @@
-//! From a pod to what the runtime is told of it.
+//! CRI configuration of a pod: the sandbox and container messages that the runtime gets.
 //!
-//! Why all of it is here and pure: a wrong mount or a lost capability is found by comparing
-//! messages with recordings of upstream, not by starting containers. The shell reads objects,
-//! writes files and binds sub paths; what goes into the messages is chosen in this module.
+//! All of it is pure, so that a wrong mount or a lost capability is found by comparing messages
+//! with recordings of the upstream kubelet, not by starting containers. The shell reads objects,
+//! writes files and binds sub paths; the content of the messages is decided in this module.
 //!
-//! In the order of a start: [`sandbox()`] makes the sandbox; [`env::needs`] says which objects a
-//! container's variables come from and [`Environment::build`] makes the variables;
-//! [`mounts::requests`] says what is mounted where, and which sub paths have to be prepared first;
-//! [`container()`] puts it together. A failure anywhere is a [`ConfigError`], whose text becomes
+//! In the order of a container start: [`sandbox()`] builds the sandbox; [`env::needs`] lists the
+//! objects that a container's variables refer to and [`Environment::build`] builds the variables;
+//! [`mounts::requests`] lists the mounts and the sub paths that have to be prepared first;
+//! [`container()`] assembles the message. Every failure is a [`ConfigError`], whose text becomes
 //! the message of the container's waiting state.
 
 pub mod container;
@@ -37,19 +37,19 @@ pub use error::ConfigError;
 pub use facts::{CgroupVersion, IdMappings, Machine, NodeFacts, PodProvision, Swap, SwapBehaviour};
 pub use hosts::HostNames;
 pub use mounts::{MountRequest, MountedVolume};
-pub use sandbox::{About, SandboxPlan, Warning, sandbox};
+pub use sandbox::{SandboxPlan, Warning, WarningTarget, sandbox};
 pub use security::ImageUser;
 pub use services::ServiceView;
 
 use crate::pod::Pod;
 
-/// Where the logs of a pod's containers are: `<namespace>_<name>_<uid>` in the folder of all logs.
+/// Log directory of a pod: `<namespace>_<name>_<uid>` in the directory of all pod logs.
 pub fn log_directory(pod: &Pod, facts: &NodeFacts) -> String {
     let logs = facts.pod_logs_dir.trim_end_matches('/');
     format!("{logs}/{}_{}_{}", pod.name.namespace, pod.name.name, pod.uid)
 }
 
-/// One instance's log, within the pod's log directory.
+/// Log file of one container instance, relative to the pod's log directory.
 pub fn log_path(container: &str, attempt: u32) -> String {
     format!("{container}/{attempt}.log")
 }

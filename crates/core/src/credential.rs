@@ -1,24 +1,24 @@
-//! Credentials for registries, and which of them are for which image.
+//! Registry credentials and the lookup of those that apply to an image.
 //!
-//! They come from pods' secrets, from files on the node and from plugins, all in the form that
-//! Docker's configuration has: a map from a place in a registry to a login. What is secret is
-//! never shown, not even to a debugger.
+//! They come from pull secrets, from files on the node and from credential provider plugins, all in
+//! the format of Docker's configuration: a map from a registry location to a login. Passwords are
+//! never printed, not even by `Debug`.
 
 mod docker;
 mod pattern;
 mod provider;
 
-pub use docker::{BadConfig, from_config, from_secret};
+pub use docker::{DockerConfigError, from_config, from_secret};
 pub use pattern::matches;
 pub use provider::{
-    Answer, BadAnswer, BadProviders, CacheKey, Provider, ServiceAccountView, TokenCaching,
-    TokenWish, providers, request,
+    CacheKey, Provider, ProviderConfigError, ProviderResponse, ResponseError, ServiceAccountView,
+    TokenCaching, TokenConfig, providers, request,
 };
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A name and a password.
+/// User name and password.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Login {
     pub username: String,
@@ -31,17 +31,17 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Who brought a login along.
+/// Source of a login.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Origin {
-    /// The node: any pod may use it.
+pub enum CredentialOrigin {
+    /// The node: every pod may use it.
     Node,
     Secret(ObjectId),
-    /// A plugin that was shown this account's token.
+    /// A plugin that received a token of this service account.
     ServiceAccount(ObjectId),
 }
 
-/// An object of the API, as it is and not only as it is called.
+/// An API object by UID and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
     pub uid: String,
@@ -52,30 +52,30 @@ pub struct ObjectId {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credential {
     pub login: Login,
-    pub origin: Origin,
+    pub origin: CredentialOrigin,
 }
 
-/// Logins by the place they are for.
+/// Logins by registry location.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keyring {
     /// By host, with port and path where given.
     keys: BTreeMap<String, Vec<Credential>>,
 }
 
-/// Docker Hub goes by several names; this is the one its configuration uses.
+/// Docker Hub has several names; this is the one in Docker's configuration.
 const HUB: &str = "index.docker.io";
 
 impl Keyring {
-    /// Adds a configuration. Places are written as URLs or without a scheme.
-    pub fn add(&mut self, config: Vec<(String, Login)>, origin: &Origin) {
+    /// Adds a configuration. Locations are URLs or have no scheme.
+    pub fn add(&mut self, config: Vec<(String, Login)>, origin: &CredentialOrigin) {
         for (place, login) in config {
             let credential = Credential { login, origin: origin.clone() };
             self.keys.entry(pattern::key(&place)).or_default().push(credential);
         }
     }
 
-    /// Every credential for a repository, in the order in which they are to be tried. A key with
-    /// a path comes before the same one without.
+    /// All credentials for a repository, in the order in which to try them. A key with a path comes
+    /// before the same host without one.
     pub fn lookup(&self, repository: &str) -> Vec<Credential> {
         let fitting = self.keys.iter().rev().filter(|(key, _)| matches(key, repository));
         let found: Vec<Credential> = fitting.flat_map(|(_, all)| all).cloned().collect();

@@ -1,34 +1,34 @@
-//! Which events are told, and as what.
+//! Event correlation: which events are sent, repeated with a count, combined or dropped.
 //!
-//! A container that crashes all day, or a volume that is never found, has the same news every few
-//! seconds. So news is correlated as every Kubernetes component does it: the same event again only
-//! raises a count; of one kind of event with ever new words only ten are told apart in ten minutes,
-//! the rest as one; and an object that has told 25 events gets to tell one more every five minutes.
+//! A crash-looping container or a missing volume causes the same event every few seconds. Events
+//! are therefore correlated as every Kubernetes component does: a repeated event only raises a
+//! count; after ten different messages of one kind within ten minutes the rest are combined into
+//! one event; and each object has a burst of 25 events, refilled by one every five minutes.
 //!
-//! Time here is the wall clock's: an event carries no other, and a clock that jumps costs a few
-//! events more or less.
+//! The wall clock is used, because events carry no other time; a clock step costs or admits a few
+//! events.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How many of each are remembered; the longest unheard-of is forgotten first.
-const REMEMBERED: usize = 512;
-/// So many texts of one kind are told apart within this time of each other.
+/// Size of each cache; the least recently used entry is dropped first.
+const CACHE_SIZE: usize = 512;
+/// Different messages of one kind that are sent separately within `SIMILAR_WITHIN`.
 const TEXTS: usize = 10;
 const SIMILAR_WITHIN: SignedDuration = SignedDuration::from_secs(600);
-/// What an object may tell at once, and how long it waits for each one more.
+/// Events that an object may send at once, and the time after which one more is allowed.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 const COMBINED: &str = "(combined from similar events): ";
 
-/// An event as far as it is compared with others.
+/// The parts of an event that are compared with others.
 #[derive(Clone, Copy, Debug)]
-pub struct News<'a> {
-    /// What it is about, in whatever words tell objects apart.
+pub struct IncomingEvent<'a> {
+    /// Key of the object that the event is about.
     pub object: &'a str,
-    /// Which part of the object.
+    /// Part of the object, as a field path.
     pub part: &'a str,
     pub severity: &'a str,
     pub reason: &'a str,
@@ -36,30 +36,30 @@ pub struct News<'a> {
     pub at: Timestamp,
 }
 
-/// What becomes of an event.
+/// What to do with an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// It is news. Once it is told, [`Correlator::told`] wants to know under which name.
+pub enum Correlation {
+    /// A new event. Once it is sent, [`Correlator::record`] stores its name.
     New { key: Key, message: String },
-    /// It was told under this name, and is told so often now.
-    Again { key: Key, name: String, count: i32, message: String },
-    /// The object has told enough for now.
-    Not,
+    /// Already sent under this name; `count` is its new count.
+    Repeated { key: Key, name: String, count: i32, message: String },
+    /// The object has exceeded its rate limit.
+    Suppressed,
 }
 
-/// What the same event is recognised by.
+/// Key of an event in the caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key(String);
 
-/// Remembers what was told.
+/// Caches of recent events.
 #[derive(Debug, Default)]
 pub struct Correlator {
     similar: Recent<Similar>,
-    told: Recent<(String, i32)>,
+    sent: Recent<(String, i32)>,
     allowances: Recent<Allowance>,
 }
 
-/// Events of one kind about one object.
+/// Recent events of one kind about one object.
 #[derive(Debug)]
 struct Similar {
     texts: VecDeque<String>,
@@ -69,41 +69,41 @@ struct Similar {
 #[derive(Debug)]
 struct Allowance {
     left: u32,
-    /// Since when the next one is being waited for.
+    /// When the next event began to accrue.
     since: Timestamp,
 }
 
 impl Correlator {
-    pub fn judge(&mut self, news: &News<'_>) -> Told {
-        let (key, message) = self.combine(news);
-        let known = self.told.get(&key).map(|(name, count)| {
-            // Also what is not told is counted.
+    pub fn correlate(&mut self, event: &IncomingEvent<'_>) -> Correlation {
+        let (key, message) = self.combine(event);
+        let known = self.sent.get(&key).map(|(name, count)| {
+            // Suppressed events are counted too.
             *count = count.saturating_add(1);
             (name.clone(), *count)
         });
-        if !self.allows(news) {
-            return Told::Not;
+        if !self.allows(event) {
+            return Correlation::Suppressed;
         }
         let key = Key(key);
         match known {
-            Some((name, count)) => Told::Again { key, name, count, message },
-            None => Told::New { key, message },
+            Some((name, count)) => Correlation::Repeated { key, name, count, message },
+            None => Correlation::New { key, message },
         }
     }
 
-    /// An event was told for the first time, under this name.
-    pub fn told(&mut self, key: Key, name: String) {
-        self.told.put(key.0, (name, 1));
+    /// Records that an event was sent for the first time, under this name.
+    pub fn record(&mut self, key: Key, name: String) {
+        self.sent.put(key.0, (name, 1));
     }
 
-    /// It is not there any more: it would have to be told anew.
+    /// The event no longer exists in the API: a repetition is sent as a new event.
     pub fn forget(&mut self, key: &Key) {
-        self.told.remove(&key.0);
+        self.sent.remove(&key.0);
     }
 
-    /// Under which key, and in which words, an event is told.
-    fn combine(&mut self, news: &News<'_>) -> (String, String) {
-        let News { object, part, severity, reason, message, at } = *news;
+    /// The cache key and the message of an event.
+    fn combine(&mut self, event: &IncomingEvent<'_>) -> (String, String) {
+        let IncomingEvent { object, part, severity, reason, message, at } = *event;
         let kind = joined(&[object, severity, reason]);
         let own = || (joined(&[object, part, severity, reason, message]), message.to_owned());
         let Some(similar) = self.similar.get(&kind) else {
@@ -125,22 +125,22 @@ impl Correlator {
         (kind, format!("{COMBINED}{message}"))
     }
 
-    /// Whether the object may tell one more; if so, it did.
-    fn allows(&mut self, news: &News<'_>) -> bool {
-        let Some(allowance) = self.allowances.get(news.object) else {
-            let allowance = Allowance { left: BURST - 1, since: news.at };
-            self.allowances.put(news.object.to_owned(), allowance);
+    /// Whether the object may send one more event; counts it if so.
+    fn allows(&mut self, event: &IncomingEvent<'_>) -> bool {
+        let Some(allowance) = self.allowances.get(event.object) else {
+            let allowance = Allowance { left: BURST - 1, since: event.at };
+            self.allowances.put(event.object.to_owned(), allowance);
             return true;
         };
-        let waited = u64::try_from(news.at.duration_since(allowance.since).as_secs()).unwrap_or(0);
+        let waited = u64::try_from(event.at.duration_since(allowance.since).as_secs()).unwrap_or(0);
         let gained = waited / REFILL.as_secs();
         let left = u64::from(allowance.left).saturating_add(gained).min(u64::from(BURST));
         allowance.left = u32::try_from(left).unwrap_or(BURST);
         let counted = REFILL * u32::try_from(gained).unwrap_or(u32::MAX);
         allowance.since = if allowance.left == BURST {
-            news.at
+            event.at
         } else {
-            allowance.since.saturating_add(counted).unwrap_or(news.at)
+            allowance.since.saturating_add(counted).unwrap_or(event.at)
         };
         match allowance.left.checked_sub(1) {
             Some(left) => {
@@ -152,12 +152,12 @@ impl Correlator {
     }
 }
 
-/// No part of an event has a zero in it that anyone could miss.
+/// No part of an event contains a NUL byte.
 fn joined(parts: &[&str]) -> String {
     parts.join("\0")
 }
 
-/// The last few of many, by name. A line is enough: events are rare, and few are remembered.
+/// A small cache, least recently used first. A linear search is enough: events are rare.
 #[derive(Debug)]
 struct Recent<V>(VecDeque<(String, V)>);
 
@@ -168,17 +168,17 @@ impl<V> Default for Recent<V> {
 }
 
 impl<V> Recent<V> {
-    /// The value, which is the last to be forgotten now.
+    /// The value, which becomes the most recently used.
     fn get(&mut self, name: &str) -> Option<&mut V> {
-        let place = self.0.iter().position(|(known, _)| known == name)?;
-        let entry = self.0.remove(place)?;
+        let position = self.0.iter().position(|(known, _)| known == name)?;
+        let entry = self.0.remove(position)?;
         self.0.push_back(entry);
         self.0.back_mut().map(|(_, value)| value)
     }
 
     fn put(&mut self, name: String, value: V) {
         self.remove(&name);
-        if self.0.len() == REMEMBERED {
+        if self.0.len() == CACHE_SIZE {
             self.0.pop_front();
         }
         self.0.push_back((name, value));
@@ -197,8 +197,8 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
     }
 
-    fn news(message: &str, second: i64) -> News<'_> {
-        News {
+    fn event(message: &str, second: i64) -> IncomingEvent<'_> {
+        IncomingEvent {
             object: "web",
             part: "",
             severity: "Warning",
@@ -208,88 +208,98 @@ mod tests {
         }
     }
 
-    /// Judges, and tells what is new under its own words.
-    fn tell(correlator: &mut Correlator, news: &News<'_>) -> Told {
-        let told = correlator.judge(news);
-        if let Told::New { key, message } = &told {
-            correlator.told(key.clone(), message.clone());
+    /// Correlates an event and records it if it is new.
+    fn send(correlator: &mut Correlator, event: &IncomingEvent<'_>) -> Correlation {
+        let sent = correlator.correlate(event);
+        if let Correlation::New { key, message } = &sent {
+            correlator.record(key.clone(), message.clone());
         }
-        told
+        sent
     }
 
     #[test]
-    fn the_same_event_again_is_counted() {
+    fn repeated_event_is_counted() {
         let mut correlator = Correlator::default();
-        assert!(matches!(tell(&mut correlator, &news("again", 0)), Told::New { .. }));
+        assert!(matches!(send(&mut correlator, &event("again", 0)), Correlation::New { .. }));
         for want in 2..5 {
-            let told = tell(&mut correlator, &news("again", want.into()));
-            let Told::Again { key, name, count, .. } = told else { panic!("{told:?}") };
+            let sent = send(&mut correlator, &event("again", want.into()));
+            let Correlation::Repeated { key, name, count, .. } = sent else { panic!("{sent:?}") };
             assert_eq!((name.as_str(), count), ("again", want));
             if want == 4 {
                 correlator.forget(&key);
             }
         }
-        assert!(matches!(tell(&mut correlator, &news("again", 9)), Told::New { .. }));
-        let part = News { part: "spec.containers{app}", ..news("again", 9) };
-        assert!(matches!(tell(&mut correlator, &part), Told::New { .. }), "of another container");
+        assert!(matches!(send(&mut correlator, &event("again", 9)), Correlation::New { .. }));
+        let part = IncomingEvent { part: "spec.containers{app}", ..event("again", 9) };
+        assert!(
+            matches!(send(&mut correlator, &part), Correlation::New { .. }),
+            "another container"
+        );
     }
 
     #[test]
-    fn ever_new_words_of_one_kind_become_one_event() {
+    fn many_messages_of_one_kind_are_combined() {
         let mut correlator = Correlator::default();
         let texts: Vec<String> = (0..13).map(|number| format!("text {number}")).collect();
-        let told: Vec<Told> =
-            texts.iter().map(|text| tell(&mut correlator, &news(text, 1))).collect();
-        for (told, text) in told.iter().zip(&texts).take(9) {
-            assert!(matches!(told, Told::New { message, .. } if message == text), "{told:?}");
+        let sent: Vec<Correlation> =
+            texts.iter().map(|text| send(&mut correlator, &event(text, 1))).collect();
+        for (sent, text) in sent.iter().zip(&texts).take(9) {
+            assert!(
+                matches!(sent, Correlation::New { message, .. } if message == text),
+                "{sent:?}"
+            );
         }
         let combined = "(combined from similar events): text 9";
-        assert!(matches!(&told[9], Told::New { message, .. } if message == combined));
-        let Told::Again { count: 4, message, .. } = &told[12] else { panic!("{told:?}") };
+        assert!(matches!(&sent[9], Correlation::New { message, .. } if message == combined));
+        let Correlation::Repeated { count: 4, message, .. } = &sent[12] else { panic!("{sent:?}") };
         assert_eq!(message, "(combined from similar events): text 12");
-        let other = News { reason: "Failed", ..news("text 13", 1) };
+        let other = IncomingEvent { reason: "Failed", ..event("text 13", 1) };
         assert!(
-            matches!(tell(&mut correlator, &other), Told::New { message, .. } if message == "text 13")
+            matches!(send(&mut correlator, &other), Correlation::New { message, .. } if message == "text 13")
         );
-        // After ten quiet minutes they are told apart again.
-        let later = tell(&mut correlator, &news("text 14", 602));
-        assert!(matches!(later, Told::New { message, .. } if message == "text 14"));
+        // After ten minutes without such an event they are sent separately again.
+        let later = send(&mut correlator, &event("text 14", 602));
+        assert!(matches!(later, Correlation::New { message, .. } if message == "text 14"));
     }
 
     #[test]
-    fn an_object_that_talks_too_much_is_heard_once_in_five_minutes() {
+    fn noisy_object_is_limited_to_one_event_in_five_minutes() {
         let mut correlator = Correlator::default();
-        let mut heard = |second| tell(&mut correlator, &news("again", second)) != Told::Not;
-        assert_eq!((0..100).filter(|_| heard(0)).count(), 25);
-        assert_eq!([299, 300, 301, 599, 600].map(&mut heard), [false, true, false, false, true]);
-        // A clock that goes back takes nothing away and gives nothing.
-        assert!(!heard(10));
-        // An hour and a day of silence fill the allowance, and no more than that.
+        let mut sent =
+            |second| send(&mut correlator, &event("again", second)) != Correlation::Suppressed;
+        assert_eq!((0..100).filter(|_| sent(0)).count(), 25);
+        assert_eq!([299, 300, 301, 599, 600].map(&mut sent), [false, true, false, false, true]);
+        // A clock that steps back neither takes away nor refills.
+        assert!(!sent(10));
+        // A long quiet time refills the burst, and no more than that.
         let day = 90_000;
-        assert_eq!((0..100).filter(|_| heard(day)).count(), 25);
-        let other = News { object: "other", ..news("again", day) };
-        assert!(matches!(correlator.judge(&other), Told::New { .. }), "others are not affected");
+        assert_eq!((0..100).filter(|_| sent(day)).count(), 25);
+        let other = IncomingEvent { object: "other", ..event("again", day) };
+        assert!(
+            matches!(correlator.correlate(&other), Correlation::New { .. }),
+            "others are not affected"
+        );
     }
 
     #[test]
-    fn what_was_not_told_is_counted_all_the_same() {
+    fn suppressed_events_are_counted() {
         let mut correlator = Correlator::default();
         for _ in 0..30 {
-            tell(&mut correlator, &news("again", 0));
+            send(&mut correlator, &event("again", 0));
         }
-        let told = tell(&mut correlator, &news("again", 300));
-        assert!(matches!(told, Told::Again { count: 31, .. }), "{told:?}");
+        let sent = send(&mut correlator, &event("again", 300));
+        assert!(matches!(sent, Correlation::Repeated { count: 31, .. }), "{sent:?}");
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn caches_are_bounded() {
         let mut correlator = Correlator::default();
-        for number in 0..3 * REMEMBERED {
+        for number in 0..3 * CACHE_SIZE {
             let object = number.to_string();
-            tell(&mut correlator, &News { object: &object, ..news("x", 0) });
+            send(&mut correlator, &IncomingEvent { object: &object, ..event("x", 0) });
         }
         let lengths =
-            (correlator.similar.0.len(), correlator.told.0.len(), correlator.allowances.0.len());
-        assert_eq!(lengths, (REMEMBERED, REMEMBERED, REMEMBERED));
+            (correlator.similar.0.len(), correlator.sent.0.len(), correlator.allowances.0.len());
+        assert_eq!(lengths, (CACHE_SIZE, CACHE_SIZE, CACHE_SIZE));
     }
 }

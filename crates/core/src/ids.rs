@@ -1,8 +1,8 @@
-//! Names that must not be mixed up.
+//! Identifier types that cannot be mixed up.
 //!
-//! Each identity is a type of its own: a static pod has a UID on this node and another one in the
-//! API (its mirror's), and confusing the two deletes the wrong object. They do not convert; only
-//! the pod manager knows which belongs to which.
+//! Each identifier is a type of its own: a static pod has one UID on this node and another in the
+//! API (that of its mirror pod), and confusing the two deletes the wrong object. The types do not
+//! convert into each other; only the pod manager maps between them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl PodName {
     }
 }
 
-/// `namespace/name`, as people write it.
+/// `namespace/name`.
 impl fmt::Display for PodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

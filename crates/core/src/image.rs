@@ -1,17 +1,16 @@
-//! Image names as pods write them.
+//! Image name parsing.
 //!
-//! The grammar is the one every registry and runtime agrees on; a name outside of it is refused
-//! before anybody is asked for it, with the words users know. Who may use one that is here is in
-//! [`access`].
+//! The grammar is the one that registries and runtimes share. An invalid name is refused before a
+//! pull, with upstream's messages. Access to images that are already present is in [`access`].
 
 pub mod access;
 mod throttle;
 
 pub use throttle::Throttle;
 
-/// A name nobody could pull.
+/// Invalid image name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadImageName {
+pub enum ImageNameError {
     #[error("couldn't parse image name {name:?}: invalid reference format")]
     Format { name: String },
     #[error(
@@ -28,7 +27,7 @@ pub enum BadImageName {
     TooLong { name: String },
 }
 
-/// The parts of a name; `registry` and `path` are filled in as pulling would.
+/// Parts of an image name; `registry` and `path` have the defaults of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference<'a> {
     pub registry: &'a str,
@@ -48,11 +47,11 @@ impl Reference<'_> {
     }
 }
 
-/// Reads a name.
-pub fn parse(name: &str) -> Result<Reference<'_>, BadImageName> {
-    let bad = || BadImageName::Format { name: name.into() };
+/// Parses an image name.
+pub fn parse(name: &str) -> Result<Reference<'_>, ImageNameError> {
+    let bad = || ImageNameError::Format { name: name.into() };
     if name.len() == 64 && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        return Err(BadImageName::Identifier { name: name.into() });
+        return Err(ImageNameError::Identifier { name: name.into() });
     }
     let (registry, rest) = match name.split_once('/') {
         Some((first, rest)) if is_registry(first) => (first, rest),
@@ -61,7 +60,7 @@ pub fn parse(name: &str) -> Result<Reference<'_>, BadImageName> {
     let path_end = rest.find([':', '@']).unwrap_or(rest.len());
     let (path, suffix) = rest.split_at_checked(path_end).ok_or_else(bad)?;
     if path.bytes().any(|b| b.is_ascii_uppercase()) {
-        return Err(BadImageName::Uppercase { name: name.into(), path: path.into() });
+        return Err(ImageNameError::Uppercase { name: name.into(), path: path.into() });
     }
     let (tag, digest) = match suffix.split_once('@') {
         Some((tag, digest)) => (tag, Some(digest)),
@@ -80,13 +79,13 @@ pub fn parse(name: &str) -> Result<Reference<'_>, BadImageName> {
         return Err(bad());
     }
     if registry.len() + 1 + path.len() > 255 {
-        return Err(BadImageName::TooLong { name: name.into() });
+        return Err(ImageNameError::TooLong { name: name.into() });
     }
     Ok(Reference { registry, path, tag, digest })
 }
 
-/// The name with `:latest` where it says neither tag nor digest. Nothing else is added.
-pub fn with_default_tag(name: &str) -> Result<String, BadImageName> {
+/// The name with `:latest` if it has neither tag nor digest. Nothing else is added.
+pub fn with_default_tag(name: &str) -> Result<String, ImageNameError> {
     let reference = parse(name)?;
     Ok(match (reference.tag, reference.digest) {
         (None, None) => format!("{name}:latest"),
@@ -94,9 +93,9 @@ pub fn with_default_tag(name: &str) -> Result<String, BadImageName> {
     })
 }
 
-/// The name as runtimes keep it: with its registry, with a tag or a digest, and with only the
-/// digest where both are given.
-pub fn full_name(name: &str) -> Result<String, BadImageName> {
+/// The name as runtimes store it: with registry, with a tag or a digest, and with only the digest
+/// if both are given.
+pub fn full_name(name: &str) -> Result<String, ImageNameError> {
     let parts = parse(name)?;
     let end = match (parts.digest, parts.tag) {
         (Some(digest), _) => format!("@{digest}"),
@@ -106,8 +105,8 @@ pub fn full_name(name: &str) -> Result<String, BadImageName> {
     Ok(format!("{}{end}", parts.repository()))
 }
 
-/// The name without tag and digest, with its registry: what credentials are for.
-pub fn repository(name: &str) -> Result<String, BadImageName> {
+/// The name with registry but without tag and digest: the key of credentials.
+pub fn repository(name: &str) -> Result<String, ImageNameError> {
     parse(name).map(|parts| parts.repository())
 }
 
@@ -191,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_completed_with_latest_and_nothing_else() {
+    fn default_tag_is_latest_and_nothing_else_is_added() {
         let digest = format!("a/b@sha256:{}", "0".repeat(64));
         for (name, want) in [
             ("busybox", "busybox:latest"),
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_kept_in_full() {
+    fn full_name_has_registry_and_tag_or_digest() {
         let digest = format!("sha256:{}", "a".repeat(64));
         for (name, want, repository_of) in [
             (
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn names_nobody_could_pull_are_refused_in_the_known_words() {
+    fn invalid_names_are_refused_with_upstreams_messages() {
         let hex = "ab".repeat(32);
         let long = format!("a/{}", "b".repeat(250));
         for (name, want) in [

@@ -1,7 +1,7 @@
-//! The labels and annotations by which the runtime's objects are recognised.
+//! Labels and annotations that identify the runtime's containers and sandboxes.
 //!
-//! They are upstream's, to the letter: that is what lets either agent take over a node from the
-//! other without restarting anything.
+//! They are exactly upstream's, so that either agent can take over a node from the other without
+//! restarting a container.
 
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";

@@ -1,11 +1,18 @@
-//! Every decision of Podwright, as pure functions.
+//! Decisions of Podwright, as pure functions.
 //!
-//! Nothing in this crate reads a clock, a file, the environment or a socket: what is known comes
-//! in as values, what should happen goes out as values. So the same inputs always give the same
-//! decision, a bug report replays as a unit test, and a reader finds every *choice* here and
-//! nowhere else. `clippy.toml` beside this crate enforces it.
+//! This crate reads no clock, file, environment variable or socket: inputs and decisions are
+//! values. The same inputs always give the same decision, so a bug report replays as a unit test,
+//! and every decision is found here. `clippy.toml` in this crate enforces the rule.
 //!
-//! Start at [`plan::decide`], then read [`status`].
+//! Start at [`plan::decide`], then read [`status`]. Where to find a decision:
+//!
+//! - is a container restarted: [`plan::regular`], [`plan::init`] for init containers and sidecars,
+//!   and [`pod::Container::after_exit`] for restart policy and rules
+//! - how long it waits before that: [`plan::sync`], from the back-off in [`attempts`]
+//! - is the sandbox replaced: [`plan::sandbox`]
+//! - in which order and with which grace period it is stopped: [`plan::kill`], [`lifecycle`]
+//! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
+//!   [`status::container`]
 
 pub mod admission;
 pub mod attempts;

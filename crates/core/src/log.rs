@@ -1,49 +1,50 @@
-//! Container logs: what their lines mean, which of them somebody asked for, and when a file is
-//! put aside.
+//! Container logs: line formats, filtering, and rotation.
 //!
-//! A log is outside data. The runtime writes it line by line, and a full disk or a crash leaves
-//! half lines and worse; whatever cannot be read is passed over, and never stops the rest.
+//! A log is untrusted input. The runtime writes it line by line, and a full disk or a crash can
+//! leave truncated lines. Unreadable lines are skipped and never stop the rest.
 
 mod line;
 mod rotation;
 mod source;
 
 pub use line::{Format, Line, Stream};
-pub use rotation::{COMPRESSED, Chores, RotationPolicy, UNFINISHED, chores, rotated_name};
-pub use source::{NoLog, instance_to_read};
+pub use rotation::{
+    COMPRESSED, RotationPlan, RotationPolicy, UNFINISHED, plan_rotation, rotated_name,
+};
+pub use source::{LogUnavailable, instance_to_read};
 
 use jiff::Timestamp;
 
-/// What of a log somebody asked for.
+/// Requested part of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Only the last so many lines of the file, where a line that was split counts as several.
+    /// Only the last lines of the file; a line split into several parts counts as several.
     pub tail: Option<u64>,
     pub since: Option<Timestamp>,
     /// `None`: both.
     pub stream: Option<Stream>,
-    /// Each line begins with its time.
+    /// Prefix each line with its timestamp.
     pub timestamps: bool,
-    /// At most so many bytes, times included.
+    /// Maximum number of bytes, including timestamps.
     pub limit_bytes: Option<u64>,
 }
 
-/// Whether more may follow.
+/// Whether more lines may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     More,
-    /// The limit is reached.
+    /// The byte limit is reached.
     Full,
 }
 
-/// Turns lines of a file into what was asked for.
+/// Converts lines of a log file into the requested output.
 #[derive(Clone, Debug)]
 pub struct Filter {
     selection: Selection,
-    /// Decided by the first line that can be read.
+    /// Detected from the first readable line.
     format: Option<Format>,
     left: Option<u64>,
-    /// The next text begins a line; else it goes on with one that was split.
+    /// The next text starts a line; otherwise it continues a split one.
     at_line_start: bool,
 }
 
@@ -53,12 +54,13 @@ impl Filter {
         Self { selection, format: None, left, at_line_start: true }
     }
 
-    /// Another file: it may be written by another runtime.
+    /// Starts another file, which may have another format.
     pub fn next_file(&mut self) {
         self.format = None;
     }
 
-    /// Takes one line of the file, with or without its newline, and writes what is wanted of it.
+    /// Reads one line of the file, with or without its newline, and writes the requested part of
+    /// it.
     pub fn take(&mut self, raw: &[u8], out: &mut Vec<u8>) -> Flow {
         let Some(line) = self.read(raw) else { return Flow::More };
         let Selection { since, stream, timestamps, .. } = &self.selection;
@@ -100,10 +102,10 @@ impl Filter {
     }
 }
 
-/// Where the last `lines` lines of a block begin, or how many of them it does not hold.
+/// Offset at which the last `lines` lines of a block start, or how many of them are missing.
 ///
-/// For reading a file from its end, block by block: the newline that ends the file ends a line, it
-/// does not begin one.
+/// For reading a file from its end, block by block. The newline at the end of the file ends a line
+/// and does not start one.
 pub fn tail_start(block: &[u8], lines: u64, is_last: bool) -> Result<usize, u64> {
     let mut left = lines;
     for (at, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {

@@ -1,10 +1,9 @@
-//! What the node says of itself.
+//! Node status: builds the Node object that this node reports.
 //!
-//! The Node object is how everyone else knows this machine: the scheduler reads what is left, the
-//! controllers whether it lives, people what is wrong. Its words are upstream's, because alerts and
-//! scripts match them. Everything here is a function from what was configured, what was seen and
-//! what the API shows to what the API should show; [`patch`] is the difference, and [`Reports`]
-//! says when a difference, or none, is worth a request.
+//! The scheduler reads allocatable resources from it, controllers read its health, users read its
+//! problems. Its texts are upstream's, because alerts and scripts match on them. Everything here is
+//! a function from configuration, observed machine state and the current API object to the desired
+//! API object; [`patch`] is the difference, and [`ReportSchedule`] decides when to send it.
 
 pub mod addresses;
 pub mod conditions;
@@ -25,15 +24,15 @@ use podwright_proto::cri;
 
 pub use self::conditions::{Pressure, Problem};
 pub use self::images::Image;
-pub use self::patch::{Unkept, patch};
-pub use self::reports::Reports;
-pub use self::resources::{Amounts, Reservations};
+pub use self::patch::{DroppedFields, patch};
+pub use self::reports::ReportSchedule;
+pub use self::resources::{MachineResources, Reservations};
 
-/// What the node was told about itself.
+/// Configuration of the node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     pub name: Arc<str>,
-    /// The machine's name, or the one that was given instead.
+    /// Host name of the machine, or the configured override.
     pub hostname: String,
     /// `--node-labels`.
     pub labels: BTreeMap<String, String>,
@@ -42,41 +41,41 @@ pub struct Settings {
     pub provider_id: String,
     /// `--node-ip`: none, one, or one of each family.
     pub node_ips: Vec<IpAddr>,
-    /// A cloud's controller completes the object.
+    /// A cloud controller completes the Node object.
     pub external_cloud: bool,
-    /// Volumes are attached by the control plane.
+    /// The attach/detach controller attaches volumes.
     pub controller_attaches_volumes: bool,
-    /// Where the kubelet server listens.
+    /// Port of the kubelet server.
     pub port: i32,
     pub max_pods: usize,
-    /// `nodeStatusMaxImages`; `None` is all of them.
+    /// `nodeStatusMaxImages`; `None` is unlimited.
     pub max_images: Option<usize>,
     pub reservations: Reservations,
     pub kubelet_version: String,
-    /// In the API's words: `amd64`.
+    /// In the API's format: `amd64`.
     pub architecture: &'static str,
-    /// Features whose presence the scheduler asks for, by gate name.
+    /// Feature gates that the scheduler can require.
     pub declared_features: Vec<&'static str>,
 }
 
-/// What was seen of the machine and the runtime, now.
+/// Observed state of the machine and the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
-    pub amounts: Amounts,
-    /// `None` if the machine could not be read: the last word stands.
+pub struct NodeObservation {
+    pub amounts: MachineResources,
+    /// `None` if the machine could not be read: the last reported values stay.
     pub identity: Option<Identity>,
-    /// The machine's addresses; empty if there is none to tell.
+    /// Addresses of the machine; empty if there are none to report.
     pub addresses: Vec<IpAddr>,
     /// `containerd://1.6.20`.
     pub runtime_version: String,
-    /// `None` if the runtime did not say: the last list stands.
+    /// `None` if the runtime did not list its images: the last reported list stays.
     pub images: Option<Vec<Image>>,
     pub handlers: Vec<cri::RuntimeHandler>,
     pub features: Option<cri::RuntimeFeatures>,
     pub pressure: Pressure,
-    /// Why pods cannot be run.
+    /// Reasons why the node cannot run pods.
     pub problems: Vec<Problem>,
-    /// Attachable volumes that are mounted here, once that is known after a start.
+    /// Attachable volumes that are mounted on this node; `None` until known after a start.
     pub volumes_in_use: Option<BTreeSet<String>>,
 }
 
@@ -89,21 +88,21 @@ pub struct Identity {
     pub os_image: String,
 }
 
-/// Something to tell as an event of the node.
+/// An event of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct NodeEvent {
     pub warning: bool,
     pub reason: &'static str,
     pub message: String,
 }
 
-/// The object as it should be, made from the one that the API shows, and what that change means.
+/// Desired Node object, derived from the current API object, and events for the changes.
 pub fn desired(
     shown: &v1::Node,
     settings: &Settings,
-    seen: &Seen,
+    seen: &NodeObservation,
     now: Timestamp,
-) -> (v1::Node, Vec<Notice>) {
+) -> (v1::Node, Vec<NodeEvent>) {
     let mut node = shown.clone();
     let mut notices = Vec::new();
     os_labels(&mut node, settings);
@@ -131,7 +130,7 @@ pub fn desired(
     (node, notices)
 }
 
-/// Told again with every report: nobody else knows better.
+/// Set with every report: the node is the authority on these labels.
 fn os_labels(node: &mut v1::Node, settings: &Settings) {
     let labels = node.metadata.labels.get_or_insert_default();
     for (key, value) in [("kubernetes.io/os", OS), ("kubernetes.io/arch", settings.architecture)] {
@@ -144,8 +143,8 @@ const OS: &str = "linux";
 fn system_info(
     status: &mut v1::NodeStatus,
     settings: &Settings,
-    seen: &Seen,
-    notices: &mut Vec<Notice>,
+    seen: &NodeObservation,
+    notices: &mut Vec<NodeEvent>,
 ) {
     let info = status.node_info.get_or_insert_default();
     info.architecture = settings.architecture.to_owned();
@@ -155,7 +154,7 @@ fn system_info(
     if let Some(identity) = &seen.identity {
         if !info.boot_id.is_empty() && info.boot_id != identity.boot_id {
             let (name, boot) = (&settings.name, &identity.boot_id);
-            notices.push(Notice {
+            notices.push(NodeEvent {
                 warning: true,
                 reason: "Rebooted",
                 message: format!("Node {name} has been rebooted, boot id: {boot}"),
@@ -171,7 +170,7 @@ fn system_info(
     info.swap = swap.map(|bytes| v1::NodeSwapStatus { capacity: Some(bytes) });
 }
 
-/// `None` if the runtime is too old to say.
+/// `None` if the runtime is too old to report them.
 fn runtime_handlers(handlers: &[cri::RuntimeHandler]) -> Option<Vec<v1::NodeRuntimeHandler>> {
     let mut list: Vec<_> = handlers
         .iter()

@@ -1,7 +1,7 @@
-//! What the runtime shows of a pod, and since when we know.
+//! Observed state of a pod: what the runtime reports, and when it was read.
 //!
-//! An observation is a fact with a time: the monotonic reading taken *before* the runtime was
-//! asked. Whoever acted later than that must not decide on it.
+//! An observation carries the monotonic time taken *before* the runtime was called. A decision
+//! that follows a later action must not use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::ids::{ContainerId, PodName, PodUid, SandboxId};
 use crate::pod::ContainerHash;
 use crate::time::Mono;
 
-/// Everything the runtime knows of one pod.
+/// Everything that the runtime reports about one pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedPod {
     #[serde(rename = "uid")]
@@ -32,12 +32,12 @@ pub struct ObservedPod {
 }
 
 impl ObservedPod {
-    /// A pod the runtime has never heard of.
+    /// A pod of which the runtime has nothing.
     pub fn nothing(uid: PodUid, name: PodName, as_of: Mono) -> Self {
         Self { uid, name, sandboxes: Vec::new(), instances: Vec::new(), as_of }
     }
 
-    /// The newest instance of a container; older ones are history.
+    /// The newest instance of a container, which is the current one.
     pub fn newest(&self, container: &str) -> Option<&Instance> {
         self.instances.iter().find(|i| &*i.container == container)
     }
@@ -46,7 +46,7 @@ impl ObservedPod {
         self.instances.iter().filter(move |i| &*i.container == container)
     }
 
-    /// The newest instance that exited, whatever came after it.
+    /// The newest exited instance, even if a later one exists.
     pub fn last_exited(&self, container: &str) -> Option<&Instance> {
         self.instances.iter().find(|i| &*i.container == container && i.exit().is_some())
     }
@@ -63,13 +63,13 @@ impl ObservedPod {
         self.instances.iter().filter(|i| i.is_running())
     }
 
-    /// Something of the pod may still use CPU: a live container or a ready sandbox.
+    /// A container is running or a sandbox is ready.
     pub fn is_alive(&self) -> bool {
         self.running().next().is_some() || self.ready_sandbox().is_some()
     }
 
-    /// Newest first, by attempt: the wall clock may have been set back between two of them, and an
-    /// instance that runs would seem older than the one it follows.
+    /// Newest first, by attempt: the wall clock may have been set back between two instances,
+    /// which would make a running one look older than its predecessor.
     pub fn sort(&mut self) {
         self.sandboxes.sort_by(|a, b| {
             b.attempt.cmp(&a.attempt).then(b.created.cmp(&a.created)).then(a.id.cmp(&b.id))
@@ -90,18 +90,18 @@ pub struct Sandbox {
     pub created: Timestamp,
     #[serde(rename = "ready")]
     pub ready: bool,
-    /// It shares the node's network. `None`: the runtime does not say.
+    /// It uses the host network. `None`: the runtime does not report it.
     #[serde(rename = "host_network")]
     pub host_network: Option<bool>,
-    /// Which of the runtime's handlers made it; empty is its own choice.
+    /// Runtime handler of the sandbox; empty for the default handler.
     #[serde(rename = "handler", default)]
     pub handler: String,
-    /// `None` until the sandbox was inspected; a list call does not tell addresses.
+    /// `None` until the sandbox was inspected: a list call does not report addresses.
     #[serde(rename = "ips")]
     pub ips: Option<Vec<IpAddr>>,
 }
 
-/// One container as the runtime ran it. A restart makes a new instance.
+/// One container as the runtime ran it. A restart creates a new instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instance {
     #[serde(rename = "id")]
@@ -168,7 +168,7 @@ pub enum State {
 pub struct Exit {
     #[serde(rename = "code")]
     pub code: i32,
-    /// `Completed`, `Error`, `OOMKilled`, …: the runtime's word.
+    /// `Completed`, `Error`, `OOMKilled`, …: as the runtime reports it.
     #[serde(rename = "reason")]
     pub reason: String,
     /// The runtime's message and the termination message, as the API shows them.
@@ -181,13 +181,14 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// An OOM kill of a child may leave the main process with code 0; it failed all the same.
+    /// An OOM kill of a child may leave the main process with exit code 0; it still counts as
+    /// failed.
     pub fn failed(&self) -> bool {
         self.code != 0 || self.reason == "OOMKilled"
     }
 }
 
-/// What the runtime enforces right now.
+/// Resource limits that the runtime currently enforces.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
     #[serde(rename = "cpu_shares")]
@@ -222,9 +223,9 @@ pub struct Mount {
     pub recursive_read_only: bool,
 }
 
-/// The short form a list call gives: enough to notice that something changed.
+/// State as a list call reports it: enough to detect a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Glance {
+pub enum ListedState {
     #[serde(rename = "Created")]
     Created,
     #[serde(rename = "Running")]
@@ -235,47 +236,50 @@ pub enum Glance {
     Unknown,
 }
 
-/// All containers and sandboxes of one pod at a glance, by runtime id.
+/// States of all containers and sandboxes of one pod, by runtime id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodGlance {
+pub struct PodListing {
     #[serde(rename = "sandboxes")]
-    pub sandboxes: BTreeMap<Arc<str>, Glance>,
+    pub sandboxes: BTreeMap<Arc<str>, ListedState>,
     #[serde(rename = "containers")]
-    pub containers: BTreeMap<Arc<str>, Glance>,
+    pub containers: BTreeMap<Arc<str>, ListedState>,
 }
 
-impl PodGlance {
+impl PodListing {
     pub fn ids(&self) -> impl Iterator<Item = &Arc<str>> {
         self.sandboxes.keys().chain(self.containers.keys())
     }
 
-    /// A container or sandbox of it runs.
+    /// A container or sandbox of the pod is running.
     pub fn is_alive(&self) -> bool {
-        self.sandboxes.values().chain(self.containers.values()).any(|g| *g == Glance::Running)
+        self.sandboxes
+            .values()
+            .chain(self.containers.values())
+            .any(|state| *state == ListedState::Running)
     }
 
-    /// A container of it runs; a sandbox alone does not count.
+    /// A container of the pod is running; a ready sandbox does not count.
     pub fn runs_container(&self) -> bool {
-        self.containers.values().any(|glance| *glance == Glance::Running)
+        self.containers.values().any(|state| *state == ListedState::Running)
     }
 
-    fn state(&self, id: &str) -> Option<Glance> {
+    fn state(&self, id: &str) -> Option<ListedState> {
         self.sandboxes.get(id).or_else(|| self.containers.get(id)).copied()
     }
 }
 
-/// What happened to a container between two relists. The names are upstream's.
+/// Change of a container between two relists. The names are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodEvent {
     ContainerStarted(Arc<str>),
     ContainerDied(Arc<str>),
     ContainerRemoved(Arc<str>),
-    /// Created or unknown: worth a fresh look, not worth telling anyone.
+    /// Created or unknown: the pod is inspected again, but no event is sent.
     ContainerChanged(Arc<str>),
 }
 
-/// Compares two glances at a pod. A sandbox counts like a container: it starts and dies.
-pub fn diff(before: &PodGlance, after: &PodGlance) -> Vec<PodEvent> {
+/// Compares two listings of a pod. A sandbox counts like a container: it starts and dies.
+pub fn diff(before: &PodListing, after: &PodListing) -> Vec<PodEvent> {
     let ids: BTreeSet<_> = before.ids().chain(after.ids()).collect();
     let mut events = Vec::new();
     for id in ids {
@@ -284,12 +288,14 @@ pub fn diff(before: &PodGlance, after: &PodGlance) -> Vec<PodEvent> {
             continue;
         }
         match (old, new) {
-            (_, Some(Glance::Running)) => events.push(PodEvent::ContainerStarted(id.clone())),
-            (_, Some(Glance::Exited)) => events.push(PodEvent::ContainerDied(id.clone())),
-            (_, Some(Glance::Created | Glance::Unknown)) => {
+            (_, Some(ListedState::Running)) => events.push(PodEvent::ContainerStarted(id.clone())),
+            (_, Some(ListedState::Exited)) => events.push(PodEvent::ContainerDied(id.clone())),
+            (_, Some(ListedState::Created | ListedState::Unknown)) => {
                 events.push(PodEvent::ContainerChanged(id.clone()));
             }
-            (Some(Glance::Exited), None) => events.push(PodEvent::ContainerRemoved(id.clone())),
+            (Some(ListedState::Exited), None) => {
+                events.push(PodEvent::ContainerRemoved(id.clone()));
+            }
             (_, None) => {
                 events.push(PodEvent::ContainerDied(id.clone()));
                 events.push(PodEvent::ContainerRemoved(id.clone()));
@@ -321,7 +327,7 @@ mod tests {
             ("the clock was set back", vec![made(0, 7200, "a"), made(1, 0, "b")], ["b", "a"]),
             ("attempts past nine", vec![made(9, 3, "a"), made(10, 2, "b")], ["b", "a"]),
             ("same attempt, created later", vec![made(2, 1, "a"), made(2, 2, "b")], ["b", "a"]),
-            ("nothing tells them apart", vec![made(2, 1, "b"), made(2, 1, "a")], ["a", "b"]),
+            ("nothing distinguishes them", vec![made(2, 1, "b"), made(2, 1, "a")], ["a", "b"]),
         ] {
             let mut seen = crate::builders::observed(&pod).build();
             seen.instances = instances;
@@ -336,12 +342,12 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_state_gives_upstreams_events() {
-        use Glance::{Created, Exited, Running, Unknown};
+    fn state_changes_give_the_events_of_upstream() {
+        use ListedState::{Created, Exited, Running, Unknown};
         use PodEvent::{ContainerChanged, ContainerDied, ContainerRemoved, ContainerStarted};
         let id: Arc<str> = "a".into();
         for (case, before, after, want) in [
-            ("nothing new", Some(Running), Some(Running), vec![]),
+            ("no change", Some(Running), Some(Running), vec![]),
             ("started", None, Some(Running), vec![ContainerStarted(id.clone())]),
             (
                 "started and died between relists",
@@ -360,11 +366,11 @@ mod tests {
                 vec![ContainerDied(id.clone()), ContainerRemoved(id.clone())],
             ),
         ] {
-            let glance = |state: Option<Glance>| PodGlance {
+            let listing = |state: Option<ListedState>| PodListing {
                 containers: state.map(|s| (id.clone(), s)).into_iter().collect(),
-                ..PodGlance::default()
+                ..PodListing::default()
             };
-            assert_eq!(diff(&glance(before), &glance(after)), want, "{case}");
+            assert_eq!(diff(&listing(before), &listing(after)), want, "{case}");
         }
     }
 }

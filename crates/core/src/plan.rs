@@ -1,11 +1,11 @@
-//! Decides what a pod needs next.
+//! Pod planner: decides what a pod needs next, the counterpart of upstream's `computePodActions`.
 //!
-//! Why a plan and not calls: same inputs, same plan. So a bug report (what was wanted, what was
-//! seen, when) replays as a unit test, and `podwright plan` can print it.
+//! The result is a [`Plan`], not a series of calls: the same inputs give the same plan, so a
+//! recorded [`Case`] replays as a unit test and `podwright plan` can print it.
 //!
-//! [`decide`] looks at the pod's stage of life; [`sync`] is the long part, for a pod that should
-//! run: [`sandbox`], then [`init`] containers, then [`regular`] ones. [`kill`] says in which order
-//! and with how much time things are stopped.
+//! [`decide`] branches on the lifecycle stage. [`sync`] plans a pod that should be running:
+//! [`sandbox`], then [`init`] containers, then [`regular`] containers, where restarts are decided.
+//! [`kill`] decides the order and the grace periods of stops.
 
 pub mod init;
 pub mod kill;
@@ -24,35 +24,35 @@ use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::observed::ObservedPod;
 use crate::pod::Pod;
-use crate::probe::Probed;
-use crate::resize::{Resize, Resizing};
+use crate::probe::ProbeVerdicts;
+use crate::resize::{Resize, ResizeState};
 use crate::time::{Mono, Now, Stopwatch};
 
 pub use kill::{KillPod, Stop, StopCause};
 pub use masking::MASK;
 pub use sync::image_back_off;
 
-/// The parts of the node that a pod stands on.
+/// Node-local state that a plan depends on, besides the pod's spec and its observed state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Surroundings {
+pub struct LocalState {
     /// `Err`: why the runtime's network is not ready.
     #[serde(rename = "network")]
     pub network: Result<(), String>,
     /// The pod's cgroup exists.
     #[serde(rename = "cgroup")]
     pub cgroup: bool,
-    /// Soft admission refuses it for now, and says why.
+    /// Soft admission currently keeps the pod from running.
     #[serde(rename = "hold")]
     pub hold: Option<Hold>,
-    /// Runs since the pod's first status was reported; `activeDeadlineSeconds` ends it.
+    /// Time since the pod's first reported status, for `activeDeadlineSeconds`.
     #[serde(rename = "active")]
     pub active: Option<Stopwatch>,
-    /// Where the pod stands between the resources it wishes for and those it has.
+    /// Pending, allocated and actuated resources of an in-place resize.
     #[serde(rename = "resizing", default)]
-    pub resizing: Arc<Resizing>,
+    pub resizing: Arc<ResizeState>,
 }
 
-/// A pod kept from running until someone lifts it.
+/// A soft-admission hold: the pod is admitted but must not run until the hold is removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     #[serde(rename = "reason")]
@@ -61,20 +61,20 @@ pub struct Hold {
     pub message: String,
 }
 
-/// Everything a decision is made from.
+/// All inputs of one decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     pub pod: &'a Pod,
     pub observed: &'a ObservedPod,
     pub attempts: &'a Attempts,
-    pub life: &'a Lifecycle,
-    pub probed: &'a Probed,
-    pub surroundings: &'a Surroundings,
+    pub lifecycle: &'a Lifecycle,
+    pub probed: &'a ProbeVerdicts,
+    pub local_state: &'a LocalState,
     pub crash_backoff: &'a BackoffLimits,
     pub now: Now,
 }
 
-/// The inputs of one decision, recorded so that it can be replayed.
+/// Recorded inputs of one decision, for replay.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Case {
     #[serde(rename = "pod")]
@@ -84,11 +84,11 @@ pub struct Case {
     #[serde(rename = "attempts")]
     pub attempts: Attempts,
     #[serde(rename = "life")]
-    pub life: Lifecycle,
+    pub lifecycle: Lifecycle,
     #[serde(rename = "probed")]
-    pub probed: Probed,
+    pub probed: ProbeVerdicts,
     #[serde(rename = "surroundings")]
-    pub surroundings: Surroundings,
+    pub local_state: LocalState,
     #[serde(rename = "crash_backoff")]
     pub crash_backoff: BackoffLimits,
     #[serde(rename = "now")]
@@ -101,16 +101,16 @@ impl Case {
             pod: &self.pod,
             observed: &self.observed,
             attempts: &self.attempts,
-            life: &self.life,
+            lifecycle: &self.lifecycle,
             probed: &self.probed,
-            surroundings: &self.surroundings,
+            local_state: &self.local_state,
             crash_backoff: &self.crash_backoff,
             now: self.now,
         }
     }
 }
 
-/// What becomes of the logs of an instance that is removed.
+/// Whether the logs of a removed container instance are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Logs {
     #[serde(rename = "Kept")]
@@ -119,21 +119,21 @@ pub enum Logs {
     Removed,
 }
 
-/// One act. The executor carries it out and holds no opinion.
+/// One action of a plan. The pod worker executes it and makes no decisions of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
     #[serde(rename = "EnsureCgroup")]
     EnsureCgroup,
     #[serde(rename = "MakeDirectories")]
     MakeDirectories,
-    /// Mounts what the pod's containers use, and waits for it.
+    /// Mounts the volumes that the pod's containers use and waits until they are mounted.
     #[serde(rename = "MountVolumes")]
     MountVolumes,
     #[serde(rename = "KillPod")]
     KillPod(KillPod),
     #[serde(rename = "StopContainer")]
     StopContainer(Stop),
-    /// Old instances nobody needs any more.
+    /// Removes old container instances that are no longer needed.
     #[serde(rename = "RemoveInstances")]
     RemoveInstances {
         #[serde(rename = "ids")]
@@ -146,7 +146,7 @@ pub enum Step {
         #[serde(rename = "attempt")]
         attempt: u32,
     },
-    /// Gives running containers, and the pod around them, what was granted.
+    /// Applies allocated resources to running containers and to the pod cgroup.
     #[serde(rename = "Resize")]
     Resize(Resize),
     #[serde(rename = "StartContainer")]
@@ -158,7 +158,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// The container it starts, if that is what it does.
+    /// The container that this step starts, if it is a start.
     pub fn start(&self) -> Option<&Start> {
         match self {
             Self::StartContainer(start) => Some(start),
@@ -182,22 +182,22 @@ pub struct Start {
     pub container: Arc<str>,
     #[serde(rename = "attempt")]
     pub attempt: NextAttempt,
-    /// The instance whose exit this start follows; the next back-off counts from it.
+    /// The previous instance, from whose exit the next crash back-off counts.
     #[serde(rename = "after")]
     pub after: Option<ContainerId>,
 }
 
-/// The number a new instance gets; it is its restart count.
+/// Attempt number of a new container instance; reported as its restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NextAttempt {
     #[serde(rename = "Number")]
     Number(u32),
-    /// The runtime remembers no instance: one past the newest log file, or at least this.
+    /// The runtime lists no instance: use one more than the newest log file, but at least this.
     #[serde(rename = "PastLogs")]
     PastLogs(u32),
 }
 
-/// Why a container that should run does not.
+/// Waiting state of a container that should be running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     #[serde(rename = "reason")]
@@ -208,16 +208,16 @@ pub struct Waiting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WaitReason {
-    /// The pod is held back.
+    /// The pod is held by soft admission.
     #[serde(rename = "Blocked")]
     Blocked,
-    /// It could not be started, or not yet again.
+    /// The container could not be started, or is in back-off.
     #[serde(rename = "NotStarted")]
     NotStarted(StartError),
 }
 
 impl WaitReason {
-    /// In the words the API uses.
+    /// The reason as the API reports it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Blocked => "Blocked",
@@ -226,40 +226,40 @@ impl WaitReason {
     }
 }
 
-/// The reason of a plan: its kind for programs, its words for people.
+/// Explanation of a plan: a topic for programs, a text for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
     #[serde(rename = "topic")]
     pub topic: Topic,
-    /// What the pod does or waits for, in one line.
+    /// What the pod is doing or waiting for, in one line.
     #[serde(rename = "text")]
     pub text: String,
-    /// What someone can do about it.
+    /// What the user can do about it; starts with a verb.
     #[serde(rename = "way_out")]
-    pub way_out: Option<String>,
+    pub fix: Option<String>,
 }
 
-/// What a plan is about.
+/// Subject of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Topic {
-    /// Everything is as it should be.
+    /// Nothing to do: the pod is running as specified.
     #[serde(rename = "Runs")]
     Runs,
     #[serde(rename = "Starts")]
     Starts,
     #[serde(rename = "Stops")]
     Stops,
-    /// A container waits before it is tried again.
+    /// A container is in back-off before its next start.
     #[serde(rename = "Waits")]
     Waits,
-    /// A step failed and rests before it is tried again.
+    /// A pod-level step failed and is in back-off.
     #[serde(rename = "Fails")]
     Fails(PodStep),
     #[serde(rename = "Held")]
     Held,
     #[serde(rename = "NetworkNotReady")]
     NetworkNotReady,
-    /// What the pod held on the node is given back.
+    /// Volumes and cgroup are being released.
     #[serde(rename = "Releases")]
     Releases,
     #[serde(rename = "Over")]
@@ -268,30 +268,30 @@ pub enum Topic {
 
 impl Why {
     pub fn new(topic: Topic, text: impl Into<String>) -> Self {
-        Self { topic, text: text.into(), way_out: None }
+        Self { topic, text: text.into(), fix: None }
     }
 
-    pub fn way_out(mut self, way_out: impl Into<String>) -> Self {
-        self.way_out = Some(way_out.into());
+    pub fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
         self
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// In order. A failed step ends the plan, except that one container's failure to start does
-    /// not keep the next from starting.
+    /// In order. A failed step ends the plan, except that a container that fails to start does not
+    /// keep the next one from starting.
     #[serde(rename = "steps")]
     pub steps: Vec<Step>,
-    /// Decide again at this time even if nothing happens.
+    /// Decide again at this time even without a notification.
     #[serde(rename = "wake_at")]
     pub wake_at: Option<Mono>,
-    /// Containers that wait, by name.
+    /// Waiting containers, by name.
     #[serde(rename = "waiting")]
     pub waiting: BTreeMap<Arc<str>, Waiting>,
     #[serde(rename = "why")]
     pub why: Why,
-    /// The stage of life is over: nothing of it is left to do.
+    /// The lifecycle stage is complete: no step of it is left.
     #[serde(rename = "stage_done")]
     pub stage_done: bool,
 }
@@ -306,9 +306,9 @@ impl Plan {
     }
 }
 
-/// What the pod needs now.
+/// Decides what the pod needs now.
 pub fn decide(inputs: &Inputs<'_>) -> Plan {
-    match inputs.life.stage() {
+    match inputs.lifecycle.stage() {
         Stage::Syncing => sync::plan(inputs),
         Stage::Terminating => terminating(inputs),
         Stage::Terminated => teardown(inputs),
@@ -316,39 +316,41 @@ pub fn decide(inputs: &Inputs<'_>) -> Plan {
     }
 }
 
-/// Stops everything. Done when the runtime shows nothing alive and every sandbox was stopped once.
+/// Stops everything. Done when the runtime shows nothing running and every sandbox was stopped
+/// once.
 fn terminating(inputs: &Inputs<'_>) -> Plan {
-    let kill = kill::pod(inputs.pod, inputs.observed, inputs.attempts, inputs.life.grace());
+    let kill = kill::pod(inputs.pod, inputs.observed, inputs.attempts, inputs.lifecycle.grace());
     let Some(kill) = kill else {
-        let mut plan = Plan::idle(Why::new(Topic::Over, "nothing of the pod runs any more"));
+        let mut plan =
+            Plan::idle(Why::new(Topic::Over, "all containers and sandboxes are stopped"));
         plan.stage_done = true;
         return plan;
     };
-    let why = Why::new(Topic::Stops, format!("stopping the pod: {}", kill.summary())).way_out(
-        "what is left when its grace is over is killed; kubectl delete --grace-period=1 waits less",
+    let why = Why::new(Topic::Stops, format!("stopping the pod: {}", kill.summary())).fix(
+        "containers still running after the grace period are killed; \
+         to wait less: kubectl delete --grace-period=1",
     );
-    match kill::rest(inputs.observed, inputs.attempts, inputs.now.mono) {
-        Some(rest) => {
-            let text = format!("{}; {}", why.text, rest.text);
+    match kill::backoff(inputs.observed, inputs.attempts, inputs.now.mono) {
+        Some(backoff) => {
+            let text = format!("{}; {}", why.text, backoff.text);
             let mut plan = Plan::idle(Why { topic: Topic::Fails(PodStep::Kill), text, ..why });
-            plan.wake(rest.until);
+            plan.wake(backoff.until);
             plan
         }
         None => Plan { steps: vec![Step::KillPod(kill)], ..Plan::idle(why) },
     }
 }
 
-/// Gives back what the pod held on the node. A pod that runs again when the node starts keeps it:
-/// its emptyDir volumes are still its own.
+/// Releases volumes and cgroup. A pod that resumes when the node starts again keeps both, with the
+/// content of its emptyDir volumes.
 fn teardown(inputs: &Inputs<'_>) -> Plan {
-    if inputs.life.resumes_later() {
-        return Plan::idle(Why::new(Topic::Over, "stopped with its node; runs again with it"));
+    if inputs.lifecycle.resumes_later() {
+        return Plan::idle(Why::new(Topic::Over, "stopped with the node; resumes when it starts"));
     }
     let why = Why::new(Topic::Releases, "releasing volumes and cgroup");
     match inputs.attempts.step_failure(PodStep::Teardown) {
         Some(failed) if inputs.now.mono < failed.retry_at => {
-            let text =
-                format!("{}; it failed {} times: {}", why.text, failed.times, failed.message);
+            let text = format!("{}; failed {} times: {}", why.text, failed.times, failed.message);
             let mut plan = Plan::idle(Why { topic: Topic::Fails(PodStep::Teardown), text, ..why });
             plan.wake(failed.retry_at);
             plan
@@ -359,15 +361,15 @@ fn teardown(inputs: &Inputs<'_>) -> Plan {
     }
 }
 
-/// A pod no source knows, seen in the runtime: stopped with what the runtime tells of it.
+/// Plan for a pod that no source names but the runtime still shows: stop what is running.
 pub fn orphan(observed: &ObservedPod, attempts: &Attempts, now: Now) -> Plan {
-    let why = Why::new(Topic::Stops, "no source names this pod; what runs of it is stopped");
+    let why = Why::new(Topic::Stops, "no source names this pod; stopping its containers");
     match kill::orphan(observed, attempts) {
         None => Plan { stage_done: true, ..Plan::idle(why) },
         Some(kill) => {
             let mut plan = Plan::idle(why);
-            match kill::rest(observed, attempts, now.mono) {
-                Some(rest) => plan.wake(rest.until),
+            match kill::backoff(observed, attempts, now.mono) {
+                Some(backoff) => plan.wake(backoff.until),
                 None => plan.steps.push(Step::KillPod(kill)),
             }
             plan
@@ -375,11 +377,11 @@ pub fn orphan(observed: &ObservedPod, attempts: &Attempts, now: Now) -> Plan {
     }
 }
 
-/// The sandbox a container would be started in.
+/// The sandbox in which a container would be started.
 pub fn usable_sandbox(pod: &Pod, observed: &ObservedPod) -> Option<SandboxId> {
     match sandbox::decide(pod, observed) {
-        sandbox::Need::Keep(id) => Some(id),
-        sandbox::Need::New { .. } => None,
+        sandbox::SandboxDecision::Keep(id) => Some(id),
+        sandbox::SandboxDecision::Create { .. } => None,
     }
 }
 

@@ -1,18 +1,18 @@
-//! A pod as the agent sees it: the API object, parsed once into what decisions ask about.
+//! Parsed pod: the API object, converted once into the types that decisions use.
 //!
-//! Decisions never look into the raw object for a restart policy or a container's kind: strings
-//! become enums here. A static pod that cannot be read is refused here, with a reason. A pod of the
-//! API is not: its server may be newer than this agent, and whatever its object says it must have a
-//! status and an end. What this agent does not know falls back as upstream's kubelet does; what
-//! nobody could run is marked [`Pod::unreadable`].
+//! Decisions never read a restart policy or a container kind from the raw object: strings become
+//! enums here. A static pod that cannot be parsed is refused with a reason. A pod from the API is
+//! not: its server may be newer than this agent, and every pod needs a status and must be
+//! deletable. Unknown values fall back as upstream's kubelet does; a pod that no kubelet could run
+//! is marked [`Pod::unreadable`].
 
 pub mod container;
 pub mod defaults;
+pub mod desired;
 pub mod hold;
 pub mod manifest;
 pub mod merge;
 pub mod mirror;
-pub mod registry;
 pub mod validation;
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub use container::{
 use crate::ids::{PodName, PodUid};
 use crate::qos::{Overhead, PodResources, ResourceList};
 
-/// Where a pod was read from. Written into the annotation `kubernetes.io/config.source`.
+/// Source of a pod. Written into the annotation `kubernetes.io/config.source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Source {
     #[serde(rename = "api")]
@@ -55,7 +55,7 @@ pub const ANNOTATION_SEEN: &str = "kubernetes.io/config.seen";
 pub const ANNOTATION_HASH: &str = "kubernetes.io/config.hash";
 pub const ANNOTATION_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Grace the API server would have defaulted to.
+/// The API server's default for `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +102,7 @@ impl Phase {
     }
 }
 
-/// Someone asked the API server to delete the pod.
+/// Deletion requested in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deletion {
     #[serde(rename = "at")]
@@ -116,27 +116,27 @@ pub struct Pod {
     pub uid: PodUid,
     pub name: PodName,
     pub source: Source,
-    /// The defaulted object, `managedFields` stripped. For passing on, not for deciding.
+    /// The defaulted object without `managedFields`. For passing on, not for decisions.
     pub object: Arc<v1::Pod>,
     pub restart_policy: RestartPolicy,
     /// Init containers in spec order, then regular ones in spec order, then ephemeral ones.
     pub containers: Vec<Container>,
     pub host_network: bool,
-    /// What it requests of the node, overhead included; nothing if that cannot be read.
+    /// Resources that the pod requests, with overhead; empty if they cannot be parsed.
     pub requests: ResourceList,
     /// `spec.terminationGracePeriodSeconds`.
     pub grace: Duration,
     pub active_deadline: Option<Duration>,
     pub deletion: Option<Deletion>,
-    /// What the API object says; the node's own view is in the status manager.
+    /// Phase in the API object; the node's own phase is in the status manager.
     pub api_phase: Phase,
-    /// Why this agent cannot run it; never set on a static pod. It is not started, and what runs of
-    /// it is left alone until the object is deleted.
+    /// Why this agent cannot run the pod; never set on a static pod. The pod is not started, and
+    /// its running containers are left alone until the object is deleted.
     pub unreadable: Option<Arc<str>>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadPod {
+pub enum PodParseError {
     #[error("pod {name} has no uid; the API server or the static pod defaulting sets it")]
     NoUid { name: String },
     #[error("pod with uid {uid:?} has no name")]
@@ -151,16 +151,16 @@ pub enum BadPod {
     NamelessContainer { name: String, list: &'static str },
 }
 
-/// How strictly an object is read.
+/// How strictly an object is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reading {
-    /// Every value must be known: whoever wrote the manifest is told what is wrong with it.
+pub(crate) enum ParseMode {
+    /// Every value must be known, so that the author of a manifest gets an error.
     Strict,
-    /// Values that this agent does not know fall back as upstream's kubelet does.
+    /// Unknown values fall back as upstream's kubelet does.
     Lenient,
 }
 
-impl Reading {
+impl ParseMode {
     fn of(source: Source) -> Self {
         match source {
             Source::File | Source::Http => Self::Strict,
@@ -170,54 +170,54 @@ impl Reading {
 }
 
 impl Pod {
-    pub fn parse(mut object: v1::Pod, source: Source) -> Result<Self, BadPod> {
+    pub fn parse(mut object: v1::Pod, source: Source) -> Result<Self, PodParseError> {
         object.metadata.managed_fields = None;
         Self::from_object(Arc::new(object), source)
     }
 
-    pub(crate) fn from_object(object: Arc<v1::Pod>, source: Source) -> Result<Self, BadPod> {
+    pub(crate) fn from_object(object: Arc<v1::Pod>, source: Source) -> Result<Self, PodParseError> {
         let meta = &object.metadata;
         let uid = meta.uid.as_deref().unwrap_or_default();
         let name = meta.name.as_deref().unwrap_or_default();
         if name.is_empty() {
-            return Err(BadPod::NoName { uid: uid.to_owned() });
+            return Err(PodParseError::NoName { uid: uid.to_owned() });
         }
         let name = PodName::new(meta.namespace.as_deref().unwrap_or("default"), name);
         if uid.is_empty() {
-            return Err(BadPod::NoUid { name: name.to_string() });
+            return Err(PodParseError::NoUid { name: name.to_string() });
         }
-        let reading = Reading::of(source);
+        let mode = ParseMode::of(source);
         let mut unreadable = None;
-        let mut or_refuse = |bad: BadPod| match reading {
-            Reading::Strict => Err(bad),
-            Reading::Lenient => {
+        let mut refuse_or_mark = |bad: PodParseError| match mode {
+            ParseMode::Strict => Err(bad),
+            ParseMode::Lenient => {
                 unreadable.get_or_insert_with(|| Arc::from(bad.to_string()));
                 Ok(())
             }
         };
-        let nothing = v1::PodSpec::default();
+        let no_spec = v1::PodSpec::default();
         let spec = match object.spec.as_ref() {
             Some(spec) => spec,
             None => {
-                or_refuse(BadPod::NoSpec { name: name.to_string() })?;
-                &nothing
+                refuse_or_mark(PodParseError::NoSpec { name: name.to_string() })?;
+                &no_spec
             }
         };
-        let restart_policy = match (spec.restart_policy.as_deref(), reading) {
+        let restart_policy = match (spec.restart_policy.as_deref(), mode) {
             (None, _) => RestartPolicy::Always,
-            (Some(text), Reading::Strict) => {
+            (Some(text), ParseMode::Strict) => {
                 let value = text.to_owned();
                 RestartPolicy::parse(text)
-                    .ok_or_else(|| BadPod::RestartPolicy { name: name.to_string(), value })?
+                    .ok_or_else(|| PodParseError::RestartPolicy { name: name.to_string(), value })?
             }
-            // Upstream restarts under every policy that it does not know.
-            (Some(text), Reading::Lenient) => {
+            // Upstream restarts containers under every policy that it does not know.
+            (Some(text), ParseMode::Lenient) => {
                 RestartPolicy::parse(text).unwrap_or(RestartPolicy::Always)
             }
         };
-        let (containers, problems) = container::parse_all(spec, reading);
+        let (containers, problems) = container::parse_all(spec, mode);
         for problem in problems {
-            or_refuse(problem.of_pod(&name))?;
+            refuse_or_mark(problem.of_pod(&name))?;
         }
         let deletion = meta.deletion_timestamp.as_ref().map(|at| Deletion {
             at: at.0,
@@ -242,7 +242,7 @@ impl Pod {
         })
     }
 
-    /// A pod read from a file or URL: it exists without the API server.
+    /// A pod from a file or URL: it exists without the API server.
     pub fn is_static(&self) -> bool {
         match self.source {
             Source::File | Source::Http => true,
@@ -254,7 +254,7 @@ impl Pod {
         self.containers.iter().find(|c| &*c.name == name)
     }
 
-    /// Plain init containers and sidecars, in the order they start.
+    /// Init containers and sidecars, in start order.
     pub fn init_containers(&self) -> impl DoubleEndedIterator<Item = &Container> + Clone {
         self.containers.iter().filter(|c| c.kind.is_init())
     }
@@ -267,7 +267,7 @@ impl Pod {
         self.containers.iter().filter(|c| c.kind == ContainerKind::Ephemeral)
     }
 
-    /// No container of this pod may ever start again once it ended.
+    /// No container of this pod is ever restarted.
     pub fn runs_once(&self) -> bool {
         self.restart_policy == RestartPolicy::Never
             && self.containers.iter().all(|c| match c.kind {
@@ -279,7 +279,7 @@ impl Pod {
             })
     }
 
-    /// The API shows a report of this node's: the pod was taken in before, and its place is its own.
+    /// The API shows a status from this node: the pod was admitted before and stays admitted.
     pub fn was_reported(&self) -> bool {
         self.object.status.as_ref().is_some_and(|status| status.start_time.is_some())
     }
@@ -298,12 +298,12 @@ impl Pod {
     }
 }
 
-/// Negative durations in a spec mean "now", as they do upstream.
+/// Negative durations in a spec mean zero, as upstream.
 fn seconds(value: i64) -> Duration {
     Duration::from_secs(u64::try_from(value).unwrap_or(0))
 }
 
-/// A pod travels through recorded cases as its object and its source; the rest is parsed again.
+/// Form of a pod in recorded cases: object and source; the rest is parsed again.
 #[derive(Serialize, Deserialize)]
 struct Recorded {
     #[serde(rename = "source")]
@@ -331,14 +331,14 @@ mod tests {
 
     use super::*;
 
-    fn read(spec: &serde_json::Value, source: Source) -> Result<Pod, BadPod> {
+    fn read(spec: &serde_json::Value, source: Source) -> Result<Pod, PodParseError> {
         let object =
             json!({ "metadata": { "name": "p", "namespace": "n", "uid": "u" }, "spec": spec });
         Pod::parse(serde_json::from_value(object).expect("a pod"), source)
     }
 
     #[test]
-    fn value_unknown_to_this_agent_is_refused_in_a_manifest_and_falls_back_in_the_api() {
+    fn unknown_value_is_refused_in_a_manifest_and_falls_back_in_the_api() {
         let container = |fields: serde_json::Value| {
             let mut container = json!({ "name": "c", "restartPolicy": "Never" });
             container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -368,11 +368,11 @@ mod tests {
         }
         let odd = json!({ "restartPolicy": "Odd", "containers": [{ "name": "c" }] });
         let odd = read(&odd, Source::Api).unwrap();
-        assert_eq!(odd.restart_policy, RestartPolicy::Always, "as upstream falls through");
+        assert_eq!(odd.restart_policy, RestartPolicy::Always, "as upstream");
     }
 
     #[test]
-    fn pod_that_nobody_could_run_is_refused_in_a_manifest_and_marked_in_the_api() {
+    fn pod_that_cannot_run_is_refused_in_a_manifest_and_marked_in_the_api() {
         for (case, spec, containers) in [
             ("no spec", json!(null), 0),
             ("nameless", json!({ "containers": [{ "image": "i" }, { "name": "b" }] }), 1),
@@ -387,8 +387,8 @@ mod tests {
             assert!(pod.unreadable.is_some(), "{case}");
             assert_eq!(pod.containers.len(), containers, "{case}");
         }
-        let nobody = json!({ "metadata": { "name": "p" }, "spec": { "containers": [] } });
-        let nobody = Pod::parse(serde_json::from_value(nobody).unwrap(), Source::Api);
-        assert!(nobody.is_err(), "without a UID there is nothing to register");
+        let without_uid = json!({ "metadata": { "name": "p" }, "spec": { "containers": [] } });
+        let without_uid = Pod::parse(serde_json::from_value(without_uid).unwrap(), Source::Api);
+        assert!(without_uid.is_err(), "without a UID there is nothing to register");
     }
 }

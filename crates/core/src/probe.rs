@@ -1,8 +1,8 @@
-//! Probes: what is asked of a container, when, and what the answers mean.
+//! Probes: checks, their schedule, and the verdicts that follow from their outcomes.
 //!
-//! [`schedule`] says which probe of a pod is due and when its answers settle a verdict; [`check`]
-//! says what a probe does; [`http`] judges an HTTP answer. Asking itself is the shell's part.
-//! A settled verdict goes into [`Probed`], an input of the pod's next plan and of its status.
+//! [`schedule`] decides which probe of a pod is due and when outcomes settle a verdict; [`check`]
+//! parses a probe; [`http`] evaluates an HTTP response. The node agent runs the probes. A settled
+//! verdict is stored in [`ProbeVerdicts`], an input of the pod's next plan and of its status.
 
 pub mod check;
 pub mod http;
@@ -15,69 +15,70 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ContainerId;
 use crate::pod::ProbeKind;
 
+/// Result of a probe after its thresholds are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
+pub enum ProbeVerdict {
     #[serde(rename = "Success")]
     Success,
     #[serde(rename = "Failure")]
     Failure,
-    /// Probed without a settled answer yet.
+    /// The probe ran, but no verdict has settled yet.
     #[serde(rename = "Unknown")]
     Unknown,
 }
 
-/// Settled verdicts, by instance: a restarted container starts with none.
+/// SettledVerdict verdicts, by container instance: a restarted container has none.
 ///
-/// None means what upstream stores as a probe's first value: not ready, alive, not yet started.
+/// No verdict means upstream's initial value: not ready, alive, not yet started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Probed {
+pub struct ProbeVerdicts {
     #[serde(rename = "verdicts")]
-    verdicts: BTreeMap<ContainerId, BTreeMap<ProbeKind, Verdict>>,
+    verdicts: BTreeMap<ContainerId, BTreeMap<ProbeKind, ProbeVerdict>>,
 }
 
-impl Probed {
-    pub fn verdict(&self, instance: &ContainerId, kind: ProbeKind) -> Option<Verdict> {
+impl ProbeVerdicts {
+    pub fn verdict(&self, instance: &ContainerId, kind: ProbeKind) -> Option<ProbeVerdict> {
         self.verdicts.get(instance)?.get(&kind).copied()
     }
 
     pub fn failed(&self, instance: &ContainerId, kind: ProbeKind) -> bool {
-        self.verdict(instance, kind) == Some(Verdict::Failure)
+        self.verdict(instance, kind) == Some(ProbeVerdict::Failure)
     }
 
     /// Returns whether this changed anything.
-    pub fn set(&mut self, instance: &ContainerId, kind: ProbeKind, verdict: Verdict) -> bool {
+    pub fn set(&mut self, instance: &ContainerId, kind: ProbeKind, verdict: ProbeVerdict) -> bool {
         let old = self.verdicts.entry(instance.clone()).or_default().insert(kind, verdict);
         old != Some(verdict)
     }
 
-    /// Forgets instances that are no longer there.
+    /// Drops instances that no longer exist.
     pub fn retain(&mut self, keep: impl Fn(&ContainerId) -> bool) {
         self.verdicts.retain(|id, _| keep(id));
     }
 }
 
-/// What came of asking once.
+/// ProbeOutcome of one probe run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ProbeOutcome {
     Success,
-    /// A success that people should know more about.
+    /// A success with a warning event.
     Warning(String),
-    /// The container gave the wrong answer, or none in time.
+    /// The container answered wrongly, or not in time.
     Failure(String),
-    /// The question could not be asked; that says nothing about the container.
+    /// The probe could not run, which says nothing about the container.
     Error {
         text: String,
-        /// What upstream calls the state this results in; part of the event's text.
+        /// Upstream's name for the resulting state; part of the event message.
         state: &'static str,
     },
 }
 
-impl Outcome {
+impl ProbeOutcome {
     pub fn error(text: impl Into<String>) -> Self {
         Self::Error { text: text.into(), state: "unknown" }
     }
 
-    /// What the container's events say about it; nothing about a plain success.
+    /// The event for this outcome; none for a plain success.
     pub fn event(&self, kind: ProbeKind) -> Option<ProbeEvent> {
         let kind = kind.as_str();
         match self {
@@ -98,7 +99,7 @@ impl Outcome {
     }
 }
 
-/// A warning about a container.
+/// A warning event about a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeEvent {
     pub reason: &'static str,
@@ -110,10 +111,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outcome_is_told_in_the_words_people_match_on() {
-        let failure = |text: &str| Outcome::Failure(text.into());
+    fn outcome_event_has_upstreams_text() {
+        let failure = |text: &str| ProbeOutcome::Failure(text.into());
         for (outcome, kind, want) in [
-            (Outcome::Success, ProbeKind::Liveness, None),
+            (ProbeOutcome::Success, ProbeKind::Liveness, None),
             (
                 failure("HTTP probe failed with statuscode: 500"),
                 ProbeKind::Readiness,
@@ -124,7 +125,7 @@ mod tests {
             ),
             (failure(""), ProbeKind::Liveness, Some(("Unhealthy", "Liveness probe failed: "))),
             (
-                Outcome::error("invalid port number: 0"),
+                ProbeOutcome::error("invalid port number: 0"),
                 ProbeKind::Startup,
                 Some((
                     "Unhealthy",
@@ -132,7 +133,7 @@ mod tests {
                 )),
             ),
             (
-                Outcome::Warning("Probe terminated redirects, Response body: moved".into()),
+                ProbeOutcome::Warning("Probe terminated redirects, Response body: moved".into()),
                 ProbeKind::Readiness,
                 Some((
                     "ProbeWarning",
@@ -140,21 +141,21 @@ mod tests {
                 )),
             ),
         ] {
-            let told = outcome.event(kind);
-            let told = told.as_ref().map(|event| (event.reason, event.message.as_str()));
-            assert_eq!(told, want, "{outcome:?}");
+            let event = outcome.event(kind);
+            let event = event.as_ref().map(|event| (event.reason, event.message.as_str()));
+            assert_eq!(event, want, "{outcome:?}");
         }
     }
 
     #[test]
-    fn verdicts_are_kept_by_instance_and_forgotten_with_it() {
+    fn verdicts_are_kept_by_instance_and_dropped_with_it() {
         let (old, new) = (ContainerId::new("old"), ContainerId::new("new"));
-        let mut probed = Probed::default();
-        assert!(probed.set(&old, ProbeKind::Liveness, Verdict::Failure));
-        assert!(!probed.set(&old, ProbeKind::Liveness, Verdict::Failure), "that is no news");
+        let mut probed = ProbeVerdicts::default();
+        assert!(probed.set(&old, ProbeKind::Liveness, ProbeVerdict::Failure));
+        assert!(!probed.set(&old, ProbeKind::Liveness, ProbeVerdict::Failure), "unchanged");
         assert!(probed.failed(&old, ProbeKind::Liveness));
         assert_eq!(probed.verdict(&new, ProbeKind::Liveness), None);
         probed.retain(|id| *id == new);
-        assert_eq!(probed, Probed::default());
+        assert_eq!(probed, ProbeVerdicts::default());
     }
 }

@@ -1,11 +1,11 @@
-//! What a pod asks for, added up, and the quality-of-service class that follows from it.
+//! Total resources of a pod, and its QoS class.
 //!
-//! The class names the pod's cgroup and the order in which the kernel and we give pods up; the
-//! totals are its cgroup's limits and what admission counts. Both are API, so the rules are
-//! upstream's to the letter. Amounts are parsed once, here, so that nothing behind this module
-//! meets text that is no quantity: a manifest from disk has been through no API server.
+//! The class determines the pod's cgroup and the order of OOM kills and evictions; the totals are
+//! its cgroup limits and what admission counts. Both are API, so the rules are exactly upstream's.
+//! Quantities are parsed once, here, so that later code does not handle invalid ones: a manifest
+//! from disk has not been validated by an API server.
 //!
-//! Requests are expected to be defaulted from limits already, as for every pod that we run.
+//! Requests must already be defaulted from limits, as for every pod on this node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::quantity::{ParseQuantityError, Quantity};
 
 pub const CPU: &str = "cpu";
 pub const MEMORY: &str = "memory";
-/// Prefix of `hugepages-2Mi` and its like.
+/// Prefix of `hugepages-2Mi` and similar names.
 pub const HUGEPAGES: &str = "hugepages-";
 
 /// Amounts by resource name.
@@ -34,7 +34,7 @@ pub enum QosClass {
     Guaranteed,
 }
 
-/// Requests and limits of a container, or of a pod as a whole.
+/// Requests and limits of a container, or of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requirements {
     #[serde(rename = "requests")]
@@ -57,28 +57,29 @@ pub struct InitResources {
     pub name: String,
     #[serde(rename = "resources")]
     pub resources: Requirements,
-    /// It stays while the others run (`restartPolicy: Always`), so its share is added to theirs.
+    /// It keeps running beside the others (`restartPolicy: Always`), so its resources are added to
+    /// theirs.
     #[serde(rename = "sidecar")]
     pub sidecar: bool,
 }
 
-/// Everything in a pod's spec that says how much it wants.
+/// All resources in a pod's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodResources {
     #[serde(rename = "containers")]
     pub containers: Vec<ContainerResources>,
-    /// In the order in which they run.
+    /// In start order.
     #[serde(rename = "init")]
     pub init: Vec<InitResources>,
-    /// Set for the pod as a whole; only if it names a resource that may be set so.
+    /// Pod-level resources; only if they name a resource that can be set at pod level.
     #[serde(rename = "pod")]
     pub pod: Option<Requirements>,
-    /// What the runtime class says that the sandbox itself costs.
+    /// Overhead of the sandbox, from the RuntimeClass.
     #[serde(rename = "overhead")]
     pub overhead: ResourceList,
 }
 
-/// Whether a total counts what the sandbox itself costs.
+/// Whether a total includes the sandbox overhead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overhead {
     Included,
@@ -96,7 +97,7 @@ pub struct ResourceError {
 }
 
 impl QosClass {
-    /// The class that the pod was given when it was admitted, or else the one that its spec makes.
+    /// The class in the pod's status, set at admission, else the class of its spec.
     pub fn of(pod: &Pod) -> Result<Self, ResourceError> {
         let given = pod.status.as_ref().and_then(|status| status.qos_class.as_deref());
         match given.and_then(Self::parse) {
@@ -155,7 +156,7 @@ impl PodResources {
         Ok(Self { containers, init, pod: counts.then_some(whole), overhead })
     }
 
-    /// The class that these resources make.
+    /// The class of these resources.
     pub fn class(&self) -> QosClass {
         if let Some(pod) = &self.pod {
             return pod.class();
@@ -165,7 +166,7 @@ impl PodResources {
         if classes.all(|class| class == first) { first } else { QosClass::Burstable }
     }
 
-    /// The most that the pod requests at any time of its life.
+    /// Peak of the pod's requests over its lifetime.
     pub fn requests(&self, overhead: Overhead) -> ResourceList {
         let mut total = self.peak(|resources| &resources.requests);
         if let Some(pod) = &self.pod {
@@ -177,7 +178,7 @@ impl PodResources {
         total
     }
 
-    /// The most that the pod may use at any time of its life, as far as its containers say.
+    /// Peak of the pod's limits over its lifetime, as far as its containers set limits.
     pub fn limits(&self, overhead: Overhead) -> ResourceList {
         let mut total = self.peak(|resources| &resources.limits);
         if let Some(pod) = &self.pod {
@@ -185,7 +186,7 @@ impl PodResources {
         }
         if overhead == Overhead::Included {
             for (name, cost) in &self.overhead {
-                // No limit plus overhead is still no limit.
+                // Overhead is not added where there is no limit.
                 if let Some(limit) = total.get_mut(name).filter(|limit| !limit.is_zero()) {
                     *limit += *cost;
                 }
@@ -194,19 +195,19 @@ impl PodResources {
         total
     }
 
-    /// What the containers request together, whatever the pod as a whole says.
+    /// Total requests of the containers, ignoring pod-level resources.
     pub fn container_requests(&self) -> ResourceList {
         self.peak(|resources| &resources.requests)
     }
 
-    /// Does every container have a limit for `resource`, or the pod as a whole?
+    /// Whether every container, or the pod itself, has a limit for `resource`.
     pub fn is_limited(&self, resource: &str) -> bool {
         let has_limit = |resources: &Requirements| !amount(&resources.limits, resource).is_zero();
         self.pod.as_ref().is_some_and(has_limit) || self.every_container().all(has_limit)
     }
 
     /// Init containers run one after the other, each beside the sidecars started before it; then
-    /// the regular ones run beside all sidecars. The peak of that is what counts.
+    /// the regular containers run beside all sidecars. The result is the maximum of these sums.
     fn peak(&self, of: impl Fn(&Requirements) -> &ResourceList) -> ResourceList {
         let mut running = ResourceList::new();
         for container in &self.containers {
@@ -246,7 +247,7 @@ impl Requirements {
         })
     }
 
-    /// Only CPU and memory make a class.
+    /// Only CPU and memory determine the class.
     fn class(&self) -> QosClass {
         let class_of = |resource| {
             let request = amount(&self.requests, resource);
@@ -263,12 +264,12 @@ impl Requirements {
     }
 }
 
-/// The amount of a resource; zero if it is not listed.
+/// Amount of a resource; zero if it is not listed.
 pub fn amount(list: &ResourceList, resource: &str) -> Quantity {
     list.get(resource).copied().unwrap_or_default()
 }
 
-/// Which resources a pod may set as a whole.
+/// Resources that can be set at pod level.
 fn pod_level(resource: &str) -> bool {
     resource == CPU || resource == MEMORY || resource.starts_with(HUGEPAGES)
 }

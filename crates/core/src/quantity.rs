@@ -1,11 +1,10 @@
 //! Kubernetes quantities: `500m`, `1.5Gi`, `1e3`.
 //!
-//! Why our own type: a limit that is off by one byte or one millicore is a different limit, so no
-//! float may touch it, and users compare what we print with what the API server prints, so the
-//! spelling has to be upstream's. A quantity is a whole number of nano-units in an `i128`, which
-//! holds everything that upstream accepts up to 1.7e29 units; beyond that it saturates. Whatever
-//! is finer than a nano-unit is rounded away from zero when it is read, as upstream does: who asks
-//! for something gets something.
+//! A limit that is off by one byte or one millicore is a different limit, so no floating point is
+//! used. Users compare our output with the API server's, so the spelling is upstream's. A quantity
+//! is a whole number of nano-units in an `i128`, which holds everything that upstream accepts up to
+//! 1.7e29 units; beyond that it saturates. Anything finer than a nano-unit is rounded away from
+//! zero when parsed, as upstream does, so that a non-zero request stays non-zero.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -18,12 +17,12 @@ use serde::{Deserialize, Serialize};
 
 const NANOS_PER_UNIT: i128 = 1_000_000_000;
 const NANOS_PER_MILLI: i128 = 1_000_000;
-/// Binary quantities stop here, as upstream's do.
+/// Upper bound of binary quantities, as upstream.
 const BINARY_MAX: u128 = i64::MAX as u128 * NANOS_PER_UNIT as u128;
-/// Far outside what an `i128` holds either way; keeps exponent arithmetic from overflowing.
+/// Far outside the range of an `i128`; keeps exponent arithmetic from overflowing.
 const EXPONENT_BOUND: i64 = 100;
 
-/// An exact amount, with the family of suffixes that it is printed in.
+/// An exact amount, with the suffix format for printing.
 ///
 /// Two quantities are equal if their amounts are: `1000m == 1`, `1Ki == 1024`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -33,7 +32,7 @@ pub struct Quantity {
     format: Format,
 }
 
-/// Which suffixes a quantity uses when it is printed. It stays as it was written.
+/// Suffix format for printing, taken from the parsed text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// `n u m "" k M G T P E`
@@ -46,7 +45,7 @@ pub enum Format {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a quantity: {why}; write a number such as 250m, 1.5Gi or 1e3")]
+#[error("{text:?} is not a quantity: {why}; use a number such as 250m, 1.5Gi or 1e3")]
 pub struct ParseQuantityError {
     text: String,
     why: &'static str,
@@ -59,12 +58,12 @@ impl Quantity {
         Self { nanos: i128::from(units) * NANOS_PER_UNIT, format }
     }
 
-    /// Thousandths, printed as decimal: how CPU is counted.
+    /// Thousandths, printed as decimal; used for CPU.
     pub fn from_milli(milli: i64) -> Self {
         Self { nanos: i128::from(milli) * NANOS_PER_MILLI, format: Format::DecimalSi }
     }
 
-    /// Bytes, printed with binary suffixes: how memory is counted.
+    /// Bytes, printed with binary suffixes; used for memory.
     pub fn from_bytes(bytes: u64) -> Self {
         Self { nanos: i128::from(bytes) * NANOS_PER_UNIT, format: Format::BinarySi }
     }
@@ -91,17 +90,17 @@ impl Quantity {
         in_units_of(self.nanos, NANOS_PER_MILLI)
     }
 
-    /// Bytes or pieces for a place that knows no negative numbers.
+    /// Whole units as an unsigned number; negative quantities become zero.
     pub fn unsigned_value(self) -> u64 {
         u64::try_from(self.value()).unwrap_or(0)
     }
 }
 
-/// How the API server spells a quantity that a client wrote: the canonical form, unless the text
-/// already is in a shape that it recognises as canonical, which then is kept byte for byte.
+/// Quantity as the API server stores it: the canonical form, unless the text is already in a form
+/// that it accepts as canonical, which is kept byte for byte.
 ///
-/// That recognition is looser than the canonical form (`1.500`, `+5`, `1E3` and `5.` pass), and
-/// clients see it, so an API server that stands in for upstream's has to share it.
+/// That check is looser than the canonical form (`1.500`, `+5`, `1E3` and `5.` pass), and clients
+/// see the result, so the embedded API server has to do the same.
 pub fn as_stored(text: &str) -> Result<String, ParseQuantityError> {
     let quantity: Quantity = text.parse()?;
     let spelled = Spelling::split(text)?;
@@ -111,7 +110,7 @@ pub fn as_stored(text: &str) -> Result<String, ParseQuantityError> {
     Ok(quantity.to_string())
 }
 
-/// The parts of a written quantity.
+/// Parts of a quantity's text.
 struct Spelling<'a> {
     negative: bool,
     /// Digits before the point, without leading zeros.
@@ -123,7 +122,7 @@ struct Spelling<'a> {
 
 #[derive(Clone, Copy)]
 enum Suffix {
-    /// A power of ten, and the format that it was written in.
+    /// A power of ten, and its format.
     Ten(i64, Format),
     /// A power of two.
     Two(u32),
@@ -133,7 +132,7 @@ impl<'a> Spelling<'a> {
     fn split(text: &'a str) -> Result<Self, ParseQuantityError> {
         let fail = |why| ParseQuantityError { text: text.to_owned(), why };
         let (negative, unsigned) = match text.as_bytes().first() {
-            None => return Err(fail("it is empty")),
+            None => return Err(fail("empty text")),
             Some(b'-') => (true, text.strip_prefix('-').unwrap_or(text)),
             Some(b'+') => (false, text.strip_prefix('+').unwrap_or(text)),
             Some(_) => (false, text),
@@ -143,11 +142,11 @@ impl<'a> Spelling<'a> {
             Some(rest) => split_digits(rest),
             None => ("", rest),
         };
-        // Upstream reads a lone sign or point as zero; nobody means that.
+        // Upstream parses a lone sign or point as zero; here it is an error.
         if whole.is_empty() && fraction.is_empty() {
-            return Err(fail("it has no digits"));
+            return Err(fail("no digits"));
         }
-        let suffix = Suffix::parse(suffix).ok_or_else(|| fail("its suffix is unknown"))?;
+        let suffix = Suffix::parse(suffix).ok_or_else(|| fail("unknown suffix"))?;
         Ok(Self { negative, whole: whole.trim_start_matches('0'), fraction, suffix })
     }
 
@@ -160,7 +159,7 @@ impl<'a> Spelling<'a> {
         };
         magnitude = magnitude.min(i128::MAX as u128);
         if format == Format::BinarySi && magnitude < NANOS_PER_UNIT as u128 && magnitude > 0 {
-            format = Format::DecimalSi; // half a byte has no binary spelling
+            format = Format::DecimalSi; // half a byte has no binary form
         }
         let nanos = i128::try_from(magnitude).unwrap_or(i128::MAX);
         Quantity { nanos: if self.negative { -nanos } else { nanos }, format }
@@ -193,8 +192,8 @@ impl<'a> Spelling<'a> {
             .whole
             .bytes()
             .fold(0u128, |n, b| n.saturating_mul(10).saturating_add((b - b'0').into()));
-        // 0.d1d2…dn * unit, from the last digit: each step divides by ten once more, and a
-        // remainder anywhere means that the result is not whole.
+        // 0.d1d2…dn * unit, from the last digit: each step divides by ten, and a remainder at any
+        // step means that the result is not whole.
         let mut part: u128 = 0;
         let mut finer = false;
         for digit in self.fraction.bytes().rev().map(|b| u128::from(b - b'0')) {
@@ -205,9 +204,9 @@ impl<'a> Spelling<'a> {
         whole.saturating_mul(unit).saturating_add(part).saturating_add(finer.into())
     }
 
-    /// Upstream's test for "print it as it was written".
+    /// Upstream's check for keeping the text unchanged.
     fn passes_as_canonical(&self) -> bool {
-        let whole_len = self.whole.len().max(1); // nothing before the point counts as one zero
+        let whole_len = self.whole.len().max(1); // an empty whole part counts as one zero
         let leads_with_zero = self.whole.is_empty();
         match self.suffix {
             Suffix::Ten(exponent, _) => {
@@ -290,7 +289,7 @@ impl TryFrom<String> for Quantity {
     }
 }
 
-/// Spaces around the number are let through, as upstream's decoder does.
+/// Surrounding spaces are accepted, as by upstream's decoder.
 impl TryFrom<&ApiQuantity> for Quantity {
     type Error = ParseQuantityError;
 
@@ -311,7 +310,7 @@ impl From<Quantity> for String {
     }
 }
 
-/// The canonical form: no fraction, no lost precision, the largest suffix that allows both.
+/// Canonical form: no fraction, no lost precision, the largest suffix that allows both.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.nanos == 0 {
@@ -356,7 +355,7 @@ fn write_decimal(f: &mut fmt::Formatter<'_>, nanos: i128, as_exponent: bool) -> 
     let mut suffix = "";
     for (step, this) in SUFFIXES.into_iter().enumerate() {
         suffix = this;
-        // Past `E` upstream has no suffix and prints a wrong number; we keep the `E`.
+        // Upstream has no suffix beyond `E` and prints a wrong number; we keep the `E`.
         if number % 1000 != 0 || step + 1 == SUFFIXES.len() {
             break;
         }
@@ -385,14 +384,14 @@ impl Ord for Quantity {
     }
 }
 
-/// Zero, in a format that gives way to the other operand's.
+/// Zero in a format that yields to the other operand's.
 impl Default for Quantity {
     fn default() -> Self {
         Self::ZERO
     }
 }
 
-/// The format is the left operand's, unless that is zero; as upstream's.
+/// The result has the format of the left operand, unless that is zero, as upstream.
 impl Add for Quantity {
     type Output = Self;
 

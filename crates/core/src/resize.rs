@@ -1,18 +1,18 @@
-//! Changing how much a running pod may use, without starting it anew.
+//! In-place resize of a running pod's resources.
 //!
-//! Three amounts must not be mixed up. What a pod's spec *wishes* for may be more than the node
-//! has. What it was *granted* ([`Grant`]) is what the node counts, and what its containers are
-//! made with. What was *applied* ([`Applied`]) is what the runtime was last told, container by
-//! container. A wish becomes a grant when it fits ([`fit`]); a grant that is not applied yet is a
-//! resize in progress, which the pod's plan carries on with, in an order ([`acts`]) in which the
-//! parts never exceed the whole.
+//! Three amounts are distinct. The resources *requested* by a pod's spec may exceed what the node
+//! has. The *allocated* resources ([`AllocatedResources`]) are what the node counts and what containers are
+//! created with. The *actuated* resources ([`ActuatedResources`]) are what the runtime was last given, per
+//! container. A request is allocated when it fits ([`fit`]). Allocated resources that are not
+//! actuated yet are a resize in progress, which the pod's plan carries out in an order ([`actuation`])
+//! in which the containers never exceed the pod.
 //!
-//! Grants and what was applied survive the agent. So a restart neither reverts a resize nor takes
-//! a wish for granted.
+//! Allocated and actuated resources survive a restart of the agent, so a restart neither reverts a
+//! resize nor treats a request as allocated.
 
-pub mod acts;
+pub mod actuation;
+pub mod allocation;
 pub mod fit;
-pub mod grant;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use crate::pod::{Container, ContainerKind, Pod};
 use crate::qos::{CPU, MEMORY};
 use crate::quantity::Quantity;
 
-pub use acts::Resource;
-pub use grant::Grant;
+pub use actuation::Resource;
+pub use allocation::AllocatedResources;
 
-/// What a resize can change: CPU in thousandths, memory in bytes. Zero is none.
+/// Resources that can be resized: CPU in millicores, memory in bytes. Zero is unset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
     #[serde(rename = "cpu_request")]
@@ -59,7 +59,7 @@ impl Amounts {
         }
     }
 
-    /// What a container may use. Where it has no limit, that of the pod as a whole is its own.
+    /// Amounts of a container. Without its own limit it has the pod-level limit.
     pub fn of_container(pod: &Pod, container: &Container) -> Self {
         let whole = Self::of_pod(pod);
         let own = Self::of(container.spec.resources.as_ref());
@@ -71,7 +71,7 @@ impl Amounts {
         }
     }
 
-    /// What is set for the pod as a whole.
+    /// Pod-level amounts.
     pub fn of_pod(pod: &Pod) -> Self {
         Self::of(pod.object.spec.as_ref().and_then(|spec| spec.resources.as_ref()))
     }
@@ -84,7 +84,7 @@ impl Amounts {
         (self.cpu_limit, self.cpu_request)
     }
 
-    /// These, with the amounts of one resource from `other`.
+    /// Copy with the amounts of one resource from `other`.
     pub fn with(self, resource: Resource, other: Self) -> Self {
         match resource {
             Resource::Memory => Self {
@@ -99,38 +99,38 @@ impl Amounts {
     }
 }
 
-/// What the runtime was last told of each container, and the kernel of the pod as a whole.
+/// Actuated resources: what the runtime last got for each container, and the pod's cgroup.
 ///
-/// A container that is not listed was started by somebody else, with what its pod then had; and
-/// so was the pod, if nothing is said of it.
+/// A container that is not listed was started by another agent with the resources that its pod had
+/// then. The same holds for the pod if `pod` is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Applied {
+pub struct ActuatedResources {
     #[serde(rename = "containers")]
     pub containers: BTreeMap<Arc<str>, Amounts>,
     #[serde(rename = "pod")]
     pub pod: Option<Amounts>,
 }
 
-/// Where a pod stands between wish and reality.
+/// Resize state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resizing {
+pub struct ResizeState {
     #[serde(rename = "applied")]
-    pub applied: Applied,
-    /// A wish that was not granted.
+    pub applied: ActuatedResources,
+    /// A requested resize that is not allocated.
     #[serde(rename = "pending")]
-    pub pending: Option<Pending>,
-    /// A grant that is not applied yet.
+    pub pending: Option<PendingResize>,
+    /// Allocated resources that are not actuated yet.
     #[serde(rename = "progress")]
-    pub progress: Option<Progress>,
+    pub progress: Option<ResizeProgress>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pending {
+pub struct PendingResize {
     #[serde(rename = "why")]
-    pub why: NotGranted,
+    pub why: PendingReason,
     #[serde(rename = "message")]
     pub message: String,
-    /// Of the spec that wishes for it.
+    /// Generation of the spec that requests it.
     #[serde(rename = "generation")]
     pub generation: Option<i64>,
     #[serde(rename = "since")]
@@ -138,16 +138,16 @@ pub struct Pending {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NotGranted {
+pub enum PendingReason {
     /// It may fit later.
     #[serde(rename = "Deferred")]
     Deferred,
-    /// It never will, on this node.
+    /// It can never fit on this node.
     #[serde(rename = "Infeasible")]
     Infeasible,
 }
 
-impl NotGranted {
+impl PendingReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Deferred => "Deferred",
@@ -157,19 +157,19 @@ impl NotGranted {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct ResizeProgress {
     #[serde(rename = "generation")]
     pub generation: Option<i64>,
-    /// Why the last try did not get through.
+    /// Error of the last attempt.
     #[serde(rename = "error")]
     pub error: Option<String>,
     #[serde(rename = "since")]
     pub since: Timestamp,
 }
 
-/// One running container to be changed.
+/// Change of one running container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Update {
+pub struct ContainerResize {
     #[serde(rename = "container")]
     pub container: Arc<str>,
     #[serde(rename = "instance")]
@@ -180,13 +180,13 @@ pub struct Update {
     pub to: Amounts,
 }
 
-/// What of a pod has to be changed. A step of its plan.
+/// Changes of a pod. A step of its plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resize {
     #[serde(rename = "updates")]
-    pub updates: Vec<Update>,
-    /// The pod's own group has to follow though no container is changed in place: one of them
-    /// starts anew, or only the whole changed.
+    pub updates: Vec<ContainerResize>,
+    /// The pod's cgroup has to change although no container is changed in place: a container is
+    /// restarted, or only pod-level resources changed.
     #[serde(rename = "whole")]
     pub whole: bool,
 }
@@ -197,24 +197,31 @@ impl Resize {
     }
 }
 
-/// What a running container needs to have what it was granted.
+/// What a running container needs to have its allocated resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum ResizeNeed {
     Nothing,
-    InPlace(Update),
-    /// Its `resizePolicy` wants it to start anew.
+    InPlace(ContainerResize),
+    /// Its `resizePolicy` requires a restart.
     Restart,
 }
 
-pub fn need(pod: &Pod, container: &Container, instance: &Instance, applied: &Applied) -> Need {
-    let Some(from) = applied.containers.get(&container.name).copied() else { return Need::Nothing };
+pub fn need(
+    pod: &Pod,
+    container: &Container,
+    instance: &Instance,
+    applied: &ActuatedResources,
+) -> ResizeNeed {
+    let Some(from) = applied.containers.get(&container.name).copied() else {
+        return ResizeNeed::Nothing;
+    };
     let resizable = match container.kind {
         ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => !pod.is_static(),
         ContainerKind::Ephemeral => false,
     };
     let to = Amounts::of_container(pod, container);
     if !resizable || !instance.is_running() || from == to {
-        return Need::Nothing;
+        return ResizeNeed::Nothing;
     }
     let changes = |resource| match resource {
         Resource::Memory => from.memory() != to.memory(),
@@ -222,9 +229,9 @@ pub fn need(pod: &Pod, container: &Container, instance: &Instance, applied: &App
     };
     let restarts = |resource| changes(resource) && restarts_for(container, resource);
     if restarts(Resource::Memory) || restarts(Resource::Cpu) {
-        return Need::Restart;
+        return ResizeNeed::Restart;
     }
-    Need::InPlace(Update {
+    ResizeNeed::InPlace(ContainerResize {
         container: container.name.clone(),
         instance: instance.id.clone(),
         from,
@@ -232,23 +239,24 @@ pub fn need(pod: &Pod, container: &Container, instance: &Instance, applied: &App
     })
 }
 
-/// Whether a change of this resource takes a new instance.
+/// Whether a change of this resource requires a restart of the container.
 pub fn restarts_for(container: &Container, resource: Resource) -> bool {
     let mut policies = container.spec.resize_policy.iter().flatten();
     let policy = policies.find(|policy| policy.resource_name == resource.as_str());
     policy.is_some_and(|policy| policy.restart_policy == "RestartContainer")
 }
 
-/// The pod as a whole has not what it was granted.
-pub fn whole_differs(pod: &Pod, applied: &Applied) -> bool {
+/// The pod-level resources differ from the allocated ones.
+pub fn whole_differs(pod: &Pod, applied: &ActuatedResources) -> bool {
     applied.pod.is_some_and(|applied| applied != Amounts::of_pod(pod))
 }
 
-/// Something of the pod runs with other amounts than it was granted.
-pub fn is_in_progress(pod: &Pod, observed: &ObservedPod, applied: &Applied) -> bool {
+/// A container or the pod runs with other than the allocated resources.
+pub fn is_in_progress(pod: &Pod, observed: &ObservedPod, applied: &ActuatedResources) -> bool {
     let unapplied = |container: &Container| {
         let newest = observed.newest(&container.name);
-        newest.is_some_and(|instance| need(pod, container, instance, applied) != Need::Nothing)
+        newest
+            .is_some_and(|instance| need(pod, container, instance, applied) != ResizeNeed::Nothing)
     };
     whole_differs(pod, applied) || pod.containers.iter().any(unapplied)
 }

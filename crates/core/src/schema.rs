@@ -1,12 +1,10 @@
-//! The shape of the API's types: which fields there are, of what type, and how the API server
-//! treats them.
+//! Type schema of the API: fields, types, and how the API server treats them.
 //!
-//! Why a table beside the generated structs: the structs know names and nothing else. What a
-//! client can observe also depends on whether a field is a pointer (an explicit `false` survives)
-//! or a value (it does not), on whether an empty one is still written, on the key by which a list
-//! is merged, and on the order in which messages print the fields. All of that is data, it stands
-//! once, in the `.types` files, and everything generic reads it: decoding, comparison, messages
-//! and merge patches.
+//! The generated structs contain only names. What a client can observe also depends on whether a
+//! field is a pointer (an explicit `false` is kept) or a value (it is not), on whether an empty
+//! field is written, on the merge key of a list, and on the field order in messages. This data is
+//! defined once, in the `.types` files, and is used by decoding, comparison, messages and merge
+//! patches.
 
 pub mod decode;
 pub mod diff;
@@ -24,18 +22,18 @@ use serde_json::Value;
 pub use decode::{DecodeError, Decoded, decode};
 pub use path::Path;
 
-/// The value as one of the generated structs.
+/// Converts a value to one of the generated structs.
 ///
-/// By way of text: the code that reads these types is large, and this way there is one copy of it,
-/// which the client of the API server has as well.
+/// It goes through text: the generated deserialization code is large, and this shares the copy that
+/// the API client uses.
 pub fn typed<T: DeserializeOwned>(value: &Value) -> serde_json::Result<T> {
     serde_json::from_str(&value.to_string())
 }
 
-/// The type of a value.
+/// Type of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// A string; the name is `string` or that of the enumeration it belongs to.
+    /// A string; the name is `string` or that of its enumeration.
     String(&'static str),
     Bool,
     Int32,
@@ -48,9 +46,9 @@ pub enum Type {
     /// RFC 3339 to the microsecond.
     MicroTime,
     IntOrString,
-    /// Anything at all, kept as it is.
+    /// Any value, kept as it is.
     Any,
-    /// Set or unset, where unset differs from the zero value.
+    /// Optional value, where unset differs from the zero value.
     Pointer(Box<Type>),
     List(Box<Type>),
     Map(Box<Type>),
@@ -58,7 +56,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// The type a pointer points to; any other type itself.
+    /// Target of a pointer; any other type itself.
     pub fn target(&self) -> &Self {
         match self {
             Self::Pointer(inner) => inner.target(),
@@ -66,7 +64,7 @@ impl Type {
         }
     }
 
-    /// The name of the struct that a value of this type is, or has at its leaves.
+    /// Name of the struct that this type is, or that it contains in pointers, lists or maps.
     pub fn innermost_struct(&self) -> Option<&'static str> {
         match self {
             Self::Struct(name) => Some(name),
@@ -85,43 +83,43 @@ impl Type {
     }
 }
 
-/// How a merge patch treats a list.
+/// Merge strategy of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// The patch's list takes the place of the old one.
+    /// The patch replaces the list.
     Replace,
-    /// A set of plain values.
+    /// A set of scalar values.
     Set,
     /// Elements are matched by the value of this field.
     ByKey(&'static str),
 }
 
-/// Which of the two forms of a type has a field: the public one, the API server's own, or both.
+/// Versions of a type that have a field: the public one, the API server's internal one, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Both,
-    /// Only what clients see.
+    /// Only in the public version.
     Public,
-    /// Only what the API server's messages print.
+    /// Only in the internal version, which the API server's messages print.
     Internal,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Name on the wire.
+    /// Name in JSON.
     pub name: &'static str,
     /// Name in the API server's messages.
     pub internal_name: String,
     pub ty: Type,
     /// Written even when empty.
     pub always: bool,
-    /// Left out when it is the zero time.
+    /// Omitted if it is the zero time.
     pub omit_zero: bool,
     pub merge: Merge,
-    /// Fields of this struct that the patch does not name are cleared.
+    /// A patch clears the fields of this struct that it does not name.
     pub retain_keys: bool,
     pub side: Side,
-    /// Messages print its fields as if they were its parent's.
+    /// Messages print its fields as if they belonged to the parent.
     pub inline: bool,
 }
 
@@ -129,17 +127,17 @@ pub struct Field {
 pub struct Struct {
     pub name: &'static str,
     pub fields: Vec<Field>,
-    /// Messages print it with the names and omissions of the wire.
+    /// Messages print it with JSON names and omit empty fields.
     pub tagged: bool,
 }
 
 impl Struct {
-    /// The field with this name on the wire.
+    /// Field with this JSON name.
     pub fn field(&self, name: &str) -> Option<&Field> {
         self.fields.iter().find(|field| field.name == name && field.side != Side::Internal)
     }
 
-    /// Its name without the group that tells two of the same name apart.
+    /// Name without the group that distinguishes two structs of the same name.
     pub fn short_name(&self) -> &'static str {
         self.name.rsplit('.').next().unwrap_or(self.name)
     }
@@ -156,12 +154,12 @@ const FILES: &[&str] = &[
 static STRUCTS: LazyLock<HashMap<&'static str, Struct>> =
     LazyLock::new(|| table::parse(FILES).into_iter().map(|shape| (shape.name, shape)).collect());
 
-/// The struct of this name.
+/// Struct with this name.
 pub fn find(name: &str) -> Option<&'static Struct> {
     STRUCTS.get(name)
 }
 
-/// The struct of a kind that has an address of its own. The group matters for events only.
+/// Struct of an API kind. The group matters only for events.
 pub fn kind(group: &str, kind: &str) -> Option<&'static Struct> {
     match (group, kind) {
         ("events.k8s.io", "Event") => find("events.Event"),
@@ -175,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_struct_that_a_field_names_is_in_the_table() {
+    fn every_struct_of_a_field_is_in_the_table() {
         for shape in STRUCTS.values() {
             for field in &shape.fields {
                 if let Some(name) = field.ty.innermost_struct() {
@@ -186,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_key_is_a_field_of_the_element() {
+    fn merge_key_is_a_field_of_the_element() {
         for shape in STRUCTS.values() {
             for field in &shape.fields {
                 if let Merge::ByKey(key) = field.merge {
                     let Type::List(element) = field.ty.target() else {
-                        panic!("{}.{} is no list", shape.name, field.name)
+                        panic!("{}.{} is not a list", shape.name, field.name)
                     };
                     let name = element.innermost_struct().unwrap();
                     assert!(find(name).unwrap().field(key).is_some(), "{}.{}", shape.name, key);
@@ -225,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_kinds_of_event_differ_by_group() {
+    fn event_kinds_differ_by_group() {
         assert!(kind("", "Event").unwrap().field("involvedObject").is_some());
         assert!(kind("events.k8s.io", "Event").unwrap().field("regarding").is_some());
         assert_eq!(kind("events.k8s.io", "Event").unwrap().short_name(), "Event");

@@ -1,7 +1,7 @@
-//! What containers, pods and the node use, in the shapes that `/stats/summary` has.
+//! Resource usage statistics in the format of `/stats/summary`.
 //!
-//! The shapes are upstream's (`stats/v1alpha1`); a number that is not known is left out, never
-//! guessed. Rates need two readings: [`rate`] says what they make.
+//! The format is upstream's (`stats/v1alpha1`); unknown values are omitted, never estimated.
+//! [`rate`] computes rates from two readings.
 
 mod groups;
 
@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 
 pub use self::groups::{Daemon, DaemonGroups};
 
-/// A time in whole seconds, as the API writes times.
+/// Timestamp in whole seconds, as in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(pub Timestamp);
 
@@ -109,7 +109,7 @@ pub struct ContainerStats {
 #[serde(rename_all = "camelCase")]
 pub struct CpuStats {
     pub time: Moment,
-    /// CPU time per second lately, in billionths; absent until two readings were taken.
+    /// Current CPU usage in nanocores; absent until there are two readings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,7 +121,7 @@ pub struct CpuStats {
 #[serde(rename_all = "camelCase")]
 pub struct MemoryStats {
     pub time: Moment,
-    /// Up to the limit; absent where there is none.
+    /// Up to the limit; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,7 +143,7 @@ pub struct IoStats {
     pub psi: Psi,
 }
 
-/// How long tasks had to wait for want of something.
+/// Pressure stall information: time that tasks were stalled on a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Psi {
     pub full: PsiData,
@@ -171,7 +171,7 @@ pub struct SwapStats {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NetworkStats {
     pub time: Moment,
-    /// `eth0`, as everyone expects; a machine may have none of that name.
+    /// `eth0`, as upstream; absent if there is no such interface.
     #[serde(flatten, serialize_with = "expected")]
     pub default: Option<Interface>,
     pub interfaces: Vec<Interface>,
@@ -214,13 +214,13 @@ pub struct FsStats {
 }
 
 impl FsStats {
-    /// A part of a filesystem: what the whole has, and what the part uses.
+    /// Part of a filesystem: capacity of the whole, usage of the part.
     pub fn part(&self, time: Moment, used: Used) -> Self {
         Self { time, used_bytes: Some(used.bytes), inodes_used: Some(used.inodes), ..self.clone() }
     }
 }
 
-/// What files take on a disk.
+/// Disk usage of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     pub bytes: u64,
@@ -283,8 +283,8 @@ pub struct ProcessStats {
 }
 
 impl Summary {
-    /// What `?only_cpu_and_memory=true` leaves.
-    pub fn without_the_rest(mut self) -> Self {
+    /// Keeps only the fields of `?only_cpu_and_memory=true`.
+    pub fn cpu_and_memory_only(mut self) -> Self {
         let node = &mut self.node;
         (node.io, node.network, node.fs) = (None, None, None);
         (node.runtime, node.rlimit) = (None, None);
@@ -300,9 +300,9 @@ impl Summary {
     }
 }
 
-/// Billionths of a CPU between two readings of a counter of nanoseconds.
+/// Usage in nanocores between two readings of a counter in nanoseconds.
 ///
-/// A counter that went back belongs to something new: there is no rate yet.
+/// A counter that decreased belongs to a new container, so there is no rate yet.
 pub fn rate(earlier: u64, later: u64, between: Duration) -> Option<u64> {
     let used = u128::from(later.checked_sub(earlier)?);
     let between = between.as_nanos();
@@ -310,7 +310,7 @@ pub fn rate(earlier: u64, later: u64, between: Duration) -> Option<u64> {
     u64::try_from(per_second).ok()
 }
 
-/// Which volumes count as the pod's own use of the node's disk.
+/// Volumes that count as the pod's local ephemeral storage.
 pub fn is_local_and_ephemeral(volume: &k8s_openapi::api::core::v1::Volume) -> bool {
     let on_disk = volume
         .empty_dir
@@ -319,7 +319,7 @@ pub fn is_local_and_ephemeral(volume: &k8s_openapi::api::core::v1::Volume) -> bo
     on_disk || volume.config_map.is_some()
 }
 
-/// The interfaces in the text of `/proc/net/dev`, but for the one that leads nowhere.
+/// Interfaces in the text of `/proc/net/dev`, except loopback.
 pub fn interfaces(text: &str) -> Vec<Interface> {
     let interface = |line: &str| {
         let (name, numbers) = line.split_once(':')?;
@@ -345,14 +345,14 @@ pub fn interfaces(text: &str) -> Vec<Interface> {
     text.lines().filter_map(interface).filter(|interface| interface.name != "lo").collect()
 }
 
-/// The network of a pod or node; `None` where nothing leads out.
+/// Network of a pod or node; `None` without interfaces.
 pub fn network(time: Moment, interfaces: &[Interface]) -> Option<NetworkStats> {
     let default = interfaces.iter().find(|interface| interface.name == "eth0").cloned();
     let interfaces = interfaces.to_vec();
     (!interfaces.is_empty()).then_some(NetworkStats { time, default, interfaces })
 }
 
-/// An interface's fields; of none, only the name, which is always there.
+/// Fields of an interface; without one only an empty name, which is always present.
 fn expected<S: Serializer>(default: &Option<Interface>, out: S) -> Result<S::Ok, S::Error> {
     match default {
         Some(interface) => interface.serialize(out),
@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_needs_two_readings_of_the_same_thing() {
+    fn rate_requires_two_readings_of_the_same_counter() {
         let second = Duration::from_secs(1);
         for (case, earlier, later, between, want) in [
             ("half a core", 1_000_000_000, 1_500_000_000, second, Some(500_000_000)),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_read_and_the_loopback_is_not() {
+    fn interfaces_are_parsed_without_loopback() {
         let text = "Inter-|   Receive                                                |  Transmit\n \
              face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs \
              drop fifo colls carrier compressed\n    lo:     100       1    0    0    0     0          \
@@ -399,10 +399,10 @@ mod tests {
         assert_eq!((eth0.rx_packets, eth0.rx_errors, eth0.rx_dropped), (400, 1, 2));
         assert_eq!((eth0.tx_packets, eth0.tx_errors, eth0.tx_dropped), (300, 3, 4));
         let time = Moment(Timestamp::UNIX_EPOCH);
-        let told = |found: &[Interface]| serde_json::to_value(network(time, found)).unwrap();
-        let eth0 = told(&found);
+        let json = |found: &[Interface]| serde_json::to_value(network(time, found)).unwrap();
+        let eth0 = json(&found);
         assert_eq!((&eth0["name"], &eth0["rxBytes"]), (&"eth0".into(), &613_509_583.into()));
-        let other = told(&[Interface { name: "ens3".into(), ..found[0].clone() }]);
+        let other = json(&[Interface { name: "ens3".into(), ..found[0].clone() }]);
         assert_eq!((&other["name"], &other["rxBytes"]), (&"".into(), &serde_json::Value::Null));
         assert_eq!(other["interfaces"][0]["name"], "ens3");
         assert_eq!(network(time, &[]), None);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_lies_on_the_disk_counts_as_ephemeral() {
+    fn only_volumes_on_local_disk_count_as_ephemeral() {
         for (volume, want) in [
             (serde_json::json!({ "name": "v", "emptyDir": {} }), true),
             (serde_json::json!({ "name": "v", "emptyDir": { "medium": "Memory" } }), false),

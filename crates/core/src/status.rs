@@ -1,11 +1,11 @@
-//! What the API server is told about a pod, and when.
+//! Pod status: generated from the inputs of the plan, then merged and patched to the API server.
 //!
-//! [`generate`] derives the whole status from the inputs of the plan, the plan itself and what was
-//! reported before: a runtime forgets its containers, a report must not. It reads no clock; times
-//! of change are set when a report is accepted.
+//! [`generate`] derives the whole status from the plan, its inputs and the last report: the
+//! runtime drops old containers, but a report must not. It reads no clock; transition times are
+//! set when a report is accepted.
 //!
-//! The way of a report: [`generate`], then [`manager::accept`] (is it legal, does it say anything
-//! new), then [`merge::merge`] with the API's copy, then [`patch::patch`]: what differs, or nothing.
+//! Path of a report: [`generate`], [`manager::accept`] (is it legal and new), [`merge::merge`]
+//! with the API's copy, then [`patch::patch`], the difference if there is one.
 
 pub mod addresses;
 pub mod conditions;
@@ -30,15 +30,15 @@ use crate::pod::{Phase, Pod};
 use crate::qos::QosClass;
 
 pub use addresses::NodeAddresses;
-pub use container::Shown;
+pub use container::ContainerStatuses;
 
-/// Everything a status is made from.
+/// Inputs of a status.
 #[derive(Clone, Copy, Debug)]
-pub struct Sources<'a> {
+pub struct StatusSources<'a> {
     pub inputs: &'a Inputs<'a>,
-    /// Made from the same inputs: it knows which containers wait, and why.
+    /// Plan from the same inputs: it has the waiting containers and the reasons.
     pub plan: &'a Plan,
-    /// Our last report. `None`: none since the agent started, so the API's copy is the last one.
+    /// The last report. `None`: none since the agent started; then the API's copy is the last one.
     pub old: Option<&'a PodStatus>,
     pub node: &'a NodeAddresses,
     pub agent_started: Timestamp,
@@ -49,11 +49,11 @@ pub struct Sources<'a> {
 pub struct Runtime<'a> {
     /// The scheme of container ids: `containerd`.
     pub name: &'a str,
-    /// Its handler for this pod can make mounts read-only all the way down.
+    /// The runtime handler of this pod supports recursive read-only mounts.
     pub recursive_read_only: bool,
 }
 
-impl<'a> Sources<'a> {
+impl<'a> StatusSources<'a> {
     fn pod(&self) -> &'a Pod {
         self.inputs.pod
     }
@@ -66,9 +66,9 @@ impl<'a> Sources<'a> {
         self.old.or_else(|| self.api())
     }
 
-    /// No container of the pod runs, and none will again.
+    /// No container of the pod is running, and none will be started.
     fn is_terminal(&self) -> bool {
-        match self.inputs.life.stage() {
+        match self.inputs.lifecycle.stage() {
             Stage::Syncing => false,
             Stage::Terminating => self.plan.stage_done,
             Stage::Terminated | Stage::Finished => true,
@@ -76,11 +76,12 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// The status of a pod as it is now.
-pub fn generate(sources: &Sources<'_>) -> PodStatus {
+/// Generates the current status of a pod.
+pub fn generate(sources: &StatusSources<'_>) -> PodStatus {
     let pod = sources.pod();
     let old = sources.old();
-    // What was reported by an agent that could read the pod stands; its end is told when it ended.
+    // The last report of an agent that could read the pod stays; the end is reported at
+    // termination.
     if pod.unreadable.is_some() {
         return old.cloned().unwrap_or_default();
     }
@@ -97,13 +98,13 @@ pub fn generate(sources: &Sources<'_>) -> PodStatus {
         message: outcome.message,
         conditions: Some(conditions),
         host_ip: addresses.host.first().map(|host| host.ip.clone()),
-        host_ips: some(addresses.host),
+        host_ips: non_empty(addresses.host),
         pod_ip: addresses.pod.first().map(|pod| pod.ip.clone()),
-        pod_ips: some(addresses.pod),
+        pod_ips: non_empty(addresses.pod),
         start_time: old.and_then(|old| old.start_time.clone()),
-        init_container_statuses: some(containers.init),
-        container_statuses: some(containers.regular),
-        ephemeral_container_statuses: some(containers.ephemeral),
+        init_container_statuses: non_empty(containers.init),
+        container_statuses: non_empty(containers.regular),
+        ephemeral_container_statuses: non_empty(containers.ephemeral),
         qos_class,
         allocated_resources: resources.allocated,
         resources: Some(resources.enforced),
@@ -111,7 +112,7 @@ pub fn generate(sources: &Sources<'_>) -> PodStatus {
     }
 }
 
-/// The status of a pod this node will not run.
+/// Status of a pod that this node rejected.
 pub fn rejected(pod: &Pod, reason: &str, message: &str) -> PodStatus {
     PodStatus {
         observed_generation: pod.generation(),
@@ -123,16 +124,16 @@ pub fn rejected(pod: &Pod, reason: &str, message: &str) -> PodStatus {
     }
 }
 
-/// A pod whose quantities cannot be read has no class; whoever admits pods says so to the user.
+/// `None` for a pod whose quantities cannot be parsed; admission reports that to the user.
 fn qos_class(pod: &Pod) -> Option<String> {
     QosClass::of(&pod.object).ok().map(|class| class.as_str().into())
 }
 
-fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// In the API an empty text and no text are the same.
+/// In the API an empty string and a missing one are the same.
 fn text(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }

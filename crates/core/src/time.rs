@@ -1,9 +1,8 @@
-//! Two clocks, two types.
+//! Clock types: monotonic time, wall time, and readings of both.
 //!
-//! Waits and grace periods are measured on the monotonic clock, because the wall clock may be
-//! stepped by an hour and no pod should notice. The wall clock is for reporting, and is compared
-//! only with times that were stored by someone else (a container's exit, a deletion request); the
-//! difference is clamped, never trusted.
+//! Delays and grace periods use the monotonic clock, so that a step of the wall clock does not
+//! affect pods. The wall clock is for reporting, and is compared only with times that came from
+//! elsewhere (a container's exit, a deletion request); such a difference is clamped.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -43,7 +42,7 @@ impl Sub<Duration> for Mono {
     }
 }
 
-/// One moment, read on both clocks.
+/// One moment on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Now {
     #[serde(rename = "wall")]
@@ -53,15 +52,15 @@ pub struct Now {
 }
 
 impl Now {
-    /// How long ago a stored wall time was, never negative and never more than `limit`.
+    /// Age of a stored wall time, never negative and never more than `limit`.
     ///
-    /// A clock that was stepped makes the raw difference meaningless; the limit bounds the harm.
+    /// A stepped clock makes the raw difference meaningless; the limit bounds the error.
     pub fn age_of(&self, stored: Timestamp, limit: Duration) -> Duration {
         let age = self.wall.duration_since(stored);
         Duration::try_from(age).unwrap_or(Duration::ZERO).min(limit)
     }
 
-    /// The monotonic reading at which a stored wall time happened, as far as we can tell.
+    /// Best estimate of the monotonic time of a stored wall time.
     pub fn mono_at(&self, stored: Timestamp, limit: Duration) -> Mono {
         self.mono - self.age_of(stored, limit)
     }
@@ -76,8 +75,8 @@ pub fn go_duration(duration: Duration) -> String {
     }
 }
 
-/// How long something has been going on: what a stored wall time said when it was first read, and
-/// from then on our own clock. A wall clock that is stepped later changes nothing.
+/// Elapsed time since a stored wall time, which is read once; from then on the monotonic clock
+/// counts. Later steps of the wall clock have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopwatch {
     #[serde(rename = "had")]
@@ -101,26 +100,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stored_time_in_the_future_has_no_age() {
+    fn stored_time_in_the_future_has_age_zero() {
         let now = Now { wall: Timestamp::UNIX_EPOCH, mono: Mono(Duration::from_secs(100)) };
         let tomorrow = Timestamp::from_second(86_400).unwrap();
         assert_eq!(now.age_of(tomorrow, Duration::from_secs(600)), Duration::ZERO);
     }
 
     #[test]
-    fn a_stopwatch_follows_our_own_clock_once_it_was_read() {
+    fn stopwatch_follows_the_monotonic_clock_once_started() {
         let at = |wall, mono| Now {
             wall: Timestamp::from_second(wall).unwrap(),
             mono: Mono(Duration::from_secs(mono)),
         };
-        // Read ten seconds after the agent's start, of something an hour old.
+        // Read ten seconds after the agent's start, for something an hour old.
         let watch = Stopwatch::running_since(Timestamp::UNIX_EPOCH, at(3600, 10));
         assert_eq!(watch.elapsed(Mono(Duration::from_secs(10))), Duration::from_secs(3600));
         assert_eq!(watch.elapsed(Mono(Duration::from_secs(40))), Duration::from_secs(3630));
     }
 
     #[test]
-    fn an_absurd_age_is_cut_to_the_limit() {
+    fn age_is_cut_to_the_limit() {
         let now = Now { wall: Timestamp::from_second(1_000_000).unwrap(), mono: Mono::ZERO };
         assert_eq!(
             now.age_of(Timestamp::UNIX_EPOCH, Duration::from_secs(600)),

@@ -1,9 +1,10 @@
-//! Volumes: what a pod's containers find in their folders.
+//! Volumes of pods: decisions of the volume manager.
 //!
-//! Chosen here, done in the shell. [`plan`] says what one volume needs now, from what is known of
-//! it ([`Actual`]). The rest answers one question each: which files ([`sources`], [`payload`]),
-//! whose they are ([`ownership`]), what a claim leads to ([`claim`]), where memory comes from
-//! ([`medium`]), which token and until when ([`token`]), what may be unmounted ([`teardown`]).
+//! Decided here, carried out in the shell. [`plan`] returns what one volume needs now, from its
+//! state ([`VolumeState`]). The other modules each decide one aspect: the files ([`sources`],
+//! [`payload`]), their ownership ([`ownership`]), the volume of a claim ([`claim`]), the medium of
+//! an emptyDir ([`medium`]), service account tokens and their renewal ([`token`]), and what may be
+//! unmounted ([`teardown`]).
 
 pub mod affinity;
 pub mod claim;
@@ -25,8 +26,8 @@ use crate::time::Mono;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY: Duration = Duration::from_secs(122);
 
-/// The volumes that some container uses. The others are not worth a failure. Which ones the
-/// containers of an unreadable pod use is not known; those that run go on using them.
+/// Volumes that a container uses. A failure of an unused volume must not fail the pod. The volumes
+/// of an unreadable pod are unknown; its running containers keep theirs.
 pub fn used(pod: &Pod) -> impl Iterator<Item = &v1::Volume> {
     let volumes = pod.object.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter(|volume| {
@@ -47,19 +48,19 @@ fn is_used_by(volume: &str, container: &v1::Container) -> bool {
         || files.any(|file| file.volume_name == volume)
 }
 
-/// One volume of one pod, as this node has it.
+/// State of one volume of a pod on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Actual {
+pub struct VolumeState {
     /// It was set up once; containers may use it.
     pub ready: bool,
-    /// What it is made of may have changed since.
-    pub news: bool,
-    /// When its content gets too old, and nobody else will tell.
+    /// Its sources may have changed since.
+    pub sources_changed: bool,
+    /// Time at which its content expires without a change of its sources.
     pub renew_at: Option<Mono>,
     pub failure: Option<Failure>,
 }
 
-/// The last try failed.
+/// Failure of the last attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub message: String,
@@ -69,39 +70,39 @@ pub struct Failure {
 
 /// What one volume needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// To be set up, or brought up to date: the same act.
+pub enum VolumeNeed {
+    /// Set up or update: the same operation.
     SetUp,
-    /// Nothing before this time, unless there is news.
+    /// Nothing before this time, unless its sources change.
     Wait(Mono),
     Nothing,
 }
 
-pub fn plan(actual: &Actual, now: Mono) -> Need {
-    if actual.news || (!actual.ready && actual.failure.is_none()) {
-        return Need::SetUp;
+pub fn plan(actual: &VolumeState, now: Mono) -> VolumeNeed {
+    if actual.sources_changed || (!actual.ready && actual.failure.is_none()) {
+        return VolumeNeed::SetUp;
     }
     let due = match (&actual.failure, actual.renew_at) {
         (Some(failure), _) => Some(failure.retry_at),
         (None, renewal) => renewal,
     };
     match due {
-        Some(at) if at <= now => Need::SetUp,
-        Some(at) => Need::Wait(at),
-        None => Need::Nothing,
+        Some(at) if at <= now => VolumeNeed::SetUp,
+        Some(at) => VolumeNeed::Wait(at),
+        None => VolumeNeed::Nothing,
     }
 }
 
-impl Actual {
+impl VolumeState {
     pub fn note_set_up(&mut self, renew_at: Option<Mono>) {
-        *self = Self { ready: true, news: false, renew_at, failure: None };
+        *self = Self { ready: true, sources_changed: false, renew_at, failure: None };
     }
 
-    /// A volume that was ready stays so: its containers go on with what they have.
+    /// A volume that was ready stays ready: its containers keep the content they have.
     pub fn note_failure(&mut self, message: String, now: Mono) {
         let times = self.failure.as_ref().map_or(0, |failure| failure.times);
         let wait = FIRST_RETRY.saturating_mul(1 << times.min(8)).min(LONGEST_RETRY);
-        self.news = false;
+        self.sources_changed = false;
         self.failure =
             Some(Failure { message, times: times.saturating_add(1), retry_at: now + wait });
     }
@@ -120,27 +121,43 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_needs_follows_from_what_is_known_of_it() {
+    fn need_follows_from_the_volume_state() {
         let failed = |retry_at| Some(Failure { message: "m".into(), times: 1, retry_at });
-        let new = Actual::default();
-        let ready = Actual { ready: true, ..new.clone() };
+        let new = VolumeState::default();
+        let ready = VolumeState { ready: true, ..new.clone() };
         for (case, actual, want) in [
-            ("new", new.clone(), Need::SetUp),
-            ("ready", ready.clone(), Need::Nothing),
-            ("edited", Actual { news: true, ..ready.clone() }, Need::SetUp),
-            ("token fresh", Actual { renew_at: Some(at(9)), ..ready.clone() }, Need::Wait(at(9))),
-            ("token old", Actual { renew_at: Some(at(5)), ..ready }, Need::SetUp),
-            ("failed", Actual { failure: failed(at(9)), ..new.clone() }, Need::Wait(at(9))),
-            ("failed long ago", Actual { failure: failed(at(5)), ..new.clone() }, Need::SetUp),
-            ("failed, news", Actual { failure: failed(at(9)), news: true, ..new }, Need::SetUp),
+            ("new", new.clone(), VolumeNeed::SetUp),
+            ("ready", ready.clone(), VolumeNeed::Nothing),
+            ("edited", VolumeState { sources_changed: true, ..ready.clone() }, VolumeNeed::SetUp),
+            (
+                "token fresh",
+                VolumeState { renew_at: Some(at(9)), ..ready.clone() },
+                VolumeNeed::Wait(at(9)),
+            ),
+            ("token old", VolumeState { renew_at: Some(at(5)), ..ready }, VolumeNeed::SetUp),
+            (
+                "failed",
+                VolumeState { failure: failed(at(9)), ..new.clone() },
+                VolumeNeed::Wait(at(9)),
+            ),
+            (
+                "failed, retry due",
+                VolumeState { failure: failed(at(5)), ..new.clone() },
+                VolumeNeed::SetUp,
+            ),
+            (
+                "failed, news",
+                VolumeState { failure: failed(at(9)), sources_changed: true, ..new },
+                VolumeNeed::SetUp,
+            ),
         ] {
             assert_eq!(plan(&actual, at(5)), want, "{case}");
         }
     }
 
     #[test]
-    fn tries_come_at_longer_and_longer_intervals_up_to_two_minutes() {
-        let mut actual = Actual::default();
+    fn retry_delay_grows_up_to_two_minutes() {
+        let mut actual = VolumeState::default();
         let mut waits = Vec::new();
         for _ in 0..11 {
             actual.note_failure("no".into(), at(0));
@@ -149,11 +166,11 @@ mod tests {
         let want = [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 122_000, 122_000, 122_000];
         assert_eq!(waits, want);
         actual.note_set_up(None);
-        assert_eq!(actual, Actual { ready: true, ..Actual::default() });
+        assert_eq!(actual, VolumeState { ready: true, ..VolumeState::default() });
     }
 
     #[test]
-    fn row_48_a_volume_that_nobody_mounts_is_not_used() {
+    fn unmounted_volume_is_not_used() {
         let pod = pod("p")
             .container_with("a", json!({"volumeMounts": [{"name": "mounted", "mountPath": "/m"}]}))
             .container_with(

@@ -1,6 +1,6 @@
-//! Rejected pods, compared with what upstream says of them.
+//! Admission of pods compared with recordings of the upstream kubelet.
 //!
-//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their directory.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,13 +12,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use podwright_core::admission::{Node, Verdict, admit, sysctls::Allowed};
+use podwright_core::admission::{AdmissionDecision, Node, admit, sysctls::AllowedSysctls};
 use podwright_core::node_status::Pressure;
 use podwright_core::pod::{Pod, Source};
 use podwright_core::status;
 use serde_json::Value;
 
-/// The node of the recordings, as its own object tells.
+/// The node of the recordings, from its Node object.
 fn node(golden: &Path) -> Node {
     let text = std::fs::read_to_string(golden.join("node.json")).unwrap();
     let node: Value = serde_json::from_str(&text).unwrap();
@@ -30,7 +30,7 @@ fn node(golden: &Path) -> Node {
         allocatable: allocatable
             .map(|(name, text)| (name.clone(), text.as_str().unwrap().parse().unwrap()))
             .collect(),
-        sysctls: Arc::new(Allowed::new(
+        sysctls: Arc::new(AllowedSysctls::new(
             node["status"]["nodeInfo"]["kernelVersion"].as_str().unwrap(),
             &[],
         )),
@@ -42,7 +42,7 @@ fn node(golden: &Path) -> Node {
 }
 
 #[test]
-fn a_pod_is_admitted_or_rejected_as_upstream_does() {
+fn pods_are_admitted_or_rejected_as_upstream_does() {
     let Some(golden) = podwright_testkit::report::recordings() else { return };
     let node = node(&golden);
     let (mut admitted, mut rejected) = (0, 0);
@@ -61,7 +61,7 @@ fn a_pod_is_admitted_or_rejected_as_upstream_does() {
         let wanted = &case["status"];
         let refused = wanted["message"].as_str().is_some_and(|m| m.starts_with("Pod was rejected"));
         match admit(&pod, &[], &node) {
-            Verdict::Rejected(rejection) => {
+            AdmissionDecision::Rejected(rejection) => {
                 assert!(refused, "{}: {rejection:?}", path.display());
                 let status = status::rejected(&pod, &rejection.reason, &rejection.message);
                 assert_eq!(status.reason.as_deref(), wanted["reason"].as_str());
@@ -69,11 +69,13 @@ fn a_pod_is_admitted_or_rejected_as_upstream_does() {
                 assert_eq!(case["events"][0]["message"], rejection.message.as_str());
                 rejected += 1;
             }
-            Verdict::Admitted => {
-                assert!(!refused, "{}: it was admitted", path.display());
+            AdmissionDecision::Admitted => {
+                assert!(!refused, "{}: admitted", path.display());
                 admitted += 1;
             }
-            Verdict::After { victims, .. } => panic!("{}: {victims:?}", path.display()),
+            AdmissionDecision::AfterPreemption { victims, .. } => {
+                panic!("{}: {victims:?}", path.display())
+            }
         }
     }
     assert!(rejected >= 3 && admitted >= 30, "{rejected} rejected, {admitted} admitted");

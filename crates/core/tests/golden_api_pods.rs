@@ -1,6 +1,6 @@
-//! Defaults and validation of pods, compared with the answers of a real kube-apiserver.
+//! Defaulting and validation of pods compared with responses of a real kube-apiserver.
 //!
-//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their directory.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,7 +16,7 @@ use podwright_core::schema;
 use podwright_testkit::report;
 use serde_json::{Value, json};
 
-/// The cases of a recording, with what was scrubbed from it replaced by something that reads.
+/// Cases of a recording, with scrubbed values replaced by valid ones.
 fn cases(file: &str) -> Option<Vec<Value>> {
     let text = std::fs::read_to_string(report::recordings()?.join("api").join(file)).unwrap();
     let text = text.replace("<time>", "2026-01-02T03:04:05Z").replace("<rand>", "x2b4c");
@@ -27,7 +27,7 @@ fn find<'a>(cases: &'a [Value], about: &str) -> &'a Value {
     cases.iter().find(|case| case["about"] == about).unwrap()
 }
 
-/// The posted object as the server holds it before validation.
+/// The posted object as the server has it before validation.
 fn received(body: &Value) -> Option<Pod> {
     let shape = schema::find("Pod").unwrap();
     let mut pod: Pod = serde_json::from_value(schema::decode(shape, body).ok()?.value).unwrap();
@@ -41,7 +41,7 @@ fn written(pod: &Pod) -> Value {
     schema::decode(schema::find("Pod").unwrap(), &value).unwrap().value
 }
 
-/// The spec of an answer without what admission added to it.
+/// Spec of a response without the fields that admission added.
 fn without_admission(answer: &Value) -> Value {
     let mut spec = answer["spec"].clone();
     let is_token = |value: &Value| value["name"].as_str().unwrap().starts_with("kube-api-access-");
@@ -55,12 +55,12 @@ fn without_admission(answer: &Value) -> Value {
     for container in fields["containers"].as_array_mut().unwrap() {
         container["volumeMounts"].as_array_mut().unwrap().retain(|mount| !is_token(mount));
     }
-    // lists that admission alone filled are gone again
+    // Lists that contained only entries from admission are removed again.
     written(&received(&json!({"spec": spec})).unwrap())["spec"].clone()
 }
 
 #[test]
-fn defaults_are_the_recorded_ones() {
+fn defaults_match_the_recordings() {
     let Some(cases) = cases("pod-defaults.json") else { return };
     let created = cases.iter().filter(|case| case["method"] == "POST" && case["status"] == 201);
     let mut compared = 0;
@@ -82,7 +82,7 @@ fn pods_are_refused_for_the_recorded_causes() {
     let Some(cases) = cases("pod-invalid.json") else { return };
     let mut compared = 0;
     for case in cases.iter().filter(|case| case["body"].is_object()) {
-        // what is refused for its address or its type is not for validation to see
+        // Requests with a wrong path or type are refused before validation.
         let (422 | 201) = case["status"].as_i64().unwrap() else { continue };
         let pod = received(&case["body"]).unwrap();
         let want = case["answer"]["details"]["causes"].clone();
@@ -94,7 +94,7 @@ fn pods_are_refused_for_the_recorded_causes() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_is_refused_in_the_recorded_words() {
+fn wrong_type_is_refused_with_the_recorded_message() {
     let Some(cases) = cases("pod-invalid.json") else { return };
     let case = find(&cases, "wrong type");
     let error = schema::decode(schema::find("Pod").unwrap(), &case["body"]).unwrap_err();
@@ -134,7 +134,7 @@ fn changes_are_refused_for_the_recorded_causes() {
 }
 
 #[test]
-fn every_pod_that_was_accepted_is_accepted() {
+fn recorded_accepted_pods_are_accepted() {
     let Some(golden) = report::recordings() else { return };
     let mut accepted = 0;
     for entry in std::fs::read_dir(golden.join("pods")).unwrap() {
@@ -143,7 +143,7 @@ fn every_pod_that_was_accepted_is_accepted() {
         let objects = case["objects"].as_array().unwrap();
         for object in objects.iter().filter(|object| object["kind"] == "Pod") {
             let mut pod = received(object).unwrap();
-            // admission names the account before validation
+            // Admission sets the service account before validation.
             let spec = pod.spec.as_mut().unwrap();
             spec.service_account_name.get_or_insert("default".to_owned());
             assert_eq!(validation::create(&pod), [], "{}", path.display());

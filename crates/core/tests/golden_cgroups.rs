@@ -1,6 +1,6 @@
-//! The groups of pods, compared with recordings of the upstream kubelet (cgroup v1).
+//! Pod cgroups compared with recordings of the upstream kubelet (cgroup v1).
 //!
-//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their directory.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -18,13 +18,13 @@ use podwright_testkit::report;
 use serde_json::{Value, json};
 
 #[test]
-fn pod_groups_have_the_recorded_names_and_values() {
+fn pod_cgroups_have_the_recorded_names_and_values() {
     let Some(golden) = report::recordings() else { return };
     let mut compared = 0;
     for entry in std::fs::read_dir(golden.join("pods")).unwrap() {
         let path = entry.unwrap().path();
         let case: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        // Without one it was never admitted, or gone before the recording.
+        // A case without one was never admitted, or its pod was gone before the recording.
         if let Some(recorded) = recorded_group(&case) {
             assert_eq!(computed_group(&case), recorded, "{}", path.display());
             compared += 1;
@@ -33,7 +33,7 @@ fn pod_groups_have_the_recorded_names_and_values() {
     report::golden("cgroups", compared, compared);
 }
 
-/// Path and values of the group named `pod<uid>`.
+/// Path and values of the cgroup `pod<uid>`.
 fn recorded_group(case: &Value) -> Option<(String, Value)> {
     let groups = case["cgroups"].as_object()?;
     let (path, values) = groups.iter().find(|(path, _)| path.ends_with("/pod<uid>"))?;
@@ -65,7 +65,7 @@ fn computed_group(case: &Value) -> (String, Value) {
     (name.path(Driver::Cgroupfs).trim_start_matches('/').to_owned(), values)
 }
 
-/// What the API server did to the posted pod before the kubelet saw it.
+/// The API server's defaulting of the posted pod.
 fn default_requests(resources: &mut ResourceRequirements) {
     for (name, limit) in resources.limits.iter().flatten() {
         let requests = resources.requests.get_or_insert_default();

@@ -1,6 +1,6 @@
-//! The Node object, field by field, compared with the one that upstream registers.
+//! The Node object compared field by field with the one that upstream registers.
 //!
-//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their directory.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use podwright_core::node_status::{
-    Amounts, Identity, Image, Reservations, Seen, Settings, desired, registration,
+    Identity, Image, MachineResources, NodeObservation, Reservations, Settings, desired,
+    registration,
 };
 use podwright_core::quantity::Quantity;
 use podwright_testkit::report;
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 
 fn recorded() -> Option<Value> {
     let text = std::fs::read_to_string(report::recordings()?.join("node.json")).unwrap();
-    // An address has to be one to be told.
+    // Only a valid address is reported.
     Some(serde_json::from_str(&text.replace("<nodeIP>", "10.0.0.1")).unwrap())
 }
 
@@ -29,8 +30,8 @@ fn bytes(value: &Value) -> u64 {
     value.as_str().unwrap().parse::<Quantity>().unwrap().unsigned_value()
 }
 
-/// The machine, the runtime and the settings of the recording.
-fn scene(golden: &Value) -> (Settings, Seen) {
+/// Machine, runtime and settings of the recording.
+fn recorded_inputs(golden: &Value) -> (Settings, NodeObservation) {
     let status = &golden["status"];
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let info = &status["nodeInfo"];
@@ -65,8 +66,8 @@ fn scene(golden: &Value) -> (Settings, Seen) {
         digests: Vec::new(),
         size: image["sizeBytes"].as_u64().unwrap(),
     });
-    let seen = Seen {
-        amounts: Amounts {
+    let seen = NodeObservation {
+        amounts: MachineResources {
             cpus: 2,
             memory: bytes(&status["capacity"]["memory"]),
             swap: 0,
@@ -83,19 +84,19 @@ fn scene(golden: &Value) -> (Settings, Seen) {
         addresses: vec!["10.0.0.1".parse().unwrap()],
         runtime_version: text(&info["containerRuntimeVersion"]),
         images: Some(images.collect()),
-        ..Seen::default()
+        ..NodeObservation::default()
     };
     (settings, seen)
 }
 
 #[test]
-fn the_node_object_is_upstreams_field_by_field() {
+fn node_object_equals_upstreams_field_by_field() {
     let Some(mut golden) = recorded() else { return };
-    let (settings, seen) = scene(&golden);
+    let (settings, seen) = recorded_inputs(&golden);
     let initial = registration::initial(&settings);
     let (node, _) = desired(&initial, &settings, &seen, Timestamp::UNIX_EPOCH);
     let mut ours = serde_json::to_value(&node).unwrap();
-    // What the server and its controllers add, and the times.
+    // Remove what the server and its controllers add, and the times.
     let metadata = golden["metadata"].as_object_mut().unwrap();
     for field in ["creationTimestamp", "resourceVersion", "uid"] {
         metadata.remove(field);

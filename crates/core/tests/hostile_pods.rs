@@ -1,5 +1,5 @@
-//! Nothing that a client or a manifest can say makes decoding, defaulting or validation panic,
-//! and none of it takes long.
+//! Arbitrary client or manifest input never makes decoding, defaulting or validation panic or take
+//! long.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use k8s_openapi::api::core::v1::Pod;
@@ -32,7 +32,7 @@ fn sample(ty: &Type) -> Value {
     }
 }
 
-/// Pointers to every value in an object.
+/// JSON pointers to every value in an object.
 fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     match value {
@@ -76,7 +76,7 @@ fn replacement() -> impl Strategy<Value = Value> {
 
 fn read(object: &Value) -> Option<Pod> {
     let decoded = schema::decode(schema::find("Pod").unwrap(), object).ok()?;
-    let mut pod: Pod = serde_json::from_value(decoded.value).expect("what decodes has the type");
+    let mut pod: Pod = serde_json::from_value(decoded.value).expect("decoded value has the type");
     defaults::apply(&mut pod);
     Some(pod)
 }
@@ -85,7 +85,7 @@ proptest! {
     #![proptest_config(mutation::config_of(96))]
 
     #[test]
-    fn no_pod_makes_us_panic(edits in prop::collection::vec((any::<Index>(), replacement()), 0..12)) {
+    fn arbitrary_pods_do_not_panic(edits in prop::collection::vec((any::<Index>(), replacement()), 0..12)) {
         let whole = full(schema::find("Pod").unwrap());
         let old = read(&whole).unwrap();
         let mut object = whole;
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_decoded_decodes_to_itself(edits in prop::collection::vec((any::<Index>(), replacement()), 0..6)) {
+    fn decoding_is_idempotent(edits in prop::collection::vec((any::<Index>(), replacement()), 0..6)) {
         let shape = schema::find("Pod").unwrap();
         let mut object = full(shape);
         for (index, value) in edits {

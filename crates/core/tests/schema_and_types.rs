@@ -1,7 +1,7 @@
-//! The table of types and the generated structs describe the same API.
+//! Consistency of the type table and the generated structs.
 //!
-//! An object with every field of the table set goes through the generated struct and comes back
-//! whole: so neither misses a field, and both agree on names and types.
+//! An object with every field of the table set is converted to the generated struct and back
+//! without loss, so neither misses a field, and both agree on names and types.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -54,7 +54,7 @@ fn agrees<T: Serialize + DeserializeOwned>(group: &str, kind: &str) {
 }
 
 #[test]
-fn the_table_and_the_structs_agree_on_every_field() {
+fn table_and_structs_agree_on_every_field() {
     agrees::<Pod>("", "Pod");
     agrees::<Node>("", "Node");
     agrees::<Namespace>("", "Namespace");

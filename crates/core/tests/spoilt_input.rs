@@ -1,11 +1,11 @@
-//! What others write, spoilt: manifests of files and URLs, and lines of container logs.
+//! Corrupted input: manifests from files and URLs, and lines of container logs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use podwright_core::log::Line;
 use podwright_core::pod::manifest::{self, Origin};
 use podwright_core::pod::{Pod, Source};
-use podwright_testkit::mutation::{self, spoilt, spoilt_text};
+use podwright_testkit::mutation::{self, mutated, mutated_text};
 use proptest::prelude::*;
 
 const ORIGIN: Origin<'static> =
@@ -36,11 +36,11 @@ proptest! {
     #![proptest_config(mutation::config())]
 
     #[test]
-    fn a_spoilt_manifest_is_a_good_pod_or_an_error_that_names_it(
-        text in spoilt_text(manifests())
+    fn corrupted_manifest_is_a_valid_pod_or_an_error_that_names_it(
+        text in mutated_text(manifests())
     ) {
         match manifest::pod(&text, ORIGIN) {
-            // Whatever is taken can be looked after: it has a name, an id and a container.
+            // An accepted pod has a name, a UID and a container.
             Ok(pod) => {
                 let pod = Pod::parse(pod, Source::File);
                 prop_assert!(pod.is_ok_and(|pod| !pod.uid.as_str().is_empty()));
@@ -51,9 +51,9 @@ proptest! {
     }
 
     #[test]
-    fn a_spoilt_line_of_a_log_is_a_line_or_none(raw in spoilt(lines())) {
+    fn corrupted_log_line_is_a_line_or_none(raw in mutated(lines())) {
         if let Some((_, line)) = Line::recognise(&raw) {
-            prop_assert!(line.text.len() <= raw.len(), "nothing is made up");
+            prop_assert!(line.text.len() <= raw.len(), "text is not longer than the line");
             prop_assert!(!line.time_in_nanoseconds().is_empty());
         }
     }

@@ -1,6 +1,6 @@
-//! The calls.
+//! CRI client.
 //!
-//! A mutating call, once sent, is never cancelled by us: a cancelled create leaves its name
+//! A mutating call, once sent, is never cancelled by the client: a cancelled create leaves its name
 //! reserved in the runtime. So each of them runs in a task of its own up to its deadline, and
 //! dropping the future only stops the *waiting*. Reads, pulls and exec may be dropped.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::labels;
-use podwright_core::observed::{Glance, ObservedPod, PodGlance, Sandbox};
+use podwright_core::observed::{ListedState, ObservedPod, PodListing, Sandbox};
 use podwright_core::time::Mono;
 use podwright_proto::cri;
 use podwright_proto::cri::image_service_client::ImageServiceClient;
@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Uri};
 use tonic::{Request, Response, Status};
 
-use crate::convert::{self, SeenContainer};
+use crate::convert::{self, ObservedContainer};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind};
 use crate::ownership::Ownership;
@@ -31,12 +31,13 @@ pub use streams::Streams;
 
 /// Replies larger than this are refused, as upstream does: 16 MiB.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
-/// A hundred years. A grace has no upper limit; the wire has one, and runtimes count nanoseconds.
+/// A hundred years. A grace period has no upper limit, but the protocol has one, and runtimes count
+/// nanoseconds.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// `runtimeRequestTimeout`: for every call that has no rule of its own.
+    /// `runtimeRequestTimeout`: for every call without a deadline of its own.
     pub call: Duration,
 }
 
@@ -46,7 +47,7 @@ impl Default for Timeouts {
     }
 }
 
-/// Told of every finished call: operation, duration, success.
+/// Called for every finished call: operation, duration, success.
 pub type Meter = Arc<dyn Fn(&'static str, Duration, bool) + Send + Sync>;
 
 #[derive(Clone)]
@@ -56,7 +57,7 @@ pub struct Client {
     pub(crate) channel: Channel,
     timeouts: Timeouts,
     meter: Meter,
-    /// Where other nodes use the runtime as well.
+    /// Set if other nodes use the same runtime.
     pub(crate) ownership: Option<Ownership>,
 }
 
@@ -67,7 +68,7 @@ pub struct Version {
     pub runtime_api_version: String,
 }
 
-/// The runtime's view of itself. `Err` carries `reason` and `message`.
+/// The runtime's conditions. `Err` carries `reason` and `message`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuntimeStatus {
     pub runtime: Result<(), String>,
@@ -100,8 +101,8 @@ pub struct PullResult {
 }
 
 impl Client {
-    /// A client of a runtime behind a unix socket. It connects with the first call, and again
-    /// whenever the connection broke.
+    /// A client of a runtime behind a unix socket. It connects with the first call, and reconnects
+    /// when the connection breaks.
     pub fn new(endpoint: &Endpoint, timeouts: Timeouts) -> Self {
         let path = endpoint.path().to_owned();
         let connector = tower::service_fn(move |_: Uri| {
@@ -113,7 +114,7 @@ impl Client {
         Self::over(endpoint.connect_with_connector_lazy(connector), timeouts)
     }
 
-    /// A client over any channel; tests hand in one end of a pipe.
+    /// A client over any channel; tests pass one end of a pipe.
     pub fn over(channel: Channel, timeouts: Timeouts) -> Self {
         Self {
             runtime: RuntimeServiceClient::new(channel.clone())
@@ -126,7 +127,7 @@ impl Client {
         }
     }
 
-    /// Images are another service's, behind another socket.
+    /// Uses another endpoint for the image service.
     pub fn with_images_at(mut self, endpoint: &Endpoint) -> Self {
         let images = Self::new(endpoint, self.timeouts).images;
         self.images = images;
@@ -140,7 +141,7 @@ impl Client {
 
     // === The runtime itself ===
 
-    /// Asks who is there, and checks that we speak its language.
+    /// Queries name and version, and checks that the API version is supported.
     pub async fn version(&self) -> Result<Version, Error> {
         let mut client = self.runtime.clone();
         let request = cri::VersionRequest { version: "0.1.0".into() };
@@ -197,7 +198,7 @@ impl Client {
         }
     }
 
-    /// What the runtime tells of itself beyond the protocol, in its own form.
+    /// The runtime's own information beyond the protocol, in its own format.
     pub(crate) async fn verbose_status(&self) -> Result<BTreeMap<String, String>, Error> {
         let mut client = self.runtime.clone();
         let request = cri::StatusRequest { verbose: true };
@@ -205,7 +206,7 @@ impl Client {
         Ok(self.run("status", "Status", "", call).await?.info)
     }
 
-    /// The cgroup driver the runtime uses; `None` if it is too old to tell.
+    /// The cgroup driver of the runtime; `None` if it is too old to report it.
     pub async fn cgroup_driver(&self) -> Result<Option<cri::CgroupDriver>, Error> {
         let mut client = self.runtime.clone();
         let call =
@@ -232,35 +233,35 @@ impl Client {
         .await
     }
 
-    // === Looking ===
+    // === Observation ===
 
-    /// Everything the runtime holds, at a glance.
-    pub async fn glance(&self) -> Result<BTreeMap<PodUid, (PodName, PodGlance)>, Error> {
+    /// A listing of everything in the runtime.
+    pub async fn list_pods(&self) -> Result<BTreeMap<PodUid, (PodName, PodListing)>, Error> {
         let (sandboxes, containers) = self.list_all().await?;
         let own: BTreeSet<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
-        let mut pods: BTreeMap<PodUid, (PodName, PodGlance)> = BTreeMap::new();
+        let mut pods: BTreeMap<PodUid, (PodName, PodListing)> = BTreeMap::new();
         for sandbox in sandboxes {
             let ready = convert::sandbox_ready(sandbox.state);
-            let state = if ready { Glance::Running } else { Glance::Exited };
+            let state = if ready { ListedState::Running } else { ListedState::Exited };
             if let Some(pod) = entry(&mut pods, &sandbox.labels) {
                 pod.sandboxes.insert(sandbox.id.into(), state);
             }
         }
         for container in containers.into_iter().filter(|it| self.is_of_own(it, &own)) {
             if let Some(pod) = entry(&mut pods, &container.labels) {
-                pod.containers.insert(container.id.into(), convert::glance(container.state));
+                pod.containers.insert(container.id.into(), convert::listed_state(container.state));
             }
         }
         Ok(pods)
     }
 
-    /// Everything the runtime knows of one pod. `as_of` is the reading taken before this call.
+    /// Everything the runtime reports of one pod. `as_of` is the monotonic time before this call.
     pub async fn observe(
         &self,
         uid: &PodUid,
         name: &PodName,
         as_of: Mono,
-    ) -> Result<(ObservedPod, Vec<SeenContainer>), Error> {
+    ) -> Result<(ObservedPod, Vec<ObservedContainer>), Error> {
         let (sandboxes, containers) =
             tokio::try_join!(self.list_sandboxes(Some(uid)), self.list_containers(Some(uid)))?;
         let mut observed = ObservedPod::nothing(uid.clone(), name.clone(), as_of);
@@ -315,7 +316,7 @@ impl Client {
         convert::sandbox(&status)
     }
 
-    /// What the runtime tells of a sandbox beyond the protocol, in its own form.
+    /// The runtime's own information about a sandbox, in its own format.
     pub async fn sandbox_info(&self, id: &SandboxId) -> Result<BTreeMap<String, String>, Error> {
         let mut client = self.runtime.clone();
         let request =
@@ -328,7 +329,7 @@ impl Client {
         &self,
         id: &ContainerId,
         sandbox: SandboxId,
-    ) -> Result<SeenContainer, Error> {
+    ) -> Result<ObservedContainer, Error> {
         const CALL: &str = "ContainerStatus";
         let mut client = self.runtime.clone();
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
@@ -407,7 +408,7 @@ impl Client {
         match result {
             Ok(_) => Ok(true),
             Err(error) if error.kind == Kind::Unimplemented => Ok(false),
-            // CRI-O before 1.33 says it in words.
+            // CRI-O before 1.33 reports it only in the message.
             Err(error) if error.message.contains("not implemented") => Ok(false),
             Err(error) => Err(error),
         }
@@ -452,7 +453,7 @@ impl Client {
         .await
     }
 
-    /// Asks the container to end, and makes it after `grace`.
+    /// Sends SIGTERM to the container, and SIGKILL after `grace`.
     pub async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), Error> {
         let grace = grace.min(LONGEST);
         let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
@@ -507,7 +508,7 @@ impl Client {
         self.run("reopen_container_log", CALL, id.as_str(), call).await.map(drop)
     }
 
-    /// Runs a command in a container and waits for it; `None`: as long as it takes.
+    /// Runs a command in a container and waits for it; `None`: without a time limit.
     pub async fn exec(
         &self,
         id: &ContainerId,
@@ -543,14 +544,14 @@ impl Client {
 
     // === Images ===
 
-    /// `None`: the image is not here.
+    /// `None`: the image is not present.
     pub async fn image_status(&self, image: &str) -> Result<Option<Image>, Error> {
         const CALL: &str = "ImageStatus";
         let mut client = self.images.clone();
         let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
         let call = client.image_status(self.within(request, self.timeouts.call));
-        // Absence is no error in the protocol; a runtime that makes it one means the same.
+        // Absence is not an error in the protocol; runtimes that return NotFound mean the same.
         let reply = unless_gone(self.run("image_status", CALL, image, call).await)?;
         match reply.and_then(|reply| reply.image) {
             None => Ok(None),
@@ -569,7 +570,7 @@ impl Client {
         Ok(reply.images.into_iter().map(image_from).collect())
     }
 
-    /// Pulls with one set of credentials. Has no deadline; dropping the future ends the pull.
+    /// Pulls with one set of credentials. Has no deadline; dropping the future cancels the pull.
     pub async fn pull_image(
         &self,
         image: cri::ImageSpec,
@@ -608,7 +609,7 @@ impl Client {
         self.run("image_fs_info", "ImageFsInfo", "", call).await
     }
 
-    // === How a call is made ===
+    // === Calls ===
 
     fn within<T>(&self, message: T, deadline: Duration) -> Request<T> {
         let mut request = Request::new(message);
@@ -633,26 +634,26 @@ impl Client {
     }
 }
 
-/// The pod an object belongs to; what has no pod labels is not ours.
+/// The entry of the pod an object belongs to; objects without pod labels are ignored.
 fn entry<'a>(
-    pods: &'a mut BTreeMap<PodUid, (PodName, PodGlance)>,
+    pods: &'a mut BTreeMap<PodUid, (PodName, PodListing)>,
     labels: &BTreeMap<String, String>,
-) -> Option<&'a mut PodGlance> {
+) -> Option<&'a mut PodListing> {
     let (uid, name) = convert::owner(labels)?;
-    Some(&mut pods.entry(uid).or_insert_with(|| (name, PodGlance::default())).1)
+    Some(&mut pods.entry(uid).or_insert_with(|| (name, PodListing::default())).1)
 }
 
-/// Lets a mutating call finish even if nobody waits for it any more.
+/// Lets a mutating call finish even if its caller no longer waits.
 async fn detached<T: Send + 'static>(
     call: &'static str,
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
     tokio::spawn(work).await.unwrap_or_else(|ended| {
-        Err(Error::internal(call, format!("the task of the call ended early: {ended}")))
+        Err(Error::internal(call, format!("call task ended early: {ended}")))
     })
 }
 
-/// What is gone needs no further care.
+/// NotFound counts as success where the object should be gone.
 fn unless_gone<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     match result {
         Ok(value) => Ok(Some(value)),

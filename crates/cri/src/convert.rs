@@ -1,4 +1,4 @@
-//! From the runtime's replies to observations. A reply is outside data: it is checked here.
+//! Conversion and validation of the runtime's replies.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,25 +6,27 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::labels;
-use podwright_core::observed::{Exit, Glance, Instance, Mount, Resources, Sandbox, State, User};
+use podwright_core::observed::{
+    Exit, Instance, ListedState, Mount, Resources, Sandbox, State, User,
+};
 use podwright_core::pod::ContainerHash;
 use podwright_proto::cri;
 
 use crate::error::Error;
 
-/// A container with what is needed to read its termination message.
+/// A container with the data needed to read its termination message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeenContainer {
+pub struct ObservedContainer {
     pub instance: Instance,
     pub termination: Termination,
 }
 
-/// Where a container leaves its last words.
+/// Where a container writes its termination message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Termination {
     /// The file on the host behind `terminationMessagePath`.
     pub host_path: Option<String>,
-    /// `FallbackToLogsOnError`: without a file, the end of the log will do.
+    /// `FallbackToLogsOnError`: without a file, use the end of the log.
     pub fallback_to_logs: bool,
 }
 
@@ -35,17 +37,17 @@ pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<(PodUid, PodNam
     Some((uid, PodName::new(label(labels::POD_NAMESPACE)?, label(labels::POD_NAME)?)))
 }
 
-pub(crate) fn glance(state: i32) -> Glance {
+pub(crate) fn listed_state(state: i32) -> ListedState {
     match cri::ContainerState::try_from(state) {
-        Ok(cri::ContainerState::ContainerCreated) => Glance::Created,
-        Ok(cri::ContainerState::ContainerRunning) => Glance::Running,
-        Ok(cri::ContainerState::ContainerExited) => Glance::Exited,
-        Ok(cri::ContainerState::ContainerUnknown) | Err(_) => Glance::Unknown,
+        Ok(cri::ContainerState::ContainerCreated) => ListedState::Created,
+        Ok(cri::ContainerState::ContainerRunning) => ListedState::Running,
+        Ok(cri::ContainerState::ContainerExited) => ListedState::Exited,
+        Ok(cri::ContainerState::ContainerUnknown) | Err(_) => ListedState::Unknown,
     }
 }
 
-/// The restart count a container was created with: what the kubelet wrote, else the runtime's name
-/// for it.
+/// The restart count a container was created with: the kubelet's annotation, else the attempt of
+/// the runtime's metadata.
 pub(crate) fn attempt(
     annotations: &BTreeMap<String, String>,
     metadata: Option<&cri::ContainerMetadata>,
@@ -74,7 +76,7 @@ pub(crate) fn sandbox(status: &cri::PodSandboxStatus) -> Result<Sandbox, Error> 
     let ips = status.network.as_ref().map(|network| {
         let more = network.additional_ips.iter().map(|ip| ip.ip.as_str());
         let all = std::iter::once(network.ip.as_str()).chain(more).filter(|ip| !ip.is_empty());
-        // One address nobody can read makes all of them doubtful.
+        // One invalid address invalidates all of them.
         all.map(str::parse::<IpAddr>).collect::<Result<Vec<_>, _>>().unwrap_or_default()
     });
     Ok(Sandbox {
@@ -91,7 +93,7 @@ pub(crate) fn sandbox(status: &cri::PodSandboxStatus) -> Result<Sandbox, Error> 
 pub(crate) fn container(
     status: &cri::ContainerStatus,
     sandbox: SandboxId,
-) -> Result<SeenContainer, Error> {
+) -> Result<ObservedContainer, Error> {
     const CALL: &str = "ContainerStatus";
     let bad = |missing: &str| Error::bad_reply(CALL, &status.id, format!("{missing} is not set"));
     if status.id.is_empty() {
@@ -107,17 +109,17 @@ pub(crate) fn container(
     }
     let annotation = |key| status.annotations.get(key).map(String::as_str);
     let started = nanos(status.started_at).unwrap_or(created);
-    let state = match glance(status.state) {
-        Glance::Created => State::Created,
-        Glance::Running => State::Running { started },
-        Glance::Exited => State::Exited(Exit {
+    let state = match listed_state(status.state) {
+        ListedState::Created => State::Created,
+        ListedState::Running => State::Running { started },
+        ListedState::Exited => State::Exited(Exit {
             code: status.exit_code,
             reason: status.reason.clone(),
             message: status.message.clone(),
             started,
             finished: nanos(status.finished_at).unwrap_or(started),
         }),
-        Glance::Unknown => State::Unknown,
+        ListedState::Unknown => State::Unknown,
     };
     let path = annotation(labels::TERMINATION_MESSAGE_PATH).filter(|p| !p.is_empty());
     let host_path = path.and_then(|path| {
@@ -146,7 +148,7 @@ pub(crate) fn container(
         log_path: Some(status.log_path.clone()).filter(|p| !p.is_empty()),
         mounts: status.mounts.iter().map(mount).collect(),
     };
-    Ok(SeenContainer { instance, termination })
+    Ok(ObservedContainer { instance, termination })
 }
 
 fn mount(mount: &cri::Mount) -> Mount {
@@ -176,8 +178,8 @@ pub(crate) fn nanos(value: i64) -> Option<Timestamp> {
     Timestamp::from_nanosecond(i128::from(value)).ok()
 }
 
-/// A sandbox whose making was cut off, as by an agent that died, is shown without a time. It is
-/// older than any other, and has to be seen all the same: nobody else would ever remove it.
+/// A sandbox whose creation was interrupted, for example by a crash of the agent, has no creation
+/// time. It sorts as the oldest and must not be ignored: otherwise it would never be removed.
 pub(crate) fn sandbox_created(value: i64) -> Timestamp {
     nanos(value).unwrap_or(Timestamp::UNIX_EPOCH)
 }
@@ -200,12 +202,12 @@ mod tests {
         }
     }
 
-    fn read(status: &cri::ContainerStatus) -> Result<SeenContainer, Error> {
+    fn read(status: &cri::ContainerStatus) -> Result<ObservedContainer, Error> {
         container(status, SandboxId::new("s1"))
     }
 
     #[test]
-    fn a_container_reply_that_lacks_what_it_must_have_is_refused() {
+    fn container_reply_without_required_fields_is_refused() {
         type Edit = fn(&mut cri::ContainerStatus);
         let cases: [(&str, Edit); 5] = [
             ("id", |s| s.id.clear()),
@@ -225,15 +227,15 @@ mod tests {
     }
 
     #[test]
-    fn the_restart_count_is_the_annotations() {
+    fn restart_count_comes_from_the_annotation() {
         let mut seen = status();
         seen.annotations.insert(labels::RESTART_COUNT.into(), "7".into());
         assert_eq!(read(&seen).unwrap().instance.attempt, 7);
-        assert_eq!(read(&status()).unwrap().instance.attempt, 3, "else the attempt's");
+        assert_eq!(read(&status()).unwrap().instance.attempt, 3, "else the attempt");
     }
 
     #[test]
-    fn a_state_nobody_knows_is_unknown() {
+    fn unknown_state_value_is_unknown() {
         let odd = cri::ContainerStatus { state: 99, ..status() };
         assert_eq!(read(&odd).unwrap().instance.state, State::Unknown);
     }
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_whose_making_was_cut_off_is_seen_and_older_than_others() {
+    fn partially_created_sandbox_is_observed_and_sorts_oldest() {
         for no_time in [0, i64::MIN, -6_795_364_578_871_345_152] {
             let cut_off = cri::PodSandboxStatus { created_at: no_time, ..sandbox_status() };
             let seen = sandbox(&cut_off).unwrap();
@@ -294,14 +296,14 @@ mod tests {
         #![proptest_config(podwright_testkit::mutation::config())]
 
         #[test]
-        fn a_spoilt_reply_is_refused_or_understood(
-            of_container in podwright_testkit::mutation::spoilt(vec![status().encode_to_vec()]),
-            of_sandbox in podwright_testkit::mutation::spoilt(vec![sandbox_status().encode_to_vec()]),
+        fn mutated_reply_is_refused_or_parsed(
+            of_container in podwright_testkit::mutation::mutated(vec![status().encode_to_vec()]),
+            of_sandbox in podwright_testkit::mutation::mutated(vec![sandbox_status().encode_to_vec()]),
         ) {
             if let Ok(status) = cri::ContainerStatus::decode(of_container.as_slice())
                 && let Ok(seen) = read(&status)
             {
-                assert_eq!(seen.instance.id.as_str(), status.id, "it is what it says it is");
+                assert_eq!(seen.instance.id.as_str(), status.id, "the id is kept");
             }
             if let Ok(status) = cri::PodSandboxStatus::decode(of_sandbox.as_slice())
                 && let Ok(seen) = sandbox(&status)

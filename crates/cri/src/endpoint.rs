@@ -1,9 +1,9 @@
-//! Where the runtime listens.
+//! Endpoint of the runtime.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// A unix socket. The CRI knows no other transport on Linux.
+/// A unix socket. The CRI has no other transport on Linux.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(PathBuf);
 
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_path_is_a_unix_socket_and_tcp_is_refused() {
+    fn bare_path_is_a_unix_socket_and_tcp_is_refused() {
         let path = |text: &str| text.parse::<Endpoint>().map(|e| e.0);
         assert_eq!(path("unix:///run/x.sock"), Ok("/run/x.sock".into()));
         assert_eq!(path("/run/x.sock"), Ok("/run/x.sock".into()));

@@ -1,25 +1,26 @@
-//! A CRI call that did not succeed.
+//! Errors of CRI calls.
 
 use std::fmt;
 
 use tonic::{Code, Status};
 
-/// What kind of failure it was, as far as it changes what happens next.
+/// Kind of failure, as far as it matters to callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The object is gone; often that is as good as success.
+    /// The object does not exist; often as good as success.
     NotFound,
     /// The runtime is too old for the call.
     Unimplemented,
-    /// No answer in time. A mutating call may have succeeded all the same: look before retrying.
+    /// No response in time. A mutating call may have succeeded nevertheless: inspect before
+    /// retrying.
     TimedOut,
     /// The runtime cannot be reached.
     Unavailable,
-    /// The name is taken, often by an earlier call of ours that timed out.
+    /// The name is in use, often by an earlier call of ours that timed out.
     AlreadyExists,
     /// Too many requests at once.
     Exhausted,
-    /// The reply lacked what it must have.
+    /// The reply lacks a required field.
     BadReply,
     Other,
 }
@@ -29,7 +30,7 @@ pub struct Error {
     pub call: &'static str,
     pub object: String,
     pub kind: Kind,
-    /// The runtime's own words.
+    /// The runtime's error message.
     pub message: String,
     /// The gRPC code, as Go prints it.
     pub(crate) code: &'static str,
@@ -45,9 +46,9 @@ impl fmt::Display for Error {
             write!(f, " {object}")?;
         }
         match kind {
-            Kind::TimedOut => write!(f, ": the runtime did not answer in time: {message}"),
+            Kind::TimedOut => write!(f, ": the runtime did not respond in time: {message}"),
             Kind::Unavailable => write!(f, ": the runtime cannot be reached: {message}"),
-            Kind::BadReply => write!(f, ": the runtime's reply is not valid: {message}"),
+            Kind::BadReply => write!(f, ": the runtime sent an invalid reply: {message}"),
             Kind::NotFound
             | Kind::Unimplemented
             | Kind::AlreadyExists
@@ -69,7 +70,7 @@ impl Error {
             Code::NotFound => Kind::NotFound,
             Code::Unimplemented => Kind::Unimplemented,
             Code::DeadlineExceeded => Kind::TimedOut,
-            // The connection broke under the call: nobody knows how far it got.
+            // The connection broke during the call: it is unknown how far it got.
             _ if is_broken(status) => Kind::Unavailable,
             Code::Cancelled => Kind::TimedOut,
             Code::Unavailable => Kind::Unavailable,
@@ -85,12 +86,12 @@ impl Error {
         Self { call, object: String::new(), kind: Kind::Other, message, code: "Internal" }
     }
 
-    /// The failure in upstream's words, for messages that people and programs match on.
+    /// The failure in upstream's format, for messages that people and programs match on.
     pub fn rpc_text(&self) -> String {
         format!("rpc error: code = {} desc = {}", self.code, self.message)
     }
 
-    /// Why a pull failed. A runtime that gave no code of its own is quoted as it is.
+    /// The reason of a failed pull. A message without a gRPC code is quoted as it is.
     pub fn pull_text(&self) -> String {
         match self.code {
             "Unknown" => self.message.clone(),
@@ -103,7 +104,7 @@ impl Error {
         Self { call, object: object.into(), kind: Kind::BadReply, message, code: "Unknown" }
     }
 
-    /// The runtime said nothing, rather than no.
+    /// The runtime did not respond, as opposed to a refusal.
     pub fn is_silence(&self) -> bool {
         match self.kind {
             Kind::TimedOut | Kind::Unavailable => true,
@@ -116,7 +117,7 @@ impl Error {
         }
     }
 
-    /// The call may have taken effect though it failed.
+    /// The call may have taken effect although it failed.
     pub fn is_ambiguous(&self) -> bool {
         match self.kind {
             Kind::TimedOut | Kind::Unavailable | Kind::AlreadyExists => true,
@@ -134,7 +135,7 @@ fn is_broken(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
 
-/// tonic reports its own expired deadline as a cancellation; users know it by another name.
+/// tonic reports its own expired deadline as a cancellation; report it as DeadlineExceeded.
 fn is_expired(status: &Status) -> bool {
     status.code() == Code::Cancelled && status.message() == "Timeout expired"
 }

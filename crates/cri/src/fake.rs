@@ -1,15 +1,15 @@
-//! A container runtime in memory that behaves like containerd.
+//! Fake runtime: a container runtime in memory that behaves like containerd.
 //!
-//! It is no mock: it expects nothing. It keeps sandboxes, containers and images, reserves names,
-//! hands out addresses, plays each container's [`Script`], sends events, and answers over the real
+//! It is not a mock: it expects nothing. It keeps sandboxes, containers and images, reserves names,
+//! hands out addresses, plays each container's [`Script`], sends events, and serves the real
 //! protocol, on connections that exist only in memory. So the client, the node and everything
 //! between are the ones that ship, and all of it runs under tokio's paused time.
 //!
-//! What goes wrong is said by [`Rule`]s and drawn from one seed. What a node agent must never do
-//! is checked at every call; see [`Fake::violations`].
+//! Faults are defined by [`Rule`]s and drawn from one seed. What a node agent must never do is
+//! checked at every call; see [`Fake::violations`].
 //!
-//! The model is containerd 1.6 in what it refuses and in which words; [`Features`] adds what newer
-//! ones can.
+//! The model is containerd 1.6 in what it refuses and in its error messages; [`Features`] adds what
+//! newer versions can do.
 
 mod containers;
 mod event_service;
@@ -28,6 +28,7 @@ mod random;
 mod reports;
 mod rpc;
 mod runtime_service;
+mod runtime_state;
 mod sandboxes;
 mod script;
 mod serve;
@@ -35,14 +36,13 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod wire;
-mod world;
 
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 
 use futures::StreamExt;
-use podwright_core::image::BadImageName;
+use podwright_core::image::ImageNameError;
 use podwright_proto::containerd_events::events_server::EventsServer;
 use podwright_proto::cri;
 use podwright_proto::cri::image_service_server::ImageServiceServer;
@@ -72,17 +72,17 @@ use script::End;
 use serve::Shared;
 use wire::Wire;
 
-/// What a real runtime takes in one message, too.
+/// The same limit as in a real runtime.
 const MAX_REQUEST: usize = 16 * 1024 * 1024;
 
-/// A runtime. Clones are the same one; it ends with the last of them.
+/// A runtime. Clones share it; it ends with the last of them.
 ///
-/// Wherever a pod is named, its name, `namespace/name` or its UID will do.
+/// A pod can be given by its name, `namespace/name` or its UID.
 #[derive(Clone)]
 pub struct Fake {
     shared: Arc<Shared>,
     connections: mpsc::UnboundedSender<Wire>,
-    _life: Arc<DropGuard>,
+    _shutdown_guard: Arc<DropGuard>,
 }
 
 impl Fake {
@@ -99,18 +99,18 @@ impl Fake {
             .add_service(images)
             .add_service(EventsServer::new(served));
         let incoming = UnboundedReceiverStream::new(incoming).map(Ok::<_, Infallible>);
-        let life = shared.life.clone();
+        let shutdown = shared.shutdown.clone();
         tokio::spawn(async move {
-            let served = life.run_until_cancelled(server.serve_with_incoming(incoming)).await;
+            let served = shutdown.run_until_cancelled(server.serve_with_incoming(incoming)).await;
             if let Some(Err(error)) = served {
-                tracing::error!(%error, "the fake runtime cannot serve");
+                tracing::error!(%error, "serve fake runtime failed");
             }
         });
-        let life = Arc::new(shared.life.clone().drop_guard());
-        Self { shared, connections, _life: life }
+        let shutdown = Arc::new(shared.shutdown.clone().drop_guard());
+        Self { shared, connections, _shutdown_guard: shutdown }
     }
 
-    // === Talking to it ===
+    // === Clients ===
 
     pub fn client(&self) -> Client {
         self.client_with(Timeouts::default())
@@ -120,13 +120,13 @@ impl Fake {
         Client::over(self.channel(), timeouts)
     }
 
-    /// The client of an agent that will be killed: once `end` is cancelled it does not connect
-    /// again, so that nothing which outlives the agent can act for it.
+    /// The client of an agent that will be killed: once `end` is cancelled it does not reconnect,
+    /// so that tasks which outlive the agent cannot act for it.
     pub fn client_until(&self, timeouts: Timeouts, end: CancellationToken) -> Client {
         Client::over(self.channel_until(end), timeouts)
     }
 
-    /// A channel that connects with its first call, and again whenever the connection broke.
+    /// A channel that connects with its first call, and reconnects when the connection breaks.
     pub fn channel(&self) -> Channel {
         self.channel_until(CancellationToken::new())
     }
@@ -147,10 +147,10 @@ impl Fake {
         Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
     }
 
-    /// Answers at a socket as well, for an agent that is another process. Never ends by itself.
+    /// Also serves on a socket, for an agent in another process. Never returns.
     pub async fn listen(&self, listener: UnixListener) {
         loop {
-            // Nobody is lost who is still there for the next try.
+            // An accept error affects no existing connection; continue.
             let Ok((mut stream, _)) = listener.accept().await else { continue };
             let Some(line) = self.shared.accept() else { continue };
             let (mut near, far) = Wire::pair(line);
@@ -158,13 +158,13 @@ impl Fake {
                 return;
             }
             tokio::spawn(async move {
-                // How it ended is for both ends to notice.
+                // Both ends notice how the connection ended.
                 let _ = tokio::io::copy_bidirectional(&mut stream, &mut near).await;
             });
         }
     }
 
-    // === What it has and what its containers do ===
+    // === Content and scripts ===
 
     pub fn images(&self) -> Images<'_> {
         Images(self)
@@ -172,60 +172,60 @@ impl Fake {
 
     /// The next sandboxes and containers get these ids, in this order.
     pub fn name_next(&self, ids: impl IntoIterator<Item = String>) {
-        self.shared.world.lock().given_ids.extend(ids);
+        self.shared.runtime_state.lock().given_ids.extend(ids);
     }
 
-    /// What containers of this image do. Those without a script run forever.
+    /// Behaviour of containers of this image. Those without a script run forever.
     pub fn script(&self, image: &str, script: Script) {
         let name = podwright_core::image::full_name(image).unwrap_or_else(|_| image.to_owned());
-        self.shared.world.lock().scripts.insert(name, script);
+        self.shared.runtime_state.lock().scripts.insert(name, script);
     }
 
-    /// Chooses scripts by the container's whole configuration; `None` leaves it to the image's.
+    /// Chooses scripts by the container's whole configuration; `None` falls back to the image's.
     pub fn choose_scripts(
         &self,
         choose: impl Fn(&cri::ContainerConfig) -> Option<Script> + Send + Sync + 'static,
     ) {
-        self.shared.world.lock().chooser = Some(Arc::new(choose));
+        self.shared.runtime_state.lock().chooser = Some(Arc::new(choose));
     }
 
-    /// Answers commands as the test goes; `None` leaves it to the script.
-    pub fn answer_exec(
+    /// Handles exec commands in the test; `None` falls back to the script.
+    pub fn handle_exec(
         &self,
         answer: impl Fn(&ExecCall) -> Option<ExecReply> + Send + Sync + 'static,
     ) {
-        self.shared.world.lock().answerer = Some(Arc::new(answer));
+        self.shared.runtime_state.lock().exec_handler = Some(Arc::new(answer));
     }
 
     pub fn set_runtime(&self, condition: Condition) {
-        self.shared.world.lock().runtime = condition;
+        self.shared.runtime_state.lock().runtime = condition;
     }
 
-    /// While the network is not ready, only sandboxes in the host's network can be made.
+    /// While the network is not ready, only host-network sandboxes can be created.
     pub fn set_network(&self, condition: Condition) {
-        self.shared.world.lock().network = condition;
+        self.shared.runtime_state.lock().network = condition;
     }
 
-    // === What goes wrong ===
+    // === Faults ===
 
     pub fn fail(&self, rule: Rule<Fault>) {
-        self.shared.world.lock().rules.add(rule);
+        self.shared.runtime_state.lock().rules.add(rule);
     }
 
     pub fn disturb_events(&self, rule: Rule<EventFault>) {
-        self.shared.world.lock().rules.add_for_events(rule);
+        self.shared.runtime_state.lock().rules.add_for_events(rule);
     }
 
-    /// From now on stops of containers and sandboxes are answered as done, and nothing happens.
-    pub fn stop_in_vain(&self) {
-        self.shared.world.lock().stops_in_vain = true;
+    /// From now on stops of containers and sandboxes succeed without effect.
+    pub fn ignore_stops(&self) {
+        self.shared.runtime_state.lock().ignores_stops = true;
     }
 
-    /// No rule holds any more, and what is stopped stops.
+    /// Removes all rules, and lets stops take effect again.
     pub fn heal(&self) {
-        let mut world = self.shared.world.lock();
-        world.rules.clear();
-        world.stops_in_vain = false;
+        let mut runtime_state = self.shared.runtime_state.lock();
+        runtime_state.rules.clear();
+        runtime_state.ignores_stops = false;
     }
 
     /// The container's process ends. False: none was running.
@@ -233,58 +233,58 @@ impl Fake {
         self.end(pod, container, &End::code(code))
     }
 
-    /// The kernel takes the container's process for its memory. False: none was running.
+    /// The OOM killer kills the container's process. False: none was running.
     pub fn oom_kill(&self, pod: &str, container: &str) -> bool {
         self.end(pod, container, &End::out_of_memory())
     }
 
     fn end(&self, pod: &str, container: &str, end: &End) -> bool {
-        let mut world = self.shared.world.lock();
-        let living = world.living(pod, container);
-        living.inspect(|id| world.end_container(id, end)).is_some()
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let living = runtime_state.living(pod, container);
+        living.inspect(|id| runtime_state.end_container(id, end)).is_some()
     }
 
-    /// The runtime no longer knows what became of a container. False: none was running.
-    pub fn lose_track_of(&self, pod: &str, container: &str) -> bool {
-        let mut world = self.shared.world.lock();
-        let living = world.living(pod, container);
-        let lost = living.and_then(|id| world.containers.get_mut(&id));
+    /// The runtime loses the state of a container. False: none was running.
+    pub fn lose_state_of(&self, pod: &str, container: &str) -> bool {
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let living = runtime_state.living(pod, container);
+        let lost = living.and_then(|id| runtime_state.containers.get_mut(&id));
         let lost = lost.map(|container| container.state = State::Unknown).is_some();
-        world.touch();
+        runtime_state.touch();
         lost
     }
 
-    /// Somebody removes a running container behind the agent's back. False: there was none.
-    pub fn forget_container(&self, pod: &str, container: &str) -> bool {
-        let mut world = self.shared.world.lock();
-        let living = world.living(pod, container);
-        living.inspect(|id| world.delete_container(id)).is_some()
+    /// Removes a running container without the agent's knowledge. False: there was none.
+    pub fn remove_container_externally(&self, pod: &str, container: &str) -> bool {
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let living = runtime_state.living(pod, container);
+        living.inspect(|id| runtime_state.delete_container(id)).is_some()
     }
 
-    /// The sandbox's own process ends; its containers run on. False: none was ready.
+    /// The sandbox's own process ends; its containers keep running. False: none was ready.
     pub fn kill_sandbox(&self, pod: &str) -> bool {
-        let mut world = self.shared.world.lock();
-        let ready = world.ready_sandbox(pod);
-        ready.inspect(|id| world.end_sandbox(id)).is_some()
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let ready = runtime_state.ready_sandbox(pod);
+        ready.inspect(|id| runtime_state.end_sandbox(id)).is_some()
     }
 
     /// The sandbox stays ready but has no address any more. False: none was ready.
     pub fn lose_addresses(&self, pod: &str) -> bool {
-        let mut world = self.shared.world.lock();
-        let ready = world.ready_sandbox(pod);
-        let lost = ready.and_then(|id| world.sandboxes.get_mut(&id));
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let ready = runtime_state.ready_sandbox(pod);
+        let lost = ready.and_then(|id| runtime_state.sandboxes.get_mut(&id));
         let lost = lost.map(|sandbox| sandbox.ips.clear()).is_some();
-        world.touch();
+        runtime_state.touch();
         lost
     }
 
-    /// Every connection breaks, as when the agent dies: calls under way are abandoned, and the
-    /// runtime undoes what they had begun.
+    /// Breaks every connection, as when the agent is killed: calls under way are abandoned, and the
+    /// runtime rolls them back.
     pub fn hang_up(&self) {
         self.shared.hang_up();
     }
 
-    /// The runtime's process ends. Containers run on; nobody can be reached.
+    /// The runtime's process ends. Containers keep running; connections are refused.
     pub fn go_down(&self) {
         self.shared.go_down();
     }
@@ -293,60 +293,60 @@ impl Fake {
         self.shared.come_up();
     }
 
-    /// The runtime's process is replaced. What it holds survives, and containers run on; calls
-    /// under way are lost half done.
+    /// Restarts the runtime's process. Its state survives, and containers keep running; calls under
+    /// way are lost half done.
     pub fn restart(&self) {
         self.go_down();
         self.come_up();
     }
 
-    /// The machine is started again: what ran has ended, unseen, and no sandbox is ready.
+    /// Reboots the machine: all containers have ended without a record, and no sandbox is ready.
     pub fn reboot(&self) {
         self.go_down();
         {
-            let mut world = self.shared.world.lock();
-            let containers: Vec<String> = world.containers.keys().cloned().collect();
+            let mut runtime_state = self.shared.runtime_state.lock();
+            let containers: Vec<String> = runtime_state.containers.keys().cloned().collect();
             for id in containers {
-                world.lose_container(&id);
+                runtime_state.lose_container(&id);
             }
-            let sandboxes: Vec<String> = world.sandboxes.keys().cloned().collect();
+            let sandboxes: Vec<String> = runtime_state.sandboxes.keys().cloned().collect();
             for id in sandboxes {
-                world.lose_sandbox(&id);
+                runtime_state.lose_sandbox(&id);
             }
-            world.touch();
+            runtime_state.touch();
         }
         self.come_up();
     }
 
-    // === What happened ===
+    // === Inspection by tests ===
 
-    /// Every call so far, oldest first, as many as are remembered.
+    /// Every call so far, oldest first, as many as are kept.
     pub fn calls(&self) -> Vec<Call> {
-        self.shared.world.lock().journal.calls()
+        self.shared.runtime_state.lock().journal.calls()
     }
 
-    /// How often a call was made, remembered or not.
+    /// How often a call was made, kept or not.
     pub fn count(&self, rpc: Rpc) -> u64 {
-        self.shared.world.lock().journal.count(rpc)
+        self.shared.runtime_state.lock().journal.count(rpc)
     }
 
-    /// Forgets all calls that ended, so that a test sees only what comes next.
-    pub fn forget_calls(&self) {
-        self.shared.world.lock().journal.forget_calls();
+    /// Clears all finished calls, so that a test sees only later ones.
+    pub fn clear_calls(&self) {
+        self.shared.runtime_state.lock().journal.clear_calls();
     }
 
-    /// What a node agent must never do, and this one did.
+    /// Violations of the rules for node agents so far.
     pub fn violations(&self) -> Vec<Violation> {
-        self.shared.world.lock().journal.violations().to_vec()
+        self.shared.runtime_state.lock().journal.violations().to_vec()
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        self.shared.world.lock().snapshot()
+        self.shared.runtime_state.lock().snapshot()
     }
 
-    /// Waits until the runtime is in a state that pleases, and shows it.
+    /// Waits until the runtime's state matches the condition, and returns it.
     pub async fn wait_for(&self, mut pleases: impl FnMut(&Snapshot) -> bool) -> Snapshot {
-        let mut changes = self.shared.world.lock().changes.subscribe();
+        let mut changes = self.shared.runtime_state.lock().changes.subscribe();
         loop {
             changes.mark_unchanged();
             let snapshot = self.snapshot();
@@ -354,15 +354,15 @@ impl Fake {
                 return snapshot;
             }
             if changes.changed().await.is_err() {
-                // The sender lives as long as `self`.
+                // The sender exists as long as `self`.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// The pod CIDR that the agent told the runtime.
+    /// The pod CIDR that the agent set.
     pub fn pod_cidr(&self) -> Option<String> {
-        self.shared.world.lock().pod_cidr.clone()
+        self.shared.runtime_state.lock().pod_cidr.clone()
     }
 }
 
@@ -370,24 +370,24 @@ impl Fake {
 pub struct Images<'a>(&'a Fake);
 
 impl Images<'_> {
-    /// Puts an image on the machine, as if it had been pulled before. Returns its id.
-    pub fn add(&self, image: impl Into<FakeImage>) -> Result<String, BadImageName> {
-        let mut world = self.0.shared.world.lock();
-        world.images.add(&image.into()).map(|image| image.id)
+    /// Adds an image to the machine, as if it had been pulled before. Returns its id.
+    pub fn add(&self, image: impl Into<FakeImage>) -> Result<String, ImageNameError> {
+        let mut runtime_state = self.0.shared.runtime_state.lock();
+        runtime_state.images.add(&image.into()).map(|image| image.id)
     }
 
-    /// Takes an image off the machine.
+    /// Removes an image from the machine.
     pub fn remove(&self, image: &str) {
-        self.0.shared.world.lock().images.remove(image);
+        self.0.shared.runtime_state.lock().images.remove(image);
     }
 
-    /// Lets a registry offer an image. What nobody offers cannot be pulled.
+    /// Lets a registry offer an image. Other images cannot be pulled.
     pub fn offer(&self, image: impl Into<FakeImage>, pull: Pull) {
-        self.0.shared.world.lock().images.offer(image.into(), pull);
+        self.0.shared.runtime_state.lock().images.offer(image.into(), pull);
     }
 
     /// The pulls under way.
     pub fn pulls(&self) -> Vec<Pulling> {
-        self.0.shared.world.lock().images.pulls()
+        self.0.shared.runtime_state.lock().images.pulls()
     }
 }

@@ -1,7 +1,7 @@
-//! Word from the runtime that something happened.
+//! Runtime events as hints.
 //!
-//! An event is a hint, never a fact: it says *where* to look, and the look tells what is true.
-//! So a lost, doubled or late event costs nothing but time, and the slow relist catches up.
+//! An event is a hint, never a fact: it says *which* pod to inspect, and the inspection yields the
+//! state. So a lost, duplicate or late event costs only time, and the slow relist catches up.
 
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 use podwright_core::ids::PodUid;
@@ -15,20 +15,20 @@ use tonic::Request;
 use crate::client::Client;
 use crate::error::{Error, Kind};
 
-/// Somewhere to look.
+/// What to inspect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
     Pod(PodUid),
-    /// A container or sandbox, by runtime id; the pod is looked up by who hears it.
+    /// A container or sandbox, by runtime id; the receiver maps it to a pod.
     Id(String),
-    /// The same, of one that has ended. containerd tells of an end while its CRI part, which hears
-    /// of it as we do, has yet to write it down: a look at once may come too early.
+    /// The same, for one that has ended. containerd publishes the exit while its CRI plugin, which
+    /// gets the same event, has not yet recorded it: an immediate inspection may come too early.
     Ended(String),
 }
 
 pub type Hints = BoxStream<'static, Result<Hint, Error>>;
 
-/// containerd runs everybody's containers; those of the CRI live in this namespace.
+/// containerd serves several clients; the CRI's containers are in this namespace.
 const CRI_NAMESPACE: &str = "k8s.io";
 
 impl Client {
@@ -48,7 +48,7 @@ impl Client {
         let reply = client.get_container_events(Request::new(cri::GetEventsRequest {})).await;
         let failed = |status: &tonic::Status| Error::from_status(CALL, "", status);
         let mut stream = reply.map_err(|status| failed(&status))?.into_inner();
-        // A runtime without the call says so only with the first message.
+        // A runtime without the call reports that only with the first message.
         let first = match futures::poll!(stream.next()) {
             std::task::Poll::Ready(Some(Err(status))) => return Err(failed(&status)),
             std::task::Poll::Ready(Some(Ok(event))) => Some(event),
@@ -79,7 +79,7 @@ fn cri_hint(event: cri::ContainerEventResponse) -> Hint {
     }
 }
 
-/// Only starts and ends of whole tasks matter; exec'd processes come and go with every probe.
+/// Only starts and exits of whole tasks matter; exec processes come and go with every probe.
 fn containerd_hint(envelope: &containerd::Envelope) -> Option<Hint> {
     let payload = envelope.event.as_ref()?.value.as_slice();
     let id = match envelope.topic.as_str() {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_of_a_probe_in_a_container_is_no_hint() {
+    fn exit_of_an_exec_process_is_no_hint() {
         let exit = |id: &str| containerd::TaskExit {
             container_id: "c1".into(),
             id: id.into(),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_in_an_event_is_passed_over() {
+    fn invalid_event_is_ignored() {
         let mut garbage = envelope("/tasks/exit", &containerd::TaskStart::default());
         garbage.event.as_mut().unwrap().value = vec![0xff; 9];
         assert_eq!(containerd_hint(&garbage), None);

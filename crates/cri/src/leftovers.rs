@@ -1,4 +1,4 @@
-//! Everything the runtime holds, dead or alive, as clean-up needs to see it.
+//! Listing of all sandboxes, containers and images in the runtime, for garbage collection.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use crate::client::Client;
 use crate::convert;
 use crate::error::Error;
 
-/// What the runtime holds of pods. Containers that are no pod's are not ours to judge.
+/// Objects of pods in the runtime. Containers that belong to no pod are not ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
     pub containers: Vec<ListedContainer>,
     pub sandboxes: Vec<ListedSandbox>,
-    /// Every name under which a container of any kind, even nobody's, uses an image.
+    /// Every image name that any container uses, including containers that belong to no pod.
     pub images_in_use: BTreeSet<String>,
 }
 
@@ -36,14 +36,14 @@ impl Client {
         })
     }
 
-    /// The image of sandboxes, where the runtime says it; older ones do not pin it themselves.
+    /// The sandbox image, where the runtime reports it; older runtimes do not pin it themselves.
     pub async fn sandbox_image(&self) -> Result<Option<String>, Error> {
         let info = self.verbose_status().await?;
         Ok(info.get("config").and_then(|config| field(config, "sandboxImage")))
     }
 
-    /// Where images are kept; some path on that file system.
-    pub async fn image_folder(&self) -> Result<PathBuf, Error> {
+    /// Storage directory of images; some path on that filesystem.
+    pub async fn image_directory(&self) -> Result<PathBuf, Error> {
         let info = self.image_fs_info().await?;
         let place = info.image_filesystems.into_iter().find_map(|usage| usage.fs_id);
         let place = place.map(|id| id.mountpoint).filter(|path| !path.is_empty());
@@ -67,7 +67,7 @@ fn container(listed: &cri::Container) -> Option<ListedContainer> {
         sandbox: SandboxId::new(listed.pod_sandbox_id.as_str()),
         attempt: convert::attempt(&listed.annotations, listed.metadata.as_ref()),
         created: convert::nanos(listed.created_at)?,
-        state: convert::glance(listed.state),
+        state: convert::listed_state(listed.state),
     })
 }
 
@@ -82,8 +82,8 @@ fn sandbox(listed: &cri::PodSandbox) -> Option<ListedSandbox> {
     })
 }
 
-/// One text field of a JSON object, without reading all of it into a tree: the runtime's whole
-/// configuration is in there.
+/// One string field of a JSON object, without parsing all of it: it contains the runtime's whole
+/// configuration.
 fn field(json: &str, name: &str) -> Option<String> {
     let (_, after) = json.split_once(&format!("\"{name}\""))?;
     let value = after.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_field_is_read_out_of_the_runtimes_configuration() {
+    fn sandbox_image_is_read_from_the_runtime_configuration() {
         for (json, want) in [
             (
                 r#"{"a":1,"sandboxImage":"localhost/podwright/pause:1","b":{}}"#,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_an_owner_or_a_time_is_not_ours() {
+    fn objects_without_owner_or_creation_time_are_ignored() {
         let labels = |uid: &str| {
             let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
             [

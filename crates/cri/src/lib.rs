@@ -1,8 +1,8 @@
-//! The container runtime, spoken to over the CRI, in Podwright's own types.
+//! Client of the container runtime over the CRI, in Podwright's own types.
 //!
-//! The rest of the node never sees a gRPC status or a protobuf enum: calls take and give the
-//! types of `podwright_core`, replies are validated here, and every error says which call failed
-//! on which object and whether it is worth another try.
+//! The rest of the node never sees a gRPC status or a protobuf enum: calls take and return the
+//! types of `podwright_core`, replies are validated here, and every error says which call failed on
+//! which object and whether a retry can help.
 
 pub mod client;
 pub mod convert;
@@ -12,14 +12,14 @@ pub mod error;
 pub mod fake;
 pub mod hints;
 mod leftovers;
-mod ownership;
 #[cfg(test)]
-mod spoilt_replies;
+mod mutated_replies;
+mod ownership;
 
 pub use client::{
     Client, ExecOutput, Image, PullResult, RuntimeStatus, Streams, Timeouts, Version,
 };
-pub use convert::{SeenContainer, Termination};
+pub use convert::{ObservedContainer, Termination};
 pub use endpoint::Endpoint;
 pub use error::{Error, Kind};
 pub use hints::Hint;

@@ -1,8 +1,8 @@
-//! Which pods of a runtime are this node's, where other nodes use it as well.
+//! Ownership of pods in a runtime that several nodes share.
 //!
-//! An agent ends what runs and no source names, and removes what is dead. In a runtime of its own
-//! that is the leftover of an earlier agent; in a shared one it may be another node's pod. So the
-//! lists that this is decided by hold only this node's pods.
+//! An agent stops pods that no source names, and removes dead ones. In a runtime of its own these
+//! are leftovers of an earlier agent; in a shared one they may be another node's pods. So the lists
+//! used for these decisions contain only this node's pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use podwright_proto::cri;
 use crate::client::Client;
 use crate::error::{Error, Kind};
 
-/// One sandbox that cannot be inspected must not hold up the list of all.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Inspections at a time.
-const AT_ONCE: usize = 8;
+/// A sandbox that cannot be inspected must not block the list of all.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Concurrent inspections.
+const CONCURRENT_INSPECTIONS: usize = 8;
 
-/// Whether a sandbox is this node's, by what the runtime says of it in its own form.
+/// Whether a sandbox belongs to this node, by the runtime's own information about it.
 pub type IsOwn = Arc<dyn Fn(&BTreeMap<String, String>) -> bool + Send + Sync>;
 
 #[derive(Clone)]
 pub(crate) struct Ownership {
     is_own: IsOwn,
-    /// The answers for the sandboxes of the last list. They do not change during a sandbox's life.
+    /// Results for the sandboxes of the last list. They do not change during a sandbox's lifetime.
     known: Arc<Mutex<HashMap<String, bool>>>,
 }
 
 impl Client {
-    /// Lists of the whole runtime hold only the sandboxes that are this node's, and their
-    /// containers. One whose owner cannot be found out is not listed.
+    /// Restricts lists to this node's sandboxes and their containers. A sandbox whose owner cannot
+    /// be determined is not listed.
     pub fn shared_with_others(mut self, is_own: IsOwn) -> Self {
         self.ownership = Some(Ownership { is_own, known: Arc::default() });
         self
@@ -48,7 +48,7 @@ impl Client {
         Ok((self.keep_own(sandboxes).await, containers))
     }
 
-    /// Whether a container is this node's, if these are its sandboxes.
+    /// Whether a container belongs to this node, if these are its sandboxes.
     pub(crate) fn is_of_own(&self, container: &cri::Container, own: &BTreeSet<String>) -> bool {
         self.ownership.is_none() || own.contains(&container.pod_sandbox_id)
     }
@@ -63,28 +63,31 @@ impl Client {
         };
         let inspections = unknown.into_iter().map(|id| {
             let (this, ownership) = (self.clone(), ownership.clone());
-            async move { this.inspect(&ownership, &id).await }
+            async move { this.determine_owner(&ownership, &id).await }
         });
-        futures::stream::iter(inspections).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+        futures::stream::iter(inspections)
+            .buffer_unordered(CONCURRENT_INSPECTIONS)
+            .collect::<Vec<()>>()
+            .await;
         let known = ownership.known.lock();
         let is_own = |sandbox: &cri::PodSandbox| known.get(&sandbox.id).copied().unwrap_or(false);
         sandboxes.into_iter().filter(is_own).collect()
     }
 
-    async fn inspect(&self, ownership: &Ownership, id: &str) {
+    async fn determine_owner(&self, ownership: &Ownership, id: &str) {
         let sandbox = SandboxId::new(id);
-        match tokio::time::timeout(PATIENCE, self.sandbox_info(&sandbox)).await {
+        match tokio::time::timeout(INSPECT_TIMEOUT, self.sandbox_info(&sandbox)).await {
             Ok(Ok(info)) => {
                 ownership.known.lock().insert(id.to_owned(), (ownership.is_own)(&info));
             }
             Ok(Err(error)) if error.kind == Kind::NotFound => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, sandbox = id, "cannot find out whose a sandbox is, retrying");
+                tracing::warn!(%error, sandbox = id, "inspect sandbox: cannot determine its node, retrying");
             }
             Err(_) => {
                 tracing::warn!(
                     sandbox = id,
-                    "the runtime does not tell whose a sandbox is, retrying"
+                    "inspect sandbox: no information about its node, retrying"
                 );
             }
         }
@@ -147,17 +150,17 @@ mod tests {
     }
 
     async fn listed(client: &Client) -> Vec<PodUid> {
-        let glance: Vec<PodUid> = client.glance().await.unwrap().into_keys().collect();
+        let listed_pods: Vec<PodUid> = client.list_pods().await.unwrap().into_keys().collect();
         let left = client.leftovers().await.unwrap();
         let of_sandboxes: BTreeSet<PodUid> = left.sandboxes.into_iter().map(|s| s.pod).collect();
         let of_containers: BTreeSet<PodUid> = left.containers.into_iter().map(|c| c.pod).collect();
         assert_eq!(of_sandboxes, of_containers);
-        assert!(glance.iter().eq(&of_sandboxes), "{glance:?} {of_sandboxes:?}");
-        glance
+        assert!(listed_pods.iter().eq(&of_sandboxes), "{listed_pods:?} {of_sandboxes:?}");
+        listed_pods
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pods_of_another_node_are_not_listed_and_their_images_are_in_use() {
+    async fn pods_of_another_node_are_not_listed_but_their_images_are_in_use() {
         let (fake, client) = runtime();
         for (pod, parent) in [("a", "/ours/poda"), ("b", "/kubepods/podb"), ("c", "")] {
             run(&client, pod, parent).await;
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(listed(&client).await, [PodUid::new("a")]);
         assert!(client.leftovers().await.unwrap().images_in_use.contains(IMAGE));
         assert_eq!(fake.count(Rpc::PodSandboxStatus), 3, "each is inspected once");
-        assert_eq!(fake.client().glance().await.unwrap().len(), 3, "a runtime of its own");
+        assert_eq!(fake.client().list_pods().await.unwrap().len(), 3, "a runtime of its own");
     }
 
     #[tokio::test(start_paused = true)]
@@ -175,7 +178,7 @@ mod tests {
             run(&client, "a", "/ours/poda").await;
             run(&client, "b", "/ours/podb").await;
             fake.fail(Rule::on(Rpc::PodSandboxStatus, fault).pod("b").first(1));
-            assert_eq!(client.glance().await.unwrap().len(), 1);
+            assert_eq!(client.list_pods().await.unwrap().len(), 1);
             assert_eq!(listed(&client).await.len(), 2);
         }
     }

@@ -1,4 +1,5 @@
-//! The kubelet of a bed: ours, or any other that takes upstream's flags and configuration file.
+//! Kubelet of a test bed: Podwright's agent, or any other kubelet that takes the upstream flags and
+//! configuration file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,8 +14,8 @@ use http::Request;
 use serde_json::{Map, Value, json};
 
 use crate::bed::Bed;
-use crate::bystanders::{AgentPlaces, Bystanders, Kubelet};
-use crate::ground::Ground;
+use crate::bystanders::{AgentDirectories, Bystanders, Kubelet};
+use crate::environment::TestEnvironment;
 use crate::http::{Tls, send};
 use crate::netns::NODE_ADDRESS;
 use crate::pki::PairFiles;
@@ -24,7 +25,7 @@ use crate::tools;
 const GRACE: Duration = Duration::from_secs(20);
 const START: Duration = Duration::from_secs(60);
 
-/// What kind of kubelet to start, and how.
+/// Configuration of a kubelet that is not started yet.
 pub struct AgentBuilder<'bed> {
     bed: &'bed Bed,
     node: String,
@@ -33,7 +34,7 @@ pub struct AgentBuilder<'bed> {
     bootstrap: Option<PathBuf>,
     changes: Vec<Value>,
     arguments: Vec<OsString>,
-    environment: Vec<(OsString, OsString)>,
+    variables: Vec<(OsString, OsString)>,
     ports: Ports,
 }
 
@@ -43,15 +44,15 @@ struct Ports {
     healthz: u16,
 }
 
-/// A running kubelet. Dropped, it is killed; its containers end with the bed.
+/// A running kubelet. Dropping it kills the process; its containers are removed with the bed.
 pub struct Agent {
-    ground: Arc<Ground>,
+    environment: Arc<TestEnvironment>,
     node: String,
-    folder: PathBuf,
+    directory: PathBuf,
     cgroup_root: String,
     ports: Ports,
     command: Vec<OsString>,
-    environment: Vec<(OsString, OsString)>,
+    variables: Vec<(OsString, OsString)>,
     daemon: Daemon,
 }
 
@@ -65,17 +66,18 @@ impl<'bed> AgentBuilder<'bed> {
             bootstrap: None,
             changes: Vec::new(),
             arguments: Vec::new(),
-            environment: Vec::new(),
+            variables: Vec::new(),
             ports: Ports { api: 10250, healthz: 10248 },
         }
     }
 
-    /// Runs this program, which needs no subcommand: an upstream kubelet, or a link called so.
+    /// Runs this program, which needs no subcommand: an upstream kubelet, or a link named
+    /// `kubelet`.
     pub fn program(self, path: impl Into<OsString>) -> Self {
         self.command_line([path.into()])
     }
 
-    /// The same with arguments that come before all others; with nothing at all, ours runs.
+    /// Like [`Self::program`], with arguments that precede all others. If empty, Podwright runs.
     pub fn command_line(mut self, words: impl IntoIterator<Item = OsString>) -> Self {
         self.program = words.into_iter().collect();
         self
@@ -90,11 +92,11 @@ impl<'bed> AgentBuilder<'bed> {
     /// Joins by TLS bootstrap: its own kubeconfig does not exist yet.
     pub fn bootstrapped(mut self) -> Result<Self> {
         self.bootstrap = Some(self.bed.control_plane()?.bootstrap_kubeconfig()?);
-        let kubeconfig = self.folder().join("kubeconfig");
+        let kubeconfig = self.directory().join("kubeconfig");
         Ok(self.kubeconfig(kubeconfig))
     }
 
-    /// Joins with a kubeconfig of the test's own.
+    /// Joins with a kubeconfig that the test provides.
     pub fn kubeconfig(mut self, path: impl Into<PathBuf>) -> Self {
         self.kubeconfig = Some(path.into());
         self
@@ -112,57 +114,57 @@ impl<'bed> AgentBuilder<'bed> {
     }
 
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.environment.push((name.into(), value.into()));
+        self.variables.push((name.into(), value.into()));
         self
     }
 
-    /// Other ports than 10250 and 10248: for a second agent in the same bed.
+    /// Ports other than 10250 and 10248, for a second agent in the same bed.
     pub fn ports(mut self, api: u16, healthz: u16) -> Self {
         self.ports = Ports { api, healthz };
         self
     }
 
-    /// Starts it. It is not healthy yet: see [`Agent::healthy`].
+    /// Starts the process without waiting for it to become healthy: see [`Agent::healthy`].
     pub fn start(mut self) -> Result<Agent> {
-        let ground = self.bed.ground().clone();
-        let folder = self.folder();
+        let environment = self.bed.environment().clone();
+        let directory = self.directory();
         for below in ["root", "pod-logs", "containers", "manifests", "certificates", "plugins"] {
-            fs::create_dir_all(folder.join(below))?;
+            fs::create_dir_all(directory.join(below))?;
         }
-        let cgroup_root = ground.cgroup().child(&self.node)?;
+        let cgroup_root = environment.cgroup().child(&self.node)?;
         if let Some(bystanders) = self.bed.bystanders() {
             let other = tools::reference().is_some_and(|kubelet| {
                 self.program.first().is_some_and(|program| *program == kubelet)
             });
             let kubelet = if other { Kubelet::Other } else { Kubelet::Ours };
-            let places = AgentPlaces { directory: &folder, cgroup: &self.node, kubelet };
-            bystanders.plant_around(&ground, &places)?;
+            let places = AgentDirectories { directory: &directory, cgroup: &self.node, kubelet };
+            bystanders.create_around(&environment, &places)?;
         }
-        let mut configuration = self.defaults(&folder, &cgroup_root)?;
+        let mut configuration = self.defaults(&directory, &cgroup_root)?;
         for change in &self.changes {
             merge(&mut configuration, change);
         }
-        fs::write(folder.join("config.yaml"), format!("{configuration:#}\n"))?;
-        let command = self.command(&folder)?;
-        let environment = std::mem::take(&mut self.environment);
-        let daemon = launch(&ground, &self.node, &command, &environment)?;
+        fs::write(directory.join("config.yaml"), format!("{configuration:#}\n"))?;
+        let command = self.command(&directory)?;
+        let variables = std::mem::take(&mut self.variables);
+        let daemon = launch(&environment, &self.node, &command, &variables)?;
         Ok(Agent {
-            ground,
-            folder,
+            environment,
+            directory,
             cgroup_root,
             ports: self.ports,
             node: self.node,
             command,
-            environment,
+            variables,
             daemon,
         })
     }
 
-    fn folder(&self) -> PathBuf {
-        self.bed.ground().path("agents").join(&self.node)
+    fn directory(&self) -> PathBuf {
+        self.bed.environment().path("agents").join(&self.node)
     }
 
-    fn command(&mut self, folder: &Path) -> Result<Vec<OsString>> {
+    fn command(&mut self, directory: &Path) -> Result<Vec<OsString>> {
         let mut command = std::mem::take(&mut self.program);
         if command.is_empty() {
             command.push(tools::podwright()?.into_os_string());
@@ -173,9 +175,9 @@ impl<'bed> AgentBuilder<'bed> {
             flag.push(value);
             command.push(flag);
         };
-        flag("config", folder.join("config.yaml").as_os_str());
-        flag("root-dir", folder.join("root").as_os_str());
-        flag("cert-dir", folder.join("certificates").as_os_str());
+        flag("config", directory.join("config.yaml").as_os_str());
+        flag("root-dir", directory.join("root").as_os_str());
+        flag("cert-dir", directory.join("certificates").as_os_str());
         flag("hostname-override", OsStr::new(&self.node));
         flag("node-ip", OsStr::new(&NODE_ADDRESS.to_string()));
         flag("v", OsStr::new("4"));
@@ -189,9 +191,9 @@ impl<'bed> AgentBuilder<'bed> {
         Ok(command)
     }
 
-    /// Everything a kubelet would otherwise share with the machine is the bed's own; and nothing
-    /// depends on how full the machine's disk is.
-    fn defaults(&self, folder: &Path, cgroup_root: &str) -> Result<Value> {
+    /// Everything a kubelet would otherwise share with the machine belongs to the bed, and the
+    /// results do not depend on how full the machine's disk is.
+    fn defaults(&self, directory: &Path, cgroup_root: &str) -> Result<Value> {
         let mut configuration = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -205,12 +207,12 @@ impl<'bed> AgentBuilder<'bed> {
             "healthzBindAddress": "127.0.0.1",
             "healthzPort": self.ports.healthz,
             "imageGCHighThresholdPercent": 100,
-            "podLogsDir": folder.join("pod-logs"),
+            "podLogsDir": directory.join("pod-logs"),
             "port": self.ports.api,
             "readOnlyPort": 0,
             "resolvConf": "",
-            "staticPodPath": folder.join("manifests"),
-            "volumePluginDir": folder.join("plugins"),
+            "staticPodPath": directory.join("manifests"),
+            "volumePluginDir": directory.join("plugins"),
         });
         if self.kubeconfig.is_some() && self.bed.control_plane().is_ok() {
             merge(&mut configuration, &self.serving()?);
@@ -218,8 +220,8 @@ impl<'bed> AgentBuilder<'bed> {
         Ok(configuration)
     }
 
-    /// A member of a cluster serves with a certificate of the cluster's authority and asks the API
-    /// server who may come in.
+    /// A joined node serves with a certificate of the cluster's CA and delegates authentication and
+    /// authorization to the API server.
     fn serving(&self) -> Result<Value> {
         let authority = self.bed.control_plane()?.authority();
         let addresses = [IpAddr::V4(NODE_ADDRESS), IpAddr::from([127, 0, 0, 1])];
@@ -241,15 +243,16 @@ impl<'bed> AgentBuilder<'bed> {
 }
 
 fn launch(
-    ground: &Ground,
+    environment: &TestEnvironment,
     node: &str,
     command: &[OsString],
-    environment: &[(OsString, OsString)],
+    variables: &[(OsString, OsString)],
 ) -> Result<Daemon> {
-    let (program, arguments) = command.split_first().context("an agent is a command line")?;
-    let mut command = ground.command(program);
-    command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-    ground.daemon(node, command)
+    let (program, arguments) =
+        command.split_first().context("the agent's command line is empty")?;
+    let mut command = environment.command(program);
+    command.args(arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+    environment.daemon(node, command)
 }
 
 impl Agent {
@@ -257,52 +260,52 @@ impl Agent {
         &self.node
     }
 
-    /// Its `cgroupRoot`.
+    /// The `cgroupRoot` setting.
     pub fn cgroup_root(&self) -> &str {
         &self.cgroup_root
     }
 
-    /// Its `--root-dir`.
+    /// The `--root-dir` flag.
     pub fn root_dir(&self) -> PathBuf {
-        self.folder.join("root")
+        self.directory.join("root")
     }
 
-    /// Its `podLogsDir`.
+    /// The `podLogsDir` setting.
     pub fn pod_logs(&self) -> PathBuf {
-        self.folder.join("pod-logs")
+        self.directory.join("pod-logs")
     }
 
-    /// The log directories of its pods, without those of bystanders.
+    /// The log directories of pods, without those of bystanders.
     pub fn log_directories(&self) -> Result<Vec<PathBuf>> {
         entries(&self.pod_logs())
     }
 
-    /// The directories of its pods, without those of bystanders.
+    /// The directories of pods, without those of bystanders.
     pub fn pod_directories(&self) -> Result<Vec<PathBuf>> {
         entries(&self.root_dir().join("pods"))
     }
 
-    /// A folder for the links that upstream puts into /var/log/containers.
+    /// Directory of the log links that upstream puts into /var/log/containers.
     pub fn log_links(&self) -> PathBuf {
-        self.folder.join("containers")
+        self.directory.join("containers")
     }
 
-    /// Its `staticPodPath`.
+    /// The `staticPodPath` setting.
     pub fn manifests(&self) -> PathBuf {
-        self.folder.join("manifests")
+        self.directory.join("manifests")
     }
 
-    /// Its `--cert-dir`.
+    /// The `--cert-dir` flag.
     pub fn certificates(&self) -> PathBuf {
-        self.folder.join("certificates")
+        self.directory.join("certificates")
     }
 
-    /// Its configuration file.
+    /// The configuration file.
     pub fn configuration(&self) -> PathBuf {
-        self.folder.join("config.yaml")
+        self.directory.join("config.yaml")
     }
 
-    /// Where it serves, inside the namespace.
+    /// Base URL of the kubelet server, inside the namespace.
     pub fn url(&self) -> String {
         format!("https://{NODE_ADDRESS}:{}", self.ports.api)
     }
@@ -311,53 +314,53 @@ impl Agent {
         &self.daemon
     }
 
-    /// Puts a static pod into its manifest folder, whole or not at all.
+    /// Writes a static pod manifest atomically.
     pub fn add_manifest(&self, name: &str, pod: &Value) -> Result<PathBuf> {
-        let part = self.folder.join(format!("{name}.part"));
+        let part = self.directory.join(format!("{name}.part"));
         let path = self.manifests().join(format!("{name}.json"));
         fs::write(&part, serde_json::to_vec(pod)?)?;
         fs::rename(&part, &path).with_context(|| format!("writing {}", path.display()))?;
         Ok(path)
     }
 
-    /// Waits until `/healthz` says ok.
+    /// Waits until `/healthz` returns a success status.
     pub async fn healthy(&self) -> Result<()> {
         let healthy = async || {
             let url = format!("http://127.0.0.1:{}/healthz", self.ports.healthz);
             let request = Request::get(url).body(Default::default())?;
-            let answer = send(self.ground.netns(), request, &Tls::default()).await?;
-            Ok(answer.status.is_success().then_some(()))
+            let response = send(self.environment.netns(), request, &Tls::default()).await?;
+            Ok(response.status.is_success().then_some(()))
         };
         self.daemon.until("the agent to be healthy", START, healthy).await
     }
 
-    /// SIGKILL: at whatever it was doing.
+    /// Sends SIGKILL, whatever the agent is doing.
     pub async fn kill(&self) -> Result<ExitStatus> {
         self.daemon.kill().await
     }
 
-    /// SIGTERM, and SIGKILL if it takes long.
+    /// Sends SIGTERM, and SIGKILL after the grace period.
     pub async fn stop(&self) -> Result<ExitStatus> {
         self.daemon.stop(GRACE).await
     }
 
-    /// Starts another build of the program, with the same arguments and in the same directories,
-    /// after this one was killed or stopped; the log goes on.
+    /// Starts another build of the program with the same arguments and directories, after this one
+    /// was killed or stopped; the log is continued.
     pub async fn restart_as(&mut self, program: &Path) -> Result<()> {
-        let first = self.command.first_mut().context("an agent is a command line")?;
+        let first = self.command.first_mut().context("the agent's command line is empty")?;
         *first = program.as_os_str().to_owned();
         self.restart().await
     }
 
-    /// Starts the same command again, after it was killed or stopped; its log goes on.
+    /// Starts the same command again after it was killed or stopped; the log is continued.
     pub async fn restart(&mut self) -> Result<()> {
         self.daemon.kill().await?;
-        self.daemon = launch(&self.ground, &self.node, &self.command, &self.environment)?;
+        self.daemon = launch(&self.environment, &self.node, &self.command, &self.variables)?;
         Ok(())
     }
 }
 
-/// What is in a directory that a user has put nothing into.
+/// The entries of a directory, without bystanders.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = || format!("listing {}", directory.display());
     let paths = fs::read_dir(directory).with_context(failed)?.flatten().map(|entry| entry.path());

@@ -1,4 +1,4 @@
-//! The API server's audit log: who asked for what. This is how a test counts an agent's requests.
+//! Audit log of the API server, with which a test counts an agent's requests.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use http::StatusCode;
 use serde::Deserialize;
 
-/// Every request once, when it is answered; a watch when it begins, because it may never end.
+/// Logs each request once, on completion; a watch is logged when it starts, because it may never
+/// complete.
 pub(crate) const POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
@@ -19,10 +20,10 @@ pub(crate) const POLICY: &str = r#"{
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Audited {
+pub struct AuditedRequest {
     pub user: String,
     pub verb: String,
-    /// Empty for a request that names none, such as `/readyz`.
+    /// Empty for a request without a resource, such as `/readyz`.
     pub resource: String,
     pub subresource: String,
     pub namespace: String,
@@ -67,12 +68,12 @@ struct Response {
     code: u16,
 }
 
-/// Forgets what was asked so far. The server appends, so it goes on writing at the new end.
-pub(crate) fn forget(log: &Path) -> Result<()> {
+/// Truncates the log. The server opened it for appending and continues at the new end.
+pub(crate) fn truncate(log: &Path) -> Result<()> {
     fs::File::create(log).map(drop).with_context(|| format!("emptying {}", log.display()))
 }
 
-pub(crate) fn read(log: &Path) -> Result<Vec<Audited>> {
+pub(crate) fn read(log: &Path) -> Result<Vec<AuditedRequest>> {
     match fs::read_to_string(log) {
         Ok(text) => Ok(parse(&text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -80,14 +81,14 @@ pub(crate) fn read(log: &Path) -> Result<Vec<Audited>> {
     }
 }
 
-/// One event in each line; the last line may still be in the writing.
-fn parse(log: &str) -> Vec<Audited> {
+/// One event per line; the last line may be incomplete.
+fn parse(log: &str) -> Vec<AuditedRequest> {
     let events = log.lines().filter_map(|line| serde_json::from_str::<Event>(line).ok());
-    events.filter(counts).map(Audited::from).collect()
+    events.filter(is_counted).map(AuditedRequest::from).collect()
 }
 
-/// A request that takes long is told of twice; only its beginning counts.
-fn counts(event: &Event) -> bool {
+/// A long-running request is logged twice; only its start counts.
+fn is_counted(event: &Event) -> bool {
     match event.stage.as_str() {
         "ResponseStarted" => true,
         "ResponseComplete" => event.verb != "watch",
@@ -95,7 +96,7 @@ fn counts(event: &Event) -> bool {
     }
 }
 
-impl From<Event> for Audited {
+impl From<Event> for AuditedRequest {
     fn from(event: Event) -> Self {
         let code = event.response_status.map_or(0, |response| response.code);
         Self {
@@ -128,13 +129,13 @@ mod tests {
         };
         for (case, log, want) in [
             ("a get", event("ResponseComplete", "get"), 1),
-            ("a watch under way", event("ResponseStarted", "watch"), 1),
+            ("an open watch", event("ResponseStarted", "watch"), 1),
             (
-                "a watch that ended",
+                "a closed watch",
                 event("ResponseStarted", "watch") + "\n" + &event("ResponseComplete", "watch"),
                 1,
             ),
-            ("a line in the writing", event("ResponseComplete", "get") + "\n{\"sta", 1),
+            ("an incomplete line", event("ResponseComplete", "get") + "\n{\"sta", 1),
             ("nothing", String::new(), 0),
         ] {
             assert_eq!(parse(&log).len(), want, "{case}");

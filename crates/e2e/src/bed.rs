@@ -1,4 +1,4 @@
-//! A bed: one machine's worth of real parts for one test.
+//! Test bed: the real components that one test runs on.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,30 +12,30 @@ use hyper::body::Bytes;
 use crate::agent::AgentBuilder;
 use crate::bystanders::Bystanders;
 use crate::containerd::{self, Containerd};
-use crate::control_plane::{ControlPlane, Wishes};
+use crate::control_plane::{ControlPlane, ControlPlaneOptions};
 use crate::cri::Cri;
-use crate::ground::Ground;
-use crate::http::{Answer, Tls, send};
+use crate::environment::TestEnvironment;
+use crate::http::{HttpResponse, Tls, send};
 use crate::kubectl::{self, Kubectl};
 use crate::netns::{Host, NetNs};
 use crate::process::Daemon;
 
 const POD_SUBNET: &str = "10.88.0.0/16";
 
-/// Real containerd, and if wanted a real control plane, on ground of their own, with
-/// [things of a user's own](crate::bystanders) in the way. Dropped, everything is gone when the drop
-/// returns; killed, a moment later. A case ends it with [`Bed::close`], which also verifies that
-/// nothing of the user's was harmed.
+/// A real containerd and optionally a real control plane, each in a [`TestEnvironment`],
+/// surrounded by [bystanders](crate::bystanders). On drop, everything is removed before the drop returns; if the
+/// process is killed, shortly after. A case ends it with [`Bed::close`], which also verifies the
+/// bystanders.
 pub struct Bed {
-    // Dropped in this order: the ground last.
+    // Fields are dropped in this order: the test environment last.
     closing: MustClose,
     plane: Option<ControlPlane>,
     containerd: Containerd,
     bystanders: Option<Bystanders>,
-    ground: Arc<Ground>,
+    environment: Arc<TestEnvironment>,
 }
 
-/// Makes it impossible to forget [`Bed::close`]: dropped while nothing panics, it panics.
+/// Enforces [`Bed::close`]: panics on drop unless disarmed or already panicking.
 struct MustClose {
     id: String,
     armed: bool,
@@ -46,8 +46,8 @@ impl Drop for MustClose {
     fn drop(&mut self) {
         if self.armed && !std::thread::panicking() {
             panic!(
-                "bed {} was dropped and not closed, so nothing shows that the node harmed nothing: \
-                 end the case with Bed::close(). If the case returned an error before, that is \
+                "bed {} was dropped without being closed, so its bystanders were not verified: \
+                 end the case with Bed::close(). If the case returned an error first, that is \
                  the cause",
                 self.id
             );
@@ -59,57 +59,57 @@ impl Drop for MustClose {
 pub struct BedBuilder {
     release: Option<containerd::Release>,
     pod_subnet: Option<String>,
-    plane: Option<Wishes>,
+    plane: Option<ControlPlaneOptions>,
     unwatched: bool,
 }
 
 impl BedBuilder {
-    /// A given containerd, instead of the one `PODWRIGHT_CONTAINERD` names.
+    /// Uses this containerd release instead of the one in `PODWRIGHT_CONTAINERD`.
     pub fn containerd(mut self, release: containerd::Release) -> Self {
         self.release = Some(release);
         self
     }
 
-    /// Where pods get their addresses from; by default 10.88.0.0/16.
+    /// The subnet of pod addresses; 10.88.0.0/16 by default.
     pub fn pod_subnet(mut self, subnet: &str) -> Self {
         self.pod_subnet = Some(subnet.to_owned());
         self
     }
 
-    /// With etcd, kube-apiserver and kube-controller-manager.
+    /// Adds etcd, kube-apiserver and kube-controller-manager.
     pub fn control_plane(mut self) -> Self {
         self.plane.get_or_insert_default();
         self
     }
 
-    /// With one that no other bed had before: what a server did until now may be measured.
+    /// Adds a control plane that no other bed has used, so that its past activity can be measured.
     pub fn fresh_control_plane(mut self) -> Self {
         self.plane.get_or_insert_default().fresh = true;
         self
     }
 
-    /// With more controllers than nodes and service accounts need, such as `replicaset`.
+    /// Runs controllers beyond those for nodes and service accounts, such as `replicaset`.
     pub fn controllers(mut self, names: &[&str]) -> Self {
         let names = names.iter().map(|&name| name.to_owned());
         self.plane.get_or_insert_default().controllers.extend(names);
         self
     }
 
-    /// How long the certificates that nodes ask for are good from then on. They also were for the
-    /// five minutes before.
+    /// Validity of certificates issued to nodes from the time of issue. They are also backdated by
+    /// five minutes.
     pub fn certificates_for(mut self, duration: Duration) -> Self {
         self.plane.get_or_insert_default().certificates_for = Some(duration);
         self
     }
 
-    /// A further flag for the API server, such as `--feature-gates=…`.
+    /// Adds a flag for the API server, such as `--feature-gates=…`.
     pub fn apiserver_flag(mut self, flag: &str) -> Self {
         self.plane.get_or_insert_default().apiserver_flags.push(flag.to_owned());
         self
     }
 
-    /// Without bystanders, and without the duty to close it: for measurements, which are to see
-    /// nothing but the node.
+    /// No bystanders, and no need to close the bed: for measurements, which must not include
+    /// bystanders.
     pub fn without_bystanders(mut self) -> Self {
         self.unwatched = true;
         self
@@ -120,23 +120,23 @@ impl BedBuilder {
             Some(release) => release,
             None => containerd::Release::from_environment()?,
         };
-        let ground = Arc::new(Ground::claim(Host::Node).await?);
+        let environment = Arc::new(TestEnvironment::create(Host::Node).await?);
         let subnet = self.pod_subnet.as_deref().unwrap_or(POD_SUBNET);
-        let planting = async {
+        let creating = async {
             if self.unwatched {
                 return Ok(None);
             }
-            let ground = ground.clone();
-            tokio::task::spawn_blocking(move || Bystanders::plant(&ground).map(Some)).await?
+            let environment = environment.clone();
+            tokio::task::spawn_blocking(move || Bystanders::create(&environment).map(Some)).await?
         };
-        let starting = Containerd::start(ground.clone(), release, subnet);
-        let (containerd, bystanders) = tokio::try_join!(starting, planting)?;
+        let starting = Containerd::start(environment.clone(), release, subnet);
+        let (containerd, bystanders) = tokio::try_join!(starting, creating)?;
         let plane = match self.plane {
-            Some(wishes) => Some(ControlPlane::provide(wishes, ground.netns()).await?),
+            Some(options) => Some(ControlPlane::provide(options, environment.netns()).await?),
             None => None,
         };
-        let closing = MustClose { id: ground.id().to_owned(), armed: !self.unwatched };
-        Ok(Bed { closing, plane, containerd, bystanders, ground })
+        let closing = MustClose { id: environment.id().to_owned(), armed: !self.unwatched };
+        Ok(Bed { closing, plane, containerd, bystanders, environment })
     }
 }
 
@@ -145,27 +145,27 @@ impl Bed {
         BedBuilder::default()
     }
 
-    /// What tells this bed from all others on the machine.
+    /// Unique on this machine.
     pub fn id(&self) -> &str {
-        self.ground.id()
+        self.environment.id()
     }
 
-    pub fn ground(&self) -> &Arc<Ground> {
-        &self.ground
+    pub fn environment(&self) -> &Arc<TestEnvironment> {
+        &self.environment
     }
 
-    /// The things of a user's own that are in the node's way, if the bed has them.
+    /// The bystanders around the node, if the bed has them.
     pub fn bystanders(&self) -> Option<&Bystanders> {
         self.bystanders.as_ref()
     }
 
-    /// A path below the bed's folder.
+    /// A path below the bed's directory.
     pub fn path(&self, below: &str) -> PathBuf {
-        self.ground.path(below)
+        self.environment.path(below)
     }
 
     pub fn netns(&self) -> &NetNs {
-        self.ground.netns()
+        self.environment.netns()
     }
 
     pub fn containerd(&self) -> &Containerd {
@@ -185,80 +185,81 @@ impl Bed {
         self.plane.as_mut().context("this bed has no control plane: Bed::builder().control_plane()")
     }
 
-    /// A client of the API server with every right.
+    /// An API client with cluster-admin rights.
     pub async fn client(&self) -> Result<kube::Client> {
         self.control_plane()?.admin().await
     }
 
-    /// The bed's kubelet, to be configured and started.
+    /// Builder of the bed's kubelet.
     pub fn agent(&self, node: &str) -> AgentBuilder<'_> {
         AgentBuilder::new(self, node)
     }
 
-    /// kubectl, as administrator of the bed's cluster.
+    /// kubectl as cluster administrator.
     pub fn kubectl(&self, release: kubectl::Release) -> Result<Kubectl> {
         self.kubectl_with(release, self.control_plane()?.admin_kubeconfig())
     }
 
     /// kubectl with any kubeconfig, such as one that `podwright up` wrote.
     pub fn kubectl_with(&self, release: kubectl::Release, kubeconfig: PathBuf) -> Result<Kubectl> {
-        Kubectl::new(self.ground.clone(), release, kubeconfig)
+        Kubectl::new(self.environment.clone(), release, kubeconfig)
     }
 
-    /// The runtime, past any agent.
+    /// A direct CRI client of the runtime, without an agent.
     pub async fn cri(&self) -> Result<Cri> {
-        let cgroup = self.ground.cgroup().child("bare")?;
+        let cgroup = self.environment.cgroup().child("bare")?;
         Cri::connect(&self.containerd.socket(), cgroup, &self.path("bare-logs")).await
     }
 
     /// A command that runs inside the bed and ends with it.
     pub fn command(&self, program: &str) -> Command {
-        self.ground.command(program)
+        self.environment.command(program)
     }
 
-    /// Runs a command inside to its end and returns what it printed.
+    /// Runs a command inside to completion and returns its output.
     pub async fn exec(&self, command: &[&str]) -> Result<String> {
-        let (program, arguments) = command.split_first().context("a command has a program")?;
+        let (program, arguments) = command.split_first().context("the command is empty")?;
         let mut command = self.command(program);
         command.args(arguments);
-        self.ground.run(command).await
+        self.environment.run(command).await
     }
 
-    /// Starts a program inside; its log is `logs/NAME.log` in the bed's folder.
+    /// Starts a program inside; its log is `logs/NAME.log` in the bed's directory.
     pub fn daemon(&self, name: &str, command: Command) -> Result<Daemon> {
-        self.ground.daemon(name, command)
+        self.environment.daemon(name, command)
     }
 
-    /// A GET from inside the bed; over HTTPS any certificate is believed and none is shown.
-    pub async fn http_get(&self, url: &str) -> Result<Answer> {
+    /// Sends a GET from inside the bed; over HTTPS any server certificate is accepted and no client
+    /// certificate is sent.
+    pub async fn http_get(&self, url: &str) -> Result<HttpResponse> {
         let request = Request::get(url).body(Bytes::new()).with_context(|| url.to_owned())?;
         self.http_send(request, &Tls::default()).await
     }
 
-    /// Any request from inside the bed.
-    pub async fn http_send(&self, request: Request<Bytes>, tls: &Tls) -> Result<Answer> {
+    /// Sends a request from inside the bed.
+    pub async fn http_send(&self, request: Request<Bytes>, tls: &Tls) -> Result<HttpResponse> {
         send(self.netns(), request, tls).await
     }
 
-    /// Verifies the bystanders, takes the bed down and says whether all of it went. Agents must have
-    /// been dropped before.
+    /// Verifies the bystanders and removes the bed; fails if anything could not be removed. Agents
+    /// must be dropped before.
     pub fn close(self) -> Result<()> {
-        let Self { mut closing, plane, containerd, bystanders, ground } = self;
+        let Self { mut closing, plane, containerd, bystanders, environment } = self;
         closing.armed = false;
         let untouched = bystanders.as_ref().map_or(Ok(()), Bystanders::verify);
         if untouched.is_err() {
-            // They explain the failure; a failure to keep them must not hide it.
-            let _ = ground.keep_logs();
+            // The logs explain the failure; an error while keeping them must not hide it.
+            let _ = environment.keep_logs();
         }
         drop(bystanders);
         drop(containerd);
-        let ground = Arc::into_inner(ground);
-        let left = ground.context("an agent still stands on this bed: drop it first");
-        let left = left.and_then(|mut ground| ground.leave());
+        let environment = Arc::into_inner(environment);
+        let left = environment.context("an agent still uses this bed; drop it first");
+        let left = left.and_then(|mut environment| environment.remove());
         untouched?;
         left?;
         if let Some(plane) = plane {
-            plane.hand_on();
+            plane.keep_for_reuse();
         }
         Ok(())
     }

@@ -1,20 +1,19 @@
-//! Bystanders: things of a user's own that lie in the way of a node and have to stay untouched.
+//! Bystanders: objects of a user around a node that must stay untouched.
 //!
-//! A node that unmounts, deletes, kills or rewrites more than what it made itself harms its machine,
-//! and a test that looks only at what the node made does not see it. So every bed has mounts, files,
-//! processes, links and packet filter rules of a user's beside and inside the node's directories and
-//! cgroups. [`Bed::close`](crate::bed::Bed::close) verifies them, for every case.
+//! A node that unmounts, deletes, kills or rewrites more than it created harms its machine, and a
+//! test that checks only the node's own objects does not notice. So every bed has mounts, files,
+//! processes, links and packet filter rules of a user beside and inside the node's directories and
+//! cgroups. [`Bed::close`](crate::bed::Bed::close) verifies them for every case.
 //!
-//! Not bystanders, because upstream's kubelet removes or changes them too, and a user who puts them
-//! there loses them on any node:
-//! - a plain directory in `pods`: it is the directory of a pod that is unknown, and goes as one;
-//! - a directory in `podLogsDir` whose name looks like a pod's, `NAMESPACE_NAME_UID` (upstream takes
-//!   every name there for one: see [`Kubelet::Other`]);
-//! - a link in /var/log/containers into `podLogsDir` whose target is gone;
+//! Not bystanders, because the upstream kubelet removes or changes them too, so that a user loses
+//! them on any node:
+//! - a plain directory in `pods`: it is treated as the directory of an orphaned pod;
+//! - a directory in `podLogsDir` with a name of the form `NAMESPACE_NAME_UID` (upstream treats
+//!   every name there as one: see [`Kubelet::Other`]);
+//! - a link in /var/log/containers into `podLogsDir` whose target does not exist;
 //! - a cgroup below the node's `kubepods`, with the processes in it;
-//! - a sandbox with the labels of a Kubernetes pod in the node's own runtime: it is a pod that no
-//!   source knows;
-//! - a private mount below the root directory: the whole tree becomes shared, so that pods can have
+//! - a sandbox with the labels of a Kubernetes pod in the node's runtime: it is an orphaned pod;
+//! - a private mount below the root directory: the whole tree becomes shared so that pods can have
 //!   `mountPropagation`. The mounts here are shared from the start.
 
 mod disk;
@@ -27,71 +26,75 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail};
 
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
 use disk::{UserFile, UserMount};
 use network::UserNetwork;
 use process::UserProcess;
 
-/// The file systems in a state directory, planted once `up` has made it.
+/// File systems in a state directory, created after `up` has created the directory.
 pub const STATE_DIRECTORY_BYSTANDER: &str = "user-state-disk";
 
-/// Name that every bystander begins with.
+/// Name prefix of every bystander.
 const USER: &str = "user-";
 
-/// Whose kubelet runs, for what only ours leaves alone.
+/// Which kubelet runs: some bystanders are left alone only by Podwright.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kubelet {
     Ours,
     Other,
 }
 
-/// The directories of an agent that bystanders are planted in.
-pub(crate) struct AgentPlaces<'a> {
-    /// Its directory in the bed, with everything of it.
+/// The directories of an agent that get bystanders.
+pub(crate) struct AgentDirectories<'a> {
+    /// Its directory in the bed.
     pub(crate) directory: &'a Path,
-    /// The name of its cgroup root, below the bed's cgroup.
+    /// Name of its cgroup root below the bed's cgroup.
     pub(crate) cgroup: &'a str,
     pub(crate) kubelet: Kubelet,
 }
 
 #[derive(Default)]
-pub struct Bystanders(Mutex<Planted>);
+pub struct Bystanders(Mutex<BystanderSet>);
 
 #[derive(Default)]
-struct Planted {
+struct BystanderSet {
     mounts: Vec<UserMount>,
     files: Vec<UserFile>,
     processes: Vec<UserProcess>,
     network: Option<UserNetwork>,
-    /// Directories that are done, because an agent may be started there again.
+    /// Directories that already have bystanders: an agent may be started there again.
     places: BTreeSet<PathBuf>,
 }
 
 impl Bystanders {
-    /// Plants those that every bed has.
-    pub(crate) fn plant(ground: &Ground) -> Result<Self> {
-        let mut planted = Planted {
-            network: Some(UserNetwork::plant(ground.netns().clone())?),
-            ..Planted::default()
+    /// Creates the bystanders that every bed has.
+    pub(crate) fn create(environment: &TestEnvironment) -> Result<Self> {
+        let mut set = BystanderSet {
+            network: Some(UserNetwork::create(environment.netns().clone())?),
+            ..BystanderSet::default()
         };
-        let beside = UserProcess::start(ground, "user-group")?;
-        planted.processes.push(beside);
-        planted.mount_tree(&ground.path("user-disk"))?;
+        let beside = UserProcess::start(environment, "user-group")?;
+        set.processes.push(beside);
+        set.mount_tree(&environment.path("user-disk"))?;
         for file in ["user-notes.txt", "cni/user-notes.txt", "cni-data/user-notes.txt"] {
-            planted.file(&ground.path(file))?;
+            set.file(&environment.path(file))?;
         }
-        Ok(Self(Mutex::new(planted)))
+        Ok(Self(Mutex::new(set)))
     }
 
-    /// Plants those inside the directories and beside the pods' cgroups of an agent.
-    pub(crate) fn plant_around(&self, ground: &Ground, places: &AgentPlaces<'_>) -> Result<()> {
-        let mut planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let AgentPlaces { directory, cgroup, kubelet } = places;
-        if !planted.places.insert(directory.to_path_buf()) {
+    /// Creates those inside the directories of an agent and beside the cgroups of its pods.
+    pub(crate) fn create_around(
+        &self,
+        environment: &TestEnvironment,
+        places: &AgentDirectories<'_>,
+    ) -> Result<()> {
+        let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let AgentDirectories { directory, cgroup, kubelet } = places;
+        if !set.places.insert(directory.to_path_buf()) {
             return Ok(());
         }
-        planted.mount_tree(&directory.join("root/user-disk"))?;
-        planted.mount_tree(&directory.join("root/pods/user-disk"))?;
+        set.mount_tree(&directory.join("root/user-disk"))?;
+        set.mount_tree(&directory.join("root/pods/user-disk"))?;
         for file in [
             "user-notes.txt",
             "root/user-notes.txt",
@@ -100,48 +103,49 @@ impl Bystanders {
             "certificates/user-notes.pem",
             "plugins/user-notes.txt",
         ] {
-            planted.file(&directory.join(file))?;
+            set.file(&directory.join(file))?;
         }
         if *kubelet == Kubelet::Ours {
-            planted.file(&directory.join("pod-logs/user-notes.log"))?;
-            planted.file(&directory.join("pod-logs/user-service/app.log"))?;
+            set.file(&directory.join("pod-logs/user-notes.log"))?;
+            set.file(&directory.join("pod-logs/user-service/app.log"))?;
         }
-        let inside = UserProcess::start(ground, &format!("{cgroup}/user-group"))?;
-        planted.processes.push(inside);
+        let inside = UserProcess::start(environment, &format!("{cgroup}/user-group"))?;
+        set.processes.push(inside);
         Ok(())
     }
 
-    /// Plants those inside the state directory of `up`, once `up` has made it.
-    pub fn plant_in_state_directory(&self, state: &Path) -> Result<()> {
-        let mut planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !planted.places.insert(state.to_path_buf()) {
+    /// Creates those inside the state directory of `up`, after `up` has created it.
+    pub fn create_in_state_directory(&self, state: &Path) -> Result<()> {
+        let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !set.places.insert(state.to_path_buf()) {
             return Ok(());
         }
-        planted.mount_tree(&state.join(STATE_DIRECTORY_BYSTANDER))?;
-        planted.file(&state.join("user-notes.txt"))
+        set.mount_tree(&state.join(STATE_DIRECTORY_BYSTANDER))?;
+        set.file(&state.join("user-notes.txt"))
     }
 
-    /// Plants a shared file system with another one mounted in it, where a case wants it.
-    pub fn plant_mounts(&self, point: &Path) -> Result<()> {
-        let mut planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        planted.mount_tree(point)
+    /// Creates a shared file system with another one mounted in it, at a path that the case
+    /// selects.
+    pub fn create_mounts(&self, point: &Path) -> Result<()> {
+        let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        set.mount_tree(point)
     }
 
-    /// What was done to them, a line for each.
-    pub fn harm(&self) -> Vec<String> {
-        let planted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut harm: Vec<String> = planted.mounts.iter().filter_map(UserMount::harm).collect();
-        harm.extend(planted.files.iter().filter_map(UserFile::harm));
-        harm.extend(planted.processes.iter().flat_map(UserProcess::harm));
-        harm.extend(planted.network.iter().flat_map(UserNetwork::harm));
-        harm
+    /// The changes to bystanders, one line each.
+    pub fn damage(&self) -> Vec<String> {
+        let set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut damage: Vec<String> = set.mounts.iter().filter_map(UserMount::damage).collect();
+        damage.extend(set.files.iter().filter_map(UserFile::damage));
+        damage.extend(set.processes.iter().flat_map(UserProcess::damage));
+        damage.extend(set.network.iter().flat_map(UserNetwork::damage));
+        damage
     }
 
-    /// Fails, with what was done to each, unless all are as they were planted.
+    /// Fails with the list of changes unless all bystanders are unchanged.
     pub fn verify(&self) -> Result<()> {
-        let harm = self.harm();
-        if !harm.is_empty() {
-            bail!("the node harmed what is not its own:\n  {}", harm.join("\n  "));
+        let damage = self.damage();
+        if !damage.is_empty() {
+            bail!("the node changed objects that are not its own:\n  {}", damage.join("\n  "));
         }
         Ok(())
     }
@@ -154,14 +158,14 @@ impl Bystanders {
         }
     }
 
-    /// Whether a path is one of a bystander: for cases that list what is in a directory.
+    /// Whether the path belongs to a bystander: for cases that list a directory.
     pub fn is_one(path: &Path) -> bool {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         name.trim_start_matches('.').starts_with(USER)
     }
 }
 
-impl Planted {
+impl BystanderSet {
     fn file(&mut self, path: &Path) -> Result<()> {
         self.files.push(UserFile::write(path)?);
         Ok(())

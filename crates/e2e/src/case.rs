@@ -1,10 +1,10 @@
-//! Time limit of a case: a case that hangs is reported with its name and with what it waited for,
-//! and the process of the tests ends.
+//! Time limit of a case: a hanging case is reported with its name and what it waits for, and the
+//! test process exits.
 //!
-//! Why the whole process: libtest has no limit, a thread cannot be ended from outside, and cases
-//! share a process because they share control planes. Every wait, question and command of this kit
-//! has a limit of its own that fails only its case; this one is for what none of them covers. The
-//! guardians clear the beds away.
+//! The whole process exits because libtest has no limit, a thread cannot be stopped from outside,
+//! and cases share a process because they share control planes. Every wait, request and command of
+//! this crate has its own limit that fails only its case; this limit is for what none of them
+//! covers. The cleanup processes remove the beds.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use podwright_testkit::report;
 
-/// Names another limit, in seconds.
+/// Overrides the limit, in seconds.
 pub(crate) const LIMIT: &str = "PODWRIGHT_CASE_LIMIT";
 
 static CASES: Mutex<BTreeMap<u64, Case>> = Mutex::new(BTreeMap::new());
@@ -35,20 +35,20 @@ struct Wait {
     since: Instant,
 }
 
-/// The time limit of the case that this thread runs, until it is dropped.
+/// Guard: the time limit of the case on this thread, until dropped.
 pub struct Limited(u64);
 
-/// What the current thread waits for, until it is dropped.
+/// Guard: what the current thread waits for, until dropped.
 pub struct Waiting(u64);
 
-/// How long a case may take unless it says so: more than any does on a busy machine, and so much
-/// less than the suite (45 minutes in `./test`) that it strikes before the suite's limit does.
+/// Default limit of a case: longer than any takes on a busy machine, and so much shorter than the
+/// suite's (45 minutes in `./test`) that it expires first.
 const USUAL: Duration = Duration::from_secs(15 * 60);
 
 /// For the full figures of `PODWRIGHT_LONG`.
 const LONG: Duration = Duration::from_secs(6 * 3600);
 
-/// The limit of a case that names none.
+/// The limit of a case without its own.
 pub fn limit() -> Duration {
     limit_or(USUAL)
 }
@@ -59,13 +59,13 @@ fn limit_or(usual: Duration) -> Duration {
     named.map_or(if long { LONG } else { usual }, Duration::from_secs)
 }
 
-/// Begins the time limit of the case that runs on this thread.
+/// Starts the time limit of the case on this thread.
 #[must_use = "the limit ends when this is dropped"]
 pub fn limited() -> Limited {
     limited_to(USUAL)
 }
 
-/// The same, for a case that may take longer.
+/// Like [`limited`], for a case that may take longer.
 #[must_use = "the limit ends when this is dropped"]
 pub fn limited_to(usual: Duration) -> Limited {
     WATCHDOG.call_once(|| {
@@ -77,7 +77,7 @@ pub fn limited_to(usual: Duration) -> Limited {
     Limited(id)
 }
 
-/// Notes what the current thread waits for, for the report of a case that hangs.
+/// Records what the current thread waits for, for the report of a hanging case.
 #[must_use = "the wait ends when this is dropped"]
 pub fn waiting_for(what: String) -> Waiting {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -118,7 +118,7 @@ fn watch() {
     }
 }
 
-/// What the case waits for, and what threads that belong to no case in particular do.
+/// What the case waits for, and what threads outside of any case wait for.
 fn waits(case: &str, now: Instant) -> String {
     let waits = locked(&WAITS);
     let mut text = String::new();
@@ -136,7 +136,7 @@ fn waits(case: &str, now: Instant) -> String {
             }
         }
     }
-    if text.is_empty() { "waiting for nothing that this kit knows".to_owned() } else { text }
+    if text.is_empty() { "waiting for nothing known".to_owned() } else { text }
 }
 
 fn thread_name() -> String {
@@ -158,11 +158,11 @@ mod tests {
     const HANGS: &str = "PODWRIGHT_TEST_HANGS";
 
     #[test]
-    fn case_that_hangs_is_ended_and_reported_with_its_name_and_its_wait() {
+    fn hanging_case_is_reported_with_its_name_and_wait() {
         let name = thread_name();
         if std::env::var_os(HANGS).is_some() {
             let _limited = limited();
-            let _waiting = waiting_for("an answer that never comes".to_owned());
+            let _waiting = waiting_for("a response that never comes".to_owned());
             loop {
                 thread::park();
             }
@@ -171,16 +171,16 @@ mod tests {
         again.args(["--exact", &name, "--nocapture"]).env(HANGS, "1").env(LIMIT, "1");
         let output = run(&mut again, Stdin::Ends(b""), Duration::from_secs(120)).unwrap();
         assert!(!output.status.success(), "{output:?}");
-        let said = everything(&output);
+        let printed = everything(&output);
         let wanted = format!(
-            "{name}: limit: exceeded its limit of 1 s; waiting for an answer that never comes"
+            "{name}: limit: exceeded its limit of 1 s; waiting for a response that never comes"
         );
-        assert!(said.contains(&wanted), "{said}");
-        assert!(!said.contains("test result:"), "{said}");
+        assert!(printed.contains(&wanted), "{printed}");
+        assert!(!printed.contains("test result:"), "{printed}");
     }
 
     #[test]
-    fn case_is_limited_to_much_less_than_the_suite() {
+    fn case_limit_is_much_shorter_than_suite_limit() {
         let script = std::fs::read_to_string(crate::tools::repository().join("test")).unwrap();
         let suite = script.split("e2e_minutes=").nth(1).unwrap();
         let suite: u64 = suite.split_whitespace().next().unwrap().parse().unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn case_that_ends_is_not_limited_any_more() {
+    fn finished_case_has_no_limit() {
         let limited = limited();
         let id = limited.0;
         drop(limited);

@@ -1,4 +1,4 @@
-//! A containerd of the bed's own: its socket, state, images and network, and no trace elsewhere.
+//! Containerd of a bed, with its own socket, state, images and network, and no files elsewhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use anyhow::{Result, bail};
 use serde_json::json;
 
 use crate::cri::Cri;
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
 use crate::images::{self, Archive};
+use crate::leftovers::name_of;
 use crate::process::Daemon;
-use crate::remains::name_of;
 use crate::tools::provide;
 
 const START: Duration = Duration::from_secs(120);
 
-/// A release line of containerd that Debian carries.
+/// A containerd release line packaged by Debian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Release {
     #[default]
@@ -27,7 +27,7 @@ pub enum Release {
 }
 
 impl Release {
-    /// The one that `PODWRIGHT_CONTAINERD` asks for, or the default.
+    /// The release in `PODWRIGHT_CONTAINERD`, or the default.
     pub fn from_environment() -> Result<Self> {
         match std::env::var("PODWRIGHT_CONTAINERD").as_deref() {
             Err(_) | Ok("" | "1.6") => Ok(Self::V1_6),
@@ -47,7 +47,7 @@ impl Release {
 }
 
 pub struct Containerd {
-    ground: Arc<Ground>,
+    environment: Arc<TestEnvironment>,
     release: Release,
     programs: PathBuf,
     pause: String,
@@ -57,31 +57,31 @@ pub struct Containerd {
 impl Containerd {
     /// Starts it with every image of [`images::archives`] and a bridge network for pods.
     pub(crate) async fn start(
-        ground: Arc<Ground>,
+        environment: Arc<TestEnvironment>,
         release: Release,
         pod_subnet: &str,
     ) -> Result<Self> {
         let programs = provide(release.tool())?;
         let archives = images::archives()?;
         let pause = images::pause(&archives)?.to_owned();
-        let settings = Settings {
-            folder: ground.path("containerd"),
-            networks: ground.path("cni"),
+        let settings = ContainerdConfig {
+            directory: environment.path("containerd"),
+            networks: environment.path("cni"),
             plugins: provide("cni-plugins")?,
             runc: programs.join("runc"),
             crun: provide("crun")?.join("crun"),
             pause: pause.clone(),
         };
-        fs::create_dir_all(&settings.folder)?;
+        fs::create_dir_all(&settings.directory)?;
         fs::create_dir_all(&settings.networks)?;
-        fs::write(ground.path("containerd.toml"), settings.to_toml())?;
+        fs::write(environment.path("containerd.toml"), settings.to_toml())?;
         fs::write(
             settings.networks.join("10-bed.conflist"),
-            conflist(&name_of(ground.id()), pod_subnet, &ground.path("cni-data")),
+            conflist(&name_of(environment.id()), pod_subnet, &environment.path("cni-data")),
         )?;
-        let daemon = launch(&ground, &programs)?;
-        let containerd = Self { ground, release, programs, pause, daemon };
-        containerd.answers().await?;
+        let daemon = launch(&environment, &programs)?;
+        let containerd = Self { environment, release, programs, pause, daemon };
+        containerd.until_ready().await?;
         for archive in &archives {
             containerd.import(archive).await?;
         }
@@ -92,16 +92,16 @@ impl Containerd {
         self.release
     }
 
-    /// The image of every sandbox.
+    /// The sandbox image.
     pub fn pause_image(&self) -> &str {
         &self.pause
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.ground.path("containerd/sock")
+        self.environment.path("containerd/sock")
     }
 
-    /// What `--container-runtime-endpoint` takes.
+    /// The value of `--container-runtime-endpoint`.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket().display())
     }
@@ -110,53 +110,54 @@ impl Containerd {
         &self.daemon
     }
 
-    /// Loads an archive into the namespace that CRI uses.
+    /// Loads an archive into the namespace that the CRI uses.
     pub async fn import(&self, archive: &Archive) -> Result<()> {
         let path = archive.path.display().to_string();
         self.ctr(&["images", "import", &path]).await.map(drop)
     }
 
-    /// Runs `ctr` in the namespace that CRI uses.
+    /// Runs `ctr` in the namespace that the CRI uses.
     pub async fn ctr(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = self.ground.command(self.programs.join("ctr"));
+        let mut command = self.environment.command(self.programs.join("ctr"));
         command.arg("-a").arg(self.socket()).args(["-n", "k8s.io"]).args(arguments);
-        self.ground.run(command).await
+        self.environment.run(command).await
     }
 
-    /// Kills it with SIGKILL. Shims and containers go on.
+    /// Kills it with SIGKILL. Shims and containers keep running.
     pub async fn kill(&self) -> Result<()> {
         self.daemon.kill().await.map(drop)
     }
 
-    /// Starts it again, after [`Self::kill`] or a crash; waits until it answers.
+    /// Starts it again after [`Self::kill`] or a crash, and waits until it responds.
     pub async fn restart(&mut self) -> Result<()> {
         self.kill().await?;
-        self.daemon = launch(&self.ground, &self.programs)?;
-        self.answers().await
+        self.daemon = launch(&self.environment, &self.programs)?;
+        self.until_ready().await
     }
 
-    /// Asks the CRI service itself: containerd's other services answer before it has found the
-    /// sandboxes of its life before.
-    async fn answers(&self) -> Result<()> {
-        let answer = async || {
+    /// Queries the CRI service itself: containerd's other services respond before it has recovered
+    /// the sandboxes of the previous process.
+    async fn until_ready(&self) -> Result<()> {
+        let response = async || {
             let cri = Cri::connect(&self.socket(), String::new(), Path::new("")).await?;
             cri.sandboxes().await.map(|_| Some(()))
         };
-        self.daemon.until("containerd to answer", START, answer).await
+        self.daemon.until("containerd to respond", START, response).await
     }
 }
 
-fn launch(ground: &Ground, programs: &Path) -> Result<Daemon> {
-    let mut command = ground.command(programs.join("containerd"));
-    command.arg("--config").arg(ground.path("containerd.toml"));
-    // Its shim and its runc first; iptables for the network plugins from the system.
+fn launch(environment: &TestEnvironment, programs: &Path) -> Result<Daemon> {
+    let mut command = environment.command(programs.join("containerd"));
+    command.arg("--config").arg(environment.path("containerd.toml"));
+    // Its own shim and runc come first in PATH; iptables for the network plugins comes from the
+    // system.
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
     command.env("PATH", path);
-    ground.daemon("containerd", command)
+    environment.daemon("containerd", command)
 }
 
-struct Settings {
-    folder: PathBuf,
+struct ContainerdConfig {
+    directory: PathBuf,
     networks: PathBuf,
     plugins: PathBuf,
     runc: PathBuf,
@@ -164,19 +165,19 @@ struct Settings {
     pause: String,
 }
 
-impl Settings {
-    /// Version 2 of the format: the one that 1.6, 1.7 and 2 all read.
+impl ContainerdConfig {
+    /// Config format version 2, which 1.6, 1.7 and 2 all read.
     fn to_toml(&self) -> String {
-        let Self { folder, networks, plugins, runc, crun, pause } = self;
-        let folder = folder.display();
-        // Plugins left out: `opt` makes /opt/containerd, `nri` listens at a path for the whole
-        // machine, the snapshotters are for file systems a bed does not have.
-        // Handlers: `other` is runc again, for machines whose cgroups crun does not know.
-        // CAP_SYS_RESOURCE may be missing, so a container's oom_score_adj may not go below ours.
+        let Self { directory, networks, plugins, runc, crun, pause } = self;
+        let directory = directory.display();
+        // Plugins left out: `opt` creates /opt/containerd, `nri` listens at a machine-wide path,
+        // and the snapshotters are for file systems a bed does not have. Handlers: `other` is runc
+        // again, for machines whose cgroup setup crun does not support. CAP_SYS_RESOURCE may be
+        // missing, so a container's oom_score_adj may not go below ours.
         format!(
             r#"version = 2
-root = "{folder}/root"
-state = "{folder}/state"
+root = "{directory}/root"
+state = "{directory}/state"
 disabled_plugins = [
   "io.containerd.internal.v1.opt",
   "io.containerd.nri.v1.nri",
@@ -188,10 +189,10 @@ disabled_plugins = [
 ]
 
 [grpc]
-address = "{folder}/sock"
+address = "{directory}/sock"
 
 [ttrpc]
-address = "{folder}/sock.ttrpc"
+address = "{directory}/sock.ttrpc"
 
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{pause}"
@@ -211,21 +212,21 @@ default_runtime_name = "runc"
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 BinaryName = "{runc}"
-Root = "{folder}/runc"
+Root = "{directory}/runc"
 SystemdCgroup = false
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other]
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other.options]
 BinaryName = "{runc}"
-Root = "{folder}/other"
+Root = "{directory}/other"
 SystemdCgroup = false
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun]
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun.options]
 BinaryName = "{crun}"
-Root = "{folder}/crun"
+Root = "{directory}/crun"
 SystemdCgroup = false
 "#,
             plugins = plugins.display(),

@@ -1,5 +1,5 @@
-//! A real control plane: etcd, kube-apiserver and kube-controller-manager, with the access rules of
-//! a real cluster, on a host of its own. There is no scheduler: tests set `spec.nodeName`.
+//! Real control plane: etcd, kube-apiserver and kube-controller-manager, with the access rules of a
+//! real cluster, on a separate host. There is no scheduler: tests set `spec.nodeName`.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -13,32 +13,32 @@ use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
-use crate::audit::{self, Audited};
-use crate::cell;
-use crate::ground::Ground;
+use crate::audit::{self, AuditedRequest};
+use crate::environment::TestEnvironment;
 use crate::http::{Tls, send};
+use crate::isolation;
 use crate::kubeconfig::{self, Credential};
 use crate::netns::{CONTROL_PLANE_ADDRESS, Host, NetNs};
 use crate::pki::{Authority, PairFiles};
 use crate::process::Daemon;
-use crate::store::{Kept, Store};
+use crate::store::{SavedStore, Store};
 use crate::tools::provide;
 
-/// The API server compiles its schema at every start, and two cores may serve several of them.
+/// The API server compiles its schema at every start, and two cores may run several of them.
 const START: Duration = Duration::from_secs(120);
 
-/// How long one that was used before may take to say that it is well.
-const WELL: Duration = Duration::from_secs(10);
+/// Time limit for a reused control plane to report ready.
+const REUSE_LIMIT: Duration = Duration::from_secs(10);
 
 const ETCD: &str = "http://127.0.0.1:2379";
 const API_PORT: u16 = 6443;
 const AUDIT_LOG: &str = "logs/audit.json";
 const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// What the token of a bootstrap kubeconfig is.
+/// Id and secret of the bootstrap token.
 const BOOTSTRAP_TOKEN: (&str, &str) = ("podwri", "0123456789abcdef");
 
-/// Under their old names, which the current release takes as well.
+/// Under their old names, which the current release still accepts.
 const CONTROLLERS: [&str; 8] = [
     "csrapproving",
     "csrcleaner",
@@ -50,107 +50,108 @@ const CONTROLLERS: [&str; 8] = [
     "serviceaccount-token",
 ];
 
-/// Those whose beds have gone. To start one takes several seconds of both cores, most of what a
-/// case needs; to put one back to how it began takes none. What is left of them at the end of the
-/// program goes with their guardians.
+/// Control planes whose beds are closed, kept for reuse. Starting one takes several seconds of both
+/// cores, most of the time of a case; resetting one takes almost none. Those left at the end of the
+/// process are removed by their cleanup processes.
 static SPARE: Mutex<Vec<ControlPlane>> = Mutex::new(Vec::new());
 
 /// What may differ from bed to bed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wishes {
-    /// Never another bed's, before or after.
+pub(crate) struct ControlPlaneOptions {
+    /// Not shared with another bed, before or after.
     pub(crate) fresh: bool,
     pub(crate) controllers: Vec<String>,
     pub(crate) certificates_for: Option<Duration>,
     pub(crate) apiserver_flags: Vec<String>,
 }
 
-impl Wishes {
+impl ControlPlaneOptions {
     fn none(&self) -> bool {
         *self == Self::default()
     }
 }
 
 pub struct ControlPlane {
-    wishes: Wishes,
+    options: ControlPlaneOptions,
     authority: Authority,
-    /// What was in its store when it began.
-    kept: Kept,
-    /// Dropped in this order: who depends on the others first.
+    /// Content of its store right after the start.
+    kept: SavedStore,
+    /// Dropped in this order: dependents first.
     controller_manager: Daemon,
     apiserver: Daemon,
     etcd: Daemon,
-    ground: Ground,
+    environment: TestEnvironment,
 }
 
 impl ControlPlane {
-    /// One as if it had just begun, joined to the node in `netns`.
-    pub(crate) async fn provide(wishes: Wishes, netns: &NetNs) -> Result<Self> {
-        let plane = match Self::spare(&wishes).await {
+    /// A control plane in its initial state, connected to the node in `netns`.
+    pub(crate) async fn provide(options: ControlPlaneOptions, netns: &NetNs) -> Result<Self> {
+        let plane = match Self::spare(&options).await {
             Some(plane) => plane,
-            None => Self::start(wishes).await?,
+            None => Self::start(options).await?,
         };
-        netns.plug_into(plane.ground.netns())?;
+        netns.plug_into(plane.environment.netns())?;
         Ok(plane)
     }
 
-    /// For the next bed. This one's must have gone with all that was on it.
-    pub(crate) fn hand_on(self) {
-        // A cell ends with its test, guardians and all.
-        if self.wishes.none() && !cell::inside() {
+    /// Keeps it for the next bed. The current bed must be closed.
+    pub(crate) fn keep_for_reuse(self) {
+        // An isolated environment ends with its test, including cleanup processes.
+        if self.options.none() && !isolation::inside() {
             SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
         }
     }
 
-    #[allow(clippy::print_stderr, reason = "whoever reads a failed test's report wants to know")]
-    async fn spare(wishes: &Wishes) -> Option<Self> {
-        while wishes.none() {
+    #[allow(clippy::print_stderr, reason = "part of the report of a failed test")]
+    async fn spare(options: &ControlPlaneOptions) -> Option<Self> {
+        while options.none() {
             let plane = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-            match plane.renew().await {
+            match plane.reset().await {
                 Ok(()) => return Some(plane),
-                Err(error) => eprintln!("a control plane is not used again: {error:#}"),
+                Err(error) => eprintln!("cannot reuse a control plane: {error:#}"),
             }
         }
         None
     }
 
-    /// Puts everything back to how it began.
-    async fn renew(&self) -> Result<()> {
+    /// Resets everything to the initial state.
+    async fn reset(&self) -> Result<()> {
         for daemon in [&self.etcd, &self.apiserver, &self.controller_manager] {
             ensure!(daemon.ended()?.is_none(), "{daemon} has ended");
         }
-        self.ground.netns().unplug()?;
-        ready(&self.ground, &self.apiserver, WELL).await?;
+        self.environment.netns().unplug()?;
+        ready(&self.environment, &self.apiserver, REUSE_LIMIT).await?;
         self.store().put_back(&self.kept).await?;
-        audit::forget(&self.audit_log())?;
-        self.welcomes_pods("default").await
+        audit::truncate(&self.audit_log())?;
+        self.until_pods_accepted("default").await
     }
 
-    async fn start(wishes: Wishes) -> Result<Self> {
-        let ground = Ground::claim(Host::ControlPlane).await?;
-        let authority = Authority::create(ground.path("pki"))?;
-        issue(&ground, &authority)?;
-        let etcd = start_etcd(&ground).await?;
-        let apiserver = launch_apiserver(&ground, &authority, &wishes)?;
-        ready(&ground, &apiserver, START).await?;
-        let controller_manager = launch_controller_manager(&ground, &authority, &wishes).await?;
-        let kept = Kept::default();
+    async fn start(options: ControlPlaneOptions) -> Result<Self> {
+        let environment = TestEnvironment::create(Host::ControlPlane).await?;
+        let authority = Authority::create(environment.path("pki"))?;
+        issue(&environment, &authority)?;
+        let etcd = start_etcd(&environment).await?;
+        let apiserver = launch_apiserver(&environment, &authority, &options)?;
+        ready(&environment, &apiserver, START).await?;
+        let controller_manager =
+            launch_controller_manager(&environment, &authority, &options).await?;
+        let kept = SavedStore::default();
         let mut plane =
-            Self { wishes, authority, kept, controller_manager, apiserver, etcd, ground };
-        plane.furnish().await?;
+            Self { options, authority, kept, controller_manager, apiserver, etcd, environment };
+        plane.set_up_cluster().await?;
         plane.kept = plane.store().keep().await?;
         Ok(plane)
     }
 
     fn store(&self) -> Store<'_> {
-        Store::at(ETCD, self.ground.netns())
+        Store::at(ETCD, self.environment.netns())
     }
 
     fn audit_log(&self) -> PathBuf {
-        self.ground.path(AUDIT_LOG)
+        self.environment.path(AUDIT_LOG)
     }
 
-    /// Where the API server is, seen from the node.
+    /// URL of the API server, as seen from the node.
     pub fn url(&self) -> String {
         api_url()
     }
@@ -171,14 +172,14 @@ impl ControlPlane {
         &self.controller_manager
     }
 
-    /// A kubeconfig of a cluster administrator.
+    /// A cluster administrator's kubeconfig.
     pub fn admin_kubeconfig(&self) -> PathBuf {
-        kubeconfig_path(&self.ground, "admin")
+        kubeconfig_path(&self.environment, "admin")
     }
 
-    /// A kubeconfig for anyone: `NAME.kubeconfig` in the bed's folder.
+    /// A kubeconfig for any credential: `NAME.kubeconfig` in the bed's directory.
     pub fn kubeconfig(&self, name: &str, credential: &Credential) -> Result<PathBuf> {
-        save_kubeconfig(&self.ground, &self.authority, name, credential)
+        save_kubeconfig(&self.environment, &self.authority, name, credential)
     }
 
     /// A kubeconfig with the client certificate of a node.
@@ -187,50 +188,50 @@ impl ControlPlane {
         self.kubeconfig(&format!("node-{node}"), &Credential::Certificate(pair))
     }
 
-    /// A kubeconfig with a bootstrap token, which may only ask for a node's client certificate.
+    /// A kubeconfig with a bootstrap token, which may only request a node's client certificate.
     pub fn bootstrap_kubeconfig(&self) -> Result<PathBuf> {
         let (id, secret) = BOOTSTRAP_TOKEN;
         self.kubeconfig("bootstrap", &Credential::Token(format!("{id}.{secret}")))
     }
 
-    /// A client for a kubeconfig; the test itself need not be in the namespace.
+    /// A client for a kubeconfig; the test itself need not run in the namespace.
     pub async fn client(&self, kubeconfig: &std::path::Path) -> Result<kube::Client> {
-        kubeconfig::client(kubeconfig, self.ground.netns()).await
+        kubeconfig::client(kubeconfig, self.environment.netns()).await
     }
 
     pub async fn admin(&self) -> Result<kube::Client> {
         self.client(&self.admin_kubeconfig()).await
     }
 
-    /// The minor version of the API server: 20 for 1.20. What it is too old to know, a case skips.
+    /// The minor version of the API server: 20 for 1.20. Cases skip what it is too old for.
     pub async fn minor_version(&self) -> Result<u32> {
         minor_version(&self.admin().await?).await
     }
 
-    /// Past the API server: `range`, `put` and whatever else etcd can do to keys, as JSON.
+    /// Sends an etcd request (`range`, `put`, …) as JSON, bypassing the API server.
     pub async fn ask_etcd(&self, what: &str, body: &Value) -> Result<Value> {
         Ok(serde_json::from_slice(&self.store().ask(what, body).await?)?)
     }
 
-    /// Every request the API server has answered so far, and every watch it has begun.
-    pub fn audit(&self) -> Result<Vec<Audited>> {
+    /// Every completed request and every started watch so far.
+    pub fn audit(&self) -> Result<Vec<AuditedRequest>> {
         audit::read(&self.audit_log())
     }
 
-    /// Takes the API server away.
+    /// Kills the API server.
     pub async fn kill_apiserver(&self) -> Result<()> {
         self.apiserver.kill().await.map(drop)
     }
 
-    /// Brings it back, and waits until it is ready.
+    /// Starts it again and waits until it is ready.
     pub async fn restart_apiserver(&mut self) -> Result<()> {
         self.kill_apiserver().await?;
-        self.apiserver = launch_apiserver(&self.ground, &self.authority, &self.wishes)?;
-        ready(&self.ground, &self.apiserver, START).await
+        self.apiserver = launch_apiserver(&self.environment, &self.authority, &self.options)?;
+        ready(&self.environment, &self.apiserver, START).await
     }
 
-    /// Lets new nodes in, and waits until pods may be made in `default`.
-    async fn furnish(&self) -> Result<()> {
+    /// Creates the bindings for new nodes and waits until pods can be created in `default`.
+    async fn set_up_cluster(&self) -> Result<()> {
         let client = self.admin().await?;
         let bindings = Api::<ClusterRoleBinding>::all(client.clone());
         for (role, group) in [
@@ -248,20 +249,20 @@ impl ControlPlane {
         }
         let secrets = Api::<Secret>::namespaced(client.clone(), "kube-system");
         secrets.create(&PostParams::default(), &bootstrap_token()?).await?;
-        self.welcomes_pods("default").await
+        self.until_pods_accepted("default").await
     }
 
-    /// Makes a namespace and waits until pods may be made in it.
+    /// Creates a namespace and waits until pods can be created in it.
     pub async fn create_namespace(&self, name: &str) -> Result<()> {
         let namespaces = Api::<Namespace>::all(self.admin().await?);
         let namespace = parsed(json!({ "metadata": { "name": name } }))?;
         namespaces.create(&PostParams::default(), &namespace).await?;
-        self.welcomes_pods(name).await
+        self.until_pods_accepted(name).await
     }
 
-    /// Waits until controllers have made what a pod needs: a service account, for old servers its
-    /// token, and the authority's certificate.
-    async fn welcomes_pods(&self, namespace: &str) -> Result<()> {
+    /// Waits until controllers have created what a pod needs: a service account, its token on old
+    /// servers, and the CA's ConfigMap.
+    async fn until_pods_accepted(&self, namespace: &str) -> Result<()> {
         let client = self.admin().await?;
         let pods = Api::<Pod>::namespaced(client.clone(), namespace);
         let maps = Api::<ConfigMap>::namespaced(client, namespace);
@@ -275,7 +276,7 @@ impl ControlPlane {
             pods.create(&rehearsal, &pod).await?;
             Ok(maps.get_opt("kube-root-ca.crt").await?.map(drop))
         };
-        let what = format!("pods to be welcome in {namespace}");
+        let what = format!("{namespace} to accept pods");
         self.controller_manager.until(what, START, welcome).await
     }
 }
@@ -284,24 +285,24 @@ fn api_url() -> String {
     format!("https://{CONTROL_PLANE_ADDRESS}:{API_PORT}")
 }
 
-fn kubeconfig_path(ground: &Ground, name: &str) -> PathBuf {
-    ground.path(format!("{name}.kubeconfig"))
+fn kubeconfig_path(environment: &TestEnvironment, name: &str) -> PathBuf {
+    environment.path(format!("{name}.kubeconfig"))
 }
 
 fn save_kubeconfig(
-    ground: &Ground,
+    environment: &TestEnvironment,
     authority: &Authority,
     name: &str,
     credential: &Credential,
 ) -> Result<PathBuf> {
-    let path = kubeconfig_path(ground, name);
+    let path = kubeconfig_path(environment, name);
     let document = kubeconfig::document(&api_url(), &authority.certificate(), credential);
     kubeconfig::save(&path, &document)?;
     Ok(path)
 }
 
-/// Everyone's certificates, keys and kubeconfigs.
-fn issue(ground: &Ground, authority: &Authority) -> Result<()> {
+/// Issues all certificates, keys and kubeconfigs.
+fn issue(environment: &TestEnvironment, authority: &Authority) -> Result<()> {
     let names = [
         "localhost",
         "kubernetes",
@@ -320,38 +321,42 @@ fn issue(ground: &Ground, authority: &Authority) -> Result<()> {
         ("controller-manager", "system:kube-controller-manager", "system:authenticated"),
     ] {
         let pair = authority.client(user, &[group])?;
-        save_kubeconfig(ground, authority, name, &Credential::Certificate(pair))?;
+        save_kubeconfig(environment, authority, name, &Credential::Certificate(pair))?;
     }
     Ok(())
 }
 
-async fn start_etcd(ground: &Ground) -> Result<Daemon> {
-    let mut command = ground.command(provide("etcd")?.join("etcd"));
+async fn start_etcd(environment: &TestEnvironment) -> Result<Daemon> {
+    let mut command = environment.command(provide("etcd")?.join("etcd"));
     command
         .args(["--name=bed", "--unsafe-no-fsync", "--listen-peer-urls=http://127.0.0.1:2380"])
         .arg(format!("--listen-client-urls={ETCD}"))
         .arg(format!("--advertise-client-urls={ETCD}"))
-        .arg(format!("--data-dir={}", ground.path("etcd").display()));
-    let etcd = ground.daemon("etcd", command)?;
+        .arg(format!("--data-dir={}", environment.path("etcd").display()));
+    let etcd = environment.daemon("etcd", command)?;
     let healthy = async || {
         let request = Request::get(format!("{ETCD}/health")).body(Default::default())?;
-        let answer = send(ground.netns(), request, &Tls::default()).await?;
-        Ok(answer.text().contains("\"true\"").then_some(()))
+        let response = send(environment.netns(), request, &Tls::default()).await?;
+        Ok(response.text().contains("\"true\"").then_some(()))
     };
     etcd.until("etcd to be healthy", START, healthy).await?;
     Ok(etcd)
 }
 
-/// Flags that 1.20 and the current release both know.
-fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> Result<Daemon> {
-    let pki = |file: &str| ground.path("pki").join(file);
-    let policy = ground.path("audit-policy.yaml");
+/// Uses flags that 1.20 and the current release both know.
+fn launch_apiserver(
+    environment: &TestEnvironment,
+    authority: &Authority,
+    options: &ControlPlaneOptions,
+) -> Result<Daemon> {
+    let pki = |file: &str| environment.path("pki").join(file);
+    let policy = environment.path("audit-policy.yaml");
     std::fs::write(&policy, audit::POLICY)?;
-    let mut command = ground.command(provide("kube-apiserver")?.join("kube-apiserver"));
+    let mut command = environment.command(provide("kube-apiserver")?.join("kube-apiserver"));
     for (flag, file) in [
-        ("audit-log-path", ground.path(AUDIT_LOG)),
+        ("audit-log-path", environment.path(AUDIT_LOG)),
         ("audit-policy-file", policy),
-        ("cert-dir", ground.path("pki")),
+        ("cert-dir", environment.path("pki")),
         ("client-ca-file", authority.files().certificate),
         ("kubelet-client-certificate", pki("apiserver-kubelet-client.crt")),
         ("kubelet-client-key", pki("apiserver-kubelet-client.key")),
@@ -368,7 +373,7 @@ fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> 
         .arg(format!("--advertise-address={CONTROL_PLANE_ADDRESS}"))
         .args([
             "--allow-privileged",
-            "--audit-log-maxsize=10000", // in MB; one that is full would be another file
+            "--audit-log-maxsize=10000", // in MB; prevents rotation into another file
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--enable-bootstrap-token-auth",
@@ -376,13 +381,14 @@ fn launch_apiserver(ground: &Ground, authority: &Authority, wishes: &Wishes) -> 
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
         ])
-        .args(&wishes.apiserver_flags);
-    ground.daemon("kube-apiserver", command)
+        .args(&options.apiserver_flags);
+    environment.daemon("kube-apiserver", command)
 }
 
-/// Waits until the server has made its default roles, which is the last thing it does.
-async fn ready(ground: &Ground, apiserver: &Daemon, limit: Duration) -> Result<()> {
-    let client = kubeconfig::client(&kubeconfig_path(ground, "admin"), ground.netns()).await?;
+/// Waits until the server has created its default roles, the last step of its start.
+async fn ready(environment: &TestEnvironment, apiserver: &Daemon, limit: Duration) -> Result<()> {
+    let client =
+        kubeconfig::client(&kubeconfig_path(environment, "admin"), environment.netns()).await?;
     let ready = async || {
         let request = Request::get("/readyz").body(Vec::new())?;
         Ok((client.request_text(request).await? == "ok").then_some(()))
@@ -393,45 +399,46 @@ async fn ready(ground: &Ground, apiserver: &Daemon, limit: Duration) -> Result<(
 async fn minor_version(client: &kube::Client) -> Result<u32> {
     let version = client.apiserver_version().await?;
     let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().with_context(|| format!("the server calls itself {version:?}"))
+    digits.parse().with_context(|| format!("parsing the server version {version:?}"))
 }
 
 async fn launch_controller_manager(
-    ground: &Ground,
+    environment: &TestEnvironment,
     authority: &Authority,
-    wishes: &Wishes,
+    options: &ControlPlaneOptions,
 ) -> Result<Daemon> {
     let PairFiles { certificate, key } = authority.files();
-    let kubeconfig = kubeconfig_path(ground, "controller-manager");
+    let kubeconfig = kubeconfig_path(environment, "controller-manager");
     let program = provide("kube-controller-manager")?.join("kube-controller-manager");
-    let mut command = ground.command(program);
+    let mut command = environment.command(program);
     for (flag, file) in [
         ("authentication-kubeconfig", &kubeconfig),
         ("authorization-kubeconfig", &kubeconfig),
-        ("cert-dir", &ground.path("pki")),
+        ("cert-dir", &environment.path("pki")),
         ("cluster-signing-cert-file", &certificate),
         ("cluster-signing-key-file", &key),
         ("kubeconfig", &kubeconfig),
         ("root-ca-file", &certificate),
-        ("service-account-private-key-file", &ground.path("pki/service-accounts.key")),
+        ("service-account-private-key-file", &environment.path("pki/service-accounts.key")),
     ] {
         command.arg(format!("--{flag}={}", file.display()));
     }
     let controllers = CONTROLLERS.map(str::to_owned).into_iter();
-    let controllers: Vec<_> = controllers.chain(wishes.controllers.iter().cloned()).collect();
+    let controllers: Vec<_> = controllers.chain(options.controllers.iter().cloned()).collect();
     command
         .arg("--bind-address=127.0.0.1")
         .arg("--leader-elect=false")
-        .arg("--use-service-account-credentials") // each controller in its own role
+        .arg("--use-service-account-credentials") // a separate role for each controller
         .arg(format!("--controllers={}", controllers.join(",")));
-    if let Some(duration) = wishes.certificates_for {
-        let admin = kubeconfig::client(&kubeconfig_path(ground, "admin"), ground.netns()).await?;
+    if let Some(duration) = options.certificates_for {
+        let admin =
+            kubeconfig::client(&kubeconfig_path(environment, "admin"), environment.netns()).await?;
         let minor = minor_version(&admin).await?;
-        // Controllers before 1.22 count the five minutes that have passed as part of it.
+        // Controllers before 1.22 subtract the five minutes of backdating.
         let passed = if minor < 22 { Duration::from_secs(300) } else { Duration::ZERO };
         command.arg(format!("--cluster-signing-duration={}s", (duration + passed).as_secs()));
     }
-    ground.daemon("kube-controller-manager", command)
+    environment.daemon("kube-controller-manager", command)
 }
 
 fn binding(role: &str, group: &str) -> Result<ClusterRoleBinding> {
@@ -459,5 +466,5 @@ fn bootstrap_token() -> Result<Secret> {
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(object: Value) -> Result<T> {
-    serde_json::from_value(object).context("an object of our own")
+    serde_json::from_value(object).context("parsing a built-in object")
 }

@@ -1,4 +1,5 @@
-//! The runtime as it is, past any agent: what runs in it, and pods made by bare CRI calls.
+//! Direct CRI client of the runtime, bypassing any agent: lists what runs, and creates pods by bare
+//! CRI calls.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,12 +18,12 @@ use tonic::transport::{Channel, Endpoint};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// As much as upstream takes in one answer.
+/// The same message size limit as upstream.
 const LARGEST: usize = 16 << 20;
 
 #[derive(Clone)]
 pub struct Cri {
-    /// For any call this type has no words for.
+    /// For calls that this type does not wrap.
     pub runtime: RuntimeServiceClient<Channel>,
     pub images: ImageServiceClient<Channel>,
     cgroup_parent: String,
@@ -42,19 +43,20 @@ impl Cri {
         })
     }
 
-    /// Every sandbox, in whatever state.
+    /// Every sandbox, in any state.
     pub async fn sandboxes(&self) -> Result<Vec<PodSandbox>> {
-        let answer = self.runtime.clone().list_pod_sandbox(ListPodSandboxRequest::default()).await;
-        Ok(answer.context("listing sandboxes")?.into_inner().items)
+        let response =
+            self.runtime.clone().list_pod_sandbox(ListPodSandboxRequest::default()).await;
+        Ok(response.context("listing sandboxes")?.into_inner().items)
     }
 
-    /// Every container, in whatever state.
+    /// Every container, in any state.
     pub async fn containers(&self) -> Result<Vec<Container>> {
-        let answer = self.runtime.clone().list_containers(ListContainersRequest::default()).await;
-        Ok(answer.context("listing containers")?.into_inner().containers)
+        let response = self.runtime.clone().list_containers(ListContainersRequest::default()).await;
+        Ok(response.context("listing containers")?.into_inner().containers)
     }
 
-    /// A plain sandbox, below the bed's cgroup, for [`Self::run_sandbox`].
+    /// A plain sandbox config, below the bed's cgroup, for [`Self::run_sandbox`].
     pub fn sandbox(&self, name: &str) -> PodSandboxConfig {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let uid = format!("bare-{}", MADE.fetch_add(1, Ordering::Relaxed));
@@ -75,12 +77,12 @@ impl Cri {
         }
     }
 
-    /// Makes and starts a sandbox; returns its id.
+    /// Creates and starts a sandbox; returns its id.
     pub async fn run_sandbox(&self, config: PodSandboxConfig) -> Result<String> {
         self.run_sandbox_with(config, "").await
     }
 
-    /// Like [`Self::run_sandbox`], by a runtime handler: `runc`, `other` or `crun`.
+    /// Like [`Self::run_sandbox`], with a runtime handler: `runc`, `other` or `crun`.
     pub async fn run_sandbox_with(
         &self,
         config: PodSandboxConfig,
@@ -88,20 +90,22 @@ impl Cri {
     ) -> Result<String> {
         let request =
             RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
-        let answer = self.runtime.clone().run_pod_sandbox(request).await;
-        Ok(answer.context("running a sandbox")?.into_inner().pod_sandbox_id)
+        let response = self.runtime.clone().run_pod_sandbox(request).await;
+        Ok(response.context("running a sandbox")?.into_inner().pod_sandbox_id)
     }
 
     pub async fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatus> {
         let request =
             PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), ..Default::default() };
-        let answer = self.runtime.clone().pod_sandbox_status(request).await;
-        let status =
-            answer.with_context(|| format!("asking for sandbox {id}"))?.into_inner().status;
-        status.with_context(|| format!("the runtime tells nothing of sandbox {id}"))
+        let response = self.runtime.clone().pod_sandbox_status(request).await;
+        let status = response
+            .with_context(|| format!("getting the status of sandbox {id}"))?
+            .into_inner()
+            .status;
+        status.with_context(|| format!("sandbox {id} has no status"))
     }
 
-    /// Makes and starts a container of an image that is there; returns its id.
+    /// Creates and starts a container of an image that is present; returns its id.
     pub async fn run_container(
         &self,
         sandbox: &str,

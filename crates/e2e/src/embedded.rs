@@ -1,7 +1,8 @@
-//! Podwright's own API server, served inside a bed.
+//! Podwright's embedded API server, served inside a bed.
 //!
-//! It knows the fields of the current release, which the kube-apiserver that Debian's sources give
-//! does not: sidecars, the resize and ephemeral container subresources, generations of a status.
+//! It supports the fields of the current release, which the kube-apiserver built from Debian's
+//! sources does not: sidecars, the resize and ephemeral container subresources, and observed
+//! generations in a status.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use crate::netns::NODE_ADDRESS;
 
 const PORT: u16 = 6443;
 
-/// The server and its controllers; they end when it is dropped.
+/// The server and its controllers; stopped on drop.
 pub struct Embedded {
     server: ApiServer,
     kubeconfig: PathBuf,
@@ -26,12 +27,12 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Serves plain HTTP at the node's address, to nobody but what is inside the bed.
+    /// Serves plain HTTP at the node's address, reachable only inside the bed.
     pub async fn start(bed: &Bed) -> Result<Self> {
         let clock = Clock::system();
         let store = Store::in_memory(Limits::default(), clock.clone())?;
         let mut settings = Settings::new(clock, Ids::system());
-        settings.root_ca = "no certificate: this server is reached inside its bed only\n".into();
+        settings.root_ca = "no certificate: this server is only reachable inside its bed\n".into();
         settings.token_key = Some(TokenKey::new(&[7; 32]));
         let server = ApiServer::start(store, settings).await?;
         let address = SocketAddr::from((NODE_ADDRESS, PORT));
@@ -54,7 +55,7 @@ impl Embedded {
         &self.kubeconfig
     }
 
-    /// A client with every right, past the network.
+    /// A client with every right that does not use the network.
     pub fn client(&self) -> kube::Client {
         kube::Client::new(self.server.service(Identity::admin()), "default")
     }

@@ -1,9 +1,9 @@
-//! Recording what an agent left: its directory, its runtime, its API objects, as one text file
-//! that `podwright_testkit::fixture` reads.
+//! Fixture recording: an agent's directory, runtime state and API objects as one text file that
+//! `podwright_testkit::fixture` reads.
 
 #![allow(
     clippy::indexing_slicing,
-    reason = "what is not in a recorded object is null, and a recording is read by a person"
+    reason = "a missing JSON field is null, and the output is read by people"
 )]
 
 use std::collections::BTreeSet;
@@ -23,12 +23,12 @@ use crate::kubectl::Kubectl;
 use crate::registry::Registry;
 use crate::wait;
 
-/// Of the registry that the private image comes from.
+/// Credentials of the registry that serves the private image.
 pub const LOGIN: (&str, &str) = ("me", "a secret");
 const LIMIT: Duration = Duration::from_secs(180);
 const IMAGE: &str = "localhost/podwright/test:latest";
 
-/// Starts one pod of every kind that leaves something on the disk, and waits until it has.
+/// Starts one pod of every kind that leaves something on disk, and waits until it has.
 pub async fn populate(
     kubectl: &Kubectl,
     registry: &Registry,
@@ -112,7 +112,7 @@ pub async fn populate(
     until_written(kubectl, root).await
 }
 
-/// Starts a pod that fails again and again, and waits until its next start is put off.
+/// Starts a pod that keeps failing, and waits until its next start is delayed by back-off.
 pub async fn crash(kubectl: &Kubectl, node: &str) -> Result<()> {
     let crashing = pod("crashing", node, "exit 1").to_string();
     kubectl.run_with(&["create", "-f", "-"], &crashing).await?;
@@ -120,7 +120,7 @@ pub async fn crash(kubectl: &Kubectl, node: &str) -> Result<()> {
     until_shows(kubectl, "crashing", reason, "CrashLoopBackOff").await
 }
 
-/// Waits until the agent's checkpoints hold what it has decided; some of it is written late.
+/// Waits until the agent's checkpoints contain its decisions; some are written with a delay.
 async fn until_written(kubectl: &Kubectl, root: &Path) -> Result<()> {
     let pods = items(&kubectl.run(&["get", "pods", "-ojson"]).await?)?;
     let uid = |pod: &Value| {
@@ -158,7 +158,7 @@ pub fn items(list: &str) -> Result<Vec<Value>> {
     let mut list: Value = serde_json::from_str(list)?;
     match list["items"].take() {
         Value::Array(items) => Ok(items),
-        other => anyhow::bail!("a list has items, not {other}"),
+        other => anyhow::bail!("expected a list with items, got {other}"),
     }
 }
 
@@ -193,7 +193,7 @@ fn with_volumes(mut pod: Value) -> Value {
     pod
 }
 
-/// A fixture in the making.
+/// A fixture being recorded.
 pub struct Recorded(Value);
 
 impl Recorded {
@@ -210,20 +210,20 @@ impl Recorded {
         }))
     }
 
-    /// Takes the files of a directory but these.
+    /// Adds the files of a directory except these.
     pub fn files(mut self, directory: &Path, left_out: &[&str]) -> Result<Self> {
         self.0["leftOut"] = json!(left_out);
         self.0["files"] = taken(directory, left_out)?;
         Ok(self)
     }
 
-    /// Takes manifests that lie outside of the directory.
+    /// Adds manifests outside of the directory.
     pub fn manifests(mut self, directory: &Path) -> Result<Self> {
         self.0["staticPods"] = taken(directory, &[])?;
         Ok(self)
     }
 
-    /// Takes what a reboot would remove; a name is left out wherever it is.
+    /// Adds files that a reboot would remove; a name in `left_out` is excluded at any depth.
     pub fn volatile(mut self, directory: &Path, left_out: &[&str]) -> Result<Self> {
         let named = |path: &Path| path.iter().any(|part| left_out.iter().any(|name| part == *name));
         self.0["volatile"] = capture(directory, &named)
@@ -236,13 +236,13 @@ impl Recorded {
         self
     }
 
-    /// What the agent answered while it ran.
+    /// Responses of the agent while it ran.
     pub fn answers(mut self, answers: Value) -> Self {
         self.0["answers"] = answers;
         self
     }
 
-    /// Takes what the runtime at this socket holds.
+    /// Adds the state of the runtime at this socket.
     pub async fn runtime(mut self, socket: &Path) -> Result<Self> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
         let channel = endpoint.connect().await?;
@@ -254,12 +254,12 @@ impl Recorded {
         let listed = runtime.list_containers(cri::ListContainersRequest::default()).await?;
         let mut containers = listed.into_inner().containers;
         containers.sort_by_key(|container| container.created_at);
-        let mut told = Vec::new();
+        let mut recorded_containers = Vec::new();
         for container in &containers {
             let id = container.id.clone();
             let request = cri::ContainerStatusRequest { container_id: id, ..Default::default() };
             let status = runtime.container_status(request).await?.into_inner().status;
-            told.push(container_value(container, &status.context("no status")?));
+            recorded_containers.push(container_value(container, &status.context("no status")?));
         }
         let used: BTreeSet<&String> = containers.iter().map(|it| &it.image_ref).collect();
         let listed = images.list_images(cri::ListImagesRequest::default()).await?.into_inner();
@@ -269,7 +269,7 @@ impl Recorded {
         self.0["runtime"] = json!({
             "images": named.collect::<Vec<_>>(),
             "sandboxes": sandboxes.iter().map(sandbox_value).collect::<Vec<_>>(),
-            "containers": told,
+            "containers": recorded_containers,
         });
         Ok(self)
     }

@@ -1,4 +1,4 @@
-//! Plain HTTP and HTTPS requests from inside a bed: to a pod, a kubelet, a metrics page.
+//! HTTP and HTTPS client inside a bed: for a pod, a kubelet, a metrics endpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,39 +22,39 @@ use crate::pki::Pair;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Which server certificates are believed.
+/// Which server certificates are accepted.
 #[derive(Clone, Default)]
 pub enum Trust {
-    /// Any: a kubelet may have signed its own.
+    /// Any: a kubelet may use a self-signed one.
     #[default]
     Anyone,
-    /// Those signed by this authority (PEM).
+    /// Those signed by this CA (PEM).
     Authority(String),
 }
 
-/// How to speak HTTPS; plain HTTP needs none of it.
+/// TLS options; not used for plain HTTP.
 #[derive(Clone, Default)]
 pub struct Tls {
     pub trust: Trust,
-    /// The certificate to show, if any.
+    /// The client certificate, if any.
     pub identity: Option<Pair>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Answer {
+impl HttpResponse {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
-/// Sends one request over a connection of its own and reads the whole answer.
-pub async fn send(netns: &NetNs, request: Request<Bytes>, tls: &Tls) -> Result<Answer> {
+/// Sends one request over a new connection and reads the whole response.
+pub async fn send(netns: &NetNs, request: Request<Bytes>, tls: &Tls) -> Result<HttpResponse> {
     let url = request.uri().clone();
     let exchange = async {
         let stream = netns.connect(address_of(&url)?).await?;
@@ -66,16 +66,16 @@ pub async fn send(netns: &NetNs, request: Request<Bytes>, tls: &Tls) -> Result<A
         let connector = tokio_rustls::TlsConnector::from(Arc::new(configure(tls)?));
         exchange(connector.connect(name, stream).await?, request).await
     };
-    let _waiting = case::waiting_for(format!("the answer of {url}"));
-    let answer = tokio::time::timeout(LIMIT, exchange).await;
-    let late = || format!("no answer in {} s", LIMIT.as_secs());
-    answer.with_context(late).flatten().with_context(|| format!("asking {url}"))
+    let _waiting = case::waiting_for(format!("the response of {url}"));
+    let response = tokio::time::timeout(LIMIT, exchange).await;
+    let late = || format!("no response within {} s", LIMIT.as_secs());
+    response.with_context(late).flatten().with_context(|| format!("requesting {url}"))
 }
 
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     mut request: Request<Bytes>,
-) -> Result<Answer> {
+) -> Result<HttpResponse> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     if let Some(host) = request.uri().authority().map(|host| host.as_str().parse()).transpose()? {
@@ -86,7 +86,7 @@ async fn exchange(
     let (head, body) = sender.send_request(request.map(Full::new)).await?.into_parts();
     let body = body.collect().await?.to_bytes();
     connection.abort();
-    Ok(Answer { status: head.status, headers: head.headers, body })
+    Ok(HttpResponse { status: head.status, headers: head.headers, body })
 }
 
 fn configure(tls: &Tls) -> Result<ClientConfig> {
@@ -94,9 +94,9 @@ fn configure(tls: &Tls) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?;
     let builder = match &tls.trust {
-        Trust::Anyone => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Credulous(provider)))
-        }
+        Trust::Anyone => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider))),
         Trust::Authority(pem) => {
             let mut roots = RootCertStore::empty();
             for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
@@ -116,11 +116,11 @@ fn configure(tls: &Tls) -> Result<ClientConfig> {
     })
 }
 
-/// Believes any certificate, but still wants its key used.
+/// Accepts any certificate, but verifies that the server has its key.
 #[derive(Debug)]
-struct Credulous(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Credulous {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

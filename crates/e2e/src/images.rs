@@ -1,4 +1,4 @@
-//! The images a bed starts with: OCI archives made by `cargo xtask images`, from no registry.
+//! Images that a bed starts with: OCI archives built by `cargo xtask images`, without a registry.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use serde::Deserialize;
 
 use crate::tools::repository;
 
-/// containerd gives an image the name in this annotation of its index entry.
+/// containerd names an image by this annotation of its index entry.
 const NAME: &str = "io.containerd.image.name";
 
 #[derive(Clone, Debug)]
 pub struct Archive {
     pub path: PathBuf,
-    /// What the images in it are called.
+    /// Names of the images in it.
     pub names: Vec<String>,
 }
 
@@ -29,35 +29,35 @@ struct Entry {
     annotations: std::collections::BTreeMap<String, String>,
 }
 
-/// Every archive in `PODWRIGHT_IMAGES`, by default `target/images`.
+/// Every archive in `PODWRIGHT_IMAGES`, `target/images` by default.
 pub fn archives() -> Result<Vec<Archive>> {
-    let folder = std::env::var_os("PODWRIGHT_IMAGES")
+    let directory = std::env::var_os("PODWRIGHT_IMAGES")
         .map_or_else(|| repository().join("target/images"), PathBuf::from);
-    let mut paths: Vec<_> = fs::read_dir(&folder)
-        .with_context(|| format!("no images in {}: cargo xtask images", folder.display()))?
+    let mut paths: Vec<_> = fs::read_dir(&directory)
+        .with_context(|| format!("no images in {}; run cargo xtask images", directory.display()))?
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
         .collect();
     paths.sort();
-    ensure!(!paths.is_empty(), "no images in {}: cargo xtask images", folder.display());
+    ensure!(!paths.is_empty(), "no images in {}; run cargo xtask images", directory.display());
     paths.into_iter().map(|path| Archive::open(&path)).collect()
 }
 
-/// The image every pod sandbox runs.
+/// The sandbox image.
 pub(crate) fn pause(archives: &[Archive]) -> Result<&str> {
     let mut names = archives.iter().flat_map(|archive| &archive.names);
     let pause = names.find(|name| {
         let last = name.rsplit('/').next().unwrap_or_default();
         last.split([':', '@']).next() == Some("pause")
     });
-    pause.map(String::as_str).context("no archive holds an image called pause: cargo xtask images")
+    pause.map(String::as_str).context("no archive contains the pause image; run cargo xtask images")
 }
 
 impl Archive {
     pub fn open(path: &Path) -> Result<Self> {
         let names = names_in(File::open(path)?)
-            .with_context(|| format!("{} is no OCI archive", path.display()))?;
+            .with_context(|| format!("{} is not an OCI archive", path.display()))?;
         Ok(Self { path: path.to_owned(), names })
     }
 }
@@ -71,7 +71,7 @@ fn names_in(archive: impl std::io::Read) -> Result<Vec<String>> {
             return Ok(named.collect());
         }
     }
-    anyhow::bail!("it has no index.json")
+    anyhow::bail!("index.json not found")
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_image_is_told_by_its_last_name() {
+    fn pause_image_is_found_by_last_path_component() {
         for (names, want) in [
             (
                 &["a/paused:1", "localhost/podwright/pause:3"][..],

@@ -1,4 +1,4 @@
-//! Who one is when talking to the bed's API server: a kubeconfig, as a file and as a client.
+//! Kubeconfig for the bed's API server, as a file and as a client.
 
 use std::fs;
 use std::path::Path;
@@ -16,17 +16,17 @@ use crate::case;
 use crate::netns::{Connector, NetNs};
 use crate::pki::Pair;
 
-/// How long the API server may take to begin an answer; a watch is answered at once as well.
+/// Time limit for the start of a response; a watch also responds immediately.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
-/// What a client shows to prove who it is.
+/// Credential of a client.
 #[derive(Clone)]
 pub enum Credential {
     Certificate(Pair),
     Token(String),
 }
 
-/// A kubeconfig for `server`, everything inside it; JSON, which is YAML.
+/// A kubeconfig for `server` with everything inline; JSON, which is valid YAML.
 pub(crate) fn document(server: &str, authority: &str, credential: &Credential) -> String {
     let user = match credential {
         Credential::Certificate(pair) => json!({
@@ -50,7 +50,7 @@ pub(crate) fn document(server: &str, authority: &str, credential: &Credential) -
     format!("{document:#}\n")
 }
 
-/// Writes a kubeconfig that only its owner may read.
+/// Writes a kubeconfig readable by its owner only.
 pub(crate) fn save(path: &Path, document: &str) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::write(path, document).with_context(|| format!("writing {}", path.display()))?;
@@ -67,13 +67,15 @@ pub async fn client(path: &Path, netns: &NetNs) -> Result<kube::Client> {
     let http = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
         .build::<_, Body>(https);
     let limited = tower::service_fn(move |request: Request<Body>| {
-        let (http, question) = (http.clone(), format!("{} {}", request.method(), request.uri()));
+        let (http, request_line) =
+            (http.clone(), format!("{} {}", request.method(), request.uri()));
         async move {
-            let _waiting = case::waiting_for(format!("the answer to {question}"));
+            let _waiting = case::waiting_for(format!("the response to {request_line}"));
             match tokio::time::timeout(ANSWER_LIMIT, http.request(request)).await {
-                Ok(answer) => answer.map_err(tower::BoxError::from),
+                Ok(response) => response.map_err(tower::BoxError::from),
                 Err(_) => {
-                    Err(format!("{question}: no answer in {} s", ANSWER_LIMIT.as_secs()).into())
+                    Err(format!("{request_line}: no response within {} s", ANSWER_LIMIT.as_secs())
+                        .into())
                 }
             }
         }

@@ -1,13 +1,15 @@
-//! The bed that Podwright's black-box tests run in: real containerd, runc and CNI plugins, real
-//! etcd, kube-apiserver and kube-controller-manager, each test's own while it runs, on one machine.
+//! Test bed for Podwright's black-box tests: real containerd, runc and CNI plugins, real etcd,
+//! kube-apiserver and kube-controller-manager, exclusive to each test while it runs, on one
+//! machine.
 //!
-//! Why all this: what a kubelet gets wrong shows between the parts, in a cgroup that stays, a mount
-//! that hides, a watch that the server ends. A fake has only the faults one thought of.
+//! Real components are used because a kubelet's faults show in their interaction: a cgroup that is
+//! not removed, a mount that hides another, a watch that the server closes. A fake only has the
+//! faults its author thought of.
 //!
-//! A [`bed::Bed`] stands on [`ground::Ground`]: a folder, a network namespace and a subtree of
-//! cgroups, watched over by a process ([`guardian`]) that takes everything away again, however the
-//! test ends. Beds do not see each other; tests run side by side. A control plane is on ground of
-//! its own, joined to the bed by a cable, and goes over to a later bed as if it had just begun.
+//! A [`bed::Bed`] runs in a [`environment::TestEnvironment`]: a directory, a network namespace
+//! and a cgroup subtree, with a cleanup process ([`cleanup`]) that removes everything however the test
+//! ends. Beds do not see each other; tests run concurrently. A control plane has its own
+//! environment, connected to the bed by a veth pair, and is reset and reused by later beds.
 //! `testbed/provide` obtains the programs.
 //!
 //! ```no_run
@@ -25,34 +27,34 @@
 pub mod agent;
 pub mod audit;
 pub mod bed;
+mod bed_list;
 pub mod bench;
 pub mod bystanders;
 pub mod case;
-pub mod cell;
 pub mod cgroup;
+pub mod cleanup;
 pub mod containerd;
 pub mod control_plane;
 pub mod cri;
+pub mod cri_proxy;
 pub mod embedded;
+pub mod environment;
 pub mod fixture;
-pub mod ground;
-pub mod guardian;
 pub mod http;
 pub mod images;
+pub mod isolation;
 pub mod kubeconfig;
 pub mod kubectl;
+pub mod leftovers;
 pub mod machine;
 mod mounts;
 pub mod netns;
 pub mod pki;
 pub mod process;
 pub mod registry;
-pub mod remains;
-mod roster;
 mod settings;
 mod store;
 pub mod tools;
 pub mod vm;
 pub mod wait;
 pub mod watch;
-pub mod wiretap;

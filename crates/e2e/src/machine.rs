@@ -1,13 +1,13 @@
 //! Machine snapshot: everything on the machine that a node could change, for comparison.
 //!
-//! A test takes one before and one after and requires them to be identical. It counts what is *not*
-//! the node's as well as what is: a user's mount that was unmounted is as much a difference as a
+//! A test takes one before and one after and requires them to be identical. It covers objects that
+//! are *not* the node's as well: a user's mount that was unmounted is as much a difference as a
 //! mount that was left behind.
 //!
-//! A machine has other users, so a snapshot is only taken in a [cell](crate::cell), where mounts,
-//! processes, the network and /run are the case's own. What a cell does share with the rest of the
-//! machine, the cgroups and the files on disk, is filtered by the lists in [`cgroups`] and
-//! [`files`], each entry with its reason.
+//! A machine has other users, so a snapshot is only taken in [isolation](crate::isolation), where
+//! mounts, processes, the network and /run belong to the case. The parts still shared with the
+//! machine, cgroups and files on disk, are filtered by the lists in [`cgroups`] and [`files`], each
+//! entry with its reason.
 
 mod cgroups;
 mod files;
@@ -25,13 +25,13 @@ use anyhow::{Result, ensure};
 
 pub(crate) use processes::start_time;
 
-use crate::cell;
+use crate::isolation;
 use crate::netns::NetNs;
 
-/// The thread that looks, which [may be in another network](NetNs::within) than its process.
+/// The current thread, which [may be in another network namespace](NetNs::within) than its process.
 const THREAD: &str = "/proc/thread-self";
 
-/// What an entry of a snapshot is about.
+/// Kind of a snapshot entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Mount,
@@ -63,7 +63,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// One thing on the machine: what it is called, and everything else that is to stay the same.
+/// One object on the machine: its name, and every property that must not change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub kind: Kind,
@@ -84,8 +84,8 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Directories that are left out of a snapshot in addition to the fixed list in [`files`]: those
-/// that belong to the node under test while it runs. Only their files are; a mount there counts.
+/// Directories excluded from a snapshot in addition to the fixed list in [`files`]: those of the
+/// node under test while it runs. Only their files are excluded; mounts there count.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     excluded: Vec<(PathBuf, String)>,
@@ -116,16 +116,16 @@ pub struct MachineSnapshot(BTreeMap<(Kind, String), String>);
 pub struct Difference {
     pub added: Vec<Entry>,
     pub removed: Vec<Entry>,
-    /// As it was, and how it is described now.
+    /// As it was, and its current description.
     pub changed: Vec<(Entry, String)>,
 }
 
 impl MachineSnapshot {
-    /// Takes a snapshot of the machine, and of the network that this thread is in.
+    /// Takes a snapshot of the machine and of this thread's network namespace.
     pub fn take(scope: &Scope) -> Result<Self> {
         ensure!(
-            cell::inside() && rustix::process::geteuid().is_root(),
-            "machine snapshot: only as root in a cell, where no other test changes the machine"
+            isolation::inside() && rustix::process::geteuid().is_root(),
+            "machine snapshot: requires root and isolation, where no other test changes the machine"
         );
         let mut entries = mounts::entries()?;
         entries.extend(files::entries(scope)?);
@@ -137,14 +137,14 @@ impl MachineSnapshot {
         Ok(entries.into_iter().collect())
     }
 
-    /// The same, with the network of a namespace.
+    /// Like [`Self::take`], with the network of a namespace.
     pub async fn take_in(netns: &NetNs, scope: &Scope) -> Result<Self> {
         let scope = scope.clone();
-        let look = move || Self::take(&scope).map_err(std::io::Error::other);
-        Ok(netns.within(look).await?)
+        let inspect = move || Self::take(&scope).map_err(std::io::Error::other);
+        Ok(netns.within(inspect).await?)
     }
 
-    /// What changed from this snapshot to a `later` one.
+    /// Changes from this snapshot to a `later` one.
     pub fn difference(&self, later: &Self) -> Difference {
         let entry =
             |((kind, name), detail): (&(Kind, String), &String)| Entry::new(*kind, name, detail);
@@ -169,7 +169,7 @@ impl MachineSnapshot {
 }
 
 impl FromIterator<Entry> for MachineSnapshot {
-    /// Things of the same kind and name, such as two mounts at one point, are numbered.
+    /// Objects with the same kind and name, such as two mounts at one point, are numbered.
     fn from_iter<T: IntoIterator<Item = Entry>>(entries: T) -> Self {
         let mut all = BTreeMap::new();
         for Entry { kind, name, detail } in entries {
@@ -190,7 +190,7 @@ impl Difference {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
 
-    /// Without the entries that `expected` picks, which the case itself has to account for.
+    /// Without the entries selected by `expected`, which the case itself checks.
     #[must_use]
     pub fn without(mut self, expected: impl Fn(&Entry) -> bool) -> Self {
         self.added.retain(|entry| !expected(entry));
@@ -205,10 +205,11 @@ impl Difference {
         self.without(|entry| entry.kind == Kind::Cgroup && cgroups::of_others(&entry.name, names))
     }
 
-    /// Whether something of this kind, with this in its description, was added, removed or changed.
+    /// Whether an entry of this kind, with this text in its description, was added, removed or
+    /// changed.
     pub fn names(&self, kind: Kind, text: &str) -> bool {
-        let (told, kind) = (self.to_string(), format!("{kind} "));
-        let mut lines = told.lines().filter_map(|line| line.get(2..));
+        let (reported, kind) = (self.to_string(), format!("{kind} "));
+        let mut lines = reported.lines().filter_map(|line| line.get(2..));
         lines.any(|line| line.starts_with(&kind) && line.contains(text))
     }
 }
@@ -250,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn two_things_of_one_name_both_count() {
+    fn entries_with_same_name_both_count() {
         let before = snapshot(&[("/twice", "tmpfs"), ("/twice", "tmpfs")]);
         let after = snapshot(&[("/twice", "tmpfs")]);
         assert_eq!(before.difference(&after).to_string(), "- mount /twice (2): tmpfs\n");
     }
 
     #[test]
-    fn snapshot_outside_a_cell_is_an_error() {
-        if !cell::inside() {
+    fn snapshot_without_isolation_is_an_error() {
+        if !isolation::inside() {
             assert!(MachineSnapshot::take(&Scope::new()).is_err());
         }
     }

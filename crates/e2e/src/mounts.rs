@@ -1,4 +1,4 @@
-//! What is mounted, as the kernel tells it.
+//! Mount table, from /proc/self/mountinfo.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,9 +12,9 @@ pub(crate) struct Mount {
     pub(crate) point: PathBuf,
     /// Type of the file system, such as `overlay`.
     pub(crate) kind: String,
-    /// What is mounted: for a namespace, `net:[4026532000]`.
+    /// Root of the mount: for a namespace, `net:[4026532000]`.
     pub(crate) root: String,
-    /// Number of the file system, such as `0:45`: two mounts of one file system have the same.
+    /// Device number of the file system, such as `0:45`: shared by all mounts of one file system.
     pub(crate) device: String,
     pub(crate) source: String,
     /// Options of this mount, then those of the file system.
@@ -26,15 +26,15 @@ pub(crate) struct Mount {
     pub(crate) unbindable: bool,
 }
 
-/// Every mount, in the order they were made.
+/// All mounts, in the order of creation.
 pub(crate) fn all() -> Result<Vec<Mount>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("reading the mount table")?;
     Ok(table.lines().filter_map(parse).collect())
 }
 
-/// The mounts at or below `folder`, in the order they were made.
-pub(crate) fn below(folder: &Path) -> Result<Vec<Mount>> {
-    Ok(all()?.into_iter().filter(|mount| mount.point.starts_with(folder)).collect())
+/// The mounts at or below `directory`, in the order of creation.
+pub(crate) fn below(directory: &Path) -> Result<Vec<Mount>> {
+    Ok(all()?.into_iter().filter(|mount| mount.point.starts_with(directory)).collect())
 }
 
 /// One line of mountinfo:
@@ -65,7 +65,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's `\040` for a space, and its kin.
+/// Decodes the kernel's octal escapes, such as `\040` for a space.
 fn unescape(field: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field.as_bytes();

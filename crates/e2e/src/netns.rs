@@ -1,8 +1,8 @@
-//! A network namespace: a host of its own, a node or the one the control plane is on, with one
-//! address and no way out. A cable may join the two.
+//! Network namespace: the host of a node or of a control plane, with one address and no external
+//! network. A veth pair can connect the two.
 //!
-//! It is kept alive by a mount inside the bed's folder, not below /run/netns, so that whoever
-//! removes the folder's mounts has removed the namespace, its links and its packet filter rules.
+//! It is kept by a mount in the bed's directory, not below /run/netns, so that removing the
+//! directory's mounts also removes the namespace, its links and its packet filter rules.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,16 +24,16 @@ use tokio::sync::oneshot;
 
 use crate::process::{output, output_of};
 
-/// The node's address; every bed has the same one, each in its own namespace.
+/// The node's address; the same in every bed, each in its own namespace.
 pub const NODE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 10);
 
-/// The control plane's; for a node it is also the way to everywhere else, which leads nowhere.
+/// The control plane's address; also a node's default gateway, which forwards nothing.
 pub const CONTROL_PLANE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// What `ip` is told for a node. A veth pair stands for the network card, because not every kernel
-/// has dummy links; as long as no cable is plugged in, both its ends are inside.
+/// `ip` commands for a node. A veth pair represents the network card, because not every kernel has
+/// dummy links; while unconnected, both ends are inside.
 const NODE: &str = "\
 link set lo up
 link add eth0 type veth peer name uplink
@@ -43,20 +43,20 @@ address add 10.99.0.10/24 dev eth0
 route add default via 10.99.0.1 dev eth0
 ";
 
-/// For a control plane. Its address stays when a cable is pulled.
+/// `ip` commands for a control plane. Its address stays when a node is disconnected.
 const CONTROL_PLANE: &str = "\
 link set lo up
 address add 10.99.0.1/32 dev lo
 ";
 
-/// What it is told on the control plane's side of a cable: pods are reached through the node.
+/// `ip` commands on the control plane's side of a connection: pods are reached through the node.
 const PLUGGED_IN: &str = "\
 link set uplink up
 route add 10.99.0.10 dev uplink src 10.99.0.1
 route add default via 10.99.0.10 dev uplink src 10.99.0.1
 ";
 
-/// Whose host a namespace is.
+/// Which kind of host a namespace is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Host {
     Node,
@@ -69,7 +69,7 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Makes the namespace and its links; `file` is where it is mounted.
+    /// Creates the namespace and its links; `file` is its mount point.
     pub(crate) fn create(file: PathBuf, host: Host) -> Result<Self> {
         File::create(&file).with_context(|| format!("creating {}", file.display()))?;
         let mut net = OsStr::new("--net=").to_owned();
@@ -78,7 +78,7 @@ impl NetNs {
         let namespace = Self { file };
         let (links, forward) = match host {
             Host::Node => (NODE, "1"),
-            Host::ControlPlane => (CONTROL_PLANE, "0"), // nor back to where a packet came from
+            Host::ControlPlane => (CONTROL_PLANE, "0"), // no forwarding
         };
         namespace.links(links)?;
         let forward = format!("echo {forward} >/proc/sys/net/ipv4/ip_forward");
@@ -86,32 +86,33 @@ impl NetNs {
         Ok(namespace)
     }
 
-    /// Joins a node to the control plane in `plane`. The cable goes with the node's namespace.
+    /// Connects a node to the control plane in `plane`. The link is removed with the node's
+    /// namespace.
     pub(crate) fn plug_into(&self, plane: &Self) -> Result<()> {
         self.links(&format!("link set uplink netns {}\n", plane.file.display()))?;
         plane.links(PLUGGED_IN)
     }
 
-    /// Pulls the cable at the control plane, if there is one: the kernel takes its time to end the
-    /// node's namespace.
+    /// Removes the link at the control plane, if present: the kernel removes the node's namespace
+    /// with a delay.
     pub(crate) fn unplug(&self) -> Result<()> {
         let gone = "! ip link show uplink >/dev/null 2>&1";
         let script = format!("{gone} || ip link delete uplink || {gone}");
         output(self.command("sh").args(["-c", &script])).map(drop)
     }
 
-    /// Has `ip` do what each line says.
+    /// Runs each line as an `ip` command.
     fn links(&self, lines: &str) -> Result<()> {
         output_of(self.command("ip").args(["-batch", "-"]), lines.as_bytes()).map(drop)
     }
 
-    /// The file the namespace is mounted on.
+    /// The mount point of the namespace.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// A command that runs inside. Not `ip netns exec`: that remounts /sys, and the cgroup mounts
-    /// are gone.
+    /// A command that runs inside. Not `ip netns exec`: that remounts /sys, which hides the cgroup
+    /// mounts.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut net = OsStr::new("--net=").to_owned();
         net.push(&self.file);
@@ -120,23 +121,23 @@ impl NetNs {
         command
     }
 
-    /// Does `act` inside, on a thread of its own: a namespace belongs to a thread, and the threads
-    /// of the runtime are shared.
+    /// Runs `act` inside, on a new thread: a namespace belongs to a thread, and the threads of the
+    /// runtime are shared.
     pub async fn within<T: Send + 'static>(
         &self,
         act: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let file = File::open(&self.file)?;
-        let (done, answer) = oneshot::channel();
+        let (done, response) = oneshot::channel();
         std::thread::Builder::new().name("netns".into()).spawn(move || {
             let entered = move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network));
-            // Nobody waits any more if the send fails; then nobody wants the result.
+            // The send fails only if the caller no longer waits; then the result is not needed.
             let _ = done.send(entered.map_err(io::Error::from).and_then(|()| act()));
         })?;
-        answer.await.map_err(|_| io::Error::other("the thread in the namespace panicked"))?
+        response.await.map_err(|_| io::Error::other("the thread in the namespace panicked"))?
     }
 
-    /// Opens a TCP connection from inside; the socket stays there wherever it is used.
+    /// Opens a TCP connection from inside; the socket stays in the namespace wherever it is used.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<tokio::net::TcpStream> {
         let stream = self
             .within(move || {
@@ -149,7 +150,7 @@ impl NetNs {
         tokio::net::TcpStream::from_std(stream)
     }
 
-    /// Listens inside, for a server that a test itself plays.
+    /// Listens inside, for a server that runs in the test process.
     pub async fn listen(&self, address: SocketAddr) -> io::Result<tokio::net::TcpListener> {
         let listener = self
             .within(move || {
@@ -162,7 +163,7 @@ impl NetNs {
     }
 }
 
-/// Opens the connections of an HTTP client inside the namespace: what `kube::Client` is built on.
+/// Opens the connections of an HTTP client inside the namespace: the base of a `kube::Client`.
 #[derive(Clone, Debug)]
 pub struct Connector(pub NetNs);
 
@@ -184,7 +185,7 @@ impl tower::Service<Uri> for Connector {
     }
 }
 
-/// The address a URL names. There is no name server inside, so only addresses and `localhost` do.
+/// The address in a URL. There is no name server inside, so only addresses and `localhost` work.
 pub(crate) fn address_of(uri: &Uri) -> Result<SocketAddr> {
     let host = uri.host().context("the URL has no host")?;
     let ip = match host.trim_matches(['[', ']']) {

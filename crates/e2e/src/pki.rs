@@ -1,4 +1,4 @@
-//! The certificates of a bed's cluster: one authority, and a pair for each who needs one.
+//! Certificates of a bed's cluster: one CA, and one pair for each component.
 
 use std::fs;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use rcgen::{
 
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 fn subject(user: &str, groups: &[&str]) -> CertificateParams {
@@ -39,8 +39,8 @@ pub struct PairFiles {
 }
 
 impl Authority {
-    /// A new authority, its files in `folder`.
-    pub(crate) fn create(folder: PathBuf) -> Result<Self> {
+    /// A new CA with its files in `directory`.
+    pub(crate) fn create(directory: PathBuf) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "podwright test bed");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -50,28 +50,29 @@ impl Authority {
             KeyUsagePurpose::DigitalSignature,
         ];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("making {}", directory.display()))?;
         let pair = Pair { certificate: issuer.pem(), key: issuer.key().serialize_pem() };
-        pair.save(&folder, "ca")?;
-        Ok(Self { issuer, folder })
+        pair.save(&directory, "ca")?;
+        Ok(Self { issuer, directory })
     }
 
-    /// The authority's own certificate and key, as files.
+    /// The files of the CA's own certificate and key.
     pub fn files(&self) -> PairFiles {
-        PairFiles::named(&self.folder, "ca")
+        PairFiles::named(&self.directory, "ca")
     }
 
-    /// The authority's certificate, PEM.
+    /// The CA's certificate, PEM.
     pub fn certificate(&self) -> String {
         self.issuer.pem()
     }
 
-    /// A client that the API server knows as `user`, a member of `groups`.
+    /// A client certificate of `user` in `groups`.
     pub fn client(&self, user: &str, groups: &[&str]) -> Result<Pair> {
         self.sign(subject(user, groups), ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// The same, but it has expired long ago.
+    /// Like [`Self::client`], but expired.
     pub fn expired_client(&self, user: &str, groups: &[&str]) -> Result<Pair> {
         let mut params = subject(user, groups);
         params.not_before = rcgen::date_time_ymd(2020, 1, 1);
@@ -79,7 +80,7 @@ impl Authority {
         self.sign(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// A server reached under these names and addresses.
+    /// A server certificate for these names and addresses.
     pub fn server(&self, user: &str, names: &[&str], addresses: &[IpAddr]) -> Result<Pair> {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names)?;
@@ -97,24 +98,23 @@ impl Authority {
         Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// Writes `pair` beside the authority's own files.
+    /// Writes `pair` beside the CA's own files.
     pub fn save(&self, name: &str, pair: &Pair) -> Result<PairFiles> {
-        pair.save(&self.folder, name)
+        pair.save(&self.directory, name)
     }
 
-    /// A key of its own, for signing service account tokens: `NAME.key`, and `NAME.pub` for whoever
-    /// checks them.
+    /// A key for signing service account tokens: `NAME.key`, and `NAME.pub` for verification.
     pub(crate) fn signing_key(&self, name: &str) -> Result<()> {
         let key = KeyPair::generate()?;
-        fs::write(self.folder.join(format!("{name}.key")), key.serialize_pem())?;
-        fs::write(self.folder.join(format!("{name}.pub")), key.public_key_pem())?;
+        fs::write(self.directory.join(format!("{name}.key")), key.serialize_pem())?;
+        fs::write(self.directory.join(format!("{name}.pub")), key.public_key_pem())?;
         Ok(())
     }
 }
 
 impl Pair {
-    fn save(&self, folder: &Path, name: &str) -> Result<PairFiles> {
-        let files = PairFiles::named(folder, name);
+    fn save(&self, directory: &Path, name: &str) -> Result<PairFiles> {
+        let files = PairFiles::named(directory, name);
         fs::write(&files.certificate, &self.certificate)?;
         fs::write(&files.key, &self.key)?;
         Ok(files)
@@ -122,10 +122,10 @@ impl Pair {
 }
 
 impl PairFiles {
-    fn named(folder: &Path, name: &str) -> Self {
+    fn named(directory: &Path, name: &str) -> Self {
         Self {
-            certificate: folder.join(format!("{name}.crt")),
-            key: folder.join(format!("{name}.key")),
+            certificate: directory.join(format!("{name}.crt")),
+            key: directory.join(format!("{name}.key")),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A program that a bed runs in the background: its log in a file, its end noticed.
+//! Background process of a bed, with its log in a file.
 //!
-//! Why not tokio's child: one bed may serve many tests, each with a runtime of its own, and tokio's
-//! needs the runtime it was born in.
+//! Not tokio's child: one bed may serve many tests, each with its own runtime, and a tokio child is
+//! bound to the runtime that created it.
 
 mod command;
-mod talk;
+mod interactive;
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -20,10 +20,10 @@ use crate::wait;
 
 pub(crate) use command::wait_until;
 pub use command::{COMMAND_LIMIT, Stdin, everything, output, output_of, run};
-pub use talk::Talk;
+pub use interactive::InteractiveCommand;
 
-/// How long a process may take to vanish after SIGKILL.
-const DEATH: Duration = Duration::from_secs(60);
+/// Time limit for a process to exit after SIGKILL.
+const KILL_LIMIT: Duration = Duration::from_secs(60);
 
 pub struct Daemon {
     name: String,
@@ -33,16 +33,16 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `command`. What it says is appended to `log`, so that a restart keeps the story of
-    /// the life before.
+    /// Starts `command`. Its output is appended to `log`, so that a restart keeps the earlier
+    /// output.
     pub fn spawn(
         name: impl Into<String>,
         log: impl Into<PathBuf>,
         mut command: Command,
     ) -> Result<Self> {
         let (name, log) = (name.into(), log.into());
-        if let Some(folder) = log.parent() {
-            fs::create_dir_all(folder)?;
+        if let Some(directory) = log.parent() {
+            fs::create_dir_all(directory)?;
         }
         let file = File::options()
             .create(true)
@@ -70,7 +70,7 @@ impl Daemon {
         &self.log
     }
 
-    /// Everything the program has said so far.
+    /// The whole output of the program so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map_or_else(
             |error| format!("(cannot read {}: {error})", self.log.display()),
@@ -78,22 +78,22 @@ impl Daemon {
         )
     }
 
-    /// How it ended, if it did.
+    /// The exit status, if it has exited.
     pub fn ended(&self) -> Result<Option<ExitStatus>> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(child.try_wait()?)
     }
 
-    /// Sends a signal. The child is not yet waited for, so the pid cannot be someone else's.
+    /// Sends a signal. The child is not reaped yet, so the pid cannot be reused.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(status) = child.try_wait()? {
-            bail!("{self} already ended with {status}");
+            bail!("{self} already exited with {status}");
         }
         kill_process(Pid::from_child(&child), signal).with_context(|| format!("signalling {self}"))
     }
 
-    /// SIGTERM, and SIGKILL when it has not ended `grace` later.
+    /// Sends SIGTERM, and SIGKILL if it has not exited after `grace`.
     pub async fn stop(&self, grace: Duration) -> Result<ExitStatus> {
         if let Some(status) = self.ended()? {
             return Ok(status);
@@ -105,31 +105,31 @@ impl Daemon {
         }
     }
 
-    /// SIGKILL; returns when it is gone.
+    /// Sends SIGKILL and waits for the exit.
     pub async fn kill(&self) -> Result<ExitStatus> {
         if let Some(status) = self.ended()? {
             return Ok(status);
         }
         self.signal(Signal::KILL)?;
-        self.wait(DEATH).await
+        self.wait(KILL_LIMIT).await
     }
 
-    /// Waits for its end.
+    /// Waits for the exit.
     pub async fn wait(&self, limit: Duration) -> Result<ExitStatus> {
-        wait::until(format_args!("the end of {self}"), limit, async || self.ended()).await
+        wait::until(format_args!("{self} to exit"), limit, async || self.ended()).await
     }
 
-    /// Waits for a condition that this program is to bring about; fails at once, with its last
-    /// words, when it ends instead.
+    /// Waits for a condition that this program brings about; if it exits first, fails immediately
+    /// with the end of its log.
     pub async fn until<T>(
         &self,
         what: impl Display,
         limit: Duration,
-        mut question: impl AsyncFnMut() -> Result<Option<T>>,
+        mut condition: impl AsyncFnMut() -> Result<Option<T>>,
     ) -> Result<T> {
-        let outcome = wait::until(&what, limit, async || match question().await {
+        let outcome = wait::until(&what, limit, async || match condition().await {
             Ok(None) | Err(_) if self.ended()?.is_some() => Ok(Some(Err(anyhow!("{self} ended")))),
-            Ok(answer) => Ok(answer.map(Ok)),
+            Ok(value) => Ok(value.map(Ok)),
             Err(error) => Err(error),
         });
         outcome.await.flatten().with_context(|| {
@@ -139,7 +139,7 @@ impl Daemon {
 }
 
 impl Drop for Daemon {
-    /// Ends it, and takes its exit code: a zombie would keep the bed's cgroup busy.
+    /// Kills and reaps it: a zombie would keep the bed's cgroup busy.
     fn drop(&mut self) {
         let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = child.kill();
@@ -165,26 +165,31 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> (tempfile::TempDir, Daemon) {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let daemon = Daemon::spawn("shell", folder.path().join("log"), command).unwrap();
-        (folder, daemon)
+        let daemon = Daemon::spawn("shell", directory.path().join("log"), command).unwrap();
+        (directory, daemon)
     }
 
     #[tokio::test]
     async fn stopping_a_program_that_ignores_sigterm_kills_it() {
-        let (_folder, daemon) = shell("trap '' TERM; echo deaf; exec tail -f /dev/null");
-        let deaf = wait::until_true("the trap", DEATH, async || Ok(daemon.log().contains("deaf")));
-        deaf.await.unwrap();
+        let (_directory, daemon) = shell("trap '' TERM; echo trapped; exec tail -f /dev/null");
+        let trapped =
+            wait::until_true("the trap", KILL_LIMIT, async || Ok(daemon.log().contains("trapped")));
+        trapped.await.unwrap();
         let status = daemon.stop(Duration::from_millis(50)).await.unwrap();
         assert!(!status.success(), "{status}");
     }
 
     #[tokio::test]
-    async fn waiting_on_a_program_that_ends_fails_at_once_with_its_last_words() {
-        let (_folder, daemon) = shell("echo no such luck; exit 3");
-        let never = daemon.until::<()>("a miracle", Duration::from_secs(3600), async || Ok(None));
+    async fn waiting_on_exited_program_fails_at_once_with_its_output() {
+        let (_directory, daemon) = shell("echo no such luck; exit 3");
+        let never = daemon.until::<()>(
+            "a condition that never holds",
+            Duration::from_secs(3600),
+            async || Ok(None),
+        );
         let error = format!("{:#}", never.await.unwrap_err());
         assert!(error.contains("no such luck"), "{error}");
     }

@@ -1,8 +1,8 @@
-//! A registry that a test plays: plain HTTP on loopback inside a bed, with the bed's own images,
-//! and a door that only one login opens.
+//! Image registry inside a test: plain HTTP on loopback inside a bed, with the bed's own images,
+//! optionally protected by a login.
 //!
-//! Runtimes speak plain HTTP to 127.0.0.1 without being told to, so no bed needs a configuration
-//! for it, and nothing leaves the bed.
+//! Runtimes use plain HTTP for 127.0.0.1 by default, so no bed needs configuration for it, and no
+//! traffic leaves the bed.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -30,58 +30,58 @@ use crate::images::{Archive, archives};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A running registry. Dropped, it is gone.
+/// A running registry; stopped on drop.
 pub struct Registry {
     address: String,
-    shelf: Arc<Shelf>,
+    content: Arc<RegistryContent>,
     task: JoinHandle<()>,
 }
 
-struct Shelf {
+struct RegistryContent {
     /// By digest.
     blobs: BTreeMap<String, Bytes>,
-    /// The one image there is, whatever it is called.
+    /// The only image, under any name.
     manifest: String,
-    /// Who may come in; `None` is anybody.
+    /// The accepted login; `None` accepts everyone.
     login: Option<(String, String)>,
-    /// Questions what a tag means: one for each pull, let in or not.
+    /// Requests that resolve a tag: one for each pull, accepted and rejected.
     served: AtomicUsize,
     refused: AtomicUsize,
 }
 
 impl Registry {
-    /// Serves the image of the bed's tests under every name, to who has this login.
+    /// Serves the bed's test image under every name, to clients with this login.
     pub async fn start(bed: &Bed, login: Option<(&str, &str)>) -> Result<Self> {
         let listener = bed.netns().listen(([127, 0, 0, 1], 0).into()).await?;
         let address = listener.local_addr()?.to_string();
         let archives = archives()?;
         let test = archives.iter().find(|a| a.names.iter().any(|name| name.contains("/test")));
-        let (blobs, manifest) = unpack(test.context("no test image: cargo xtask images")?)?;
-        let shelf = Arc::new(Shelf {
+        let (blobs, manifest) = unpack(test.context("no test image; run cargo xtask images")?)?;
+        let content = Arc::new(RegistryContent {
             blobs,
             manifest,
             login: login.map(|(user, password)| (user.to_owned(), password.to_owned())),
             served: AtomicUsize::new(0),
             refused: AtomicUsize::new(0),
         });
-        let task = tokio::spawn(serve(listener, shelf.clone()));
-        Ok(Self { address, shelf, task })
+        let task = tokio::spawn(serve(listener, content.clone()));
+        Ok(Self { address, content, task })
     }
 
-    /// What an image of it is called.
+    /// The reference of an image in it.
     pub fn image(&self, name: &str) -> String {
         format!("{}/{name}", self.address)
     }
 
-    /// A Docker configuration that opens it.
+    /// A Docker configuration with a login for it.
     pub fn docker_config(&self, user: &str, password: &str) -> Value {
         let auth = BASE64_STANDARD.encode(format!("{user}:{password}"));
         serde_json::json!({ "auths": { &self.address: { "auth": auth } } })
     }
 
-    /// How often somebody was let in to an image, and how often not.
+    /// Number of accepted and rejected tag requests.
     pub fn visits(&self) -> (usize, usize) {
-        (self.shelf.served.load(Relaxed), self.shelf.refused.load(Relaxed))
+        (self.content.served.load(Relaxed), self.content.refused.load(Relaxed))
     }
 }
 
@@ -91,27 +91,27 @@ impl Drop for Registry {
     }
 }
 
-async fn serve(listener: TcpListener, shelf: Arc<Shelf>) {
+async fn serve(listener: TcpListener, content: Arc<RegistryContent>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let shelf = shelf.clone();
+        let content = content.clone();
         tokio::spawn(async move {
-            let answer = service_fn(move |request| {
-                let response = shelf.answer(&request);
+            let reply = service_fn(move |request| {
+                let response = content.reply(&request);
                 async move { Ok::<_, Infallible>(response) }
             });
             let connection = hyper::server::conn::http1::Builder::new();
-            // A client that hangs up is its own business.
-            let _ = connection.serve_connection(TokioIo::new(stream), answer).await;
+            // Errors of a client that disconnects do not matter.
+            let _ = connection.serve_connection(TokioIo::new(stream), reply).await;
         });
     }
 }
 
-impl Shelf {
+impl RegistryContent {
     /// `/v2/`, `/v2/<name>/manifests/<reference>`, `/v2/<name>/blobs/<digest>`.
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    fn reply(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path();
         let of_manifest = path.contains("/manifests/");
-        if !self.lets_in(request) {
+        if !self.is_authorized(request) {
             if of_manifest {
                 self.refused.fetch_add(1, Relaxed);
             }
@@ -147,7 +147,7 @@ impl Shelf {
             .unwrap_or_default()
     }
 
-    fn lets_in(&self, request: &Request<Incoming>) -> bool {
+    fn is_authorized(&self, request: &Request<Incoming>) -> bool {
         let Some((user, password)) = &self.login else { return true };
         let want = format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")));
         request
@@ -163,8 +163,8 @@ fn status(code: StatusCode) -> Response<Full<Bytes>> {
     response
 }
 
-/// The blobs of an OCI archive, and the digest of its manifest. It is another image than the one
-/// in the archive, by a label, so that a runtime which has that one must really pull this.
+/// The blobs of an OCI archive, and the digest of its manifest. A label makes it differ from the
+/// image in the archive, so that a runtime which has that one must really pull this one.
 fn unpack(archive: &Archive) -> Result<(BTreeMap<String, Bytes>, String)> {
     let (mut blobs, mut manifest) = (BTreeMap::new(), None);
     for entry in tar::Archive::new(File::open(&archive.path)?).entries()? {

@@ -1,7 +1,7 @@
-//! Kernel settings that a kubelet changes for the whole machine, kept to be put back.
+//! Machine-wide kernel settings that a kubelet changes, saved and restored.
 //!
-//! They belong to no namespace, so two beds share them: they are kept before the first bed and put
-//! back after the last.
+//! They are not namespaced, so beds share them: they are saved before the first bed and restored
+//! after the last.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Where the kernel shows them.
+/// Directory of the kernel settings.
 pub(crate) const KERNEL: &str = "/proc/sys";
 
 const CHANGED_BY_KUBELETS: [&str; 6] = [
@@ -28,7 +28,7 @@ const CHANGED_BY_KUBELETS: [&str; 6] = [
 pub(crate) struct Settings(BTreeMap<String, String>);
 
 impl Settings {
-    /// As they are now; one that cannot be read is not there and cannot be changed either.
+    /// The current values; one that cannot be read does not exist and cannot be changed either.
     pub(crate) fn read(kernel: &Path) -> Self {
         let values = CHANGED_BY_KUBELETS.into_iter().filter_map(|name| {
             let value = fs::read_to_string(kernel.join(name)).ok()?;
@@ -37,14 +37,14 @@ impl Settings {
         Self(values.collect())
     }
 
-    /// Keeps them in `file`, whole or not at all.
+    /// Saves them in `file` atomically.
     pub(crate) fn save(&self, file: &Path) -> Result<()> {
         let part = file.with_extension("part");
         fs::write(&part, serde_json::to_vec(self)?)?;
         fs::rename(&part, file).with_context(|| format!("writing {}", file.display()))
     }
 
-    /// Puts back what `file` keeps, and forgets it.
+    /// Restores the values in `file` and removes it.
     pub(crate) fn restore(file: &Path, kernel: &Path) -> Result<()> {
         let kept = match fs::read(file) {
             Ok(kept) => kept,
@@ -57,7 +57,7 @@ impl Settings {
         for (name, value) in &kept.0 {
             if now.0.get(name) != Some(value) {
                 fs::write(kernel.join(name), value)
-                    .with_context(|| format!("putting {name} back to {value}"))?;
+                    .with_context(|| format!("restoring {name} to {value}"))?;
             }
         }
         fs::remove_file(file).with_context(|| format!("removing {}", file.display()))
@@ -70,9 +70,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_put_back_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let (kernel, kept) = (folder.path().join("sys"), folder.path().join("kept"));
+    fn settings_are_restored_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (kernel, kept) = (directory.path().join("sys"), directory.path().join("kept"));
         let panic = kernel.join("kernel/panic");
         fs::create_dir_all(kernel.join("kernel")).unwrap();
         fs::write(&panic, "0\n").unwrap();
@@ -82,7 +82,7 @@ mod tests {
         Settings::restore(&kept, &kernel).unwrap();
         assert_eq!(fs::read_to_string(&panic).unwrap(), "0");
 
-        // and no more: what is changed when no bed is left is someone's wish
+        // and only once: a change while there are no beds is the user's
         fs::write(&panic, "5").unwrap();
         Settings::restore(&kept, &kernel).unwrap();
         assert_eq!(fs::read_to_string(&panic).unwrap(), "5");

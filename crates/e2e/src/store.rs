@@ -1,5 +1,5 @@
-//! What a cluster consists of: the keys and values in its etcd. Kept once, it can be put back, and
-//! the API server and its controllers follow as they follow any other change.
+//! Snapshot of a cluster: the keys and values in its etcd. Once saved it can be restored, and the
+//! API server and its controllers follow as with any other change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How many changes etcd takes at once.
+/// Maximum number of operations per etcd transaction.
 const AT_ONCE: usize = 100;
 
-/// Of the API server and its controllers alone: who they are, what they have given out, that they
-/// live. They would not notice that it was changed.
-const THEIRS: [&str; 7] = [
+/// Keys private to the API server and its controllers: identities, allocations, leases. They would
+/// not notice a change.
+const PRIVATE_KEYS: [&str; 7] = [
     "/registry/flowschemas/",
     "/registry/leases/kube-system/",
     "/registry/masterleases/",
@@ -35,12 +35,12 @@ const THEIRS: [&str; 7] = [
 
 const NAMESPACES: &str = "/registry/namespaces/";
 
-/// Values by their keys, all in base64 as etcd tells them.
+/// Values by key, all in base64 as in etcd's JSON API.
 type Pairs = BTreeMap<String, String>;
 
-/// The store as it was.
+/// The saved content.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Pairs);
+pub(crate) struct SavedStore(Pairs);
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -49,7 +49,7 @@ enum Change {
     RequestDeleteRange { key: String },
 }
 
-/// The etcd of a control plane, past its API server.
+/// The etcd of a control plane, accessed directly.
 pub(crate) struct Store<'a> {
     url: &'a str,
     netns: &'a NetNs,
@@ -60,15 +60,16 @@ impl<'a> Store<'a> {
         Self { url, netns }
     }
 
-    pub(crate) async fn keep(&self) -> Result<Kept> {
-        self.read().await.map(Kept)
+    pub(crate) async fn keep(&self) -> Result<SavedStore> {
+        self.read().await.map(SavedStore)
     }
 
-    /// Puts everything back. What controllers still do about what is gone is taken back as well.
-    pub(crate) async fn put_back(&self, kept: &Kept) -> Result<()> {
+    /// Restores everything. Late changes by controllers, in reaction to the restore, are reverted
+    /// too.
+    pub(crate) async fn put_back(&self, kept: &SavedStore) -> Result<()> {
         let same = async || {
             let mut changes = differences(&kept.0, &self.read().await?);
-            // Without its namespace nothing comes back of what is taken out of it next.
+            // With the namespace gone, its objects are not recreated after their removal.
             if changes.iter().any(Change::ends_a_namespace) {
                 changes.retain(Change::ends_a_namespace);
             }
@@ -77,12 +78,12 @@ impl<'a> Store<'a> {
             }
             Ok(changes.is_empty())
         };
-        wait::until_true("the cluster to be as it was", LIMIT, same).await
+        wait::until_true("the cluster to be restored", LIMIT, same).await
     }
 
     async fn read(&self) -> Result<Pairs> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct RangeResponse {
             kvs: Vec<Pair>,
         }
         #[derive(Deserialize)]
@@ -91,18 +92,18 @@ impl<'a> Store<'a> {
             #[serde(default)]
             value: String,
         }
-        // All that begins with "/": up to the next letter.
+        // All keys that begin with "/": the range ends at the next byte.
         let range = json!({ "key": STANDARD.encode("/"), "range_end": STANDARD.encode("0") });
-        let answer: Answer = serde_json::from_slice(&self.ask("range", &range).await?)?;
-        Ok(answer.kvs.into_iter().map(|pair| (pair.key, pair.value)).collect())
+        let response: RangeResponse = serde_json::from_slice(&self.ask("range", &range).await?)?;
+        Ok(response.kvs.into_iter().map(|pair| (pair.key, pair.value)).collect())
     }
 
     pub(crate) async fn ask(&self, what: &str, body: &Value) -> Result<Bytes> {
         let request = Request::post(format!("{}/v3/kv/{what}", self.url));
         let request = request.body(Bytes::from(body.to_string()))?;
-        let answer = send(self.netns, request, &Tls::default()).await?;
-        ensure!(answer.status.is_success(), "etcd refused to {what}: {}", answer.text());
-        Ok(answer.body)
+        let response = send(self.netns, request, &Tls::default()).await?;
+        ensure!(response.status.is_success(), "etcd rejected {what}: {}", response.text());
+        Ok(response.body)
     }
 }
 
@@ -112,11 +113,11 @@ impl Change {
     }
 }
 
-/// What is to be done so that `now` becomes `then` again.
+/// Operations that turn `now` back into `then`.
 fn differences(then: &Pairs, now: &Pairs) -> Vec<Change> {
     let ours = |key: &String| {
         let key = plain(key);
-        !THEIRS.iter().any(|theirs| key.starts_with(theirs))
+        !PRIVATE_KEYS.iter().any(|theirs| key.starts_with(theirs))
     };
     let new = now.keys().filter(|key| !then.contains_key(*key));
     let ends = new.map(|key| (key, Change::RequestDeleteRange { key: key.clone() }));
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_goes_what_changed_comes_back_and_what_is_not_ours_stays() {
+    fn restore_deletes_new_reverts_changed_and_keeps_private_keys() {
         let then = pairs(&[
             ("/registry/namespaces/default", "1"),
             ("/registry/serviceaccounts/default/default", "1"),
@@ -155,7 +156,7 @@ mod tests {
             ("/registry/serviceaccounts/kube-system/late", "1"),
             ("/registry/masterleases/10.99.0.1", "2"),
         ]);
-        let told: Vec<_> = differences(&then, &now)
+        let reported: Vec<_> = differences(&then, &now)
             .into_iter()
             .map(|change| match change {
                 Change::RequestPut { key, value } => format!("{}={value}", plain(&key)),
@@ -167,13 +168,13 @@ mod tests {
             "/registry/pods/default/gone=1",
             "/registry/serviceaccounts/default/default=1",
         ];
-        let told: std::collections::BTreeSet<_> = told.iter().map(String::as_str).collect();
-        assert_eq!(told, want.into());
+        let reported: std::collections::BTreeSet<_> = reported.iter().map(String::as_str).collect();
+        assert_eq!(reported, want.into());
         assert_eq!(differences(&then, &then), []);
     }
 
     #[test]
-    fn a_change_is_told_as_etcd_understands_it() {
+    fn change_is_encoded_for_etcd() {
         let change = Change::RequestPut { key: "a".into(), value: "b".into() };
         let want = json!({ "requestPut": { "key": "a", "value": "b" } });
         assert_eq!(serde_json::to_value(change).ok(), Some(want));

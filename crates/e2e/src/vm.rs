@@ -1,10 +1,10 @@
-//! A small machine with systemd and cgroup v2, which is what most nodes have and the machine that
-//! runs the tests may not.
+//! Virtual machine with systemd and cgroup v2, as on most nodes; the machine that runs the tests
+//! may have neither.
 //!
-//! It is emulated, so it is slow: some 20 seconds from power-on to power-off. It has no network. It
-//! gets a second disk with the files of a case, runs the case's script as a systemd service and
-//! ends with it. On a busy machine an emulated one may stand still for good, kernel and all; it is
-//! told by that nothing comes from its serial ports, and switched off and on again.
+//! It is emulated and therefore slow: about 20 seconds from power-on to power-off. It has no
+//! network. It gets a second disk with the files of a case, runs the case's script as a systemd
+//! service and powers off afterwards. On a busy machine an emulated one may hang permanently,
+//! including its kernel; this is detected by silent serial ports, and the machine is restarted.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,32 +15,32 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use podwright_testkit::report;
 
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
 use crate::netns::Host;
 use crate::process::{Daemon, last_lines, output};
 use crate::tools::provide;
 
-/// The status with which a script asks for a reboot; after it the script runs again.
+/// The exit status with which a script requests a reboot; afterwards the script runs again.
 pub const REBOOT: i32 = 75;
 
-/// Without a byte on any serial port for so long it stands still. While it boots the kernel and
-/// systemd say what they do; then there is a pulse, every five seconds of the machine's own. The
-/// first pulse took 73 to 101 s in four boots beside two busy loops and builds on two cores, so the
-/// pulse alone cannot tell a slow boot from a machine that stands still.
-const STILL: Duration = Duration::from_secs(180);
-/// How often it is switched on at most.
+/// The VM is considered hung after this time without output on any serial port. During boot the
+/// kernel and systemd print their progress; then there is a pulse every five seconds of the VM's
+/// clock. The first pulse took 73 to 101 s in four boots beside two busy loops and builds on two
+/// cores, so the pulse alone cannot distinguish a slow boot from a hang.
+const HANG_LIMIT: Duration = Duration::from_secs(180);
+/// Maximum number of boots.
 const TRIES: u32 = 3;
 
-/// Runs the case's script, and the pulse beside it.
+/// Runs the case's script and the pulse.
 const RUN: &str = "#!/bin/sh
 (while echo; do sleep 5; done) >/dev/ttyS2 2>/dev/null &
 exec ./script
 ";
 
-/// How the last line of the payload begins; `testbed/vm/payload` writes it.
+/// Prefix of the last line of the payload; written by `testbed/vm/payload`.
 const END: &str = "\npayload ended with ";
 
-/// A machine yet to be switched on.
+/// A VM that is not started yet.
 pub struct Vm {
     script: String,
     files: Vec<(PathBuf, PathBuf)>,
@@ -48,28 +48,28 @@ pub struct Vm {
     limit: Duration,
 }
 
-/// How it went.
+/// Result of a VM run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
-    /// What the script ended with.
+pub struct VmOutcome {
+    /// Exit status of the script.
     pub status: i32,
-    /// What the script printed, of all its runs.
+    /// Output of the script, over all its runs.
     pub output: String,
-    /// What kernel and systemd said.
+    /// Console output of the kernel and systemd.
     pub console: String,
 }
 
-/// How one try ended.
+/// Result of one boot.
 enum Run {
-    Ended(Outcome),
-    /// What was heard of it until then.
-    StoodStill(String),
+    Ended(VmOutcome),
+    /// The output until then.
+    Hung(String),
 }
 
 impl Vm {
-    /// A machine that runs `script`, a whole file that begins with `#!`. Its working folder is
-    /// `/payload`, where the files are too; containerd, runc, the CNI plugins, iptables and busybox
-    /// are installed, and containerd is not started.
+    /// A VM that runs `script`, a complete file beginning with `#!`. Its working directory is
+    /// `/payload`, which also contains the files; containerd, runc, the CNI plugins, iptables and
+    /// busybox are installed, and containerd is not started.
     pub fn new(script: impl Into<String>) -> Self {
         Self {
             script: script.into(),
@@ -79,73 +79,73 @@ impl Vm {
         }
     }
 
-    /// Puts a file at `name` below /payload, with its permissions.
+    /// Adds a file at `name` below /payload, with its permissions.
     pub fn file(mut self, name: impl Into<PathBuf>, source: impl Into<PathBuf>) -> Self {
         self.files.push((name.into(), source.into()));
         self
     }
 
-    /// In MiB; 1024 unless told.
+    /// In MiB; 1024 by default.
     pub fn memory(mut self, mebibytes: u32) -> Self {
         self.memory = mebibytes;
         self
     }
 
-    /// From power-on to power-off; 10 minutes unless told.
+    /// From power-on to power-off; 10 minutes by default.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Switches it on and waits until it is off again.
-    pub async fn run(self) -> Result<Outcome> {
-        let mut stood_still = String::new();
+    /// Starts it and waits until it powers off.
+    pub async fn run(self) -> Result<VmOutcome> {
+        let mut hung = String::new();
         for _ in 0..TRIES {
             match self.run_once().await? {
                 Run::Ended(outcome) => return Ok(outcome),
-                Run::StoodStill(last_words) => {
-                    let seconds = STILL.as_secs();
+                Run::Hung(last_output) => {
+                    let seconds = HANG_LIMIT.as_secs();
                     report::retried(&format!(
-                        "the VM stood still for {seconds} s and was switched off; {last_words}"
+                        "the VM hung for {seconds} s and was stopped; {last_output}"
                     ));
-                    stood_still = last_words;
+                    hung = last_output;
                 }
             }
         }
-        anyhow::bail!("the VM stood still {TRIES} times; {stood_still}");
+        anyhow::bail!("the VM hung {TRIES} times; {hung}");
     }
 
     async fn run_once(&self) -> Result<Run> {
         let parts = provide("vm")?;
-        // The machine is a program of a bed's ground, so it cannot outlive the test.
-        let ground = Ground::claim(Host::Node).await?;
-        let payload = ground.path("payload");
-        self.pack(&ground.path("files"), &payload)?;
+        // QEMU runs in a test environment, so it cannot outlive the test.
+        let environment = TestEnvironment::create(Host::Node).await?;
+        let payload = environment.path("payload");
+        self.pack(&environment.path("files"), &payload)?;
         let files = Files {
-            console: ground.path("logs/console.log"),
-            output: ground.path("logs/payload.log"),
-            pulse: ground.path("logs/pulse.log"),
+            console: environment.path("logs/console.log"),
+            output: environment.path("logs/payload.log"),
+            pulse: environment.path("logs/pulse.log"),
         };
-        let mut command = ground.command("qemu-system-x86_64");
+        let mut command = environment.command("qemu-system-x86_64");
         self.describe(&mut command, &parts, &payload, &files);
-        // What it does not write back to the disk goes here.
-        command.env("TMPDIR", ground.path(""));
-        let machine = ground.daemon("qemu", command)?;
+        // Temporary disk writes go here.
+        command.env("TMPDIR", environment.path(""));
+        let machine = environment.daemon("qemu", command)?;
         tokio::select! {
             ended = machine.wait(self.limit) => {
-                ended.with_context(|| files.last_words(&machine))?;
+                ended.with_context(|| files.last_output(&machine))?;
             }
-            () = files.stands_still() => return Ok(Run::StoodStill(files.last_words(&machine))),
+            () = files.until_hung() => return Ok(Run::Hung(files.last_output(&machine))),
         }
-        files.outcome().map(Run::Ended).with_context(|| files.last_words(&machine))
+        files.outcome().map(Run::Ended).with_context(|| files.last_output(&machine))
     }
 
-    /// Makes the second disk.
-    fn pack(&self, folder: &Path, disk: &Path) -> Result<()> {
-        fs::create_dir_all(folder)?;
-        let mut size = 64 << 20; // room for what the script writes
+    /// Creates the second disk.
+    fn pack(&self, directory: &Path, disk: &Path) -> Result<()> {
+        fs::create_dir_all(directory)?;
+        let mut size = 64 << 20; // space for the script's output
         for (name, source) in &self.files {
-            let target = folder.join(name);
+            let target = directory.join(name);
             if let Some(parent) = target.parent() {
                 fs::create_dir_all(parent)?;
             }
@@ -153,13 +153,13 @@ impl Vm {
                 .with_context(|| format!("packing {} for the VM", source.display()))?;
         }
         for (name, text) in [("run", RUN), ("script", self.script.as_str())] {
-            let program = folder.join(name);
+            let program = directory.join(name);
             fs::write(&program, text)?;
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
         }
         let kibibytes = format!("{}k", size / 1024 * 5 / 4);
         let mut command = Command::new("mke2fs");
-        command.args(["-q", "-t", "ext4", "-d"]).arg(folder).arg(disk).arg(kibibytes);
+        command.args(["-q", "-t", "ext4", "-d"]).arg(directory).arg(disk).arg(kibibytes);
         output(&mut command)?;
         Ok(())
     }
@@ -169,8 +169,8 @@ impl Vm {
             format!("file={},format=raw,if=virtio{options}", path.display())
         };
         let serial = |path: &Path| format!("file:{}", path.display());
-        // The plainest CPU is the quickest to emulate. One of them: two that wait for each other
-        // have stood still when the machine below had something else to do.
+        // The simplest CPU is the fastest to emulate. Only one: two that wait for each other have
+        // hung on a busy host.
         qemu.args(["-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "1"])
             .args(["-m", &self.memory.to_string()])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])
@@ -187,7 +187,7 @@ impl Vm {
     }
 }
 
-/// Where the serial ports write to.
+/// Output files of the serial ports.
 struct Files {
     console: PathBuf,
     output: PathBuf,
@@ -195,31 +195,31 @@ struct Files {
 }
 
 impl Files {
-    /// Returns when nothing was heard for long.
-    async fn stands_still(&self) {
-        let (mut heard, mut since) = ([0; 3], Instant::now());
-        while since.elapsed() < STILL {
+    /// Returns when there was no output for too long.
+    async fn until_hung(&self) {
+        let (mut received, mut since) = ([0; 3], Instant::now());
+        while since.elapsed() < HANG_LIMIT {
             tokio::time::sleep(Duration::from_secs(1)).await;
             let now = [&self.console, &self.output, &self.pulse]
                 .map(|port| fs::metadata(port).map_or(0, |about| about.len()));
-            if now != heard {
-                (heard, since) = (now, Instant::now());
+            if now != received {
+                (received, since) = (now, Instant::now());
             }
         }
     }
 
-    fn outcome(&self) -> Result<Outcome> {
+    fn outcome(&self) -> Result<VmOutcome> {
         let console = text(&self.console)?;
-        let said = text(&self.output)?;
-        let (output, status) = said.rsplit_once(END).context("the script never ended")?;
-        let status = status.trim().parse().context("the script ended with no status")?;
-        Ok(Outcome { status, output: output.to_owned(), console })
+        let printed = text(&self.output)?;
+        let (output, status) = printed.rsplit_once(END).context("the script did not finish")?;
+        let status = status.trim().parse().context("the script has no exit status")?;
+        Ok(VmOutcome { status, output: output.to_owned(), console })
     }
 
-    fn last_words(&self, machine: &Daemon) -> String {
+    fn last_output(&self, machine: &Daemon) -> String {
         let end = |path| last_lines(&text(path).unwrap_or_default(), 20);
         format!(
-            "the VM said:\n{}\non its console:\n{}\nby the script:\n{}",
+            "output of the VM:\n{}\nconsole:\n{}\nscript:\n{}",
             last_lines(&machine.log(), 5),
             end(&self.console),
             end(&self.output)

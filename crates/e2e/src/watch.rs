@@ -1,9 +1,9 @@
-//! Watch over pods that must not change: proves what it saw before it says that nothing happened.
+//! Watch of pods that must not change, which proves its own completeness.
 //!
-//! Why: a watch that ended, that never began or that had a gap sees no change either. So a watch is
-//! only believed if it has seen every pod from the beginning, without a gap, and a mark that was set
-//! on each of them at the end. The API server delivers changes in their order, so everything that
-//! was changed before the mark was seen before it.
+//! A watch that ended, never began or has a gap shows no change either. So a watch is only valid if
+//! it has seen every pod from the beginning, without a gap, and a mark that is set on each of them
+//! at the end. The API server delivers changes in order, so every change before the mark is seen
+//! before the mark.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,31 +21,31 @@ use tokio::task::JoinHandle;
 
 use crate::wait;
 
-/// The annotation that is the mark.
+/// The annotation used as the mark.
 const MARK: &str = "podwright.test/watched-until";
 
-/// How long the first list, and the marks, may take.
+/// Time limit for the first list and for the marks.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Every state that each pod was in, oldest first, by its name.
+/// Every state of each pod, oldest first, by name.
 pub type History = BTreeMap<String, Vec<Pod>>;
 
 pub struct PodWatch {
     pods: Api<Pod>,
     names: BTreeSet<String>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<WatchState>>,
     task: JoinHandle<()>,
 }
 
 impl PodWatch {
-    /// Watches these pods from now on. Returns once every one of them was seen.
+    /// Starts watching these pods. Returns after all of them were seen.
     pub async fn begin<N: Into<String>>(
         pods: Api<Pod>,
         names: impl IntoIterator<Item = N>,
     ) -> Result<Self> {
         let names: BTreeSet<String> = names.into_iter().map(Into::into).collect();
         ensure!(!names.is_empty(), "a watch of no pods proves nothing");
-        let seen: Arc<Mutex<Seen>> = Arc::default();
+        let seen: Arc<Mutex<WatchState>> = Arc::default();
         let stream = watcher(pods.clone(), watcher::Config::default()).default_backoff();
         let task = tokio::spawn(follow(stream.boxed(), seen.clone()));
         let watch = Self { pods, names, seen, task };
@@ -54,7 +54,7 @@ impl PodWatch {
         Ok(watch)
     }
 
-    /// Marks every pod and returns what the watch saw of each until its mark.
+    /// Marks every pod and returns the states that the watch saw before the mark.
     pub async fn finish(self, mark: &str) -> Result<History> {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": { MARK: mark } } }));
         for name in &self.names {
@@ -63,10 +63,10 @@ impl PodWatch {
         }
         let marked = async || {
             let left = self.unseen(|pod| marked_with(pod, mark))?;
-            ensure!(left.is_empty(), "the marks of {left:?} were not seen");
+            ensure!(left.is_empty(), "marks not seen: {left:?}");
             Ok(Some(()))
         };
-        // What a watch lost it does not find later.
+        // A watch does not recover lost changes later.
         let ends = async {
             loop {
                 if let Err(error) = self.unseen(|_| true) {
@@ -83,14 +83,14 @@ impl PodWatch {
         Ok(seen.until(&self.names, mark))
     }
 
-    /// The pods of which no state answers the question; an error if the watch cannot be believed.
-    fn unseen(&self, question: impl Fn(&Pod) -> bool) -> Result<Vec<String>> {
+    /// The pods for which no state satisfies the predicate; an error if the watch is not valid.
+    fn unseen(&self, predicate: impl Fn(&Pod) -> bool) -> Result<Vec<String>> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fault) = &seen.fault {
-            return Err(anyhow!("the watch of the pods cannot be believed: {fault}"));
+            return Err(anyhow!("the watch of the pods is not valid: {fault}"));
         }
         let is_unseen = |name: &&String| {
-            seen.history.get(*name).is_none_or(|states| !states.iter().any(&question))
+            seen.history.get(*name).is_none_or(|states| !states.iter().any(&predicate))
         };
         Ok(self.names.iter().filter(is_unseen).cloned().collect())
     }
@@ -103,19 +103,19 @@ impl Drop for PodWatch {
 }
 
 #[derive(Default)]
-struct Seen {
+struct WatchState {
     /// Whether the first list was complete.
     listed: bool,
     history: History,
-    /// Why it cannot be believed any more.
+    /// Why the watch is no longer valid.
     fault: Option<String>,
 }
 
-impl Seen {
+impl WatchState {
     fn note(&mut self, event: Result<Event<Pod>, watcher::Error>) {
         match event {
             Ok(Event::Init) if self.listed => {
-                self.fault = Some("it was listed again, so changes may be missing".to_owned());
+                self.fault = Some("the pods were listed again, changes may be missing".to_owned());
             }
             Ok(Event::Init) => {}
             Ok(Event::InitDone) => self.listed = true,
@@ -127,12 +127,12 @@ impl Seen {
                 let name = pod.metadata.name.clone().unwrap_or_default();
                 self.history.entry(name).or_default().push(pod);
             }
-            // It goes on from where it was; if it cannot, it lists again.
-            Err(error) => tracing::debug!(%error, "the watch of the pods was interrupted"),
+            // The watch resumes; if it cannot, it lists again.
+            Err(error) => tracing::debug!(%error, "pod watch interrupted, resuming"),
         }
     }
 
-    /// What was seen of these pods, each up to its mark.
+    /// The states of these pods, each up to its mark.
     fn until(&self, names: &BTreeSet<String>, mark: &str) -> History {
         let history = names.iter().map(|name| {
             let states = self.history.get(name).cloned().unwrap_or_default();
@@ -145,13 +145,13 @@ impl Seen {
 
 async fn follow(
     mut stream: impl Stream<Item = Result<Event<Pod>, watcher::Error>> + Unpin,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<WatchState>>,
 ) {
     while let Some(event) = stream.next().await {
         seen.lock().unwrap_or_else(PoisonError::into_inner).note(event);
     }
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    seen.fault.get_or_insert("it ended".to_owned());
+    seen.fault.get_or_insert("the stream ended".to_owned());
 }
 
 fn marked_with(pod: &Pod, mark: &str) -> bool {
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// An API server in this process, with pods.
+    /// An in-process API server with pods.
     async fn server(names: &[&str]) -> (ApiServer, Api<Pod>) {
         let clock = Clock::system();
         let store = Store::in_memory(Limits::default(), clock.clone()).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn change_that_was_undone_before_the_end_is_unseen() {
+    async fn reverted_change_is_in_the_history() {
         let (_server, pods) = server(&["a", "b", "other"]).await;
         let watch = PodWatch::begin(pods.clone(), ["a", "b"]).await.unwrap();
         label(&pods, "a", "bad").await;
@@ -212,22 +212,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watch_that_ends_early_is_not_believed() {
-        let seen: Arc<Mutex<Seen>> = Arc::default();
+    async fn watch_that_ends_early_is_not_valid() {
+        let seen: Arc<Mutex<WatchState>> = Arc::default();
         let pod = Pod::default();
         let events = [Ok(Event::Init), Ok(Event::InitApply(pod)), Ok(Event::InitDone)];
         follow(futures::stream::iter(events), seen.clone()).await;
-        assert_eq!(seen.lock().unwrap().fault.as_deref(), Some("it ended"));
+        assert_eq!(seen.lock().unwrap().fault.as_deref(), Some("the stream ended"));
         let (_server, pods) = server(&["a"]).await;
         let watch = PodWatch::begin(pods, ["a"]).await.unwrap();
         watch.seen.lock().unwrap().fault = seen.lock().unwrap().fault.clone();
         let error = watch.finish("end").await.unwrap_err().to_string();
-        assert!(error.contains("cannot be believed: it ended"), "{error}");
+        assert!(error.contains("is not valid: the stream ended"), "{error}");
     }
 
     #[tokio::test]
-    async fn watch_with_a_gap_is_not_believed() {
-        let mut seen = Seen::default();
+    async fn watch_with_a_gap_is_not_valid() {
+        let mut seen = WatchState::default();
         for event in [Event::Init, Event::InitDone, Event::Init] {
             seen.note(Ok(event));
         }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pod_that_is_not_there_cannot_be_watched_or_marked() {
+    async fn missing_pod_cannot_be_watched_or_marked() {
         let (_server, pods) = server(&["a"]).await;
         let watch = PodWatch::begin(pods.clone(), ["a"]).await.unwrap();
         pods.delete("a", &kube::api::DeleteParams::default().grace_period(0)).await.unwrap();

@@ -1,11 +1,12 @@
-//! Control groups: making, limiting, measuring and taking them down.
+//! Control groups: creation, limits, usage and removal.
 //!
-//! Two kernel interfaces (v1, one tree per controller; v2, one tree) times two owners (we make
-//! the directories, or systemd does and must be told) give four ways to do the same few things;
-//! [`Cgroups`] is those few things. Names and values come from `podwright_core::cgroup`.
+//! Two kernel interfaces (v1, one tree per controller; v2, one tree) times two owners (we create
+//! the directories, or systemd does and gets D-Bus requests) give four implementations of the same
+//! few operations; [`Cgroups`] is these operations. Names and values come from
+//! `podwright_core::cgroup`.
 //!
-//! Every act can be done again after having been cut off anywhere: a group that exists is used,
-//! one that is gone is removed.
+//! Every operation can be repeated after it was interrupted at any point: a group that exists is
+//! used, one that is gone counts as removed.
 
 mod access;
 mod detail;
@@ -42,11 +43,11 @@ pub struct Cgroups(Arc<Inner>);
 struct Inner {
     tree: Tree,
     owner: Owner,
-    /// Sizes that the machine knows, in bytes.
+    /// Page sizes that the machine supports, in bytes.
     hugepage_sizes: Vec<u64>,
 }
 
-/// Who makes the directories.
+/// Who creates the directories.
 #[derive(Debug)]
 pub enum Owner {
     Us,
@@ -63,15 +64,15 @@ enum Tree {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     V1,
-    /// v1, and beside it a v2 tree without the controllers that matter; to us it is v1.
+    /// v1, and beside it a v2 tree without the controllers that matter; treated as v1.
     Hybrid,
     V2,
 }
 
-/// What a group uses now. Absent where its controller is.
+/// Current usage of a group. A field is absent where its controller is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// CPU time since the group was made.
+    /// CPU time since the group was created.
     pub cpu_nanos: Option<u64>,
     pub memory: Option<MemoryUsage>,
     /// Processes and threads.
@@ -81,11 +82,11 @@ pub struct Usage {
     pub io_pressure: Option<Pressure>,
 }
 
-/// Bytes, and counts since the group was made; all of it with the groups below.
+/// Bytes, and counts since the group was created; all including the groups below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
     pub usage: u64,
-    /// What cannot be dropped at once: without file pages that nobody used lately.
+    /// Memory that cannot be reclaimed at once: without inactive file pages.
     pub working_set: u64,
     /// Anonymous memory.
     pub rss: u64,
@@ -124,10 +125,10 @@ pub enum CgroupError {
 
 pub type Result<T> = std::result::Result<T, CgroupError>;
 
-/// Which interface the mounts at or below `root` (`/sys/fs/cgroup`) show.
+/// Which interface the mounts at or below `root` (`/sys/fs/cgroup`) provide.
 pub fn detect(table: &[Mount], root: &Path) -> Result<Mode> {
     let here: Vec<_> = table.iter().filter(|mount| mount.point.starts_with(root)).collect();
-    // What was mounted last on the root itself is what one sees there.
+    // The last mount on the root itself hides the others.
     if here.iter().rev().find(|mount| mount.point == root).is_some_and(|m| m.fs_type == "cgroup2") {
         return Ok(Mode::V2);
     }
@@ -140,7 +141,7 @@ pub fn detect(table: &[Mount], root: &Path) -> Result<Mode> {
 }
 
 impl Cgroups {
-    /// `table` is the mount table and `root` is `/sys/fs/cgroup`; a test brings its own.
+    /// `table` is the mount table and `root` is `/sys/fs/cgroup`; tests pass their own.
     pub fn open(
         table: &[Mount],
         root: &Path,
@@ -169,7 +170,7 @@ impl Cgroups {
         }
     }
 
-    /// Controllers that we would use but the machine does not offer: limits of theirs do nothing.
+    /// Controllers that we would use but the machine does not offer: their limits have no effect.
     pub fn missing_controllers(&self) -> Vec<&'static str> {
         match &self.0.tree {
             Tree::V1(tree) => tree.missing_controllers(),
@@ -185,15 +186,15 @@ impl Cgroups {
         }
     }
 
-    /// The path within a hierarchy; this is what the runtime gets as a container's parent.
+    /// The path within a hierarchy; the runtime gets it as a container's cgroup parent.
     pub fn path(&self, name: &CgroupName) -> String {
         name.path(self.driver())
     }
 
-    /// Makes the group, and those above it, as far as they are missing, and sets `config`.
+    /// Creates the group, and those above it, as far as they are missing, and applies `config`.
     ///
-    /// It is set on a group that exists, too: one that we were killed over while making it must
-    /// not stay without limits.
+    /// `config` is applied to an existing group, too: the agent may have been killed between
+    /// creating the group and setting its limits.
     pub async fn ensure(&self, name: &CgroupName, config: &CgroupConfig) -> Result<()> {
         match &self.0.owner {
             Owner::Us => {}
@@ -209,7 +210,7 @@ impl Cgroups {
         self.update(name, config).await
     }
 
-    /// Sets what `config` says on a group that exists, and leaves the rest.
+    /// Applies the values that `config` sets to an existing group, and leaves the rest.
     pub async fn update(&self, name: &CgroupName, config: &CgroupConfig) -> Result<()> {
         let mut config = config.clone();
         match &self.0.owner {
@@ -225,7 +226,7 @@ impl Cgroups {
         .await
     }
 
-    /// Is the group there, with all that we use of it?
+    /// Whether the group exists, with all controllers that we use.
     pub async fn exists(&self, name: &CgroupName) -> Result<bool> {
         self.blocking(name, |inner, path| match &inner.tree {
             Tree::V1(tree) => tree.exists(path),
@@ -234,8 +235,8 @@ impl Cgroups {
         .await
     }
 
-    /// Kills whatever still runs in the group and removes it with all below. No error if it is
-    /// gone already.
+    /// Kills all processes in the group and removes it with all groups below. No error if it is
+    /// already gone.
     pub async fn destroy(&self, name: &CgroupName) -> Result<()> {
         if name.is_root() {
             return Err(CgroupError::Root);
@@ -252,14 +253,14 @@ impl Cgroups {
         .await
     }
 
-    /// Every pod that has a group, in whatever hierarchy; that of a pod that is no more is to be
-    /// destroyed.
+    /// Every pod that has a group in any hierarchy. The caller destroys those of pods that no
+    /// longer exist.
     pub async fn pods(&self, pods: &PodTree) -> Result<Vec<(PodUid, CgroupName)>> {
         let mut found = BTreeMap::new();
         for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             for entry in self.children(&pods.class(class)).await? {
                 let uid = pods.pod_of_entry(class, &entry, self.driver());
-                // A UID that comes from a name makes the same name again.
+                // A UID that was parsed from a name must produce the same name again.
                 if let Some((uid, Ok(name))) = uid.map(|uid| (uid.clone(), pods.pod(class, &uid))) {
                     found.insert(name, uid);
                 }
@@ -282,12 +283,12 @@ impl Cgroups {
         self.blocking(name, |inner, path| inner.usage(path)).await
     }
 
-    /// The same of a group that is not ours, by its path.
+    /// The same for a group that is not ours, by its path.
     pub async fn usage_at(&self, path: &str) -> Result<Usage> {
         self.at(path, |inner, path| inner.usage(path)).await
     }
 
-    /// When a group that is not ours was made, or last changed; `None`: it is not there.
+    /// When a group that is not ours was created or last changed; `None`: it does not exist.
     pub async fn made_at(&self, path: &str) -> Result<Option<SystemTime>> {
         self.at(path, |inner, path| match &inner.tree {
             Tree::V1(tree) => tree.made(path),
@@ -296,7 +297,8 @@ impl Cgroups {
         .await
     }
 
-    /// Puts a process with all its threads into a group by its path, which is made if need be.
+    /// Moves a process with all its threads into a group by its path; the group is created if
+    /// needed.
     pub async fn join(&self, path: &str, pid: u32) -> Result<()> {
         self.at(path, move |inner, path| match &inner.tree {
             Tree::V1(tree) => tree.create(path).and_then(|()| tree.join(path, pid)),
@@ -305,14 +307,14 @@ impl Cgroups {
         .await
     }
 
-    /// The usage of one of the group's [`Self::children`], such as a container's own group, which
-    /// the runtime has named.
+    /// Usage of one of the group's [`Self::children`], such as a container's group, which the
+    /// runtime has named.
     pub async fn usage_of_child(&self, name: &CgroupName, entry: &str) -> Result<Usage> {
         let entry = plain(entry)?.to_owned();
         self.blocking(name, move |inner, path| inner.usage(&format!("{path}/{entry}"))).await
     }
 
-    /// What else is counted, of a group or one of its children.
+    /// Further counters of a group or one of its children.
     pub async fn detail(&self, name: &CgroupName, entry: Option<&str>) -> Result<Detail> {
         let entry = entry.map(plain).transpose()?.map(str::to_owned);
         self.blocking(name, move |inner, path| {
@@ -343,7 +345,7 @@ impl Cgroups {
         .await
     }
 
-    /// Whether the kernel, out of memory, kills all of the group at once. Only v2 can.
+    /// Whether the OOM killer kills all processes of the group at once. Only v2 supports it.
     pub async fn set_oom_group(&self, name: &CgroupName, together: bool) -> Result<()> {
         self.blocking(name, move |inner, path| match &inner.tree {
             Tree::V1(_) => Ok(()),
@@ -352,7 +354,7 @@ impl Cgroups {
         .await
     }
 
-    /// The kernel takes its time over groups, more than a worker thread should be held up.
+    /// cgroup operations can block for long, so they must not run on an async worker thread.
     async fn blocking<T: Send + 'static>(
         &self,
         name: &CgroupName,
@@ -423,7 +425,7 @@ impl Inner {
     }
 }
 
-/// The name of a directory, and nothing that leads elsewhere.
+/// Accepts only a plain directory name, not a path that leads elsewhere.
 fn plain(entry: &str) -> Result<&str> {
     if matches!(entry, "" | "." | "..") || entry.contains(['/', '\0']) {
         return Err(CgroupError::Entry { entry: entry.to_owned() });
@@ -435,12 +437,12 @@ fn unit_error(name: &CgroupName) -> impl FnOnce(UnitError) -> CgroupError {
     |source| CgroupError::Unit { name: name.to_string(), source }
 }
 
-/// Where a group is in a hierarchy that is mounted on `point`.
+/// Path of a group in a hierarchy that is mounted on `point`.
 fn below(point: &Path, path: &str) -> PathBuf {
     point.join(path.trim_start_matches('/'))
 }
 
-/// Bytes to allow for each page size of the machine.
+/// Limit in bytes for each huge page size of the machine.
 fn hugepage_limits<'a>(
     limits: &'a Hugepages,
     sizes: &'a [u64],

@@ -1,7 +1,7 @@
-//! The system calls that change files, mounts and control groups.
+//! System calls that change files, mounts and control groups.
 //!
-//! An agent may be killed between any two of them, and a test that tries each such moment has to
-//! stop it there. So each passes by [`guard`] first. In the program that ships nobody stands there.
+//! The agent can be killed between any two of them, and a test that tries each such moment has to
+//! stop it there. So each call passes [`guard`] first, which does nothing in the shipped program.
 
 #![allow(clippy::disallowed_methods, reason = "this is where they are called")]
 
@@ -27,12 +27,13 @@ pub mod guard {
         static GUARD: RefCell<Option<Guard>> = const { RefCell::new(None) };
     }
 
-    /// From now on this thread makes a change only if the guard, asked before each, says yes.
+    /// From now on this thread makes a change only if the guard, called before each change, allows
+    /// it.
     pub fn post(guard: impl Fn() -> bool + 'static) {
         GUARD.with_borrow_mut(|place| *place = Some(Box::new(guard)));
     }
 
-    /// Nobody asks any more.
+    /// Removes the guard of this thread.
     pub fn leave() {
         GUARD.with_borrow_mut(|place| *place = None);
     }
@@ -57,8 +58,8 @@ pub(crate) fn mkdirat(dir: impl AsFd, path: impl Arg, mode: Mode) -> Result<()> 
     rustix::fs::mkdirat(dir, path, mode)
 }
 
-/// The folder and those above it, as far as they are missing.
-pub fn make_folders(path: &Path, mode: u32) -> io::Result<()> {
+/// Creates the directory and its missing parents.
+pub fn make_directories(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     guard::pass()?;
     std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
@@ -98,7 +99,7 @@ pub(crate) fn rmdir(path: &Path) -> Result<()> {
 
 // === Content, modes, owners ===
 
-/// A file that was not there; nobody else may read it yet.
+/// Creates a file, readable only by its owner.
 pub(crate) fn create(dir: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
     guard::pass()?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -110,7 +111,7 @@ pub(crate) fn write(file: &mut File, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Writes to a file that is there.
+/// Writes to an existing file.
 pub(crate) fn set(path: &Path, value: &str) -> io::Result<()> {
     guard::pass()?;
     OpenOptions::new().write(true).truncate(true).open(path)?.write_all(value.as_bytes())

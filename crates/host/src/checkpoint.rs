@@ -1,9 +1,9 @@
-//! Small facts that must survive us.
+//! Checkpoints: state kept across restarts of the agent.
 //!
-//! What was granted to a pod, what was handed out: facts that neither the API nor the runtime
-//! keeps. Each is one JSON file, replaced as a whole and synced, with a version and a checksum, so
-//! that a torn or foreign file is known for what it is. Such a file is moved aside, never deleted:
-//! the node goes on without it, and someone can still look at what it was.
+//! Allocated resources and similar facts are kept neither by the API nor by the runtime. Each
+//! checkpoint is one JSON file, replaced atomically and synced, with a version and a checksum, so
+//! that a torn or foreign file is detected. Such a file is moved aside, never deleted: the node
+//! goes on without it, and an administrator can still inspect it.
 
 use std::path::PathBuf;
 
@@ -14,12 +14,12 @@ use sha2::{Digest, Sha256};
 
 use crate::files::{Durability, FileError, Root};
 
-/// More than any fact of a node, and little enough to read.
+/// Larger than any checkpoint of a node, and small enough to read.
 const MAX_BYTES: u64 = 64 << 20;
-/// So many spoilt files are kept; then the last one is replaced.
+/// How many corrupt files are kept; then the last one is replaced.
 const KEPT_ASIDE: u32 = 8;
 
-/// One file, of one version of its content.
+/// One file with one version of its content.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: Root,
@@ -34,7 +34,7 @@ pub enum CheckpointError {
     #[error("checkpoint {name} cannot be written as JSON")]
     Encode { name: String, source: serde_json::Error },
     #[error(
-        "checkpoint {} is unusable ({why}); it was moved to {} and is taken as absent",
+        "checkpoint {} is corrupt ({why}); moved to {}, continuing without it",
         path.display(), moved_to.display()
     )]
     Corrupt { path: PathBuf, moved_to: PathBuf, why: String },
@@ -61,7 +61,7 @@ struct Read<'a> {
 }
 
 impl Checkpoint {
-    /// `version` is that of the content's shape: raise it when an old file must not be read.
+    /// `version` is that of the content's format: increase it when an old file must not be read.
     pub fn new(dir: Root, name: impl Into<String>, version: u32) -> Self {
         Self { dir, name: name.into(), version }
     }
@@ -76,10 +76,10 @@ impl Checkpoint {
             .map_err(self.file_error())
     }
 
-    /// What was saved last, or `None` if nothing ever was.
+    /// The last saved content, or `None` if nothing was saved.
     ///
-    /// After [`CheckpointError::Corrupt`] the file is out of the way: report it and go on as for
-    /// `None`.
+    /// After [`CheckpointError::Corrupt`] the file is moved aside: report the error and go on as
+    /// for `None`.
     pub fn load<T: DeserializeOwned>(&self) -> Result<Option<T>, CheckpointError> {
         let why = match self.dir.read(&self.name, MAX_BYTES) {
             Ok(bytes) => match self.decode(&bytes) {
@@ -99,7 +99,7 @@ impl Checkpoint {
         })
     }
 
-    /// Forgets what was saved.
+    /// Removes the checkpoint.
     pub fn remove(&self) -> Result<(), CheckpointError> {
         self.dir.remove_file(&self.name).map_err(self.file_error())
     }
@@ -108,10 +108,10 @@ impl Checkpoint {
         let read: Read<'_> =
             serde_json::from_slice(bytes).map_err(|error| format!("not a checkpoint: {error}"))?;
         if read.version != self.version {
-            return Err(format!("version {}, we know {}", read.version, self.version));
+            return Err(format!("version {}, expected {}", read.version, self.version));
         }
         if read.sha256 != checksum(read.data) {
-            return Err("its checksum does not fit its content".to_owned());
+            return Err("checksum does not match the content".to_owned());
         }
         serde_json::from_str(read.data.get())
             .map_err(|error| format!("unexpected content: {error}"))
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded() {
+    fn saved_content_is_loaded() {
         let (dir, checkpoint) = checkpoint(1);
         assert_eq!(checkpoint.load::<Content>().unwrap(), None);
         checkpoint.save(&content()).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn envelope_has_the_same_form_for_ever() {
+    fn envelope_format_is_stable() {
         let (dir, checkpoint) = checkpoint(1);
         let text = concat!(
             r#"{"version":1,"sha256":"#,
@@ -192,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_moved_aside_and_named() {
+    fn corrupt_file_is_moved_aside_and_named() {
         for (garbage, why) in [
             ("", "not a checkpoint"),
             ("\0\0\0\0", "not a checkpoint"),
             (r#"{"version":1}"#, "not a checkpoint"),
-            (r#"{"version":2,"sha256":"","data":{}}"#, "version 2, we know 1"),
+            (r#"{"version":2,"sha256":"","data":{}}"#, "version 2, expected 1"),
             (r#"{"version":1,"sha256":"00","data":{}}"#, "checksum"),
         ] {
             let (dir, checkpoint) = checkpoint(1);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_spoilt_files_are_kept() {
+    fn number_of_kept_corrupt_files_is_limited() {
         let (dir, checkpoint) = checkpoint(1);
         for round in 0..20 {
             std::fs::write(dir.path().join("state"), format!("round {round}")).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_not_taken_as_absent() {
+    fn unreadable_file_is_an_error_and_not_absent() {
         let (dir, checkpoint) = checkpoint(1);
         std::fs::create_dir(dir.path().join("state")).unwrap();
         let error = checkpoint.load::<Content>().unwrap_err();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_or_missing_byte_goes_unnoticed() {
+    fn flipped_or_missing_byte_is_detected() {
         let (dir, checkpoint) = checkpoint(1);
         checkpoint.save(&content()).unwrap();
         let path = dir.path().join("state");
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// A good file, and some that are nearly one.
+    /// A valid file, and some that are nearly valid.
     fn files() -> Vec<Vec<u8>> {
         let (dir, checkpoint) = checkpoint(1);
         checkpoint.save(&content()).unwrap();
@@ -266,9 +266,9 @@ mod tests {
         #![proptest_config(podwright_testkit::mutation::config())]
 
         #[test]
-        fn a_spoilt_file_is_never_believed(bytes in podwright_testkit::mutation::spoilt(files())) {
+        fn mutated_file_is_never_accepted(bytes in podwright_testkit::mutation::mutated(files())) {
             let (_dir, checkpoint) = checkpoint(1);
-            // What is believed is what was saved, and nothing near it.
+            // Only the saved content is accepted.
             if let Ok(read) = checkpoint.decode::<Content>(&bytes) {
                 assert_eq!(read, content());
             }

@@ -1,9 +1,9 @@
-//! What time it is, for those who may ask.
+//! Clock: wall and monotonic time for the shells.
 //!
 //! Decisions take the time as a value; only shells hold a [`Clock`] and read it once per decision.
 //! The monotonic reading comes from tokio's clock: under a test's paused time it moves with the
-//! timers that the same test waits for, and in production it is the kernel's. If it were read from
-//! the kernel directly, a simulated hour of timers would pass in no time at all.
+//! timers the test waits for, and in production it is the kernel's. If it were read from the kernel
+//! directly, a simulated hour of timers would take no monotonic time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use podwright_core::time::{Mono, Now};
 use tokio::time::Instant;
 
-/// Cheap to clone; all clones tell the same time.
+/// Cheap to clone; all clones show the same time.
 #[derive(Clone, Debug)]
 pub struct Clock(Kind);
 
@@ -30,13 +30,13 @@ impl Clock {
         Self(Kind::Real { start: Instant::now() })
     }
 
-    /// For simulations: both readings follow tokio's (paused) clock, the wall's from `wall` on.
-    /// Make it within the runtime whose time it is to follow.
+    /// For simulations: both readings follow tokio's (paused) clock, the wall clock starting at
+    /// `wall`. Create it within the runtime whose time it follows.
     pub fn simulated(wall: Timestamp) -> Self {
         Self(Kind::Simulated { start: Instant::now(), wall: Arc::new(Mutex::new(wall)) })
     }
 
-    /// For plain tests: stands still until told otherwise.
+    /// For plain tests: stands still until it is advanced.
     pub fn manual(now: Now) -> Self {
         Self(Kind::Manual(Arc::new(Mutex::new(now))))
     }
@@ -52,7 +52,7 @@ impl Clock {
         }
     }
 
-    /// Lets time pass on a manual clock. The others have a time of their own.
+    /// Advances a manual clock. No effect on other clocks.
     pub fn advance(&self, by: Duration) {
         match &self.0 {
             Kind::Manual(now) => {
@@ -63,8 +63,8 @@ impl Clock {
         }
     }
 
-    /// Sets the wall clock back or forth, as an administrator would; no time passes. The real one
-    /// is not ours to set.
+    /// Steps the wall clock, as an administrator would; no time passes. No effect on the real
+    /// clock.
     pub fn step_wall(&self, by: SignedDuration) {
         let step = |wall: &mut Timestamp| *wall = wall.saturating_add(by).unwrap_or(*wall);
         match &self.0 {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_moves_only_when_told() {
+    fn manual_clock_moves_only_when_advanced() {
         let clock = Clock::manual(epoch());
         assert_eq!(clock.now(), epoch());
         let same = clock.clone();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn stepping_the_wall_clock_leaves_the_monotonic_one_alone() {
+    fn stepping_the_wall_clock_keeps_the_monotonic_time() {
         let clock = Clock::manual(epoch());
         clock.advance(HOUR);
         clock.step_wall(SignedDuration::from_hours(-2));

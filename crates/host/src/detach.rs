@@ -1,11 +1,11 @@
-//! Taking one mount off the machine without touching any other.
+//! Unmounting of one mount without touching any other.
 //!
-//! An unmount goes further than its path says. What is mounted below goes along, and goes from all
-//! peers as well if the mount is shared; and a path names whatever was mounted there last. So the
-//! mount is first looked at, then made a recursive slave, and only then detached.
+//! An unmount affects more than its path. Mounts below it are unmounted too, and also in all peers
+//! if the mount is shared; and a path names the topmost mount there. So the mount is first checked,
+//! then made a recursive slave, and only then detached.
 //!
-//! [`mounts::detach_own`] takes all mounts off a place where nobody else mounts anything. This is
-//! for places where ours may be on top of somebody else's; the same is looked at first.
+//! [`mounts::detach_own`] unmounts everything at a path where only we mount. This module is for
+//! paths where our mount may be stacked on a foreign one; the same checks are made first.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ use crate::mounts::{self, Mount, MountError, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detached {
     Yes,
-    /// It was gone already.
+    /// It was already gone.
     Gone,
     /// Something else is mounted over it, or over a directory above it. It was left alone.
     Hidden,
 }
 
-/// Detaches exactly this mount. What is mounted below it goes with it, in this mount tree only; if
-/// that would be lost, nothing is unmounted, and the error names it.
+/// Detaches exactly this mount. Mounts below it are detached with it, in this mount tree only; if a
+/// mount would be lost, nothing is unmounted, and the error names it.
 pub fn detach(mount: &Mount) -> Result<Detached> {
     let failed = |attempt| {
         move |errno: Errno| MountError::Change {
@@ -47,7 +47,7 @@ pub fn detach(mount: &Mount) -> Result<Detached> {
     }
     check(&mounts::table(Path::new("/proc"))?, mount)?;
     let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    change::propagate(&mount.point, slave).map_err(failed("make a slave of"))?;
+    change::propagate(&mount.point, slave).map_err(failed("make a slave mount of"))?;
     match change::unmount(&mount.point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
         Ok(()) => Ok(Detached::Yes),
         Err(Errno::INVAL | Errno::NOENT) => Ok(Detached::Gone),
@@ -55,7 +55,7 @@ pub fn detach(mount: &Mount) -> Result<Detached> {
     }
 }
 
-/// As [`mounts::check_own`], but for a mount that may be on top of another one at its place.
+/// Like [`mounts::check_own`], but for a mount that may be stacked on another one.
 fn check(table: &[Mount], mount: &Mount) -> Result<()> {
     let elsewhere = |other: &&Mount| {
         other.point != mount.point || other.id == mount.id || is_on(table, other, mount.id)
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_on_top_of_anothers_is_looked_at_by_itself() {
+    fn mount_stacked_on_another_is_checked_by_itself() {
         let disk = "1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /s rw - ext4 b rw\n\
                     3 2 8:3 / /s/users rw - ext4 c rw\n4 2 8:2 / /s rw - ext4 b rw\n";
         let is_free = |more: &str| {

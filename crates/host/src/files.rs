@@ -1,12 +1,12 @@
-//! Files beneath one directory, and never anywhere else.
+//! File access confined to one directory.
 //!
-//! We are root, and much of what lies below our directory was put there by containers: a symlink
-//! swapped in between a check and a write would make us overwrite the host. So nothing here takes
-//! an absolute path apart and checks it; the kernel itself refuses to leave the directory
+//! The agent is root, and much of what is below its directory was put there by containers: a
+//! symlink swapped in between a check and a write would make the agent overwrite the host. So
+//! nothing here parses and checks absolute paths; the kernel itself refuses to leave the directory
 //! (`openat2`, Linux 5.6), in the same call that opens the file.
 //!
-//! What a reader must find whole is written to a temporary name and renamed. What must survive a
-//! power cut is synced, too.
+//! Files that a reader must find complete are written to a temporary name and renamed. Files that
+//! must survive a power cut are synced, too.
 
 mod descent;
 mod ownership;
@@ -42,18 +42,18 @@ pub struct Root {
 /// What to do with symbolic links on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// There should be none: this tree is ours.
+    /// Refuse them: the tree is ours and has none.
     Refuse,
-    /// Follow those that stay beneath the root: this tree is a user's volume.
+    /// Follow those that stay beneath the root: the tree is a user's volume.
     FollowBeneath,
 }
 
 /// Whether a write must survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// It must: file and directory are synced.
+    /// It must survive: file and directory are synced.
     Disk,
-    /// It is made again after a reboot; readers still never see half of it.
+    /// It is recreated after a reboot; readers still never see half of it.
     Cache,
 }
 
@@ -69,11 +69,11 @@ pub enum Kind {
 pub enum FileError {
     #[error("cannot {attempt} {}", path.display())]
     Io { attempt: &'static str, path: PathBuf, source: io::Error },
-    #[error("cannot {attempt} {}: the path or a symbolic link in it leads out of its place", path.display())]
+    #[error("cannot {attempt} {}: the path or a symbolic link in it leads out of the directory", path.display())]
     Escapes { attempt: &'static str, path: PathBuf },
     #[error("cannot {attempt} {}: something is mounted there; unmount it first", path.display())]
     Mounted { attempt: &'static str, path: PathBuf },
-    #[error("{} is larger than {limit} bytes, which is more than we read", path.display())]
+    #[error("{} is larger than {limit} bytes, the limit for reading", path.display())]
     TooLarge { path: PathBuf, limit: u64 },
 }
 
@@ -90,7 +90,8 @@ impl FileError {
 pub type Result<T> = std::result::Result<T, FileError>;
 
 impl Root {
-    /// Opens a directory that exists. This path is the configuration's and is followed as it is.
+    /// Opens an existing directory. The path comes from the configuration; links in it are
+    /// followed.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -102,11 +103,11 @@ impl Root {
         }
     }
 
-    /// Makes the directory and those above it if they are missing, then opens it.
+    /// Creates the directory and its missing parents, then opens it.
     pub fn create(path: impl Into<PathBuf>, mode: u32) -> Result<Self> {
         let path = path.into();
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        change::make_folders(parent.unwrap_or(Path::new(".")), 0o777).map_err(|source| {
+        change::make_directories(parent.unwrap_or(Path::new(".")), 0o777).map_err(|source| {
             FileError::Io { attempt: "create the directories above", path: path.clone(), source }
         })?;
         match change::mkdirat(CWD, &path, Mode::RWXU) {
@@ -126,30 +127,30 @@ impl Root {
         &self.path
     }
 
-    /// A root of its own for a directory beneath this one.
+    /// A root for a directory beneath this one.
     pub fn sub(&self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Ok(Self { fd: self.open_dir(path)?, path: self.path.join(path) })
     }
 
-    /// A handle that stays on the same file however names change; good for bind mounts.
+    /// A handle that stays on the same file if names change; suitable for bind mounts.
     pub fn pin(&self, path: impl AsRef<Path>, links: Links) -> Result<OwnedFd> {
         self.open_at("find", path.as_ref(), OFlags::PATH, links)
     }
 
     pub fn open_file(&self, path: impl AsRef<Path>, links: Links) -> Result<File> {
-        // Not to hang on a pipe that someone put there.
+        // Non-blocking: a container may have put a pipe there.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         self.open_at("open", path.as_ref(), flags, links).map(File::from)
     }
 
-    /// For files that take a write as a command, as the kernel's do. It must exist.
+    /// Opens an existing file in which a write is a command, as in the kernel's filesystems.
     pub fn open_for_writing(&self, path: impl AsRef<Path>, links: Links) -> Result<File> {
         let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::NOCTTY;
         self.open_at("open for writing", path.as_ref(), flags, links).map(File::from)
     }
 
-    /// Another hold on the same directory.
+    /// Another handle to the same directory.
     pub fn again(&self) -> Result<Self> {
         self.sub("").map(|again| Self { path: self.path.clone(), ..again })
     }
@@ -176,7 +177,7 @@ impl Root {
         Err(FileError::TooLarge { path: self.path.join(path), limit })
     }
 
-    /// What is there, not following a link at the end; `None` if nothing is.
+    /// Metadata without following a link at the end; `None` if nothing is there.
     pub fn kind(&self, path: impl AsRef<Path>) -> Result<Option<Kind>> {
         let path = path.as_ref();
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
@@ -189,25 +190,24 @@ impl Root {
         Ok(Some(Kind::from(FileType::from_raw_mode(stat.st_mode))))
     }
 
-    /// Names in a directory, in no order.
+    /// Names in a directory, unordered.
     pub fn list(&self, path: impl AsRef<Path>) -> Result<Vec<(OsString, Kind)>> {
         let path = path.as_ref();
         let fd = self.open_dir(path)?;
         entries(&fd).map_err(|source| self.error("list", path, source))
     }
 
-    /// Makes one directory with exactly this mode, whatever the umask. It must not exist.
+    /// Creates one directory with exactly this mode, regardless of the umask. It must not exist.
     pub fn create_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         let path = path.as_ref();
         let (parent, name) = self.parent(path)?;
-        // Nobody may look in before the mode is what was asked for.
+        // Not accessible to others until the final mode is set.
         change::mkdirat(&parent, name, Mode::RWXU)
             .map_err(|errno| self.error("create directory", path, errno))?;
         self.set_mode(&self.open_dir(path)?, mode, path)
     }
 
-    /// Makes the directory and those above it as far as they are missing; existing ones are kept
-    /// as they are.
+    /// Creates the directory and its missing parents; existing ones are left unchanged.
     pub fn create_dir_all(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         let mut so_far = PathBuf::new();
         for component in path.as_ref().components() {
@@ -218,11 +218,11 @@ impl Root {
                 Err(error) => return Err(error),
             }
         }
-        // What was there already may be a file.
+        // The existing entry may be a file.
         self.open_dir(path.as_ref()).map(drop)
     }
 
-    /// Puts a file in place such that a reader sees the old one or the new one, whole.
+    /// Writes a file such that a reader sees the old one or the new one, complete.
     pub fn write_atomic(
         &self,
         path: impl AsRef<Path>,
@@ -239,7 +239,7 @@ impl Root {
                     .map_err(|errno| self.error("replace", path, errno))
             });
         if made.is_err() {
-            // Best effort: the error that matters is the first one.
+            // Best effort: the first error is the one to report.
             let _ = change::unlinkat(&parent, &temporary, AtFlags::empty());
         }
         made?;
@@ -270,7 +270,8 @@ impl Root {
         }
     }
 
-    /// Removes what a [`Self::write_atomic`] of an earlier process, killed in it, left behind.
+    /// Removes temporary files that an earlier process left when it was killed in
+    /// [`Self::write_atomic`].
     pub fn sweep_temporaries(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         for (name, kind) in self.list(path)? {
@@ -281,12 +282,12 @@ impl Root {
         Ok(())
     }
 
-    /// Removes a file or a link; it is no error if there is none.
+    /// Removes a file or a link; no error if it does not exist.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
         self.unlink("remove", path.as_ref(), AtFlags::empty())
     }
 
-    /// Removes an empty directory; it is no error if there is none.
+    /// Removes an empty directory; no error if it does not exist.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.unlink("remove directory", path.as_ref(), AtFlags::REMOVEDIR)
     }
@@ -303,8 +304,8 @@ impl Root {
         }
     }
 
-    /// Removes a directory and all in it, following no link and entering no mount. Whatever could
-    /// not be removed is an error; it is none if nothing is there.
+    /// Removes a directory and all its content, following no link and entering no mount. Anything
+    /// that could not be removed is an error; a missing directory is not.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         removal::remove(self, path.as_ref())
     }
@@ -317,7 +318,7 @@ impl Root {
             .map_err(|errno| self.error("rename", from, errno))
     }
 
-    /// Makes a link that says `target`, wherever that leads.
+    /// Creates a link with exactly this `target`, which is not resolved.
     pub fn symlink(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (parent, name) = self.parent(path)?;
@@ -387,7 +388,7 @@ impl From<FileType> for Kind {
     }
 }
 
-/// `openat2`, trying again where the kernel saw a rename on the way and wants us to.
+/// `openat2`, retried where the kernel detected a concurrent rename and asks for it.
 fn open_beneath(
     dir: BorrowedFd<'_>,
     path: &Path,
@@ -421,10 +422,10 @@ fn entries(dir: impl AsFd) -> io::Result<Vec<(OsString, Kind)>> {
     Ok(found)
 }
 
-/// What an entry of `dir` is; `None` if it is gone.
+/// Type of an entry of `dir`; `None` if it is gone.
 fn kind_of(dir: BorrowedFd<'_>, entry: &DirEntry) -> rustix::io::Result<Option<Kind>> {
     let file_type = match entry.file_type() {
-        // Some filesystems do not say.
+        // Some filesystems do not report it.
         FileType::Unknown => {
             match rustix::fs::statat(dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
@@ -439,19 +440,19 @@ fn kind_of(dir: BorrowedFd<'_>, entry: &DirEntry) -> rustix::io::Result<Option<K
 
 const TEMPORARY: &str = ".podwright-tmp";
 
-/// Different for every call and every process, so that no two writers ever share one.
+/// Unique for every call and every process, so that no two writers share one.
 fn temporary_name(name: &OsStr) -> OsString {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let mut temporary = OsString::from(".");
-    // Leave room for what follows within the 255 bytes of a name.
+    // Leave space for the suffix within the 255 bytes of a name.
     let kept = name.as_bytes().get(..180).unwrap_or(name.as_bytes());
     temporary.push(OsStr::from_bytes(kept));
     temporary.push(format!(".{count}{}", this_process()));
     temporary
 }
 
-/// A process id would not do: in a container it is the same after every restart.
+/// A process id is not unique: in a container it is the same after every restart.
 fn this_process() -> &'static str {
     static SUFFIX: OnceLock<String> = OnceLock::new();
     SUFFIX

@@ -1,8 +1,8 @@
-//! The kernel, as Podwright uses it.
+//! Access to the Linux kernel: files, mounts, cgroups, processes.
 //!
-//! Everything that acts on this machine and nothing that chooses: which limits, which names and
-//! which mounts is decided in `podwright-core`, and carried out here. Whatever reads the machine
-//! takes the root of what it reads as a parameter, so that a test can hand it a folder.
+//! Everything here acts on the machine and decides nothing: which limits, names and mounts is
+//! decided in `podwright-core`, and carried out here. Functions that read the machine take the root
+//! directory as a parameter, so that a test can pass a directory.
 
 pub mod cgroup;
 pub mod change;

@@ -1,8 +1,8 @@
-//! What this machine has and what it is.
+//! Machine facts: capacity, identity, usage.
 //!
-//! Everything is read from files below one root, so a test describes a machine as a folder. What
-//! is optional in nature (swap, huge pages, a UUID from the firmware) is absent or zero, not an
-//! error; what every Linux has is an error that names the file.
+//! Everything is read from files below one root, so a test describes a machine as a directory.
+//! Optional facts (swap, huge pages, a firmware UUID) are absent or zero, not an error; for facts
+//! that every Linux has, the error names the file.
 
 mod block;
 mod network;
@@ -31,7 +31,7 @@ pub struct Capacity {
     pub memory: u64,
     /// Bytes; zero if there is none.
     pub swap: u64,
-    /// Pages by page size in bytes, of every size that the machine knows.
+    /// Pages by page size in bytes, of every size that the machine supports.
     pub hugepages: BTreeMap<u64, u64>,
 }
 
@@ -44,7 +44,7 @@ pub struct Identity {
     pub os_image: String,
 }
 
-/// How many processes and threads there may be and are.
+/// Limit and number of processes and threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tasks {
     pub pid_max: u64,
@@ -56,7 +56,7 @@ pub struct Tasks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     pub capacity: u64,
-    /// What an ordinary user can still fill.
+    /// Space available to an unprivileged user.
     pub available: u64,
     pub used: u64,
     pub inodes: u64,
@@ -69,7 +69,7 @@ pub enum MachineError {
     Read { path: PathBuf, source: io::Error },
     #[error("{} does not say {what}", path.display())]
     Unexpected { path: PathBuf, what: &'static str },
-    #[error("cannot ask for the filesystem of {}", path.display())]
+    #[error("cannot stat the filesystem of {}", path.display())]
     Disk { path: PathBuf, source: io::Error },
     #[error("cannot list the network interfaces' addresses")]
     Interfaces { source: io::Error },
@@ -121,7 +121,7 @@ impl Machine {
             "proc/device-tree/vm,uuid",
         ]);
         Ok(Identity {
-            // Virtual machines may have no firmware that knows one.
+            // Virtual machines may have no firmware UUID.
             system_uuid: system_uuid.unwrap_or_else(|| machine_id.clone()),
             machine_id,
             boot_id: self.read("proc/sys/kernel/random/boot_id")?.trim().to_owned(),
@@ -139,7 +139,7 @@ impl Machine {
         }
     }
 
-    /// Whether processes can be confined by AppArmor profiles.
+    /// Whether AppArmor is enabled.
     pub fn has_apparmor(&self) -> bool {
         let enabled = self.read("sys/module/apparmor/parameters/enabled");
         enabled.is_ok_and(|text| text.trim_start().starts_with('Y'))
@@ -165,7 +165,7 @@ impl Machine {
     /// Default routes of the network namespace that this process is in, the best first.
     pub fn default_routes(&self) -> Result<Vec<DefaultRoute>> {
         let v4 = self.read("proc/net/route")?;
-        // Absent if the kernel knows no IPv6.
+        // Absent if the kernel does not support IPv6.
         let v6 = self.read("proc/net/ipv6_route").unwrap_or_default();
         Ok(default_routes(&v4, &v6))
     }
@@ -178,7 +178,7 @@ impl Machine {
         }
     }
 
-    /// The first of these that can be read and is not empty.
+    /// The first of these files that can be read and is not empty.
     fn first_of(&self, files: &[&str]) -> Option<String> {
         // Device trees end their strings with a zero.
         let read = |file: &&str| {
@@ -194,7 +194,7 @@ impl Machine {
     }
 }
 
-/// Huge page sizes in bytes that the machine below `root` knows.
+/// Huge page sizes in bytes that the machine below `root` supports.
 pub fn hugepage_sizes(root: &Path) -> Result<Vec<u64>> {
     let path = root.join("sys/kernel/mm/hugepages");
     let entries = match std::fs::read_dir(&path) {
@@ -212,7 +212,7 @@ pub fn hugepage_sizes(root: &Path) -> Result<Vec<u64>> {
     Ok(sizes)
 }
 
-/// The device that a file lies on, by its numbers; `None` if it cannot be asked, or is on none.
+/// Device number of the filesystem of a file; `None` if it cannot be read, or has no device.
 pub fn device_of(path: &Path) -> Option<(u32, u32)> {
     let device = rustix::fs::stat(path).ok()?.st_dev;
     let number = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -233,7 +233,7 @@ pub fn disk(path: &Path) -> Result<Disk> {
     })
 }
 
-/// The machine's architecture in Go's words, which the API uses.
+/// The machine's architecture in Go's naming, which the API uses.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -250,7 +250,7 @@ fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
     number.checked_mul(1 << 10)
 }
 
-/// `0-3,8` is five. `None` if that is no list of CPUs.
+/// `0-3,8` is five. `None` if it is not a list of CPUs.
 pub fn count_cpus(list: &str) -> Option<u32> {
     let mut count: u32 = 0;
     for range in list.split(',') {
@@ -261,7 +261,7 @@ pub fn count_cpus(list: &str) -> Option<u32> {
     Some(count)
 }
 
-/// Shell quoting, as os-release(5) has it.
+/// Shell quoting, as in os-release(5).
 fn unquote(value: &str) -> String {
     let value = value.trim();
     for quote in ['"', '\''] {

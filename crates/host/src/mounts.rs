@@ -1,12 +1,12 @@
-//! The mount table, and changing it.
+//! Mount table and mount operations.
 //!
 //! A volume is torn down only if we know what is mounted below it, so the table is read from the
-//! kernel each time and never remembered. Paths in it are bytes, escaped where they would break
-//! the format: a volume's name may hold a space, and a container may name a directory anything.
+//! kernel each time and never cached. Paths in it are bytes, escaped where they would break the
+//! format: a volume's name may contain a space, and a container may name a directory anything.
 //!
-//! The only way to unmount is [`detach_own`], which takes one mount of ours off its place. There
-//! is no unmounting of all that is below a path: a bind of ours may show file systems of the host,
-//! and to unmount those in a peer is to unmount them on the host.
+//! The only way to unmount is [`detach_own`], which unmounts one mount of ours. There is no
+//! function that unmounts everything below a path: a bind mount of ours may show filesystems of the
+//! host, and unmounting those in a peer unmounts them on the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -57,7 +57,7 @@ pub enum MountError {
 }
 
 impl MountError {
-    /// The kernel does not know what it was asked for.
+    /// The kernel does not support the call.
     pub fn is_invalid(&self) -> bool {
         match self {
             Self::Table { source, .. }
@@ -70,7 +70,7 @@ impl MountError {
 
 pub type Result<T> = std::result::Result<T, MountError>;
 
-/// The table of this process's mount namespace, as of now; `proc` is where procfs is.
+/// The current table of this process's mount namespace; `proc` is where procfs is mounted.
 pub fn table(proc: &Path) -> Result<Vec<Mount>> {
     let path = proc.join("self/mountinfo");
     match std::fs::read(&path) {
@@ -79,13 +79,13 @@ pub fn table(proc: &Path) -> Result<Vec<Mount>> {
     }
 }
 
-/// Lines that make no sense are left out: a newer kernel may know more than we do.
+/// Lines that cannot be parsed are left out: a newer kernel may have other formats.
 pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo.split(|b| *b == b'\n').filter_map(parse_line).collect()
 }
 
-/// Mounts on `path` itself and below it, those mounted last first. To look at, and not a list to
-/// unmount: what is ours among them the caller has to know.
+/// Mounts on `path` itself and below it, the last mounted first. For inspection only, not a list to
+/// unmount: the caller has to know which of them are ours.
 pub fn at_or_below<'a>(table: &'a [Mount], path: &Path) -> Vec<&'a Mount> {
     // Path comparison is by component: /a/b is not below /a/bc.
     table.iter().rev().filter(|mount| mount.point.starts_with(path)).collect()
@@ -150,7 +150,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
-/// Is something mounted on exactly this path? A link at its end is not followed.
+/// Whether something is mounted on exactly this path. A link at its end is not followed.
 pub fn is_mount_point(path: &Path) -> Result<bool> {
     let failed = |errno: Errno| MountError::Change {
         attempt: "look at",
@@ -166,7 +166,7 @@ pub fn is_mount_point(path: &Path) -> Result<bool> {
     if stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
         return Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
     }
-    // Before Linux 5.8 only the table knows.
+    // Before Linux 5.8 this is only in the table.
     let parent = path.parent().unwrap_or(path);
     let parent = std::fs::canonicalize(parent).map_err(|source| MountError::Change {
         attempt: "look at",
@@ -199,24 +199,25 @@ pub fn mount(
     })
 }
 
-/// What a bind mount has to do with mounts that appear and vanish below its source later.
+/// Propagation of mounts that appear and vanish below the source of a bind mount later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
-    /// They appear in it, and what is mounted or unmounted in it stays in it.
+    /// They appear in it; mounts and unmounts in it stay in it.
     FromSource,
-    /// Both ways: what is mounted or unmounted in it is so at the source, too. For containers
-    /// with `mountPropagation: Bidirectional`.
+    /// Both directions: mounts and unmounts in it also happen at the source. For containers with
+    /// `mountPropagation: Bidirectional`.
     Both,
 }
 
-/// Makes `source` appear on `target`, which must exist. Mounts below the source do not come along.
+/// Bind-mounts `source` on `target`, which must exist. Mounts below the source are not included.
 pub fn bind(source: &Path, target: &Path, propagation: Propagation) -> Result<()> {
     change::bind(source, target).map_err(|errno| bind_failed(source, target, errno))?;
     match propagation {
-        // Shared with its own copies only: the runtime passes on to a container with
-        // `HostToContainer` what is shared or a slave, and a slave of a private source is neither.
+        // Shared with its own copies only: the runtime propagates to a container with
+        // `HostToContainer` from a shared or slave mount, and a slave of a private source is
+        // neither.
         Propagation::FromSource => {
-            propagate(target, MountPropagationFlags::DOWNSTREAM, "make a slave of")?;
+            propagate(target, MountPropagationFlags::DOWNSTREAM, "make a slave mount of")?;
             make_shared(target)
         }
         Propagation::Both => Ok(()),
@@ -240,13 +241,13 @@ fn propagate(target: &Path, flags: MountPropagationFlags, attempt: &'static str)
     })
 }
 
-/// Binds the very file behind a handle, however its name may have changed since it was opened.
+/// Bind-mounts the file behind a handle, even if its name changed since it was opened.
 pub fn bind_pinned(source: impl AsFd, target: &Path, propagation: Propagation) -> Result<()> {
     let path = format!("/proc/self/fd/{}", source.as_fd().as_raw_fd());
     bind(Path::new(&path), target, propagation)
 }
 
-/// Whether what one finds at `target` is the very file behind a handle.
+/// Whether the file at `target` is the file behind a handle.
 pub fn shows(target: &Path, source: impl AsFd) -> Result<bool> {
     let failed = |errno: Errno| MountError::Change {
         attempt: "look at",
@@ -262,14 +263,14 @@ pub fn shows(target: &Path, source: impl AsFd) -> Result<bool> {
     Ok((there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino))
 }
 
-/// Makes a bind mount read-only. What else the mount forbids stays forbidden.
+/// Makes a bind mount read-only. Other restrictions of the mount are kept.
 pub fn remount_read_only(target: &Path) -> Result<()> {
     let failed = |errno: Errno| MountError::Change {
         attempt: "make read-only",
         target: target.into(),
         source: errno.into(),
     };
-    // A remount sets all flags anew, so those that are set have to be said again.
+    // A remount replaces all flags, so those that are set have to be passed again.
     let now = rustix::fs::statvfs(target).map_err(failed)?.f_flag;
     let mut flags = MountFlags::BIND | MountFlags::RDONLY;
     for (set, keep) in [
@@ -295,27 +296,27 @@ pub fn reconfigure(target: &Path, flags: MountFlags, options: &str) -> Result<()
     change::remount(target, flags, &options).map_err(|errno| failed(errno.into()))
 }
 
-/// Makes sure that what is mounted below a folder reaches its peers, so that a container can see
-/// or make mounts (`mountPropagation`). If its file system is private, the folder becomes a mount
-/// of its own.
+/// Makes sure that mounts below a directory propagate to its peers, so that a container can see or
+/// make mounts (`mountPropagation`). If its filesystem is private, the directory becomes a mount of
+/// its own.
 ///
-/// Mounts below it that were there before stay what they were, and in sight: only for them the
-/// bind is recursive. [`detach_own`] takes it off again and touches none of them.
-pub fn ensure_shared(folder: &Path) -> Result<()> {
-    let folder = std::fs::canonicalize(folder).map_err(|source| MountError::Change {
+/// Existing mounts below it keep their propagation and stay visible: the bind is recursive only for
+/// them. [`detach_own`] unmounts it again and touches none of them.
+pub fn ensure_shared(directory: &Path) -> Result<()> {
+    let directory = std::fs::canonicalize(directory).map_err(|source| MountError::Change {
         attempt: "look at",
-        target: folder.into(),
+        target: directory.into(),
         source,
     })?;
     let table = table(Path::new("/proc"))?;
-    match around(&table, &folder) {
+    match around(&table, &directory) {
         Some(mount) if mount.shared => Ok(()),
-        Some(mount) if mount.point == folder => make_shared(&folder),
-        Some(_) | None => bind_shared_on_itself(&table, &folder),
+        Some(mount) if mount.point == directory => make_shared(&directory),
+        Some(_) | None => bind_shared_on_itself(&table, &directory),
     }
 }
 
-/// Mounts a directory on itself, shared. Mounts below it stay what they were, and in sight.
+/// Mounts a directory on itself, shared. Mounts below it keep their propagation and stay visible.
 pub fn bind_shared_on_itself(table: &[Mount], directory: &Path) -> Result<()> {
     let bound = match at_or_below(table, directory).is_empty() {
         true => change::bind(directory, directory),
@@ -329,26 +330,26 @@ fn make_shared(target: &Path) -> Result<()> {
     propagate(target, MountPropagationFlags::SHARED, "make shared")
 }
 
-/// The mount that a path is in: the last one on the longest part of it.
+/// The mount that a path is in: the last one on its longest mounted prefix.
 pub fn around<'a>(table: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let holding = table.iter().filter(|mount| path.starts_with(&mount.point));
     holding.max_by_key(|mount| mount.point.components().count())
 }
 
-/// What to do if a process uses what is mounted there.
+/// How a busy mount is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InUse {
-    /// It stays, and that is an error.
+    /// It stays mounted, and the call fails.
     Fail,
-    /// It is gone for all who look again; freed when the last user is gone.
+    /// It vanishes from the tree at once; the kernel frees it when the last user is gone.
     Detach,
 }
 
-/// Takes the mount that we made off `point`, which names the place where we made it, without links.
-/// No error if there is none.
+/// Unmounts our mount at `point`, the path at which it was mounted, without links. No error if
+/// there is none.
 ///
-/// It is made a recursive slave first. So what others mounted at its source, and what we see of
-/// that in our mount, stays mounted where it is. What is mounted on ours and nowhere else would be
+/// It is made a recursive slave first. So mounts that others made at its source, and that
+/// propagated into our mount, stay mounted at the source. A mount that exists only on ours would be
 /// lost: then nothing is unmounted, and the error says what to do.
 pub fn detach_own(point: &Path, in_use: InUse) -> Result<()> {
     let table = table(Path::new("/proc"))?;
@@ -364,10 +365,10 @@ pub fn detach_own(point: &Path, in_use: InUse) -> Result<()> {
         InUse::Fail | InUse::Detach => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
     };
     for _ in &stacked {
-        // Each in its turn: the call reaches what is in sight, and that goes next.
+        // One at a time: the call unmounts the topmost mount, and the one below is next.
         let gone = change::propagate(point, slave).and_then(|()| change::unmount(point, flags));
         match gone {
-            // Not mounted any more, or not there at all.
+            // No longer mounted, or the path does not exist.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => {
                 return Err(MountError::Change {
@@ -381,7 +382,7 @@ pub fn detach_own(point: &Path, in_use: InUse) -> Result<()> {
     Ok(())
 }
 
-/// Whether [`detach_own`] of all these places would lose nothing that others mounted there.
+/// Whether [`detach_own`] of all these paths would lose no foreign mount.
 pub fn check_own(table: &[Mount], points: &[PathBuf]) -> Result<()> {
     let own: Vec<&Mount> =
         points.iter().filter_map(|point| stack(table, point).last().copied()).collect();
@@ -398,7 +399,7 @@ fn occupied(target: &Path, mounted: &Mount) -> MountError {
     MountError::Occupied { target: target.into(), mounted: mounted.point.clone() }
 }
 
-/// The mounts on exactly this path, the one in sight first and the one that was first last.
+/// The mounts on exactly this path, the topmost first.
 fn stack<'a>(table: &'a [Mount], point: &Path) -> Vec<&'a Mount> {
     let at = |mount: &&Mount| mount.point == point;
     let mut stacked: Vec<&Mount> = table.iter().rev().find(at).into_iter().collect();
@@ -411,7 +412,7 @@ fn stack<'a>(table: &'a [Mount], point: &Path) -> Vec<&'a Mount> {
     stacked
 }
 
-/// All that is mounted on a mount, however deep.
+/// All mounts on a mount, at any depth.
 fn mounted_on<'a>(table: &'a [Mount], own: &Mount) -> Vec<&'a Mount> {
     let mut children: BTreeMap<u64, Vec<&Mount>> = BTreeMap::new();
     for mount in table {
@@ -419,7 +420,7 @@ fn mounted_on<'a>(table: &'a [Mount], own: &Mount) -> Vec<&'a Mount> {
     }
     let (mut found, mut open) = (Vec::new(), vec![own.id]);
     while let Some(id) = open.pop() {
-        // Taken out, so that each is visited once, whatever the table says.
+        // Removed from the table, so that each is visited once even if the table has a loop.
         for mount in children.remove(&id).unwrap_or_default() {
             if mount.id != own.id {
                 open.push(mount.id);
@@ -430,9 +431,8 @@ fn mounted_on<'a>(table: &'a [Mount], own: &Mount) -> Vec<&'a Mount> {
     found
 }
 
-/// Of `on_it`, which is mounted on a mount of ours, what would be mounted nowhere once the mounts
-/// `going` and all on them are gone. What belongs to the file systems of our own mounts is not lost
-/// with them.
+/// The mounts of `on_it`, which are on a mount of ours, that would be mounted nowhere once the
+/// mounts `going` and all on them are gone. Filesystems of our own mounts are not counted as lost.
 fn lost<'a>(table: &[Mount], on_it: &[&'a Mount], going: &[u64]) -> Option<&'a Mount> {
     if on_it.is_empty() {
         return None;
@@ -441,7 +441,7 @@ fn lost<'a>(table: &[Mount], on_it: &[&'a Mount], going: &[u64]) -> Option<&'a M
     for going in table.iter().filter(|mount| going.contains(&mount.id)) {
         gone.extend(mounted_on(table, going).iter().map(|mount| mount.id));
     }
-    // A device is not enough: all namespaces share one, and a bind shows a part of its own.
+    // The device alone is not enough: all namespaces share one, and a bind mount shows only a part.
     let mut kept: BTreeMap<(u32, u32), Vec<&Path>> = BTreeMap::new();
     for mount in table.iter().filter(|mount| !gone.contains(&mount.id)) {
         kept.entry(mount.device).or_default().push(&mount.root);

@@ -1,4 +1,4 @@
-//! This process, and telling other processes apart.
+//! This process's limits, and identification of other processes.
 
 use std::io;
 use std::path::Path;
@@ -12,19 +12,19 @@ pub enum ProcessError {
     OomScore { value: i32, source: io::Error },
     #[error("cannot raise our limit of open files to {wanted}")]
     OpenFiles { wanted: u64, source: io::Error },
-    #[error("cannot look at process {pid}")]
+    #[error("cannot inspect process {pid}")]
     Inspect { pid: u32, source: io::Error },
 }
 
-/// Whether the kernel let us.
+/// Whether the kernel allowed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permitted {
     Yes,
-    /// For want of a capability. The node works without; say so once.
+    /// A capability is missing. The node works without; log it once.
     No,
 }
 
-/// How readily the kernel kills us when memory runs out; `proc` is where procfs is.
+/// How readily the OOM killer picks the agent; `proc` is where procfs is mounted.
 pub fn set_own_oom_score_adj(proc: &Path, value: i32) -> Result<Permitted, ProcessError> {
     match std::fs::write(proc.join("self/oom_score_adj"), value.to_string()) {
         Ok(()) => Ok(Permitted::Yes),
@@ -33,7 +33,7 @@ pub fn set_own_oom_score_adj(proc: &Path, value: i32) -> Result<Permitted, Proce
     }
 }
 
-/// Allows us `wanted` open files, or as many as we may have. Returns how many that are.
+/// Raises the limit of open files to `wanted`, or as far as allowed. Returns the new limit.
 pub fn raise_open_files(wanted: u64) -> Result<u64, ProcessError> {
     let now = rustix::process::getrlimit(Resource::Nofile);
     let set = |current, maximum| {
@@ -43,7 +43,7 @@ pub fn raise_open_files(wanted: u64) -> Result<u64, ProcessError> {
         return Ok(now.current.unwrap_or(u64::MAX));
     }
     let within = now.maximum.map_or(wanted, |maximum| maximum.min(wanted));
-    // Raising the upper limit takes a capability; the soft one up to it does not.
+    // Raising the hard limit takes a capability; raising the soft limit up to it does not.
     if within < wanted && set(wanted, Some(wanted)).is_ok() {
         return Ok(wanted);
     }
@@ -53,10 +53,10 @@ pub fn raise_open_files(wanted: u64) -> Result<u64, ProcessError> {
     }
 }
 
-/// Gives memory that is free inside the allocator back to the kernel.
+/// Returns memory that is free inside the allocator to the kernel.
 ///
-/// The default allocator keeps what a burst of pods once needed; measured, this returns nine
-/// tenths of it. Call it after bursts and now and then, not often: it walks the whole heap.
+/// The default allocator keeps what a burst of pods once needed; measured, this returns nine tenths
+/// of it. Call it after bursts and now and then, not often: it walks the whole heap.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     {
@@ -70,7 +70,7 @@ pub fn trim_heap() {
     }
 }
 
-/// A process that cannot be mistaken for a later one with the same number.
+/// A process identity that distinguishes it from a later process with the same pid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     #[serde(rename = "pid")]
@@ -78,13 +78,13 @@ pub struct ProcessIdentity {
     /// Clock ticks from boot to its start.
     #[serde(rename = "started")]
     started: u64,
-    /// Ticks repeat from boot to boot.
+    /// Start ticks repeat after a reboot.
     #[serde(rename = "boot")]
     boot: String,
 }
 
 impl ProcessIdentity {
-    /// Who has this number now; `None` if nobody, or only someone who has ended already.
+    /// The process that has this pid now; `None` if there is none, or only a zombie.
     pub fn of(proc: &Path, pid: u32) -> Result<Option<Self>, ProcessError> {
         let failed = |source| ProcessError::Inspect { pid, source };
         let stat = match std::fs::read(proc.join(pid.to_string()).join("stat")) {
@@ -97,7 +97,7 @@ impl ProcessIdentity {
         let Some((state, started)) = parse_stat(&stat) else {
             return Err(failed(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "its stat is not as known",
+                "unexpected format of its stat file",
             )));
         };
         if matches!(state, b'Z' | b'X' | b'x') {
@@ -113,7 +113,7 @@ impl ProcessIdentity {
     }
 }
 
-/// State and start time. The name, in parentheses, may itself hold spaces and parentheses.
+/// State and start time. The name, in parentheses, may itself contain spaces and parentheses.
 fn parse_stat(stat: &[u8]) -> Option<(u8, u64)> {
     let end_of_name = stat.iter().rposition(|b| *b == b')')?;
     let after = std::str::from_utf8(stat.get(end_of_name + 1..)?).ok()?;
@@ -135,7 +135,7 @@ mod tests {
     const PROC: &str = "/proc";
 
     #[test]
-    fn a_process_is_known_until_it_ends_and_not_mistaken_after() {
+    fn process_is_identified_until_it_ends() {
         let proc = Path::new(PROC);
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let identity = ProcessIdentity::of(proc, child.id()).unwrap().unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_leaves_the_other_fields_readable() {
+    fn process_name_does_not_break_parsing() {
         let tail = "S 1 2 3 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
         for name in ["cat", "a b", "evil) S 1 2 3", "((", "\u{fffd}"] {
             let stat = format!("42 ({name}) {tail}");

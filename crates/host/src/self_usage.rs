@@ -1,8 +1,8 @@
-//! What this process has used so far.
+//! Resource usage of this process.
 
 use std::path::Path;
 
-/// As far as the kernel tells.
+/// As far as the kernel reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SelfUsage {
     pub cpu_seconds: Option<f64>,
@@ -14,12 +14,12 @@ pub struct SelfUsage {
     pub started_seconds: Option<f64>,
 }
 
-/// `proc` is where procfs is.
+/// `proc` is where procfs is mounted.
 pub fn read(proc: &Path) -> SelfUsage {
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let page = rustix::param::page_size() as f64;
     let stat = std::fs::read_to_string(proc.join("self/stat")).unwrap_or_default();
-    // The name is in parentheses and may hold anything; the numbers begin after the last one.
+    // The name is in parentheses and may contain anything; the numbers begin after the last one.
     let numbers = stat.rsplit_once(')').map_or("", |(_, numbers)| numbers);
     let numbers: Vec<&str> = numbers.split_ascii_whitespace().collect();
     // proc(5) counts from 1, and `state` is its third.

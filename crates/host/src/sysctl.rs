@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use crate::files::{FileError, Links, Root};
 
-/// More than any setting is long.
+/// Larger than any setting.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub enum SysctlError {
 }
 
 impl Sysctls {
-    /// `root` is `/proc/sys`, or a folder that stands in for it.
+    /// `root` is `/proc/sys`, or a directory that stands in for it.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self, SysctlError> {
         Root::open(root)
             .map(|root| Self { root })
@@ -59,7 +59,7 @@ impl Sysctls {
 }
 
 fn path_of(name: &str) -> PathBuf {
-    // The first separator tells which of the two is meant.
+    // The first separator decides between the two notations.
     let slashes = name.find(['.', '/']).is_some_and(|at| name.as_bytes().get(at) == Some(&b'/'));
     if slashes { name.into() } else { name.replace('.', "/").into() }
 }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_does_not_exist_is_named_and_not_made() {
+    fn missing_setting_is_named_and_not_created() {
         let (dir, sysctls) = fixture();
         let error = sysctls.write("net.ipv4.none", "1").unwrap_err();
         assert_eq!(error.to_string(), "cannot find kernel setting net.ipv4.none to write it");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_lead_elsewhere() {
+    fn name_cannot_leave_the_directory() {
         let (dir, _) = fixture();
         let sysctls = Sysctls::at(dir.path().join("net")).unwrap();
         std::fs::write(dir.path().join("secret"), "").unwrap();

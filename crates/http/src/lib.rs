@@ -1,14 +1,14 @@
-//! A connection from its first byte to its last, for whoever serves one.
+//! HTTP connection handling shared by the kubelet server and the embedded API server.
 //!
-//! The kubelet's server and the embedded API server both listen to strangers. Until a stranger has
-//! asked for something, and after it was answered, its connection must cost little and not stay for
-//! ever: [`speak`] sees to that, and [`Places`] that nobody takes all the room. What is asked, and who
-//! may ask it, is the servers' own business.
+//! Both servers accept connections from unauthenticated clients. Before the first request and after
+//! the last response, a connection must cost little and must not stay open for ever: [`serve_http`]
+//! closes idle ones, and [`ConnectionLimiter`] limits how many one client can hold. Authentication and request
+//! handling are up to the servers.
 
-mod conversation;
-mod places;
-mod quiet;
+mod connection;
+mod connection_limiter;
+mod idle;
 
-pub use conversation::{HEADER_BYTES, HEADERS, Negotiated, keep_alive, speak};
-pub use places::{Free, Place, Places};
-pub use quiet::Held;
+pub use connection::{HEADER_TIMEOUT, HttpVersion, MAX_HEADER_BYTES, keep_alive, serve_http};
+pub use connection_limiter::{ConnectionLimiter, ConnectionPermit, FreeSlot};
+pub use idle::TrackedBody;

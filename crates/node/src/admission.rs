@@ -1,17 +1,16 @@
-//! What admission asks about this node, and what it decided before.
+//! Admission: the state of this node that decisions depend on, and the record of earlier decisions.
 //!
-//! A decision is made once. What was admitted and what was rejected is written down, so that a
-//! restart neither rejects a pod that runs, because the node's labels or its other pods changed
-//! meanwhile, nor takes one that was turned away. The decision itself is
-//! `podwright_core::admission`.
+//! A decision is made once and kept in a checkpoint, so that a restart neither rejects a running
+//! pod because the labels or the other pods of the node changed, nor admits a rejected one. The
+//! decision itself is in `podwright_core::admission`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use podwright_core::admission::sysctls::Allowed;
-use podwright_core::admission::{self, Rejection, Verdict};
+use podwright_core::admission::sysctls::AllowedSysctls;
+use podwright_core::admission::{self, AdmissionDecision, Rejection};
 use podwright_core::ids::PodUid;
 use podwright_core::node_status::{Pressure, Settings, registration, resources::is_extended};
 use podwright_core::pod::{Pod, Source};
@@ -23,31 +22,31 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::context::NodeState;
 use crate::heartbeat::own_node::OwnNode;
-use crate::tools::NodeState;
 
-/// The name of the file below the root folder.
+/// File name of the checkpoint in the root directory.
 pub const FILE: &str = "admitted_pods_state";
-/// Of its content.
+/// Format version of the checkpoint.
 pub const VERSION: u32 = 1;
 
-/// How long a decision may wait for others to be written with it.
-const UNHURRIED: Duration = Duration::from_secs(1);
+/// Delay before changes are written, so that several become one write.
+const FLUSH_DELAY: Duration = Duration::from_secs(1);
 
-/// What does not change while the agent runs.
+/// Settings that do not change while the agent runs.
 #[derive(Clone, Debug)]
-pub struct Ground {
+pub struct AdmissionSettings {
     pub identity: Arc<Settings>,
-    /// What pods may have, as the node itself counts.
+    /// Resources for pods, as the node computes them.
     pub allocatable: ResourceList,
-    pub sysctls: Arc<Allowed>,
+    pub sysctls: Arc<AllowedSysctls>,
     pub apparmor: bool,
-    /// There is an API server, which will show the node's object.
+    /// The node is joined: the API server has its Node object.
     pub joined: bool,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Decided {
+struct Decisions {
     #[serde(rename = "admitted")]
     admitted: BTreeSet<PodUid>,
     #[serde(rename = "rejected")]
@@ -55,58 +54,61 @@ struct Decided {
 }
 
 pub struct Admission {
-    ground: Ground,
-    shown: watch::Receiver<OwnNode>,
+    settings: AdmissionSettings,
+    own_node: watch::Receiver<OwnNode>,
     state: watch::Receiver<NodeState>,
-    decided: Mutex<Decided>,
+    decided: Mutex<Decisions>,
     checkpoint: Checkpoint,
     changed: Notify,
 }
 
 impl Admission {
-    /// Reads what was decided before. A file that cannot be read is out of the way; what runs is
-    /// known from the runtime.
+    /// Reads the earlier decisions. An unreadable checkpoint is ignored: running pods are known
+    /// from the runtime.
     pub fn new(
-        ground: Ground,
+        settings: AdmissionSettings,
         checkpoint: Checkpoint,
-        shown: watch::Receiver<OwnNode>,
+        own_node: watch::Receiver<OwnNode>,
         state: watch::Receiver<NodeState>,
     ) -> Self {
         let decided = match checkpoint.load() {
             Ok(decided) => decided.unwrap_or_default(),
             Err(error @ CheckpointError::Corrupt { .. }) => {
-                tracing::warn!(%error, "what was admitted is taken from what runs");
-                Decided::default()
+                tracing::warn!(%error, "read admission checkpoint failed, only running pods count as admitted");
+                Decisions::default()
             }
             Err(error) => {
-                let error = crate::causes::chain(&error);
-                tracing::warn!(error, "cannot read which pods were admitted");
-                Decided::default()
+                let error = crate::error_chain::chain(&error);
+                tracing::warn!(
+                    error,
+                    "read admission checkpoint failed, only running pods count as admitted"
+                );
+                Decisions::default()
             }
         };
         let decided = Mutex::new(decided);
-        Self { ground, shown, state, decided, checkpoint, changed: Notify::new() }
+        Self { settings, own_node, state, decided, checkpoint, changed: Notify::new() }
     }
 
-    /// Told when the node's object changes.
-    pub fn shown(&self) -> watch::Receiver<OwnNode> {
-        self.shown.clone()
+    /// Notified when the Node object changes.
+    pub fn own_node(&self) -> watch::Receiver<OwnNode> {
+        self.own_node.clone()
     }
 
-    /// Whether enough is known to decide: the object of a joined node comes with its first watch, and
-    /// what the runtime can do with its first answer.
+    /// Whether enough is known to decide: the Node object of a joined node arrives with its first
+    /// watch, the features of the runtime with its first status.
     pub fn can_decide(&self, pod: &Pod) -> bool {
-        if admission::wants_strict_groups(pod) && self.state.borrow().answering.is_err() {
+        if admission::wants_strict_groups(pod) && self.state.borrow().reachable.is_err() {
             return false;
         }
-        match (pod.source, &*self.shown.borrow()) {
-            (Source::Api, OwnNode::Unknown) => !self.ground.joined,
+        match (pod.source, &*self.own_node.borrow()) {
+            (Source::Api, OwnNode::Unknown) => !self.settings.joined,
             (Source::Api | Source::File | Source::Http, _) => true,
         }
     }
 
-    /// What was decided of this pod before.
-    pub fn earlier(&self, uid: &PodUid) -> Option<Result<(), Rejection>> {
+    /// The earlier decision about this pod.
+    pub fn earlier_decision(&self, uid: &PodUid) -> Option<Result<(), Rejection>> {
         let decided = self.decided.lock();
         if let Some(rejection) = decided.rejected.get(uid) {
             return Some(Err(rejection.clone()));
@@ -114,24 +116,24 @@ impl Admission {
         decided.admitted.contains(uid).then_some(Ok(()))
     }
 
-    pub fn decide(&self, pod: &Pod, active: &[Arc<Pod>]) -> Verdict {
+    pub fn decide(&self, pod: &Pod, active: &[Arc<Pod>]) -> AdmissionDecision {
         admission::admit(pod, active, &self.node())
     }
 
-    pub fn remember(&self, uid: &PodUid, outcome: Result<(), &Rejection>) {
+    pub fn record(&self, uid: &PodUid, outcome: Result<(), &Rejection>) {
         let mut decided = self.decided.lock();
-        let news = match outcome {
+        let changed = match outcome {
             Ok(()) => decided.admitted.insert(uid.clone()),
             Err(rejection) => {
                 decided.rejected.insert(uid.clone(), rejection.clone()) != Some(rejection.clone())
             }
         };
-        if news {
+        if changed {
             self.changed.notify_one();
         }
     }
 
-    /// Forgets pods that nobody knows any more.
+    /// Removes the decisions about unknown pods.
     pub fn retain(&self, known: impl Fn(&PodUid) -> bool) {
         let mut decided = self.decided.lock();
         let before = decided.admitted.len() + decided.rejected.len();
@@ -142,33 +144,34 @@ impl Admission {
         }
     }
 
-    /// Writes every change down until stopped. Many changes are one file; a decision that was
-    /// lost is made again.
+    /// Writes changes to the checkpoint until stopped. Several changes are one write; a decision
+    /// that was lost is made again.
     pub async fn keep(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             loop {
                 self.changed.notified().await;
-                tokio::time::sleep(UNHURRIED).await;
+                tokio::time::sleep(FLUSH_DELAY).await;
                 let this = self.clone();
-                // The disk may take its time.
+                // Writing may block.
                 let saved = threads::blocking(move || {
                     let decided = this.decided.lock().clone();
                     this.checkpoint.save(&decided)
                 });
                 if let Ok(Err(error)) = saved.await {
-                    let error = crate::causes::chain(&error);
-                    tracing::warn!(error, "cannot write down which pods were admitted");
+                    let error = crate::error_chain::chain(&error);
+                    tracing::warn!(error, "write admission checkpoint failed");
                 }
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// The node as it is shown, or as it is about to be.
+    /// The node as in its Node object, or as it will be registered.
     fn node(&self) -> admission::Node {
-        let Ground { identity, allocatable, sysctls, apparmor, joined: _ } = &self.ground;
+        let AdmissionSettings { identity, allocatable, sysctls, apparmor, joined: _ } =
+            &self.settings;
         let mut allocatable = allocatable.clone();
-        let (labels, taints) = match self.shown.borrow().object() {
+        let (labels, taints) = match self.own_node.borrow().object() {
             Some(node) => {
                 let shown = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
                 for (name, amount) in shown.into_iter().flatten().filter(|(n, _)| is_extended(n)) {
@@ -205,9 +208,9 @@ mod tests {
 
     use super::*;
 
-    fn ground(joined: bool) -> Ground {
+    fn settings(joined: bool) -> AdmissionSettings {
         let identity = Settings { name: "n".into(), hostname: "n".into(), ..Settings::default() };
-        Ground {
+        AdmissionSettings {
             identity: Arc::new(identity),
             allocatable: [("pods".to_owned(), "1".parse().unwrap())].into(),
             sysctls: Arc::default(),
@@ -216,65 +219,65 @@ mod tests {
         }
     }
 
-    fn admission(folder: &TempDir, joined: bool) -> (Arc<Admission>, watch::Sender<OwnNode>) {
+    fn admission(directory: &TempDir, joined: bool) -> (Arc<Admission>, watch::Sender<OwnNode>) {
         let (shown, node) = watch::channel(OwnNode::default());
         let (_, state) = watch::channel(NodeState::default());
-        let checkpoint = Checkpoint::new(Root::open(folder.path()).unwrap(), FILE, VERSION);
-        (Arc::new(Admission::new(ground(joined), checkpoint, node, state)), shown)
+        let checkpoint = Checkpoint::new(Root::open(directory.path()).unwrap(), FILE, VERSION);
+        (Arc::new(Admission::new(settings(joined), checkpoint, node, state)), shown)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_decision_is_the_same_after_a_restart() {
-        let folder = TempDir::new().unwrap();
+    async fn decisions_survive_a_restart() {
+        let directory = TempDir::new().unwrap();
         let rejection = Rejection { reason: "OutOfpods".into(), message: "full".into() };
-        let (first, _) = admission(&folder, false);
+        let (first, _) = admission(&directory, false);
         let stop = CancellationToken::new();
         let keeping = tokio::spawn(first.clone().keep(stop.clone()));
         let (taken, refused, gone) = (PodUid::new("a"), PodUid::new("b"), PodUid::new("c"));
-        first.remember(&taken, Ok(()));
-        first.remember(&gone, Ok(()));
-        first.remember(&refused, Err(&rejection));
+        first.record(&taken, Ok(()));
+        first.record(&gone, Ok(()));
+        first.record(&refused, Err(&rejection));
         first.retain(|uid| *uid != gone);
-        let path = folder.path().join(FILE);
+        let path = directory.path().join(FILE);
         let written = || std::fs::read_to_string(&path).unwrap_or_default();
         while !written().contains("full") || written().contains("\"c\"") {
-            tokio::time::sleep(UNHURRIED).await;
+            tokio::time::sleep(FLUSH_DELAY).await;
         }
         stop.cancel();
         keeping.await.unwrap();
-        let (second, _) = admission(&folder, false);
-        assert_eq!(second.earlier(&taken), Some(Ok(())));
-        assert_eq!(second.earlier(&refused), Some(Err(rejection)));
-        assert_eq!(second.earlier(&gone), None);
+        let (second, _) = admission(&directory, false);
+        assert_eq!(second.earlier_decision(&taken), Some(Ok(())));
+        assert_eq!(second.earlier_decision(&refused), Some(Err(rejection)));
+        assert_eq!(second.earlier_decision(&gone), None);
     }
 
     #[test]
     fn checkpoint_of_version_1_is_written_as_it_was_read() {
         let text =
             r#"{"admitted":["a","b"],"rejected":{"c":{"reason":"OutOfcpu","message":"full"}}}"#;
-        let decided: Decided = serde_json::from_str(text).unwrap();
+        let decided: Decisions = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&decided).unwrap(), text);
     }
 
     #[test]
-    fn a_file_with_garbage_is_moved_aside() {
-        let folder = TempDir::new().unwrap();
-        std::fs::write(folder.path().join(FILE), b"{\"version\":1,\"sh").unwrap();
-        let (admission, _) = admission(&folder, false);
-        assert_eq!(admission.earlier(&PodUid::new("a")), None);
-        assert!(folder.path().join(format!("{FILE}.corrupt-1")).exists());
+    fn corrupt_checkpoint_is_moved_aside() {
+        let directory = TempDir::new().unwrap();
+        std::fs::write(directory.path().join(FILE), b"{\"version\":1,\"sh").unwrap();
+        let (admission, _) = admission(&directory, false);
+        assert_eq!(admission.earlier_decision(&PodUid::new("a")), None);
+        assert!(directory.path().join(format!("{FILE}.corrupt-1")).exists());
     }
 
     #[test]
-    fn pods_of_the_api_wait_for_the_nodes_object() {
-        let folder = TempDir::new().unwrap();
+    fn api_pods_wait_for_the_node_object() {
+        let directory = TempDir::new().unwrap();
         let pod = pod("p").container("c");
-        let (joined, shown) = admission(&folder, true);
+        let (joined, shown) = admission(&directory, true);
         assert!(!joined.can_decide(&pod.clone().build()));
         assert!(joined.can_decide(&pod.clone().build_from(Source::File)));
         shown.send_replace(OwnNode::Absent);
         assert!(joined.can_decide(&pod.clone().build()));
-        let (alone, _) = admission(&folder, false);
-        assert!(alone.can_decide(&pod.build()));
+        let (standalone, _) = admission(&directory, false);
+        assert!(standalone.can_decide(&pod.build()));
     }
 }

@@ -1,9 +1,9 @@
-//! What each pod was granted, and what of it was applied.
+//! Allocated and actuated resources of pods, kept in a checkpoint.
 //!
-//! A fact that neither the API nor the runtime keeps: the spec says what is wished for, and an
-//! older runtime does not tell what it enforces. So it is kept in a small file. What would change
-//! a running container if it were lost is written before it is acted on, by whoever acts; that a
-//! pod started with what its spec says, or that a wish has to wait, is written when there is time.
+//! Neither the API nor the runtime keeps them: the spec has the desired resources, and an older
+//! runtime does not report what it enforces. What would change a running container if it were lost
+//! is written before it is applied, by the caller that applies it. Initial allocations and deferred
+//! resizes are written with a delay.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,11 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::{Container, Pod};
-use podwright_core::resize::fit::{self, Room};
-use podwright_core::resize::{Amounts, Grant, NotGranted, Pending, Progress, Resizing, Resource};
+use podwright_core::resize::fit::{self, ResizeCapacity};
+use podwright_core::resize::{
+    AllocatedResources, Amounts, PendingReason, PendingResize, ResizeProgress, ResizeState,
+    Resource,
+};
 use podwright_host::checkpoint::{Checkpoint, CheckpointError};
 use podwright_host::files::{FileError, Root};
 use podwright_host::threads;
@@ -23,16 +26,16 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Not upstream's files: their shape is another.
+/// Not the file name of upstream, because the format differs.
 const FILE: &str = "granted_resources_state";
 const VERSION: u32 = 1;
-/// How long what is not urgent may wait for more of its kind.
-const UNHURRIED: Duration = Duration::from_secs(1);
+/// Delay before changes are written, so that several become one write.
+const FLUSH_DELAY: Duration = Duration::from_secs(1);
 
 pub struct Allocations {
-    kept: Mutex<Kept>,
+    state: Mutex<AllocationState>,
     checkpoint: Checkpoint,
-    /// The version on disk. Held while writing: an older one must not be written over a newer one.
+    /// The version on disk. Locked while writing: an older version must not replace a newer one.
     on_disk: Mutex<u64>,
     changed: Notify,
 }
@@ -40,184 +43,184 @@ pub struct Allocations {
 type Records = BTreeMap<PodUid, Record>;
 
 #[derive(Default)]
-struct Kept {
+struct AllocationState {
     records: Records,
-    /// Goes up with every change.
+    /// Increased by every change.
     version: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Record {
     #[serde(rename = "grant")]
-    grant: Grant,
+    grant: AllocatedResources,
     #[serde(rename = "resizing")]
-    resizing: Arc<Resizing>,
+    resizing: Arc<ResizeState>,
 }
 
-/// What became of a wish.
+/// The result of a resize request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It wishes for what it has.
+pub enum ResizeDecision {
+    /// The requested resources are already allocated.
     Nothing,
     Granted,
-    /// `news`: that was not said before.
+    /// `is_new`: not reported before.
     Refused {
-        why: NotGranted,
+        why: PendingReason,
         message: String,
-        news: bool,
+        is_new: bool,
     },
 }
 
 impl Allocations {
-    /// Reads what the agent before us wrote. A file that cannot be read is as good as none.
+    /// Reads the checkpoint. A corrupt file counts as missing.
     pub fn open(root_dir: &Path) -> Result<Arc<Self>, FileError> {
         let checkpoint = Checkpoint::new(Root::open(root_dir)?, FILE, VERSION);
         let records = match checkpoint.load() {
             Ok(records) => records.unwrap_or_default(),
             Err(error @ (CheckpointError::Corrupt { .. } | CheckpointError::Encode { .. })) => {
-                tracing::error!(%error, "what pods were granted is not known any more");
+                tracing::error!(%error, "read allocation checkpoint failed, allocated resources are unknown");
                 Records::default()
             }
             Err(CheckpointError::File { source, .. }) => return Err(source),
         };
         Ok(Arc::new(Self {
-            kept: Mutex::new(Kept { records, version: 0 }),
+            state: Mutex::new(AllocationState { records, version: 0 }),
             checkpoint,
             on_disk: Mutex::new(0),
             changed: Notify::new(),
         }))
     }
 
-    /// Writes what is not urgent, some time after it changed, until stopped.
+    /// Writes changes to the checkpoint with a delay until stopped.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             loop {
                 self.changed.notified().await;
-                tokio::time::sleep(UNHURRIED).await;
+                tokio::time::sleep(FLUSH_DELAY).await;
                 self.write().await;
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// Returns when everything is on disk that was granted up to now. The disk may take its time;
-    /// nobody but the caller waits for it.
+    /// Returns when all current allocations are on disk. Only the caller waits for the write.
     pub async fn write(self: &Arc<Self>) {
         let this = self.clone();
-        // Whether it worked is logged there.
+        // `save` logs its errors.
         let _ = threads::blocking(move || this.save()).await;
     }
 
-    /// The pod with what it was granted in place of what it wishes for.
+    /// The pod with its allocated resources instead of the desired ones.
     pub fn granted(&self, pod: &Arc<Pod>) -> Arc<Pod> {
-        let grant = self.kept.lock().records.get(&pod.uid).map(|record| record.grant.clone());
+        let grant = self.state.lock().records.get(&pod.uid).map(|record| record.grant.clone());
         match grant.filter(|grant| !pod.is_static() && grant.differs(pod)) {
             None => pod.clone(),
-            // A pod that could be read can be read with other amounts.
+            // A valid pod is also valid with other amounts.
             Some(grant) => grant.apply(pod).map_or_else(|_| pod.clone(), Arc::new),
         }
     }
 
-    /// A pod begins: it has what it was granted once, or else what its spec says.
+    /// Allocates the resources of a new pod: the recorded ones, or else those of its spec.
     pub fn admit(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         if !pod.is_static() {
-            let mut kept = self.kept.lock();
-            if !kept.records.contains_key(&pod.uid) {
-                let record = Record { grant: Grant::of(pod), ..Record::default() };
-                kept.records.insert(pod.uid.clone(), record);
-                self.changed(&mut kept);
+            let mut state = self.state.lock();
+            if !state.records.contains_key(&pod.uid) {
+                let record = Record { grant: AllocatedResources::of(pod), ..Record::default() };
+                state.records.insert(pod.uid.clone(), record);
+                self.changed(&mut state);
             }
         }
         self.granted(pod)
     }
 
-    /// Grants what the pod wishes for, if it fits beside what the `others` were granted. Whoever
-    /// applies the grant writes it down first ([`Self::write`]).
-    pub fn wish(
+    /// Allocates the desired resources if they fit beside those of the `others`. A caller that
+    /// applies them must write the checkpoint first ([`Self::write`]).
+    pub fn request_resize(
         &self,
         pod: &Pod,
         others: impl FnOnce() -> Vec<Arc<Pod>>,
-        room: Room<'_>,
+        room: ResizeCapacity<'_>,
         now: Timestamp,
-    ) -> Answer {
-        let mut kept = self.kept.lock();
-        let Some(record) = kept.records.get_mut(&pod.uid) else { return Answer::Nothing };
-        let wishes = record.grant.differs(pod);
-        if !wishes && record.resizing.pending.is_none() {
-            return Answer::Nothing;
+    ) -> ResizeDecision {
+        let mut state = self.state.lock();
+        let Some(record) = state.records.get_mut(&pod.uid) else { return ResizeDecision::Nothing };
+        let differs = record.grant.differs(pod);
+        if !differs && record.resizing.pending.is_none() {
+            return ResizeDecision::Nothing;
         }
         let mut after = record.clone();
         let resizing = Arc::make_mut(&mut after.resizing);
-        let answer = if wishes {
-            let Ok(granted) = record.grant.apply(pod) else { return Answer::Nothing };
+        let decision = if differs {
+            let Ok(granted) = record.grant.apply(pod) else { return ResizeDecision::Nothing };
             let others = others();
-            let judged = fit::judge(pod, &granted, others.iter().map(|other| &**other), room);
+            let judged = fit::check_fit(pod, &granted, others.iter().map(|other| &**other), room);
             match judged {
                 Ok(()) => {
-                    made_with(resizing, &granted);
+                    fill_applied(resizing, &granted);
                     resizing.pending = None;
                     let generation = pod.generation();
-                    resizing.progress = Some(Progress { generation, error: None, since: now });
-                    after.grant = Grant::of(pod);
-                    Answer::Granted
+                    resizing.progress =
+                        Some(ResizeProgress { generation, error: None, since: now });
+                    after.grant = AllocatedResources::of(pod);
+                    ResizeDecision::Granted
                 }
                 Err((why, message)) => refuse(resizing, why, message, pod.generation(), now),
             }
         } else {
             resizing.pending = None;
-            Answer::Nothing
+            ResizeDecision::Nothing
         };
         if *record != after {
             *record = after;
-            self.changed(&mut kept);
+            self.changed(&mut state);
         }
-        answer
+        decision
     }
 
-    pub fn resizing(&self, uid: &PodUid) -> Arc<Resizing> {
-        let kept = self.kept.lock();
-        kept.records.get(uid).map(|record| record.resizing.clone()).unwrap_or_default()
+    pub fn resizing(&self, uid: &PodUid) -> Arc<ResizeState> {
+        let state = self.state.lock();
+        state.records.get(uid).map(|record| record.resizing.clone()).unwrap_or_default()
     }
 
-    /// Pods whose wish may be granted later.
+    /// Pods with a deferred resize.
     pub fn deferred(&self) -> Vec<PodUid> {
         let deferred = |record: &Record| {
             let pending = record.resizing.pending.as_ref();
-            pending.is_some_and(|pending| pending.why == NotGranted::Deferred)
+            pending.is_some_and(|pending| pending.why == PendingReason::Deferred)
         };
-        let kept = self.kept.lock();
-        let records = kept.records.iter();
+        let state = self.state.lock();
+        let records = state.records.iter();
         records.filter(|(_, record)| deferred(record)).map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// A container is about to be made with what its pod was granted.
+    /// Records that a container is about to be created with the allocated resources.
     pub fn note_start(&self, pod: &Pod, container: &Container) {
         self.note(&pod.uid, |resizing| {
             let amounts = Amounts::of_container(pod, container);
             resizing.applied.containers.insert(container.name.clone(), amounts);
-            // In the middle of a resize it is the resize that knows how far the pod itself is.
+            // During a resize only the resize updates the resources of the pod itself.
             if resizing.progress.is_none() {
                 resizing.applied.pod = Some(Amounts::of_pod(pod));
             }
         });
     }
 
-    /// The runtime was told what a container has now.
+    /// Records the resources of a container as applied to the runtime.
     pub fn note_applied(&self, uid: &PodUid, container: &Arc<str>, amounts: Amounts) {
         self.note(uid, |resizing| {
             resizing.applied.containers.insert(container.clone(), amounts);
         });
     }
 
-    /// The pod's own group has what was granted of this resource.
-    pub fn note_whole(&self, pod: &Pod, resource: Resource) {
+    /// Records that the pod cgroup has the allocated amount of this resource.
+    pub fn note_pod_applied(&self, pod: &Pod, resource: Resource) {
         self.note(&pod.uid, |resizing| {
             let before = resizing.applied.pod.unwrap_or_default();
             resizing.applied.pod = Some(before.with(resource, Amounts::of_pod(pod)));
         });
     }
 
-    /// A try to apply a grant failed. Whether that is news.
+    /// Records a failed attempt to apply a resize; returns whether the error is new.
     pub fn note_failure(&self, uid: &PodUid, error: &str) -> bool {
         self.note(uid, |resizing| {
             if let Some(progress) = &mut resizing.progress {
@@ -226,67 +229,70 @@ impl Allocations {
         })
     }
 
-    /// Everything that was granted is applied.
+    /// Records that a resize is completely applied.
     pub fn note_done(&self, uid: &PodUid) {
         self.note(uid, |resizing| resizing.progress = None);
     }
 
-    /// Forgets pods that nobody wants any more.
+    /// Removes pods that are no longer known.
     pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
-        let mut kept = self.kept.lock();
-        let before = kept.records.len();
-        kept.records.retain(|uid, _| keep(uid));
-        if kept.records.len() != before {
-            self.changed(&mut kept);
+        let mut state = self.state.lock();
+        let before = state.records.len();
+        state.records.retain(|uid, _| keep(uid));
+        if state.records.len() != before {
+            self.changed(&mut state);
         }
     }
 
-    /// In the middle of a resize every step counts; else there is time. Whether it changed.
-    fn note(&self, uid: &PodUid, change: impl FnOnce(&mut Resizing)) -> bool {
-        let mut kept = self.kept.lock();
-        let Some(record) = kept.records.get_mut(uid) else { return false };
+    /// Changes a record; during a resize it is written at once. Returns whether it changed.
+    fn note(&self, uid: &PodUid, change: impl FnOnce(&mut ResizeState)) -> bool {
+        let mut state = self.state.lock();
+        let Some(record) = state.records.get_mut(uid) else { return false };
         let mut resizing = (*record.resizing).clone();
-        let under_way = resizing.progress.is_some();
+        let in_progress = resizing.progress.is_some();
         change(&mut resizing);
         if *record.resizing == resizing {
             return false;
         }
         record.resizing = Arc::new(resizing);
-        self.changed(&mut kept);
-        drop(kept);
-        if under_way {
+        self.changed(&mut state);
+        drop(state);
+        if in_progress {
             self.save();
         }
         true
     }
 
-    fn changed(&self, kept: &mut Kept) {
-        kept.version += 1;
+    fn changed(&self, state: &mut AllocationState) {
+        state.version += 1;
         self.changed.notify_one();
     }
 
-    /// Writes what is not on disk yet. Nobody who asks what was granted waits for it.
+    /// Writes the changes that are not on disk yet. Readers do not wait for it.
     fn save(&self) {
         let mut on_disk = self.on_disk.lock();
         let (records, version) = {
-            let kept = self.kept.lock();
-            if kept.version == *on_disk {
+            let state = self.state.lock();
+            if state.version == *on_disk {
                 return;
             }
-            (kept.records.clone(), kept.version)
+            (state.records.clone(), state.version)
         };
         match self.checkpoint.save(&records) {
             Ok(()) => *on_disk = version,
             Err(error) => {
-                let error = crate::causes::chain(&error);
-                tracing::error!(error, "a restart of the agent may take a resize for undone");
+                let error = crate::error_chain::chain(&error);
+                tracing::error!(
+                    error,
+                    "write allocation checkpoint failed, a restart of the agent may repeat a resize"
+                );
             }
         }
     }
 }
 
-/// Containers nobody wrote down run with what their pod had before this resize.
-fn made_with(resizing: &mut Resizing, granted: &Pod) {
+/// Containers without a record run with the resources of the pod before this resize.
+fn fill_applied(resizing: &mut ResizeState, granted: &Pod) {
     for container in &granted.containers {
         let amounts = Amounts::of_container(granted, container);
         resizing.applied.containers.entry(container.name.clone()).or_insert(amounts);
@@ -295,17 +301,17 @@ fn made_with(resizing: &mut Resizing, granted: &Pod) {
 }
 
 fn refuse(
-    resizing: &mut Resizing,
-    why: NotGranted,
+    resizing: &mut ResizeState,
+    why: PendingReason,
     message: String,
     generation: Option<i64>,
     now: Timestamp,
-) -> Answer {
+) -> ResizeDecision {
     let same = resizing.pending.as_ref().filter(|before| before.why == why);
-    let news = same.is_none_or(|before| before.generation != generation);
+    let is_new = same.is_none_or(|before| before.generation != generation);
     let since = same.map_or(now, |before| before.since);
-    resizing.pending = Some(Pending { why, message: message.clone(), generation, since });
-    Answer::Refused { why, message, news }
+    resizing.pending = Some(PendingResize { why, message: message.clone(), generation, since });
+    ResizeDecision::Refused { why, message, is_new }
 }
 
 #[cfg(test)]
@@ -319,7 +325,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-    fn asking(cpu: &str, generation: i64) -> Arc<Pod> {
+    fn pod_requesting(cpu: &str, generation: i64) -> Arc<Pod> {
         let fields = json!({ "resources": { "requests": { "cpu": cpu } } });
         let pod = pod("p").container_with("c", fields);
         Arc::new(pod.edit(|pod| pod["metadata"]["generation"] = json!(generation)).build())
@@ -329,9 +335,14 @@ mod tests {
         Amounts::of_container(pod, &pod.containers[0]).cpu_request
     }
 
-    fn wish(allocations: &Allocations, pod: &Pod) -> Answer {
+    fn request(allocations: &Allocations, pod: &Pod) -> ResizeDecision {
         let allocatable = ResourceList::from([("cpu".to_owned(), "1".parse().unwrap())]);
-        allocations.wish(pod, Vec::new, Room { allocatable: &allocatable, swap: false }, NOW)
+        allocations.request_resize(
+            pod,
+            Vec::new,
+            ResizeCapacity { allocatable: &allocatable, swap: false },
+            NOW,
+        )
     }
 
     #[test]
@@ -352,31 +363,31 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_granted_if_it_fits_and_a_restart_remembers() {
-        let folder = tempfile::tempdir().unwrap();
-        let allocations = Allocations::open(folder.path()).unwrap();
-        let first = asking("100m", 1);
+    fn resize_that_fits_is_granted_and_survives_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(directory.path()).unwrap();
+        let first = pod_requesting("100m", 1);
         assert_eq!(cpu(&allocations.admit(&first)), 100);
         allocations.note_start(&first, &first.containers[0]);
-        assert_eq!(wish(&allocations, &first), Answer::Nothing);
+        assert_eq!(request(&allocations, &first), ResizeDecision::Nothing);
 
-        assert_eq!(wish(&allocations, &asking("500m", 2)), Answer::Granted);
-        let too_much = asking("5", 3);
-        let refused = |news| Answer::Refused {
-            why: NotGranted::Deferred,
+        assert_eq!(request(&allocations, &pod_requesting("500m", 2)), ResizeDecision::Granted);
+        let too_much = pod_requesting("5", 3);
+        let refused = |is_new| ResizeDecision::Refused {
+            why: PendingReason::Deferred,
             message:
                 "Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 1000"
                     .into(),
-            news,
+            is_new,
         };
-        assert_eq!(wish(&allocations, &too_much), refused(true));
-        assert_eq!(wish(&allocations, &too_much), refused(false), "that was said already");
+        assert_eq!(request(&allocations, &too_much), refused(true));
+        assert_eq!(request(&allocations, &too_much), refused(false), "already reported");
         assert_eq!(allocations.deferred(), std::slice::from_ref(&first.uid));
 
         allocations.save();
-        let after = Allocations::open(folder.path()).unwrap();
-        assert_eq!(cpu(&after.admit(&too_much)), 500, "neither the wish nor the first grant");
-        assert_eq!(wish(&after, &too_much), refused(false));
+        let after = Allocations::open(directory.path()).unwrap();
+        assert_eq!(cpu(&after.admit(&too_much)), 500, "neither the desired nor the first amount");
+        assert_eq!(request(&after, &too_much), refused(false));
         let resizing = after.resizing(&first.uid);
         assert_eq!(
             resizing.applied.containers["c"].cpu_request, 100,
@@ -384,24 +395,24 @@ mod tests {
         );
         assert_eq!(resizing.progress.as_ref().unwrap().generation, Some(2));
 
-        assert_eq!(wish(&after, &asking("500m", 4)), Answer::Nothing);
-        assert_eq!(after.resizing(&first.uid).pending, None, "the wish was taken back");
+        assert_eq!(request(&after, &pod_requesting("500m", 4)), ResizeDecision::Nothing);
+        assert_eq!(after.resizing(&first.uid).pending, None, "the request was withdrawn");
         after.retain(|_| false);
-        assert_eq!(*after.resizing(&first.uid), Resizing::default());
+        assert_eq!(*after.resizing(&first.uid), ResizeState::default());
     }
 
     #[test]
-    fn row_27_each_step_of_a_resize_is_on_disk_before_the_next() {
-        let folder = tempfile::tempdir().unwrap();
-        let allocations = Allocations::open(folder.path()).unwrap();
-        let (small, large) = (asking("100m", 1), asking("200m", 2));
+    fn each_step_of_a_resize_is_on_disk_before_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(directory.path()).unwrap();
+        let (small, large) = (pod_requesting("100m", 1), pod_requesting("200m", 2));
         allocations.admit(&small);
-        assert_eq!(wish(&allocations, &large), Answer::Granted);
+        assert_eq!(request(&allocations, &large), ResizeDecision::Granted);
         allocations.save();
-        let stored = || Allocations::open(folder.path()).unwrap().resizing(&small.uid);
-        assert_eq!(stored().applied.containers["c"].cpu_request, 100, "as it was made");
+        let stored = || Allocations::open(directory.path()).unwrap().resizing(&small.uid);
+        assert_eq!(stored().applied.containers["c"].cpu_request, 100, "as it was created");
         assert!(allocations.note_failure(&small.uid, "no"));
-        assert!(!allocations.note_failure(&small.uid, "no"), "once is enough");
+        assert!(!allocations.note_failure(&small.uid, "no"), "the same error is not new");
         assert_eq!(stored().progress.as_ref().unwrap().error.as_deref(), Some("no"));
         allocations.note_start(&large, &large.containers[0]);
         assert_eq!(stored().applied.containers["c"].cpu_request, 200);
@@ -410,10 +421,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_gets_for_the_first_time_as_a_whole_has_to_be_applied() {
-        let folder = tempfile::tempdir().unwrap();
-        let allocations = Allocations::open(folder.path()).unwrap();
-        let without = asking("100m", 1);
+    fn first_pod_level_resources_are_applied() {
+        let directory = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(directory.path()).unwrap();
+        let without = pod_requesting("100m", 1);
         allocations.admit(&without);
         let whole = json!({ "requests": { "cpu": "300m" }, "limits": { "memory": "64Mi" } });
         let with = pod("p").container("c").edit(|pod| {
@@ -421,39 +432,46 @@ mod tests {
             pod["spec"]["resources"] = whole;
         });
         let with = with.build();
-        assert_eq!(wish(&allocations, &with), Answer::Granted);
+        assert_eq!(request(&allocations, &with), ResizeDecision::Granted);
         let differs = || whole_differs(&with, &allocations.resizing(&with.uid).applied);
         assert!(differs());
         allocations.note_start(&with, &with.containers[0]);
-        assert!(differs(), "a start is no resize");
-        allocations.note_whole(&with, Resource::Memory);
+        assert!(differs(), "a container start is not a resize");
+        allocations.note_pod_applied(&with, Resource::Memory);
         assert!(differs(), "half of it");
-        allocations.note_whole(&with, Resource::Cpu);
+        allocations.note_pod_applied(&with, Resource::Cpu);
         assert!(!differs());
     }
 
     #[test]
-    fn a_wish_that_waits_is_written_once_however_often_it_is_asked() {
-        let folder = tempfile::tempdir().unwrap();
-        let allocations = Allocations::open(folder.path()).unwrap();
-        allocations.admit(&asking("100m", 1));
-        let too_much = asking("5", 2);
-        assert!(matches!(wish(&allocations, &too_much), Answer::Refused { news: true, .. }));
+    fn deferred_resize_is_written_once_when_retried() {
+        let directory = tempfile::tempdir().unwrap();
+        let allocations = Allocations::open(directory.path()).unwrap();
+        allocations.admit(&pod_requesting("100m", 1));
+        let too_much = pod_requesting("5", 2);
+        assert!(matches!(
+            request(&allocations, &too_much),
+            ResizeDecision::Refused { is_new: true, .. }
+        ));
         allocations.save();
-        let written = || std::fs::metadata(folder.path().join(FILE)).unwrap().modified().unwrap();
-        let (before, version) = (written(), allocations.kept.lock().version);
+        let written =
+            || std::fs::metadata(directory.path().join(FILE)).unwrap().modified().unwrap();
+        let (before, version) = (written(), allocations.state.lock().version);
         for _ in 0..3 {
-            assert!(matches!(wish(&allocations, &too_much), Answer::Refused { news: false, .. }));
+            assert!(matches!(
+                request(&allocations, &too_much),
+                ResizeDecision::Refused { is_new: false, .. }
+            ));
             allocations.save();
         }
-        assert_eq!((written(), allocations.kept.lock().version), (before, version));
+        assert_eq!((written(), allocations.state.lock().version), (before, version));
     }
 
     #[test]
-    fn a_spoilt_file_is_as_good_as_none() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(FILE), "{").unwrap();
-        let allocations = Allocations::open(folder.path()).unwrap();
-        assert_eq!(cpu(&allocations.granted(&asking("100m", 1))), 100);
+    fn corrupt_checkpoint_counts_as_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(FILE), "{").unwrap();
+        let allocations = Allocations::open(directory.path()).unwrap();
+        assert_eq!(cpu(&allocations.granted(&pod_requesting("100m", 1))), 100);
     }
 }

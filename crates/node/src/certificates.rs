@@ -1,8 +1,8 @@
-//! The node's own client certificate: asked for at first, renewed in time.
+//! Client certificate of the node: TLS bootstrap and rotation.
 //!
-//! A new machine has a bootstrap token that may do one thing, ask for a certificate; with that it
-//! is a node. The certificate is renewed while the old one still works. Nothing waits for any of
-//! it but requests to the API: static pods run before the node has a name.
+//! A new machine has a bootstrap token that may only request a certificate. The certificate is
+//! renewed while the old one is still valid. Only requests to the API wait for it: static pods run
+//! before.
 
 mod kubeconfig;
 mod request;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use podwright_core::certificate::Life;
+use podwright_core::certificate::CertificateValidity;
 use podwright_host::clock::Clock;
 use tokio_util::sync::CancellationToken;
 
@@ -20,36 +20,36 @@ pub use self::kubeconfig::{KubeconfigError, needs_bootstrap, write_from_bootstra
 pub use self::request::RequestError;
 pub use self::store::{Store, StoreError};
 use crate::connection::credentials::Credentials;
-use crate::heartbeat::chance;
+use crate::heartbeat::random;
 
-/// Between two looks at a certificate that is good. Wall clocks jump, and files are replaced.
-const LOOK: Duration = Duration::from_secs(60);
-/// The least between two of anything.
-const SOON: Duration = Duration::from_secs(1);
-/// Between two looks while there is none and nobody to ask for one.
-const MISSING: Duration = Duration::from_secs(10);
+/// Interval of checks of a valid certificate. Wall clocks jump, and files are replaced.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Minimum interval.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks without a certificate and without a bootstrap client.
+const MISSING_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_secs(2);
 const RETRY_MOST: Duration = Duration::from_secs(32);
 
-/// Keeps the client certificate good.
+/// Keeps the client certificate valid.
 pub struct ClientCertificate {
     pub store: Store,
     pub node: Arc<str>,
-    /// What the node's connections use; told when there is something new.
+    /// The credentials of the node's connections; reloaded after a renewal.
     pub credentials: Arc<Credentials>,
-    /// Speaks as the node.
+    /// Authenticated as the node.
     pub client: kube::Client,
-    /// Speaks as nobody yet, and may only ask.
+    /// Authenticated by the bootstrap token, which may only request a certificate.
     pub bootstrap: Option<kube::Client>,
     /// `rotateCertificates`.
     pub rotate: bool,
     pub clock: Clock,
 }
 
-/// What to do about the certificate now.
+/// The next action for the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
-    /// Until then, at least.
+enum CertificateAction {
+    /// At least until then.
     Nothing {
         until: Duration,
     },
@@ -59,49 +59,51 @@ enum Need {
 }
 
 impl ClientCertificate {
-    /// Asks and renews until stopped.
+    /// Requests and renews certificates until stopped.
     pub async fn run(self, stop: CancellationToken) {
         let work = async {
-            // One chance for each certificate, or it would be renewed as early as possible.
-            let mut luck: Option<(Life, f64)> = None;
-            let (mut wait, mut told) = (RETRY_FIRST, false);
+            // One jitter value per certificate; drawing again would renew as early as possible.
+            let mut jitter: Option<(CertificateValidity, f64)> = None;
+            let (mut wait, mut logged) = (RETRY_FIRST, false);
             loop {
-                let life = self.credentials.life();
-                if let Some(life) = life
-                    && luck.is_none_or(|(known, _)| known != life)
+                let validity = self.credentials.validity();
+                if let Some(validity) = validity
+                    && jitter.is_none_or(|(known, _)| known != validity)
                 {
-                    luck = Some((life, chance()));
+                    jitter = Some((validity, random()));
                 }
-                let known = luck.filter(|_| life.is_some());
-                let client = match need(known, self.rotate, self.clock.now().wall) {
-                    Need::Nothing { until } => {
-                        (wait, told) = (RETRY_FIRST, false);
-                        tokio::time::sleep(until.clamp(SOON, LOOK)).await;
+                let known = jitter.filter(|_| validity.is_some());
+                let client = match next_action(known, self.rotate, self.clock.now().wall) {
+                    CertificateAction::Nothing { until } => {
+                        (wait, logged) = (RETRY_FIRST, false);
+                        tokio::time::sleep(until.clamp(MIN_INTERVAL, CHECK_INTERVAL)).await;
                         continue;
                     }
-                    Need::Renewal => &self.client,
-                    Need::New => match &self.bootstrap {
+                    CertificateAction::Renewal => &self.client,
+                    CertificateAction::New => match &self.bootstrap {
                         Some(bootstrap) => bootstrap,
                         None => {
-                            // The credentials have told what is wrong; somebody may replace them.
-                            tokio::time::sleep(MISSING).await;
+                            // The credentials have logged the problem; a user may replace them.
+                            tokio::time::sleep(MISSING_INTERVAL).await;
                             self.credentials.reload();
                             continue;
                         }
                     },
                 };
                 let problem = match self.obtain(client).await {
-                    Ok(()) if self.is_good() => {
-                        // One so short that it is due at once must not make us ask all the time.
-                        tokio::time::sleep(SOON).await;
+                    Ok(()) if self.is_valid() => {
+                        // A very short-lived certificate must not cause a busy loop.
+                        tokio::time::sleep(MIN_INTERVAL).await;
                         continue;
                     }
-                    Ok(()) => "the one we got is over already; are the clocks right?".to_owned(),
-                    Err(error) => crate::causes::chain(&error),
+                    Ok(()) => {
+                        "the certificate has already expired. Fix: check the clocks".to_owned()
+                    }
+                    Err(error) => crate::error_chain::chain(&error),
                 };
-                if !told {
-                    tracing::warn!(problem, "cannot get a client certificate; trying on");
-                    told = true;
+                if !logged {
+                    tracing::warn!(problem, "cannot get a client certificate, retrying");
+                    logged = true;
                 }
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(RETRY_MOST);
@@ -110,49 +112,58 @@ impl ClientCertificate {
         stop.run_until_cancelled(work).await;
     }
 
-    fn is_good(&self) -> bool {
-        self.credentials.life().is_some_and(|life| !life.is_over(self.clock.now().wall))
+    fn is_valid(&self) -> bool {
+        self.credentials
+            .validity()
+            .is_some_and(|validity| !validity.is_expired(self.clock.now().wall))
     }
 
-    /// Asks for a certificate, keeps it and lets the connections know.
+    /// Requests a certificate, stores it and reloads the credentials.
     async fn obtain(&self, client: &kube::Client) -> Result<(), RequestError> {
         let key = self.store.pending_key()?;
         let certificate = request::client_certificate(client, &self.node, &key).await;
-        if let Err(RequestError::Refused { .. }) = &certificate {
-            // The next try is another request.
-            self.store.forget_pending_key()?;
+        if let Err(RequestError::Rejected { .. }) = &certificate {
+            // The next attempt needs a new request.
+            self.store.remove_pending_key()?;
         }
         let certificate = certificate?;
         let file = self.store.keep(&certificate, &key, self.clock.now().wall)?;
-        self.store.forget_pending_key()?;
-        tracing::info!(file = %file.display(), "the node has a new client certificate");
+        self.store.remove_pending_key()?;
+        tracing::info!(file = %file.display(), "stored new client certificate");
         self.credentials.reload();
         Ok(())
     }
 }
 
-fn need(life: Option<(Life, f64)>, rotate: bool, now: Timestamp) -> Need {
-    let Some((life, luck)) = life.filter(|(life, _)| !life.is_over(now)) else { return Need::New };
-    let due = if rotate { life.renewal(luck) } else { life.until };
+fn next_action(
+    validity: Option<(CertificateValidity, f64)>,
+    rotate: bool,
+    now: Timestamp,
+) -> CertificateAction {
+    let Some((validity, jitter)) = validity.filter(|(validity, _)| !validity.is_expired(now))
+    else {
+        return CertificateAction::New;
+    };
+    let due = if rotate { validity.renewal(jitter) } else { validity.until };
     match Duration::try_from(due.duration_since(now)) {
-        Ok(until) if !until.is_zero() => Need::Nothing { until },
-        Ok(_) | Err(_) => Need::Renewal,
+        Ok(until) if !until.is_zero() => CertificateAction::Nothing { until },
+        Ok(_) | Err(_) => CertificateAction::Renewal,
     }
 }
 
-/// How long the first certificate in a PEM file is good.
-pub fn life(pem: &[u8]) -> Option<Life> {
+/// Validity of the first certificate in a PEM file.
+pub fn validity(pem: &[u8]) -> Option<CertificateValidity> {
     use x509_parser::pem::Pem;
     let found = Pem::iter_from_buffer(pem).flatten().find(|pem| pem.label == "CERTIFICATE")?;
-    life_of(&found.contents)
+    validity_of(&found.contents)
 }
 
-/// How long a certificate is good.
-pub fn life_of(der: &[u8]) -> Option<Life> {
+/// Validity of a certificate.
+pub fn validity_of(der: &[u8]) -> Option<CertificateValidity> {
     let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
     let validity = certificate.validity();
     let time = |seconds: i64| Timestamp::from_second(seconds).ok();
-    Some(Life {
+    Some(CertificateValidity {
         from: time(validity.not_before.timestamp())?,
         until: time(validity.not_after.timestamp())?,
     })

@@ -1,4 +1,4 @@
-//! The pods' places in the cgroup tree.
+//! Pod cgroups: creation, limits and removal.
 
 mod orphans;
 
@@ -13,31 +13,31 @@ use podwright_core::pod::Pod;
 use podwright_core::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_host::cgroup::{CgroupError, Cgroups as Host};
 
-use crate::causes::chain;
-use orphans::Orphans;
+use crate::error_chain::chain;
+use orphans::OrphanedCgroups;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PodCgroupError {
-    #[error("pod {pod}: its resources cannot be read")]
+    #[error("pod {pod}: invalid resources")]
     Resources { pod: String, source: Box<ResourceError> },
-    #[error("pod {pod}: its uid makes no cgroup name")]
+    #[error("pod {pod}: the UID is not valid in a cgroup name")]
     Name { pod: String, source: CgroupNameError },
-    #[error("pod {pod}: cgroup")]
+    #[error("pod {pod}: cgroup operation failed")]
     Host { pod: String, source: Box<CgroupError> },
-    #[error("pod {pod}: what is left in its cgroup of an earlier life is still being ended")]
+    #[error("pod {pod}: processes of an earlier pod with this UID are still being killed")]
     StillEnding { pod: String },
 }
 
-/// A pod's group as it is, and as the pod's resources make it.
-pub struct Group {
+/// A pod cgroup: its current configuration and the one that the pod's resources require.
+pub struct PodCgroupState {
     pub current: CgroupConfig,
     pub wanted: CgroupConfig,
-    /// What of it the sandbox itself costs.
+    /// The part of it for the sandbox.
     pub overhead: ResourceList,
 }
 
-/// What was computed from a pod. Its class, and so its name, never change; its resources may.
-struct Known {
+/// Values computed from a pod. Its class, and so its name, never change; its resources may.
+struct PodCgroup {
     object: Arc<v1::Pod>,
     name: CgroupName,
     resources: PodResources,
@@ -48,20 +48,20 @@ pub struct Cgroups {
     host: Host,
     tree: PodTree,
     policy: PodPolicy,
-    /// The pods whose groups stand, as their workers know; burstable ones share by their sum.
-    /// Whoever only asks adds nobody.
-    pods: Mutex<BTreeMap<PodUid, Arc<Known>>>,
-    orphans: Orphans,
-    /// What was last written for all burstable pods. Held while writing: an older sum must not be
-    /// written over a newer one.
+    /// Pods with a cgroup, as reported by their workers; the shares of the burstable class are the
+    /// sum of these pods. Queries do not add pods.
+    pods: Mutex<BTreeMap<PodUid, Arc<PodCgroup>>>,
+    orphans: OrphanedCgroups,
+    /// The configuration last written for the burstable class. Locked while writing, so that an older
+    /// sum is not written over a newer one.
     burstable: tokio::sync::Mutex<Option<CgroupConfig>>,
 }
 
-/// A group of the system or of Kubernetes' own daemons, and what it is held to.
+/// A cgroup of the system or of the Kubernetes daemons, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// `system` or `kube`.
-    pub whose: &'static str,
+    pub owner: &'static str,
     pub name: CgroupName,
     pub config: CgroupConfig,
 }
@@ -69,18 +69,18 @@ pub struct Reserved {
 #[derive(Debug, thiserror::Error)]
 pub enum ReservedError {
     #[error(
-        "the cgroup {path} for {whose} reservations does not exist; make it, or correct {whose}ReservedCgroup"
+        "the cgroup {path} for {owner} reservations does not exist. Fix: create it, or correct {owner}ReservedCgroup"
     )]
-    Missing { whose: &'static str, path: String },
-    #[error("the cgroup {path} for {whose} reservations")]
-    Host { whose: &'static str, path: String, source: Box<CgroupError> },
+    Missing { owner: &'static str, path: String },
+    #[error("cannot enforce {owner} reservations on the cgroup {path}")]
+    Host { owner: &'static str, path: String, source: Box<CgroupError> },
 }
 
-/// When the classes' groups are written.
+/// When the cgroups of the QoS classes are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refresh {
     IfChanged,
-    /// Somebody else may have written to them.
+    /// Another process may have changed them.
     Anyway,
 }
 
@@ -91,7 +91,7 @@ impl Cgroups {
             tree,
             policy,
             pods: Mutex::default(),
-            orphans: Orphans::default(),
+            orphans: OrphanedCgroups::default(),
             burstable: Default::default(),
         }
     }
@@ -104,132 +104,134 @@ impl Cgroups {
         &self.tree
     }
 
-    /// Where the runtime puts the pod's containers.
+    /// The cgroup parent of the pod's containers.
     pub fn parent(&self, pod: &Pod) -> Result<String, PodCgroupError> {
-        Ok(self.known(pod)?.name.path(self.host.driver()))
+        Ok(self.pod_cgroup(pod)?.name.path(self.host.driver()))
     }
 
-    /// The name of the pod's own group.
+    /// The name of the pod cgroup.
     pub fn name_of(&self, pod: &Pod) -> Result<CgroupName, PodCgroupError> {
-        Ok(self.known(pod)?.name.clone())
+        Ok(self.pod_cgroup(pod)?.name.clone())
     }
 
-    /// Whether the pod's group stands, for its worker: a group that an agent before us made counts
-    /// from now on.
+    /// Whether the pod cgroup exists, called by the pod worker: from now on it counts towards its
+    /// class, also if an earlier agent created it.
     pub async fn has_pod(&self, pod: &Pod) -> bool {
         let stands = self.shows_pod(pod).await;
-        if stands && let Ok(known) = self.known(pod) {
-            self.count(pod, known);
+        if stands && let Ok(pod_cgroup) = self.pod_cgroup(pod) {
+            self.count(pod, pod_cgroup);
         }
         stands
     }
 
-    /// Whether the pod's group stands. One that cannot be looked at is not gone: only what is known
-    /// to be missing may cost the pod its containers.
+    /// Whether the pod cgroup exists. An error counts as yes, because a missing cgroup causes the
+    /// pod's containers to be killed.
     pub async fn shows_pod(&self, pod: &Pod) -> bool {
-        let looked = match self.known(pod) {
-            Ok(known) => self.host.exists(&known.name).await.map_err(failed(pod)),
+        let exists = match self.pod_cgroup(pod) {
+            Ok(pod_cgroup) => self.host.exists(&pod_cgroup.name).await.map_err(failed(pod)),
             Err(error) => Err(error),
         };
-        looked.unwrap_or_else(|error| {
-            tracing::warn!(error = chain(&error), "taken for there as long as nobody can tell");
+        exists.unwrap_or_else(|error| {
+            tracing::warn!(error = chain(&error), "cannot check cgroup, assuming it exists");
             true
         })
     }
 
-    /// The group around all pods, below a root that must exist. Of its limits only the CPUs are set:
-    /// the groups below can be made only where they are.
+    /// Creates the cgroup of all pods, below a root that must exist. Of its limits only the CPUs are
+    /// set: the child cgroups cannot be created without them.
     pub async fn ensure_tree(&self, limits: &CgroupConfig) -> Result<(), CgroupError> {
         let cpus = CgroupConfig { cpus: limits.cpus.clone(), ..CgroupConfig::default() };
         self.host.ensure(self.tree.all(), &cpus).await?;
         self.refresh_classes(Refresh::Anyway).await
     }
 
-    /// Holds all pods together to this.
+    /// Sets the limits of all pods together.
     pub async fn limit_all(&self, limits: &CgroupConfig) -> Result<(), CgroupError> {
         self.host.update(self.tree.all(), limits).await
     }
 
-    /// Holds the system to what is reserved for it. Its groups are never made: nothing would be in
-    /// them.
+    /// Enforces the limits of a system cgroup. Such a cgroup is never created, because it would be
+    /// empty.
     pub async fn enforce(&self, reserved: &Reserved) -> Result<(), ReservedError> {
-        let Reserved { whose, name, config } = reserved;
+        let Reserved { owner, name, config } = reserved;
         let path = || self.host.path(name);
         let failed = |source: CgroupError| ReservedError::Host {
-            whose,
+            owner,
             path: path(),
             source: Box::new(source),
         };
         if !self.host.exists(name).await.map_err(failed)? {
-            return Err(ReservedError::Missing { whose, path: path() });
+            return Err(ReservedError::Missing { owner, path: path() });
         }
         self.host.update(name, config).await.map_err(failed)
     }
 
-    /// Makes the pod's cgroup with its limits, and lets its class know of it first.
+    /// Creates the pod cgroup with its limits, after updating its class.
     pub async fn ensure_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
         if self.orphans.has(&pod.uid) {
             return Err(PodCgroupError::StillEnding { pod: pod.name.to_string() });
         }
-        let known = self.known(pod)?;
-        self.count(pod, known.clone());
+        let pod_cgroup = self.pod_cgroup(pod)?;
+        self.count(pod, pod_cgroup.clone());
         self.refresh().await;
-        let mut config = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
+        let mut config =
+            CgroupConfig::for_pod(&pod_cgroup.resources, pod_cgroup.class, self.policy);
         if let Some(limit) = config.memory_limit
             && self.memory_of_pod(pod).await.is_some_and(|used| used >= limit)
         {
-            // One container's start must not cost another its life: a resize lowers the limit when
-            // it can.
+            // The start of one container must not get another one OOM-killed; a resize lowers the limit
+            // when it can.
             config.memory_limit = None;
         }
-        self.host.ensure(&known.name, &config).await.map_err(failed(pod))
+        self.host.ensure(&pod_cgroup.name, &config).await.map_err(failed(pod))
     }
 
-    /// What the pod's group has now, and what it should have.
-    pub async fn group(&self, pod: &Pod) -> Result<Group, PodCgroupError> {
-        let known = self.known(pod)?;
-        let current = self.host.settings(&known.name).await.map_err(failed(pod))?;
-        let wanted = CgroupConfig::for_pod(&known.resources, known.class, self.policy);
-        Ok(Group { current, wanted, overhead: known.resources.overhead.clone() })
+    /// The current and the required configuration of the pod cgroup.
+    pub async fn group(&self, pod: &Pod) -> Result<PodCgroupState, PodCgroupError> {
+        let pod_cgroup = self.pod_cgroup(pod)?;
+        let current = self.host.settings(&pod_cgroup.name).await.map_err(failed(pod))?;
+        let wanted = CgroupConfig::for_pod(&pod_cgroup.resources, pod_cgroup.class, self.policy);
+        Ok(PodCgroupState { current, wanted, overhead: pod_cgroup.resources.overhead.clone() })
     }
 
-    /// Changes a part of the pod's group.
+    /// Changes a part of the configuration of the pod cgroup.
     pub async fn set(&self, pod: &Pod, part: &CgroupConfig) -> Result<(), PodCgroupError> {
-        let known = self.known(pod)?;
-        self.host.update(&known.name, part).await.map_err(failed(pod))?;
-        self.count(pod, known);
+        let pod_cgroup = self.pod_cgroup(pod)?;
+        self.host.update(&pod_cgroup.name, part).await.map_err(failed(pod))?;
+        self.count(pod, pod_cgroup);
         Ok(())
     }
 
-    /// Bytes of memory in use; `None` if nobody can tell.
+    /// Bytes of memory in use; `None` if unknown.
     pub async fn memory_of_pod(&self, pod: &Pod) -> Option<u64> {
-        let usage = self.host.usage(&self.known(pod).ok()?.name).await.ok()?;
+        let usage = self.host.usage(&self.pod_cgroup(pod).ok()?.name).await.ok()?;
         usage.memory.map(|memory| memory.usage)
     }
 
-    /// The same of one container, whose group the runtime has named after it.
+    /// The same for one container, whose cgroup name contains its ID.
     pub async fn memory_of_container(&self, pod: &Pod, id: &ContainerId) -> Option<u64> {
-        let name = &self.known(pod).ok()?.name;
+        let name = &self.pod_cgroup(pod).ok()?.name;
         let children = self.host.children(name).await.ok()?;
         let own = children.iter().find(|child| child.contains(id.as_str()))?;
         let usage = self.host.usage_of_child(name, own).await.ok()?;
         usage.memory.map(|memory| memory.usage)
     }
 
-    /// Lets the classes follow the pods that are here. A failure is told, and mended later.
+    /// Updates the cgroups of the QoS classes. A failure is logged and retried later.
     pub async fn refresh(&self) {
         if let Err(error) = self.refresh_classes(Refresh::IfChanged).await {
             tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
         }
     }
 
-    /// Burstable pods share what their requests add up to.
+    /// The shares of the burstable class are the sum of its pods' requests.
     pub async fn refresh_classes(&self, when: Refresh) -> Result<(), CgroupError> {
         let mut written = self.burstable.lock().await;
         let config = {
             let pods = self.pods.lock();
-            let burstable = pods.values().filter(|known| known.class == QosClass::Burstable);
-            CgroupConfig::for_burstable(burstable.map(|known| &known.resources))
+            let burstable =
+                pods.values().filter(|pod_cgroup| pod_cgroup.class == QosClass::Burstable);
+            CgroupConfig::for_burstable(burstable.map(|pod_cgroup| &pod_cgroup.resources))
         };
         match when {
             Refresh::IfChanged if *written == Some(config.clone()) => return Ok(()),
@@ -243,24 +245,24 @@ impl Cgroups {
     }
 
     pub async fn destroy_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
-        let known = self.known(pod)?;
-        self.host.destroy(&known.name).await.map_err(failed(pod))?;
+        let pod_cgroup = self.pod_cgroup(pod)?;
+        self.host.destroy(&pod_cgroup.name).await.map_err(failed(pod))?;
         self.pods.lock().remove(&pod.uid);
         self.refresh().await;
         Ok(())
     }
 
-    fn count(&self, pod: &Pod, known: Arc<Known>) {
-        self.pods.lock().insert(pod.uid.clone(), known);
+    fn count(&self, pod: &Pod, pod_cgroup: Arc<PodCgroup>) {
+        self.pods.lock().insert(pod.uid.clone(), pod_cgroup);
     }
 
-    /// What is computed from a pod, or was before.
-    fn known(&self, pod: &Pod) -> Result<Arc<Known>, PodCgroupError> {
+    /// The values of a pod, cached or computed.
+    fn pod_cgroup(&self, pod: &Pod) -> Result<Arc<PodCgroup>, PodCgroupError> {
         let before = self.pods.lock().get(&pod.uid).cloned();
-        if let Some(known) = &before
-            && Arc::ptr_eq(&known.object, &pod.object)
+        if let Some(pod_cgroup) = &before
+            && Arc::ptr_eq(&pod_cgroup.object, &pod.object)
         {
-            return Ok(known.clone());
+            return Ok(pod_cgroup.clone());
         }
         let described = || pod.name.to_string();
         let spec = pod.object.spec.clone().unwrap_or_default();
@@ -268,12 +270,12 @@ impl Cgroups {
             pod: described(),
             source: source.into(),
         })?;
-        let class = before.map_or_else(|| resources.class(), |known| known.class);
+        let class = before.map_or_else(|| resources.class(), |pod_cgroup| pod_cgroup.class);
         let name = self
             .tree
             .pod(class, &pod.uid)
             .map_err(|source| PodCgroupError::Name { pod: described(), source })?;
-        Ok(Arc::new(Known { object: pod.object.clone(), name, resources, class }))
+        Ok(Arc::new(PodCgroup { object: pod.object.clone(), name, resources, class }))
     }
 }
 
@@ -290,7 +292,7 @@ mod tests {
 
     use super::*;
 
-    /// One hierarchy of plain folders.
+    /// A cgroup hierarchy of plain directories.
     fn cgroups(root: &std::path::Path, controller: &str) -> Cgroups {
         let mount = root.join(controller);
         std::fs::create_dir(&mount).unwrap();
@@ -305,9 +307,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_pod_whose_group_stands_counts_and_a_question_adds_nobody() {
-        let folder = tempfile::tempdir().unwrap();
-        let cgroups = cgroups(folder.path(), "cpuacct");
+    async fn only_pods_with_a_cgroup_count_and_queries_add_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = cgroups(dir.path(), "cpuacct");
         let requests = serde_json::json!({ "resources": { "requests": { "cpu": "1" } } });
         let pod = pod("web").container_with("app", requests).build();
         let counted = || cgroups.pods.lock().len();
@@ -323,7 +325,7 @@ mod tests {
         cgroups.destroy_pod(&pod).await.unwrap();
         assert_eq!(counted(), 0);
 
-        // What an agent before us made counts as soon as its worker sees it.
+        // A cgroup of an earlier agent counts as soon as its worker checks it.
         cgroups
             .host
             .ensure(&cgroups.name_of(&pod).unwrap(), &CgroupConfig::default())
@@ -336,13 +338,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_start_of_a_container_takes_no_memory_from_others_that_use_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let cgroups = cgroups(folder.path(), "memory");
+    async fn container_start_does_not_lower_the_limit_below_usage() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = cgroups(dir.path(), "memory");
         let limits = serde_json::json!({ "resources": { "limits": { "memory": "128Mi" } } });
         let pod = pod("web").container_with("app", limits).build();
         let parent = cgroups.parent(&pod).unwrap();
-        let group = folder.path().join("memory").join(parent.trim_start_matches('/'));
+        let group = dir.path().join("memory").join(parent.trim_start_matches('/'));
         std::fs::create_dir_all(&group).unwrap();
         for (used, want) in [(128 << 20, "268435456"), (127 << 20, "134217728")] {
             std::fs::write(group.join("memory.limit_in_bytes"), "268435456").unwrap();

@@ -1,15 +1,15 @@
-//! How the node speaks with its API server.
+//! HTTP/2 connections to the API server.
 //!
 //! A node holds about one watch for each object its pods use. Over HTTP/1.1 each would be a
-//! connection, and a busy node would keep hundreds; so everything shares HTTP/2 connections, as few
-//! as the server's stream limit allows, and a stream too many opens the next one instead of waiting
-//! for a watch that may never end. A peer that is gone without a word is noticed by pings. A server
-//! that goes away (GOAWAY) loses no request: what it did not begin is sent again elsewhere. While
-//! it is away, one dial at a time tries to find it, watches wait for that, and everything else
-//! fails soon enough for its caller to know.
+//! connection, and a busy node would keep hundreds; so all requests share HTTP/2 connections, as few
+//! as the server's stream limit allows, and a stream above the limit opens another connection instead
+//! of waiting for a watch that may never end. Pings detect a peer that vanished. A GOAWAY loses no
+//! request: requests that the server did not begin are sent again on another connection. While the
+//! server is unreachable, one dial at a time retries, watches wait for it, and all other requests
+//! fail after a short timeout.
 //!
-//! This is a tower service below `kube::Client`; it knows nothing of Kubernetes but that a GET with
-//! a query is a list or a watch.
+//! This is a tower service below `kube::Client`; of Kubernetes it only uses that a GET with a query
+//! is a list or a watch.
 
 pub mod credentials;
 mod dial;
@@ -30,18 +30,18 @@ use tower::BoxError;
 use tower::util::option_layer;
 
 use self::credentials::{Credentials, CredentialsError};
-use self::pool::{Held, Pool, SendError};
+use self::pool::{Pool, ResponseBody, SendError};
 use crate::metrics::RequestMetrics;
 
-/// How long a request waits for a server that cannot be reached, unless it is a list or a watch.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the server may think about a request that is no watch. It gives up itself at 60 s.
-const ANSWER: Duration = Duration::from_secs(75);
-/// A server that is busy is asked again this often.
-const BUSY: u32 = 10;
-/// And a server that names no time, or an absurd one, after this long.
-const BUSY_WAIT: Duration = Duration::from_secs(1);
-const BUSY_MOST: Duration = Duration::from_secs(60);
+/// How long a request waits for an unreachable server, unless it is a list or a watch.
+const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a request that is not a watch. The server itself gives up at 60 s.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Maximum number of retries after 429.
+const MAX_BUSY_RETRIES: u32 = 10;
+/// Delay before such a retry if the server gives none, or an excessive one.
+const BUSY_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_BUSY_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Connections to one API server. Clones share them.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ impl Connections {
         Self { pool: Arc::new(Pool::new(credentials)), metrics }
     }
 
-    /// A client over connections of its own.
+    /// A client with its own connections.
     pub fn client(
         credentials: &Arc<Credentials>,
         metrics: &Arc<RequestMetrics>,
@@ -73,58 +73,64 @@ impl Connections {
             .build())
     }
 
-    async fn answer(self, request: Request<Body>) -> Result<Response<Held>, BoxError> {
+    async fn answer(self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
         let (parts, body) = request.into_parts();
-        // Requests to the API are small and whole; one that is kept can be sent again.
+        // Requests to the API are small; the body is kept so that it can be sent again.
         let body = body.collect().await?.to_bytes();
-        let asked = Asked { parts, body };
-        for _ in 0..BUSY {
-            let response = self.ask_and_count(&asked).await?;
+        let retryable = RetryableRequest { parts, body };
+        for _ in 0..MAX_BUSY_RETRIES {
+            let response = self.send_and_count(&retryable).await?;
             if response.status() != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(response);
             }
             let Some(wait) = retry_after(&response) else { return Ok(response) };
-            tracing::debug!(?wait, uri = %asked.parts.uri, "the API server is busy");
+            tracing::debug!(?wait, uri = %retryable.parts.uri, "API server is busy, retrying");
             drop(response);
             tokio::time::sleep(wait).await;
         }
-        self.ask_and_count(&asked).await
+        self.send_and_count(&retryable).await
     }
 
-    async fn ask_and_count(&self, asked: &Asked) -> Result<Response<Held>, BoxError> {
+    async fn send_and_count(
+        &self,
+        retryable: &RetryableRequest,
+    ) -> Result<Response<ResponseBody>, BoxError> {
         let began = tokio::time::Instant::now();
-        let answer = self.ask(asked).await;
-        let (host, method) = (asked.host(), &asked.parts.method);
+        let answer = self.send_request(retryable).await;
+        let (host, method) = (retryable.host(), &retryable.parts.method);
         let code = answer.as_ref().ok().map(|response| response.status().as_u16());
         self.metrics.answered(host, method, code);
-        if !asked.is_watch() {
+        if !retryable.is_watch() {
             self.metrics.took(host, method, began.elapsed());
         }
         answer
     }
 
-    /// Sends until the server has it, as far as that cannot be twice.
-    async fn ask(&self, asked: &Asked) -> Result<Response<Held>, BoxError> {
+    /// Sends until the server has received the request, but never twice if it is not idempotent.
+    async fn send_request(
+        &self,
+        retryable: &RetryableRequest,
+    ) -> Result<Response<ResponseBody>, BoxError> {
         let mut failures = 0;
         loop {
-            let patience = (!asked.may_wait()).then_some(PATIENCE);
-            let line = self.pool.line(patience).await?;
-            let sending = self.pool.send(line, asked.request());
-            let sent = match asked.is_watch() {
+            let timeout = (!retryable.may_wait()).then_some(UNREACHABLE_TIMEOUT);
+            let line = self.pool.stream_slot(timeout).await?;
+            let sending = self.pool.send(line, retryable.request());
+            let sent = match retryable.is_watch() {
                 true => sending.await,
-                false => match tokio::time::timeout(ANSWER, sending).await {
+                false => match tokio::time::timeout(RESPONSE_TIMEOUT, sending).await {
                     Ok(sent) => sent,
-                    Err(_) => return Err(format!("no answer within {ANSWER:?}").into()),
+                    Err(_) => return Err(format!("no response within {RESPONSE_TIMEOUT:?}").into()),
                 },
             };
             match sent {
                 Ok(response) => return Ok(response),
                 Err(SendError { failure, source }) => {
-                    if !retry::again(&asked.parts.method, failure, failures) {
+                    if !retry::may_retry(&retryable.parts.method, failure, failures) {
                         return Err(source.into());
                     }
                     failures += 1;
-                    tracing::debug!(error = %source, uri = %asked.parts.uri, "sending it again");
+                    tracing::debug!(error = %source, uri = %retryable.parts.uri, "retrying request");
                 }
             }
         }
@@ -132,12 +138,12 @@ impl Connections {
 }
 
 /// A request that can be sent more than once.
-struct Asked {
+struct RetryableRequest {
     parts: http::request::Parts,
     body: Bytes,
 }
 
-impl Asked {
+impl RetryableRequest {
     fn request(&self) -> Request<Full<Bytes>> {
         Request::from_parts(self.parts.clone(), Full::new(self.body.clone()))
     }
@@ -150,7 +156,7 @@ impl Asked {
         self.parts.uri.query().unwrap_or_default()
     }
 
-    /// Lists and watches may wait for a server that is away: they are what recovers with it.
+    /// Lists and watches may wait for an unreachable server: they recover together with it.
     fn may_wait(&self) -> bool {
         self.parts.method == Method::GET && !self.query().is_empty()
     }
@@ -160,16 +166,16 @@ impl Asked {
     }
 }
 
-fn retry_after(response: &Response<Held>) -> Option<Duration> {
-    let told = response.headers().get(header::RETRY_AFTER)?;
-    let seconds = told.to_str().ok().and_then(|text| text.parse().ok());
-    Some(seconds.map_or(BUSY_WAIT, Duration::from_secs).min(BUSY_MOST))
+fn retry_after(response: &Response<ResponseBody>) -> Option<Duration> {
+    let retry_header = response.headers().get(header::RETRY_AFTER)?;
+    let seconds = retry_header.to_str().ok().and_then(|text| text.parse().ok());
+    Some(seconds.map_or(BUSY_RETRY_DELAY, Duration::from_secs).min(MAX_BUSY_RETRY_DELAY))
 }
 
 impl tower::Service<Request<Body>> for Connections {
-    type Response = Response<Held>;
+    type Response = Response<ResponseBody>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Held>, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))

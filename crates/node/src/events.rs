@@ -1,8 +1,8 @@
-//! Events: what happened, for whoever runs `kubectl describe`.
+//! Event recorder: sends Kubernetes events to the API server.
 //!
-//! Recording never waits and never fails: an event goes into a bounded queue, and one task
-//! carries it to the API server. What is told, and as what, is decided by
-//! [`podwright_core::event`]. With no API server the log is all there is.
+//! Recording never waits and never fails: an event goes into a bounded queue, and one task sends it
+//! to the API server. Aggregation and rate limits are decided by [`podwright_core::event`]. Without
+//! an API server events are only logged.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
-use podwright_core::event::{Correlator, News, Told};
+use podwright_core::event::{Correlation, Correlator, IncomingEvent};
 use podwright_core::pod::{Container, Pod};
 use podwright_host::clock::Clock;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// More than this waiting means the API server is away; the oldest news is then not worth more.
+/// A full queue means that the API server is unreachable; further events are dropped.
 const QUEUE: usize = 1024;
 const TRIES: u32 = 12;
 const RETRY: Duration = Duration::from_secs(10);
@@ -39,12 +39,12 @@ impl Severity {
     }
 }
 
-/// Something that happened to an object.
+/// An event before aggregation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Occurrence {
     pub object: v1::ObjectReference,
     pub severity: Severity,
-    /// Most are fixed; a rejection's may name a resource.
+    /// Most are constants; that of a rejection may name a resource.
     pub reason: Cow<'static, str>,
     pub message: String,
     pub at: Timestamp,
@@ -54,12 +54,12 @@ pub struct Occurrence {
 pub struct Recorder {
     queue: mpsc::Sender<Occurrence>,
     clock: Clock,
-    /// The time of the last event. An event is named by its time, so no two may share one.
+    /// The time of the last event. The name of an event contains its time, so times are unique.
     last: Arc<Mutex<Timestamp>>,
 }
 
 impl Recorder {
-    /// A recorder and the end that [`deliver`] reads.
+    /// A recorder and the receiver for [`deliver`].
     pub fn new(clock: Clock) -> (Self, mpsc::Receiver<Occurrence>) {
         let (queue, events) = mpsc::channel(QUEUE);
         (Self { queue, clock, last: Arc::default() }, events)
@@ -86,7 +86,7 @@ impl Recorder {
         self.record(reference(pod, Some(container)), severity, reason, message);
     }
 
-    /// An event of the node itself. People look for it under the node's name, as both name and UID.
+    /// An event of the node itself, with the node's name as both name and UID, as upstream.
     pub fn node(
         &self,
         node: &str,
@@ -122,7 +122,7 @@ impl Recorder {
             *last
         };
         if self.queue.try_send(Occurrence { object, severity, reason, message, at }).is_err() {
-            tracing::debug!("the event queue is full; one event is not reported");
+            tracing::debug!("event queue full, event dropped");
         }
     }
 }
@@ -139,7 +139,7 @@ fn reference(pod: &Pod, container: Option<&Container>) -> v1::ObjectReference {
     }
 }
 
-/// The node itself. Events of it carry its name where others carry a UID, as upstream's do.
+/// Reference to the node; the UID is its name, as upstream.
 fn node_reference(name: &str) -> v1::ObjectReference {
     v1::ObjectReference {
         kind: Some("Node".into()),
@@ -149,7 +149,7 @@ fn node_reference(name: &str) -> v1::ObjectReference {
     }
 }
 
-/// Carries events to the API server until stopped.
+/// Sends events to the API server until stopped.
 pub async fn deliver(
     mut events: mpsc::Receiver<Occurrence>,
     client: Option<kube::Client>,
@@ -171,10 +171,12 @@ async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator
     let namespace = event.object.namespace.clone().unwrap_or_else(|| "default".into());
     let api: Api<v1::Event> = Api::namespaced(client.clone(), &namespace);
     let subject = subject(&event.object);
-    let (key, message) = match correlator.judge(&news(&event, &subject)) {
-        Told::Not => return tracing::debug!(reason = &*event.reason, "told often enough"),
-        Told::New { key, message } => (key, message),
-        Told::Again { key, name, count, message } => {
+    let (key, message) = match correlator.correlate(&news(&event, &subject)) {
+        Correlation::Suppressed => {
+            return tracing::debug!(reason = &*event.reason, "event rate-limited");
+        }
+        Correlation::New { key, message } => (key, message),
+        Correlation::Repeated { key, name, count, message } => {
             let at = Time(event.at);
             let patch =
                 serde_json::json!({ "count": count, "lastTimestamp": at, "message": message });
@@ -185,7 +187,7 @@ async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator
             if patched.await {
                 return;
             }
-            // The API server forgets events after an hour.
+            // The API server deletes events after an hour; create a new one.
             correlator.forget(&key);
             (key, message)
         }
@@ -194,18 +196,18 @@ async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator
     let object = object(&Occurrence { message, ..event }, &name, &namespace, node);
     let posted = retry(|| async { api.create(&PostParams::default(), &object).await.map(drop) });
     if posted.await {
-        correlator.told(key, name);
+        correlator.record(key, name);
     }
 }
 
-/// What tells objects apart. A pod that was made anew under its old name is another.
+/// Identity of an object. A pod that was recreated with the same name is another object.
 fn subject(object: &v1::ObjectReference) -> String {
     let parts = [&object.kind, &object.namespace, &object.name, &object.uid];
     parts.map(|part| part.as_deref().unwrap_or_default()).join("/")
 }
 
-fn news<'a>(event: &'a Occurrence, subject: &'a str) -> News<'a> {
-    News {
+fn news<'a>(event: &'a Occurrence, subject: &'a str) -> IncomingEvent<'a> {
+    IncomingEvent {
         object: subject,
         part: event.object.field_path.as_deref().unwrap_or_default(),
         severity: event.severity.as_str(),
@@ -215,17 +217,17 @@ fn news<'a>(event: &'a Occurrence, subject: &'a str) -> News<'a> {
     }
 }
 
-/// Tries while the server is away; an answer, even a refusal, is final.
+/// Retries while the server is unreachable; a response, even a rejection, is final.
 async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut() -> F) -> bool {
     for _ in 0..TRIES {
         match call().await {
             Ok(()) => return true,
             Err(kube::Error::Api(status)) if status.code < 500 && status.code != 429 => {
-                tracing::debug!(message = status.message, "the API server refused an event");
+                tracing::debug!(message = status.message, "send event rejected");
                 return false;
             }
             Err(error) => {
-                tracing::debug!(%error, "cannot report an event; will try again");
+                tracing::debug!(%error, "send event failed, retrying");
                 tokio::time::sleep(RETRY).await;
             }
         }
@@ -233,7 +235,7 @@ async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut
     false
 }
 
-/// The object's name and the time in hex, as everyone's events are called.
+/// The object's name and the time in hex, as client-go names events.
 fn event_name(event: &Occurrence) -> String {
     let name = event.object.name.as_deref().unwrap_or("unknown");
     format!("{name}.{:x}", event.at.as_nanosecond())

@@ -1,8 +1,8 @@
-//! Clean-up: dead containers and sandboxes, logs nobody can ask for, images nobody uses.
+//! Garbage collection of dead containers and sandboxes, orphaned logs and unused images.
 //!
-//! What goes is chosen in `podwright_core::gc`; here it is looked up and removed. A round runs
-//! every minute, and soon after somebody noticed that there is something to do: a crash loop
-//! must not pile up its dead, and a deleted pod's disk is wanted back.
+//! `podwright_core::gc` decides what is removed; this module lists and removes it. A round runs every
+//! minute, and soon after leftovers are reported, so that a crash loop does not accumulate dead
+//! containers and the disk of a deleted pod is freed.
 
 mod containers;
 mod images;
@@ -25,72 +25,72 @@ use tokio_util::sync::CancellationToken;
 
 pub use images::Reclaimed;
 
-use crate::causes::chain;
+use crate::context::NodeContext;
+use crate::error_chain::chain;
 use crate::events::{Recorder, Severity};
 use crate::images::Images;
 use crate::metrics::Metrics;
 use crate::pleg::Pleg;
-use crate::pods::Directory;
-use crate::tools::Tools;
+use crate::pods::PodIndex;
 
 const CONTAINER_ROUND: Duration = Duration::from_secs(60);
 const IMAGE_ROUND: Duration = Duration::from_secs(300);
-/// Pods end in groups, and to remove one slows the end of the next: a group is over when for so
-/// long nothing ended,
+/// Pods often terminate in groups, and removal slows the termination of the next. So a round starts
+/// when nothing has ended for this long,
 const SETTLE: Duration = Duration::from_secs(1);
-/// or has lasted so long: on some nodes there is always something that ends.
+/// or this long after the first: on some nodes something always ends.
 const LONGEST_GROUP: Duration = Duration::from_secs(15);
-/// Removals under way at a time: one that hangs must not hold up all the others.
+/// Parallel removals, so that one that hangs does not block all others.
 const AT_ONCE: usize = 4;
 
-/// How much is kept.
+/// Configuration of garbage collection.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct GcSettings {
     pub containers: ContainerPolicy,
     pub images: ImagePolicy,
-    /// Images that are never removed, by name: the sandboxes' own, where we brought it.
+    /// Images that are never removed, by name: the sandbox image, if this agent provided it.
     pub kept_images: Vec<String>,
-    /// Tells how full the file system of a path is; a simulation brings its own.
+    /// Reads the usage of a path's file system; replaced in simulations.
     pub disk: fn(&Path) -> Result<Disk, MachineError>,
 }
 
-/// How full the file system of a path really is.
+/// The real usage of a path's file system.
 pub fn real_disk(path: &Path) -> Result<Disk, MachineError> {
     let machine::Disk { capacity, available, .. } = machine::disk(path)?;
     Ok(Disk { capacity, available })
 }
 
-/// How far clean-up goes.
+/// Scope of a container garbage collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// What the policy gives up.
+pub enum GcScope {
+    /// What the policy allows to remove.
     Surplus,
-    /// The disk is all but full: whatever has ended goes, even of pods that are still there.
+    /// The disk is almost full: all dead containers, even of pods that still exist.
     EverythingDead,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum GcError {
-    #[error("cannot list what the runtime holds")]
+    #[error("cannot list containers, sandboxes or images of the runtime")]
     List(#[source] cri::Error),
     #[error("failed to remove {what}")]
     Runtime { what: String, source: cri::Error },
     #[error("cannot remove logs")]
     Logs(#[from] FileError),
     #[error("cannot read {path}")]
-    Folder { path: PathBuf, source: std::io::Error },
-    #[error("cannot tell how full the image file system is")]
+    ListLogs { path: PathBuf, source: std::io::Error },
+    #[error("cannot read the usage of the image file system")]
     Disk(#[from] MachineError),
     #[error(transparent)]
     Capacity(#[from] podwright_core::gc::DiskError),
-    #[error("the agent stops")]
+    #[error("the agent is stopping")]
     Stopping,
-    #[error("{0} of several removals failed; the first")]
+    #[error("{0} removals failed; the first error")]
     Several(usize, #[source] Box<GcError>),
 }
 
 impl GcError {
-    /// The first of some errors, which says how many there were.
+    /// The first of the errors, with their number.
     fn of(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),
@@ -100,9 +100,9 @@ impl GcError {
     }
 }
 
-/// Where leftovers lie, and who complains of them.
+/// Locations of logs, and the node name for events.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct LogLocations {
     pub node_name: Arc<str>,
     pub pod_logs: PathBuf,
     pub log_links: PathBuf,
@@ -114,65 +114,65 @@ pub struct Gc {
     events: Recorder,
     metrics: Arc<Metrics>,
     pleg: Arc<Pleg>,
-    directory: Arc<Directory>,
-    place: Place,
+    pod_index: Arc<PodIndex>,
+    locations: LogLocations,
     pulled: Arc<Images>,
-    settings: Settings,
+    settings: GcSettings,
     images: Mutex<ImageRecords>,
     began: Mono,
-    /// One round at a time.
+    /// Serializes rounds.
     round: Mutex<()>,
 }
 
 impl Gc {
-    pub fn new(tools: &Tools, directory: Arc<Directory>, settings: Settings) -> Arc<Self> {
+    pub fn new(context: &NodeContext, pod_index: Arc<PodIndex>, settings: GcSettings) -> Arc<Self> {
         Arc::new(Self {
-            runtime: tools.runtime.clone(),
-            clock: tools.clock.clone(),
-            events: tools.events.clone(),
-            metrics: tools.metrics.clone(),
-            pleg: tools.pleg.clone(),
-            directory,
-            pulled: tools.images.clone(),
-            place: Place {
-                node_name: tools.settings.node_name.clone(),
-                pod_logs: (&tools.facts.pod_logs_dir).into(),
-                log_links: tools.settings.log_links_dir.clone(),
+            runtime: context.runtime.clone(),
+            clock: context.clock.clone(),
+            events: context.events.clone(),
+            metrics: context.metrics.clone(),
+            pleg: context.pleg.clone(),
+            pod_index,
+            pulled: context.images.clone(),
+            locations: LogLocations {
+                node_name: context.settings.node_name.clone(),
+                pod_logs: (&context.facts.pod_logs_dir).into(),
+                log_links: context.settings.log_links_dir.clone(),
             },
             settings,
             images: Mutex::default(),
-            began: tools.clock.now().mono,
+            began: context.clock.now().mono,
             round: Mutex::default(),
         })
     }
 
-    /// Removes what containers leave behind, until stopped.
-    pub async fn tidy_containers(self: Arc<Self>, stop: CancellationToken) {
+    /// Collects dead containers, sandboxes and logs until stopped.
+    pub async fn run_container_gc(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             self.pleg.first_relist().await;
             loop {
-                self.until_wanted().await;
-                if let Err(error) = self.collect(Reach::Surplus).await {
-                    self.complain("ContainerGCFailed", chain(&error));
+                self.wait_for_round().await;
+                if let Err(error) = self.collect(GcScope::Surplus).await {
+                    self.emit_event("ContainerGCFailed", chain(&error));
                 }
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// Somebody noticed leftovers and their group is complete, or it is time for a round.
-    async fn until_wanted(&self) {
-        let leftovers = self.pleg.leftovers();
+    /// Waits for leftovers and the end of their group, or for the next periodic round.
+    async fn wait_for_round(&self) {
+        let leftovers = self.pleg.gc_wakeup();
         if timeout(CONTAINER_ROUND, leftovers.notified()).await.is_ok() {
             let group = async { while timeout(SETTLE, leftovers.notified()).await.is_ok() {} };
             let _ = timeout(LONGEST_GROUP, group).await;
         }
     }
 
-    /// Removes images when the disk fills or they grow old, until stopped.
-    pub async fn tidy_images(self: Arc<Self>, stop: CancellationToken) {
+    /// Removes images when the disk fills or they are old, until stopped.
+    pub async fn run_image_gc(self: Arc<Self>, stop: CancellationToken) {
         if !self.settings.images.is_on() {
-            tracing::debug!("images are never removed: imageGCHighThresholdPercent is 100");
+            tracing::debug!("image garbage collection is off: imageGCHighThresholdPercent is 100");
             return;
         }
         let work = async {
@@ -180,13 +180,16 @@ impl Gc {
             loop {
                 let failed = match self.collect_images().await {
                     Ok(()) => false,
-                    // Once may be a runtime that just starts.
+                    // The first failure may be a runtime that is still starting.
                     Err(error) if !failed_before => {
-                        tracing::warn!(error = chain(&error), "image garbage collection failed");
+                        tracing::warn!(
+                            error = chain(&error),
+                            "image garbage collection failed, retrying"
+                        );
                         true
                     }
                     Err(error) => {
-                        self.complain("ImageGCFailed", chain(&error));
+                        self.emit_event("ImageGCFailed", chain(&error));
                         true
                     }
                 };
@@ -197,19 +200,19 @@ impl Gc {
         stop.run_until_cancelled(work).await;
     }
 
-    /// Nothing of this pod is wanted any more.
-    fn is_over(&self, pod: &PodUid, reach: Reach) -> bool {
-        self.directory.sources_ready()
-            && self.directory.standing(pod, |standing| match reach {
-                Reach::Surplus => standing.content_may_be_removed(),
-                Reach::EverythingDead => {
+    /// Whether the content of this pod may be removed.
+    fn may_collect(&self, pod: &PodUid, reach: GcScope) -> bool {
+        self.pod_index.sources_ready()
+            && self.pod_index.cleanup_policy(pod, |standing| match reach {
+                GcScope::Surplus => standing.content_may_be_removed(),
+                GcScope::EverythingDead => {
                     standing.content_may_be_removed() || standing.runtime_may_be_removed()
                 }
             })
     }
 
-    fn complain(&self, reason: &'static str, text: String) {
-        self.events.node(&self.place.node_name, Severity::Warning, reason, text);
+    fn emit_event(&self, reason: &'static str, text: String) {
+        self.events.node(&self.locations.node_name, Severity::Warning, reason, text);
     }
 }
 

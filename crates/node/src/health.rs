@@ -1,6 +1,6 @@
-//! The health port: plain HTTP on loopback, answers `ok` while this process answers at all.
+//! Health port: plain HTTP on loopback, responds with `ok` while the process is alive.
 //!
-//! Whether pods are synced is another question, asked at the authenticated port.
+//! The sync loop is checked on the authenticated port instead.
 
 use std::net::SocketAddr;
 
@@ -11,13 +11,15 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address} for health checks; set healthzPort to another port or to 0")]
+#[error(
+    "cannot listen on {address} for health checks. Fix: set healthzPort to another port or to 0"
+)]
 pub struct BindError {
     address: SocketAddr,
     source: std::io::Error,
 }
 
-/// Takes the port; the returned future serves it until stopped.
+/// Binds the port; the returned future serves it until stopped.
 pub async fn serve(
     address: SocketAddr,
     stop: CancellationToken,
@@ -30,12 +32,12 @@ pub async fn serve(
     Ok(async move {
         let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
         if let Err(error) = serving.await {
-            tracing::warn!(%error, "the health port is closed");
+            tracing::warn!(%error, "health port closed");
         }
     })
 }
 
-/// Whoever answers, lives.
+/// A response proves liveness.
 fn healthz(query: Option<&str>) -> &'static str {
     let name = |pair: &str| pair.split('=').next() == Some("verbose");
     match query.is_some_and(|query| query.split('&').any(name)) {
@@ -47,11 +49,11 @@ fn healthz(query: Option<&str>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http_get::{self, Question};
-    use podwright_core::probe::http::Place;
+    use crate::http_get::{self, GetRequest};
+    use podwright_core::probe::http::HttpTarget;
 
     #[tokio::test]
-    async fn it_answers_and_says_how_to_move_it_when_the_port_is_taken() {
+    async fn port_in_use_error_names_the_setting_and_free_port_is_served() {
         let stop = CancellationToken::new();
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = taken.local_addr().unwrap();
@@ -59,13 +61,13 @@ mod tests {
         assert!(error.to_string().contains("healthzPort"), "{error}");
         drop(taken);
         let serving = tokio::spawn(serve(address, stop.clone()).await.unwrap());
-        let place = Place {
+        let place = HttpTarget {
             https: false,
             host: "127.0.0.1".into(),
             port: address.port(),
             path: "/healthz".into(),
         };
-        let question = Question { place, headers: &[], user_agent: "test", deadline: None };
+        let question = GetRequest { place, headers: &[], user_agent: "test", deadline: None };
         let answer = http_get::get(&question).await.unwrap();
         assert_eq!((answer.status, answer.body.as_slice()), (200, b"ok".as_slice()));
         stop.cancel();

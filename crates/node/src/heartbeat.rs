@@ -1,13 +1,13 @@
-//! Keeps the cluster's picture of this node true.
+//! Node registration, node status and lease.
 //!
 //! One task registers the node and reports its status when it changes and every five minutes; one
-//! renews its lease every ten seconds. Both speak on a connection of their own, so that a hundred
-//! busy watches never make a living node look dead. What is said is decided in
-//! `podwright_core::node_status`; a Node object that was deleted under us is made again.
+//! renews the lease every ten seconds. Both use a separate connection, so that many busy watches
+//! cannot delay heartbeats. `podwright_core::node_status` decides the content; a Node object that was
+//! deleted is created again.
 
 pub mod addresses;
 mod lease;
-mod look;
+mod observer;
 pub mod own_node;
 pub mod pod_ranges;
 
@@ -18,112 +18,114 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use podwright_core::node_status::{self, Notice, Reports, Seen, Settings, Unkept, registration};
+use podwright_core::node_status::{
+    self, DroppedFields, NodeEvent, NodeObservation, ReportSchedule, Settings, registration,
+};
 use podwright_host::clock::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use self::lease::LeaseKeeper;
-pub use self::look::Look;
+pub use self::lease::LeaseRenewer;
+pub use self::observer::StatusObserver;
 use self::own_node::OwnNode;
+use crate::context::NodeState;
 use crate::events::{Recorder, Severity};
-use crate::tools::NodeState;
 
 const REGISTER_FIRST: Duration = Duration::from_millis(100);
 const REGISTER_MOST: Duration = Duration::from_secs(7);
-/// A report that could not be sent is tried again this soon, then with the next look.
+/// Delay before the retry of a failed report.
 const RETRY: Duration = Duration::from_secs(1);
-/// Tries of one report: with the copy we hold, then with fresh ones.
-const TRIES: u32 = 5;
+/// Attempts of one report: with the cached Node object, then with fresh ones.
+const MAX_ATTEMPTS: u32 = 5;
 
-/// How often the node is heard of.
+/// Intervals of the heartbeat.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// `nodeStatusUpdateFrequency`: how often the node looks at itself.
+    /// `nodeStatusUpdateFrequency`: how often the status is computed.
     pub look: Duration,
-    /// `nodeStatusReportFrequency`: how often it reports although nothing changed.
+    /// `nodeStatusReportFrequency`: how often it is reported without a change.
     pub report: Duration,
     /// `nodeLeaseDurationSeconds`.
     pub lease: Duration,
-    /// Where the spread of these waits comes from, each time from 0 to 1: [`chance`], except in a
-    /// simulation, which must be the same every time.
-    pub chance: fn() -> f64,
+    /// Source of the jitter, from 0 to 1: [`random`], except in a simulation, which must be
+    /// deterministic.
+    pub random: fn() -> f64,
 }
 
 impl Timing {
-    /// Up to four percent more, so that the nodes of a rack do not all report at once.
+    /// Adds up to four percent, so that nodes do not all report at the same time.
     fn jittered(&self, wait: Duration) -> Duration {
-        wait.mul_f64(1.0 + 0.04 * (self.chance)())
+        wait.mul_f64(1.0 + 0.04 * (self.random)())
     }
 
-    /// A request that took longer would be late for the next one.
-    fn patience(&self) -> Duration {
+    /// Request timeout: a slower request would delay the next one.
+    fn request_timeout(&self) -> Duration {
         self.look.min(self.lease)
     }
 }
 
 pub struct Heartbeat {
-    /// With a connection of its own.
+    /// With a separate connection.
     pub client: kube::Client,
     pub settings: Arc<Settings>,
     /// `registerNode`.
     pub register: bool,
     pub timing: Timing,
-    pub look: Look,
+    pub look: StatusObserver,
     pub state: watch::Receiver<NodeState>,
-    /// The object as the watch shows it.
+    /// The object as seen by the watch.
     pub shown: watch::Receiver<OwnNode>,
     pub events: Recorder,
     pub clock: Clock,
 }
 
-/// What is remembered between two reports.
-struct Memory {
-    reports: Reports,
-    unkept: Unkept,
-    /// The answer to the last report, which may be newer than the watch.
+/// State between two reports.
+struct ReportState {
+    reports: ReportSchedule,
+    dropped_fields: DroppedFields,
+    /// The response to the last report, which may be newer than the watch.
     answer: Option<Arc<v1::Node>>,
     unschedulable: Option<bool>,
-    /// The last problem, so that it is told once and not with every try.
-    told: Option<String>,
+    /// The last problem, so that it is logged once and not with every attempt.
+    last_problem: Option<String>,
 }
 
-/// Why a report did not get through.
-enum Trouble {
-    /// There is no such object.
+/// Reason that a report failed.
+enum ReportError {
+    /// The object does not exist.
     Gone,
-    /// Our copy is out of date.
+    /// The cached copy is outdated.
     Stale,
     Other(String),
 }
 
 impl Heartbeat {
-    /// Registers the node and keeps it true until stopped.
+    /// Registers the node and reports its status until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let work = async {
-            let mut memory = Memory {
-                reports: Reports::every(self.timing.report),
-                unkept: Unkept::default(),
+            let mut report_state = ReportState {
+                reports: ReportSchedule::every(self.timing.report),
+                dropped_fields: DroppedFields::default(),
                 answer: None,
                 unschedulable: None,
-                told: None,
+                last_problem: None,
             };
             if self.register {
-                self.begin(&mut memory).await;
+                self.begin(&mut report_state).await;
             }
             loop {
-                let settled = self.report(&mut memory).await;
+                let settled = self.report(&mut report_state).await;
                 self.wait(settled).await;
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// Waits until there may be something to say.
+    /// Waits until the next report may be due.
     async fn wait(&mut self, settled: bool) {
         let wait = if settled { self.timing.jittered(self.timing.look) } else { RETRY };
         tokio::select! {
-            // Cancel-safe: a change stays until it is seen.
+            // Cancel-safe: an unseen change stays marked.
             _ = self.state.changed() => {}
             _ = self.shown.changed() => {}
             () = tokio::time::sleep(wait) => {}
@@ -131,29 +133,29 @@ impl Heartbeat {
     }
 
     /// The first registration, and the events of a start.
-    async fn begin(&mut self, memory: &mut Memory) {
+    async fn begin(&mut self, report_state: &mut ReportState) {
         let seen = self.look.now().await;
         let now = self.clock.now().wall;
         let initial = registration::initial(&self.settings);
         let (_, notices) = node_status::desired(&initial, &self.settings, &seen, now);
-        self.tell(notices);
-        self.ensure_registered(memory).await;
+        self.emit_events(notices);
+        self.ensure_registered(report_state).await;
     }
 
-    /// Registers, however long it takes.
-    async fn ensure_registered(&mut self, memory: &mut Memory) {
+    /// Registers, retrying without limit.
+    async fn ensure_registered(&mut self, report_state: &mut ReportState) {
         let mut wait = REGISTER_FIRST;
         loop {
             let seen = self.look.now().await;
             match self.try_register(&seen).await {
                 Ok(node) => {
-                    tracing::info!(node = &*self.settings.name, "the node is registered");
-                    memory.answer = Some(Arc::new(node));
-                    memory.told = None;
+                    tracing::info!(node = &*self.settings.name, "registered node");
+                    report_state.answer = Some(Arc::new(node));
+                    report_state.last_problem = None;
                     return;
                 }
                 Err(problem) => {
-                    memory.complain(problem, "cannot register the node yet; trying again");
+                    report_state.log_problem(problem, "cannot register the node, retrying");
                 }
             }
             tokio::time::sleep(wait).await;
@@ -161,7 +163,7 @@ impl Heartbeat {
         }
     }
 
-    async fn try_register(&self, seen: &Seen) -> Result<v1::Node, String> {
+    async fn try_register(&self, seen: &NodeObservation) -> Result<v1::Node, String> {
         let initial = registration::initial(&self.settings);
         let now = self.clock.now().wall;
         let (node, _) = node_status::desired(&initial, &self.settings, seen, now);
@@ -169,7 +171,7 @@ impl Heartbeat {
         let params = PostParams::default();
         match self.within(nodes.create(&params, &node)).await {
             Ok(node) => return Ok(node),
-            // Somebody made it for us, or we may not; either way it may be there.
+            // It already exists, or creating it is forbidden; either way it may be there.
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 409) => {}
             Err(error) => return Err(error.to_string()),
         }
@@ -177,111 +179,113 @@ impl Heartbeat {
         let existing = existing.map_err(|error| error.to_string())?;
         self.warn_of_another_machine(&existing, seen);
         let wanted = registration::reconciled(&existing, &self.settings);
-        match node_status::patch(&existing, &wanted, &Unkept::default()) {
+        match node_status::patch(&existing, &wanted, &DroppedFields::default()) {
             None => Ok(existing),
             Some((body, _)) => {
                 let patched = self.send(&body).await;
-                patched.map_err(|error| format!("taking over the existing Node object: {error}"))
+                patched.map_err(|error| format!("update the existing Node object: {error}"))
             }
         }
     }
 
-    fn warn_of_another_machine(&self, existing: &v1::Node, seen: &Seen) {
+    fn warn_of_another_machine(&self, existing: &v1::Node, seen: &NodeObservation) {
         let Some(identity) = &seen.identity else { return };
         if let Some(other) = registration::other_machine(existing, &identity.machine_id) {
             tracing::warn!(
                 node = &*self.settings.name,
                 other_machine_id = other,
                 machine_id = identity.machine_id,
-                "the Node object was reported by another machine before; if that one still runs, \
-                 give one of them another name with --hostname-override"
+                "the Node object was reported by another machine before. Fix: if that machine is \
+                 still running, give one of them another name with --hostname-override"
             );
         }
     }
 
-    /// Sends what should be sent now; false if it has to be tried again.
-    async fn report(&mut self, memory: &mut Memory) -> bool {
+    /// Sends a report if one is due; false if it has to be retried.
+    async fn report(&mut self, report_state: &mut ReportState) -> bool {
         let seen = self.look.now().await;
         let mut fresh = None;
-        for _ in 0..TRIES {
-            let shown = match fresh.take().or_else(|| self.newest(memory)) {
+        for _ in 0..MAX_ATTEMPTS {
+            let shown = match fresh.take().or_else(|| self.newest(report_state)) {
                 Some(shown) => shown,
                 None => match self.within(self.nodes().get_opt(&self.settings.name)).await {
                     Ok(Some(node)) => Arc::new(node),
-                    Ok(None) => return self.gone(memory).await,
-                    Err(error) => return memory.failed(error.to_string()),
+                    Ok(None) => return self.gone(report_state).await,
+                    Err(error) => return report_state.failed(error.to_string()),
                 },
             };
-            match self.report_against(&shown, &seen, memory).await {
+            match self.report_against(&shown, &seen, report_state).await {
                 Ok(()) => {
-                    memory.told = None;
+                    report_state.last_problem = None;
                     return true;
                 }
-                Err(Trouble::Gone) => return self.gone(memory).await,
-                Err(Trouble::Other(problem)) => return memory.failed(problem),
-                Err(Trouble::Stale) => {
+                Err(ReportError::Gone) => return self.gone(report_state).await,
+                Err(ReportError::Other(problem)) => return report_state.failed(problem),
+                Err(ReportError::Stale) => {
                     match self.within(self.nodes().get_opt(&self.settings.name)).await {
                         Ok(Some(node)) => fresh = Some(Arc::new(node)),
-                        Ok(None) => return self.gone(memory).await,
-                        Err(error) => return memory.failed(error.to_string()),
+                        Ok(None) => return self.gone(report_state).await,
+                        Err(error) => return report_state.failed(error.to_string()),
                     }
                 }
             }
         }
-        memory.failed("the Node object changes faster than it can be reported".to_owned())
+        report_state
+            .failed("the Node object changes faster than the status can be patched".to_owned())
     }
 
-    /// The object is not there (any more): it is made, if that is ours to do.
-    async fn gone(&mut self, memory: &mut Memory) -> bool {
-        memory.answer = None;
+    /// The Node object does not exist: registers it, if `registerNode` is set.
+    async fn gone(&mut self, report_state: &mut ReportState) -> bool {
+        report_state.answer = None;
         if !self.register {
             let problem = "there is no Node object, and registerNode is false".to_owned();
-            return memory.failed(problem);
+            return report_state.failed(problem);
         }
-        tracing::warn!(node = &*self.settings.name, "the Node object is gone; registering again");
-        self.ensure_registered(memory).await;
+        tracing::warn!(node = &*self.settings.name, "Node object is gone, registering again");
+        self.ensure_registered(report_state).await;
         true
     }
 
     async fn report_against(
         &self,
         shown: &v1::Node,
-        seen: &Seen,
-        memory: &mut Memory,
-    ) -> Result<(), Trouble> {
+        seen: &NodeObservation,
+        report_state: &mut ReportState,
+    ) -> Result<(), ReportError> {
         let now = self.clock.now();
-        self.tell_schedulable(shown, memory);
+        self.emit_schedulable_event(shown, report_state);
         let (wanted, notices) = node_status::desired(shown, &self.settings, seen, now.wall);
-        let Some((body, news)) = node_status::patch(shown, &wanted, &memory.unkept) else {
+        let Some((body, news)) = node_status::patch(shown, &wanted, &report_state.dropped_fields)
+        else {
             return Ok(());
         };
-        if !memory.reports.is_due(news, now.mono) {
+        if !report_state.reports.is_due(news, now.mono) {
             return Ok(());
         }
         let answer = match self.send(&body).await {
             Ok(answer) => answer,
-            Err(kube::Error::Api(status)) if status.code == 404 => return Err(Trouble::Gone),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Err(ReportError::Gone),
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 409 | 422) => {
-                tracing::debug!(message = status.message, "the report does not fit; looking again");
-                return Err(Trouble::Stale);
+                tracing::debug!(message = status.message, "status patch rejected, rereading node");
+                return Err(ReportError::Stale);
             }
-            Err(error) => return Err(Trouble::Other(error.to_string())),
+            Err(error) => return Err(ReportError::Other(error.to_string())),
         };
-        memory.unkept.learn(&wanted, &answer);
-        memory.reports.sent(news, now.mono, (self.timing.chance)());
-        memory.answer = Some(Arc::new(answer));
-        self.tell(notices);
+        report_state.dropped_fields.learn(&wanted, &answer);
+        report_state.reports.sent(news, now.mono, (self.timing.random)());
+        report_state.answer = Some(Arc::new(answer));
+        self.emit_events(notices);
         Ok(())
     }
 
-    /// The newest copy we hold: the watch's, or the answer to our last report.
-    fn newest(&self, memory: &Memory) -> Option<Arc<v1::Node>> {
+    /// The newest copy: the watch's, or the response to the last report.
+    fn newest(&self, report_state: &ReportState) -> Option<Arc<v1::Node>> {
         let watched = match &*self.shown.borrow() {
-            OwnNode::Unknown => return memory.answer.clone(),
+            OwnNode::Unknown => return report_state.answer.clone(),
             OwnNode::Absent => None,
-            OwnNode::There(node) => Some(node.clone()),
+            OwnNode::Present(node) => Some(node.clone()),
         };
-        match (watched, &memory.answer) {
+        match (watched, &report_state.answer) {
             (Some(watched), Some(answer)) if version(answer) > version(&watched) => {
                 Some(answer.clone())
             }
@@ -289,18 +293,18 @@ impl Heartbeat {
         }
     }
 
-    fn tell_schedulable(&self, shown: &v1::Node, memory: &mut Memory) {
+    fn emit_schedulable_event(&self, shown: &v1::Node, report_state: &mut ReportState) {
         let now = shown.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
-        let before = memory.unschedulable.replace(now);
+        let before = report_state.unschedulable.replace(now);
         if before.is_some_and(|before| before != now) {
             let reason = if now { "NodeNotSchedulable" } else { "NodeSchedulable" };
             let message = format!("Node {} status is now: {reason}", self.settings.name);
-            self.tell(vec![Notice { warning: false, reason, message }]);
+            self.emit_events(vec![NodeEvent { warning: false, reason, message }]);
         }
     }
 
-    fn tell(&self, notices: Vec<Notice>) {
-        for Notice { warning, reason, message } in notices {
+    fn emit_events(&self, notices: Vec<NodeEvent>) {
+        for NodeEvent { warning, reason, message } in notices {
             let severity = if warning { Severity::Warning } else { Severity::Normal };
             self.events.node(&self.settings.name, severity, reason, message);
         }
@@ -321,41 +325,41 @@ impl Heartbeat {
         &self,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, kube::Error> {
-        within(self.timing.patience(), request).await
+        within(self.timing.request_timeout(), request).await
     }
 }
 
-impl Memory {
-    /// Tells a problem once. Always false: the report is not settled.
+impl ReportState {
+    /// Logs a problem once. Always false: the report has to be retried.
     fn failed(&mut self, problem: String) -> bool {
-        self.complain(problem, "cannot report the node's status yet; trying again");
+        self.log_problem(problem, "cannot report the node status, retrying");
         false
     }
 
-    fn complain(&mut self, problem: String, what: &'static str) {
-        if self.told.as_ref() != Some(&problem) {
+    fn log_problem(&mut self, problem: String, what: &'static str) {
+        if self.last_problem.as_ref() != Some(&problem) {
             tracing::warn!(problem, "{what}");
-            self.told = Some(problem);
+            self.last_problem = Some(problem);
         }
     }
 }
 
-/// A request that is given up after a while: the next one should not be late for it.
+/// A request with a timeout, so that it does not delay the next one.
 async fn within<T>(
-    patience: Duration,
+    timeout: Duration,
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, kube::Error> {
-    match tokio::time::timeout(patience, request).await {
+    match tokio::time::timeout(timeout, request).await {
         Ok(answer) => answer,
         Err(_) => Err(kube::Error::Service(
-            format!("the API server did not answer within {patience:?}").into(),
+            format!("the API server did not respond within {timeout:?}").into(),
         )),
     }
 }
 
-/// From 0 to 1, different every time. Not for secrets.
+/// A random number from 0 to 1. Not for secrets.
 #[allow(clippy::cast_precision_loss, reason = "a rough fraction is enough")]
-pub fn chance() -> f64 {
+pub fn random() -> f64 {
     RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64
 }
 

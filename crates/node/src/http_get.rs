@@ -1,9 +1,9 @@
-//! One HTTP request on a connection of its own, for hooks and probes.
+//! One HTTP request on a separate connection, for hooks and probes.
 //!
-//! No proxy, no keep-alive, no compression, no trust in certificates: the question is only
-//! whether the container answers. The connection is closed when the answer is read, and its
-//! socket is left to the kernel: waiting for the other side to agree (`SO_LINGER`) would make
-//! closing block on a container that is gone, and would not free the port any sooner.
+//! No proxy, no keep-alive, no compression, no certificate verification: only whether the container
+//! responds matters. The connection is closed when the response is read, and its socket is left to
+//! the kernel: waiting for the peer (`SO_LINGER`) would make closing block on a container that is
+//! gone, and would not free the port any sooner.
 
 use std::future::Future;
 use std::io;
@@ -17,7 +17,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Request, Response, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use podwright_core::probe::check::{HttpCheck, OUTPUT_LIMIT};
-use podwright_core::probe::http::{Place, redirect};
+use podwright_core::probe::http::{HttpTarget, redirect};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, InvalidMessage, SignatureScheme};
@@ -26,32 +26,32 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
-/// Longer headers are not read.
+/// Maximum size of the response head.
 const MAX_HEAD: usize = 128 * 1024;
 
-/// Whom to ask for what, and as whom.
+/// A GET request.
 #[derive(Clone, Debug)]
-pub struct Question<'a> {
-    pub place: Place,
+pub struct GetRequest<'a> {
+    pub place: HttpTarget,
     pub headers: &'a [(String, String)],
     pub user_agent: &'static str,
     /// `None`: the caller bounds the time.
     pub deadline: Option<Instant>,
 }
 
-impl<'a> Question<'a> {
-    /// `address` is the pod's, for a check that names no host.
+impl<'a> GetRequest<'a> {
+    /// `address` is the pod's, for a check without a host.
     pub fn of(check: &'a HttpCheck, address: IpAddr, user_agent: &'static str) -> Self {
         let host = check.host.clone().unwrap_or_else(|| address.to_string());
         let place =
-            Place { https: check.https, host, port: check.port, path: on_wire(&check.path) };
+            HttpTarget { https: check.https, host, port: check.port, path: on_wire(&check.path) };
         Self { place, headers: &check.headers, user_agent, deadline: None }
     }
 }
 
-/// An answer, of which only a part of the body is kept.
+/// A response with a truncated body.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct GetResponse {
     pub status: u16,
     pub location: Option<String>,
     pub body: Vec<u8>,
@@ -61,16 +61,16 @@ pub struct Answer {
 pub enum GetError {
     #[error("Get {url:?}: {problem}")]
     Failed { url: String, problem: String },
-    /// We spoke TLS, and somebody answered who does not.
+    /// The server does not speak TLS.
     #[error("Get {url:?}: http: server gave HTTP response to HTTPS client")]
     NoTls { url: String },
-    /// An answer began and did not end.
+    /// The response was incomplete.
     #[error("{problem}")]
     Body { problem: String },
 }
 
-/// Asks, and asks again where a redirect on the same host leads.
-pub async fn get(question: &Question<'_>) -> Result<Answer, GetError> {
+/// Sends the request and follows redirects on the same host.
+pub async fn get(question: &GetRequest<'_>) -> Result<GetResponse, GetError> {
     let first = &question.place;
     let (mut place, mut own_host) = (first.clone(), true);
     for followed in 0.. {
@@ -85,18 +85,18 @@ pub async fn get(question: &Question<'_>) -> Result<Answer, GetError> {
             }
         }
     }
-    // The redirects end before the numbers do.
+    // Unreachable: the number of redirects is limited.
     Err(GetError::Failed { url: url(&place), problem: "too many redirects".into() })
 }
 
 async fn get_once(
-    question: &Question<'_>,
-    place: &Place,
+    question: &GetRequest<'_>,
+    place: &HttpTarget,
     own_host: bool,
-) -> Result<Answer, GetError> {
+) -> Result<GetResponse, GetError> {
     let failed = |problem: String| GetError::Failed { url: url(place), problem };
     let request = request(question, place, own_host).map_err(failed)?;
-    let late = || failed(TOO_LATE.into());
+    let timed_out = || failed(HEADERS_TIMEOUT.into());
     let head = async {
         let stream = connect(&place.host, place.port)
             .await
@@ -106,24 +106,26 @@ async fn get_once(
         }
         let name = ServerName::try_from(place.host.clone());
         let name = name.map_err(|error| failed(error.to_string()))?;
-        match TlsConnector::from(trusting()).connect(name, stream).await {
+        match TlsConnector::from(unverified_tls()).connect(name, stream).await {
             Ok(stream) => exchange(stream, request).await.map_err(failed),
             Err(error) if is_plain_text(&error) => Err(GetError::NoTls { url: url(place) }),
             Err(error) => Err(failed(error.to_string())),
         }
     };
-    let (response, mut connection) = within(question.deadline, head).await.ok_or_else(late)??;
+    let (response, mut connection) =
+        within(question.deadline, head).await.ok_or_else(timed_out)??;
     let status = response.status().as_u16();
     let location = response.headers().get(LOCATION);
     let location = location.and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = within(question.deadline, connection.drive(read(response))).await;
-    let late = || GetError::Body { problem: TOO_LATE_FOR_BODY.into() };
-    let body = body.ok_or_else(late)?.map_err(|problem| GetError::Body { problem })?;
-    Ok(Answer { status, location, body })
+    let timed_out = || GetError::Body { problem: BODY_TIMEOUT.into() };
+    let body = body.ok_or_else(timed_out)?.map_err(|problem| GetError::Body { problem })?;
+    Ok(GetResponse { status, location, body })
 }
 
-const TOO_LATE: &str = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
-const TOO_LATE_FOR_BODY: &str =
+const HEADERS_TIMEOUT: &str =
+    "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+const BODY_TIMEOUT: &str =
     "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
 
 /// `None`: the deadline came first.
@@ -141,7 +143,7 @@ pub async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     }
 }
 
-/// Why a connection was not made, in the words people search for.
+/// A connection error in Go's words.
 pub fn dial_error(host: &str, port: u16, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(number) => {
@@ -152,12 +154,12 @@ pub fn dial_error(host: &str, port: u16, error: &io::Error) -> String {
     }
 }
 
-fn url(place: &Place) -> String {
+fn url(place: &HttpTarget) -> String {
     let scheme = if place.https { "https" } else { "http" };
     format!("{scheme}://{}{}", authority(&place.host, place.port), place.path)
 }
 
-/// `host:port`, with brackets where an address needs them.
+/// `host:port`, with brackets for IPv6 addresses.
 pub fn authority(host: &str, port: u16) -> String {
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
@@ -165,27 +167,27 @@ pub fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// A path as it may be sent: absolute, without fragment, and what is no URL character encoded.
+/// A path in wire format: absolute, without fragment, and percent-encoded.
 fn on_wire(path: &str) -> String {
     let path = path.split_once('#').map_or(path, |(path, _)| path);
-    let mut wire = String::with_capacity(path.len() + 1);
+    let mut driven = String::with_capacity(path.len() + 1);
     if !path.starts_with('/') {
-        wire.push('/');
+        driven.push('/');
     }
     for byte in path.bytes() {
         match byte {
             b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' | 0..=0x20 | 0x7f.. => {
-                wire.push_str(&format!("%{byte:02X}"));
+                driven.push_str(&format!("%{byte:02X}"));
             }
-            other => wire.push(other.into()),
+            other => driven.push(other.into()),
         }
     }
-    wire
+    driven
 }
 
 fn request(
-    question: &Question<'_>,
-    place: &Place,
+    question: &GetRequest<'_>,
+    place: &HttpTarget,
     own_host: bool,
 ) -> Result<Request<Empty<Bytes>>, String> {
     let mut request = Request::get(&place.path).body(Empty::new()).map_err(|e| e.to_string())?;
@@ -195,7 +197,7 @@ fn request(
         let known = known.map_err(|_| format!("net/http: invalid header field name {name:?}"))?;
         let value = HeaderValue::try_from(value)
             .map_err(|_| format!("net/http: invalid header field value for {name:?}"))?;
-        // One host is asked, whatever the list says.
+        // Only one Host header is sent, even if the list has several.
         if known != HOST || (own_host && !headers.contains_key(HOST)) {
             headers.append(known, value);
         }
@@ -215,17 +217,17 @@ fn request(
     Ok(request)
 }
 
-/// The headers without what must not travel unencrypted.
+/// The headers without those that must not be sent unencrypted.
 pub fn without_credentials(headers: &[(String, String)]) -> Vec<(String, String)> {
     let secret = |name: &str| name.eq_ignore_ascii_case(AUTHORIZATION.as_str());
     headers.iter().filter(|(name, _)| !secret(name)).cloned().collect()
 }
 
-/// Sends a request and waits for the head of the answer.
+/// Sends a request and waits for the head of the response.
 async fn exchange<S>(
     stream: S,
     request: Request<Empty<Bytes>>,
-) -> Result<(Response<Incoming>, Wire), String>
+) -> Result<(Response<Incoming>, DrivenConnection), String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -233,22 +235,22 @@ where
     settings.title_case_headers(true).max_buf_size(MAX_HEAD);
     let (mut sender, connection) =
         settings.handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-    let mut wire = Wire(Some(Box::pin(connection)));
-    let answer = wire.drive(async { sender.send_request(request).await }).await;
-    Ok((answer.map_err(|error| told(&error))?, wire))
+    let mut driven = DrivenConnection(Some(Box::pin(connection)));
+    let answer = driven.drive(async { sender.send_request(request).await }).await;
+    Ok((answer.map_err(|error| error_text(&error))?, driven))
 }
 
-/// The connection under an exchange. It moves only while someone drives it.
-struct Wire(Option<std::pin::Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>);
+/// The connection of an exchange. It makes progress only while it is driven.
+struct DrivenConnection(Option<std::pin::Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>);
 
-impl Wire {
+impl DrivenConnection {
     async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
         if let Some(connection) = &mut self.0 {
             tokio::select! {
                 done = &mut work => return done,
-                // What was read before the end is still there for whoever waits for it, and
-                // errors reach them too.
+                // Data read before the end is still available to the waiting side, and errors reach it
+                // too.
                 _ended = connection => self.0 = None,
             }
         }
@@ -256,8 +258,8 @@ impl Wire {
     }
 }
 
-/// A broken exchange, as Go names it.
-fn told(error: &hyper::Error) -> String {
+/// A broken exchange in Go's words.
+fn error_text(error: &hyper::Error) -> String {
     if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
         return "EOF".into();
     }
@@ -279,7 +281,7 @@ async fn read(response: Response<Incoming>) -> Result<Vec<u8>, String> {
     let mut incoming = response.into_body();
     while body.len() < OUTPUT_LIMIT {
         let Some(frame) = incoming.frame().await else { break };
-        if let Ok(data) = frame.map_err(|error| told(&error))?.into_data() {
+        if let Ok(data) = frame.map_err(|error| error_text(&error))?.into_data() {
             body.extend_from_slice(&data);
         }
     }
@@ -287,19 +289,19 @@ async fn read(response: Response<Incoming>) -> Result<Vec<u8>, String> {
     Ok(body)
 }
 
-/// The other side does not speak TLS at all.
+/// Whether the server does not speak TLS at all.
 fn is_plain_text(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     matches!(error, Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)))
 }
 
-/// TLS without asking who it is: a container's certificate is its own business.
-fn trusting() -> Arc<ClientConfig> {
+/// TLS without certificate verification, as upstream for probes.
+fn unverified_tls() -> Arc<ClientConfig> {
     static CONFIG: std::sync::LazyLock<Arc<ClientConfig>> = std::sync::LazyLock::new(|| {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = Arc::new(AnyCertificate(provider.clone()));
         let builder = ClientConfig::builder_with_provider(provider);
-        // The provider's own versions always suit it.
+        // The default provider supports all versions.
         let builder = builder.with_protocol_versions(rustls::ALL_VERSIONS);
         #[allow(clippy::expect_used, reason = "a fixed configuration, covered by a test")]
         let builder = builder.expect("ring speaks TLS 1.2 and 1.3");

@@ -1,7 +1,7 @@
-//! Images: whether one is here, whether the pod may have it, and getting it if not.
+//! Image manager: checks whether an image is present and usable by a pod, and pulls it if not.
 //!
-//! Pulls run in parallel up to a limit, and the same image wanted by many pods at once is pulled
-//! once. A pull belongs to whoever waits for it: when the last one gives up, it ends.
+//! Pulls run in parallel up to a limit. The same image needed by several pods at once is pulled
+//! once. A pull is cancelled when its last waiter is dropped.
 
 mod accounts;
 mod credentials;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use podwright_core::attempts::StartError;
 use podwright_core::credential::Provider;
-use podwright_core::image::access::{self, Verdict, Verification};
+use podwright_core::image::access::{self, ImageAccessDecision, Verification};
 use podwright_core::image::{self, Throttle};
 use podwright_core::plan;
 use podwright_core::pod::{Container, Pod};
@@ -29,7 +29,7 @@ pub use accounts::ApiAccounts;
 pub use credentials::Secrets;
 pub use plugins::Accounts;
 
-use crate::causes::chain;
+use crate::error_chain::chain;
 use crate::events::{Recorder, Severity};
 use crate::metrics::Metrics;
 use credentials::{Credentials, Gathered, NodeFiles, pass};
@@ -37,23 +37,23 @@ use plugins::Plugins;
 use pulls::{Pull, Pulls};
 use records::Records;
 
-/// How images are got.
+/// Configuration of the image manager.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// Pulls at a time.
+pub struct ImageSettings {
+    /// Maximum number of parallel pulls.
     pub parallel: usize,
-    /// `registryPullQPS` and `registryBurst`; zero a second is no limit.
+    /// `registryPullQPS` and `registryBurst`; zero is unlimited.
     pub per_second: u32,
     pub burst: u32,
     pub verification: Verification,
-    /// Folders that may hold a Docker configuration of the node.
+    /// Directories that may hold a Docker configuration of the node.
     pub docker_configs: Vec<PathBuf>,
     pub plugins: Vec<Provider>,
     pub plugins_dir: PathBuf,
 }
 
-/// What images are got with.
-pub struct Means {
+/// Dependencies of the image manager.
+pub struct ImageDependencies {
     pub runtime: cri::Client,
     pub clock: Clock,
     pub events: Recorder,
@@ -62,27 +62,27 @@ pub struct Means {
     pub accounts: Arc<dyn Accounts>,
 }
 
-/// An image the runtime has.
+/// An image that is present in the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Present {
-    /// How the runtime calls it.
+pub struct PresentImage {
+    /// The runtime's reference of the image.
     pub image_ref: String,
     pub uid: Option<i64>,
     pub username: String,
 }
 
-/// Why a container has no image.
+/// Reason that a container has no image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Absent {
+pub struct ImageUnavailable {
     pub reason: StartError,
     pub message: String,
-    /// A pull was part of the attempt: the next attempt is one more request to the registry, and
-    /// waits for the back-off of pulls.
+    /// The attempt included a pull: the next attempt is another request to the registry and waits
+    /// for the pull back-off.
     pub after_pull: bool,
 }
 
-impl Absent {
-    /// No pull succeeded; whether one was tried is in the reason.
+impl ImageUnavailable {
+    /// No pull succeeded; the reason implies whether one was tried.
     fn new(reason: StartError, message: String) -> Self {
         Self { reason, message, after_pull: reason.is_failed_pull() }
     }
@@ -99,8 +99,8 @@ pub struct Images {
     records: Option<Arc<Records>>,
 }
 
-/// A pull nobody waits for yet. Dropped, it ends, unless somebody joined it meanwhile; until then
-/// who joins gets its outcome, even if it is over.
+/// A pull without a waiter. Dropping it cancels the pull, unless another waiter has joined. Until
+/// then a waiter that joins gets the result, even if the pull is complete.
 pub struct Prefetch {
     task: tokio::task::AbortHandle,
     _outcome: Arc<Mutex<Option<Pull>>>,
@@ -114,14 +114,14 @@ impl Drop for Prefetch {
 
 /// An image that a pod needs.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct ImageRequest<'a> {
     pub image: &'a Arc<str>,
     pub policy: PullPolicy,
-    /// The container that is to run it: events point there. `None`: it is a volume of the pod.
+    /// The container that runs it, for events. `None`: it is an image volume of the pod.
     pub container: Option<&'a Container>,
 }
 
-impl<'a> From<&'a Container> for Wanted<'a> {
+impl<'a> From<&'a Container> for ImageRequest<'a> {
     fn from(container: &'a Container) -> Self {
         let policy = PullPolicy::of(container.spec.image_pull_policy.as_deref());
         Self { image: &container.image, policy, container: Some(container) }
@@ -154,9 +154,13 @@ impl PullPolicy {
 }
 
 impl Images {
-    /// Opens the records of earlier pulls, unless nothing is checked.
-    pub fn new(root_dir: &Path, settings: Settings, means: Means) -> Result<Arc<Self>, FileError> {
-        let Means { runtime, clock, events, metrics, secrets, accounts } = means;
+    /// Opens the records of earlier pulls, unless verification is off.
+    pub fn new(
+        root_dir: &Path,
+        settings: ImageSettings,
+        dependencies: ImageDependencies,
+    ) -> Result<Arc<Self>, FileError> {
+        let ImageDependencies { runtime, clock, events, metrics, secrets, accounts } = dependencies;
         let records = match settings.verification {
             Verification::Off => None,
             _ => Some(Arc::new(Records::open(root_dir)?)),
@@ -179,10 +183,10 @@ impl Images {
             pulls: Pulls {
                 runtime: runtime.clone(),
                 clock: clock.clone(),
-                places: Arc::new(Semaphore::new(settings.parallel.max(1))),
+                permits: Arc::new(Semaphore::new(settings.parallel.max(1))),
                 throttle: Arc::new(Mutex::new(throttle)),
                 records: records.clone(),
-                under_way: Mutex::default(),
+                in_progress: Mutex::default(),
             },
             runtime,
             clock,
@@ -193,7 +197,7 @@ impl Images {
         }))
     }
 
-    /// Closes what pulls brought that a crash cut short. Once, before the first pod.
+    /// Records the result of pulls that a crash interrupted. Called once, before the first pod.
     pub async fn settle(&self) {
         let Some(records) = &self.records else { return };
         for intent in records.left_intents() {
@@ -203,24 +207,27 @@ impl Images {
                     records.close(&intent, image_ref.as_deref(), self.clock.now());
                 }
                 Err(error) => {
-                    tracing::warn!(%error, image = intent.image, "was it pulled or not?");
+                    tracing::warn!(
+                        %error, image = intent.image,
+                        "cannot check an interrupted pull, image stays unverified"
+                    );
                     records.hold(&intent);
                 }
             }
         }
     }
 
-    /// Images that are gone need no record of who may use them.
+    /// Removes the pull records of images that are gone.
     pub(crate) fn forget_all_but(&self, image_refs: &[&str]) {
         if let Some(records) = &self.records {
             records.forget_all_but(image_refs);
         }
     }
 
-    /// Begins to pull what a container will need, while something else is still being made.
+    /// Starts the pull of a container's image early, while the sandbox is being created.
     pub fn prefetch(self: &Arc<Self>, pod: &Arc<Pod>, container: &Container) -> Option<Prefetch> {
         let image = image::with_default_tag(&container.image).ok()?;
-        let policy = Wanted::from(container).policy;
+        let policy = ImageRequest::from(container).policy;
         let (this, pod) = (self.clone(), pod.clone());
         let outcome: Arc<Mutex<Option<Pull>>> = Arc::default();
         let kept = outcome.clone();
@@ -232,7 +239,7 @@ impl Images {
                     matches!(this.runtime.image_status(&image).await, Ok(None))
                 }
             };
-            // What is wrong with its secrets is told when the container's turn comes.
+            // Errors of its secrets are reported when the container starts.
             if missing && let Ok(gathered) = this.gather(&pod, &image).await {
                 let pull = this.pulls.join(&image, gathered.credentials);
                 *kept.lock() = Some(pull.clone());
@@ -244,24 +251,25 @@ impl Images {
         Some(Prefetch { task: task.abort_handle(), _outcome: outcome })
     }
 
-    /// Makes sure an image is here, as its pull policy says. With the error of its last pull it is
-    /// too early for another.
+    /// Makes sure that an image is present, by its pull policy. `held` is the error of the last pull
+    /// while its back-off has not expired.
     pub async fn ensure(
         &self,
         pod: &Pod,
-        wish: Wanted<'_>,
+        request: ImageRequest<'_>,
         held: Option<&str>,
-    ) -> Result<Present, Absent> {
-        let wanted = &**wish.image;
-        let tell = |severity, reason, text: String| self.tell(pod, wish, severity, reason, text);
+    ) -> Result<PresentImage, ImageUnavailable> {
+        let wanted = &**request.image;
+        let emit_event =
+            |severity, reason, text: String| self.emit_event(pod, request, severity, reason, text);
         let image = image::with_default_tag(wanted).map_err(|error| {
             let message = format!("Failed to apply default image tag {wanted:?}: {error}");
-            tell(Severity::Warning, "InspectFailed", message.clone());
-            Absent::new(StartError::InvalidImageName, message)
+            emit_event(Severity::Warning, "InspectFailed", message.clone());
+            ImageUnavailable::new(StartError::InvalidImageName, message)
         })?;
-        let policy = wish.policy;
+        let policy = request.policy;
         let here = self.runtime.image_status(&image).await;
-        let here = here.map_err(|error| self.not_inspected(pod, wish, &error.rpc_text()))?;
+        let here = here.map_err(|error| self.not_inspected(pod, request, &error.rpc_text()))?;
         let present = here.is_some();
         let usable = match (policy, here) {
             (PullPolicy::Always, _) | (_, None) => None,
@@ -274,47 +282,52 @@ impl Images {
         self.metrics.images.ensured(policy.as_str(), present, pull);
         match (policy, usable) {
             (_, Some(image)) => {
-                let whose = match self.verification {
+                let suffix = match self.verification {
                     Verification::Off => "",
                     _ => " and can be accessed by the pod",
                 };
-                let text = format!("Container image {wanted:?} already present on machine{whose}");
-                tell(Severity::Normal, "Pulled", text);
-                Ok(found(image))
+                let text = format!("Container image {wanted:?} already present on machine{suffix}");
+                emit_event(Severity::Normal, "Pulled", text);
+                Ok(present_image(image))
             }
             (PullPolicy::Never, None) => {
                 let message =
                     format!("Container image {wanted:?} is not present with pull policy of Never");
-                tell(Severity::Warning, "ErrImageNeverPull", message.clone());
-                Err(Absent::new(StartError::ErrImageNeverPull, message))
+                emit_event(Severity::Warning, "ErrImageNeverPull", message.clone());
+                Err(ImageUnavailable::new(StartError::ErrImageNeverPull, message))
             }
             (PullPolicy::Always | PullPolicy::IfNotPresent, None) => match held {
                 Some(error) => {
                     let message = plan::image_back_off(wanted, error);
-                    Err(Absent::new(StartError::ImagePullBackOff, message))
+                    Err(ImageUnavailable::new(StartError::ImagePullBackOff, message))
                 }
-                None => self.pull(pod, wish, &image).await,
+                None => self.pull(pod, request, &image).await,
             },
         }
     }
 
-    /// Whether an image is here because it was just pulled for this pod, or with credentials like
-    /// its own. Then the pull is told as what it was.
-    async fn is_prefetched(&self, pod: &Pod, image: &str) -> Result<bool, Absent> {
-        if !self.pulls.concern(image) {
+    /// Whether the image was just pulled for this pod or with the same credentials. Then the events
+    /// report a pull, not an image that was already present.
+    async fn is_prefetched(&self, pod: &Pod, image: &str) -> Result<bool, ImageUnavailable> {
+        if !self.pulls.is_pulling(image) {
             return Ok(false);
         }
         let credentials = self.gather(pod, image).await?.credentials;
         Ok(self.pulls.find(image, &credentials).is_some())
     }
 
-    /// Whether a pod may have an image that is here. Its secrets are asked for only if it matters.
-    async fn may_use(&self, pod: &Pod, image: &str, image_ref: &str) -> Result<bool, Absent> {
+    /// Whether a pod may use an image that is present. Its secrets are read only if they matter.
+    async fn may_use(
+        &self,
+        pod: &Pod,
+        image: &str,
+        image_ref: &str,
+    ) -> Result<bool, ImageUnavailable> {
         let Some(records) = &self.records else { return Ok(true) };
-        // For what cannot be named no access can be shown.
+        // Without a valid name no access can be proven.
         let Ok(repository) = image::repository(image) else { return Ok(false) };
         let known = records.known(image, image_ref);
-        let verdict = match access::without_asking(&self.verification, &repository, &known) {
+        let verdict = match access::decide_by_policy(&self.verification, &repository, &known) {
             Some(verdict) => verdict,
             None => {
                 let passes: Vec<_> =
@@ -324,40 +337,46 @@ impl Images {
             }
         };
         self.metrics.images.checked(verdict.as_str());
-        if let Verdict::Recorded(Some(record)) = &verdict {
+        if let ImageAccessDecision::Recorded(Some(record)) = &verdict {
             records.keep(record);
         }
         Ok(verdict.is_allowed())
     }
 
-    async fn gather(&self, pod: &Pod, image: &str) -> Result<Gathered, Absent> {
+    async fn gather(&self, pod: &Pod, image: &str) -> Result<Gathered, ImageUnavailable> {
         let repository = image::repository(image).unwrap_or_default();
         self.credentials
             .gather(pod, &repository)
             .await
-            .map_err(|error| Absent::new(StartError::ErrImagePull, chain(&error)))
+            .map_err(|error| ImageUnavailable::new(StartError::ErrImagePull, chain(&error)))
     }
 
-    fn tell(
+    fn emit_event(
         &self,
         pod: &Pod,
-        wish: Wanted<'_>,
+        request: ImageRequest<'_>,
         severity: Severity,
         reason: &'static str,
         text: String,
     ) {
-        match wish.container {
+        match request.container {
             Some(container) => self.events.container(pod, container, severity, reason, text),
             None => self.events.pod(pod, severity, reason, text),
         }
     }
 
-    async fn pull(&self, pod: &Pod, wish: Wanted<'_>, image: &str) -> Result<Present, Absent> {
-        let wanted = &**wish.image;
-        let tell = |severity, reason, text: String| self.tell(pod, wish, severity, reason, text);
+    async fn pull(
+        &self,
+        pod: &Pod,
+        request: ImageRequest<'_>,
+        image: &str,
+    ) -> Result<PresentImage, ImageUnavailable> {
+        let wanted = &**request.image;
+        let emit_event =
+            |severity, reason, text: String| self.emit_event(pod, request, severity, reason, text);
         let failed = |error: &str| {
             let text = format!("Failed to pull image {wanted:?}: {error}");
-            tell(Severity::Warning, "Failed", text);
+            emit_event(Severity::Warning, "Failed", text);
         };
         let gathered = self.gather(pod, image).await;
         let gathered = gathered.inspect_err(|absent| failed(&absent.message))?;
@@ -369,44 +388,46 @@ impl Images {
             );
             self.events.pod(pod, Severity::Warning, "FailedToRetrieveImagePullSecret", text);
         }
-        tell(Severity::Normal, "Pulling", format!("Pulling image {wanted:?}"));
+        emit_event(Severity::Normal, "Pulling", format!("Pulling image {wanted:?}"));
         let pulled = self.pulls.join(image, gathered.credentials).await;
         let pulled = pulled.inspect_err(|error| failed(error));
-        let pulled = pulled.map_err(|error| refusal(wanted, error))?;
+        let pulled = pulled.map_err(|error| pull_failure(wanted, error))?;
         let got = self.runtime.image_status(&pulled.image_ref).await;
         let size = got.as_ref().ok().and_then(|image| image.as_ref().map(|image| image.size));
         self.metrics.images.pulled(size, pulled.took);
-        // Whom the image runs as must be known: to take an error for "nobody" would mean root.
-        let not_inspected =
-            |why: &str| Absent { after_pull: true, ..self.not_inspected(pod, wish, why) };
+        // The user of the image must be known: ignoring the error would run the container as root.
+        let not_inspected = |why: &str| ImageUnavailable {
+            after_pull: true,
+            ..self.not_inspected(pod, request, why)
+        };
         let got = match got {
             Ok(Some(image)) => image,
             Ok(None) => {
-                let why = format!("the runtime pulled it and has no image {:?}", pulled.image_ref);
+                let why = format!("the runtime has no image {:?} after the pull", pulled.image_ref);
                 return Err(not_inspected(&why));
             }
             Err(error) => return Err(not_inspected(&error.rpc_text())),
         };
         let text = format!(
             "Successfully pulled image {wanted:?} in {} ({} including waiting). Image size: {} bytes.",
-            shown(pulled.took),
-            shown(pulled.waited),
+            go_duration(pulled.took),
+            go_duration(pulled.waited),
             got.size,
         );
-        tell(Severity::Normal, "Pulled", text);
-        Ok(found(got))
+        emit_event(Severity::Normal, "Pulled", text);
+        Ok(present_image(got))
     }
 
-    /// The runtime does not say what an image is like.
-    fn not_inspected(&self, pod: &Pod, wish: Wanted<'_>, why: &str) -> Absent {
-        let message = format!("Failed to inspect image {:?}: {why}", &**wish.image);
-        self.tell(pod, wish, Severity::Warning, "InspectFailed", message.clone());
-        Absent::new(StartError::ImageInspectError, message)
+    /// Reports that the runtime cannot inspect an image.
+    fn not_inspected(&self, pod: &Pod, request: ImageRequest<'_>, why: &str) -> ImageUnavailable {
+        let message = format!("Failed to inspect image {:?}: {why}", &**request.image);
+        self.emit_event(pod, request, Severity::Warning, "InspectFailed", message.clone());
+        ImageUnavailable::new(StartError::ImageInspectError, message)
     }
 }
 
-/// What a failed pull means. Runtimes begin their message with a word for what users can mend.
-fn refusal(image: &str, error: String) -> Absent {
+/// The start error of a failed pull. Runtimes prefix the message with a reason for some errors.
+fn pull_failure(image: &str, error: String) -> ImageUnavailable {
     let known = [
         (StartError::RegistryUnavailable, "the registry is unavailable"),
         (StartError::SignatureValidationFailed, "the signature validation failed"),
@@ -414,18 +435,18 @@ fn refusal(image: &str, error: String) -> Absent {
     for (reason, words) in known {
         if let Some(rest) = error.strip_prefix(reason.as_str()) {
             let message = format!("image pull failed for {image} because {words}{rest}");
-            return Absent::new(reason, message);
+            return ImageUnavailable::new(reason, message);
         }
     }
-    Absent::new(StartError::ErrImagePull, error)
+    ImageUnavailable::new(StartError::ErrImagePull, error)
 }
 
-fn found(image: cri::Image) -> Present {
-    Present { image_ref: image.id, uid: image.uid, username: image.username }
+fn present_image(image: cri::Image) -> PresentImage {
+    PresentImage { image_ref: image.id, uid: image.uid, username: image.username }
 }
 
-/// A duration as Go prints it, to the millisecond.
-fn shown(duration: Duration) -> String {
+/// A duration in Go's format, to the millisecond.
+fn go_duration(duration: Duration) -> String {
     match duration.as_millis() {
         millis if millis < 1000 => format!("{millis}ms"),
         millis => format!("{}.{:03}s", millis / 1000, millis % 1000),

@@ -1,4 +1,5 @@
-//! What happened to a pod lately, and why: the last few decisions and acts, for people.
+//! Pod journal: the last decisions about a pod and calls for it, kept in memory for `podwright
+//! why`.
 
 use std::collections::VecDeque;
 
@@ -7,21 +8,21 @@ use podwright_core::plan::Why;
 use podwright_core::time::Now;
 use serde::{Deserialize, Serialize};
 
-/// Enough to tell a story, little enough to keep for every pod.
+/// Enough to follow what happened, little enough to keep for every pod.
 const KEPT: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct JournalEntry {
     #[serde(rename = "at")]
     pub at: Timestamp,
     #[serde(rename = "text")]
     pub text: String,
-    /// The same thing came this often in a row.
+    /// How often the same text was noted in a row.
     #[serde(rename = "times")]
     pub times: u32,
 }
 
-/// A call to the runtime that has not answered yet.
+/// A runtime call in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Underway {
     #[serde(rename = "since")]
@@ -32,7 +33,7 @@ pub struct Underway {
 
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<JournalEntry>,
     why: Option<Why>,
     why_since: Option<Timestamp>,
     underway: Option<Underway>,
@@ -48,10 +49,10 @@ impl Journal {
         if self.entries.len() == KEPT {
             self.entries.pop_front();
         }
-        self.entries.push_back(Entry { at: now.wall, text, times: 1 });
+        self.entries.push_back(JournalEntry { at: now.wall, text, times: 1 });
     }
 
-    /// The reason of the newest plan. Its time is when this reason began, not when it was renewed.
+    /// Records the reason of the newest plan. Its time is when this reason began.
     pub fn decided(&mut self, now: Now, why: &Why) {
         if self.why.as_ref() != Some(why) {
             self.why = Some(why.clone());
@@ -75,7 +76,7 @@ impl Journal {
         self.underway.as_ref()
     }
 
-    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub fn entries(&self) -> impl Iterator<Item = &JournalEntry> {
         self.entries.iter()
     }
 }
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_the_newest_and_counts_repetitions() {
+    fn journal_keeps_the_newest_entries_and_counts_repetitions() {
         let mut journal = Journal::default();
         for second in 0..100 {
             journal.note(at(second), format!("step {}", second / 2));
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_stays_keeps_its_first_time() {
+    fn unchanged_reason_keeps_its_first_time() {
         let mut journal = Journal::default();
         journal.decided(at(1), &Why::new(Topic::Waits, "waits"));
         journal.decided(at(5), &Why::new(Topic::Waits, "waits"));

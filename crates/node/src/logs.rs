@@ -1,10 +1,10 @@
-//! Container logs: finding the file somebody means, reading it, and keeping it from growing.
+//! Container logs: lookup, reading and rotation.
 //!
-//! A reader hands out pieces when it is asked for the next one, so whoever is slow to take them
-//! slows down only itself. One that follows costs no thread and no timer: the kernel tells of new
-//! lines through one inotify instance for the whole agent, and the pod's view tells of the end.
+//! A reader returns pieces on demand, so a slow client delays only itself. A reader that follows
+//! needs neither a thread nor a timer: one inotify instance for the whole agent reports new lines,
+//! and the observed state of the pod reports the end.
 
-mod folders;
+mod directory_watch;
 pub mod read;
 mod removal;
 pub mod rotation;
@@ -13,21 +13,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use podwright_core::ids::{ContainerId, SandboxId};
-use podwright_core::log::{NoLog, Selection, instance_to_read};
+use podwright_core::log::{LogUnavailable, Selection, instance_to_read};
 use podwright_core::pod::Pod;
 
-use crate::tools::Tools;
-use folders::Folders;
+use crate::context::NodeContext;
+use directory_watch::DirectoryWatch;
 use read::{Follow, Liveness, Reader};
 pub(crate) use removal::{remove, remove_now};
 
-/// What somebody wants to read.
+/// A log request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct LogRequest {
     pub container: String,
     /// The instance before the current one.
     pub previous: bool,
-    /// Go on as long as the container runs.
+    /// Continue as long as the container runs.
     pub follow: bool,
     pub selection: Selection,
 }
@@ -35,8 +35,8 @@ pub struct Wanted {
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     #[error(transparent)]
-    NoLog(#[from] NoLog),
-    #[error("the runtime does not know the log of container {container:?} in pod {pod:?}")]
+    LogUnavailable(#[from] LogUnavailable),
+    #[error("the runtime reports no log path for container {container:?} in pod {pod:?}")]
     NoPath { container: String, pod: String },
     #[error("cannot read the log of container {container:?} in pod {pod:?}")]
     Unreadable { container: String, pod: String, source: std::io::Error },
@@ -44,30 +44,30 @@ pub enum LogError {
 
 #[derive(Default)]
 pub struct Logs {
-    folders: Arc<Folders>,
+    directory_watch: Arc<DirectoryWatch>,
 }
 
 impl Logs {
-    /// Opens the log of a container. What comes of it later comes from [`Reader::next`].
+    /// Opens the log of a container. [`Reader::next`] returns its content.
     pub async fn open(
         &self,
-        tools: &Tools,
+        context: &NodeContext,
         pod: &Pod,
-        wanted: &Wanted,
+        wanted: &LogRequest,
     ) -> Result<Reader, LogError> {
-        let reported = tools.status.get(&pod.uid);
+        let reported = context.status.get(&pod.uid);
         let status = reported.as_deref().or(pod.object.status.as_ref());
         let name = &*pod.name.name;
         let nothing = Default::default();
         let status = status.unwrap_or(&nothing);
         let id = instance_to_read(name, status, &wanted.container, wanted.previous)?;
-        let path = log_of(tools, pod, &id).await.ok_or_else(|| LogError::NoPath {
+        let path = log_of(context, pod, &id).await.ok_or_else(|| LogError::NoPath {
             container: wanted.container.clone(),
             pod: name.to_owned(),
         })?;
         let follow = (wanted.follow && !wanted.previous).then(|| Follow {
-            changes: self.folders.watch(path.parent().unwrap_or(Path::new("/"))),
-            liveness: Liveness::new(tools.pleg.watch(&pod.uid), id),
+            changes: self.directory_watch.watch(path.parent().unwrap_or(Path::new("/"))),
+            liveness: Liveness::new(context.pleg.watch(&pod.uid), id),
         });
         let opened = Reader::open(&path, wanted.selection.clone(), follow).await;
         opened.map_err(|source| LogError::Unreadable {
@@ -78,22 +78,22 @@ impl Logs {
     }
 }
 
-async fn log_of(tools: &Tools, pod: &Pod, id: &ContainerId) -> Option<PathBuf> {
-    let seen = tools.pleg.cached(&pod.uid);
+async fn log_of(context: &NodeContext, pod: &Pod, id: &ContainerId) -> Option<PathBuf> {
+    let seen = context.pleg.cached(&pod.uid);
     let instance = seen.as_ref().and_then(|seen| seen.instances.iter().find(|i| i.id == *id));
     if let Some(instance) = instance {
         return instance.log_path.as_ref().map(PathBuf::from);
     }
-    let status = tools.runtime.container_status(id, SandboxId::new("")).await.ok()?;
+    let status = context.runtime.container_status(id, SandboxId::new("")).await.ok()?;
     status.instance.log_path.map(PathBuf::from)
 }
 
-/// The name of the link by which log collectors find a container's log. A file name has room for
-/// 255 bytes; the ending stays.
+/// The name of the link by which log collectors find a container's log. File names are limited to
+/// 255 bytes; the suffix is kept.
 pub(crate) fn link_name(pod: &Pod, container: &str, id: &ContainerId) -> String {
-    const ROOM: usize = 255 - ".log".len();
+    const MAX_STEM: usize = 255 - ".log".len();
     let podwright_core::ids::PodName { namespace, name } = &pod.name;
     let stem = format!("{name}_{namespace}_{container}-{id}");
-    let end = (0..=stem.len().min(ROOM)).rev().find(|end| stem.is_char_boundary(*end));
+    let end = (0..=stem.len().min(MAX_STEM)).rev().find(|end| stem.is_char_boundary(*end));
     format!("{}.log", stem.get(..end.unwrap_or(0)).unwrap_or_default())
 }

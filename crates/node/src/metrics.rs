@@ -1,7 +1,7 @@
-//! What the agent counts and measures, all of it defined here.
+//! Metrics of the agent.
 //!
-//! Names, types and labels are upstream's, because dashboards depend on them. The text format is
-//! written by [`exposition`]; a metric is a few atomics and costs nothing while nobody looks.
+//! Names, types and labels are upstream's, because dashboards depend on them. [`exposition`] writes
+//! the text format; a metric is a few atomics and costs nothing while it is not scraped.
 
 pub mod cadvisor;
 pub mod census;
@@ -28,7 +28,7 @@ pub use process::write as write_process;
 pub use requests::RequestMetrics;
 pub use starts::StartMetrics;
 
-/// From this release on upstream wants a runtime that tells its cgroup driver.
+/// From this release on upstream requires a runtime that reports its cgroup driver.
 const NEWER_RUNTIMES_FROM: &str = "1.37.0";
 /// Upstream's default buckets, in seconds.
 const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -51,12 +51,12 @@ pub struct Metrics {
     pub pods: PodMetrics,
     pub hooks: HookMetrics,
     pub resizes: ResizeMetrics,
-    /// On a page of their own: there are many of them.
+    /// On a separate page, because there are many series.
     pub probes: ProbeMetrics,
     pub images: ImageMetrics,
     pub http: HttpMetrics,
     pub starts: StartMetrics,
-    /// Shared with the connections, which are there before the node.
+    /// Shared with the connections, which exist before the node.
     pub requests: Arc<RequestMetrics>,
 }
 
@@ -75,7 +75,7 @@ impl Metrics {
         self.requests.write(out);
     }
 
-    /// The page of probes, apart because there are series for each container.
+    /// The page of probes, which has series for each container.
     pub fn write_probes(&self, out: &mut Exposition) {
         self.probes.write(out);
         let started = podwright_host::self_usage::read("/proc".as_ref()).started_seconds;
@@ -83,7 +83,7 @@ impl Metrics {
     }
 }
 
-/// Counted by the pod lifecycle event generator.
+/// Metrics of the pod lifecycle event generator.
 pub struct PlegMetrics {
     pub duration: Histogram,
     pub interval: Histogram,
@@ -141,7 +141,7 @@ impl PlegMetrics {
     }
 }
 
-/// What a worker was woken for, as upstream names it.
+/// What a worker was notified for, in upstream's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     Create,
@@ -163,7 +163,7 @@ impl Operation {
     }
 }
 
-/// Counted by pod workers.
+/// Metrics of the pod workers.
 pub struct WorkerMetrics {
     durations: Mutex<BTreeMap<Operation, Histogram>>,
     pub start: Histogram,
@@ -213,7 +213,7 @@ impl WorkerMetrics {
     }
 }
 
-/// Counted by the status manager.
+/// Metrics of the status manager.
 pub struct StatusMetrics {
     pub sync: Histogram,
 }
@@ -234,11 +234,11 @@ impl StatusMetrics {
     }
 }
 
-/// Counted for every CRI call.
+/// Metrics of CRI calls.
 #[derive(Default)]
 pub struct RuntimeMetrics {
     operations: Mutex<BTreeMap<&'static str, RuntimeOperation>>,
-    /// One that upstream will stop talking to.
+    /// A runtime that upstream will stop supporting.
     outdated: bool,
 }
 
@@ -249,9 +249,9 @@ struct RuntimeOperation {
 }
 
 impl RuntimeMetrics {
-    /// Of a runtime that tells its cgroup driver, or does not.
-    pub fn of(tells_driver: bool) -> Self {
-        Self { outdated: !tells_driver, ..Self::default() }
+    /// `reports_cgroup_driver`: whether the runtime reports its cgroup driver.
+    pub fn of(reports_cgroup_driver: bool) -> Self {
+        Self { outdated: !reports_cgroup_driver, ..Self::default() }
     }
 
     pub fn called(&self, operation: &'static str, took: std::time::Duration, ok: bool) {
@@ -272,7 +272,7 @@ impl RuntimeMetrics {
         if self.outdated {
             let gauge = Gauge::default();
             gauge.set(1);
-            let help = "The Kubernetes version that gives this runtime up if it is not upgraded.";
+            let help = "The Kubernetes version that stops supporting this runtime.";
             let series: &[(&str, &str)] = &[("version", NEWER_RUNTIMES_FROM)];
             out.gauge("kubelet_cri_losing_support", help, &[(series, &gauge)]);
         }
@@ -299,7 +299,7 @@ impl RuntimeMetrics {
     }
 }
 
-/// Counted by the pod manager and housekeeping.
+/// Metrics of the pod manager and housekeeping.
 #[derive(Default)]
 pub struct PodMetrics {
     pub desired: Gauge,
@@ -308,9 +308,9 @@ pub struct PodMetrics {
     pub restarted: Counter,
     pub restarted_static: Counter,
     pub orphaned_runtime_pods: Counter,
-    /// Pods that only the runtime knows and that are being ended.
+    /// Pods that only the runtime has and that are being terminated.
     pub ending_orphans: Gauge,
-    /// Pods ended for a more important one, by what there was too little of.
+    /// Preempted pods, by the insufficient resource.
     preemptions: Mutex<BTreeMap<String, Counter>>,
 }
 
@@ -322,7 +322,7 @@ impl PodMetrics {
     fn write(&self, out: &mut Exposition) {
         out.gauge(
             "kubelet_desired_pods",
-            "The number of pods the node is told to run.",
+            "The number of pods the kubelet is being instructed to run.",
             &[(&[("static", "")], &self.desired), (&[("static", "true")], &self.desired_static)],
         );
         let help = "The number of mirror pods the node tries to create (one per static pod).";
@@ -352,7 +352,7 @@ impl PodMetrics {
     }
 }
 
-/// Counted by lifecycle hooks.
+/// Metrics of lifecycle hooks.
 #[derive(Default)]
 pub struct HookMetrics {
     pub http_fallbacks: Counter,
@@ -363,18 +363,18 @@ impl HookMetrics {
     fn write(&self, out: &mut Exposition) {
         out.counters(
             "kubelet_lifecycle_handler_http_fallbacks_total",
-            "Number of HTTPS lifecycle hooks that were answered only in plain HTTP.",
+            "Number of HTTPS lifecycle hooks that fell back to plain HTTP.",
             [(vec![], &self.http_fallbacks)].into_iter(),
         );
         out.counters(
             "kubelet_sleep_action_terminated_early_total",
-            "Number of sleep hooks that ended before their time.",
+            "Number of sleep hooks that were terminated early.",
             [(vec![], &self.sleeps_cut_short)].into_iter(),
         );
     }
 }
 
-/// Counted by workers that apply a grant. In milliseconds, as upstream has it.
+/// Metrics of actuated resizes. In milliseconds, as upstream.
 pub struct ResizeMetrics {
     done: Histogram,
     failed: Histogram,
@@ -409,10 +409,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_runtime_that_does_not_tell_its_driver_is_shown_as_given_up() {
-        let page = |tells_driver| {
+    fn only_runtime_without_driver_report_is_losing_support() {
+        let page = |reports_cgroup_driver| {
             let mut out = Exposition::default();
-            RuntimeMetrics::of(tells_driver).write(&mut out);
+            RuntimeMetrics::of(reports_cgroup_driver).write(&mut out);
             out.into_page()
         };
         let line = "kubelet_cri_losing_support{version=\"1.37.0\"} 1\n";

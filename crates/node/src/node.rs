@@ -1,18 +1,18 @@
-//! Puts the node together and runs it.
+//! The node: builds all components and runs their tasks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podwright_core::admission::sysctls::Allowed;
+use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
 use podwright_core::log::RotationPolicy;
-use podwright_core::node_status::{self, Amounts};
+use podwright_core::node_status::{self, MachineResources};
 use podwright_core::pod::Source;
 use podwright_core::status::NodeAddresses;
-use podwright_core::status::manager::Remains;
+use podwright_core::status::manager::PodLeftovers;
 use podwright_core::users::UserRange;
 use podwright_cri as cri;
 use podwright_host::cgroup::{CgroupError, Cgroups as HostCgroups};
@@ -23,138 +23,142 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::{self, Admission, Ground};
+use crate::admission::{self, Admission, AdmissionSettings};
 use crate::allocations::Allocations;
-use crate::causes::chain;
 use crate::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
+use crate::context::{NodeContext, NodeState, Settings};
+use crate::debug_socket;
+use crate::error_chain::chain;
 use crate::events::{self, Recorder, Severity};
-use crate::gate::Gate;
 use crate::gc::{self, Gc};
 use crate::heartbeat::own_node::{self, OwnNode};
 use crate::heartbeat::pod_ranges;
-use crate::heartbeat::{Heartbeat, LeaseKeeper, Look, Timing};
+use crate::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver, Timing};
 use crate::images::{self, Images};
-use crate::inquiry;
 use crate::logs::{Logs, rotation::Rotation};
 use crate::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
 use crate::mirrors::Mirrors;
 use crate::objects::Objects;
 use crate::pleg::Pleg;
-use crate::pods::{Directory, Pods};
-use crate::sources::{api, file::Manifests, url::Remote};
+use crate::pods::{PodIndex, PodManager};
+use crate::sources::{api, file::Manifests, url::ManifestUrl};
+use crate::start_limiter::StartLimiter;
 use crate::status::StatusManager;
-use crate::tools::{NodeState, Settings, Tools};
 use crate::users::Users;
 use crate::volumes::Volumes;
 
-/// How often the runtime is asked whether it is well.
+/// Interval of runtime status checks.
 const RUNTIME_CHECK: Duration = Duration::from_secs(5);
-/// And while it is not, or was not heard yet.
+/// Interval while the runtime is not ready or its status is unknown.
 const RUNTIME_RECHECK: Duration = Duration::from_millis(500);
-/// A runtime that was not heard for so long is down.
+/// A runtime without a successful status check for this long is down.
 const RUNTIME_DOWN: Duration = Duration::from_secs(30);
-/// Whoever is not root has no business in the folder of all pods.
+/// The pod directories are not readable for other users.
 const ROOT_DIR_MODE: u32 = 0o750;
 const ALLOCATABLE_ENFORCED: &str = "NodeAllocatableEnforced";
-/// How often the classes' groups are written although nothing changed.
+/// Interval at which the QoS cgroups are written even if nothing changed.
 const QOS_REFRESH: Duration = Duration::from_secs(60);
-/// Before limits are tried again that the kernel did not take.
+/// Delay before limits that the kernel rejected are written again.
 const LIMITS_RETRY: Duration = Duration::from_secs(60);
-/// Deliveries that may wait; a source that has more waits itself.
+/// Deliveries that may be queued; a source with more blocks.
 const DELIVERIES: usize = 50;
 
-/// Everything the node is told from outside. Values, not globals.
+/// Configuration of the node.
 pub struct Config {
     pub node_name: Arc<str>,
     pub root_dir: PathBuf,
     pub log_links_dir: PathBuf,
     pub manifests: Option<(PathBuf, Duration)>,
-    pub manifest_url: Option<Remote>,
+    pub manifest_url: Option<ManifestUrl>,
     pub facts: NodeFacts,
     pub pod_tree: PodTree,
     pub pod_policy: PodPolicy,
-    /// Limits of the group around all pods.
+    /// Limits of the cgroup that holds all pods.
     pub all_pods: CgroupConfig,
-    /// Groups that are held to what is reserved for them.
+    /// Cgroups limited to what is reserved for them.
     pub reserved: Vec<Reserved>,
     pub crash_backoff: BackoffLimits,
-    pub images: images::Settings,
-    /// Ids for pods with users of their own.
+    pub images: images::ImageSettings,
+    /// IDs for pods with a user namespace.
     pub user_range: UserRange,
-    pub gc: gc::Settings,
+    pub gc: gc::GcSettings,
     pub log_rotation: RotationPolicy,
-    /// Starts that go through the runtime at a time.
+    /// Maximum number of concurrent starts.
     pub parallel_starts: usize,
-    /// How the node shows itself in the API.
+    /// Name, labels and addresses of the Node object.
     pub identity: node_status::Settings,
-    /// Kernel settings that pods may have.
-    pub sysctls: Allowed,
+    /// Sysctls that pods may set.
+    pub sysctls: AllowedSysctls,
     /// AppArmor is enabled on this machine.
     pub apparmor: bool,
-    /// `None`: somebody else keeps the node's object.
+    /// `None`: the agent does not maintain the Node object.
     pub presence: Option<Presence>,
-    /// `podCIDR`: the addresses of pods while the node's object has none. Empty: none are known.
+    /// `podCIDR`: pod addresses while the Node object has none. Empty: unknown.
     pub pod_ranges: String,
 }
 
-/// The parts of the world a node stands on; a simulation brings its own.
-pub struct World {
+/// External dependencies of a node; a simulation supplies its own.
+pub struct NodeDependencies {
     pub runtime: cri::Client,
-    /// The runtime is new enough to tell which cgroup driver it uses.
-    pub tells_driver: bool,
+    /// The runtime reports which cgroup driver it uses.
+    pub reports_cgroup_driver: bool,
     pub cgroups: HostCgroups,
     pub clock: Clock,
     /// `None`: no API server, only static pods.
     pub api: Option<kube::Client>,
-    /// Where the clients of the API server count.
+    /// Request metrics of the API server clients.
     pub requests: Arc<RequestMetrics>,
 }
 
-/// How the node is present in the API.
+/// Settings for maintaining the Node object and its lease.
 pub struct Presence {
-    /// With connections of its own: a busy node still says that it lives.
+    /// A client with its own connections, so that a busy node still sends heartbeats.
     pub client: kube::Client,
     /// `registerNode`.
     pub register: bool,
     pub timing: Timing,
-    /// What the machine had when the node started.
-    pub amounts: Amounts,
+    /// Resources of the machine when the node started.
+    pub amounts: MachineResources,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("cannot use the root folder; check that it exists and is ours")]
-    Folder(#[from] FileError),
-    #[error("cannot make the cgroups for pods; is the cgroup root there, and are we root?")]
+    #[error("cannot use the root directory. Fix: check that it exists and is owned by this user")]
+    RootDirectory(#[from] FileError),
+    #[error(
+        "cannot create the cgroups for pods. Fix: check that the cgroup root exists and run as root"
+    )]
     Cgroups(#[from] CgroupError),
     #[error(transparent)]
     Reserved(#[from] ReservedError),
-    #[error("the runtime uses the cgroup driver {runtime:?}, this node is set to {node:?}")]
+    #[error("the runtime uses the cgroup driver {runtime:?}, this node is configured for {node:?}")]
     Driver { runtime: Driver, node: Driver },
 }
 
-/// A node that runs.
+/// A running node.
 pub struct Node {
-    pub directory: Arc<Directory>,
-    pub tools: Arc<Tools>,
+    pub pod_index: Arc<PodIndex>,
+    pub context: Arc<NodeContext>,
     pub gc: Arc<Gc>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Node {
-    /// Starts every task of the node. The runtime must have answered [`cri::Client::version`].
+    /// Starts every task of the node. [`cri::Client::version`] must have succeeded before.
     pub async fn start(
         config: Config,
-        world: World,
+        world: NodeDependencies,
         version: cri::Version,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let World { runtime, tells_driver, cgroups, clock, api, requests } = world;
+        let NodeDependencies { runtime, reports_cgroup_driver, cgroups, clock, api, requests } =
+            world;
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         let runtime_name = version.runtime_name;
-        let of_runtime = RuntimeMetrics::of(tells_driver);
-        let metrics = Arc::new(Metrics { runtime: of_runtime, requests, ..Metrics::default() });
+        let runtime_metrics = RuntimeMetrics::of(reports_cgroup_driver);
+        let metrics =
+            Arc::new(Metrics { runtime: runtime_metrics, requests, ..Metrics::default() });
         let counted = metrics.clone();
         let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
         let runtime = runtime.metered(meter);
@@ -170,21 +174,21 @@ impl Node {
         cgroups.ensure_tree(&config.all_pods).await?;
         if cgroups.host().version() == 1 {
             let message =
-                "This machine uses cgroup v1, which Kubernetes is giving up; move it to cgroup v2";
+                "cgroup v1 is deprecated in Kubernetes. Fix: migrate this machine to cgroup v2";
             events.node(&config.node_name, Severity::Warning, "CgroupV1", message.into());
         }
         for reserved in &config.reserved {
             cgroups.enforce(reserved).await?;
-            let (whose, path) = (reserved.whose, cgroups.host().path(&reserved.name));
-            let message = format!("Updated limits on {whose} reserved cgroup {path}");
+            let (owner, path) = (reserved.owner, cgroups.host().path(&reserved.name));
+            let message = format!("Updated limits on {owner} reserved cgroup {path}");
             events.node(&config.node_name, Severity::Normal, ALLOCATABLE_ENFORCED, message);
         }
-        let directory = Arc::new(Directory::default());
+        let pod_index = Arc::new(PodIndex::default());
         let keeps = config.gc.containers;
         let pleg = Pleg::new(runtime.clone(), clock.clone(), metrics.clone(), keeps);
         let status = StatusManager::new(
-            directory.clone(),
-            leftovers(&directory, &volumes),
+            pod_index.clone(),
+            leftovers(&pod_index, &volumes),
             runtime_name.clone(),
             clock.clone(),
             metrics.clone(),
@@ -192,18 +196,18 @@ impl Node {
         let (node_state, node) = watch::channel(NodeState::default());
         let (shown, own_node) = watch::channel(OwnNode::default());
         let identity = Arc::new(config.identity);
-        let ground = Ground {
+        let admission_settings = AdmissionSettings {
             identity: identity.clone(),
             allocatable: config.facts.allocatable.clone(),
             sysctls: Arc::new(config.sysctls),
             apparmor: config.apparmor,
             joined: config.presence.is_some(),
         };
-        let folder = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
-        let checkpoint = Checkpoint::new(folder, admission::FILE, admission::VERSION);
-        let admission = Admission::new(ground, checkpoint, own_node, node.clone());
+        let root = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
+        let checkpoint = Checkpoint::new(root, admission::FILE, admission::VERSION);
+        let admission = Admission::new(admission_settings, checkpoint, own_node, node.clone());
         let addresses = NodeAddresses { host_ips: config.facts.host_ips.clone() };
-        let means = images::Means {
+        let means = images::ImageDependencies {
             runtime: runtime.clone(),
             clock: clock.clone(),
             events: events.clone(),
@@ -213,12 +217,12 @@ impl Node {
         };
         let images = Images::new(&config.root_dir, config.images, means)?;
         images.settle().await;
-        let tools = Arc::new(Tools {
+        let context = Arc::new(NodeContext {
             images,
             logs: Logs::default(),
             users: Users::new(config.user_range),
             objects,
-            starts: Gate::new(config.parallel_starts),
+            starts: StartLimiter::new(config.parallel_starts),
             settings: Settings {
                 node_name: config.node_name.clone(),
                 log_links_dir: config.log_links_dir,
@@ -240,107 +244,115 @@ impl Node {
             node,
             started,
         });
-        let gc = Gc::new(&tools, directory.clone(), config.gc);
-        let this = Self { directory, tools, gc, tasks: TaskTracker::new(), stop };
+        let gc = Gc::new(&context, pod_index.clone(), config.gc);
+        let this = Self { pod_index, context, gc, tasks: TaskTracker::new(), stop };
         this.watch_runtime(node_state);
-        this.clean_up(config.log_rotation);
-        this.tasks.spawn(this.tools.admission.clone().keep(this.stop.clone()));
-        this.tasks.spawn(refresh_classes(this.tools.cgroups.clone(), this.stop.clone()));
+        this.start_gc(config.log_rotation);
+        this.tasks.spawn(this.context.admission.clone().keep(this.stop.clone()));
+        this.tasks.spawn(refresh_classes(this.context.cgroups.clone(), this.stop.clone()));
         this.tasks.spawn(limit_pods(
-            this.tools.cgroups.clone(),
+            this.context.cgroups.clone(),
             config.all_pods,
-            this.tools.events.clone(),
+            this.context.events.clone(),
             config.node_name.clone(),
             this.stop.clone(),
         ));
-        let runtime = this.tools.runtime.clone();
-        let ranges =
-            pod_ranges::pass_on(runtime, config.pod_ranges, shown.subscribe(), this.stop.clone());
+        let runtime = this.context.runtime.clone();
+        let ranges = pod_ranges::sync_pod_cidrs(
+            runtime,
+            config.pod_ranges,
+            shown.subscribe(),
+            this.stop.clone(),
+        );
         this.tasks.spawn(ranges);
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
-            let look = Look::new(
+            let look = StatusObserver::new(
                 identity,
                 presence.amounts.clone(),
-                this.tools.runtime.clone(),
+                this.context.runtime.clone(),
                 runtime_version,
-                this.tools.pleg.clone(),
-                this.tools.node.clone(),
-                this.tools.clock.clone(),
+                this.context.pleg.clone(),
+                this.context.node.clone(),
+                this.context.clock.clone(),
             );
-            this.show_itself(client, presence, look, shown);
+            this.maintain_node_object(client, presence, look, shown);
         }
-        this.answer(&config.root_dir);
-        let sources = this.listen(config.manifests, config.manifest_url, api.as_ref());
+        this.serve_debug_socket(&config.root_dir);
+        let sources = this.start_sources(config.manifests, config.manifest_url, api.as_ref());
         this.report(occurrences, api);
-        let pods =
-            Pods::new(this.tools.clone(), this.directory.clone(), sources.0, this.stop.clone());
+        let pods = PodManager::new(
+            this.context.clone(),
+            this.pod_index.clone(),
+            sources.0,
+            this.stop.clone(),
+        );
         this.tasks.spawn(pods.run(sources.1));
-        this.tasks.spawn(this.tools.allocations.clone().run(this.stop.clone()));
+        this.tasks.spawn(this.context.allocations.clone().run(this.stop.clone()));
         this.tasks.close();
         Ok(this)
     }
 
-    /// Who makes the groups of pods.
+    /// The cgroup driver in use.
     pub fn cgroup_driver(&self) -> Driver {
-        self.tools.cgroups.host().driver()
+        self.context.cgroups.host().driver()
     }
 
     /// Stops all pods, each with its own grace period, and starts none from now on.
     pub fn stop_pods(&self) {
-        self.directory.stop_pods();
+        self.pod_index.stop_pods();
     }
 
-    /// Waits until the node has stopped. Containers run on.
+    /// Waits until the node has stopped. Containers keep running.
     pub async fn stopped(&self) {
         self.tasks.wait().await;
     }
 
     fn watch_runtime(&self, state: watch::Sender<NodeState>) {
-        let (pleg, directory, stop) =
-            (self.tools.pleg.clone(), self.directory.clone(), self.stop.clone());
-        self.tasks.spawn(async move { pleg.relist_loop(&*directory, stop).await });
-        let (pleg, directory, stop) =
-            (self.tools.pleg.clone(), self.directory.clone(), self.stop.clone());
-        self.tasks.spawn(async move { pleg.hint_loop(&*directory, stop).await });
-        let (tools, stop) = (self.tools.clone(), self.stop.clone());
+        let (pleg, pod_index, stop) =
+            (self.context.pleg.clone(), self.pod_index.clone(), self.stop.clone());
+        self.tasks.spawn(async move { pleg.relist_loop(&*pod_index, stop).await });
+        let (pleg, pod_index, stop) =
+            (self.context.pleg.clone(), self.pod_index.clone(), self.stop.clone());
+        self.tasks.spawn(async move { pleg.event_loop(&*pod_index, stop).await });
+        let (context, stop) = (self.context.clone(), self.stop.clone());
         self.tasks.spawn(async move {
-            let check = check_runtime(tools.runtime.clone(), tools.clock.clone(), state);
+            let check = check_runtime(context.runtime.clone(), context.clock.clone(), state);
             stop.run_until_cancelled(check).await;
         });
     }
 
-    fn clean_up(&self, log_rotation: RotationPolicy) {
-        self.tasks.spawn(self.gc.clone().tidy_containers(self.stop.clone()));
-        self.tasks.spawn(self.gc.clone().tidy_images(self.stop.clone()));
+    fn start_gc(&self, log_rotation: RotationPolicy) {
+        self.tasks.spawn(self.gc.clone().run_container_gc(self.stop.clone()));
+        self.tasks.spawn(self.gc.clone().run_image_gc(self.stop.clone()));
         let rotation = Rotation {
-            runtime: self.tools.runtime.clone(),
-            clock: self.tools.clock.clone(),
-            pleg: self.tools.pleg.clone(),
-            directory: self.directory.clone(),
+            runtime: self.context.runtime.clone(),
+            clock: self.context.clock.clone(),
+            pleg: self.context.pleg.clone(),
+            pod_index: self.pod_index.clone(),
             policy: log_rotation,
         };
         self.tasks.spawn(rotation.run(self.stop.clone()));
     }
 
-    /// Starts what keeps the node's object and its lease.
-    fn show_itself(
+    /// Starts the tasks that maintain the Node object and its lease.
+    fn maintain_node_object(
         &self,
         client: kube::Client,
         presence: Presence,
-        look: Look,
+        look: StatusObserver,
         shown: watch::Sender<OwnNode>,
     ) {
         let Presence { client: own_client, register, timing, amounts: _ } = presence;
         let node = shown.subscribe();
-        let name = self.tools.settings.node_name.clone();
+        let name = self.context.settings.node_name.clone();
         let follow = own_node::follow(client, name.clone(), shown, self.stop.clone());
         self.tasks.spawn(follow);
-        let lease = LeaseKeeper {
+        let lease = LeaseRenewer {
             client: own_client.clone(),
             node: name,
             timing,
             shown: node.clone(),
-            clock: self.tools.clock.clone(),
+            clock: self.context.clock.clone(),
         };
         self.tasks.spawn(lease.run(self.stop.clone()));
         let heartbeat = Heartbeat {
@@ -349,33 +361,36 @@ impl Node {
             register,
             timing,
             look,
-            state: self.tools.node.clone(),
+            state: self.context.node.clone(),
             shown: node,
-            events: self.tools.events.clone(),
-            clock: self.tools.clock.clone(),
+            events: self.context.events.clone(),
+            clock: self.context.clock.clone(),
         };
         self.tasks.spawn(heartbeat.run(self.stop.clone()));
     }
 
-    /// Answers people on this machine. An agent that cannot still runs pods.
-    fn answer(&self, root: &Path) {
-        let (directory, tools) = (self.directory.clone(), self.tools.clone());
-        match inquiry::serve(root, directory, tools, self.stop.clone()) {
-            Ok(answering) => drop(self.tasks.spawn(answering)),
-            Err(error) => tracing::warn!(error = chain(&error), "`podwright why` has no answer"),
+    /// Serves the debug socket. A failure is only logged: the agent runs pods without it.
+    fn serve_debug_socket(&self, root: &Path) {
+        let (pod_index, context) = (self.pod_index.clone(), self.context.clone());
+        match debug_socket::serve(root, pod_index, context, self.stop.clone()) {
+            Ok(serving) => drop(self.tasks.spawn(serving)),
+            Err(error) => tracing::warn!(
+                error = chain(&error),
+                "serve debug socket failed, `podwright why` is not available"
+            ),
         }
     }
 
-    /// Starts the sources and says which there are.
-    fn listen(
+    /// Starts the configured pod sources and returns them.
+    fn start_sources(
         &self,
         manifests: Option<(PathBuf, Duration)>,
-        manifest_url: Option<Remote>,
+        manifest_url: Option<ManifestUrl>,
         api: Option<&kube::Client>,
     ) -> (Vec<Source>, mpsc::Receiver<crate::pods::Delivery>) {
-        let (deliveries, heard) = mpsc::channel(DELIVERIES);
+        let (deliveries, received) = mpsc::channel(DELIVERIES);
         let mut sources = Vec::new();
-        let node_name = self.tools.settings.node_name.clone();
+        let node_name = self.context.settings.node_name.clone();
         if let Some((path, recheck)) = manifests {
             sources.push(Source::File);
             let manifests = Manifests::new(path, node_name.clone(), recheck);
@@ -390,63 +405,63 @@ impl Node {
             let (deliveries, stop) = (deliveries, self.stop.clone());
             self.tasks.spawn(async move { api::run(client, &node_name, deliveries, stop).await });
         }
-        (sources, heard)
+        (sources, received)
     }
 
     fn report(&self, occurrences: mpsc::Receiver<events::Occurrence>, api: Option<kube::Client>) {
-        let node_name = self.tools.settings.node_name.clone();
+        let node_name = self.context.settings.node_name.clone();
         let stop = self.stop.clone();
-        let services = self.tools.objects.clone().follow_services(node_name.clone(), stop.clone());
+        let services =
+            self.context.objects.clone().follow_services(node_name.clone(), stop.clone());
         self.tasks.spawn(services);
-        self.tasks.spawn(self.tools.volumes.clone().keep(
-            self.directory.clone(),
-            self.tools.pleg.clone(),
-            self.tools.events.clone(),
+        self.tasks.spawn(self.context.volumes.clone().keep(
+            self.pod_index.clone(),
+            self.context.pleg.clone(),
+            self.context.events.clone(),
             self.stop.clone(),
         ));
         self.tasks.spawn(events::deliver(occurrences, api.clone(), node_name, stop));
         if let Some(client) = api {
             let mirrors = Mirrors {
                 client: client.clone(),
-                directory: self.directory.clone(),
-                node_name: self.tools.settings.node_name.clone(),
+                pod_index: self.pod_index.clone(),
+                node_name: self.context.settings.node_name.clone(),
             };
             self.tasks.spawn(mirrors.run(self.stop.clone()));
-            self.tasks.spawn(self.tools.status.clone().run(client, self.stop.clone()));
+            self.tasks.spawn(self.context.status.clone().run(client, self.stop.clone()));
         }
     }
 }
 
-/// What of a pod is still on this node, for the status manager.
-fn leftovers(directory: &Arc<Directory>, volumes: &Arc<Volumes>) -> crate::status::Leftovers {
-    let (directory, volumes) = (directory.clone(), volumes.clone());
+/// What a pod still has on this node, for the status manager.
+fn leftovers(pod_index: &Arc<PodIndex>, volumes: &Arc<Volumes>) -> crate::status::Leftovers {
+    let (pod_index, volumes) = (pod_index.clone(), volumes.clone());
     Arc::new(move |uid| {
-        let finished = directory.standing(uid, |standing| standing.is_finished());
-        Remains {
-            containers: directory.standing(uid, |s| s.could_have_running_containers()),
+        let finished = pod_index.cleanup_policy(uid, |standing| standing.is_finished());
+        PodLeftovers {
+            containers: pod_index.cleanup_policy(uid, |s| s.could_have_running_containers()),
             volumes: volumes.has_volumes(uid),
-            // The cgroup is destroyed right before a life is finished.
+            // The cgroup is destroyed right before a pod is finished.
             cgroup: !finished,
         }
     })
 }
 
-/// Writes the QoS classes' groups now and then: who else changed them does not stay unnoticed.
+/// Rewrites the QoS cgroups periodically, which reverts changes made by other processes.
 async fn refresh_classes(cgroups: Arc<Cgroups>, stop: CancellationToken) {
     let work = async {
         loop {
             tokio::time::sleep(QOS_REFRESH).await;
             if let Err(error) = cgroups.refresh_classes(Refresh::Anyway).await {
-                tracing::warn!(%error, "cannot update the cgroups of the QoS classes");
+                tracing::warn!(%error, "update QoS cgroups failed, retrying");
             }
         }
     };
     stop.run_until_cancelled(work).await;
 }
 
-/// Says that pods are held to what is theirs, and on which kind of cgroups.
-/// Holds all pods together to what is theirs. On a node that is full it may not succeed before some
-/// of them have gone.
+/// Limits all pods together to the allocatable resources. On a full node this may fail until some
+/// pods have ended.
 async fn limit_pods(
     cgroups: Arc<Cgroups>,
     limits: CgroupConfig,
@@ -468,34 +483,34 @@ async fn limit_pods(
     stop.run_until_cancelled(work).await;
 }
 
-/// Asks the runtime how it is, again and again, and tells whoever wants to know.
+/// Checks the runtime status periodically and publishes the result.
 async fn check_runtime(runtime: cri::Client, clock: Clock, state: watch::Sender<NodeState>) {
-    let mut heard = None;
+    let mut last_success = None;
     loop {
-        // A read, which may be dropped: one that hangs is no answer.
-        let asked = tokio::time::timeout(RUNTIME_DOWN, runtime.status()).await;
-        let problem = match asked {
+        // A read, so it may be dropped when it hangs.
+        let checked = tokio::time::timeout(RUNTIME_DOWN, runtime.status()).await;
+        let problem = match checked {
             Ok(Ok(status)) => {
-                heard = Some(clock.now().mono);
+                last_success = Some(clock.now().mono);
                 let now = state_of(status);
                 state.send_if_modified(|old| std::mem::replace(old, now.clone()) != now);
                 None
             }
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("no answer within {RUNTIME_DOWN:?}")),
+            Err(_) => Some(format!("no response within {RUNTIME_DOWN:?}")),
         };
         if let Some(problem) = problem {
-            tracing::warn!(problem, "the runtime does not say how it is");
-            if heard.is_some_and(|at| clock.now().mono.since(at) >= RUNTIME_DOWN) {
+            tracing::warn!(error = problem, "check runtime status failed, retrying");
+            if last_success.is_some_and(|at| clock.now().mono.since(at) >= RUNTIME_DOWN) {
                 state.send_if_modified(|state| {
                     let down = Err("container runtime is down".to_owned());
-                    std::mem::replace(&mut state.answering, down.clone()) != down
+                    std::mem::replace(&mut state.reachable, down.clone()) != down
                 });
             }
         }
         let well = {
-            let NodeState { answering, network, runtime, .. } = &*state.borrow();
-            answering.is_ok() && network.is_ok() && runtime.is_ok()
+            let NodeState { reachable, network, runtime, .. } = &*state.borrow();
+            reachable.is_ok() && network.is_ok() && runtime.is_ok()
         };
         tokio::time::sleep(if well { RUNTIME_CHECK } else { RUNTIME_RECHECK }).await;
     }
@@ -504,7 +519,7 @@ async fn check_runtime(runtime: cri::Client, clock: Clock, state: watch::Sender<
 fn state_of(status: cri::RuntimeStatus) -> NodeState {
     let not_ready = |what: &'static str| move |problem| format!("{what} not ready: {problem}");
     NodeState {
-        answering: Ok(()),
+        reachable: Ok(()),
         network: status.network.map_err(not_ready("container runtime network")),
         runtime: status.runtime.map_err(not_ready("container runtime")),
         handlers: status.handlers,

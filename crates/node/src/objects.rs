@@ -1,9 +1,9 @@
-//! Objects of the API that pods refer to.
+//! API objects that pods refer to.
 //!
-//! ConfigMaps and Secrets are watched, each by its name, because that is all a node may do; so an
-//! edit is here as soon as the API server knows of it, and a pod that waits for a missing one is
-//! told when it appears. A watch is shared by all pods that refer to the object and ends with the
-//! last of them; of the object only its data is kept. The rest is read when it is needed.
+//! ConfigMaps and Secrets are watched one by one by name, because a node is authorized for nothing
+//! else; so an edit arrives immediately, and a pod that waits for a missing object is notified when it
+//! appears. A watch is shared by all pods that refer to the object and ends with the last of them; only
+//! the data of the object is kept. Other objects are read when they are needed.
 
 mod fetched;
 mod reading;
@@ -18,16 +18,16 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::config::Lookup;
-use podwright_core::config::env::{Need, ObjectKind};
+use podwright_core::config::env::{EnvDependency, ObjectKind};
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
-use podwright_core::volume::sources::Wanted;
+use podwright_core::volume::sources::ContentSources;
 use tokio::sync::Notify;
 
 pub use fetched::{Fetched, FileRead};
 pub use reading::ReadError;
 use services::Services;
-use watched::{Seen, Watched};
+use watched::{WatchState, Watched};
 
 use crate::images::Secrets;
 
@@ -39,7 +39,7 @@ struct Key {
     name: Arc<str>,
 }
 
-/// What is kept of an object. Not printable: a Secret never shows in a log.
+/// The kept part of an object. No `Debug`, so that a Secret is never logged.
 #[derive(Clone, PartialEq)]
 enum Object {
     ConfigMap(Arc<v1::ConfigMap>),
@@ -51,14 +51,14 @@ pub struct Objects {
     node_name: Arc<str>,
     services: Services,
     watched: Mutex<HashMap<Key, Watched>>,
-    news: News,
-    /// Handlers of runtime classes, as of when a sandbox last asked.
+    changed_pods: ChangedPods,
+    /// Handlers of runtime classes, as last read for a sandbox.
     handlers: Mutex<HashMap<String, String>>,
 }
 
-/// Pods that refer to something that changed.
+/// Pods that refer to changed objects.
 #[derive(Default)]
-struct News {
+struct ChangedPods {
     pods: Mutex<BTreeSet<PodUid>>,
     any: Notify,
 }
@@ -70,23 +70,23 @@ impl Objects {
             node_name,
             services: Services::default(),
             watched: Mutex::default(),
-            news: News::default(),
+            changed_pods: ChangedPods::default(),
             handlers: Mutex::default(),
         })
     }
 
-    /// Reads what a container's variables need. Files are not read here; see
+    /// Reads the objects for a container's environment. Files are not read here; see
     /// [`Fetched::add_file`].
-    pub async fn fetch(self: &Arc<Self>, pod: &Pod, needs: Vec<Need>) -> Fetched {
+    pub async fn fetch(self: &Arc<Self>, pod: &Pod, needs: Vec<EnvDependency>) -> Fetched {
         let objects = needs.into_iter().filter_map(|need| match need {
-            Need::Object { kind, name, .. } => Some((kind, name)),
-            Need::File { .. } => None,
+            EnvDependency::Object { kind, name, .. } => Some((kind, name)),
+            EnvDependency::File { .. } => None,
         });
         self.fetch_objects(pod, objects.collect()).await
     }
 
-    /// Reads what a volume needs, except for tokens.
-    pub async fn fetch_wanted(self: &Arc<Self>, pod: &Pod, wanted: &Wanted) -> Fetched {
+    /// Reads the objects for a volume, except for tokens.
+    pub async fn fetch_wanted(self: &Arc<Self>, pod: &Pod, wanted: &ContentSources) -> Fetched {
         self.fetch_objects(pod, wanted.objects.clone()).await
     }
 
@@ -106,7 +106,7 @@ impl Objects {
         fetched
     }
 
-    /// The object as the watch last saw it; waits a moment for a watch that just began.
+    /// The object as last seen by the watch; waits a short time for a new watch.
     async fn look_up(self: &Arc<Self>, pod: &Pod, kind: ObjectKind, name: &str) -> Lookup<Object> {
         let Some(client) = &self.client else { return Lookup::NoApiServer };
         let key = Key { kind, namespace: pod.name.namespace.clone(), name: name.into() };
@@ -118,10 +118,10 @@ impl Objects {
             watched.pods.insert(pod.uid.clone());
             watched.seen.clone()
         };
-        Seen::value(&seen).await
+        WatchState::value(&seen).await
     }
 
-    /// The pod is over: what only it referred to is not watched any more.
+    /// Ends the watches on objects that only this pod referred to.
     pub fn release(&self, pod: &PodUid) {
         let mut over = Vec::new();
         {
@@ -134,27 +134,26 @@ impl Objects {
                 !watched.pods.is_empty()
             });
         }
-        // Ended outside the lock: ending a task may run its destructors right here.
+        // Dropped outside the lock: aborting a task may run its destructors here.
         drop(over);
-        self.news.pods.lock().remove(pod);
+        self.changed_pods.pods.lock().remove(pod);
     }
 
-    /// Waits for pods that refer to something that changed. Cancel-safe: what was not returned
-    /// stays.
+    /// Waits for pods that refer to changed objects. Cancel-safe: unreturned pods stay queued.
     pub async fn changed(&self) -> BTreeSet<PodUid> {
         loop {
-            let pods = std::mem::take(&mut *self.news.pods.lock());
+            let pods = std::mem::take(&mut *self.changed_pods.pods.lock());
             if !pods.is_empty() {
                 return pods;
             }
-            self.news.any.notified().await;
+            self.changed_pods.any.notified().await;
         }
     }
 
-    fn tell_of(&self, key: &Key) {
+    fn notify_change(&self, key: &Key) {
         let pods = self.watched.lock().get(key).map(|watched| watched.pods.clone());
-        self.news.pods.lock().extend(pods.into_iter().flatten());
-        self.news.any.notify_one();
+        self.changed_pods.pods.lock().extend(pods.into_iter().flatten());
+        self.changed_pods.any.notify_one();
     }
 
     #[cfg(test)]
@@ -177,8 +176,8 @@ impl Secrets for Arc<Objects> {
     }
 }
 
-/// What the API server said, without what the client adds.
-fn said(error: &kube::Error) -> String {
+/// The message of the API server, without the client's additions.
+fn api_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         other => other.to_string(),

@@ -1,9 +1,10 @@
-//! Sees what came of our acts: the pod lifecycle event generator, and the cache of what it saw.
+//! Pod lifecycle event generator (PLEG) and the cache of observed pod states.
 //!
-//! Two ways lead to a fresh look at a pod. The runtime's event stream hints at the one pod where
-//! something happened, at once; a relist of everything finds whatever no event told. Neither is
-//! applied as state: both only poke the pod's worker, which looks for itself. So a lost event
-//! costs time, a doubled one nothing, and a look that hangs keeps only its own pod waiting.
+//! A pod is inspected again for one of two reasons. An event of the runtime names the pod where
+//! something happened, at once; a relist of all pods finds what no event reported. Neither is
+//! applied as state: both only notify the pod worker, which inspects the pod itself. So a lost
+//! event costs time, a duplicate costs nothing, and an inspection that hangs delays only its own
+//! pod.
 //!
 //! The relist runs every second without an event stream, and slower while one is healthy.
 
@@ -16,56 +17,56 @@ use futures::stream::{self, Stream};
 use parking_lot::Mutex;
 use podwright_core::gc::{self, ContainerPolicy};
 use podwright_core::ids::{ContainerId, PodName, PodUid};
-use podwright_core::observed::{self, Glance, ObservedPod, PodEvent, PodGlance, State};
+use podwright_core::observed::{self, ListedState, ObservedPod, PodEvent, PodListing, State};
 use podwright_core::time::Mono;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::last_words;
 use crate::metrics::Metrics;
+use crate::termination_message;
 
-/// How often everything is listed when nobody tells us of changes.
-const RELIST: Duration = Duration::from_secs(1);
-/// And when the runtime does: the list is only the safety net.
-const RELIST_WITH_HINTS: Duration = Duration::from_secs(10);
-/// Without a relist for this long, what we know is no longer worth much.
-const STALE: Duration = Duration::from_secs(180);
-const RECONNECT: Duration = Duration::from_secs(1);
-/// A look at something that ended may have come too early, and is made again, this long after the
-/// one before.
-const ECHOES: [Duration; 4] = [
+/// Relist interval without an event stream.
+const RELIST_INTERVAL: Duration = Duration::from_secs(1);
+/// Relist interval with an event stream: the relist only finds lost events.
+const RELIST_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(10);
+/// Without a successful relist for this long the PLEG is unhealthy, as upstream.
+const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
+/// An inspection right after an exit event may be too early, so the event is repeated after these
+/// delays.
+const REPEATS: [Duration; 4] = [
     Duration::from_millis(20),
     Duration::from_millis(80),
     Duration::from_millis(400),
     Duration::from_millis(1500),
 ];
 
-/// Who wants to know that the runtime has news of a pod.
+/// Receives notifications about pods that changed in the runtime.
 pub trait Listener: Send + Sync + 'static {
-    /// The runtime shows changes of this pod, or its cache is stale.
-    fn poke(&self, uid: &PodUid, events: &[PodEvent]);
+    /// The pod changed in the runtime, or its cached state may be stale.
+    fn notify(&self, uid: &PodUid, events: &[PodEvent]);
 }
 
-type Known = BTreeMap<PodUid, (PodName, PodGlance)>;
+type Listing = BTreeMap<PodUid, (PodName, PodListing)>;
 
 pub struct Pleg {
     runtime: cri::Client,
     clock: Clock,
     metrics: Arc<Metrics>,
     keeps: ContainerPolicy,
-    /// What the last relist showed.
-    last: Mutex<Known>,
+    /// Result of the last relist.
+    last: Mutex<Listing>,
     cache: Mutex<HashMap<PodUid, watch::Sender<Option<Arc<ObservedPod>>>>>,
-    /// Which pod a runtime id belongs to, for hints that name only the id, and when that was seen.
+    /// The pod of each runtime ID, for events that name only the ID, and when it was last observed.
     owners: Mutex<HashMap<Arc<str>, (PodUid, Mono)>>,
     relisted: watch::Sender<Option<Relist>>,
-    /// The runtime answered the last list.
-    answers: watch::Sender<bool>,
-    hinted: watch::Sender<bool>,
-    /// Told when there is something for clean-up to do before its time.
-    leftovers: Notify,
+    /// The runtime responded to the last relist.
+    reachable: watch::Sender<bool>,
+    has_events: watch::Sender<bool>,
+    /// Notified when garbage collection should run early.
+    gc_wakeup: Notify,
 }
 
 /// The newest complete relist.
@@ -75,15 +76,15 @@ pub struct Relist {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("pod {name}: cannot see what the runtime has of it")]
-pub struct LookError {
+#[error("pod {name}: cannot inspect its sandboxes and containers")]
+pub struct InspectError {
     name: PodName,
     #[source]
     pub(crate) source: cri::Error,
 }
 
 impl Pleg {
-    /// `keeps`: what clean-up leaves of the dead.
+    /// `keeps`: the dead containers that garbage collection keeps.
     pub fn new(
         runtime: cri::Client,
         clock: Clock,
@@ -99,50 +100,54 @@ impl Pleg {
             cache: Mutex::default(),
             owners: Mutex::default(),
             relisted: watch::Sender::new(None),
-            answers: watch::Sender::new(false),
-            hinted: watch::Sender::new(false),
-            leftovers: Notify::new(),
+            reachable: watch::Sender::new(false),
+            has_events: watch::Sender::new(false),
+            gc_wakeup: Notify::new(),
         })
     }
 
     /// Relists until stopped.
     pub async fn relist_loop(&self, listener: &impl Listener, stop: CancellationToken) {
-        let mut hinted = self.hinted.subscribe();
+        let mut has_events = self.has_events.subscribe();
         loop {
-            let wait = if *hinted.borrow_and_update() { RELIST_WITH_HINTS } else { RELIST };
+            let wait = if *has_events.borrow_and_update() {
+                RELIST_INTERVAL_WITH_EVENTS
+            } else {
+                RELIST_INTERVAL
+            };
             let began = tokio::time::Instant::now();
             if let Err(error) = self.relist(listener).await {
-                tracing::warn!(%error, "cannot list the runtime's pods; will try again");
+                tracing::warn!(%error, "relist failed, retrying");
             }
             tokio::select! { biased;
                 () = stop.cancelled() => return,
-                // Cancel-safe: a change is seen again by the next borrow.
-                changed = hinted.changed() => if changed.is_err() { return },
+                // Cancel-safe: a missed change is seen by the next borrow.
+                changed = has_events.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep_until(began + wait) => {}
             }
         }
     }
 
-    /// Lists everything once and pokes the pods where something changed.
+    /// Lists all pods once and notifies the workers of pods that changed.
     pub async fn relist(&self, listener: &impl Listener) -> Result<(), cri::Error> {
         let began = self.clock.now().mono;
         if let Some(previous) = *self.relisted.borrow() {
             self.metrics.pleg.interval.observe(began.since(previous.began));
         }
-        let seen = self.runtime.glance().await;
+        let seen = self.runtime.list_pods().await;
         self.metrics.pleg.duration.observe(self.clock.now().mono.since(began));
-        let answers = seen.as_ref().map_or_else(|error| !error.is_silence(), |_| true);
-        self.answers.send_if_modified(|old| std::mem::replace(old, answers) != answers);
+        let reachable = seen.as_ref().map_or_else(|error| !error.is_silence(), |_| true);
+        self.reachable.send_if_modified(|old| std::mem::replace(old, reachable) != reachable);
         let seen = seen?;
         if self.relisted.borrow().is_some_and(|newest| newest.began > began) {
-            // One that began later was faster: it has seen more.
+            // A relist that began later has already finished; its result is newer.
             return Ok(());
         }
         self.count(&seen);
         let changes = {
             let mut last = self.last.lock();
             let changes = compare(&last, &seen);
-            self.own(&seen, began);
+            self.replace_owners(&seen, began);
             *last = seen;
             changes
         };
@@ -150,29 +155,31 @@ impl Pleg {
             if events.iter().any(|e| matches!(e, PodEvent::ContainerRemoved(_))) {
                 self.forget_if_gone(uid);
             }
-            listener.poke(uid, events);
+            listener.notify(uid, events);
         }
         self.relisted.send_replace(Some(Relist { began }));
         self.metrics.pleg.last_seen.set(self.clock.now().wall);
         Ok(())
     }
 
-    /// Follows the runtime's event stream until stopped; while it is down, relists are frequent.
-    pub async fn hint_loop(&self, listener: &impl Listener, stop: CancellationToken) {
+    /// Follows the event stream of the runtime until stopped; without it, relists are frequent.
+    pub async fn event_loop(&self, listener: &impl Listener, stop: CancellationToken) {
         let work = async {
             loop {
                 let ended = self.follow_hints(listener).await;
-                self.hinted.send_if_modified(|up| std::mem::replace(up, false));
+                self.has_events.send_if_modified(|up| std::mem::replace(up, false));
                 match ended {
-                    // It may have had one before it was replaced by another.
+                    // An earlier runtime version may have had a stream.
                     Err(error) if error.kind == cri::Kind::Unimplemented => {
-                        tracing::info!("the runtime has no event stream; relisting each second");
+                        tracing::info!("runtime has no event stream, relisting every second");
                         return;
                     }
-                    Err(error) => tracing::debug!(%error, "the runtime's event stream ended"),
+                    Err(error) => {
+                        tracing::debug!(%error, "runtime event stream ended, reconnecting");
+                    }
                     Ok(()) => {}
                 }
-                tokio::time::sleep(RECONNECT).await;
+                tokio::time::sleep(RECONNECT_DELAY).await;
             }
         };
         stop.run_until_cancelled(work).await;
@@ -180,45 +187,49 @@ impl Pleg {
 
     async fn follow_hints(&self, listener: &impl Listener) -> Result<(), cri::Error> {
         let version = self.runtime.version().await?;
-        let mut asked = std::pin::pin!(self.runtime.hints(&version.runtime_name));
-        // The runtime answers with its first event, a refusal comes at once: silence means that
-        // it listens. What happened before is found by one more list.
-        let early = tokio::time::timeout(RECONNECT, &mut asked).await;
+        let mut opened = std::pin::pin!(self.runtime.hints(&version.runtime_name));
+        // The runtime responds with its first event, but refuses at once: no response means that
+        // the stream is open. A relist finds what happened before.
+        let early = tokio::time::timeout(RECONNECT_DELAY, &mut opened).await;
         let early = early.ok().transpose()?;
         self.relist(listener).await?;
-        self.hinted.send_replace(true);
+        self.has_events.send_replace(true);
         let hints = match early {
             Some(hints) => hints,
-            None => asked.await?,
+            None => opened.await?,
         };
-        let mut hints = with_echoes(hints);
+        let mut hints = with_repeats(hints);
         while let Some(hint) = hints.next().await {
             let uid = match hint? {
                 cri::Hint::Pod(uid) => Some(uid),
                 cri::Hint::Id(id) => self.owner(&id),
-                // An end is final: who has seen it learns nothing by looking again.
+                // An exit is final: once observed, no further inspection is needed.
                 cri::Hint::Ended(id) => self.owner(&id).filter(|uid| !self.shows_end(uid, &id)),
             };
             if let Some(uid) = uid {
-                listener.poke(&uid, &[]);
+                listener.notify(&uid, &[]);
             }
         }
         Ok(())
     }
 
-    /// Looks at one pod now, and remembers what it saw.
-    pub async fn look(&self, uid: &PodUid, name: &PodName) -> Result<Arc<ObservedPod>, LookError> {
+    /// Inspects one pod and caches the result.
+    pub async fn inspect(
+        &self,
+        uid: &PodUid,
+        name: &PodName,
+    ) -> Result<Arc<ObservedPod>, InspectError> {
         let as_of = self.clock.now().mono;
-        let looked = self.runtime.observe(uid, name, as_of).await;
+        let result = self.runtime.observe(uid, name, as_of).await;
         let (mut observed, seen) =
-            looked.map_err(|source| LookError { name: name.clone(), source })?;
+            result.map_err(|source| InspectError { name: name.clone(), source })?;
         let before = self.cached(uid);
         for mut seen in seen {
             if seen.instance.exit().is_some() {
                 match before.as_ref().and_then(|old| exited(old, &seen.instance.id)) {
-                    // An exit does not change any more; its words are read once.
+                    // An exit is final; its termination message is read once.
                     Some(state) => seen.instance.state = state,
-                    None => last_words::complete(&mut seen).await,
+                    None => termination_message::complete(&mut seen).await,
                 }
                 let known = observed.instances.iter_mut().find(|i| i.id == seen.instance.id);
                 if let Some(instance) = known {
@@ -228,7 +239,7 @@ impl Pleg {
         }
         self.note_owners(&observed);
         if gc::has_surplus(&observed, &self.keeps) {
-            self.leftovers.notify_one();
+            self.gc_wakeup.notify_one();
         }
         keep_addresses(before.as_deref(), &mut observed);
         let observed = Arc::new(observed);
@@ -237,62 +248,62 @@ impl Pleg {
         Ok(observed)
     }
 
-    /// Wakes clean-up: something ended that it may want to remove.
-    pub fn leftovers(&self) -> &Notify {
-        &self.leftovers
+    /// Wakes garbage collection before its interval.
+    pub fn gc_wakeup(&self) -> &Notify {
+        &self.gc_wakeup
     }
 
-    /// What was last seen of a pod.
+    /// The last observed state of a pod.
     pub fn cached(&self, uid: &PodUid) -> Option<Arc<ObservedPod>> {
-        self.cache.lock().get(uid).and_then(|cell| cell.borrow().clone())
+        self.cache.lock().get(uid).and_then(|state| state.borrow().clone())
     }
 
-    /// Every view of a pod from now on. It ends when nothing of the pod is left to see, or it is
-    /// forgotten.
+    /// Every observed state of a pod from now on. Closed when the pod is gone from the runtime or
+    /// removed from the cache.
     pub fn watch(&self, uid: &PodUid) -> watch::Receiver<Option<Arc<ObservedPod>>> {
         self.cache.lock().entry(uid.clone()).or_default().subscribe()
     }
 
-    /// Waits until everything was listed once.
+    /// Waits for the first successful relist.
     pub async fn first_relist(&self) {
         let mut relisted = self.relisted.subscribe();
         let _ = relisted.wait_for(Option::is_some).await;
     }
 
-    /// Waits until everything was listed once more.
+    /// Waits for the next successful relist.
     pub async fn next_relist(&self) {
         let mut relisted = self.relisted.subscribe();
-        // The sender lives as long as `self`.
+        // The sender is owned by `self`.
         let _ = relisted.changed().await;
     }
 
-    /// Whether the runtime answers at all.
-    pub fn answers(&self) -> watch::Receiver<bool> {
-        self.answers.subscribe()
+    /// Whether the runtime responds.
+    pub fn reachable(&self) -> watch::Receiver<bool> {
+        self.reachable.subscribe()
     }
 
-    /// The pods the runtime holds, by the last relist.
+    /// The pods of the runtime by the last relist, and whether they are running.
     pub fn runtime_pods(&self) -> Vec<(PodUid, PodName, bool)> {
         let last = self.last.lock();
         last.iter().map(|(uid, (name, g))| (uid.clone(), name.clone(), g.is_alive())).collect()
     }
 
-    /// Whether the runtime showed something of this pod running.
+    /// Whether a sandbox or container of this pod was running at the last relist.
     pub fn is_alive(&self, uid: &PodUid) -> bool {
-        self.last.lock().get(uid).is_some_and(|(_, glance)| glance.is_alive())
+        self.last.lock().get(uid).is_some_and(|(_, listed)| listed.is_alive())
     }
 
-    /// Whether the runtime showed a container of this pod running.
+    /// Whether a container of this pod was running at the last relist.
     pub fn runs_container(&self, uid: &PodUid) -> bool {
-        self.last.lock().get(uid).is_some_and(|(_, glance)| glance.runs_container())
+        self.last.lock().get(uid).is_some_and(|(_, listed)| listed.runs_container())
     }
 
-    /// Why what we know of the runtime is out of date; `None` while it is not.
+    /// Why the PLEG is unhealthy; `None` while it is healthy.
     pub fn unhealthy(&self) -> Option<String> {
         let now = self.clock.now().mono;
         match *self.relisted.borrow() {
             None => Some("pleg has yet to be successful".into()),
-            Some(last) if now.since(last.began) > STALE => {
+            Some(last) if now.since(last.began) > RELIST_THRESHOLD => {
                 let ago = now.since(last.began).as_secs();
                 Some(format!("pleg was last seen active {ago}s ago; threshold is 3m0s"))
             }
@@ -308,7 +319,7 @@ impl Pleg {
         self.owners.lock().get(id).map(|(uid, _)| uid.clone())
     }
 
-    /// Whether what was last seen of a pod shows that this container or sandbox has ended.
+    /// Whether the cached state shows that this container or sandbox has ended.
     fn shows_end(&self, uid: &PodUid, id: &str) -> bool {
         self.cached(uid).is_some_and(|seen| {
             let container = seen.instances.iter().find(|instance| instance.id.as_str() == id);
@@ -334,35 +345,35 @@ impl Pleg {
         }
     }
 
-    /// All there is belongs to whom the list says; and what was made while it was being written
-    /// belongs to whom a look at it said.
-    fn own(&self, seen: &Known, began: Mono) {
+    /// Replaces the owners by those of a relist, but keeps what was observed after it began: it may
+    /// have been created while the list was made.
+    fn replace_owners(&self, seen: &Listing, began: Mono) {
         let mut owners = self.owners.lock();
         owners.retain(|_, (_, noted)| *noted >= began);
-        for (uid, (_, glance)) in seen {
-            for id in glance.ids() {
+        for (uid, (_, listed)) in seen {
+            for id in listed.ids() {
                 owners.entry(id.clone()).or_insert_with(|| (uid.clone(), began));
             }
         }
     }
 
-    fn count(&self, seen: &Known) {
-        let containers = |wanted: Glance| {
-            let states = seen.values().flat_map(|(_, glance)| glance.containers.values());
+    fn count(&self, seen: &Listing) {
+        let containers = |wanted: ListedState| {
+            let states = seen.values().flat_map(|(_, listed)| listed.containers.values());
             states.filter(|state| **state == wanted).count()
         };
         let metrics = &self.metrics.pleg;
-        metrics.running_pods.set(seen.values().filter(|(_, glance)| glance.is_alive()).count());
-        metrics.containers.created.set(containers(Glance::Created));
-        metrics.containers.running.set(containers(Glance::Running));
-        metrics.containers.exited.set(containers(Glance::Exited));
-        metrics.containers.unknown.set(containers(Glance::Unknown));
+        metrics.running_pods.set(seen.values().filter(|(_, listed)| listed.is_alive()).count());
+        metrics.containers.created.set(containers(ListedState::Created));
+        metrics.containers.running.set(containers(ListedState::Running));
+        metrics.containers.exited.set(containers(ListedState::Exited));
+        metrics.containers.unknown.set(containers(ListedState::Unknown));
     }
 }
 
-/// Each hint at once. That something ended may come too early, and comes again; others are not held
-/// up by that.
-fn with_echoes(
+/// Passes each hint on at once and repeats exit hints later, because they may come too early.
+/// Repeats do not delay other hints.
+fn with_repeats(
     hints: impl Stream<Item = Result<cri::Hint, cri::Error>> + Send + Unpin,
 ) -> impl Stream<Item = Result<cri::Hint, cri::Error>> + Send + Unpin {
     hints.flat_map_unordered(None, |hint| {
@@ -370,8 +381,8 @@ fn with_echoes(
             Ok(cri::Hint::Ended(id)) => Some(id.clone()),
             Ok(cri::Hint::Pod(_) | cri::Hint::Id(_)) | Err(_) => None,
         };
-        let echoes = stream::iter(again).flat_map(|id| {
-            stream::iter(ECHOES).then(move |delay| {
+        let repeats = stream::iter(again).flat_map(|id| {
+            stream::iter(REPEATS).then(move |delay| {
                 let hint = cri::Hint::Ended(id.clone());
                 async move {
                     tokio::time::sleep(delay).await;
@@ -379,23 +390,23 @@ fn with_echoes(
                 }
             })
         });
-        stream::iter([hint]).chain(echoes).boxed()
+        stream::iter([hint]).chain(repeats).boxed()
     })
 }
 
-/// Pods whose glance changed, with the events that follow.
-fn compare(before: &Known, after: &Known) -> Vec<(PodUid, Vec<PodEvent>)> {
+/// Pods that changed between two listings, with their events.
+fn compare(before: &Listing, after: &Listing) -> Vec<(PodUid, Vec<PodEvent>)> {
     let mut changes = Vec::new();
-    for (uid, (_, glance)) in after {
-        let nothing = PodGlance::default();
-        let old = before.get(uid).map_or(&nothing, |(_, glance)| glance);
-        let events = observed::diff(old, glance);
+    for (uid, (_, listed)) in after {
+        let nothing = PodListing::default();
+        let old = before.get(uid).map_or(&nothing, |(_, listed)| listed);
+        let events = observed::diff(old, listed);
         if !events.is_empty() {
             changes.push((uid.clone(), events));
         }
     }
-    for (uid, (_, glance)) in before.iter().filter(|(uid, _)| !after.contains_key(*uid)) {
-        changes.push((uid.clone(), observed::diff(glance, &PodGlance::default())));
+    for (uid, (_, listed)) in before.iter().filter(|(uid, _)| !after.contains_key(*uid)) {
+        changes.push((uid.clone(), observed::diff(listed, &PodListing::default())));
     }
     changes
 }
@@ -405,7 +416,7 @@ fn exited(old: &ObservedPod, id: &ContainerId) -> Option<State> {
     instance.exit().map(|exit| State::Exited(exit.clone()))
 }
 
-/// A sandbox that ended has no address any more; the pod is still reported under its last one.
+/// A stopped sandbox has no address, but the status of the pod keeps the last one.
 fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
     if now.ready_sandbox().is_some() {
         return;
@@ -429,72 +440,72 @@ mod tests {
 
     use super::*;
 
-    struct Nobody;
+    struct IgnoreAll;
 
-    impl Listener for Nobody {
-        fn poke(&self, _: &PodUid, _: &[PodEvent]) {}
+    impl Listener for IgnoreAll {
+        fn notify(&self, _: &PodUid, _: &[PodEvent]) {}
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_is_refused_late_leaves_the_relists_frequent() {
+    async fn relists_stay_frequent_when_the_event_stream_is_refused_late() {
         let fake = Fake::start(FakeOptions::default());
         let refusal = Fault::Error(tonic::Code::Unimplemented, "no events".into());
-        let slow = Fault::Delay(2 * RECONNECT);
+        let slow = Fault::Delay(2 * RECONNECT_DELAY);
         for fault in [slow, refusal] {
             fake.fail(Rule::on_any_of([Rpc::GetContainerEvents, Rpc::Subscribe], fault));
         }
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
         let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        let mut hinted = pleg.hinted.subscribe();
-        let following = pleg.hint_loop(&Nobody, CancellationToken::new());
-        let silence = async { hinted.wait_for(|up| *up).await.map(|up| *up).unwrap() };
-        let (silent, ()) = tokio::join!(silence, following);
-        assert!(silent, "no answer was taken for a yes");
-        assert!(!*pleg.hinted.borrow());
+        let mut has_events = pleg.has_events.subscribe();
+        let following = pleg.event_loop(&IgnoreAll, CancellationToken::new());
+        let opened = async { has_events.wait_for(|up| *up).await.map(|up| *up).unwrap() };
+        let (open, ()) = tokio::join!(opened, following);
+        assert!(open, "no response counts as an open stream");
+        assert!(!*pleg.has_events.borrow());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_began_before_a_container_was_made_does_not_disown_it() {
+    async fn relist_begun_before_a_sandbox_was_created_keeps_its_owner() {
         let fake = Fake::start(FakeOptions::default());
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
         let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
         let at = |second| Mono(Duration::from_secs(second));
         let job = builders::pod("job").container("app").build();
-        let looked = builders::observed(&job).sandbox("made", 0, true).build();
-        pleg.note_owners(&ObservedPod { as_of: at(2), ..looked });
-        pleg.own(&Known::new(), at(1));
-        assert!(pleg.owners.lock().contains_key("made"), "the list could not know it");
-        pleg.own(&Known::new(), at(3));
+        let observed = builders::observed(&job).sandbox("made", 0, true).build();
+        pleg.note_owners(&ObservedPod { as_of: at(2), ..observed });
+        pleg.replace_owners(&Listing::new(), at(1));
+        assert!(pleg.owners.lock().contains_key("made"), "the list is older than the sandbox");
+        pleg.replace_owners(&Listing::new(), at(3));
         assert!(pleg.owners.lock().is_empty(), "it is gone");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hint_that_may_come_too_early_comes_again_and_holds_up_no_other() {
+    async fn exit_hints_are_repeated_and_do_not_delay_others() {
         let hints = [
             Ok(cri::Hint::Ended("ended".into())),
-            Ok(cri::Hint::Id("begun".into())),
-            Ok(cri::Hint::Pod(PodUid::new("told"))),
+            Ok(cri::Hint::Id("started".into())),
+            Ok(cri::Hint::Pod(PodUid::new("pod"))),
         ];
         let began = tokio::time::Instant::now();
-        let heard = with_echoes(stream::iter(hints)).map(|hint| {
-            let who = match hint {
+        let received = with_repeats(stream::iter(hints)).map(|hint| {
+            let source = match hint {
                 Ok(cri::Hint::Id(id) | cri::Hint::Ended(id)) => id,
                 Ok(cri::Hint::Pod(uid)) => uid.to_string(),
                 Err(error) => panic!("{error}"),
             };
-            (began.elapsed().as_millis(), who)
+            (began.elapsed().as_millis(), source)
         });
-        let mut heard: Vec<_> = heard.collect().await;
-        heard.sort();
+        let mut received: Vec<_> = received.collect().await;
+        received.sort();
         let want = [
-            (0, "begun"),
             (0, "ended"),
-            (0, "told"),
+            (0, "pod"),
+            (0, "started"),
             (20, "ended"),
             (100, "ended"),
             (500, "ended"),
             (2000, "ended"),
         ];
-        assert_eq!(heard, want.map(|(at, who)| (at, who.to_owned())));
+        assert_eq!(received, want.map(|(at, source)| (at, source.to_owned())));
     }
 }

@@ -1,14 +1,14 @@
-//! Which pods this node runs: sources in, workers out.
+//! Pod manager: merges the pod sources and starts a worker for each pod.
 //!
-//! One task hears all sources, merges what they say, and folds each change into the pod's cell;
-//! the pod's worker does the rest. It never waits for a pod, so one that hangs delays nobody.
-//! Every two seconds it looks for what nobody takes care of any more.
+//! One task receives the updates of all sources, merges them and passes each change to the handle
+//! of the pod; the pod worker does the rest. The task never waits for a pod, so a pod that hangs
+//! does not delay others. Housekeeping runs every two seconds and removes orphans.
 
 mod admitting;
-mod directory;
 mod ending;
 mod housekeeping;
 mod orphan;
+mod pod_index;
 mod resizes;
 mod stopping;
 
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Kill, Lifecycle, Request};
-use podwright_core::pod::merge::{Changes, Merge, News, Refused};
-use podwright_core::pod::registry::is_mirror;
+use podwright_core::pod::desired::is_mirror;
+use podwright_core::pod::merge::{Changes, RefusedPod, SourceMerger, SourceUpdate};
 use podwright_core::pod::{Pod, Source};
 use podwright_core::status::conditions::ready_is_stale;
 use tokio::sync::mpsc;
@@ -28,59 +28,59 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use admitting::Parked;
-pub use directory::{BURST, Directory};
 pub use ending::{EndError, end};
-use housekeeping::{Finding, Looks};
+use housekeeping::{HousekeepingScans, ScanResult};
+pub use pod_index::{CHANGE_DEBOUNCE, PodIndex};
 pub use stopping::{StoppingPod, StoppingPods};
 
-use crate::cell::PodCell;
+use crate::context::NodeContext;
 use crate::events::Severity;
+use crate::pod_handle::PodHandle;
 use crate::probes::Prober;
-use crate::tools::Tools;
-use crate::worker::{Outcome, Worker};
+use crate::worker::{Worker, WorkerOutcome};
 
-const HOUSEKEEPING: Duration = Duration::from_secs(2);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 
-/// News from a source, as it arrives here.
+/// An update from a pod source.
 #[derive(Debug)]
 pub struct Delivery {
     pub source: Source,
-    pub news: News,
+    pub news: SourceUpdate,
 }
 
-pub struct Pods {
-    tools: Arc<Tools>,
-    directory: Arc<Directory>,
-    merge: Merge,
-    /// The sources this node has; until all were heard nothing is taken for gone.
+pub struct PodManager {
+    context: Arc<NodeContext>,
+    pod_index: Arc<PodIndex>,
+    merge: SourceMerger,
+    /// Configured sources. No pod counts as deleted before each of them has delivered once.
     sources: Vec<Source>,
-    /// Static pods that wait for another one of their name to end.
+    /// Static pods that wait until an earlier static pod of the same name has ended.
     queues: BTreeMap<PodName, VecDeque<PodUid>>,
-    /// Pods that wish for other resources than they have and were not answered yet.
+    /// PodManager with a resize request that was not evaluated yet.
     undecided: BTreeSet<PodUid>,
     workers: TaskTracker,
     ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
-    /// Pods of the runtime that are being ended.
+    /// Orphaned pods of the runtime that are being stopped.
     orphans: BTreeSet<PodUid>,
     orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
-    looks: Looks,
-    findings: (mpsc::UnboundedSender<Finding>, mpsc::UnboundedReceiver<Finding>),
-    /// Pods that are neither taken nor turned away yet.
+    scans: HousekeepingScans,
+    scan_results: (mpsc::UnboundedSender<ScanResult>, mpsc::UnboundedReceiver<ScanResult>),
+    /// PodManager that are neither admitted nor rejected yet.
     parked: Vec<Parked>,
     stop: CancellationToken,
 }
 
-impl Pods {
+impl PodManager {
     pub fn new(
-        tools: Arc<Tools>,
-        directory: Arc<Directory>,
+        context: Arc<NodeContext>,
+        pod_index: Arc<PodIndex>,
         sources: Vec<Source>,
         stop: CancellationToken,
     ) -> Self {
         Self {
-            tools,
-            directory,
-            merge: Merge::default(),
+            context,
+            pod_index,
+            merge: SourceMerger::default(),
             sources,
             queues: BTreeMap::new(),
             undecided: BTreeSet::new(),
@@ -88,72 +88,72 @@ impl Pods {
             ended: mpsc::unbounded_channel(),
             orphans: BTreeSet::new(),
             orphan_ended: mpsc::unbounded_channel(),
-            looks: Looks::default(),
-            findings: mpsc::unbounded_channel(),
+            scans: HousekeepingScans::default(),
+            scan_results: mpsc::unbounded_channel(),
             parked: Vec::new(),
             stop,
         }
     }
 
-    /// Runs until stopped, then waits for the workers; containers run on.
+    /// Runs until stopped, then waits for the workers. Containers keep running.
     pub async fn run(mut self, mut deliveries: mpsc::Receiver<Delivery>) {
         let stop = self.stop.clone();
-        // Before the first look at the runtime nobody knows which pods are alive.
-        if stop.run_until_cancelled(self.tools.pleg.first_relist()).await.is_none() {
+        // Which pods have running containers is unknown before the first relist.
+        if stop.run_until_cancelled(self.context.pleg.first_relist()).await.is_none() {
             return;
         }
-        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut node = self.tools.admission.shown();
-        let mut stopping = self.directory.stopping();
+        let mut node = self.context.admission.own_node();
+        let mut stopping = self.pod_index.stopping();
         loop {
-            self.directory.turned(self.tools.clock.now().mono);
+            self.pod_index.note_loop(self.context.clock.now().mono);
             tokio::select! { biased;
                 () = stop.cancelled() => break,
                 Ok(()) = stopping.changed() => self.stop_all(),
-                // All are cancel-safe: nothing is taken that is not handled below.
+                // All arms are cancel-safe: nothing is received without being handled below.
                 Some(uid) = self.ended.1.recv() => self.forget_or_restart(&uid),
                 Some(uid) = self.orphan_ended.1.recv() => {
                     self.orphans.remove(&uid);
-                    self.tools.metrics.pods.ending_orphans.set(self.orphans.len());
-                    self.tools.pleg.leftovers().notify_one();
-                    self.looks.groups_soon();
+                    self.context.metrics.pods.ending_orphans.set(self.orphans.len());
+                    self.context.pleg.gc_wakeup().notify_one();
+                    self.scans.list_cgroups_soon();
                 }
-                Some(delivery) = deliveries.recv() => self.hear(delivery),
+                Some(delivery) = deliveries.recv() => self.receive(delivery),
                 Ok(()) = node.changed() => {}
-                Some(finding) = self.findings.1.recv() => self.take_in(finding),
-                _ = housekeeping.tick() => self.keep_house(),
+                Some(finding) = self.scan_results.1.recv() => self.handle_scan(finding),
+                _ = housekeeping.tick() => self.housekeep(),
             }
-            if !self.directory.is_stopping() {
-                self.judge_parked();
+            if !self.pod_index.is_stopping() {
+                self.retry_parked();
             }
         }
         self.workers.close();
         self.workers.wait().await;
     }
 
-    /// Folds one delivery in and hands the changes on, in upstream's order.
-    fn hear(&mut self, delivery: Delivery) {
-        let now = self.tools.clock.now().wall;
+    /// Merges one delivery and applies the changes, in upstream's order.
+    fn receive(&mut self, delivery: Delivery) {
+        let now = self.context.clock.now().wall;
         let changes = self.merge.fold(delivery.source, delivery.news, now);
-        self.handle(changes);
-        let heard = self.sources.iter().all(|source| self.merge.has_delivered(*source));
-        self.directory.set_sources_ready(heard);
-        self.directory.set_api_heard(self.merge.has_delivered(Source::Api));
+        self.apply(changes);
+        let delivered = self.sources.iter().all(|source| self.merge.has_delivered(*source));
+        self.pod_index.set_sources_ready(delivered);
+        self.pod_index.set_api_synced(self.merge.has_delivered(Source::Api));
     }
 
-    fn handle(&mut self, changes: Changes) {
-        for Refused { object, reason } in &changes.refused {
+    fn apply(&mut self, changes: Changes) {
+        for RefusedPod { object, reason } in &changes.refused {
             let (namespace, name) = (&object.namespace, &object.name);
-            tracing::warn!(namespace, name, reason, "cannot run this pod");
+            tracing::warn!(namespace, name, reason, "validate pod: rejected, not running it");
             let (severity, text) = (Severity::Warning, reason.clone());
-            self.tools.events.record(object.clone(), severity, "FailedValidation", text);
+            self.context.events.record(object.clone(), severity, "FailedValidation", text);
         }
         for pod in changes.removed {
             self.remove(&pod);
         }
         let mut added = changes.added;
-        // Whoever is here already is counted first.
+        // PodManager that already run are admitted first, so that new pods cannot take their resources.
         added.sort_by_key(|pod| (!self.is_settled(pod), created(pod)));
         for pod in added {
             self.add(pod);
@@ -167,12 +167,12 @@ impl Pods {
     }
 
     fn add(&mut self, pod: Arc<Pod>) {
-        self.directory.put(pod.clone());
+        self.pod_index.put(pod.clone());
         if is_mirror(&pod) {
             return self.mirror_changed(&pod);
         }
-        if let Some(cell) = self.directory.cell(&pod.uid) {
-            cell.update(self.resized(&pod), Request::Create);
+        if let Some(handle) = self.pod_index.handle(&pod.uid) {
+            handle.update(self.resized(&pod), Request::Create);
             return;
         }
         if !self.may_start(&pod) {
@@ -183,16 +183,16 @@ impl Pods {
     }
 
     fn update(&mut self, pod: Arc<Pod>) {
-        self.directory.put(pod.clone());
+        self.pod_index.put(pod.clone());
         if is_mirror(&pod) {
             return self.mirror_changed(&pod);
         }
         if pod.deletion.is_some() {
-            self.tools.status.look_again(&pod.uid);
+            self.context.status.recheck(&pod.uid);
         }
-        match self.directory.cell(&pod.uid) {
-            Some(cell) => drop(cell.update(self.resized(&pod), Request::Update)),
-            // A rejected pod that is now to be deleted still has to be finished.
+        match self.pod_index.handle(&pod.uid) {
+            Some(handle) => drop(handle.update(self.resized(&pod), Request::Update)),
+            // A rejected pod that is being deleted still needs a worker to finish it.
             None if self.update_parked(&pod) => {}
             None if pod.deletion.is_some() => self.start_in_order(pod),
             None => {}
@@ -200,47 +200,48 @@ impl Pods {
     }
 
     fn remove(&mut self, pod: &Arc<Pod>) {
-        self.directory.remove(pod);
+        self.pod_index.remove(pod);
         if is_mirror(pod) {
             return self.mirror_changed(pod);
         }
         self.forget_parked(&pod.uid);
-        if let Some(cell) = self.directory.cell(&pod.uid) {
-            cell.request(Request::Kill(Kill::default()));
+        if let Some(handle) = self.pod_index.handle(&pod.uid) {
+            handle.request(Request::Kill(Kill::default()));
         }
     }
 
-    /// Only the status changed in the API: usually our own report coming back.
+    /// Handles a change of the status in the API only: usually our own report.
     fn reconcile(&mut self, pod: &Arc<Pod>) {
-        self.directory.put(pod.clone());
-        let Some(cell) = self.directory.cell(&pod.uid) else { return };
-        let granted = self.tools.allocations.granted(pod);
-        // A readiness gate that someone turned, or an end that someone else declared.
+        self.pod_index.put(pod.clone());
+        let Some(handle) = self.pod_index.handle(&pod.uid) else { return };
+        let granted = self.context.allocations.granted(pod);
+        // A readiness gate changed, or another client set a terminal phase.
         if ready_is_stale(pod) || pod.api_phase.is_terminal() {
-            cell.update(granted, Request::Update);
+            handle.update(granted, Request::Update);
         } else {
-            cell.refresh(granted);
+            handle.refresh(granted);
         }
     }
 
-    /// The static pod behind a mirror looks after it.
+    /// Wakes the worker of the static pod that a mirror pod belongs to.
     fn mirror_changed(&self, mirror: &Pod) {
-        self.tools.status.mirror_changed();
-        let cell = self.directory.behind(mirror).and_then(|pod| self.directory.cell(&pod.uid));
-        if let Some(cell) = cell {
-            cell.retry();
+        self.context.status.mirror_changed();
+        let handle =
+            self.pod_index.static_pod_of(mirror).and_then(|pod| self.pod_index.handle(&pod.uid));
+        if let Some(handle) = handle {
+            handle.retry();
         }
     }
 
-    /// A static pod waits until the one before it under the same name has ended.
+    /// Starts a pod; a static pod waits until earlier static pods of the same name have ended.
     fn start_in_order(&mut self, pod: Arc<Pod>) {
         if !pod.is_static() {
             return self.start(pod);
         }
-        let running = self.directory.other_static(&pod);
+        let running = self.pod_index.other_static(&pod);
         let queue = self.queues.entry(pod.name.clone()).or_default();
         if running || !queue.is_empty() {
-            tracing::info!(pod = %pod.name, "waits for the static pod of the same name to end");
+            tracing::info!(pod = %pod.name, "start static pod: waiting for the previous pod of the same name to end");
             queue.push_back(pod.uid.clone());
             return;
         }
@@ -248,50 +249,51 @@ impl Pods {
     }
 
     fn start(&mut self, pod: Arc<Pod>) {
-        let wished = pod;
-        let pod = self.tools.allocations.admit(&wished);
-        if !Arc::ptr_eq(&pod, &wished) {
+        let requested = pod;
+        let pod = self.context.allocations.admit(&requested);
+        if !Arc::ptr_eq(&pod, &requested) {
             self.undecided.insert(pod.uid.clone());
         }
-        let alive = self.tools.pleg.is_alive(&pod.uid);
-        let mut life = Lifecycle::begin(&pod, alive);
-        life.request(Request::Update, &pod);
-        if self.directory.is_stopping() {
-            life.request(Request::StopNode, &pod);
+        let alive = self.context.pleg.is_alive(&pod.uid);
+        let mut lifecycle = Lifecycle::begin(&pod, alive);
+        lifecycle.request(Request::Update, &pod);
+        if self.pod_index.is_stopping() {
+            lifecycle.request(Request::StopNode, &pod);
         }
-        let cell = PodCell::new(pod.clone(), life);
-        self.directory.put_cell(pod.uid.clone(), cell.clone());
-        if let Some(prober) = Prober::new(cell.clone(), &self.tools) {
+        let handle = PodHandle::new(pod.clone(), lifecycle);
+        self.pod_index.insert_handle(pod.uid.clone(), handle.clone());
+        if let Some(prober) = Prober::new(handle.clone(), &self.context) {
             self.workers.spawn(prober.run(self.stop.clone()));
         }
-        let worker = Worker::new(cell, self.tools.clone());
+        let worker = Worker::new(handle, self.context.clone());
         let (ended, stop) = (self.ended.0.clone(), self.stop.clone());
         self.workers.spawn(async move {
             match worker.run(stop).await {
-                // The receiver lives as long as the task that spawned us.
-                Outcome::Finished => drop(ended.send(pod.uid.clone())),
-                Outcome::Stopped => {}
+                // The receiver outlives this task.
+                WorkerOutcome::Finished => drop(ended.send(pod.uid.clone())),
+                WorkerOutcome::Stopped => {}
             }
         });
     }
 
-    /// A life ended. The UID may be wanted again, its name by another static pod.
+    /// Handles the end of a worker. The pod may be wanted again, or a static pod may wait for its
+    /// name.
     fn forget_or_restart(&mut self, uid: &PodUid) {
-        let Some(cell) = self.directory.cell(uid) else { return };
-        self.tools.pleg.leftovers().notify_one();
-        self.looks.groups_soon();
-        let (pod, life) = (cell.pod(), cell.life());
-        if life.is_wanted_again()
-            && let Some(pod) = self.directory.pod(uid)
+        let Some(handle) = self.pod_index.handle(uid) else { return };
+        self.context.pleg.gc_wakeup().notify_one();
+        self.scans.list_cgroups_soon();
+        let (pod, lifecycle) = (handle.pod(), handle.lifecycle());
+        if lifecycle.is_recreated()
+            && let Some(pod) = self.pod_index.pod(uid)
             && self.may_start(&pod)
         {
-            self.directory.drop_cell(uid);
-            let metrics = &self.tools.metrics.pods;
+            self.pod_index.remove_handle(uid);
+            let metrics = &self.context.metrics.pods;
             if pod.is_static() { &metrics.restarted_static } else { &metrics.restarted }.inc();
             self.start_in_order(pod);
-        } else if self.directory.pod(uid).is_none() {
-            self.directory.drop_cell(uid);
-            self.tools.pleg.forget(uid);
+        } else if self.pod_index.pod(uid).is_none() {
+            self.pod_index.remove_handle(uid);
+            self.context.pleg.forget(uid);
         }
         if pod.is_static() {
             self.start_next(&pod.name);
@@ -301,9 +303,9 @@ impl Pods {
     fn start_next(&mut self, name: &PodName) {
         let Some(queue) = self.queues.get_mut(name) else { return };
         while let Some(uid) = queue.pop_front() {
-            // One that was removed before it could start has nothing to end.
-            if let Some(pod) = self.directory.pod(&uid)
-                && stopping::may_start(&self.tools, &self.directory, &pod)
+            // A pod that was removed before its start needs no worker.
+            if let Some(pod) = self.pod_index.pod(&uid)
+                && stopping::may_start(&self.context, &self.pod_index, &pod)
             {
                 return self.start(pod);
             }

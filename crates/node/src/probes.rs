@@ -1,13 +1,12 @@
-//! Asks a pod's containers how they are.
+//! Prober: runs the liveness, readiness and startup probes of a pod.
 //!
-//! One task per pod that has probes, and none for the others. It waits for the next question that
-//! is due, an answer, or news of the pod; questions under way are futures of the same task, at
-//! most one per probe, so a node's probes are bounded by its pods and a container that does not
-//! answer keeps nobody else waiting. When and what to ask, and what follows from an answer, is
-//! decided in [`podwright_core::probe`].
+//! One task per pod that has probes. It waits for the next probe that is due, for a result, or for
+//! a change of the pod. Running probes are futures of the same task, at most one per probe, so
+//! their number is bounded by the pods of the node and a container that does not respond delays no
+//! other. When to probe, and what a result means, is decided in [`podwright_core::probe`].
 
-mod ask;
 mod grpc;
+mod run;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,115 +18,115 @@ use jiff::Timestamp;
 use podwright_core::lifecycle::Stage;
 use podwright_core::observed::ObservedPod;
 use podwright_core::pod::{Pod, ProbeKind};
-use podwright_core::probe::schedule::{Ask, Schedule, Settled, Sight};
-use podwright_core::probe::{Outcome, Verdict};
+use podwright_core::probe::schedule::{DueProbe, ProbeInputs, Schedule, SettledVerdict};
+use podwright_core::probe::{ProbeOutcome, ProbeVerdict};
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::cell::PodCell;
+use crate::context::NodeContext;
 use crate::events::{Recorder, Severity};
 use crate::metrics::{Metrics, ProbeSeries};
 use crate::pleg::Pleg;
+use crate::pod_handle::PodHandle;
 use crate::status::StatusManager;
-use crate::tools::Tools;
-use ask::asked;
+use run::run_probe;
 
-/// What a prober works with: a few of the node's tools.
-struct Means {
+/// The components of the node that a prober uses.
+struct ProbeContext {
     runtime: cri::Client,
     pleg: Arc<Pleg>,
     clock: Clock,
     events: Recorder,
     status: Arc<StatusManager>,
     metrics: Arc<Metrics>,
-    /// Where pods on the node's own network are asked.
+    /// Probe address of pods in the host network.
     node_address: Option<IpAddr>,
     agent_started: Timestamp,
 }
 
-impl Means {
-    fn of(tools: &Tools) -> Self {
+impl ProbeContext {
+    fn of(context: &NodeContext) -> Self {
         Self {
-            runtime: tools.runtime.clone(),
-            pleg: tools.pleg.clone(),
-            clock: tools.clock.clone(),
-            events: tools.events.clone(),
-            status: tools.status.clone(),
-            metrics: tools.metrics.clone(),
-            node_address: tools.settings.addresses.host_ips.first().copied(),
-            agent_started: tools.started,
+            runtime: context.runtime.clone(),
+            pleg: context.pleg.clone(),
+            clock: context.clock.clone(),
+            events: context.events.clone(),
+            status: context.status.clone(),
+            metrics: context.metrics.clone(),
+            node_address: context.settings.addresses.host_ips.first().copied(),
+            agent_started: context.started,
         }
     }
 }
 
 pub struct Prober {
-    cell: Arc<PodCell>,
-    means: Arc<Means>,
+    handle: Arc<PodHandle>,
+    context: Arc<ProbeContext>,
     schedule: Schedule,
     series: HashMap<(Arc<str>, ProbeKind), Arc<ProbeSeries>>,
 }
 
-/// What came of a question, and how long it took.
-struct Answered {
-    ask: Ask,
-    outcome: Outcome,
+/// The result of one probe and when it began.
+struct ProbeResult {
+    due: DueProbe,
+    outcome: ProbeOutcome,
     began: Instant,
 }
 
 impl Prober {
     /// `None`: the pod has no probes.
-    pub fn new(cell: Arc<PodCell>, tools: &Tools) -> Option<Self> {
-        let schedule = Schedule::of(&cell.pod())?;
-        let means = Arc::new(Means::of(tools));
-        Some(Self { cell, means, schedule, series: HashMap::new() })
+    pub fn new(handle: Arc<PodHandle>, context: &NodeContext) -> Option<Self> {
+        let schedule = Schedule::of(&handle.pod())?;
+        let context = Arc::new(ProbeContext::of(context));
+        Some(Self { handle, context, schedule, series: HashMap::new() })
     }
 
     /// Runs until nothing of the pod is left to probe, or the node stops.
     pub async fn run(self, stop: CancellationToken) {
-        let pod = self.cell.pod();
+        let pod = self.handle.pod();
         let span = tracing::info_span!("probes", pod = %pod.name, uid = %pod.uid);
         stop.run_until_cancelled(self.work(pod).instrument(span)).await;
     }
 
     async fn work(mut self, pod: Arc<Pod>) {
         let uid = pod.uid.clone();
-        let mut desired = self.cell.desired();
-        let mut seen = self.means.pleg.watch(&uid);
-        let mut under_way = FuturesUnordered::new();
+        let mut desired = self.handle.desired();
+        let mut seen = self.context.pleg.watch(&uid);
+        let mut running = FuturesUnordered::new();
         let (mut pod, mut view) = (pod, None);
-        let mut news = true;
+        let mut changed = true;
         loop {
-            if news {
+            if changed {
                 let now = desired.borrow_and_update();
-                match now.life.stage() {
+                match now.lifecycle.stage() {
                     Stage::Syncing | Stage::Terminating => {}
                     Stage::Terminated | Stage::Finished => return,
                 }
-                let ending = now.life.is_ending();
+                let ending = now.lifecycle.is_ending();
                 pod = now.pod.clone();
                 drop(now);
                 view = seen.borrow_and_update().clone();
-                self.look(&pod, view.as_deref(), ending);
+                self.observe(&pod, view.as_deref(), ending);
             }
-            for ask in self.schedule.due(self.means.clock.now().mono) {
-                under_way.push(self.put(&pod, view.as_deref(), ask));
+            for due in self.schedule.due(self.context.clock.now().mono) {
+                running.push(self.start(&pod, view.as_deref(), due));
             }
             let wake = self.wake();
-            // Every arm is cancel-safe: what is not taken now is there the next time.
-            news = tokio::select! {
+            // Every arm is cancel-safe: what is not received now is received in the next iteration.
+            changed = tokio::select! {
                 _ = desired.changed() => true,
-                changed = seen.changed() => {
-                    if changed.is_err() {
-                        // The view was dropped with the pod's last trace in the runtime.
-                        seen = self.means.pleg.watch(&uid);
+                watched = seen.changed() => {
+                    if watched.is_err() {
+                        // The cache entry was removed with the last container of the pod.
+                        seen = self.context.pleg.watch(&uid);
                     }
                     true
                 }
-                Some(answered) = under_way.next() => {
-                    self.hear(&pod, answered);
+                Some(result) = running.next() => {
+                    self.handle_result(&pod, result);
                     false
                 }
                 () = wake => false,
@@ -135,9 +134,9 @@ impl Prober {
         }
     }
 
-    /// A sleep until the next question is due; for ever if there is none.
+    /// Sleeps until the next probe is due; forever if there is none.
     fn wake(&self) -> impl Future<Output = ()> + use<> {
-        let wait = self.schedule.wake_at().map(|at| at.since(self.means.clock.now().mono));
+        let wait = self.schedule.wake_at().map(|at| at.since(self.context.clock.now().mono));
         async move {
             match wait {
                 Some(wait) => tokio::time::sleep(wait).await,
@@ -146,90 +145,91 @@ impl Prober {
         }
     }
 
-    fn look(&mut self, pod: &Pod, view: Option<&ObservedPod>, ending: bool) {
+    fn observe(&mut self, pod: &Pod, view: Option<&ObservedPod>, ending: bool) {
         let Some(observed) = view else { return };
-        let reported = self.means.status.last_report(pod);
-        let sight = Sight {
+        let reported = self.context.status.last_report(pod);
+        let sight = ProbeInputs {
             pod,
             observed,
             ending,
             reported: reported.as_deref(),
-            agent_started: self.means.agent_started,
+            agent_started: self.context.agent_started,
         };
-        for settled in self.schedule.look(&sight, self.means.clock.now()) {
+        for settled in self.schedule.inspect(&sight, self.context.clock.now()) {
             self.settle(pod, &settled);
         }
         let schedule = &self.schedule;
-        self.cell.forget_probes(|instance| schedule.watches(instance));
+        self.handle.forget_probes(|instance| schedule.watches(instance));
     }
 
-    /// Puts a question to its container.
-    fn put(
+    /// Starts one probe.
+    fn start(
         &self,
         pod: &Arc<Pod>,
         view: Option<&ObservedPod>,
-        ask: Ask,
-    ) -> impl Future<Output = Answered> + use<> {
+        due: DueProbe,
+    ) -> impl Future<Output = ProbeResult> + use<> {
         let address = match pod.host_network {
-            true => self.means.node_address,
+            true => self.context.node_address,
             false => view.and_then(first_address),
         };
-        let (means, pod) = (self.means.clone(), pod.clone());
+        let (context, pod) = (self.context.clone(), pod.clone());
         async move {
             let began = Instant::now();
-            let outcome = asked(&means, &pod, &ask, address).await;
-            Answered { ask, outcome, began }
+            let outcome = run_probe(&context, &pod, &due, address).await;
+            ProbeResult { due, outcome, began }
         }
     }
 
-    fn hear(&mut self, pod: &Pod, answered: Answered) {
-        let Answered { ask, outcome, began } = answered;
-        let heard = self.schedule.answer(&ask, &outcome, self.means.clock.now().mono);
-        if !heard.current {
+    fn handle_result(&mut self, pod: &Pod, result: ProbeResult) {
+        let ProbeResult { due, outcome, began } = result;
+        let handled = self.schedule.record(&due, &outcome, self.context.clock.now().mono);
+        if !handled.current {
             return;
         }
-        self.count(pod, &ask, &outcome, began);
-        if heard.counts
-            && let Some(event) = outcome.event(ask.kind)
-            && let Some(container) = pod.container(&ask.container)
+        self.count(pod, &due, &outcome, began);
+        if handled.counts
+            && let Some(event) = outcome.event(due.kind)
+            && let Some(container) = pod.container(&due.container)
         {
-            let (events, warning) = (&self.means.events, Severity::Warning);
+            let (events, warning) = (&self.context.events, Severity::Warning);
             events.container(pod, container, warning, event.reason, event.message);
         }
-        if let Some(settled) = &heard.settled {
+        if let Some(settled) = &handled.settled {
             self.settle(pod, settled);
         }
     }
 
-    fn count(&mut self, pod: &Pod, ask: &Ask, outcome: &Outcome, began: Instant) {
-        let key = (ask.container.clone(), ask.kind);
+    fn count(&mut self, pod: &Pod, due: &DueProbe, outcome: &ProbeOutcome, began: Instant) {
+        let key = (due.container.clone(), due.kind);
         let series = self
             .series
             .entry(key)
-            .or_insert_with(|| self.means.metrics.probes.series(pod, &ask.container, ask.kind));
+            .or_insert_with(|| self.context.metrics.probes.series(pod, &due.container, due.kind));
         match outcome {
-            Outcome::Success | Outcome::Warning(_) => {
+            ProbeOutcome::Success | ProbeOutcome::Warning(_) => {
                 series.successful.inc();
                 series.duration.observe(began.elapsed());
             }
-            Outcome::Failure(_) => series.failed.inc(),
-            // It says nothing of the container.
-            Outcome::Error { .. } => {}
+            ProbeOutcome::Failure(_) => series.failed.inc(),
+            // It says nothing about the container.
+            ProbeOutcome::Error { .. } => {}
         }
     }
 
-    /// Tells the status manager first, for it may have to tell others, then the worker.
-    fn settle(&self, pod: &Pod, settled: &Settled) {
-        let Settled { instance, kind, verdict } = settled;
-        let passed = *verdict == Verdict::Success;
-        let status = &self.means.status;
+    /// Updates the status manager first, because readiness must reach the API soon, then the
+    /// worker.
+    fn settle(&self, pod: &Pod, settled: &SettledVerdict) {
+        let SettledVerdict { instance, kind, verdict } = settled;
+        let passed = *verdict == ProbeVerdict::Success;
+        let status = &self.context.status;
         match kind {
             ProbeKind::Readiness => status.set_container_readiness(pod, instance, passed),
             ProbeKind::Startup => status.set_container_startup(pod, instance, passed),
             ProbeKind::Liveness => {}
         }
-        if self.cell.probe(instance, *kind, *verdict) {
-            tracing::debug!(%instance, kind = kind.as_str(), ?verdict, "a probe settled");
+        if self.handle.probe(instance, *kind, *verdict) {
+            tracing::debug!(%instance, kind = kind.as_str(), ?verdict, "probe result changed");
         }
     }
 }

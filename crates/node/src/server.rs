@@ -1,20 +1,20 @@
-//! The kubelet server: port 10250 as the rest of the ecosystem knows it.
+//! Kubelet server: the HTTP API on port 10250.
 //!
-//! kube-apiserver comes here for logs and commands, metrics-server and Prometheus for numbers. A
-//! [`Server`] answers requests, wherever they come from: [`listen`] brings those that arrive over
-//! TLS and lets in only whom the cluster lets in; an API server in the same process brings its own
-//! and has asked that question itself.
+//! kube-apiserver uses it for logs and exec, metrics-server and Prometheus for metrics. A
+//! [`Server`] handles requests independent of the transport: [`listen`] accepts those over TLS and
+//! authenticates and authorizes them; the embedded API server in the same process passes requests
+//! on that it has authorized itself.
 
-mod answer;
 pub mod auth;
 pub mod certificate;
-mod fresh;
 mod health;
 pub mod listen;
 mod logs;
 mod pages;
 mod pods;
 mod query;
+mod reload;
+mod response;
 mod route;
 mod streaming;
 
@@ -27,45 +27,45 @@ use http::{Request, StatusCode};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use answer::{Answer, Body, BodyError};
-use answer::{JSON, whole, words};
 use listen::Listeners;
 use query::Query;
+pub use response::{Body, BodyError, HttpResponse};
+use response::{JSON, full_body, plain_text};
 use route::{Miss, Route, Surface};
-use streaming::{Asked, Streaming};
+use streaming::{StreamRequest, Streaming};
 
+use crate::context::NodeContext;
 use crate::node::Node;
-use crate::pods::Directory;
+use crate::pods::PodIndex;
 use crate::stats::Stats;
-use crate::tools::Tools;
 
-/// How long requests and streams that are under way may go on after the node was told to stop.
+/// How long requests and streams in progress may continue after the node begins to stop.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What is served, and how.
+/// Configuration of the kubelet server.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// `enableDebuggingHandlers`: logs and commands are served.
+pub struct ServerSettings {
+    /// `enableDebuggingHandlers`: serve logs, exec, attach and port-forward.
     pub debugging: bool,
-    /// `streamingConnectionIdleTimeout`; `None`: a stream may be silent for ever.
+    /// `streamingConnectionIdleTimeout`; `None`: no timeout.
     pub stream_idle: Option<Duration>,
-    /// What `/configz` shows.
+    /// Content of `/configz`.
     pub configuration: Bytes,
-    /// Pods that were not looked after for so long are not looked after.
-    pub sync_patience: Duration,
-    /// What this program calls itself, and what it was built from.
+    /// The sync loop is unhealthy when it has not run for this long.
+    pub sync_timeout: Duration,
+    /// Name and version of this build.
     pub version: &'static str,
     pub commit: &'static str,
 }
 
-/// Answers requests.
+/// Handles requests.
 pub struct Server {
-    tools: Arc<Tools>,
-    directory: Arc<Directory>,
+    context: Arc<NodeContext>,
+    pod_index: Arc<PodIndex>,
     streaming: Streaming,
     stats: Arc<Stats>,
-    settings: Settings,
-    /// The node stops; nothing that could go on for ever is begun or kept up.
+    settings: ServerSettings,
+    /// Cancelled when the node stops; ends followed logs and streams.
     stop: CancellationToken,
 }
 
@@ -73,19 +73,19 @@ impl Server {
     pub fn new(
         node: &Node,
         stats: Arc<Stats>,
-        settings: Settings,
+        settings: ServerSettings,
         stop: CancellationToken,
     ) -> Arc<Self> {
         let streaming = Streaming {
-            tools: node.tools.clone(),
-            directory: node.directory.clone(),
+            context: node.context.clone(),
+            pod_index: node.pod_index.clone(),
             idle: settings.stream_idle.filter(|idle| !idle.is_zero()),
-            under_way: TaskTracker::new(),
-            cut: CancellationToken::new(),
+            open_streams: TaskTracker::new(),
+            abort: CancellationToken::new(),
         };
         Arc::new(Self {
-            tools: node.tools.clone(),
-            directory: node.directory.clone(),
+            context: node.context.clone(),
+            pod_index: node.pod_index.clone(),
             streaming,
             stats,
             settings,
@@ -93,9 +93,9 @@ impl Server {
         })
     }
 
-    /// Serves until stopped: at the ports, if there are any, and whoever calls [`Self::handle`].
+    /// Serves until stopped: the listeners, if any, and callers of [`Self::handle`].
     pub async fn run(self: Arc<Self>, listeners: Option<Listeners>) {
-        let (metrics, stop) = (self.tools.metrics.clone(), self.stop.clone());
+        let (metrics, stop) = (self.context.metrics.clone(), self.stop.clone());
         let measuring = self.stats.measure_disks(stop.clone());
         match listeners {
             Some(listeners) => {
@@ -108,67 +108,69 @@ impl Server {
         }
     }
 
-    /// Answers a request of somebody who was let in.
+    /// Handles a request that is already authorized.
     ///
     /// For exec, attach and port-forward the request carries [`hyper::upgrade::OnUpgrade`] among its
     /// extensions, as hyper's own server puts it there; its body is not used.
-    pub async fn handle<B>(&self, request: Request<B>) -> Answer {
+    pub async fn handle<B>(&self, request: Request<B>) -> HttpResponse {
         let surface = if self.settings.debugging { Surface::Full } else { Surface::NoDebugging };
         self.answer(surface, request).await
     }
 
-    /// Answers at the port where nobody is asked for a name.
-    async fn handle_stranger<B>(&self, request: Request<B>) -> Answer {
+    /// Handles a request on the read-only port, which has no authentication.
+    async fn handle_read_only<B>(&self, request: Request<B>) -> HttpResponse {
         self.answer(Surface::ReadOnly, request).await
     }
 
-    async fn answer<B>(&self, surface: Surface, mut request: Request<B>) -> Answer {
+    async fn answer<B>(&self, surface: Surface, mut request: Request<B>) -> HttpResponse {
         let route = match route::route(surface, request.method(), request.uri().path()) {
             Ok(route) => route,
             Err(miss) => return missed(miss),
         };
         match route {
             Route::Health(check) => self.health(check, &Query::of(request.uri())),
-            Route::Pods => pods::wanted(&self.directory, &self.tools.status),
-            Route::RunningPods => pods::running(&self.tools.runtime).await,
+            Route::Pods => pods::wanted(&self.pod_index, &self.context.status),
+            Route::RunningPods => pods::running(&self.context.runtime).await,
             Route::Configuration => {
-                whole(StatusCode::OK, JSON, self.settings.configuration.clone())
+                full_body(StatusCode::OK, JSON, self.settings.configuration.clone())
             }
             Route::Metrics(page) => self.metrics(page).await,
             Route::Summary => self.summary(&Query::of(request.uri())).await,
             Route::Logs(target) => self.logs(&target, &Query::of(request.uri())).await,
             Route::Exec(target) => {
-                let asked = Asked::of(&mut request);
-                self.streaming.exec(&target, asked).await
+                let stream_request = StreamRequest::of(&mut request);
+                self.streaming.exec(&target, stream_request).await
             }
             Route::Attach(target) => {
-                let asked = Asked::of(&mut request);
-                self.streaming.attach(&target, asked).await
+                let stream_request = StreamRequest::of(&mut request);
+                self.streaming.attach(&target, stream_request).await
             }
             Route::PortForward { pod, uid } => {
-                let asked = Asked::of(&mut request);
-                self.streaming.port_forward(&pod, uid.as_deref(), asked).await
+                let stream_request = StreamRequest::of(&mut request);
+                self.streaming.port_forward(&pod, uid.as_deref(), stream_request).await
             }
             Route::Run(target) => self.streaming.run(&target, &Query::of(request.uri())).await,
         }
     }
 
-    /// Waits for what is under way, but not for long; then ends it.
+    /// Waits a short time for requests in progress, then ends them.
     async fn drain(&self) {
-        self.streaming.under_way.close();
-        let _ = tokio::time::timeout(DRAIN, self.streaming.under_way.wait()).await;
-        self.streaming.cut.cancel();
-        self.streaming.under_way.wait().await;
+        self.streaming.open_streams.close();
+        let _ = tokio::time::timeout(DRAIN, self.streaming.open_streams.wait()).await;
+        self.streaming.abort.cancel();
+        self.streaming.open_streams.wait().await;
     }
 }
 
-fn missed(miss: Miss) -> Answer {
+fn missed(miss: Miss) -> HttpResponse {
     match miss {
-        Miss::NotFound => words(StatusCode::NOT_FOUND, "404 page not found\n"),
-        Miss::Malformed => words(StatusCode::NOT_FOUND, "404: Page Not Found"),
-        Miss::Disabled => words(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n"),
+        Miss::NotFound => plain_text(StatusCode::NOT_FOUND, "404 page not found\n"),
+        Miss::Malformed => plain_text(StatusCode::NOT_FOUND, "404: Page Not Found"),
+        Miss::Disabled => {
+            plain_text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n")
+        }
         Miss::Method { allowed } => {
-            let mut answer = words(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
+            let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
             answer.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
             answer
         }

@@ -1,4 +1,4 @@
-//! Where pods come from: the API server, manifest files, a URL.
+//! Pod sources: the API server, manifest files, a manifest URL.
 
 pub mod api;
 pub mod backoff;

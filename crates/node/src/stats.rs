@@ -1,15 +1,14 @@
-//! What containers, pods and the node use.
+//! Resource usage of containers, pods and the node.
 //!
-//! Numbers come straight from the kernel's counters when somebody asks, and are good for a second:
-//! no thread watches a container, and a node that nobody asks measures nothing. What the kernel
-//! cannot say at once (how much a folder holds) is measured beside, see [`disks`]. The runtime is
-//! asked only for what it alone knows: the size of writable layers and of images, and containers
-//! that have no group on this machine because they are virtual machines.
+//! Values are read from the kernel's counters on request and cached for a second: no thread watches
+//! containers, and a node that is not scraped measures nothing. The size of directories is measured in
+//! the background, see [`disks`]. The runtime is queried only for the size of writable layers and
+//! images, and for containers without a cgroup on this machine because they are virtual machines.
 
 mod disks;
 mod summary;
 
-pub use summary::Written;
+pub use summary::WritableLayers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,64 +26,64 @@ use podwright_host::machine::Machine;
 use podwright_proto::cri;
 use tokio::sync::Mutex;
 
+use crate::context::NodeContext;
 use crate::node::Node;
-use crate::pods::Directory;
-use crate::tools::Tools;
-use disks::Disks;
+use crate::pods::PodIndex;
+use disks::DiskUsage;
 
-/// Scrapers come in pairs; the second gets what the first got.
-const GOOD_FOR: Duration = Duration::from_secs(1);
-/// A rate is over at least so long, as far as there are readings.
-const RATE_OVER: Duration = Duration::from_secs(5);
+/// Scrapers often come in pairs; the second gets the same snapshot.
+const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
+/// Minimum period of a rate, if there are enough readings.
+const MIN_RATE_PERIOD: Duration = Duration::from_secs(5);
 
 pub struct Stats {
-    tools: Arc<Tools>,
-    directory: Arc<Directory>,
+    context: Arc<NodeContext>,
+    pod_index: Arc<PodIndex>,
     machine: Machine,
-    disks: Arc<Disks>,
+    disks: Arc<DiskUsage>,
     daemons: DaemonGroups,
-    notes: Mutex<Notes>,
+    cache: Mutex<StatsCache>,
 }
 
-/// What was known from one look to the next.
+/// State between two snapshots.
 #[derive(Default)]
-struct Notes {
+struct StatsCache {
     last: Option<(Mono, Arc<Snapshot>)>,
     readings: HashMap<String, Readings>,
-    /// The names of containers' groups, which the runtime chose.
+    /// The cgroup names of containers, which the runtime chooses.
     entries: HashMap<ContainerId, String>,
     /// A process in each sandbox's network namespace.
     processes: HashMap<SandboxId, u32>,
 }
 
-/// Two readings of a counter of CPU time, some seconds apart.
+/// Two readings of a CPU time counter, some seconds apart.
 #[derive(Clone, Copy)]
 struct Readings {
     older: (u64, Mono),
     newer: (u64, Mono),
 }
 
-/// Everything at one moment.
+/// The usage of everything at one moment.
 pub struct Snapshot {
     pub at: Timestamp,
-    pub node: Group,
-    /// The group around all pods.
-    pub all_pods: Group,
-    /// The groups of the machine's own daemons, each with its start.
-    pub daemons: Vec<(Daemon, Timestamp, Group)>,
+    pub node: CgroupUsage,
+    /// The cgroup of all pods.
+    pub all_pods: CgroupUsage,
+    /// The cgroups of the system daemons, each with its start time.
+    pub daemons: Vec<(Daemon, Timestamp, CgroupUsage)>,
     pub pods: Vec<PodSnapshot>,
-    /// Not everything could be read.
+    /// Some values could not be read.
     pub incomplete: bool,
 }
 
-/// What one group of processes uses.
+/// The usage of one cgroup.
 #[derive(Clone, Debug, Default)]
-pub struct Group {
-    /// Its place in the cgroup tree.
+pub struct CgroupUsage {
+    /// Its path in the cgroup tree.
     pub path: String,
-    /// The same, as the kernel's reader knows it; `None`: it has no group on this machine, or not
-    /// one of ours.
-    place: Option<(CgroupName, Option<String>)>,
+    /// The same for the cgroup reader; `None`: it has no cgroup on this machine, or not one managed by
+    /// the agent.
+    cgroup: Option<(CgroupName, Option<String>)>,
     pub at: Timestamp,
     pub usage: Usage,
     pub nano_cores: Option<u64>,
@@ -93,9 +92,9 @@ pub struct Group {
 pub struct PodSnapshot {
     pub pod: Arc<Pod>,
     pub started: Timestamp,
-    pub group: Group,
+    pub group: CgroupUsage,
     pub sandbox: SandboxId,
-    /// None for a pod in the node's network.
+    /// Empty for a pod in the host network.
     pub interfaces: Vec<Interface>,
     pub containers: Vec<ContainerSnapshot>,
 }
@@ -105,7 +104,7 @@ pub struct ContainerSnapshot {
     pub id: ContainerId,
     pub image: String,
     pub started: Timestamp,
-    pub group: Group,
+    pub group: CgroupUsage,
     pub log_path: Option<String>,
 }
 
@@ -120,40 +119,40 @@ impl PodSnapshot {
 }
 
 impl Stats {
-    /// `volume_period`: how old a measure of a volume may be.
+    /// `volume_period`: the maximum age of a volume measurement.
     pub fn new(node: &Node, volume_period: Duration, daemons: DaemonGroups) -> Arc<Self> {
-        let disks = Disks::new(node.tools.clone(), volume_period);
+        let disks = DiskUsage::new(node.context.clone(), volume_period);
         Arc::new(Self {
-            tools: node.tools.clone(),
-            directory: node.directory.clone(),
+            context: node.context.clone(),
+            pod_index: node.pod_index.clone(),
             machine: Machine::at("/"),
             disks,
             daemons,
-            notes: Mutex::default(),
+            cache: Mutex::default(),
         })
     }
 
-    /// What everything uses now, or used less than a second ago.
+    /// The current usage, at most a second old.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
-        let mut notes = self.notes.lock().await;
-        let now = self.tools.clock.now().mono;
-        if let Some((at, snapshot)) = &notes.last
-            && now.since(*at) < GOOD_FOR
+        let mut cache = self.cache.lock().await;
+        let now = self.context.clock.now().mono;
+        if let Some((at, snapshot)) = &cache.last
+            && now.since(*at) < SNAPSHOT_TTL
         {
             return snapshot.clone();
         }
-        let snapshot = Arc::new(self.take(&mut notes).await);
-        notes.last = Some((self.tools.clock.now().mono, snapshot.clone()));
+        let snapshot = Arc::new(self.take(&mut cache).await);
+        cache.last = Some((self.context.clock.now().mono, snapshot.clone()));
         snapshot
     }
 
-    /// What else the kernel counts of a group.
-    pub async fn detail(&self, group: &Group) -> Detail {
-        let Some((name, entry)) = &group.place else { return Detail::default() };
-        let detail = self.tools.cgroups.host().detail(name, entry.as_deref()).await;
+    /// Further counters of a cgroup.
+    pub async fn detail(&self, group: &CgroupUsage) -> Detail {
+        let Some((name, entry)) = &group.cgroup else { return Detail::default() };
+        let detail = self.context.cgroups.host().detail(name, entry.as_deref()).await;
         detail.unwrap_or_else(|error| {
-            // It may have ended since the snapshot.
-            tracing::debug!(%error, path = group.path, "cannot be measured");
+            // It may have been removed since the snapshot.
+            tracing::debug!(%error, path = group.path, "cannot read cgroup");
             Detail::default()
         })
     }
@@ -162,73 +161,78 @@ impl Stats {
         &self.machine
     }
 
-    /// How full the volumes behind claims are, by the last measures; those that are old are taken
-    /// again. Where no pod has a claim it costs nothing.
+    /// The usage of volumes with claims, by the last measurements; old ones are scheduled again. Free if
+    /// no pod has a claim.
     pub async fn claims(&self) -> Vec<(ClaimReference, FsStats)> {
         let has_claim = |pod: &Arc<Pod>| {
             let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
             volumes.into_iter().flatten().any(|volume| volume.persistent_volume_claim.is_some())
         };
-        if !self.directory.pods().iter().any(has_claim) {
+        if !self.pod_index.pods().iter().any(has_claim) {
             return Vec::new();
         }
         self.disks.of(&*self.snapshot().await);
         self.disks.claims()
     }
 
-    /// Measures what is asked for beside, until stopped.
+    /// Measures scheduled volumes until stopped.
     pub async fn measure_disks(&self, stop: tokio_util::sync::CancellationToken) {
         self.disks.clone().run(stop).await;
     }
 
-    async fn take(&self, notes: &mut Notes) -> Snapshot {
-        let mut look = Look { stats: self, notes, next: Notes::default(), incomplete: false };
-        let node = look.group(&CgroupName::ROOT).await;
-        let all_pods = look.group(self.tools.cgroups.tree().all()).await;
+    async fn take(&self, cache: &mut StatsCache) -> Snapshot {
+        let mut builder =
+            SnapshotBuilder { stats: self, cache, next: StatsCache::default(), incomplete: false };
+        let node = builder.group(&CgroupName::ROOT).await;
+        let all_pods = builder.group(self.context.cgroups.tree().all()).await;
         let mut daemons = Vec::new();
         for (daemon, path) in self.daemons.iter() {
-            daemons.extend(look.daemon(daemon, path).await);
+            daemons.extend(builder.daemon(daemon, path).await);
         }
         let mut pods = Vec::new();
-        for pod in self.directory.pods() {
-            if let Some(seen) = self.tools.pleg.cached(&pod.uid)
-                && let Some(pod) = look.pod(pod, &seen).await
+        for pod in self.pod_index.pods() {
+            if let Some(seen) = self.context.pleg.cached(&pod.uid)
+                && let Some(pod) = builder.pod(pod, &seen).await
             {
                 pods.push(pod);
             }
         }
         if pods.iter().flat_map(|pod| &pod.containers).any(|c| c.group.usage.cpu_nanos.is_none()) {
-            look.ask_the_runtime(&mut pods).await;
+            builder.query_runtime(&mut pods).await;
         }
-        let Look { next, incomplete, .. } = look;
-        *notes = next;
-        Snapshot { at: self.tools.clock.now().wall, node, all_pods, daemons, pods, incomplete }
+        let SnapshotBuilder { next, incomplete, .. } = builder;
+        *cache = next;
+        Snapshot { at: self.context.clock.now().wall, node, all_pods, daemons, pods, incomplete }
     }
 }
 
-/// One look at everything. What is no longer there is not noted for the next.
-struct Look<'a> {
+/// One snapshot being taken. State of cgroups that are gone is dropped.
+struct SnapshotBuilder<'a> {
     stats: &'a Stats,
-    notes: &'a mut Notes,
-    next: Notes,
+    cache: &'a mut StatsCache,
+    next: StatsCache,
     incomplete: bool,
 }
 
-impl Look<'_> {
-    async fn group(&mut self, name: &CgroupName) -> Group {
-        let host = self.stats.tools.cgroups.host();
+impl SnapshotBuilder<'_> {
+    async fn group(&mut self, name: &CgroupName) -> CgroupUsage {
+        let host = self.stats.context.cgroups.host();
         let usage = host.usage(name).await;
         let path = host.path(name);
         self.read(path, Some((name.clone(), None)), usage)
     }
 
-    /// `None`: nobody has made its group, or it is gone.
-    async fn daemon(&mut self, daemon: Daemon, path: &str) -> Option<(Daemon, Timestamp, Group)> {
-        let host = self.stats.tools.cgroups.host();
+    /// `None`: the cgroup does not exist.
+    async fn daemon(
+        &mut self,
+        daemon: Daemon,
+        path: &str,
+    ) -> Option<(Daemon, Timestamp, CgroupUsage)> {
+        let host = self.stats.context.cgroups.host();
         let made = host.made_at(path).await.ok().flatten()?;
         let usage = host.usage_at(path).await;
         let started = match daemon {
-            Daemon::Kubelet => self.stats.tools.started,
+            Daemon::Kubelet => self.stats.context.started,
             Daemon::Runtime | Daemon::Misc => Timestamp::try_from(made).ok()?,
         };
         Some((daemon, started, self.read(path.to_owned(), None, usage)))
@@ -237,38 +241,38 @@ impl Look<'_> {
     fn read(
         &mut self,
         path: String,
-        place: Option<(CgroupName, Option<String>)>,
+        cgroup: Option<(CgroupName, Option<String>)>,
         usage: Result<Usage, podwright_host::cgroup::CgroupError>,
-    ) -> Group {
-        let now = self.stats.tools.clock.now();
+    ) -> CgroupUsage {
+        let now = self.stats.context.clock.now();
         let usage = usage.unwrap_or_else(|error| {
-            tracing::debug!(%error, path, "cannot be measured");
+            tracing::debug!(%error, path, "cannot read cgroup");
             self.incomplete = true;
             Usage::default()
         });
         let nano_cores = usage.cpu_nanos.and_then(|nanos| self.rate(&path, nanos, now.mono));
-        Group { path, place, at: now.wall, usage, nano_cores }
+        CgroupUsage { path, cgroup, at: now.wall, usage, nano_cores }
     }
 
     fn rate(&mut self, path: &str, nanos: u64, now: Mono) -> Option<u64> {
         let reading = (nanos, now);
-        let Some(mut readings) = self.notes.readings.get(path).copied() else {
+        let Some(mut readings) = self.cache.readings.get(path).copied() else {
             let first = Readings { older: reading, newer: reading };
             self.next.readings.insert(path.to_owned(), first);
             return None;
         };
         let rate = rate(readings.older.0, nanos, now.since(readings.older.1));
-        if now.since(readings.newer.1) >= RATE_OVER || rate.is_none() {
+        if now.since(readings.newer.1) >= MIN_RATE_PERIOD || rate.is_none() {
             readings = Readings { older: readings.newer, newer: reading };
         }
         self.next.readings.insert(path.to_owned(), readings);
         rate
     }
 
-    /// `None`: nothing of it runs.
+    /// `None`: the pod has no running sandbox.
     async fn pod(&mut self, pod: Arc<Pod>, seen: &ObservedPod) -> Option<PodSnapshot> {
         let sandbox = seen.ready_sandbox()?;
-        let name = self.stats.tools.cgroups.name_of(&pod).ok()?;
+        let name = self.stats.context.cgroups.name_of(&pod).ok()?;
         let group = self.group(&name).await;
         let mut containers = Vec::new();
         for instance in seen.running() {
@@ -299,11 +303,14 @@ impl Look<'_> {
         let entry = self.entry(pod, &instance.id).await;
         let group = match &entry {
             Some(entry) => {
-                let usage = self.stats.tools.cgroups.host().usage_of_child(pod, entry).await;
-                let place = (pod.clone(), Some(entry.clone()));
-                self.read(format!("{pod_path}/{entry}"), Some(place), usage)
+                let usage = self.stats.context.cgroups.host().usage_of_child(pod, entry).await;
+                let cgroup = (pod.clone(), Some(entry.clone()));
+                self.read(format!("{pod_path}/{entry}"), Some(cgroup), usage)
             }
-            None => Group { path: format!("{pod_path}/{}", instance.id), ..Group::default() },
+            None => CgroupUsage {
+                path: format!("{pod_path}/{}", instance.id),
+                ..CgroupUsage::default()
+            },
         };
         let started = match &instance.state {
             State::Running { started } => *started,
@@ -319,9 +326,9 @@ impl Look<'_> {
         }
     }
 
-    /// The directory below the pod's that the runtime made for a container or sandbox.
+    /// The child of the pod cgroup that the runtime created for a container or sandbox.
     async fn entry(&mut self, pod: &CgroupName, id: &ContainerId) -> Option<String> {
-        let entry = match self.notes.entries.get(id) {
+        let entry = match self.cache.entries.get(id) {
             Some(entry) => entry.clone(),
             None => self.find_entry(pod, id.as_str()).await?,
         };
@@ -330,25 +337,25 @@ impl Look<'_> {
     }
 
     async fn find_entry(&self, pod: &CgroupName, id: &str) -> Option<String> {
-        let host = self.stats.tools.cgroups.host();
+        let host = self.stats.context.cgroups.host();
         match host.children(pod).await {
             // `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`
             Ok(entries) => entries.into_iter().find(|entry| entry.contains(id)),
             Err(error) => {
-                tracing::debug!(%error, id, "its group cannot be found");
+                tracing::debug!(%error, id, "cannot list the pod cgroup");
                 None
             }
         }
     }
 
     async fn interfaces(&mut self, pod: &CgroupName, sandbox: &SandboxId) -> Vec<Interface> {
-        let process = match self.notes.processes.get(sandbox) {
+        let process = match self.cache.processes.get(sandbox) {
             Some(process) => Some(*process),
             None => self.process_in(pod, sandbox).await,
         };
         let Some(process) = process else { return Vec::new() };
         let Ok(interfaces) = self.stats.machine.interfaces(Some(process)) else {
-            // It ended; whether the sandbox has another is asked next time.
+            // The process exited; the next snapshot looks for another one.
             return Vec::new();
         };
         self.next.processes.insert(sandbox.clone(), process);
@@ -357,16 +364,16 @@ impl Look<'_> {
 
     async fn process_in(&self, pod: &CgroupName, sandbox: &SandboxId) -> Option<u32> {
         let entry = self.find_entry(pod, sandbox.as_str()).await?;
-        let pids = self.stats.tools.cgroups.host().pids_of_child(pod, &entry).await.ok()?;
+        let pids = self.stats.context.cgroups.host().pids_of_child(pod, &entry).await.ok()?;
         pids.first().copied()
     }
 
-    /// Fills in what has no group here.
-    async fn ask_the_runtime(&mut self, pods: &mut [PodSnapshot]) {
-        let stats = match self.stats.tools.runtime.container_stats().await {
+    /// Fills in containers without a cgroup on this machine.
+    async fn query_runtime(&mut self, pods: &mut [PodSnapshot]) {
+        let stats = match self.stats.context.runtime.container_stats().await {
             Ok(stats) => stats,
             Err(error) => {
-                tracing::debug!(%error, "the runtime does not say what its containers use");
+                tracing::debug!(%error, "cannot get container stats from the runtime");
                 self.incomplete = true;
                 return;
             }
@@ -377,20 +384,21 @@ impl Look<'_> {
             .collect();
         for container in pods.iter_mut().flat_map(|pod| &mut pod.containers) {
             if container.group.usage.cpu_nanos.is_none()
-                && let Some(told) = by_id.get(container.id.as_str())
+                && let Some(reported) = by_id.get(container.id.as_str())
             {
-                container.group = told_group(std::mem::take(&mut container.group.path), told);
+                container.group =
+                    reported_usage(std::mem::take(&mut container.group.path), reported);
             }
         }
     }
 }
 
-/// A container's use as its runtime tells it.
-fn told_group(path: String, told: &cri::ContainerStats) -> Group {
+/// A container's usage as reported by its runtime.
+fn reported_usage(path: String, reported: &cri::ContainerStats) -> CgroupUsage {
     let value = |value: &Option<cri::UInt64Value>| value.as_ref().map(|value| value.value);
-    let cpu = told.cpu.unwrap_or_default();
+    let cpu = reported.cpu.unwrap_or_default();
     let at = Timestamp::from_nanosecond(cpu.timestamp.into()).unwrap_or_default();
-    let memory = told.memory.as_ref().map(|memory| {
+    let memory = reported.memory.as_ref().map(|memory| {
         let working_set = value(&memory.working_set_bytes).unwrap_or_default();
         podwright_host::cgroup::MemoryUsage {
             usage: value(&memory.usage_bytes).unwrap_or(working_set),
@@ -401,10 +409,10 @@ fn told_group(path: String, told: &cri::ContainerStats) -> Group {
             limit: value(&memory.available_bytes)
                 .filter(|available| *available > 0)
                 .map(|available| available.saturating_add(working_set)),
-            swap: told.swap.as_ref().and_then(|swap| value(&swap.swap_usage_bytes)),
+            swap: reported.swap.as_ref().and_then(|swap| value(&swap.swap_usage_bytes)),
         }
     });
     let usage =
         Usage { cpu_nanos: value(&cpu.usage_core_nano_seconds), memory, ..Usage::default() };
-    Group { path, place: None, at, usage, nano_cores: value(&cpu.usage_nano_cores) }
+    CgroupUsage { path, cgroup: None, at, usage, nano_cores: value(&cpu.usage_nano_cores) }
 }

@@ -1,9 +1,9 @@
-//! The status manager: what is reported of each pod, and getting it to the API server.
+//! Status manager: caches pod statuses and patches them to the API server.
 //!
-//! Reports are filed at once and sent when it matters: a change of Ready or of the phase goes out
-//! immediately and before all others, the small steps of a start wait a moment and often become
-//! one. A report that could not be sent is sent later; none is lost. The patch is made against
-//! the newest copy we hold, so in the normal case one report is one request.
+//! A change of Ready or of the phase is sent immediately and before all others; the small steps of
+//! a start are delayed briefly, so that several become one request. A report that could not be sent
+//! is retried; none is lost. The patch is computed against the newest copy of the object, so
+//! normally one report is one request.
 
 mod sync;
 
@@ -15,40 +15,42 @@ use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
-use podwright_core::pod::registry::mirrors_faithfully;
+use podwright_core::pod::desired::mirror_is_current;
 use podwright_core::status::conditions::READY_TO_START;
 use podwright_core::status::dropped::Dropped;
 use podwright_core::status::ending;
-use podwright_core::status::manager::{self, Acceptance, Entry, Occasion, Remains, Update};
+use podwright_core::status::manager::{
+    self, Acceptance, CachedStatus, PodLeftovers, ReportTrigger, StatusUpdate,
+};
 use podwright_core::time::Mono;
 use podwright_host::clock::Clock;
 use tokio::sync::Notify;
 
 use crate::metrics::Metrics;
-use crate::pods::Directory;
+use crate::pods::PodIndex;
 
-/// A first report waits this long: often the next one says more.
-const FIRST: Duration = Duration::from_millis(100);
-/// The small steps after it (a sandbox stands, say) matter to nobody but people who watch.
-const SMALL_STEP: Duration = Duration::from_secs(1);
-/// A sandbox without containers: they follow soon, and one report tells of both.
-const SANDBOX_STEP: Duration = Duration::from_secs(5);
+/// Delay of the first report: often the next one follows soon and replaces it.
+const FIRST_REPORT_DELAY: Duration = Duration::from_millis(100);
+/// Delay of changes that no controller acts on, such as a ready sandbox.
+const MINOR_CHANGE_DELAY: Duration = Duration::from_secs(1);
+/// Delay of a sandbox without containers: they follow soon, and one report covers both.
+const SANDBOX_READY_DELAY: Duration = Duration::from_secs(5);
 
-/// What of a pod is still on this node.
-pub type Leftovers = Arc<dyn Fn(&PodUid) -> Remains + Send + Sync>;
+/// Reports what a pod still has on this node.
+pub type Leftovers = Arc<dyn Fn(&PodUid) -> PodLeftovers + Send + Sync>;
 
-/// One pod's report and how far it got.
+/// The report of one pod and its delivery state.
 struct Tracked {
-    entry: Entry,
-    /// The version the API server has, under which of its UIDs.
+    entry: CachedStatus,
+    /// The API UID the report was sent to, and the version sent.
     sent: Option<(Arc<str>, u64)>,
-    /// The object as the server last answered; newer than the watch's copy for a moment.
-    answer: Option<Arc<v1::Pod>>,
-    /// Not before this time: it may yet be overtaken, or the server refused it lately.
+    /// The object in the last response; newer than the copy of the watch for a moment.
+    response: Option<Arc<v1::Pod>>,
+    /// Not sent before this time: a newer report may replace it, or the server refused it recently.
     not_before: Mono,
     failures: u32,
-    /// The object's version and ours when they were last compared. Until one of them changes,
-    /// nothing new would come of doing it again.
+    /// The versions of the object and of our report at the last comparison. The result is the same
+    /// until one of them changes.
     compared: Option<(u64, u64)>,
 }
 
@@ -56,10 +58,10 @@ struct Tracked {
 #[derive(Default)]
 struct Reports {
     pods: BTreeMap<PodUid, Tracked>,
-    /// Those that may owe the API server something: of all others nothing was owed when they were
-    /// last looked at, and nothing came since.
+    /// Pods that may have something to send. All others had nothing to send when last checked and
+    /// have not changed since.
     open: BTreeSet<PodUid>,
-    /// Those of them that are not to be sent before a time.
+    /// Pods whose report is delayed until a time.
     waiting: BTreeSet<(Mono, PodUid)>,
 }
 
@@ -76,10 +78,10 @@ impl Reports {
 
 pub struct StatusManager {
     reports: Mutex<Reports>,
-    /// Fields this server does not keep, learned from its answers.
+    /// Fields this server drops, learned from its responses.
     dropped: Mutex<Dropped>,
     changed: Notify,
-    directory: Arc<Directory>,
+    pod_index: Arc<PodIndex>,
     leftovers: Leftovers,
     runtime_name: String,
     clock: Clock,
@@ -88,7 +90,7 @@ pub struct StatusManager {
 
 impl StatusManager {
     pub fn new(
-        directory: Arc<Directory>,
+        pod_index: Arc<PodIndex>,
         leftovers: Leftovers,
         runtime_name: String,
         clock: Clock,
@@ -98,7 +100,7 @@ impl StatusManager {
             reports: Mutex::default(),
             dropped: Mutex::default(),
             changed: Notify::new(),
-            directory,
+            pod_index,
             leftovers,
             runtime_name,
             clock,
@@ -111,40 +113,40 @@ impl StatusManager {
         self.reports.lock().pods.get(uid).map(|tracked| tracked.entry.status.clone())
     }
 
-    /// The last report of a pod; before our first one, that of the agent before us.
+    /// The last report of a pod; before our first one, the status in the API.
     pub fn last_report(&self, pod: &Pod) -> Option<Arc<v1::PodStatus>> {
         let of_mirror = || {
-            let mirror = self.directory.mirror_of(pod)?.pod;
-            mirrors_faithfully(&mirror, pod).then(|| mirror.object.status.clone())?
+            let mirror = self.pod_index.mirror_of(pod)?.pod;
+            mirror_is_current(&mirror, pod).then(|| mirror.object.status.clone())?
         };
         let in_api = || of_mirror().or_else(|| pod.object.status.clone()).map(Arc::new);
         self.get(&pod.uid).or_else(in_api)
     }
 
-    /// Files a new report, if it is legal and says anything.
+    /// Records a new status, if it is valid and differs.
     pub fn set(&self, pod: &Pod, status: v1::PodStatus) {
-        self.file(pod, Occasion::Sync, |_| Some(status));
+        self.record(pod, ReportTrigger::Sync, |_| Some(status));
     }
 
-    /// A readiness probe spoke. Unknown pods and containers are passed over.
+    /// Records a readiness probe result. Unknown pods and containers are ignored.
     pub fn set_container_readiness(&self, pod: &Pod, container: &ContainerId, ready: bool) {
-        let shown = self.shown(container);
-        self.file(pod, Occasion::Probe, |old| {
-            manager::set_container_readiness(pod, old?, &shown, ready)
+        let id = self.container_id(container);
+        self.record(pod, ReportTrigger::Probe, |old| {
+            manager::set_container_readiness(pod, old?, &id, ready)
         });
     }
 
-    /// A startup probe spoke.
+    /// Records a startup probe result.
     pub fn set_container_startup(&self, pod: &Pod, container: &ContainerId, started: bool) {
-        let shown = self.shown(container);
-        self.file(pod, Occasion::Probe, |old| {
-            manager::set_container_startup(old?, &shown, started)
+        let id = self.container_id(container);
+        self.record(pod, ReportTrigger::Probe, |old| {
+            manager::set_container_startup(old?, &id, started)
         });
     }
 
-    /// The sandbox stands; images may still take a while.
+    /// Records that the sandbox is ready; image pulls may still take a while.
     pub fn sandbox_ready(&self, pod: &Pod) {
-        self.file_within(SANDBOX_STEP, pod, Occasion::Sync, |old| {
+        self.record_within(SANDBOX_READY_DELAY, pod, ReportTrigger::Sync, |old| {
             let mut status = old?.clone();
             let conditions = status.conditions.iter_mut().flatten();
             let ready = conditions.filter(|c| c.type_ == READY_TO_START && c.status != "True");
@@ -157,23 +159,23 @@ impl StatusManager {
         });
     }
 
-    /// Nothing of the pod is left on this node.
+    /// Records that nothing of the pod is left on this node.
     pub fn terminate(&self, pod: &Pod) {
-        self.file(pod, Occasion::End, |old| {
+        self.record(pod, ReportTrigger::End, |old| {
             let old = old.or(pod.object.status.as_ref());
             let nothing = v1::PodStatus::default();
             Some(ending::terminate_pod(pod, old.unwrap_or(&nothing)))
         });
     }
 
-    /// A mirror came or went: what was sent to another one says nothing about it.
+    /// Rechecks all pods after a mirror pod was created or deleted: a report to an old one is void.
     pub fn mirror_changed(&self) {
         self.reports.lock().open_all();
         self.changed.notify_one();
     }
 
-    /// The pod is to be deleted; if all of it is over, that waits for nothing but us.
-    pub fn look_again(&self, uid: &PodUid) {
+    /// Rechecks a pod that is being deleted: if it is finished, its object can be deleted now.
+    pub fn recheck(&self, uid: &PodUid) {
         let mut reports = self.reports.lock();
         if reports.pods.contains_key(uid) {
             reports.open.insert(uid.clone());
@@ -182,7 +184,7 @@ impl StatusManager {
         self.changed.notify_one();
     }
 
-    /// Forgets pods that nobody wants any more.
+    /// Removes pods that no source names.
     pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
         let mut reports = self.reports.lock();
         reports.pods.retain(|uid, _| keep(uid));
@@ -190,34 +192,34 @@ impl StatusManager {
         reports.waiting.retain(|(_, uid)| keep(uid));
     }
 
-    /// A container id as statuses show it.
-    fn shown(&self, container: &ContainerId) -> String {
+    /// A container ID as statuses show it.
+    fn container_id(&self, container: &ContainerId) -> String {
         format!("{}://{container}", self.runtime_name)
     }
 
-    fn file(
+    fn record(
         &self,
         pod: &Pod,
-        occasion: Occasion,
+        occasion: ReportTrigger,
         make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
     ) {
-        self.file_within(SMALL_STEP, pod, occasion, make);
+        self.record_within(MINOR_CHANGE_DELAY, pod, occasion, make);
     }
 
-    /// What nobody acts on may wait this long for more.
-    fn file_within(
+    /// Records a status; a change that is not urgent may be delayed by `delay`.
+    fn record_within(
         &self,
-        patience: Duration,
+        delay: Duration,
         pod: &Pod,
-        occasion: Occasion,
+        occasion: ReportTrigger,
         make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
     ) {
-        let mirror = self.directory.mirror_of(pod);
+        let mirror = self.pod_index.mirror_of(pod);
         let now = self.clock.now();
         let mut reports = self.reports.lock();
         let known = reports.pods.get(&pod.uid).map(|tracked| &tracked.entry);
         let Some(new) = make(known.map(|entry| &*entry.status)) else { return };
-        let update = Update {
+        let update = StatusUpdate {
             pod,
             cached: known,
             mirror: mirror.as_ref().and_then(|m| m.pod.object.status.as_ref()),
@@ -232,27 +234,27 @@ impl StatusManager {
             }
             Acceptance::Accepted { entry, left_out } => {
                 for kind in left_out {
-                    tracing::error!(pod = %pod.name, kind, "not a condition of ours; left out");
+                    tracing::error!(pod = %pod.name, kind, "update pod status: condition is not owned by the kubelet, dropped");
                 }
                 let before = known.map(|entry| &*entry.status);
                 let urgent = manager::is_urgent(before, &entry.status, occasion);
                 let tracked = reports.pods.entry(pod.uid.clone()).or_insert_with(|| Tracked {
                     entry: entry.clone(),
                     sent: None,
-                    answer: None,
-                    not_before: now.mono + FIRST,
+                    response: None,
+                    not_before: now.mono + FIRST_REPORT_DELAY,
                     failures: 0,
                     compared: None,
                 });
-                let waits_already =
+                let is_pending =
                     tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
                 tracked.entry = entry;
-                // A server that refused us lately is left alone, however urgent it is.
+                // After a recent failure the back-off applies even to urgent reports.
                 if tracked.failures == 0 {
                     if urgent {
                         tracked.not_before = now.mono;
-                    } else if !waits_already {
-                        tracked.not_before = now.mono + patience;
+                    } else if !is_pending {
+                        tracked.not_before = now.mono + delay;
                     }
                 }
                 reports.open.insert(pod.uid.clone());

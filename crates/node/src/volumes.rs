@@ -1,14 +1,13 @@
-//! A pod's folder on this node, and the volumes in it.
+//! Volume manager: the pod directories on this node and the volumes in them.
 //!
-//! What is wanted is in the pod's spec, what is there is kept as data
-//! ([`volume::Actual`](podwright_core::volume::Actual)), and `core` says what each volume needs;
-//! here it is done. A kind of volume is one file and one row ([`kind`]). The pod's worker has its
-//! volumes set up before a container starts and released when the last one is gone; in between
-//! the [`keeper`] brings them up to date. The rest of the pod's folder, its containers' termination
-//! messages above all, stays as long as the pod is wanted ([`orphans`]).
+//! The pod's spec gives the desired volumes, [`volume::VolumeState`](podwright_core::volume::VolumeState)
+//! holds the state of each, and `core` decides what each volume needs; this module does it. A
+//! volume type is one file and one row in [`volume_type`]. The pod worker sets the volumes up before a
+//! container starts and releases them after the last one is gone; in between [`refresh`] keeps
+//! their content current. The rest of the pod directory, above all the termination messages of
+//! its containers, stays as long as a source names the pod ([`orphans`]).
 //!
-//! All work on one pod is done in turn, and each pod has its own turn: a mount that hangs is the
-//! trouble of its pod and of nobody else.
+//! Work on one pod is serialized by a lock per pod, so a mount that hangs affects only its pod.
 
 mod claim;
 mod config_map;
@@ -17,17 +16,17 @@ mod downward_api;
 mod empty_dir;
 mod host_path;
 mod image;
-mod keeper;
-mod kind;
 mod memory;
 mod orphans;
 mod pod;
 mod projected;
+mod refresh;
 mod refused;
 mod release;
 mod secret;
 mod sub_path;
 mod tokens;
+mod volume_type;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -40,31 +39,33 @@ use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::qos::ResourceList;
 use podwright_core::volume::teardown::{Plugin, Scope};
-use podwright_core::volume::{self, Need};
+use podwright_core::volume::{self, VolumeNeed};
 use podwright_host::clock::Clock;
 use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::{MountError, Propagation};
 use podwright_host::threads;
 
-use crate::gate::{Act, Gate, Rank};
 use crate::objects::{FileRead, Objects};
-use kind::{Ask, KINDS, PodFolder, Problem, Sources, Stage};
-use orphans::Orphans;
+use crate::start_limiter::{Rank, StartLimiter, StartStep};
+use orphans::OrphanedDirectories;
 use pod::PodVolumes;
+use volume_type::{
+    FailurePhase, PodDirectory, Sources, VOLUME_TYPES, VolumeProblem, VolumeRequest,
+};
 
 pub use release::seen_mount;
 pub use sub_path::SubPathError;
 
-/// Upstream's mode for everything below `pods/`.
-const FOLDER_MODE: u32 = 0o750;
-/// Pods whose volumes are worked on at a time; one that hangs does not count for long.
-const AT_ONCE: usize = 4;
-/// What a file with variables may hold.
-const ENV_FILE: u64 = 1 << 20;
+/// Mode of everything below `pods/`, as upstream.
+const DIRECTORY_MODE: u32 = 0o750;
+/// Pods whose volumes are set up at the same time. One that hangs gives its permit back.
+const PARALLEL_PODS: usize = 4;
+/// Maximum size of an env file.
+const ENV_FILE_LIMIT: u64 = 1 << 20;
 
-/// What volumes of all kinds are mounted as, by the directories that they are in.
+/// Mount types of all volume plugins, by their directories below `volumes/`.
 pub fn plugins() -> Vec<Plugin> {
-    KINDS.iter().flat_map(|kind| kind.plugins()).copied().collect()
+    VOLUME_TYPES.iter().flat_map(|kind| kind.plugins()).copied().collect()
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,31 +77,31 @@ pub enum VolumeError {
          failed to process volumes=[{volume}]: {problem}"
     )]
     Process { volume: String, problem: String },
-    #[error("pod {uid}: folder")]
-    Folder { uid: PodUid, source: FileError },
+    #[error("pod {uid}: cannot access the pod directory")]
+    PodDirectoryAccess { uid: PodUid, source: FileError },
     #[error("pod {uid}: cannot unmount {}", path.display())]
     Unmount { uid: PodUid, path: PathBuf, source: MountError },
     #[error(
-        "pod {uid}: {} is mounted in its directory, and not by this agent: nothing of the pod is \
-         removed before it is gone. Fix: umount {}", path.display(), path.display()
+        "pod {uid}: {} is mounted in the pod directory, but not by this agent; nothing of the pod \
+         is removed while it is mounted. Fix: umount {}", path.display(), path.display()
     )]
     Foreign { uid: PodUid, path: PathBuf },
-    #[error("{} is not the directory of a pod: nothing in it is removed", path.display())]
-    NotAPods { path: PathBuf },
-    #[error("pod {uid}: its directory is still being removed from an earlier life")]
+    #[error("{} is not a pod directory; leaving it in place", path.display())]
+    NotPodDirectory { path: PathBuf },
+    #[error("pod {uid}: the directory of an earlier pod with this UID is still being removed")]
     BeingRemoved { uid: PodUid },
-    #[error("cannot read the mounts of this machine")]
+    #[error("cannot read the mount table")]
     Mounts(#[source] MountError),
-    #[error("the work on the volumes of pod {uid} was cut off")]
-    CutOff { uid: PodUid },
+    #[error("pod {uid}: volume operation was interrupted")]
+    Interrupted { uid: PodUid },
 }
 
-/// Some volumes are not there yet.
+/// Some volumes are not mounted yet.
 #[derive(Debug)]
 pub struct NotMounted {
-    /// What was tried now and failed.
+    /// The failures of this attempt.
     pub errors: Vec<VolumeError>,
-    /// Everything that is missing, in one line.
+    /// All missing volumes, in one line.
     pub waiting_for: String,
     pub retry_in: Duration,
 }
@@ -108,15 +109,15 @@ pub struct NotMounted {
 pub struct Volumes {
     pods: Root,
     sources: Arc<Sources>,
-    gate: Gate,
+    start_limiter: StartLimiter,
     known: Mutex<BTreeMap<PodUid, Arc<PodVolumes>>>,
-    /// Folders that an earlier process left and that nobody took over yet.
+    /// Pod directories left by an earlier process and not yet taken over.
     left: Mutex<BTreeSet<PodUid>>,
-    orphans: Orphans,
+    orphans: OrphanedDirectories,
 }
 
-/// What came of bringing a pod's volumes up.
-struct Outcome {
+/// Result of setting a pod's volumes up.
+struct SetUpOutcome {
     errors: Vec<VolumeError>,
     missing: Vec<String>,
     wake_at: Option<podwright_core::time::Mono>,
@@ -130,21 +131,21 @@ impl Volumes {
         allocatable: ResourceList,
         clock: Clock,
     ) -> Result<Self, FileError> {
-        let root = Root::create(root_dir, FOLDER_MODE)?;
-        root.create_dir_all("pods", FOLDER_MODE)?;
+        let root = Root::create(root_dir, DIRECTORY_MODE)?;
+        root.create_dir_all("pods", DIRECTORY_MODE)?;
         let this = Self {
             pods: root.sub("pods")?,
             sources: Arc::new(Sources { objects, allocatable, clock }),
-            gate: Gate::new(AT_ONCE),
+            start_limiter: StartLimiter::new(PARALLEL_PODS),
             known: Mutex::default(),
             left: Mutex::default(),
-            orphans: Orphans::default(),
+            orphans: OrphanedDirectories::default(),
         };
         *this.left.lock() = this.pods_on_disk()?.into_iter().collect();
         Ok(this)
     }
 
-    /// The pod's folder as a path.
+    /// The path of the pod directory.
     pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.pods.path().join(uid.as_str())
     }
@@ -159,17 +160,18 @@ impl Volumes {
         }
         let make = || {
             for below in ["", "volumes", "plugins", "containers"] {
-                self.pods.create_dir_all(Path::new(pod.uid.as_str()).join(below), FOLDER_MODE)?;
+                self.pods
+                    .create_dir_all(Path::new(pod.uid.as_str()).join(below), DIRECTORY_MODE)?;
             }
             Ok(())
         };
-        make().map_err(|source| VolumeError::Folder { uid: pod.uid.clone(), source })
+        make().map_err(|source| VolumeError::PodDirectoryAccess { uid: pod.uid.clone(), source })
     }
 
-    /// Sets up every volume that a container of the pod uses, as far as it is not.
+    /// Sets up every volume that a container of the pod uses and that is not set up yet.
     pub async fn mount(&self, pod: &Arc<Pod>) -> Result<(), NotMounted> {
         self.left.lock().remove(&pod.uid);
-        let outcome = self.bring_up(pod).await;
+        let outcome = self.set_up_volumes(pod).await;
         if outcome.missing.is_empty() {
             return Ok(());
         }
@@ -181,26 +183,27 @@ impl Volumes {
         })
     }
 
-    /// Does what the plan of each volume says. Dropping this is safe: what touches the node goes
-    /// on to its end and keeps the pod's turn until then.
-    async fn bring_up(&self, pod: &Arc<Pod>) -> Outcome {
+    /// Sets up each volume whose plan says so. Dropping this is safe: work on the node runs to its
+    /// end and holds the lock of the pod until then.
+    async fn set_up_volumes(&self, pod: &Arc<Pod>) -> SetUpOutcome {
         let entry = self.entry(pod);
-        let mut work = entry.turn().await;
+        let mut work = entry.lock_work().await;
         let now = self.sources.clock.now().mono;
-        work.hear(entry.take_news());
+        work.mark_changed(entry.take_change());
         let mut prepared = Vec::new();
         if !work.closed {
             let due = volume::used(pod).filter(|volume| {
                 let actual = work.actual(&volume.name);
-                volume::plan(actual, now) == Need::SetUp
+                volume::plan(actual, now) == VolumeNeed::SetUp
             });
             let asks = due.map(|volume| {
-                let ask = Ask { pod, volume, sources: &self.sources, tokens: &entry.tokens };
+                let request =
+                    VolumeRequest { pod, volume, sources: &self.sources, tokens: &entry.tokens };
                 async move {
-                    let kind = KINDS.into_iter().find(|kind| kind.covers(volume));
+                    let kind = VOLUME_TYPES.into_iter().find(|kind| kind.covers(volume));
                     let result = match kind {
-                        Some(kind) => kind.prepare(ask).await,
-                        None => Err(Problem::processing("no volume plugin matched")),
+                        Some(kind) => kind.prepare(request).await,
+                        None => Err(VolumeProblem::processing("no volume plugin matched")),
                     };
                     (volume.name.clone(), result)
                 }
@@ -208,32 +211,32 @@ impl Volumes {
             prepared = futures::future::join_all(asks).await;
         }
         if prepared.is_empty() {
-            entry.show(pod, &work, now);
-            return work.outcome(pod, now, Vec::new());
+            entry.publish(pod, &work, now);
+            return work.set_up_outcome(pod, now, Vec::new());
         }
-        let (clock, this_pod, folder) =
+        let (clock, this_pod, directory) =
             (self.sources.clock.clone(), pod.clone(), self.open_pod_dir(&pod.uid));
-        let act = async move {
+        let set_up = async move {
             threads::blocking(move || {
-                let errors = match folder {
-                    Ok(folder) => work.act(&PodFolder(folder), prepared, &clock),
+                let errors = match directory {
+                    Ok(directory) => work.set_up(&PodDirectory(directory), prepared, &clock),
                     Err(source) => {
-                        vec![VolumeError::Folder { uid: this_pod.uid.clone(), source }]
+                        vec![VolumeError::PodDirectoryAccess { uid: this_pod.uid.clone(), source }]
                     }
                 };
                 let now = clock.now().mono;
-                entry.show(&this_pod, &work, now);
-                let outcome = work.outcome(&this_pod, now, errors);
+                entry.publish(&this_pod, &work, now);
+                let outcome = work.set_up_outcome(&this_pod, now, errors);
                 drop(work);
                 outcome
             })
             .await
         };
         let uid = pod.uid.clone();
-        let place = self.gate.enter(Rank::of(pod, Act::SetUpVolume)).await;
-        place.during(act).await.unwrap_or_else(|_| Outcome {
-            missing: vec!["its volumes".into()],
-            errors: vec![VolumeError::CutOff { uid }],
+        let permit = self.start_limiter.acquire(Rank::of(pod, StartStep::SetUpVolume)).await;
+        permit.during(set_up).await.unwrap_or_else(|_| SetUpOutcome {
+            missing: vec!["all volumes".into()],
+            errors: vec![VolumeError::Interrupted { uid }],
             wake_at: None,
         })
     }
@@ -244,19 +247,19 @@ impl Volumes {
         entry.or_insert_with(|| Arc::new(PodVolumes::new(pod.clone()))).clone()
     }
 
-    /// The pod's volumes that are ready, for its containers.
+    /// The pod's ready volumes, for its containers.
     pub fn mounted(&self, uid: &PodUid) -> MountedVolumes {
         let entry = self.known.lock().get(uid).cloned();
         entry.map(|entry| entry.mounted()).unwrap_or_default()
     }
 
-    /// Groups that the users of the pod's volumes have to be in.
+    /// Supplemental groups that the pod's volumes require.
     pub fn groups(&self, uid: &PodUid) -> Vec<i64> {
         let entry = self.known.lock().get(uid).cloned();
         entry.map(|entry| entry.groups()).unwrap_or_default()
     }
 
-    /// Makes a path inside a volume available to one container.
+    /// Bind-mounts a path inside a volume for one container.
     pub async fn bind_sub_path(
         &self,
         uid: &PodUid,
@@ -265,16 +268,16 @@ impl Volumes {
         place: &str,
         propagation: Propagation,
     ) -> Result<PathBuf, SubPathError> {
-        let folder = self.open_pod_dir(uid)?;
+        let directory = self.open_pod_dir(uid)?;
         let (volume, sub_path) = (PathBuf::from(volume), sub_path.to_owned());
         let place = PathBuf::from(place);
         let bound = threads::blocking(move || {
-            sub_path::bind(&folder, &volume, &sub_path, &place, propagation)
+            sub_path::bind(&directory, &volume, &sub_path, &place, propagation)
         });
-        bound.await.unwrap_or(Err(SubPathError::CutOff))
+        bound.await.unwrap_or(Err(SubPathError::Interrupted))
     }
 
-    /// A file with variables in one of the pod's volumes.
+    /// Reads an env file from one of the pod's volumes.
     /// `None`: there is no such volume; `Some(None)`: the file cannot be read.
     pub async fn env_file(
         &self,
@@ -283,29 +286,29 @@ impl Volumes {
         path: &str,
     ) -> Option<Option<FileRead>> {
         let mounted = self.mounted(uid);
-        let folder = mounted.get(volume)?.directory()?.to_owned();
+        let directory = mounted.get(volume)?.directory()?.to_owned();
         let path = path.to_owned();
         let read = threads::blocking(move || {
-            let root = Root::open(&folder).ok()?;
-            let content = root.read_following(&path, ENV_FILE).ok()?;
-            Some(FileRead { path: format!("{folder}/{path}"), content })
+            let root = Root::open(&directory).ok()?;
+            let content = root.read_following(&path, ENV_FILE_LIMIT).ok()?;
+            Some(FileRead { path: format!("{directory}/{path}"), content })
         });
         Some(read.await.unwrap_or_default())
     }
 
-    /// Unmounts and removes the volumes of a pod whose containers are gone. Its folder stays, with
-    /// what its containers left there, until the pod is no longer wanted.
+    /// Unmounts and removes the volumes of a pod whose containers are gone. The pod directory stays,
+    /// with what its containers left there, until no source names the pod.
     pub async fn release(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let entry = self.known.lock().get(uid).cloned();
-        let turn = match &entry {
+        let guard = match &entry {
             Some(entry) => {
-                let mut work = entry.turn().await;
+                let mut work = entry.lock_work().await;
                 work.closed = true;
                 Some(work)
             }
             None => None,
         };
-        self.take_down(uid, Scope::Volumes, turn).await?;
+        self.tear_down(uid, Scope::Volumes, guard).await?;
         self.forget(uid);
         Ok(())
     }
@@ -316,34 +319,36 @@ impl Volumes {
         self.sources.objects.release(uid);
     }
 
-    async fn take_down(
+    async fn tear_down(
         &self,
         uid: &PodUid,
         scope: Scope,
-        turn: Option<pod::Turn>,
+        guard: Option<pod::VolumesGuard>,
     ) -> Result<(), VolumeError> {
         let uid = uid.clone();
-        let pods =
-            self.pods.again().map_err(|source| VolumeError::Folder { uid: uid.clone(), source })?;
-        let cut_off = VolumeError::CutOff { uid: uid.clone() };
+        let pods = self
+            .pods
+            .again()
+            .map_err(|source| VolumeError::PodDirectoryAccess { uid: uid.clone(), source })?;
+        let cut_off = VolumeError::Interrupted { uid: uid.clone() };
         let done = threads::blocking(move || {
-            let _turn = turn;
-            release::take_down(&pods, &uid, scope)
+            let _guard = guard;
+            release::tear_down(&pods, &uid, scope)
         });
         done.await.unwrap_or(Err(cut_off))
     }
 
-    /// Whether something of the pod's volumes is on this node. What cannot be seen may be there.
+    /// Whether the pod has volumes on this node. An error while checking counts as yes.
     pub fn has_volumes(&self, uid: &PodUid) -> bool {
         release::has_volumes(&self.pods, uid)
     }
 
-    /// The folder of all pods' folders.
+    /// The parent of all pod directories.
     pub fn pods(&self) -> &Root {
         &self.pods
     }
 
-    /// What is among the directories of pods, whoever it belongs to.
+    /// All entries of the pods directory, including those that are not of a pod.
     pub fn pods_on_disk(&self) -> Result<Vec<PodUid>, FileError> {
         let entries = self.pods.list("")?;
         Ok(entries.into_iter().filter_map(|(name, _)| name.to_str().map(PodUid::new)).collect())
@@ -351,11 +356,11 @@ impl Volumes {
 }
 
 impl VolumeError {
-    fn new(volume: &str, problem: Problem) -> Self {
-        let Problem { at, text: problem } = problem;
+    fn new(volume: &str, problem: VolumeProblem) -> Self {
+        let VolumeProblem { at, text: problem } = problem;
         match at {
-            Stage::Processing => Self::Process { volume: volume.to_owned(), problem },
-            Stage::SetUp(name) => {
+            FailurePhase::Processing => Self::Process { volume: volume.to_owned(), problem },
+            FailurePhase::SetUp(name) => {
                 let volume = name.unwrap_or_else(|| volume.to_owned());
                 Self::SetUp { volume, problem }
             }

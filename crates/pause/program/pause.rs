@@ -1,13 +1,13 @@
-//! Holds a pod's sandbox open: keeps its namespaces alive, buries what dies in them, and
-//! leaves when told to.
+//! Pause program: keeps a pod's sandbox and its namespaces open, reaps orphaned processes, and
+//! exits on a signal.
 //!
-//! It is process 1 of a pod that shares its process namespace, so orphans become its children
-//! and would stay zombies if it did not wait for them. Nothing else is asked of it, and there is
-//! one per pod: hence no standard library, no allocator, no signal handler, one page of memory.
+//! It is process 1 of a pod that shares its process namespace, so orphans become its children and
+//! would stay zombies if it did not wait for them. It does nothing else, and there is one per pod:
+//! hence no standard library, no allocator, no signal handler, one page of memory.
 //!
 //! Why the signals are blocked and fetched instead of handled: the kernel drops a signal to a
-//! process 1 that has no handler for it, unless that signal is blocked. Blocked signals queue,
-//! so one wait covers all three, with no handler that could interrupt anything.
+//! process 1 that has no handler for it, unless that signal is blocked. Blocked signals queue, so
+//! one wait covers all three, with no handler that could interrupt anything.
 
 #![no_std]
 #![no_main]
@@ -16,7 +16,7 @@ use core::arch::{asm, naked_asm};
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile_error!(
-    "pause makes its system calls by number, and knows those of x86_64 and aarch64 Linux"
+    "pause makes its system calls by number, and supports only x86_64 and aarch64 Linux"
 );
 
 const SIGINT: u64 = 2;
@@ -44,8 +44,8 @@ mod number {
     pub const WAIT4: usize = 260;
 }
 
-/// Where the kernel enters. The stack pointer is aligned as the ABI wants it *before* a call, so
-/// a Rust function cannot be the entry itself.
+/// Entry point. The stack pointer is aligned as the ABI requires it *before* a call, so a Rust
+/// function cannot be the entry itself.
 // SAFETY: it is the entry point, so nothing is on the stack that it could break; it calls a
 // function that takes nothing and never returns.
 #[unsafe(no_mangle)]
@@ -62,8 +62,8 @@ extern "C" fn run() -> ! {
     let set = &raw const awaited as usize;
     syscall(number::RT_SIGPROCMASK, [SIG_BLOCK, set, NULL, size_of::<u64>()]);
     loop {
-        // Before the first wait too: a child may have died before its signal was blocked.
-        bury_the_dead();
+        // Before the first wait too: a child may have exited before its signal was blocked.
+        reap_children();
         let signal = syscall(number::RT_SIGTIMEDWAIT, [set, NULL, NULL, size_of::<u64>()]);
         if signal == SIGINT as isize || signal == SIGTERM as isize {
             exit(0);
@@ -71,8 +71,8 @@ extern "C" fn run() -> ! {
     }
 }
 
-/// One signal may stand for many deaths, so wait until no dead child is left.
-fn bury_the_dead() {
+/// One signal may stand for many exits, so wait until no zombie is left.
+fn reap_children() {
     while syscall(number::WAIT4, [ANY_CHILD, NULL, WNOHANG, NULL]) > 0 {}
 }
 
@@ -122,7 +122,7 @@ fn syscall(number: usize, args: [usize; 4]) -> isize {
     answer
 }
 
-/// The compiler asks for one; nothing above can panic.
+/// Required by the compiler; nothing above can panic.
 #[panic_handler]
 fn panicked(_: &core::panic::PanicInfo) -> ! {
     exit(101)

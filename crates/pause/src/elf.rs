@@ -1,15 +1,15 @@
-//! Whether a program can run in an image that holds nothing but it.
+//! Linkage of ELF programs: static or dynamic.
 //!
-//! A dynamic program names the loader it wants the kernel to start in its place. In an image
-//! without libraries that ends in "no such file or directory" about a file that is there, so we
-//! ask before the program goes in.
+//! A dynamic program names a loader that the kernel starts in its place. In an image without
+//! libraries that fails with "no such file or directory" for a file that exists, so programs are
+//! checked before they are added.
 
-/// What the header of a file says about how to start it.
+/// How the kernel starts a program, from its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// The kernel starts it by itself.
+    /// The kernel starts it directly.
     Static,
-    /// It needs a loader, and libraries for the loader to find.
+    /// It needs a loader and shared libraries.
     Dynamic,
 }
 
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_or_is_cut_short_has_no_linkage() {
+    fn invalid_or_truncated_program_has_no_linkage() {
         for length in 0..crate::PROGRAM.len().min(64) {
             assert_eq!(linkage(&crate::PROGRAM[..length]), None, "first {length} bytes");
         }

@@ -1,9 +1,9 @@
-//! Writes OCI image archives: the files that `ctr images import` and its relatives read.
+//! Writer of OCI image archives, as read by `ctr images import` and similar tools.
 //!
-//! Why our own and not a tool's: an image here is one layer of a few files, and it must come out
-//! **the same to the byte** every time: its digest is its identity, and that decides whether a
-//! node already has it. So nothing of the outside gets in: no clock, no owner, no order of a
-//! directory. And nothing is compressed: these archives travel from one folder to another.
+//! Why our own and not a tool's: an image here is one layer of a few files, and its bytes must be
+//! **reproducible**: its digest is its identity, and that decides whether a node already has it. So
+//! no clock, no owner and no directory order gets in. Nothing is compressed: these archives are
+//! only copied locally.
 
 mod layer;
 
@@ -18,15 +18,15 @@ pub use layer::{Layer, PackedLayer};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("layer: {path:?} is no path for an image: give it from the root, without . and ..")]
+    #[error("layer: {path:?} is not a valid image path: use an absolute path without . and ..")]
     Path { path: String },
-    #[error("layer: {path} is there already; each path is added once")]
+    #[error("layer: {path} is already present; add each path once")]
     Taken { path: String },
-    #[error("layer: {path} is under {parent}, which is no directory")]
+    #[error("layer: {path} is under {parent}, which is not a directory")]
     Parent { path: String, parent: String },
     #[error("archive: cannot write {path}")]
     Write { path: String, source: io::Error },
-    #[error("image {image}: cannot write its description")]
+    #[error("image {image}: cannot write its configuration")]
     Describe { image: String, source: serde_json::Error },
 }
 
@@ -39,7 +39,7 @@ pub struct Image {
     pub layer: PackedLayer,
 }
 
-/// How to run it. What is empty is left out, and means the runtime's default.
+/// How to run it. Empty fields are left out, and mean the runtime's default.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Config {
@@ -100,7 +100,7 @@ struct Described {
     manifest: Blob,
 }
 
-/// One archive of all these images; what they have in common is in it once.
+/// One archive of all these images; shared content is in it once.
 pub fn archive(images: &[Image]) -> Result<Vec<u8>, Error> {
     let described = images.iter().map(Image::describe).collect::<Result<Vec<_>, _>>()?;
     let index = Index {
@@ -144,11 +144,11 @@ fn index_entry<'a>(image: &'a Image, described: &'a Described) -> IndexEntry<'a>
 }
 
 const OS: &str = "linux";
-/// The names are Go's.
+/// Go's architecture names.
 const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
 const MEDIA_TYPE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A SHA-256 digest; shown as images show it, `sha256:` and 64 hexadecimal digits.
+/// A SHA-256 digest; displayed as images display it, `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digest {
     hex: String,
@@ -172,7 +172,7 @@ impl Serialize for Digest {
     }
 }
 
-/// Content, with the digest it is found by.
+/// Content with its digest.
 #[derive(Clone, Debug)]
 struct Blob {
     digest: Digest,
@@ -185,8 +185,8 @@ impl Blob {
     }
 }
 
-// The documents of the image specification. Structs and not free JSON: the order of the fields
-// is part of the digest, and here it cannot depend on how some other crate set up serde_json.
+// Documents of the image specification. Structs and not free JSON: the order of the fields is part
+// of the digest, and must not depend on the features of serde_json that other crates enable.
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

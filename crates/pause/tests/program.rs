@@ -1,6 +1,6 @@
-//! The pause program as a process: alone, and as process 1 of a namespace.
+//! Tests of the pause program as a process: alone, and as process 1 of a namespace.
 
-// Tells clippy that what has no #[test] here is test code all the same.
+// Marks helpers without #[test] as test code for clippy.
 #![cfg(test)]
 
 use std::fs;
@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAM: &str = concat!(env!("OUT_DIR"), "/pause");
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]
-fn it_is_small() {
+fn program_is_small() {
     let size = podwright_pause::PROGRAM.len();
     assert!(size < 16 << 10, "{size} bytes: does it still link without the C library?");
 }
 
 #[test]
-fn it_stays_until_a_signal_asks_it_to_leave() {
+fn program_runs_until_a_signal() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut pause = Started::new(&mut Command::new(PROGRAM));
         await_that("it pauses", || pause.process().pauses());
-        assert!(!pause.has_ended(), "it left by itself");
+        assert!(!pause.has_ended(), "it exited by itself");
 
         pause.process().send(signal);
         assert_eq!(pause.end().code(), Some(0), "after {signal:?}");
@@ -32,7 +32,7 @@ fn it_stays_until_a_signal_asks_it_to_leave() {
 }
 
 #[test]
-fn it_leaves_even_when_started_with_the_signals_ignored() {
+fn program_exits_even_if_started_with_signals_ignored() {
     let ignoring = ["-c", "trap '' TERM CHLD; exec \"$0\"", PROGRAM];
     let pause = Started::new(Command::new("sh").args(ignoring));
     await_that("it pauses", || pause.process().pauses());
@@ -41,13 +41,13 @@ fn it_leaves_even_when_started_with_the_signals_ignored() {
 }
 
 #[test]
-fn as_process_1_it_buries_orphans_and_leaves_on_sigterm() {
+fn process_1_reaps_orphans_and_exits_on_sigterm() {
     if !rustix::process::geteuid().is_root() {
-        skip("as_process_1_it_buries_orphans_and_leaves_on_sigterm", "a pid namespace needs root");
+        skip("process_1_reaps_orphans_and_exits_on_sigterm", "a pid namespace needs root");
         return;
     }
-    // A shell becomes process 1, and then pause. Before that, a second shell starts three `cat`
-    // and ends, which makes them orphans; they live until the pipe on descriptor 3 is closed.
+    // A shell becomes process 1, and then pause. Before that, a second shell starts three `cat` and
+    // exits, which makes them orphans; they run until the pipe on descriptor 3 is closed.
     const ORPHANS: usize = 3;
     let script = "sh -c 'cat <&3 & cat <&3 & cat <&3 &' 3<&0; exec \"$0\"";
     let mut unshare = Started::new(
@@ -63,14 +63,14 @@ fn as_process_1_it_buries_orphans_and_leaves_on_sigterm() {
 
     drop(unshare.0.stdin.take());
     // A zombie is still listed as a child: none is left only if each was waited for.
-    await_that("the orphans are buried", || pause.children().is_empty());
-    assert!(!unshare.has_ended(), "it left with its last child");
+    await_that("the orphans are reaped", || pause.children().is_empty());
+    assert!(!unshare.has_ended(), "it exited with its last child");
 
     pause.send(Signal::TERM);
     assert_eq!(unshare.end().code(), Some(0));
 }
 
-/// A child that does not outlive its test.
+/// A child that is killed at the end of the test.
 struct Started(Child);
 
 impl Started {
@@ -102,7 +102,7 @@ impl Drop for Started {
 struct Process(u32);
 
 impl Process {
-    /// It sleeps; and there is only one thing it sleeps for, its signals.
+    /// It sleeps; it only ever waits for its signals.
     fn pauses(&self) -> bool {
         let Ok(status) = fs::read_to_string(format!("/proc/{}/status", self.0)) else {
             return false;
@@ -115,7 +115,7 @@ impl Process {
         kill_process(Pid::from_raw(self.0.try_into().unwrap()).unwrap(), signal).unwrap();
     }
 
-    /// Its children, dead or alive, in order of their ids.
+    /// Its children, including zombies, in order of their ids.
     fn children(&self) -> Vec<Process> {
         let mut ids: Vec<u32> = fs::read_dir("/proc")
             .unwrap()
@@ -127,21 +127,21 @@ impl Process {
     }
 }
 
-/// The fourth field of `stat`; the second, a name in parentheses, may hold blanks.
+/// The fourth field of `stat`; the second, a name in parentheses, may contain blanks.
 fn parent(id: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} until {what}");
+        assert!(Instant::now() < deadline, "waited {TIMEOUT:?} until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Past the test harness, which keeps what a passing test prints to itself.
+/// Written past the test harness, which captures the output of a passing test.
 fn skip(test: &str, why: &str) {
     writeln!(std::io::stderr(), "{test}: skipped: {why}").unwrap();
 }

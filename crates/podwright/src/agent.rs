@@ -1,4 +1,4 @@
-//! From validated settings to a running node.
+//! Node agent: builds the node from validated settings and runs it.
 
 mod clean_up;
 mod identity;
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use podwright_core::admission::sysctls::Allowed;
+use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PIDS, PodPolicy, PodTree};
 use podwright_core::config::{
     CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
 };
-use podwright_core::node_status::{Amounts, Settings};
+use podwright_core::node_status::{MachineResources, Settings};
 use podwright_core::qos::ResourceList;
 use podwright_core::quantity::{Format, Quantity};
 use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
@@ -31,10 +31,10 @@ use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
 use podwright_node::heartbeat::addresses;
 use podwright_node::metrics::RequestMetrics;
-use podwright_node::node::{Config, Node, Presence, World};
+use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::server::Server;
-use podwright_node::sources::url::Remote;
-use podwright_proto::cri::CgroupDriver as Told;
+use podwright_node::sources::url::ManifestUrl;
+use podwright_proto::cri::CgroupDriver as ReportedDriver;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::KubeletSettings;
@@ -42,53 +42,54 @@ use crate::config::kubelet::{KubeletConfiguration, SwapBehavior};
 use crate::serving;
 use crate::standalone::runtime as shared;
 
-/// What differs between a node in a cluster and one alone on a machine.
-pub struct Surroundings {
-    /// Where links to container logs go.
+/// Agent options that differ between a joined and a standalone node.
+pub struct AgentOptions {
+    /// Directory of the links to container logs.
     pub log_links: PathBuf,
-    /// There is no cluster: the cgroup root is ours to make, and nobody serves DNS for pods.
-    pub alone: bool,
-    /// The runtime is not the node's own: pods outside of the cgroup root are not ours.
+    /// There is no cluster: the agent creates the cgroup root, and there is no cluster DNS.
+    pub standalone: bool,
+    /// The runtime also serves others: pods outside of the cgroup root are not this node's.
     pub shared_runtime: bool,
-    /// The node is about to be stopped: its pods are stopped, and none is started.
+    /// Stop all pods and start none, for `podwright down`.
     pub stop_pods: bool,
     pub api: Option<ApiClients>,
 }
 
-/// Two clients of one server.
+/// Two clients of the same API server.
 #[derive(Clone)]
 pub struct ApiClients {
-    /// For everything but the next.
+    /// For everything but heartbeats.
     pub main: kube::Client,
-    /// For what says that the node lives: with connections of its own, a busy node still says it.
+    /// For leases and node status. Separate connections, so that heartbeats of a busy node are not
+    /// delayed.
     pub heartbeat: kube::Client,
-    /// Where both count their requests, if they do.
+    /// Request metrics of both clients.
     pub requests: Arc<RequestMetrics>,
 }
 
-/// Whoever is not root has no business in the folder of all pods.
+/// Other users must not read the directories of pods.
 const ROOT_DIR_MODE: u32 = 0o750;
-/// How long to wait for a runtime that is not there yet before saying so.
-const RUNTIME_PATIENCE: Duration = Duration::from_secs(1);
-/// How often, and how long apart, it is asked for what it must know.
-const RUNTIME_TRIES: u32 = 3;
+/// Delay between attempts to connect to a runtime that is not available yet.
+const RUNTIME_POLL: Duration = Duration::from_secs(1);
+/// Attempts, and the delay between them, of calls that fail while the runtime is starting.
+const RUNTIME_ATTEMPTS: u32 = 3;
 const RUNTIME_RETRY: Duration = Duration::from_secs(2);
-/// How long, and how often, the machine is asked for an address it does not have yet.
-const ADDRESS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long, and how often, to check for an address that the machine does not have yet.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
 const ADDRESS_RETRY: Duration = Duration::from_secs(1);
 
-/// Runs the node until it is told to stop. Containers run on.
+/// Runs the node until `stop` is cancelled. Containers keep running.
 pub async fn run(
     settings: &KubeletSettings,
-    surroundings: Surroundings,
+    agent_options: AgentOptions,
     on_ready: impl FnOnce(&Arc<Server>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let watchdog = crate::service::watchdog()?;
     let health = health(&settings.configuration, stop.clone()).await?;
     let ports = serving::take_ports(&settings.configuration).await?;
-    let (api, stop_pods) = (surroundings.api.clone(), surroundings.stop_pods);
-    let node = start(settings, surroundings, stop.clone()).await?;
+    let (api, stop_pods) = (agent_options.api.clone(), agent_options.stop_pods);
+    let node = start(settings, agent_options, stop.clone()).await?;
     let Some(node) = node else { return Ok(()) };
     if stop_pods {
         node.stop_pods();
@@ -101,22 +102,22 @@ pub async fn run(
         }
         None => None,
     };
-    let answering = tokio::spawn(server.clone().run(serving));
+    let server_task = tokio::spawn(server.clone().run(serving));
     on_ready(&server);
     let watched = server.clone();
-    crate::service::ready(watchdog, move || watched.is_well());
-    let trim = trim_heap_now_and_then();
+    crate::service::ready(watchdog, move || watched.is_healthy());
+    let trim = trim_heap_periodically();
     tokio::select! {
         () = node.stopped() => {}
         () = trim => {}
     }
-    // It ends with the same token; what it still had to say is said.
-    let _ = tokio::join!(health, answering);
-    tracing::info!("stopped; the containers run on");
+    // Both end with the same token; pending responses are still sent.
+    let _ = tokio::join!(health, server_task);
+    tracing::info!("agent stopped, containers keep running");
     Ok(())
 }
 
-/// The health port, taken before anything else: a second agent with the same settings ends here.
+/// Binds the health port before anything else: a second agent with the same settings fails here.
 async fn health(
     configuration: &KubeletConfiguration,
     stop: CancellationToken,
@@ -134,26 +135,29 @@ async fn health(
     })
 }
 
-/// The root directory without links on the way to it. The kernel's mount table has paths without
-/// links, and a volume of ours is found there by its path.
+/// The root directory with symbolic links resolved. Volumes are found in the kernel's mount table
+/// by path, and paths there contain no links.
 fn real_root_dir(root_dir: &Path) -> anyhow::Result<PathBuf> {
     Root::create(root_dir, ROOT_DIR_MODE)?;
     let context = || format!("cannot resolve the root directory {}", root_dir.display());
     std::fs::canonicalize(root_dir).with_context(context)
 }
 
-/// Without it containers cannot pass mounts on; the others do not mind.
+/// Makes the root directory a shared mount, which only `mountPropagation` needs.
 fn share_mounts(root_dir: &Path) {
     if let Err(error) = mounts::ensure_shared(root_dir) {
         let error = format!("{:#}", anyhow::Error::new(error));
-        tracing::warn!(error, "mounts below the root folder are private; mountPropagation fails");
+        tracing::warn!(
+            error,
+            "cannot share mounts below the root directory, mountPropagation does not work"
+        );
     }
 }
 
-/// Brings the node up; `None` if it was told to stop before it could.
+/// Starts the node; `None` if it was stopped before.
 async fn start(
     settings: &KubeletSettings,
-    surroundings: Surroundings,
+    agent_options: AgentOptions,
     stop: CancellationToken,
 ) -> anyhow::Result<Option<Node>> {
     let configuration = &settings.configuration;
@@ -171,21 +175,21 @@ async fn start(
     tracing::info!(
         runtime = version.runtime_name,
         version = version.runtime_version,
-        "found the runtime"
+        "connected to container runtime"
     );
-    if surroundings.shared_runtime {
-        if !surroundings.stop_pods {
+    if agent_options.shared_runtime {
+        if !agent_options.stop_pods {
             check_shared_runtime(&runtime, &configuration.cgroup_root).await?;
         }
         runtime = runtime.shared_with_others(shared::is_own(&configuration.cgroup_root));
     }
     let root_dir = real_root_dir(&settings.options.root_dir)?;
     share_mounts(&root_dir);
-    let told = told_driver(&runtime).await?;
-    let cgroups = open_cgroups(configuration, told)?;
+    let reported_driver = reported_driver(&runtime).await?;
+    let cgroups = open_cgroups(configuration, reported_driver)?;
     join_own_group(configuration, &cgroups).await;
     let root = CgroupName::parse(&configuration.cgroup_root)?;
-    if surroundings.alone {
+    if agent_options.standalone {
         cgroups.ensure(&root, &CgroupConfig::default()).await?;
     }
     let machine = Machine::at("/");
@@ -197,18 +201,19 @@ async fn start(
     let amounts = amounts(&capacity, &root_dir)?;
     let shown = amounts.capacity(max_pods);
     let mut whole = shown.clone();
-    if let Some(pids) = most_pids(&machine) {
+    if let Some(pids) = max_pids(&machine) {
         whole.insert(PIDS.to_owned(), Quantity::new(pids, Format::DecimalSi));
     }
     identity.reservations.check(&whole)?;
-    let alone = surroundings.alone;
-    // Whoever needs no API server may need no network, or be about to bring it up.
-    let patience =
-        if surroundings.api.is_some() && !alone { ADDRESS_PATIENCE } else { Duration::ZERO };
-    let found = host_ips(&identity, &machine, patience);
+    let standalone = agent_options.standalone;
+    // A node without an API server may need no network, or set it up with its own pods.
+    let timeout =
+        if agent_options.api.is_some() && !standalone { ADDRESS_TIMEOUT } else { Duration::ZERO };
+    let found = host_ips(&identity, &machine, timeout);
     let Some(host_ips) = stop.run_until_cancelled(found).await else { return Ok(None) };
     let allocatable = identity.reservations.allocatable(&shown);
-    let mut facts = facts(settings, alone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
+    let mut facts =
+        facts(settings, standalone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
     facts.root_dir = root_dir.to_string_lossy().into_owned();
     let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
     let reservations = &identity.reservations;
@@ -216,7 +221,7 @@ async fn start(
     let config = Config {
         node_name: settings.node_name.as_str().into(),
         root_dir,
-        log_links_dir: surroundings.log_links,
+        log_links_dir: agent_options.log_links,
         manifests: manifests(configuration),
         manifest_url: manifest_url(settings)?,
         facts,
@@ -235,9 +240,9 @@ async fn start(
         log_rotation: clean_up::log_rotation(configuration)?,
         parallel_starts: usize::try_from(capacity.cpus).unwrap_or(1) * 2,
         identity,
-        sysctls: Allowed::new(&kernel, &configuration.allowed_unsafe_sysctls),
+        sysctls: AllowedSysctls::new(&kernel, &configuration.allowed_unsafe_sysctls),
         apparmor: machine.has_apparmor(),
-        presence: surroundings.api.as_ref().map(|api| Presence {
+        presence: agent_options.api.as_ref().map(|api| Presence {
             client: api.heartbeat.clone(),
             register: configuration.register_node,
             timing: identity::timing(configuration),
@@ -246,11 +251,11 @@ async fn start(
         pod_ranges: configuration.pod_cidr.clone(),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
-    let requests = surroundings.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
-    let api = surroundings.api.map(|api| api.main);
-    let world = World {
+    let requests = agent_options.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
+    let api = agent_options.api.map(|api| api.main);
+    let world = NodeDependencies {
         runtime,
-        tells_driver: told.is_some(),
+        reports_cgroup_driver: reported_driver.is_some(),
         cgroups,
         clock: Clock::real(),
         api,
@@ -259,24 +264,25 @@ async fn start(
     Ok(Some(Node::start(config, world, version, stop).await?))
 }
 
-/// What is asked of the kernel for this process itself. Refusals are told once and lived with.
+/// Sets oom_score_adj and the file limit of this process. Failures are logged and tolerated.
 fn prepare_process(configuration: &KubeletConfiguration) {
     let proc = Path::new("/proc");
     match process::set_own_oom_score_adj(proc, configuration.oom_score_adj) {
         Ok(Permitted::Yes) => {}
         Ok(Permitted::No) => tracing::warn!(
             wanted = configuration.oom_score_adj,
-            "the kernel does not let us lower our oom_score_adj (CAP_SYS_RESOURCE is missing)"
+            "cannot lower oom_score_adj of the agent, CAP_SYS_RESOURCE is missing"
         ),
-        Err(error) => tracing::warn!(%error, "cannot set oom_score_adj"),
+        Err(error) => tracing::warn!(%error, "cannot set oom_score_adj of the agent"),
     }
     let files = u64::try_from(configuration.max_open_files).unwrap_or(0);
     if let Err(error) = process::raise_open_files(files) {
-        tracing::warn!(%error, "cannot raise the limit of open files");
+        tracing::warn!(%error, "cannot raise the open file limit");
     }
 }
 
-/// `kubeletCgroups`: where what the agent uses is counted and held to limits. It runs without, too.
+/// Moves the agent to the cgroup of `kubeletCgroups`, for accounting and limits. Failure is
+/// tolerated.
 async fn join_own_group(configuration: &KubeletConfiguration, cgroups: &Cgroups) {
     let path = &configuration.kubelet_cgroups;
     if path.is_empty() {
@@ -284,43 +290,43 @@ async fn join_own_group(configuration: &KubeletConfiguration, cgroups: &Cgroups)
     }
     if let Err(error) = cgroups.join(path, std::process::id()).await {
         let error = format!("{:#}", anyhow::Error::new(error));
-        tracing::warn!(error, path, "cannot move to the group of kubeletCgroups");
+        tracing::warn!(error, path, "cannot move the agent to the cgroup of kubeletCgroups");
     }
 }
 
-/// Waits for the runtime. It may come up after us; one that is up and speaks another language
-/// will not learn ours by waiting.
+/// Waits for the runtime, which may start after the agent. A runtime that does not implement CRI v1
+/// is an error, because waiting does not help.
 async fn wait_for(runtime: &Client, endpoint: &Endpoint) -> anyhow::Result<Version> {
-    let mut told = false;
+    let mut logged = false;
     let socket = endpoint.path().display();
     loop {
-        let asked = async {
+        let probe = async {
             let version = runtime.version().await?;
             runtime.image_fs_info().await.map(|_| version)
         };
-        match asked.await {
+        match probe.await {
             Ok(version) => return Ok(version),
             Err(error) if matches!(error.kind, Kind::BadReply | Kind::Unimplemented) => {
                 let context = format!("validate CRI v1 runtime API for endpoint {socket}");
                 return Err(error).context(context);
             }
-            Err(error) if !told => {
-                told = true;
+            Err(error) if !logged => {
+                logged = true;
                 tracing::warn!(%error, %socket, "waiting for the container runtime");
             }
             Err(_) => {}
         }
-        tokio::time::sleep(RUNTIME_PATIENCE).await;
+        tokio::time::sleep(RUNTIME_POLL).await;
     }
 }
 
 fn open_cgroups(
     configuration: &KubeletConfiguration,
-    told: Option<Told>,
+    reported: Option<ReportedDriver>,
 ) -> anyhow::Result<Cgroups> {
-    let driver = match told {
-        Some(Told::Systemd) => Driver::Systemd,
-        Some(Told::Cgroupfs) => Driver::Cgroupfs,
+    let driver = match reported {
+        Some(ReportedDriver::Systemd) => Driver::Systemd,
+        Some(ReportedDriver::Cgroupfs) => Driver::Cgroupfs,
         None => match configuration.cgroup_driver {
             crate::config::kubelet::CgroupDriver::Systemd => Driver::Systemd,
             crate::config::kubelet::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
@@ -335,16 +341,15 @@ fn open_cgroups(
     Ok(Cgroups::open(&table, Path::new("/sys/fs/cgroup"), owner, sizes)?)
 }
 
-/// A runtime that just started may not know yet.
-/// What `up` checked before, unless the runtime did not answer then. One that just starts may not
-/// list its pods yet.
+/// Repeats the check of `up`, which is skipped there if the runtime does not respond. Retries,
+/// because a runtime that is starting may not list its pods yet.
 async fn check_shared_runtime(runtime: &Client, cgroup_root: &str) -> anyhow::Result<()> {
-    for _ in 1..RUNTIME_TRIES {
+    for _ in 1..RUNTIME_ATTEMPTS {
         match shared::refuse_pods_of_others(runtime, cgroup_root).await {
             Ok(()) => return Ok(()),
             Err(error) => tracing::warn!(
                 error = format!("{error:#}"),
-                "cannot use a runtime that is not the node's own, retrying"
+                "cannot use the shared container runtime, retrying"
             ),
         }
         tokio::time::sleep(RUNTIME_RETRY).await;
@@ -352,11 +357,14 @@ async fn check_shared_runtime(runtime: &Client, cgroup_root: &str) -> anyhow::Re
     shared::refuse_pods_of_others(runtime, cgroup_root).await.context("cannot use the runtime")
 }
 
-async fn told_driver(runtime: &Client) -> Result<Option<Told>, podwright_cri::Error> {
-    for _ in 1..RUNTIME_TRIES {
+/// The cgroup driver that the runtime reports; none if it does not support the request.
+async fn reported_driver(runtime: &Client) -> Result<Option<ReportedDriver>, podwright_cri::Error> {
+    for _ in 1..RUNTIME_ATTEMPTS {
         match runtime.cgroup_driver().await {
             Ok(driver) => return Ok(driver),
-            Err(error) => tracing::warn!(%error, "the runtime does not tell its cgroup driver"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the cgroup driver of the runtime, retrying");
+            }
         }
         tokio::time::sleep(RUNTIME_RETRY).await;
     }
@@ -365,7 +373,7 @@ async fn told_driver(runtime: &Client) -> Result<Option<Told>, podwright_cri::Er
 
 fn facts(
     settings: &KubeletSettings,
-    alone: bool,
+    standalone: bool,
     host_ips: Vec<IpAddr>,
     allocatable: ResourceList,
     capacity: &machine::Capacity,
@@ -373,7 +381,7 @@ fn facts(
     handlers: Vec<podwright_proto::cri::RuntimeHandler>,
 ) -> anyhow::Result<NodeFacts> {
     let configuration = &settings.configuration;
-    // Of one that is none, a warning told when the configuration was read.
+    // Invalid addresses are reported as warnings when the configuration is read.
     let cluster_dns = configuration.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect();
     let v2 = cgroups.version() == 2;
     let behaviour = match configuration.memory_swap.swap_behavior {
@@ -385,7 +393,7 @@ fn facts(
         host_ips,
         cluster_dns,
         cluster_domain: configuration.cluster_domain.clone(),
-        alone,
+        standalone,
         resolv_conf: configuration.resolv_conf.clone(),
         root_dir: settings.options.root_dir.to_string_lossy().into_owned(),
         pod_logs_dir: configuration.pod_logs_dir.clone(),
@@ -409,15 +417,15 @@ fn facts(
     })
 }
 
-/// The addresses that pods see as their node's. The network of a machine that just started may need
-/// a moment.
-async fn host_ips(identity: &Settings, machine: &Machine, patience: Duration) -> Vec<IpAddr> {
+/// The node's addresses in `status.hostIPs` of pods. Waits up to `timeout`, because the network of
+/// a machine that has just booted may not be up yet.
+async fn host_ips(identity: &Settings, machine: &Machine, timeout: Duration) -> Vec<IpAddr> {
     let began = tokio::time::Instant::now();
     let found = loop {
         let by_name = addresses::resolve(&identity.hostname).await;
         let found = addresses::find(identity, machine, &by_name);
         let complete = found.as_ref().is_ok_and(|found| !found.is_empty());
-        if complete || began.elapsed() >= patience {
+        if complete || began.elapsed() >= timeout {
             break found;
         }
         tokio::time::sleep(ADDRESS_RETRY).await;
@@ -425,20 +433,20 @@ async fn host_ips(identity: &Settings, machine: &Machine, patience: Duration) ->
     match found {
         Ok(found) if !found.is_empty() => found,
         Ok(_) => {
-            tracing::warn!("this machine has no address but its own; pods see it at 127.0.0.1");
+            tracing::warn!("no address but loopback found, using 127.0.0.1 as the host IP of pods");
             vec![IpAddr::from([127, 0, 0, 1])]
         }
-        // It may come with the network. Until then it is what the node was told to be.
+        // It may come up with the network. Until then the configured address is used.
         Err(problem) => {
-            tracing::warn!(problem, "the node's address cannot be used yet");
+            tracing::warn!(problem, "cannot use the node address yet");
             identity.node_ips.clone()
         }
     }
 }
 
-/// What the machine has. Asked once: what is shown of it is what is counted out to pods.
-fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<Amounts> {
-    Ok(Amounts {
+/// Capacity of the machine. Read once, so that reported and enforced capacity are the same.
+fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<MachineResources> {
+    Ok(MachineResources {
         cpus: capacity.cpus,
         memory: capacity.memory,
         swap: capacity.swap,
@@ -447,18 +455,17 @@ fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<Amou
     })
 }
 
-/// How many processes and threads there can be. A machine that does not say does without that
-/// limit.
-fn most_pids(machine: &Machine) -> Option<i64> {
+/// Maximum number of processes and threads; none if it cannot be read.
+fn max_pids(machine: &Machine) -> Option<i64> {
     let tasks = machine.tasks();
     let tasks = tasks.inspect_err(|error| {
-        tracing::warn!(%error, "pods have no common limit of processes");
+        tracing::warn!(%error, "cannot read the pid limit, pods share no pid limit");
     });
     let tasks = tasks.ok()?;
     Some(i64::try_from(tasks.pid_max.min(tasks.threads_max)).unwrap_or(i64::MAX))
 }
 
-/// Folders that tell how hot the machine is; containers need not know.
+/// Directories with thermal information of the machine, masked in containers.
 fn thermal_paths() -> Vec<String> {
     let Ok(cpus) = std::fs::read_dir("/sys/devices/system/cpu") else { return Vec::new() };
     let mut paths: Vec<String> = cpus
@@ -476,7 +483,7 @@ fn manifests(configuration: &KubeletConfiguration) -> Option<(PathBuf, Duration)
     Some((PathBuf::from(path), configuration.file_check_frequency.to_std()))
 }
 
-fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<Remote>> {
+fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<ManifestUrl>> {
     let configuration = &settings.configuration;
     if configuration.static_pod_url.is_empty() {
         return Ok(None);
@@ -484,7 +491,7 @@ fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<Remote>> {
     let url = Uri::from_str(&configuration.static_pod_url).context("staticPodURL")?;
     if url.scheme_str() != Some("http") {
         anyhow::bail!(
-            "staticPodURL {url}: only http is served yet; use it on loopback, or a folder"
+            "staticPodURL {url}: only http is supported. Fix: serve it on loopback, or use staticPodPath"
         );
     }
     let mut headers = HeaderMap::new();
@@ -496,7 +503,7 @@ fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<Remote>> {
     }
     let node = settings.node_name.as_str().into();
     let every = configuration.http_check_frequency.to_std();
-    Ok(Some(Remote { url, headers, node, every }))
+    Ok(Some(ManifestUrl { url, headers, node, every }))
 }
 
 fn crash_backoff(configuration: &KubeletConfiguration) -> BackoffLimits {
@@ -519,8 +526,8 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// glibc keeps what was freed; a node that started a hundred pods gives it back.
-async fn trim_heap_now_and_then() {
+/// Returns freed memory to the kernel, which glibc keeps, for example after starting many pods.
+async fn trim_heap_periodically() {
     const EVERY: Duration = Duration::from_secs(60);
     loop {
         tokio::time::sleep(EVERY).await;

@@ -1,8 +1,8 @@
-//! The command line: which command, with what arguments.
+//! Command line: commands and their arguments.
 //!
-//! Clap reads everything but the kubelet's flags, which have upstream's syntax and are read from
-//! their own table. Both are one clap command for the help text, completions and man pages, so that
-//! what is documented is what exists.
+//! Clap parses everything but the kubelet's flags, which have upstream's syntax and are parsed by
+//! their own table. Both are one clap command for help, completions and man pages, so that these
+//! always match the flags that exist.
 
 mod kubelet;
 mod reference;
@@ -27,22 +27,22 @@ use crate::config::problem::Invalid;
 use crate::config::{self, Preset};
 use crate::logging;
 use crate::standalone::daemon::become_program;
-use crate::standalone::teardown::Haste;
+use crate::standalone::teardown::StopMode;
 
-/// Where `podwright up` keeps what must outlive it.
+/// Default state directory of `podwright up`.
 pub const STATE_DIR: &str = "/var/lib/podwright";
 
 const EXAMPLES: &str = "\
 Examples:
-  podwright doctor                            what this machine still lacks
-  podwright up                                a node on this machine, no control plane
-  podwright why NAMESPACE/NAME                what a pod waits for, and the way out
+  podwright doctor                            check what this machine lacks to run pods
+  podwright up                                run a node on this machine, no control plane
+  podwright why NAMESPACE/NAME                show what a pod is waiting for, and the fix
   podwright kubelet --kubeconfig=FILE         join a cluster
-  podwright kubelet --pod-manifest-path=DIR   run the static pods in a folder
+  podwright kubelet --pod-manifest-path=DIR   run the static pods in a directory
 
-Started under the name `kubelet`, it is `podwright kubelet`.";
+When invoked as `kubelet`, it runs `podwright kubelet`.";
 
-/// A Kubernetes node agent, joined to a cluster or alone on one machine
+/// A Kubernetes node agent, joined to a cluster or standalone on one machine
 #[derive(Debug, Parser)]
 #[command(name = "podwright", version, after_help = EXAMPLES, max_term_width = 100)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -53,25 +53,25 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a node on this machine alone, with a container runtime of its own
+    /// Run a standalone node on this machine, with its own container runtime
     Up(UpArgs),
-    /// Stop what `podwright up` started, and keep its data
+    /// Stop the node of `podwright up` and keep its data
     Down(DownArgs),
-    /// Stop what `podwright up` started, and delete its data
+    /// Stop the node of `podwright up` and delete its data
     Reset(ResetArgs),
-    /// Show the node's pods at a glance
+    /// Show a summary of the node and its pods
     Status(StatusArgs),
-    /// List the node's images, or load some without a registry
+    /// List, load or remove the node's images
     Images(ImagesArgs),
-    /// Say what a pod waits for, since when, what was tried, and the way out
+    /// Explain what a pod is waiting for, since when, what was tried, and the fix
     Why(WhyArgs),
-    /// Replay a recorded decision and print what is decided, and why
+    /// Replay a recorded decision and print the result and its reason
     Plan {
-        /// A case, as `podwright why --record` writes it
+        /// Case file written by `podwright why --record`
         #[arg(value_name = "CASE.json", value_hint = ValueHint::FilePath)]
         case: PathBuf,
     },
-    /// Check whether this machine can run pods, and say what to do if not
+    /// Check whether this machine can run pods, and suggest fixes
     Doctor(DoctorArgs),
     /// Print versions
     Version(VersionArgs),
@@ -80,65 +80,65 @@ enum Command {
         after_help = "Example:\n  podwright completion bash > /etc/bash_completion.d/podwright"
     )]
     Completion {
-        /// The shell to complete for
+        /// Shell to generate the script for
         shell: Shell,
     },
-    /// Write the manual as man pages
+    /// Write the man pages
     #[command(hide = true)]
     Man(ManArgs),
-    /// Write a pid file and become another program (part of up)
+    /// Write a pid file and execute another program (part of up)
     #[command(hide = true)]
     Daemon(DaemonArgs),
 }
 
-/// For `podwright up`, which must not start what the next command could not find.
+/// Used by `podwright up`, so that every process it starts has a pid file.
 #[derive(Clone, Debug, Args)]
 pub struct DaemonArgs {
-    /// File for the identity of the process
+    /// Pid file to write
     #[arg(long, value_name = "FILE")]
     pub pid_file: PathBuf,
-    /// Leave the lock of the node to the program, as its standard input
+    /// Pass the node lock to the program as its standard input
     #[arg(long)]
     pub keep_lock: bool,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<PathBuf>,
 }
 
-/// For packagers, through `cargo xtask papers`.
+/// Used by packagers, through `cargo xtask papers`.
 #[derive(Clone, Debug, Args)]
 pub struct ManArgs {
-    /// Folder for the pages
+    /// Directory for the man pages
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub folder: PathBuf,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct UpArgs {
-    /// Directory for everything that must survive a restart: a new or empty one, or that of an
-    /// earlier `up`, whose flags hold until `podwright down`
+    /// Directory for all persistent state: new, empty, or of an earlier `up`, whose flags apply
+    /// until `podwright down`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     /// Use this runtime instead of starting a private containerd
     #[arg(long, value_name = "ENDPOINT", value_hint = ValueHint::FilePath)]
     pub container_runtime_endpoint: Option<String>,
-    /// Network of the pods; without it, one that nothing on this machine uses
+    /// Network of the pods (default: a network that is unused on this machine)
     #[arg(long, value_name = "CIDR")]
     pub pod_cidr: Option<String>,
-    /// Port of the API server; without it, 6443 or, if that is taken, a free one
+    /// Port of the API server (default: 6443 or, if that is in use, a free one)
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub api_port: Option<u16>,
-    /// Keep the API server from pods: serve it on loopback only; `=false` lets them in again
+    /// Serve the API on loopback only, not to pods; `=false` serves it to pods again
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub no_pod_api: Option<bool>,
-    /// Stay in the foreground, as a service manager wants it
+    /// Run in the foreground, for service managers
     #[arg(long)]
     pub foreground: bool,
-    /// Where the output goes; the file is set aside when it has grown
+    /// Log file that receives the output; rotated when it grows too large
     #[arg(long, value_name = "FILE", hide = true, requires = "foreground")]
     pub log_file: Option<PathBuf>,
-    /// Stop the pods that run and start none, for `podwright down`
+    /// Stop running pods and start none (part of down)
     #[arg(long, hide = true, requires = "foreground")]
     pub stop_pods: bool,
 }
@@ -146,40 +146,42 @@ pub struct UpArgs {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = DOWN_HELP)]
 pub struct DownArgs {
-    /// Directory that was given to `podwright up`
+    /// State directory of `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     #[command(flatten)]
-    pub haste: HasteArgs,
+    pub stop_mode: StopModeArgs,
 }
 
 const DOWN_HELP: &str = "\
-Pods stop as with kubectl delete: preStop hooks run, each pod has its own
-terminationGracePeriodSeconds, sidecars stop last. Their objects are kept, and the
-next podwright up starts them again.";
+Pods stop as with kubectl delete: preStop hooks run, each pod's
+terminationGracePeriodSeconds applies, sidecars stop last. Their API objects are kept, and
+the next podwright up starts them again.";
 
-/// How much time pods get to stop.
+/// How much time pods have to stop.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct HasteArgs {
-    /// Kill pods that have not stopped after this time, such as 30s or 2m; without it each pod has
-    /// its own grace period
+pub struct StopModeArgs {
+    /// Kill pods that have not stopped after this time, such as 30s or 2m (default: the grace
+    /// period of each pod)
     #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
-    /// Kill pods after a moment: no preStop hooks, no grace period
+    /// Kill pods after 1 s, without preStop hooks or grace period
     #[arg(long, conflicts_with = "timeout")]
     pub now: bool,
 }
 
-impl HasteArgs {
-    pub fn read(self) -> Haste {
-        if self.now { Haste::Now } else { Haste::Grace(self.timeout) }
+impl StopModeArgs {
+    pub fn read(self) -> StopMode {
+        if self.now { StopMode::Now } else { StopMode::Grace(self.timeout) }
     }
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let parsed: GoDuration = text.parse().map_err(|_| "not a duration such as 30s or 2m")?;
     match parsed.to_std() {
-        duration if duration.is_zero() => Err("it must be positive; for no time use --now".into()),
+        duration if duration.is_zero() => {
+            Err("must be positive; use --now to stop without a grace period".into())
+        }
         duration => Ok(duration),
     }
 }
@@ -187,51 +189,51 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = RESET_HELP)]
 pub struct ResetArgs {
-    /// Directory that was given to `podwright up`
+    /// State directory of `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     #[command(flatten)]
-    pub haste: HasteArgs,
-    /// Do not ask
+    pub stop_mode: StopModeArgs,
+    /// Do not ask for confirmation
     #[arg(long)]
     pub yes: bool,
 }
 
 const RESET_HELP: &str = "\
-Files that podwright did not make and everything on mounts stay; they are named.
-Exits with 1 if the question is not answered with yes.";
+Files that podwright did not create and everything on mounts are kept and listed.
+Exits with 1 if the confirmation is not yes.";
 
 #[derive(Clone, Debug, Args)]
 pub struct StatusArgs {
-    /// Folder that was given to `podwright up`
+    /// State directory of `podwright up`
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct WhyArgs {
-    /// NAME, NAMESPACE/NAME or UID; a static pod also by the name in its manifest
+    /// NAME, NAMESPACE/NAME or UID; for a static pod also the name in its manifest
     pub pod: String,
-    /// Root folder of the agent; without it, that of the kubelet or of `podwright up`
+    /// Root directory of the agent (default: that of the kubelet or of `podwright up`)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root_dir: Option<PathBuf>,
-    /// Folder that was given to `podwright up`
+    /// State directory of `podwright up`
     #[arg(long, value_name = "DIR", conflicts_with = "root_dir", value_hint = ValueHint::DirPath)]
     pub state_dir: Option<PathBuf>,
-    /// Also write the inputs of the decision, secrets masked, for `podwright plan`
+    /// Also write the inputs of the decision for `podwright plan`, with secrets masked
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record: Option<PathBuf>,
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct ImagesArgs {
-    /// Folder that was given to `podwright up`
+    /// State directory of `podwright up`
     #[arg(long, global = true, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
     #[command(subcommand)]
@@ -242,40 +244,40 @@ pub struct ImagesArgs {
 pub enum ImagesCommand {
     /// Load images from OCI or Docker archives
     Load {
-        /// Archives, as `docker save` or `skopeo copy` write them
+        /// Archives written by `docker save` or `skopeo copy`
         #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
         archives: Vec<PathBuf>,
     },
-    /// List the images that are here
+    /// List the images on this node
     List,
     /// Remove images that no container uses
     Remove {
-        /// Their names, as `podwright images list` prints them
+        /// Image names as printed by `podwright images list`
         #[arg(required = true, value_name = "IMAGE")]
         images: Vec<String>,
     },
 }
 
 #[derive(Clone, Debug, Args)]
-#[command(after_help = "Exits with 0 if nothing fails, with 1 otherwise.")]
+#[command(after_help = "Exits with 0 if no check fails, with 1 otherwise.")]
 pub struct DoctorArgs {
-    /// Folder that was given to `podwright up`, if a node runs there
+    /// State directory of `podwright up`; a node in it is checked as well
     #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
     pub state_dir: PathBuf,
-    /// Runtime that must be there; without it, the usual one is looked for
+    /// Runtime endpoint that must respond (default: the usual endpoints)
     #[arg(long, value_name = "ENDPOINT", value_hint = ValueHint::FilePath)]
     pub container_runtime_endpoint: Option<String>,
-    /// Configuration of the node to be; its ports and folders are checked
+    /// Kubelet configuration; its ports and directories are checked
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// How to print the findings
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct VersionArgs {
-    /// How to print the versions
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub output: Output,
 }
@@ -286,12 +288,12 @@ pub enum Output {
     Json,
 }
 
-/// The whole command line as clap knows it, the kubelet's flags included.
+/// The whole command line as a clap command, including the kubelet's flags.
 pub fn command() -> clap::Command {
     Cli::command().subcommand(kubelet::command().display_order(0))
 }
 
-/// Runs the program with its arguments, the first being its name.
+/// Runs the program; the first argument is its name.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let outcome = match Invocation::read(arguments) {
         Invocation::Kubelet(flags) => run_kubelet(flags),
@@ -301,16 +303,16 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // If stderr is gone too, the exit code still says it.
+            // If stderr is closed too, the exit code still reports the error.
             let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Which of its two names the program answers to.
+/// What to run, depending on the program name and the first argument.
 enum Invocation {
-    /// The kubelet, with the arguments that follow.
+    /// The kubelet, with its flags.
     Kubelet(Vec<OsString>),
     /// Any other command, with all arguments.
     Podwright(Vec<OsString>),
@@ -332,7 +334,7 @@ impl Invocation {
 fn run_kubelet(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let flags = Flags::parse(arguments);
     if flags.help || flags.version {
-        // Nothing else is looked at, so what was not understood is said here.
+        // The configuration is not resolved, so flag errors are reported here.
         Invalid::unless_empty(flags.problems().to_vec())?;
     }
     if flags.help {
@@ -343,7 +345,7 @@ fn run_kubelet(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         writeln!(io::stdout(), "Kubernetes {}", commands::version::KUBELET)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let host = Host::observe().context("cannot find out about this machine")?;
+    let host = Host::observe().context("cannot read machine information")?;
     let settings = config::resolve(&flags, &Preset::kubelet(), &host)?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
@@ -357,7 +359,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
     let matches = command().try_get_matches_from(arguments);
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        // Clap's exit code: 0 for help and version, 2 for a wrong command line.
+        // Clap's exit code: 0 for help and version, 2 for an invalid command line.
         Err(error) => {
             error.print()?;
             return Ok(u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from));
@@ -388,7 +390,7 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Whether nobody reads our output any more, as with `podwright doctor | head`.
+/// Whether the reader of our output is gone, as with `podwright doctor | head`.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let cause = error.root_cause().downcast_ref::<io::Error>();
     cause.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -400,12 +402,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_has_no_contradictions() {
+    fn command_line_definition_is_consistent() {
         command().debug_assert();
     }
 
     #[test]
-    fn the_program_answers_to_the_name_kubelet() {
+    fn invoked_as_kubelet_it_runs_the_kubelet() {
         let kubelet = |line: &str| {
             let read = Invocation::read(line.split(' ').map(OsString::from));
             match read {
@@ -441,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_says_what_it_does() {
+    fn every_command_has_a_description() {
         for command in command().get_subcommands() {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             assert!(about.len() > 10 && !about.ends_with('.'), "{}: {about}", command.get_name());

@@ -1,4 +1,4 @@
-//! What each command does.
+//! Implementations of the commands, one module each.
 
 pub mod doctor;
 pub mod down;

@@ -1,15 +1,15 @@
-//! Configuration: from files and flags to settings a node can run with.
+//! Configuration: files and flags resolved to validated settings.
 //!
-//! The way of a value, in this order; each step wins over the one before:
+//! Sources in order of precedence; each overrides the one before:
 //!
 //! 1. built-in defaults ([`kubelet`]), and those of the mode ([`Preset`]);
 //! 2. the `--config` file ([`files`]);
 //! 3. the drop-ins of `--config-dir`, in lexical order;
 //! 4. flags ([`flags`]).
 //!
-//! The steps are laid over each other untyped (`assembly`, [`layers`]), read into types ([`decode`])
-//! and checked as a whole ([`validate`]). [`resolve`] does all of it and is the only way to get
-//! [`KubeletSettings`]: whoever holds them need not check anything again.
+//! The sources are merged as untyped documents (`assembly`, [`layers`]), decoded into types
+//! ([`decode`]) and validated as a whole ([`validate`]). [`resolve`] does all of it and is the only
+//! way to get [`KubeletSettings`], which therefore need no further checks.
 
 mod assembly;
 pub mod decode;
@@ -44,23 +44,23 @@ use options::NodeOptions;
 use problem::{Invalid, Source};
 use validate::ApiAccess;
 
-/// Everything a node was told, put together and found sound.
+/// Complete and validated settings of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubeletSettings {
     pub configuration: KubeletConfiguration,
     pub gates: FeatureGates,
     pub options: NodeOptions,
     pub node_name: String,
-    /// What is not wrong but should be known; for the log, once it is set up.
+    /// Warnings to log once logging is set up.
     pub warnings: Vec<String>,
 }
 
-/// What a mode of Podwright sets before anyone else.
+/// Defaults of a mode of Podwright, overridden by files and flags.
 #[derive(Clone, Debug)]
 pub struct Preset {
     name: &'static str,
     values: Value,
-    /// The mode brings an API server of its own.
+    /// The mode has an embedded API server.
     serves_api: bool,
 }
 
@@ -70,8 +70,8 @@ impl Preset {
         Self { name: "podwright kubelet", values: json!({}), serves_api: false }
     }
 
-    /// `podwright up`: the machine is somebody's own, so its swap is no reason to refuse. `values`
-    /// are further defaults of the mode, such as its private runtime's socket.
+    /// `podwright up`: swap is allowed, because the machine is also used for other things. `values`
+    /// are further defaults of the mode, such as the socket of its private runtime.
     pub fn up(values: &Value) -> Self {
         let mut layers = Layers::default();
         let source = Source::Preset("podwright up");
@@ -81,25 +81,25 @@ impl Preset {
     }
 }
 
-/// Puts flags and the files they name together and checks the result.
+/// Merges flags and the files they name, and validates the result.
 ///
-/// Blocks on reading files; everything that is wrong is in the error, the command line included.
+/// Blocks on reading files; the error contains all problems, including those of the command line.
 pub fn resolve(flags: &Flags, preset: &Preset, host: &Host) -> Result<KubeletSettings, Invalid> {
     let mut assembly = Assembly::default();
-    assembly.note_not_understood(flags);
+    assembly.add_flag_problems(flags);
     let options = assembly.options(flags, host);
     let api = match options.kubeconfig {
-        // What was not understood may be a misspelt --kubeconfig: nothing follows from its absence.
+        // An unknown flag may be a misspelt --kubeconfig, so its absence is not conclusive.
         None if !preset.serves_api && flags.problems().is_empty() => ApiAccess::None,
         _ => ApiAccess::Available,
     };
     assembly.add_preset(preset);
-    assembly.close_if_alone(api);
+    assembly.restrict_without_api(api);
     if let Some(path) = &options.config {
         assembly.add_file(path);
     }
-    if let Some(folder) = &options.config_dir {
-        assembly.add_drop_ins(folder);
+    if let Some(directory) = &options.config_dir {
+        assembly.add_drop_ins(directory);
     }
     assembly.add_flags(flags, host);
     assembly.finish(flags, options, host, api)

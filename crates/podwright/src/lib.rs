@@ -1,7 +1,7 @@
-//! The `podwright` program: arguments to validated settings to a running node.
+//! The `podwright` program: command line, configuration, node agent and standalone node.
 //!
-//! A library with a very small binary on top, so that tests, man pages and the end-to-end suite use
-//! the same code as the command line does. Start at [`cli::run`].
+//! A library with a minimal binary, so that tests, man pages and the end-to-end suite use the same
+//! code as the command line. Start at [`cli::run`].
 
 pub mod agent;
 pub mod cli;

@@ -1,8 +1,7 @@
-//! The agent's own log.
+//! Logging of the agent.
 //!
-//! People read it on a terminal or in the journal: one compact line per event, coloured where that
-//! helps. Collectors read it with `--logging-format=json`: the lines upstream writes, under
-//! upstream's keys. How much is said follows upstream's `--v` and `--vmodule`.
+//! Text format: one compact line per event, coloured on terminals. With `--logging-format=json`:
+//! upstream's JSON lines with upstream's keys. Verbosity follows upstream's `--v` and `--vmodule`.
 
 mod klog;
 mod verbosity;
@@ -23,7 +22,7 @@ pub fn start(settings: &Logging) -> Result<(), TryInitError> {
     let verbosity = Verbosity::new(settings.verbosity, &settings.vmodule);
     match settings.format {
         LogFormat::Text => {
-            let lines = fmt::layer().compact().with_ansi(colours_wanted()).with_writer(io::stderr);
+            let lines = fmt::layer().compact().with_ansi(use_colours()).with_writer(io::stderr);
             registry().with(lines.with_filter(verbosity)).try_init()
         }
         LogFormat::Json => {
@@ -32,8 +31,8 @@ pub fn start(settings: &Logging) -> Result<(), TryInitError> {
     }
 }
 
-/// Colours are for terminals, and only if nobody objects (<https://no-color.org>).
-fn colours_wanted() -> bool {
-    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !refused && io::stderr().is_terminal()
+/// Colours on terminals, unless NO_COLOR is set (<https://no-color.org>).
+fn use_colours() -> bool {
+    let disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !disabled && io::stderr().is_terminal()
 }

@@ -1,4 +1,4 @@
-//! See the library.
+//! Binary of the `podwright` program; see the library.
 
 use std::process::ExitCode;
 

@@ -1,38 +1,39 @@
-//! What a service manager is told, and what it tells us.
+//! Process integration: systemd notifications and watchdog, stop signals, the Tokio runtime.
 
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A watchdog that barks within this time would take every hiccup for an end.
-const LEAST_WATCHDOG: Duration = Duration::from_secs(1);
+/// With a shorter watchdog interval any short delay would restart the agent.
+const MIN_WATCHDOG: Duration = Duration::from_secs(1);
 
-/// How often the service manager wants to hear from us, if it does.
+/// Watchdog interval of the service manager, if it has one.
 pub fn watchdog() -> anyhow::Result<Option<Duration>> {
     match sd_notify::watchdog_enabled() {
-        Some(interval) if interval <= LEAST_WATCHDOG => anyhow::bail!(
-            "the service's WatchdogSec is {interval:?}; it has to be more than {LEAST_WATCHDOG:?}"
+        Some(interval) if interval <= MIN_WATCHDOG => anyhow::bail!(
+            "WatchdogSec of the service is {interval:?}. Fix: set it to more than {MIN_WATCHDOG:?}"
         ),
         interval => Ok(interval),
     }
 }
 
-/// The node is up. Without a service manager this says nothing to nobody. `is_well` says whether
-/// the watchdog may be fed.
-pub fn ready(watchdog: Option<Duration>, is_well: impl Fn() -> bool + Send + 'static) {
+/// Notifies the service manager, if there is one, that the node is ready, and starts the watchdog
+/// task, which sends notifications while `is_healthy`.
+pub fn ready(watchdog: Option<Duration>, is_healthy: impl Fn() -> bool + Send + 'static) {
     if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
-        tracing::debug!(%error, "no service manager to tell");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
     if let Some(interval) = watchdog {
-        tokio::spawn(feed_watchdog(interval / 2, is_well));
+        tokio::spawn(notify_watchdog(interval / 2, is_healthy));
     }
 }
 
-/// A process that hangs, or in which pods are not looked after, stops feeding and is started anew.
-async fn feed_watchdog(every: Duration, is_well: impl Fn() -> bool) {
+/// Without notifications, when the process hangs or a sync loop is stuck, the service manager
+/// restarts it.
+async fn notify_watchdog(every: Duration, is_healthy: impl Fn() -> bool) {
     loop {
-        if is_well() {
+        if is_healthy() {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
         }
         tokio::time::sleep(every).await;
@@ -49,15 +50,15 @@ pub fn stop_signal() -> anyhow::Result<CancellationToken> {
             _ = term.recv() => {}
             _ = int.recv() => {}
         }
-        tracing::info!("told to stop");
+        tracing::info!("received stop signal");
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         token.cancel();
     });
     Ok(stop)
 }
 
-/// The threads of a node: two are plenty, and each one costs memory. Those that may block come
-/// and go; there can be many, for as many mounts as may hang.
+/// Tokio runtime with two worker threads, which is enough; each costs memory. Blocking threads are
+/// created on demand; the limit is high because each hanging mount occupies one.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

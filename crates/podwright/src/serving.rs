@@ -1,4 +1,4 @@
-//! The kubelet server of this node: from settings to open ports.
+//! Kubelet server: built from the settings, and its ports.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use podwright_core::stats::DaemonGroups;
 use podwright_node::node::Node;
 use podwright_node::server::auth::{self, AccessSettings};
 use podwright_node::server::certificate::{Source, TlsSettings, self_signed_files};
-use podwright_node::server::listen::{Doors, Listeners, Ports};
-use podwright_node::server::{Server, Settings};
+use podwright_node::server::listen::{ListenerSettings, Listeners, Ports};
+use podwright_node::server::{Server, ServerSettings};
 use podwright_node::stats::Stats;
 use tokio_util::sync::CancellationToken;
 
@@ -19,10 +19,10 @@ use crate::commands::version::VERSIONS;
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{AuthorizationMode, CgroupDriver, KubeletConfiguration, TlsVersion};
 
-/// A loop that was silent for less than this may only be busy.
-const LEAST_SYNC_PATIENCE: Duration = Duration::from_secs(300);
+/// Lower bound of the sync loop health timeout: a shorter pause may only mean that it is busy.
+const MIN_SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Takes the ports, before anything runs that a second agent could disturb.
+/// Binds the ports before anything is started, so that a second agent fails early.
 pub async fn take_ports(configuration: &KubeletConfiguration) -> anyhow::Result<Option<Ports>> {
     if !configuration.enable_server {
         return Ok(None);
@@ -35,28 +35,28 @@ pub async fn take_ports(configuration: &KubeletConfiguration) -> anyhow::Result<
     Ok(Some(Ports::take(secure, at(configuration.read_only_port)).await?))
 }
 
-/// What answers requests, whether they come through a port or from this process.
+/// The server, for requests from the ports and from this process.
 pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) -> Arc<Server> {
     let configuration = &settings.configuration;
     let period = configuration.volume_stats_agg_period.to_std();
     let stats = Stats::new(node, period, daemons(settings));
     let idle = configuration.streaming_connection_idle_timeout.to_std();
-    let shown = serde_json::to_vec(&in_force(settings, node.cgroup_driver()).to_configz())
+    let shown = serde_json::to_vec(&effective(settings, node.cgroup_driver()).to_configz())
         .unwrap_or_default();
-    let server_settings = Settings {
+    let server_settings = ServerSettings {
         debugging: configuration.enable_debugging_handlers,
         stream_idle: (!idle.is_zero()).then_some(idle),
         configuration: Bytes::from(shown),
-        sync_patience: LEAST_SYNC_PATIENCE.max(configuration.sync_frequency.to_std() * 2),
+        sync_timeout: MIN_SYNC_TIMEOUT.max(configuration.sync_frequency.to_std() * 2),
         version: VERSIONS.kubelet,
         commit: VERSIONS.commit.unwrap_or_default(),
     };
     Server::new(node, stats, server_settings, stop)
 }
 
-/// The configuration with the files of the certificate that is used, and with the driver that the
-/// runtime asked for.
-fn in_force(settings: &KubeletSettings, driver: Driver) -> KubeletConfiguration {
+/// The effective configuration: with the files of the certificate in use and the cgroup driver that
+/// the runtime reported.
+fn effective(settings: &KubeletSettings, driver: Driver) -> KubeletConfiguration {
     let mut configuration = settings.configuration.clone();
     configuration.cgroup_driver = match driver {
         Driver::Cgroupfs => CgroupDriver::Cgroupfs,
@@ -70,7 +70,7 @@ fn in_force(settings: &KubeletSettings, driver: Driver) -> KubeletConfiguration 
     configuration
 }
 
-/// Where the machine's own daemons are accounted for.
+/// Cgroups of the system daemons, for the summary API.
 fn daemons(settings: &KubeletSettings) -> DaemonGroups {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let configuration = &settings.configuration;
@@ -78,7 +78,7 @@ fn daemons(settings: &KubeletSettings) -> DaemonGroups {
     DaemonGroups::new(&configuration.kubelet_cgroups, runtime, &configuration.system_cgroups, &own)
 }
 
-/// Opens the ports for those whom the cluster lets in.
+/// Starts listening, with authentication and authorization.
 pub fn listen(
     settings: &KubeletSettings,
     ports: Ports,
@@ -86,7 +86,7 @@ pub fn listen(
     api: Option<&kube::Client>,
 ) -> anyhow::Result<Listeners> {
     let configuration = &settings.configuration;
-    let doors = Doors {
+    let listener_settings = ListenerSettings {
         certificate: certificate(settings, node),
         tls: TlsSettings {
             only_13: configuration.tls_min_version == Some(TlsVersion::Tls13),
@@ -99,7 +99,7 @@ pub fn listen(
         },
         auth: auth_settings(configuration, api),
     };
-    Ok(Listeners::open(ports, doors, settings.node_name.as_str().into())?)
+    Ok(Listeners::open(ports, listener_settings, settings.node_name.as_str().into())?)
 }
 
 fn certificate(settings: &KubeletSettings, node: &Node) -> Source {
@@ -111,17 +111,17 @@ fn certificate(settings: &KubeletSettings, node: &Node) -> Source {
         };
     }
     Source::SelfSigned {
-        folder: settings.options.cert_dir.clone(),
+        directory: settings.options.cert_dir.clone(),
         host: settings.node_name.clone(),
-        addresses: node.tools.facts.host_ips.clone(),
+        addresses: node.context.facts.host_ips.clone(),
     }
 }
 
-/// Where the API server is to be asked and there is none, the answer is no.
+/// Webhook authorization without an API server denies every request.
 fn auth_settings(
     configuration: &KubeletConfiguration,
     api: Option<&kube::Client>,
-) -> auth::Settings {
+) -> auth::AuthSettings {
     let authentication = &configuration.authentication;
     let client_ca = &authentication.x509.client_ca_file;
     let webhook = &configuration.authorization.webhook;
@@ -134,7 +134,7 @@ fn auth_settings(
         (AuthorizationMode::AlwaysAllow, _) => AccessSettings::AlwaysAllow,
         (AuthorizationMode::Webhook, None) => AccessSettings::NeverAllow,
     };
-    auth::Settings {
+    auth::AuthSettings {
         client_ca: (!client_ca.is_empty()).then(|| client_ca.into()),
         tokens: api
             .filter(|_| authentication.webhook.enabled)
@@ -151,7 +151,7 @@ mod tests {
     use crate::config::options::NodeOptions;
 
     #[test]
-    fn what_is_shown_is_what_the_runtime_asked_for_and_the_certificate_that_is_used() {
+    fn configz_shows_the_driver_of_the_runtime_and_the_certificate_in_use() {
         let settings = KubeletSettings {
             configuration: KubeletConfiguration::default(),
             gates: FeatureGates::default(),
@@ -160,7 +160,7 @@ mod tests {
             warnings: Vec::new(),
         };
         assert_eq!(settings.configuration.cgroup_driver, CgroupDriver::Cgroupfs);
-        let shown = in_force(&settings, Driver::Systemd);
+        let shown = effective(&settings, Driver::Systemd);
         assert_eq!(shown.cgroup_driver, CgroupDriver::Systemd);
         assert!(shown.tls_cert_file.starts_with("/pki/"), "{}", shown.tls_cert_file);
     }

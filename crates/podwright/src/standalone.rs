@@ -1,17 +1,20 @@
-//! A node alone on one machine, with a container runtime of its own.
+//! Standalone node: the node of `podwright up`, with its own container runtime.
 //!
-//! Everything it makes is its own: a private containerd with its own socket, folders, images,
-//! network bridge and cgroup root. The machine's containerd, Docker or kubelet does not notice,
-//! and `down` takes away exactly what `up` made. What must be known for that is written into
-//! [`Layout::record`] *before* it is made, so that a killed `up` can be cleaned up as well.
+//! It shares nothing with other software on the machine: it has a private containerd with its own
+//! socket, directories, images, network bridge and cgroup root. The machine's containerd, Docker or
+//! kubelet is not affected, and `down` removes exactly what `up` created. What `down` needs for
+//! that is written to [`Layout::record`] *before* it is created, so that an interrupted `up` can be
+//! cleaned up as well.
 
 pub mod agent;
+pub mod agent_connector;
 pub mod api;
 pub mod claim_directories;
 pub mod containerd;
 pub mod daemon;
 pub mod filter;
 pub mod kubeconfig;
+pub mod leftovers;
 pub mod lock;
 pub mod log;
 pub mod network;
@@ -19,13 +22,11 @@ pub mod own_mounts;
 pub mod pods;
 pub mod resolver;
 pub mod runtime;
-pub mod shared;
+pub mod shared_network;
 pub mod state_dir;
 pub mod stopping;
-pub mod streams;
-pub mod sweep;
 pub mod teardown;
-pub mod wishes;
+pub mod up_options;
 
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -35,29 +36,29 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use network::Network;
-use wishes::Wishes;
+use up_options::UpOptions;
 
-/// Where each node of the machine has a folder for what does not outlive a reboot.
+/// Parent of the runtime directories of all standalone nodes; empty after a reboot.
 const RUN: &str = "/run/podwright";
 
-/// The cgroup below which all pods of this node live.
+/// Prefix of the cgroup that contains all pods of a node.
 pub const CGROUP_ROOT: &str = "/podwright";
 
-/// How the names of files begin that are written but not yet in place.
+/// Name prefix of files that are written but not yet renamed to their final name.
 const TEMPORARY: &str = ".podwright-";
 
-/// Where everything is.
+/// Paths and names of one standalone node.
 #[derive(Clone, Debug)]
 pub struct Layout {
     state: PathBuf,
-    /// Where all nodes of the machine have what does not outlive a reboot.
+    /// Parent of the runtime directories of all standalone nodes.
     runs: PathBuf,
 }
 
 impl Layout {
     pub fn new(state_dir: &Path) -> Self {
         let as_given = Self { state: state_dir.to_owned(), runs: RUN.into() };
-        // Earlier builds took the same directory with a slash at the end for another node.
+        // Earlier builds treated a path with a trailing slash as a different node.
         if matches!(as_given.record(), Ok(Some(record)) if record.state_dir.is_none()) {
             return as_given;
         }
@@ -68,7 +69,7 @@ impl Layout {
         &self.state
     }
 
-    /// As it is written into records.
+    /// The state directory as written into records.
     fn state_text(&self) -> String {
         self.state.to_string_lossy().into_owned()
     }
@@ -93,17 +94,17 @@ impl Layout {
         self.state.join("logs/agent.log")
     }
 
-    /// What the API server keeps: objects, certificates, keys.
+    /// Files of the API server: objects, certificates, keys.
     pub fn api(&self) -> PathBuf {
         self.state.join("api")
     }
 
-    /// The folders of claims.
+    /// Directories of the PersistentVolumeClaims.
     pub fn volumes(&self) -> PathBuf {
         self.state.join("volumes")
     }
 
-    /// How `kubectl` finds this node.
+    /// Kubeconfig of this node, for `kubectl`.
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.join("kubeconfig")
     }
@@ -116,29 +117,31 @@ impl Layout {
         self.state.join("cni")
     }
 
-    /// Pid files, sockets and what else is worth nothing after a reboot.
+    /// Pid files, sockets and other files that are useless after a reboot.
     ///
-    /// A socket's path has room for 108 bytes, so it cannot live below a deep state folder.
+    /// A socket path is limited to 108 bytes, so it cannot be below a deep state directory.
     pub fn run(&self) -> PathBuf {
         self.runs.join(self.instance())
     }
 
-    /// Held by the command that changes this node; beside what the command may remove.
+    /// Lock file, held by the command that changes this node. Outside of [`Self::run`], which
+    /// `down` removes.
     pub fn lock(&self) -> PathBuf {
         self.runs.join(format!("{}.lock", self.instance()))
     }
 
-    /// Says what was mounted on the agent's root directory before we mounted it on itself.
+    /// Record of what was mounted on the agent's root directory before the agent bind-mounted it on
+    /// itself.
     pub fn agent_root_mount(&self) -> PathBuf {
         self.run().join("agent-root-mount.json")
     }
 
-    /// Says whose the directory [`Self::run`] is: instances are short hashes.
+    /// State directory that [`Self::run`] belongs to: instances are short hashes and may collide.
     fn owner(&self) -> PathBuf {
         self.run().join("state-dir")
     }
 
-    /// What the private containerd keeps as long as it has sandboxes.
+    /// State directory of the private containerd, present while it has sandboxes.
     pub fn runtime_state(&self) -> PathBuf {
         self.run().join("containerd")
     }
@@ -147,19 +150,19 @@ impl Layout {
         self.run().join("containerd.sock")
     }
 
-    /// Tells nodes with different state folders apart.
+    /// Short hash of the state directory, which distinguishes the nodes of a machine.
     pub fn instance(&self) -> String {
         let fnv = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         let path = self.state.as_os_str().as_encoded_bytes();
         format!("{:08x}", path.iter().fold(0x811c_9dc5, fnv))
     }
 
-    /// The bridge of this node; a link's name has room for 15 bytes.
+    /// The bridge of this node; an interface name is limited to 15 bytes.
     pub fn bridge(&self) -> String {
         format!("pw-{}", self.instance())
     }
 
-    /// The cgroup of this node, beside those of other nodes on the machine.
+    /// The cgroup of this node; each node of the machine has its own.
     pub fn cgroup_root(&self) -> String {
         format!("{CGROUP_ROOT}-{}", self.instance())
     }
@@ -168,8 +171,8 @@ impl Layout {
         self.state.join("made.json")
     }
 
-    /// Makes the directories in the state directory, which is there, and the one below `/run`. Only
-    /// root may look into them.
+    /// Creates the directories in the existing state directory and the one below `/run`, readable
+    /// by root only.
     pub fn make(&self) -> anyhow::Result<()> {
         self.claim_instance()?;
         let directories = [
@@ -187,8 +190,8 @@ impl Layout {
         directories.iter().try_for_each(|directory| state_dir::make_private(directory))
     }
 
-    /// Checks that what other parts of the machine would call by this node's instance is not
-    /// another node's: two state directories may have the same short hash.
+    /// Checks that no other node uses the same instance name: two state directories may have the
+    /// same short hash.
     pub fn check_instance(&self) -> anyhow::Result<()> {
         let owner = self.owner();
         let other = match std::fs::read_to_string(&owner) {
@@ -198,7 +201,7 @@ impl Layout {
         };
         if other != self.state_text() {
             anyhow::bail!(
-                "{} is in use by the node in {other}. Fix: name another directory than {} with \
+                "{} is in use by the node in {other}. Fix: use another directory than {} with \
                  --state-dir",
                 self.run().display(),
                 self.state.display()
@@ -207,12 +210,12 @@ impl Layout {
         Ok(())
     }
 
-    /// Makes the directory below `/run` this node's own.
+    /// Claims the directory below `/run` for this node.
     fn claim_instance(&self) -> anyhow::Result<()> {
         self.check_instance()?;
         let run = self.run();
         std::fs::create_dir_all(&run)
-            .with_context(|| format!("cannot make the directory {}", run.display()))?;
+            .with_context(|| format!("cannot create directory {}", run.display()))?;
         write_private(&self.owner(), self.state_text().as_bytes())
     }
 
@@ -225,19 +228,19 @@ impl Layout {
         };
         self.check_record_owner(&path)?;
         let record: Record = serde_json::from_str(&text).with_context(|| {
-            format!("{} is damaged; move it away to start afresh", path.display())
+            format!("{} is corrupt. Fix: move it away to start a new node", path.display())
         })?;
         self.check_record(&record)?;
         Ok(Some(record))
     }
 
-    /// What a record names is run as root.
+    /// Rejects a record of another user: programs it names run as root.
     fn check_record_owner(&self, path: &Path) -> anyhow::Result<()> {
         let found = std::fs::metadata(path).map_err(|error| unreadable(error, path))?;
         let (owner, shown) = (found.uid(), path.display());
         if owner != 0 && owner != rustix::process::geteuid().as_raw() {
             anyhow::bail!(
-                "{shown} belongs to user {owner} and is not used. Fix: if the node in {} wrote it, \
+                "{shown} belongs to user {owner} and is ignored. Fix: if the node in {} wrote it, run \
                  chown root {shown}; otherwise delete it",
                 self.state.display()
             );
@@ -245,8 +248,8 @@ impl Layout {
         Ok(())
     }
 
-    /// A record names things all over the machine. One that came here with a copy of another state
-    /// directory names that node's.
+    /// Rejects the record of another node: a copied state directory contains a record that names
+    /// the network and cgroup of the original.
     fn check_record(&self, record: &Record) -> anyhow::Result<()> {
         let here = record.state_dir.as_ref().is_none_or(|state| *state == self.state_text());
         if here
@@ -257,7 +260,7 @@ impl Layout {
         }
         let of = record.state_dir.as_deref().unwrap_or("another state directory");
         anyhow::bail!(
-            "{} was written by the node in {of}; nothing is changed. Fix: if this is a copy of \
+            "{} was written by the node in {of}; nothing changed. Fix: if this is a copy of \
              that directory, delete the file; if the directory was moved while its node was up, \
              move it back and run podwright down",
             self.record_path().display()
@@ -276,21 +279,20 @@ impl Layout {
     }
 }
 
-/// A file that is there and cannot be read. Not being allowed to look is not the same as seeing
-/// that nothing is there.
+/// Error for a file that exists and cannot be read, which must not be treated as missing.
 fn unreadable(error: std::io::Error, path: &Path) -> anyhow::Error {
-    let way_out = match error.kind() {
-        ErrorKind::PermissionDenied => ": only root may look; try sudo",
+    let fix = match error.kind() {
+        ErrorKind::PermissionDenied => "; run with sudo",
         _ => "",
     };
-    anyhow::Error::new(error).context(format!("cannot read {}{way_out}", path.display()))
+    anyhow::Error::new(error).context(format!("cannot read {}{fix}", path.display()))
 }
 
-/// Writes a file that only its owner can read, whole or not at all.
+/// Atomically writes a file with mode 0600.
 pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let write = || {
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(folder)?;
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(directory)?;
         file.write_all(content)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
@@ -299,10 +301,10 @@ pub fn write_private(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What `up` made outside of its folders, and what it was asked for.
+/// What `up` created outside of its state directory, and the options it was run with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Whose record it is; earlier builds did not say.
+    /// State directory of the node; not written by earlier builds.
     #[serde(rename = "state_dir", default, skip_serializing_if = "Option::is_none")]
     pub state_dir: Option<String>,
     #[serde(rename = "network")]
@@ -310,7 +312,7 @@ pub struct Record {
     #[serde(rename = "cgroup_root")]
     pub cgroup_root: String,
     #[serde(rename = "wishes", default)]
-    pub wishes: Wishes,
+    pub up_options: UpOptions,
 }
 
 #[cfg(test)]
@@ -327,7 +329,7 @@ mod tests {
                 plugins: "/usr/lib/cni".into(),
             },
             cgroup_root: layout.cgroup_root(),
-            wishes: Wishes::default(),
+            up_options: UpOptions::default(),
         }
     }
 
@@ -344,15 +346,15 @@ mod tests {
         for state_dir in [Some(one.state_text()), None] {
             copy.write_record(&Record { state_dir, ..record(&one) }).unwrap();
             let refused = format!("{:#}", copy.record().unwrap_err());
-            assert!(refused.contains("nothing is changed"), "{refused}");
+            assert!(refused.contains("nothing changed"), "{refused}");
         }
         let earlier = Record { state_dir: None, ..record(&one) };
         one.write_record(&earlier).unwrap();
-        assert_eq!(one.record().unwrap(), Some(earlier), "of an earlier build");
+        assert_eq!(one.record().unwrap(), Some(earlier), "written by an earlier build");
     }
 
     #[test]
-    fn node_whose_instance_another_node_has_is_refused() {
+    fn instance_used_by_another_node_is_refused() {
         // Two paths with the same short hash.
         let (one, other) = ("/srv/6371bfdb2d", "/srv/a5e8659a38");
         let runs = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The built program, run as a user runs it.
+//! Tests of the built binary.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::fs;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 const PODWRIGHT: &str = env!("CARGO_BIN_EXE_podwright");
 
-/// What a run left behind.
+/// Exit code and output of a run.
 struct Run {
     code: Option<i32>,
     out: String,
@@ -30,17 +30,17 @@ fn podwright(arguments: &[&str]) -> Run {
     run(PODWRIGHT, arguments)
 }
 
-/// The program under the name `kubelet`.
+/// A link to the program with the name `kubelet`.
 fn kubelet_link() -> (TempDir, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let link = folder.path().join("kubelet");
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("kubelet");
     std::os::unix::fs::symlink(PODWRIGHT, &link).unwrap();
-    (folder, link)
+    (directory, link)
 }
 
 #[test]
-fn under_the_name_kubelet_it_is_the_kubelet() {
-    let (_folder, kubelet) = kubelet_link();
+fn invoked_as_kubelet_it_runs_the_kubelet() {
+    let (_directory, kubelet) = kubelet_link();
     let version = run(&kubelet, &["--version"]);
     let want = concat!("Kubernetes v1.36.4+podwright.", env!("CARGO_PKG_VERSION"), "\n");
     assert_eq!((version.code, version.out.as_str()), (Some(0), want));
@@ -57,8 +57,8 @@ fn under_the_name_kubelet_it_is_the_kubelet() {
 }
 
 #[test]
-fn an_unknown_flag_is_an_error_that_names_the_nearest() {
-    let (_folder, kubelet) = kubelet_link();
+fn unknown_flag_is_an_error_with_a_suggestion() {
+    let (_directory, kubelet) = kubelet_link();
     for (program, arguments) in [
         (PODWRIGHT, vec!["kubelet", "--container-runtime-endpont=/x", "--max_pod=4"]),
         (kubelet.to_str().unwrap(), vec!["--container-runtime-endpont=/x", "--max_pod=4"]),
@@ -68,17 +68,17 @@ fn an_unknown_flag_is_an_error_that_names_the_nearest() {
         assert_eq!(
             run.err,
             "error: invalid configuration, 2 problems:\n  \
-             command line: unknown flag --container-runtime-endpont; the nearest there is: --container-runtime-endpoint\n  \
-             command line: unknown flag --max_pod; the nearest there is: --max-pods\n"
+             command line: unknown flag --container-runtime-endpont; did you mean --container-runtime-endpoint?\n  \
+             command line: unknown flag --max_pod; did you mean --max-pods?\n"
         );
         assert_eq!(run.out, "");
     }
 }
 
 #[test]
-fn a_bad_configuration_is_refused_with_all_its_problems() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("kubelet.yaml");
+fn invalid_configuration_is_refused_with_all_problems() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubelet.yaml");
     fs::write(
         &file,
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
@@ -101,7 +101,7 @@ fn a_bad_configuration_is_refused_with_all_its_problems() {
 }
 
 #[test]
-fn versions_are_printed_for_people_and_for_programs() {
+fn versions_are_printed_as_text_and_json() {
     let text = podwright(&["version"]);
     assert_eq!(text.code, Some(0));
     assert!(
@@ -119,11 +119,11 @@ fn versions_are_printed_for_people_and_for_programs() {
 }
 
 #[test]
-fn a_completion_script_is_one_the_shell_can_read() {
+fn completion_script_is_valid_bash() {
     let script = podwright(&["completion", "bash"]);
     assert_eq!(script.code, Some(0));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("podwright.bash");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("podwright.bash");
     fs::write(&path, script.out).unwrap();
     let check = run("bash", &["-n", path.to_str().unwrap()]);
     assert_eq!((check.code, check.err.as_str()), (Some(0), ""));
@@ -134,7 +134,7 @@ fn a_completion_script_is_one_the_shell_can_read() {
 }
 
 #[test]
-fn help_shows_every_command_with_examples_and_no_colours_where_none_are_wanted() {
+fn help_lists_commands_and_examples_without_colours() {
     let help = podwright(&["--help"]);
     assert_eq!(help.code, Some(0));
     for word in ["kubelet", "up", "down", "doctor", "version", "completion", "Examples:"] {
@@ -145,7 +145,7 @@ fn help_shows_every_command_with_examples_and_no_colours_where_none_are_wanted()
 }
 
 #[test]
-fn no_command_and_a_wrong_one_are_errors() {
+fn missing_and_unknown_commands_are_errors() {
     let none = podwright(&[]);
     assert_eq!(none.code, Some(2));
     assert!(none.err.contains("Usage:"), "{}", none.err);
@@ -155,23 +155,23 @@ fn no_command_and_a_wrong_one_are_errors() {
 }
 
 #[test]
-fn the_doctor_reports_as_json_and_fails_if_the_runtime_it_was_given_does_not_answer() {
-    let folder = tempfile::tempdir().unwrap();
-    let nobody = format!("unix://{}/none.sock", folder.path().display());
-    let run = podwright(&["doctor", "-o", "json", "--container-runtime-endpoint", &nobody]);
+fn doctor_fails_if_the_given_runtime_does_not_respond() {
+    let directory = tempfile::tempdir().unwrap();
+    let unused = format!("unix://{}/none.sock", directory.path().display());
+    let run = podwright(&["doctor", "-o", "json", "--container-runtime-endpoint", &unused]);
     let report: serde_json::Value = serde_json::from_str(&run.out).unwrap();
     assert_eq!((run.code, report["ok"].as_bool()), (Some(1), Some(false)));
     let findings = report["findings"].as_array().unwrap();
     let runtime = findings.iter().find(|finding| finding["check"] == "runtime").unwrap();
     assert_eq!(runtime["verdict"], "failure");
-    assert!(runtime["says"].as_str().unwrap().contains(&nobody), "{runtime}");
+    assert!(runtime["says"].as_str().unwrap().contains(&unused), "{runtime}");
     assert!(runtime["fix"].is_string());
 }
 
 #[test]
-fn the_doctor_names_what_is_wrong_with_a_configuration() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("kubelet.yaml");
+fn doctor_reports_configuration_problems() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubelet.yaml");
     fs::write(&file, "kind: KubeletConfiguration\nmaxPods: -1\n").unwrap();
     let run = podwright(&["doctor", "--config", file.to_str().unwrap()]);
     assert_eq!(run.code, Some(1));
@@ -180,7 +180,7 @@ fn the_doctor_names_what_is_wrong_with_a_configuration() {
 }
 
 #[test]
-fn output_that_nobody_reads_to_the_end_is_no_error() {
+fn closed_output_pipe_is_no_error() {
     let mut child = Command::new(PODWRIGHT)
         .args(["kubelet", "--help"])
         .stdout(std::process::Stdio::piped())

@@ -1,10 +1,9 @@
-//! What earlier versions left on disk is read by this one: nothing is moved aside as corrupt, and
-//! nothing is forgotten.
+//! Upgrade tests: files of earlier versions are read without loss, and none is treated as corrupt.
 //!
 //! The fixtures were written by the named commit on a real containerd (see
-//! `crates/e2e/src/bin/fixtures.rs`). Here the agent of today starts on them in the simulator, with
-//! the runtime and the API server as they were. When a format changes on purpose, its migration
-//! comes with it, and these fixtures stay.
+//! `crates/e2e/src/bin/fixtures.rs`). Here the current agent starts on them in the simulator, with
+//! the recorded state of runtime and API server. When a format changes intentionally, a migration
+//! is added, and these fixtures are kept.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
@@ -23,10 +22,10 @@ use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::fake::{Features, Rpc};
 use podwright_host::files::Root;
 use podwright_host::process::ProcessIdentity;
-use podwright_node::inquiry::Explanation;
+use podwright_node::debug_socket::Explanation;
 use podwright_node::users::Users;
 use podwright_testkit::fixture::{Content, Fixture};
-use podwright_testkit::sim::wish::{NODE, wish};
+use podwright_testkit::sim::test_pod::{NODE, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, record};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -40,8 +39,8 @@ fn fixture(name: &str) -> Fixture {
     Fixture::read(&here.join("tests/fixtures").join(COMMIT).join(format!("{name}.json")))
 }
 
-/// Files of a fixture, what reads each of them, and where that is shown. A `*` is one component.
-/// One that nothing reads says why it is there.
+/// Files of a fixture, the module that reads each of them, and the test. A `*` is one component.
+/// For files that are not read, the reason.
 const JOINED: &[(&str, &str)] = &[
     ("admitted_pods_state", "node::admission: agent_started_on"),
     ("granted_resources_state", "node::allocations: agent_started_on"),
@@ -54,7 +53,7 @@ const JOINED: &[(&str, &str)] = &[
     ("pods/*/containers", "node::last_words: agent_started_on"),
     ("pods/*/containers/*", "node::last_words: agent_started_on"),
     ("pods/*/containers/*/*", "node::last_words: agent_started_on"),
-    ("pods/*/etc-hosts", "not read: made anew for each start of a container"),
+    ("pods/*/etc-hosts", "not read: written again for each start of a container"),
     ("pods/*/plugins", "node::volumes: agent_started_on"),
     ("pods/*/plugins/**", "node::volumes, which volumes are ready: agent_started_on"),
     ("pods/*/userns", "node::users: user_namespaces_keep_their_ranges"),
@@ -67,7 +66,7 @@ const JOINED: &[(&str, &str)] = &[
 const UP: &[(&str, &str)] = &[
     ("api", "podwright::standalone::api: standalone_node_is_resumed"),
     ("api/objects.redb", "apiserver::store: standalone_node_is_resumed"),
-    ("api/port", "podwright::standalone::api: the port stays the same, which its own test shows"),
+    ("api/port", "podwright::standalone::api: covered by its own test"),
     ("cni", "not read: written again by each start"),
     ("cni/**", "not read: written again by each start, or the plugins' own"),
     ("kubelet", "as of a joined node"),
@@ -136,7 +135,7 @@ fn standalone_node_is_resumed() {
     });
 }
 
-/// Starts the agent of today on what is left, and looks at every pod after a while.
+/// Starts the current agent on the fixture and checks every pod after a while.
 async fn agent_started_on(fixture: &Fixture, root: &str) -> Sim {
     let cpus = u32::try_from(fixture.value("/cpus").as_u64().unwrap()).unwrap();
     let options = Options { features: Features::containerd_2(), cpus, ..Options::default() };
@@ -145,7 +144,7 @@ async fn agent_started_on(fixture: &Fixture, root: &str) -> Sim {
     let pods: Api<v1::Pod> = Api::namespaced(sim.users_client(), "default");
     let before = pods.list(&Default::default()).await.unwrap().items;
     assert_eq!(before.len(), 9, "{before:#?}");
-    let files_before = tree(&sim.ground.root());
+    let files_before = tree(&sim.environment.root());
     let checkpoints_before = CHECKPOINTS.map(|name| checkpoint(&sim, name));
     let running_before = running(&sim);
     assert_eq!(running_before.len(), 6);
@@ -154,7 +153,7 @@ async fn agent_started_on(fixture: &Fixture, root: &str) -> Sim {
     sim.pass(Duration::from_secs(300)).await;
 
     let corrupt: Vec<_> =
-        tree(&sim.ground.root()).into_keys().filter(|path| is_aside(path)).collect();
+        tree(&sim.environment.root()).into_keys().filter(|path| is_aside(path)).collect();
     assert_eq!(corrupt, [] as [PathBuf; 0], "moved aside");
     for (name, before) in CHECKPOINTS.iter().zip(checkpoints_before) {
         let now = checkpoint(&sim, name);
@@ -162,14 +161,14 @@ async fn agent_started_on(fixture: &Fixture, root: &str) -> Sim {
             assert_eq!(&now[key], before, "{name}: {key}");
         }
     }
-    assert_eq!(running(&sim), running_before, "{}", sim.story());
+    assert_eq!(running(&sim), running_before, "{}", sim.history());
     let changes =
         [Rpc::RunPodSandbox, Rpc::CreateContainer, Rpc::StartContainer, Rpc::StopContainer];
     for rpc in changes.into_iter().chain([Rpc::UpdateContainerResources, Rpc::PullImage]) {
         let made = sim.fake.calls().iter().filter(|call| call.rpc == rpc).count();
-        assert_eq!(made, 0, "{rpc:?}\n{}", sim.story());
+        assert_eq!(made, 0, "{rpc:?}\n{}", sim.history());
     }
-    let files = tree(&sim.ground.root());
+    let files = tree(&sim.environment.root());
     for (path, content) in files_before.iter().filter(|(path, _)| is_kept(path)) {
         let now = files.get(path);
         let is_migrated = is_empty_dir_record(path) && now == Some(&Some(b"disk".to_vec()));
@@ -178,15 +177,15 @@ async fn agent_started_on(fixture: &Fixture, root: &str) -> Sim {
     for pod in &before {
         let name = pod.metadata.name.as_deref().unwrap();
         let now = pods.get(name).await.unwrap();
-        assert_eq!(remembered(&now), remembered(pod), "{name}\n{}", sim.story());
+        assert_eq!(remembered(&now), remembered(pod), "{name}\n{}", sim.history());
     }
     assert_expected(&pods).await;
     assert_private_image_is_private(&sim).await;
-    sim::laws::lawful(&sim);
+    sim::invariants::assert_invariants(&sim);
     sim
 }
 
-/// The manifests, with the UIDs that they had where they lay: the place is part of the UID.
+/// Writes the manifests with their original UIDs: the path is part of the UID.
 fn write_static_pods(sim: &Sim, fixture: &Fixture) {
     for (file, mut pod, uid) in static_pods(fixture) {
         pod["metadata"]["uid"] = json!(uid);
@@ -252,13 +251,13 @@ fn user_namespaces_keep_their_ranges() {
     }
 }
 
-/// What must be the same before and after, of a pod that nobody touched. Not the termination
+/// The part of an unchanged pod that must be the same before and after. Not the termination
 /// message: 87c89a6 removed the file of a finished pod, and a restart reads it again.
 fn remembered(pod: &v1::Pod) -> Value {
     let status = pod.status.clone().unwrap_or_default();
     let containers: Vec<Value> = record::containers(pod)
         .into_iter()
-        // Of one that never ran there is nothing to remember.
+        // A container that never ran has no such state.
         .filter(|container| container.container_id.is_some())
         .map(|container| {
             let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -305,12 +304,12 @@ async fn assert_expected(pods: &Api<v1::Pod>) {
     }
 }
 
-/// Who had the credentials may use the image again without a pull; who has none may not.
+/// A pod with the credentials may use the image without a pull; a pod without may not.
 async fn assert_private_image_is_private(sim: &Sim) {
     let private = sim.record.pod("private").unwrap();
     let image = private.spec.as_ref().unwrap().containers[0].image.clone().unwrap();
     let with = |name: &str, secret: Option<&str>| {
-        wish(name).container("app", &image).edit(|pod| {
+        test_pod(name).container("app", &image).edit(|pod| {
             pod["spec"]["containers"][0]["imagePullPolicy"] = json!("Never");
             if let Some(secret) = secret {
                 pod["spec"]["imagePullSecrets"] = json!([{ "name": secret }]);
@@ -342,7 +341,7 @@ fn running(sim: &Sim) -> BTreeMap<String, Vec<String>> {
 
 /// The content of a checkpoint, without its checksum: the order of writing is free.
 fn checkpoint(sim: &Sim, name: &str) -> Value {
-    let text = std::fs::read_to_string(sim.ground.root().join(name)).unwrap();
+    let text = std::fs::read_to_string(sim.environment.root().join(name)).unwrap();
     serde_json::from_str::<Value>(&text).unwrap()["data"].take()
 }
 
@@ -380,7 +379,7 @@ fn is_empty_dir_record(path: &Path) -> bool {
     })
 }
 
-/// What was read is written in the same way, to the byte.
+/// Serializing the parsed text gives the same bytes.
 fn written_again<T: DeserializeOwned + Serialize>(text: &str, write: fn(&T) -> String) {
     let read: T = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(write(&read), text);
@@ -395,7 +394,7 @@ fn pretty<T: Serialize>(value: &T) -> String {
 }
 
 #[test]
-fn answers_and_cases_have_the_same_form() {
+fn debug_socket_responses_and_cases_are_compatible() {
     let fixture = fixture("joined");
     let answers = fixture.value("/answers").as_object().unwrap();
     assert_eq!(answers.len(), 7);
@@ -404,14 +403,15 @@ fn answers_and_cases_have_the_same_form() {
         let Some(text) = answer["case"].as_str() else { continue };
         written_again::<Case>(text.trim_end(), pretty);
         let case: Case = serde_json::from_str(text).unwrap();
-        let told: Explanation = serde_json::from_str(answer["why"].as_str().unwrap()).unwrap();
-        assert_eq!(case.life.stage(), told.stage, "{pod}");
+        let explanation: Explanation =
+            serde_json::from_str(answer["why"].as_str().unwrap()).unwrap();
+        assert_eq!(case.lifecycle.stage(), explanation.stage, "{pod}");
         plan::decide(&case.inputs());
     }
 }
 
 #[test]
-fn state_directory_without_a_marker_is_a_nodes_up_or_down() {
+fn state_directory_without_a_marker_is_recognised_up_or_down() {
     let directory = tempfile::tempdir().unwrap();
     fixture("up").unpack(directory.path()).unwrap();
     let layout = Layout::new(directory.path());
@@ -422,7 +422,7 @@ fn state_directory_without_a_marker_is_a_nodes_up_or_down() {
 }
 
 #[test]
-fn state_of_a_standalone_node_has_the_same_form() {
+fn state_of_a_standalone_node_is_compatible() {
     let fixture = fixture("up");
     written_again::<Record>(&String::from_utf8(fixture.file("made.json")).unwrap(), pretty);
     let volatile: BTreeMap<&str, &str> = fixture

@@ -1,4 +1,5 @@
-//! What scripts and tools rely on: flags, commands, exit codes, `/configz`.
+//! Snapshots of the interfaces that scripts and tools rely on: flags, commands, exit codes,
+//! `/configz`.
 //!
 //! Each test compares with a file in `tests/snapshots`; see `podwright_testkit::snapshot`.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -17,7 +18,7 @@ use podwright::config::options::NodeOptions;
 use podwright_testkit::snapshot;
 
 const PODWRIGHT: &str = env!("CARGO_BIN_EXE_podwright");
-/// A user that every machine has and that may do nothing.
+/// An unprivileged user that exists on every machine.
 const NOBODY: u32 = 65534;
 
 fn check(name: &str, shown: &str) {
@@ -64,7 +65,7 @@ fn write_command(command: &clap::Command, above: &str, shown: &mut String) {
     let name = format!("{above}{}", command.get_name());
     let hidden = if command.is_hide_set() { " (hidden)" } else { "" };
     writeln!(shown, "{name}{hidden}").unwrap();
-    // Those of the kubelet are in a snapshot of their own.
+    // The kubelet's flags have their own snapshot.
     let arguments = command.get_arguments().filter(|_| command.get_name() != "kubelet");
     for argument in arguments {
         let mut line = match (argument.get_long(), argument.get_short()) {
@@ -108,17 +109,17 @@ fn default_configuration_is_shown_at_configz() {
     check("configz", &format!("{configz:#}\n"));
 }
 
-/// Who runs the program.
+/// User that runs the program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum User {
     Any,
     Nobody,
-    /// Left out when the tests are not run by root.
+    /// Skipped if the tests are not run by root.
     Root,
 }
 
 #[test]
-fn exit_codes_stay_as_they_are() {
+fn exit_codes_are_stable() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
     fs::create_dir(path("empty")).unwrap();
@@ -174,16 +175,16 @@ fn exit_codes_stay_as_they_are() {
         return podwright_testkit::report::skipped("the exit codes that root sees need root");
     }
     check("exit-codes-of-root", &program.exits(&for_root));
-    assert!(Path::new(&path("foreign/file")).exists(), "the file of a user is left");
+    assert!(Path::new(&path("foreign/file")).exists(), "the user's file is kept");
 }
 
-/// What is run, by whom, with which arguments.
+/// A case: name, user, arguments.
 type Case<'a> = (&'a str, User, &'a [&'a str]);
 
 struct Program(std::path::PathBuf);
 
 impl Program {
-    /// A copy where everyone can run it: the target directory may be root's alone.
+    /// A copy that all users can execute: the target directory may be accessible to root only.
     fn for_everyone(directory: &Path) -> Self {
         let everyone = fs::Permissions::from_mode(0o755);
         fs::set_permissions(directory, everyone.clone()).unwrap();
@@ -201,7 +202,7 @@ impl Program {
         shown
     }
 
-    /// The exit code, and where something was said.
+    /// The exit code, and which streams were written.
     fn run(&self, user: User, arguments: &[&str]) -> String {
         let mut command = Command::new(&self.0);
         command.args(arguments).stdin(Stdio::null());
@@ -210,7 +211,7 @@ impl Program {
         }
         let output = command.output().unwrap();
         let code = output.status.code().map_or("ended by a signal".into(), |c| c.to_string());
-        let said = |bytes: &[u8]| if bytes.is_empty() { "silent" } else { "written" };
-        format!("{code}, stdout {}, stderr {}", said(&output.stdout), said(&output.stderr))
+        let stream = |bytes: &[u8]| if bytes.is_empty() { "silent" } else { "written" };
+        format!("{code}, stdout {}, stderr {}", stream(&output.stdout), stream(&output.stderr))
     }
 }

@@ -1,10 +1,11 @@
-//! Configuration files, spoilt: read as far as they can be, and every misfit is named.
+//! Property tests of corrupted configuration files: valid parts are read, invalid values are
+//! reported.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use podwright::config::decode::decode;
 use podwright::config::document::Document;
-use podwright_testkit::mutation::{self, spoilt_text};
+use podwright_testkit::mutation::{self, mutated_text};
 use proptest::prelude::*;
 
 fn files() -> Vec<&'static str> {
@@ -28,14 +29,14 @@ proptest! {
     #![proptest_config(mutation::config())]
 
     #[test]
-    fn a_spoilt_file_is_read_as_far_as_it_can_be(text in spoilt_text(files())) {
+    fn valid_parts_of_a_corrupted_file_are_read(text in mutated_text(files())) {
         let Ok(document) = Document::parse(&text) else { return Ok(()) };
         let decoded = decode(&document.value);
-        for misfit in &decoded.misfits {
-            prop_assert!(!misfit.trouble.is_empty(), "{}", misfit.field);
+        for invalid_value in &decoded.invalid_values {
+            prop_assert!(!invalid_value.message.is_empty(), "{}", invalid_value.field);
         }
-        // What was read is whole: shown and read again it has nothing that does not fit.
+        // The decoded configuration round-trips without invalid values.
         let again = decode(&serde_json::to_value(&decoded.configuration).unwrap());
-        prop_assert!(again.misfits.is_empty() && again.unknown.is_empty());
+        prop_assert!(again.invalid_values.is_empty() && again.unknown.is_empty());
     }
 }

@@ -1,12 +1,11 @@
-//! The wire formats Podwright speaks, generated from our own `.proto` files.
+//! Protobuf types of the APIs Podwright uses, generated from its own `.proto` files.
 //!
-//! Why our own files: names and field numbers are facts, and protobuf skips what is not
-//! declared, so these declare what a Linux node agent reads and writes, and no more.
-//! `tests/` proves every number against types that others publish.
+//! Why own files: protobuf skips undeclared fields, so these declare only what a Linux node agent
+//! reads and writes. `tests/` checks every field number against published types.
 //!
-//! By default there are only messages, and nothing in the tree that could do I/O: this is what
-//! the pure core may depend on. Feature `grpc` adds tonic clients and servers, feature
-//! `descriptors` the compiled descriptors for turning messages into JSON.
+//! The default build has only messages and no dependency that does I/O, so the pure core can use
+//! it. Feature `grpc` adds tonic clients and servers, feature `descriptors` the compiled
+//! descriptors for converting messages to JSON.
 
 #![allow(unused_qualifications, reason = "generated code spells every path in full")]
 

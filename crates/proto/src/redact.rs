@@ -1,7 +1,7 @@
-//! Debug for messages that carry secrets.
+//! Debug implementations for messages that carry secrets.
 //!
-//! Why here: every request that holds one of these derives its Debug from theirs, so a request
-//! may be logged without a second thought.
+//! Requests that contain these messages derive Debug, so a request can be logged without leaking a
+//! secret.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ impl fmt::Debug for AuthConfig {
     }
 }
 
-/// The value of a variable may come from a secret; the name does not.
+/// The value of a variable may come from a Secret; the name does not.
 impl fmt::Debug for KeyValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyValue").field("key", &self.key).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! What the published CRI types cannot confirm, against bytes as others send them.
+//! Checks of what the published CRI types do not cover, against recorded bytes.
 #![allow(clippy::unwrap_used)]
 
 use podwright_proto::FILE_DESCRIPTOR_SET;
@@ -15,7 +15,7 @@ use prost::Message;
 use prost_reflect::DescriptorPool;
 use prost_types::Timestamp;
 
-/// Sent by containerd 1.6.20 when `exit 3`, run by exec in the container `demo`, had ended.
+/// Sent by containerd 1.6.20 when `exit 3`, run by exec in the container `demo`, exited.
 const ENVELOPE: &[u8] = b"\n\x0c\x08\xf5\xbd\xe8\xd7\x06\x10\xc9\xd2\xf1\x8a\x02\x12\x06k8s.io\
     \x1a\x0b/tasks/exit\";\n\x1acontainerd.events.TaskExit\x12\x1d\n\x04demo\x12\x02e1\x18\x85E \
     \x03*\x0c\x08\xf5\xbd\xe8\xd7\x06\x10\x82\x95\xb3\x8a\x02";
@@ -25,7 +25,7 @@ fn demo() -> String {
 }
 
 #[test]
-fn an_exit_recorded_from_containerd_tells_who_when_and_how() {
+fn recorded_containerd_exit_event_is_decoded() {
     let envelope = Envelope::decode(ENVELOPE).unwrap();
     assert_eq!(envelope.timestamp, Some(Timestamp { seconds: 1_794_776_821, nanos: 559_704_393 }));
     assert_eq!(envelope.namespace, "k8s.io");
@@ -44,7 +44,7 @@ fn an_exit_recorded_from_containerd_tells_who_when_and_how() {
 
 /// From containerd 1.6.20, as above; the paths in the first are shortened.
 #[test]
-fn the_other_task_events_recorded_from_containerd_are_read() {
+fn other_recorded_containerd_task_events_are_decoded() {
     let bytes: &[u8] = b"\n\x04demo\x12\x07/bundle\"\n\n\x02/i\x12\x04/out0\xe6D";
     let created = TaskCreate { container_id: demo(), pid: 8806 };
     assert_eq!(TaskCreate::decode(bytes), Ok(created), "/tasks/create");
@@ -80,13 +80,13 @@ fn the_other_task_events_recorded_from_containerd_are_read() {
 }
 
 #[test]
-fn a_subscription_sends_its_filters_as_containerd_reads_them() {
+fn subscription_filters_are_encoded_as_containerd_expects() {
     let filters = vec!["topic==\"/a\"".to_owned(), "b".to_owned()];
     assert_eq!(SubscribeRequest { filters }.encode_to_vec(), b"\n\x0btopic==\"/a\"\n\x01b");
 }
 
 #[test]
-fn a_health_check_is_spoken_as_every_grpc_server_speaks_it() {
+fn health_check_matches_the_grpc_health_protocol() {
     let request = HealthCheckRequest { service: "db".to_owned() };
     assert_eq!(request.encode_to_vec(), b"\n\x02db");
     for (bytes, want) in [
@@ -101,7 +101,7 @@ fn a_health_check_is_spoken_as_every_grpc_server_speaks_it() {
 
 /// The path of a gRPC request is made of these names.
 #[test]
-fn the_services_have_the_names_that_servers_listen_for() {
+fn services_have_their_published_names() {
     let pool = DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap();
     for (service, method, streams) in [
         ("containerd.services.events.v1.Events", "Subscribe", true),
@@ -115,7 +115,7 @@ fn the_services_have_the_names_that_servers_listen_for() {
 }
 
 #[test]
-fn printing_a_request_tells_no_secret() {
+fn debug_output_of_a_request_has_no_secret() {
     let secret = || "hunter2".to_owned();
     let auth = AuthConfig {
         server_address: "registry.example".to_owned(),

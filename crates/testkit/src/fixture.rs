@@ -1,9 +1,10 @@
-//! What an earlier version of the program left on a machine, kept as one text file.
+//! Fixtures: the files, runtime state and API objects that an earlier version left on a machine, as
+//! one text file.
 //!
 //! Git keeps neither empty directories nor permissions, and a database is not text; a node that
 //! starts finds all three. So a fixture is one JSON document: the files of a directory tree, and
 //! what the runtime and the API server held when the agent was killed. The program `fixtures` of
-//! `crates/e2e` makes them on a real containerd.
+//! `crates/e2e` records them on a real containerd.
 
 #![allow(
     clippy::expect_used,
@@ -24,7 +25,7 @@ use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
 use serde_json::{Value, json};
 
-/// Length of the lines that a file which is not text is broken into.
+/// Line length for the content of a binary file.
 const LINE: usize = 96;
 
 /// A document as it was read.
@@ -46,7 +47,7 @@ pub enum Content {
 }
 
 impl Fixture {
-    /// Fails loudly: a fixture is part of a test.
+    /// Panics on error: a fixture is part of a test.
     pub fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path);
         let text = text.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -78,7 +79,7 @@ impl Fixture {
         let found = self.entries().into_iter().find(|entry| entry.path == Path::new(path));
         match found.map(|entry| entry.content) {
             Some(Content::File { bytes, .. }) => bytes,
-            other => panic!("{path} is no file of the fixture: {other:?}"),
+            other => panic!("{path} is not a file of the fixture: {other:?}"),
         }
     }
 
@@ -97,7 +98,7 @@ impl Fixture {
                 }
             }
         }
-        // Last, and the deepest first: a directory may be closed to its own owner.
+        // Last, and the deepest first: a directory may deny access to its own owner.
         for Entry { path, content } in entries.iter().rev() {
             if let Content::Directory { mode } = content {
                 fs::set_permissions(into.join(path), fs::Permissions::from_mode(*mode))?;
@@ -107,8 +108,8 @@ impl Fixture {
     }
 }
 
-/// The entries below a directory, as a fixture keeps them. What is mounted below is shown as an
-/// empty directory; sockets are skipped.
+/// The entries below a directory, as a fixture keeps them. A mount point is recorded as an empty
+/// directory; sockets are skipped.
 pub fn capture(directory: &Path, is_left_out: &dyn Fn(&Path) -> bool) -> io::Result<Value> {
     let device = fs::symlink_metadata(directory)?.dev();
     let (mut entries, mut directories) = (Vec::new(), vec![PathBuf::new()]);
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn captured_directory_is_unpacked_as_it_was() {
+    fn captured_directory_is_unpacked_unchanged() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let set_mode = |path: &str, mode: u32| {
             let path = from.path().join(path);

@@ -1,8 +1,8 @@
-//! What Podwright's tests share.
+//! Shared test support.
 //!
-//! The short ways to make pods and observations live beside the types they build, in
-//! `podwright_core::builders`; here they are within reach of every crate's tests. The simulator
-//! ([`sim`]) is the whole node in a world that exists only in memory.
+//! Builders of pods and observations are beside the types they build, in
+//! `podwright_core::builders`; they are re-exported here for every crate's tests. The simulator
+//! ([`sim`]) is the whole node on an in-memory runtime and API server.
 
 pub use podwright_core::builders;
 

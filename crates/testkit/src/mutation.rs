@@ -1,25 +1,25 @@
-//! Spoilt copies of good input, for everything that reads what others wrote.
+//! Mutated copies of valid input, for parsers of external data.
 //!
-//! Bytes that were rolled end at the first check of any reader. These begin as something good and
-//! are cut, repeated, flipped and salted with what readers stumble over, so that they get far. They
-//! are a strategy of proptest: what fails is made small, and kept to be tried first the next time.
+//! Random bytes fail the first check of any parser. These begin as valid input and are cut,
+//! repeated, flipped and mixed with values that parsers handle badly, so that they get far. They
+//! are a proptest strategy: a failing input is minimized, and kept to be tried first the next time.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::FileFailurePersistence;
 
-/// How many times as many cases are tried with `PODWRIGHT_LONG`.
+/// Factor for the number of cases with `PODWRIGHT_LONG`.
 const LONG: u32 = 200;
 
-/// How many spoilt copies a target reads: a moment's worth, and with `PODWRIGHT_LONG` many more.
+/// Number of mutated copies a target reads: few by default, and many more with `PODWRIGHT_LONG`.
 pub fn config() -> ProptestConfig {
     config_of(1_000)
 }
 
-/// The same for a target whose cases take more of that moment, or less.
+/// The same for a target whose cases take more time, or less.
 pub fn config_of(cases: u32) -> ProptestConfig {
     let times = if std::env::var_os("PODWRIGHT_LONG").is_some() { LONG } else { 1 };
-    // What failed is kept beside the source of the test.
+    // Failing cases are kept beside the source of the test.
     let kept = FileFailurePersistence::WithSource("regressions");
     ProptestConfig {
         cases: cases.saturating_mul(times),
@@ -28,7 +28,7 @@ pub fn config_of(cases: u32) -> ProptestConfig {
     }
 }
 
-/// What readers of text, paths, numbers and messages stumble over.
+/// Values that parsers of text, paths, numbers and messages handle badly.
 const SALT: [&[u8]; 28] = [
     b"\0",
     b"\xff",
@@ -114,8 +114,8 @@ fn insert(bytes: &mut Vec<u8>, at: usize, what: &[u8]) {
     bytes.splice(at..at, what.iter().copied());
 }
 
-/// A spoilt copy of one of `seeds`; now and then one that is not spoilt at all.
-pub fn spoilt<S: AsRef<[u8]> + Clone + std::fmt::Debug + 'static>(
+/// A mutated copy of one of `seeds`; sometimes an unchanged one.
+pub fn mutated<S: AsRef<[u8]> + Clone + std::fmt::Debug + 'static>(
     seeds: Vec<S>,
 ) -> impl Strategy<Value = Vec<u8>> {
     let edits = prop::collection::vec(edit(), 0..7);
@@ -128,9 +128,9 @@ pub fn spoilt<S: AsRef<[u8]> + Clone + std::fmt::Debug + 'static>(
     })
 }
 
-/// The same for readers of text.
-pub fn spoilt_text<S: AsRef<[u8]> + Clone + std::fmt::Debug + 'static>(
+/// The same for parsers of text.
+pub fn mutated_text<S: AsRef<[u8]> + Clone + std::fmt::Debug + 'static>(
     seeds: Vec<S>,
 ) -> impl Strategy<Value = String> {
-    spoilt(seeds).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    mutated(seeds).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -1,30 +1,30 @@
-//! Notes of a test about itself: skipped, measured, tried again, compared with recordings.
+//! Notes that a test prints about itself: skipped, measured, tried again, compared with recordings.
 //!
-//! Why not `println!`: what a passing test prints that way is kept back, so a test that did nothing
-//! looks like one that passed. A note is one line on standard error, `TEST: kind: text`; the summary
-//! of `./test` counts and lists it.
+//! Why not `println!`: libtest captures the output of a passing test, so a test that did nothing
+//! looks like one that passed. A note is one line on standard error, `TEST: kind: text`; the
+//! summary of `./test` counts and lists it.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// This test does nothing here, for this reason.
+/// Skips this test, for this reason.
 pub fn skipped(reason: &str) {
     note("skipped", reason);
 }
 
-/// What a test measured.
+/// A measurement of a test.
 pub fn figure(text: &str) {
     note("figure", text);
 }
 
-/// A part of this test failed beside others and passed when it was tried again. It counts like a
-/// case that did so: it fails the run, outside of CI and of the quarantine, where it is `TEST/PART`.
+/// A part of this test failed beside others and passed when it was tried again. It counts like such
+/// a case: it fails the run, outside of CI and of the quarantine, where it is `TEST/PART`.
 pub fn unsteady(part: &str, text: &str) {
     note("unsteady", &format!("{part}: {text}"));
 }
 
-/// Something that is not under test was tried again, such as an emulator that stood still.
+/// Something that is not under test was tried again, such as a stalled emulator.
 pub fn retried(text: &str) {
     note("retried", text);
 }
@@ -36,12 +36,12 @@ pub fn golden(what: &str, matched: usize, total: usize) {
     note("golden", &format!("{what} {matched} of {total}"));
 }
 
-/// A time limit was exceeded. `test` is given, since it is not the test's own thread that says so.
+/// A time limit was exceeded. `test` is passed, since the report comes from another thread.
 pub fn exceeded(test: &str, text: &str) {
     write(test, "limit", text);
 }
 
-/// Writes the notes in what a test printed in another process.
+/// Prints the notes found in the output of a test in another process.
 pub fn repeat(printed: &str) {
     const KINDS: [&str; 5] = ["skipped", "figure", "unsteady", "retried", "golden"];
     for line in printed.lines() {
@@ -55,7 +55,7 @@ pub fn repeat(printed: &str) {
     }
 }
 
-/// In one piece, since others write as well.
+/// In one write, since other threads write as well.
 fn note(kind: &str, text: &str) {
     write(std::thread::current().name().unwrap_or("test"), kind, text);
 }
@@ -65,7 +65,7 @@ fn write(test: &str, kind: &str, text: &str) {
     let _ = std::io::stderr().write_all(format!("{test}: {kind}: {text}\n").as_bytes());
 }
 
-/// Whether this is continuous integration, where what may be missing elsewhere must be there.
+/// Whether this is CI, where optional test inputs are required.
 pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true")
 }
@@ -103,7 +103,7 @@ fn find_recordings(named: Option<PathBuf>, ci: bool) -> Result<Option<PathBuf>, 
     Ok(Some(directory))
 }
 
-/// Whether it has no entry, or is not there.
+/// Whether it is empty or missing.
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }
@@ -113,7 +113,7 @@ pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Leaves the test, with a note, when it does not run as root.
+/// Skips the test, with a note, when it does not run as root.
 #[macro_export]
 macro_rules! needs_root {
     () => {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recordings_may_be_absent_but_not_in_ci_and_never_empty() {
+    fn recordings_are_optional_outside_ci_and_never_empty() {
         assert_eq!(find_recordings(None, false), Ok(None));
         assert!(find_recordings(None, true).is_err());
         let directory =

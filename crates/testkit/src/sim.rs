@@ -1,15 +1,14 @@
-//! The whole node in a world that exists only in memory.
+//! Simulator: the whole node on an in-memory runtime and API server, with virtual time.
 //!
-//! The agent is the one that ships, from its sources to its runtime client. Around it are a
-//! runtime that behaves ([`podwright_cri::fake`]), the real embedded API server, a folder, and
-//! tokio's paused time: an hour passes as soon as nobody has anything left to do. One seed drives
-//! everything that is left to chance, so a run that failed can be run again.
+//! The agent is the one that ships, from its sources to its runtime client. Around it are the fake
+//! runtime ([`podwright_cri::fake`]), the real embedded API server, a directory, and tokio's paused
+//! time: an hour passes as soon as no task can make progress. One seed drives everything random, so
+//! a failed run can be repeated.
 //!
-//! What is *not* under the seed: tokio's own choice between ready arms of a `select!` that is not
-//! biased (none of ours depends on it), and when the kernel tells of a changed manifest within one
-//! moment.
+//! *Not* under the seed: tokio's own choice between ready arms of a `select!` that is not biased
+//! (none of ours depends on it), and when the kernel reports a changed manifest within one moment.
 //!
-//! [`Sim`] is the world and its user; [`laws`] is what must hold at all times; [`chaos`] makes a
+//! [`Sim`] is the simulated node with its user; [`invariants`] are the invariants; [`chaos`] generates a
 //! schedule of user actions, faults and crashes from a seed.
 
 #![allow(
@@ -20,15 +19,15 @@
 )]
 
 pub mod api;
-pub mod chance;
 pub mod chaos;
-pub mod ground;
+pub mod crash_point;
+pub mod environment;
+pub mod invariants;
 pub mod journal;
-pub mod laws;
+pub mod random;
 pub mod record;
 mod resume;
-pub mod tripwire;
-pub mod wish;
+pub mod test_pod;
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
@@ -42,14 +41,14 @@ use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use podwright_apiserver::store::Change;
 use podwright_apiserver::{Limits, Store};
-use podwright_core::admission::sysctls::Allowed;
+use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
 use podwright_core::config::{CgroupVersion, Machine, NodeFacts};
 use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
-use podwright_core::node_status::{self, Amounts};
+use podwright_core::node_status::{self, MachineResources};
 use podwright_core::qos::ResourceList;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
@@ -57,22 +56,22 @@ use podwright_cri::fake::{Fake, FakeOptions, Features};
 use podwright_host::change::guard;
 use podwright_host::clock::Clock;
 use podwright_node::heartbeat::Timing;
-use podwright_node::node::{Config, Node, Presence, World};
-use podwright_node::patience::patient;
+use podwright_node::node::{Config, Node, NodeDependencies, Presence};
+use podwright_node::request_timeout::with_request_timeout;
 use podwright_node::{gc, images};
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use ground::Ground;
+use crash_point::{Counted, CrashPoint, Moment};
+use environment::Environment;
 use journal::Journal;
 use record::Record;
-use tripwire::{Counted, Moment, Tripwire};
-use wish::{NODE, Wish};
+use test_pod::{NODE, TestPod};
 
-/// How often the world is looked at while something is waited for.
-const LOOK: Duration = Duration::from_millis(100);
-/// The runtime gets this long for a call: shorter than in real life, so that a run is short.
+/// Polling interval while waiting for a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Deadline of a runtime call: shorter than the default, so that a run is short.
 const CALL: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -80,13 +79,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub struct Options {
     pub seed: u64,
     pub features: Features,
-    /// Without: only static pods.
+    /// If false: only static pods.
     pub api: bool,
     pub max_pods: usize,
-    /// Processors of the node, all of them for pods.
+    /// CPUs of the node, all of them allocatable.
     pub cpus: u32,
-    /// The node does what it does beside its pods, too: it tells of itself, puts long logs aside
-    /// and, on a full disk, removes images.
+    /// The node also runs its periodic tasks: node status, log rotation and image garbage
+    /// collection.
     pub chores: bool,
 }
 
@@ -97,13 +96,13 @@ impl Default for Options {
     }
 }
 
-/// One world, its user, and the agent in it.
+/// One simulated node, its user, and its agent.
 pub struct Sim {
     pub options: Options,
     pub fake: Fake,
     pub api: api::Api,
     pub clock: Clock,
-    pub ground: Ground,
+    pub environment: Environment,
     pub record: Record,
     user: kube::Client,
     agent: Option<Agent>,
@@ -111,19 +110,19 @@ pub struct Sim {
     panics: u64,
 }
 
-/// One incarnation of the agent.
+/// One run of the agent.
 struct Agent {
     node: Node,
     end: CancellationToken,
 }
 
 impl Sim {
-    /// A world without an agent.
+    /// A simulation without an agent.
     pub async fn new(options: Options) -> Self {
         let clock = Clock::simulated(Timestamp::constant(1_767_225_600, 0));
         let empty = |clock| Store::in_memory(Limits::default(), clock).expect("a store in memory");
-        let this = Self::around(options, clock, Ground::new(), empty, Vec::new()).await;
-        wish::stock(&this.fake);
+        let this = Self::around(options, clock, Environment::new(), empty, Vec::new()).await;
+        test_pod::stock(&this.fake);
         let node: v1::Node =
             serde_json::from_value(serde_json::json!({ "metadata": { "name": NODE },
                 "spec": { "podCIDR": "10.88.0.0/16" } }))
@@ -133,22 +132,22 @@ impl Sim {
         this
     }
 
-    /// A world on this ground, with an API server on this store and these objects in it.
+    /// A simulation in these directories, with an API server on this store and these objects in it.
     async fn around(
         options: Options,
         clock: Clock,
-        ground: Ground,
+        environment: Environment,
         store: impl FnOnce(podwright_apiserver::Clock) -> Store,
         objects: Vec<Change>,
     ) -> Self {
         let began = Instant::now();
-        let journal = Journal::of_next_world(options.seed, ground.path());
+        let journal = Journal::of_next_simulation(options.seed, environment.path());
         let wall = clock.clone();
         let fake = Fake::start(FakeOptions {
             seed: options.seed,
             wall: Arc::new(move || wall.now().wall),
             features: options.features,
-            writes_below: Some(ground.path().to_owned()),
+            writes_below: Some(environment.path().to_owned()),
             observer: journal.of_calls(),
             ..FakeOptions::default()
         });
@@ -156,10 +155,10 @@ impl Sim {
         let user = api.users_client();
         let record = Record::start(user.clone());
         let panics = count_panics();
-        Self { options, fake, api, clock, ground, record, user, agent: None, began, panics }
+        Self { options, fake, api, clock, environment, record, user, agent: None, began, panics }
     }
 
-    /// A world with an agent that runs.
+    /// A simulation with a running agent.
     pub async fn started(options: Options) -> Self {
         let mut this = Self::new(options).await;
         this.start().await;
@@ -168,9 +167,9 @@ impl Sim {
 
     // === The agent ===
 
-    /// Starts the agent on whatever the one before it left.
+    /// Starts the agent on the state that the previous one left.
     pub async fn start(&mut self) {
-        assert!(self.agent.is_none(), "the agent runs already");
+        assert!(self.agent.is_none(), "the agent is already running");
         guard::leave();
         let end = CancellationToken::new();
         let runtime = self.fake.client_until(Timeouts { call: CALL }, end.clone());
@@ -180,31 +179,34 @@ impl Sim {
                 Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
             }
         };
-        let world = World {
+        let dependencies = NodeDependencies {
             runtime,
-            tells_driver: true,
-            cgroups: self.ground.cgroups(),
+            reports_cgroup_driver: true,
+            cgroups: self.environment.cgroups(),
             clock: self.clock.clone(),
-            api: self.options.api.then(|| patient(self.api.agents_client(end.clone()))),
+            api: self
+                .options
+                .api
+                .then(|| with_request_timeout(self.api.agents_client(end.clone()))),
             requests: Arc::default(),
         };
         let presence = self.options.chores.then(|| Presence {
-            client: patient(self.api.agents_client(end.clone())),
+            client: with_request_timeout(self.api.agents_client(end.clone())),
             register: true,
             timing: Timing {
                 look: MINUTE / 6,
                 report: MINUTE * 5,
                 lease: MINUTE * 2 / 3,
-                chance: || 0.5,
+                random: || 0.5,
             },
-            amounts: Amounts { cpus: 4, memory: 8 << 30, ..Amounts::default() },
+            amounts: MachineResources { cpus: 4, memory: 8 << 30, ..MachineResources::default() },
         });
         let config = Config { presence, ..self.config() };
-        let node = Node::start(config, world, version, end.clone()).await;
+        let node = Node::start(config, dependencies, version, end.clone()).await;
         self.agent = Some(Agent { node: node.expect("a node"), end });
     }
 
-    /// The agent is gone from one moment to the next; everything else goes on.
+    /// Kills the agent; everything else goes on.
     pub async fn crash(&mut self) {
         let Some(agent) = self.agent.take() else { return };
         agent.end.cancel();
@@ -217,11 +219,11 @@ impl Sim {
         self.start().await;
     }
 
-    /// The machine goes down and comes up again: no process and no control group survives.
+    /// Reboots the machine: no process and no cgroup survives.
     pub async fn reboot(&mut self) {
         self.crash().await;
         self.fake.reboot();
-        self.ground.lose_cgroups();
+        self.environment.lose_cgroups();
         self.start().await;
     }
 
@@ -233,15 +235,15 @@ impl Sim {
         &self.agent.as_ref().expect("an agent").node
     }
 
-    /// Lets the agent die at its `at`th step from now.
-    pub fn trip(&self, at: u64, moment: Moment, counted: Counted) -> Arc<Tripwire> {
+    /// Kills the agent at its `at`th step from now.
+    pub fn trip(&self, at: u64, moment: Moment, counted: Counted) -> Arc<CrashPoint> {
         let end = self.agent.as_ref().expect("an agent").end.clone();
-        let wire = Tripwire::new(at, moment, end);
-        wire.string(&self.fake, &self.api, counted);
-        wire
+        let crash_point = CrashPoint::new(at, moment, end);
+        crash_point.install(&self.fake, &self.api, counted);
+        crash_point
     }
 
-    /// Takes a wire away that nobody fell over.
+    /// Removes a crash point that was not reached.
     pub fn untrip(&self) {
         self.api.arm(None);
         guard::leave();
@@ -252,16 +254,16 @@ impl Sim {
         let ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         Config {
             node_name: NODE.into(),
-            root_dir: self.ground.root(),
-            log_links_dir: self.ground.logs(),
-            manifests: Some((self.ground.manifests(), Duration::from_secs(20))),
+            root_dir: self.environment.root(),
+            log_links_dir: self.environment.logs(),
+            manifests: Some((self.environment.manifests(), Duration::from_secs(20))),
             manifest_url: None,
             facts: self.facts(ip),
             pod_tree: PodTree::below(&CgroupName::ROOT),
             pod_policy: PodPolicy::default(),
             all_pods: CgroupConfig::default(),
             crash_backoff: BackoffLimits::capped(Duration::from_secs(20)),
-            images: images::Settings {
+            images: images::ImageSettings {
                 parallel: 4,
                 per_second: 0,
                 burst: 0,
@@ -271,7 +273,7 @@ impl Sim {
                 plugins_dir: PathBuf::new(),
             },
             user_range: UserRange::for_pods(110, BLOCK),
-            gc: gc::Settings {
+            gc: gc::GcSettings {
                 containers: ContainerPolicy::default(),
                 images: ImagePolicy {
                     high: if chores { 85 } else { 100 },
@@ -292,12 +294,12 @@ impl Sim {
             reserved: Vec::new(),
             identity: node_status::Settings {
                 name: NODE.into(),
-                // An address: nobody is asked for it.
+                // An IP address, so that no DNS lookup is needed.
                 hostname: ip.to_string(),
                 max_pods: self.options.max_pods,
                 ..node_status::Settings::default()
             },
-            sysctls: Allowed::default(),
+            sysctls: AllowedSysctls::default(),
             apparmor: false,
             presence: None,
             pod_ranges: String::new(),
@@ -316,10 +318,10 @@ impl Sim {
             host_ips: vec![ip],
             cluster_dns: Vec::new(),
             cluster_domain: "cluster.local".into(),
-            alone: false,
+            standalone: false,
             resolv_conf: String::new(),
-            root_dir: self.ground.root().to_string_lossy().into_owned(),
-            pod_logs_dir: self.ground.logs().to_string_lossy().into_owned(),
+            root_dir: self.environment.root().to_string_lossy().into_owned(),
+            pod_logs_dir: self.environment.logs().to_string_lossy().into_owned(),
             seccomp_default: false,
             selinux: false,
             thermal_paths: Vec::new(),
@@ -346,14 +348,14 @@ impl Sim {
         self.user.clone()
     }
 
-    /// Asks for a pod; its UID is answered.
-    pub async fn create(&self, wish: &Wish) -> String {
-        let pod: v1::Pod = serde_json::from_value(wish.value().clone()).expect("a pod");
+    /// Creates a pod and returns its UID.
+    pub async fn create(&self, test_pod: &TestPod) -> String {
+        let pod: v1::Pod = serde_json::from_value(test_pod.value().clone()).expect("a pod");
         let made = self.pods().create(&PostParams::default(), &pod).await.expect("a new pod");
         made.metadata.uid.unwrap()
     }
 
-    /// Asks for its end, with the grace of its spec if none is given. False: there is none.
+    /// Deletes it, with the grace period of its spec if none is given. False: there is none.
     pub async fn delete(&self, name: &str, grace: Option<u32>) -> bool {
         let params = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
         self.pods().delete(name, &params).await.is_ok()
@@ -378,7 +380,7 @@ impl Sim {
         self.pods().patch(name, &PatchParams::default(), &patch).await.is_ok()
     }
 
-    /// Asks for other resources of a running container. False: the server refused.
+    /// Resizes a running container. False: the server refused.
     pub async fn resize(&self, name: &str, container: &str, requests: Value) -> bool {
         let resources = serde_json::json!({ "requests": requests });
         let container = serde_json::json!({ "name": container, "resources": resources });
@@ -387,7 +389,7 @@ impl Sim {
         self.pods().patch_subresource("resize", name, &PatchParams::default(), &patch).await.is_ok()
     }
 
-    /// Makes another object, such as a ConfigMap, with these fields.
+    /// Creates another object, such as a ConfigMap, with these fields.
     pub async fn make<K: kube::Resource<DynamicType = ()>>(&self, name: &str, fields: Value) {
         let kind = ApiResource::erase::<K>(&());
         let objects: Api<DynamicObject> = Api::namespaced_with(self.user.clone(), "default", &kind);
@@ -395,16 +397,16 @@ impl Sim {
         objects.create(&PostParams::default(), &object).await.expect("a new object");
     }
 
-    /// Writes a manifest, as an editor does: whole, under its name.
+    /// Writes a manifest atomically, as an editor does.
     pub fn write_manifest(&self, file: &str, text: &str) {
-        let folder = self.ground.manifests();
-        let hidden = folder.join(format!(".{file}"));
+        let directory = self.environment.manifests();
+        let hidden = directory.join(format!(".{file}"));
         std::fs::write(&hidden, text).expect("a manifest");
-        std::fs::rename(hidden, folder.join(file)).expect("a manifest");
+        std::fs::rename(hidden, directory.join(file)).expect("a manifest");
     }
 
     pub fn remove_manifest(&self, file: &str) {
-        let _ = std::fs::remove_file(self.ground.manifests().join(file));
+        let _ = std::fs::remove_file(self.environment.manifests().join(file));
     }
 
     /// The names and reasons of all events of a pod, oldest first.
@@ -422,19 +424,19 @@ impl Sim {
         tokio::time::sleep(time).await;
     }
 
-    /// Time since the world began.
+    /// Time since the simulation began.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Waits until it holds; fails loudly if it does not within `limit`.
+    /// Waits until the condition holds; panics if it does not within `limit`.
     pub async fn until(&self, what: &str, limit: Duration, holds: impl FnMut(&Self) -> bool) {
         if !self.eventually(limit, holds).await {
-            panic!("never within {limit:?}: {what}\n{}", self.story());
+            panic!("not within {limit:?}: {what}\n{}", self.history());
         }
     }
 
-    /// Whether it comes to hold within `limit`.
+    /// Whether the condition holds within `limit`.
     pub async fn eventually(&self, limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
         let end = Instant::now() + limit;
         loop {
@@ -444,7 +446,7 @@ impl Sim {
             if Instant::now() >= end {
                 return false;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -454,19 +456,19 @@ impl Sim {
         self.until(&format!("{name} is Ready"), Duration::from_secs(120), ready).await;
     }
 
-    /// Waits until the API knows no pod of this name.
+    /// Waits until the API has no pod of this name.
     pub async fn until_gone(&self, name: &str) {
         let gone = |sim: &Self| sim.record.pod(name).is_none();
         self.until(&format!("{name} is gone"), Duration::from_secs(120), gone).await;
     }
 
-    /// Whether a task of this world panicked; its message is in the output.
+    /// Whether a task of this simulation panicked; its message is in the output.
     pub fn panicked(&self) -> bool {
         count_panics() != self.panics
     }
 
-    /// What the agent did, newest last, for whoever has to find out why.
-    pub fn story(&self) -> String {
+    /// The agent's actions, newest last, for debugging.
+    pub fn history(&self) -> String {
         let mut lines: Vec<(Duration, String)> = Vec::new();
         for call in self.fake.calls().iter().filter(|c| c.rpc.changes_pods()) {
             lines.push((call.at, format!("runtime {call}")));
@@ -474,12 +476,12 @@ impl Sim {
         for call in self.api.calls().iter().filter(|call| call.writes()) {
             lines.push((call.at, format!("api     {call}")));
         }
-        for sighting in self.record.sightings() {
-            let pod = &sighting.pod;
-            let shown = if sighting.gone { "gone".into() } else { told(pod) };
+        for recorded in self.record.recorded_pods() {
+            let pod = &recorded.pod;
+            let shown = if recorded.gone { "gone".into() } else { pod_summary(pod) };
             lines.push((
-                sighting.at,
-                format!("shown   {:?} {} {shown}", sighting.at, sighting.name()),
+                recorded.at,
+                format!("shown   {:?} {} {shown}", recorded.at, recorded.name()),
             ));
         }
         lines.sort_by_key(|(at, _)| *at);
@@ -489,7 +491,7 @@ impl Sim {
     }
 }
 
-fn told(pod: &v1::Pod) -> String {
+fn pod_summary(pod: &v1::Pod) -> String {
     let ready = if record::is_ready(pod) { "ready" } else { "not ready" };
     let deleting = pod.metadata.deletion_grace_period_seconds;
     let deleting = deleting.map(|grace| format!(" deleting within {grace}")).unwrap_or_default();
@@ -500,8 +502,8 @@ thread_local! {
     static PANICS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Panics on this thread so far. A simulation lives on one thread, so a task's panic, which tokio
-/// only hands to whoever joins the task, is seen here.
+/// Panics on this thread so far. A simulation runs on one thread, so a task's panic, which tokio
+/// returns only to a caller that joins the task, is counted here.
 fn count_panics() -> u64 {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -523,7 +525,7 @@ pub fn run<F: Future>(simulation: F) -> F::Output {
         .expect("a runtime");
     let output = runtime.block_on(simulation);
     journal::close();
-    // Whatever the dead agent left behind does not matter any more.
+    // Remaining tasks of the killed agent do not matter any more.
     runtime.shutdown_background();
     output
 }

@@ -1,12 +1,12 @@
-//! Snapshots: text files that say what users of the program can see, compared with what it shows.
+//! Snapshots: text files with the output that users can see, compared with the current output.
 //!
-//! A change of behaviour changes such a file in the same commit, where a reviewer sees it. To write
-//! the files anew: `PODWRIGHT_BLESS=1`.
+//! A change of behaviour changes such a file in the same commit, where a reviewer sees it. To
+//! rewrite the files: `PODWRIGHT_BLESS=1`.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Set, the files are written instead of compared.
+/// If set, the files are written instead of compared.
 pub const BLESS: &str = "PODWRIGHT_BLESS";
 
 /// Compares `shown` with `tests/snapshots/NAME.txt` of the crate whose directory this is; call it
@@ -14,7 +14,7 @@ pub const BLESS: &str = "PODWRIGHT_BLESS";
 ///
 /// # Panics
 ///
-/// If they differ, with the difference and with how to accept it.
+/// If they differ, with the difference and how to accept it.
 #[track_caller]
 pub fn check(crate_directory: &str, name: &str, shown: &str) {
     let path = Path::new(crate_directory).join("tests/snapshots").join(format!("{name}.txt"));
@@ -29,7 +29,7 @@ pub fn check(crate_directory: &str, name: &str, shown: &str) {
     if let Some(difference) = difference(&accepted, shown) {
         let package = Path::new(crate_directory).file_name().unwrap_or_default();
         panic!(
-            "{} is not what is shown now (- accepted, + shown):\n{difference}\nIf that is meant: \
+            "{} differs from the current output (- accepted, + shown):\n{difference}\nTo accept it: \
              {BLESS}=1 cargo test --workspace --all-features, in crates/{}; then read `git diff`",
             path.display(),
             package.display(),
@@ -37,7 +37,7 @@ pub fn check(crate_directory: &str, name: &str, shown: &str) {
     }
 }
 
-/// Whether the files are written. In continuous integration a test would pass whatever is shown.
+/// Whether the files are written. In CI that is refused: a test would pass with any output.
 fn is_blessed(asked: bool, ci: bool) -> bool {
     assert!(!(asked && ci), "{BLESS} is set, and with CI=true snapshots are compared");
     asked
@@ -49,7 +49,7 @@ fn difference(accepted: &str, shown: &str) -> Option<String> {
         return None;
     }
     let (a, b): (Vec<&str>, Vec<&str>) = (accepted.lines().collect(), shown.lines().collect());
-    // How many lines the rests of both have in common, at best.
+    // Length of the longest common subsequence of the remaining lines of both.
     let width = b.len() + 1;
     let mut common = vec![0_usize; (a.len() + 1) * width];
     let at = |i: usize, j: usize| i * width + j;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshots_are_written_only_when_asked_for() {
+    fn snapshots_are_written_only_on_request() {
         assert!(is_blessed(true, false) && !is_blessed(false, false) && !is_blessed(false, true));
     }
 
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "PODWRIGHT_BLESS=1")]
-    fn a_snapshot_that_does_not_fit_fails_and_says_how_to_accept() {
+    fn snapshot_that_differs_fails_and_says_how_to_accept() {
         check(env!("CARGO_MANIFEST_DIR"), "none-of-this-name", "text\n");
     }
 }

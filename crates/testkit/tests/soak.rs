@@ -1,20 +1,20 @@
-//! Lives without end: what one pod leaves behind, a hundred thousand would drown in.
+//! Soak test: repeated pod lifecycles must not leave anything behind.
 //!
-//! A program of its own, with one test: the memory that is measured is nobody else's.
+//! A test binary of its own, with one test: the measured memory belongs to it alone.
 
 #![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
 use podwright_testkit::report::figure;
-use podwright_testkit::sim::laws::{clean, lawful};
-use podwright_testkit::sim::wish::{APP, INIT, wish};
+use podwright_testkit::sim::invariants::{assert_invariants, clean};
+use podwright_testkit::sim::test_pod::{APP, INIT, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};
 
-/// How many live at the same time.
+/// How many pods run at the same time.
 const TOGETHER: usize = 20;
 
-/// Kilobytes of memory that no file backs, once what is free was given back.
+/// Kilobytes of anonymous memory, after free memory was returned to the kernel.
 fn anonymous() -> u64 {
     podwright_host::process::trim_heap();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -30,7 +30,7 @@ fn entries(of: &str) -> usize {
 async fn generation(sim: &Sim, number: usize) {
     let names: Vec<String> = (0..TOGETHER).map(|at| format!("pod-{number}-{at}")).collect();
     for name in &names {
-        sim.create(&wish(name).init("first", INIT).container("app", APP)).await;
+        sim.create(&test_pod(name).init("first", INIT).container("app", APP)).await;
     }
     for name in &names {
         sim.until_ready(name).await;
@@ -41,25 +41,25 @@ async fn generation(sim: &Sim, number: usize) {
     for name in &names {
         sim.until_gone(name).await;
     }
-    sim.record.forget_the_gone();
-    sim.fake.forget_calls();
-    sim.api.forget_calls();
+    sim.record.drop_removed_pods();
+    sim.fake.clear_calls();
+    sim.api.clear_calls();
 }
 
-/// Events live for an hour, and what is cleaned up in rounds goes with the next one.
+/// Events expire after an hour, and periodic clean-up happens in the next round.
 async fn settle(sim: &Sim) {
     sim.pass(Duration::from_secs(2 * 3600)).await;
-    sim.fake.forget_calls();
-    sim.api.forget_calls();
+    sim.fake.clear_calls();
+    sim.api.clear_calls();
 }
 
 #[test]
-fn lives_without_end_leave_nothing_behind() {
-    let lives = if std::env::var_os("PODWRIGHT_LONG").is_some() { 100_000 } else { 600 };
+fn repeated_pod_lifecycles_do_not_grow_memory() {
+    let total_pods = if std::env::var_os("PODWRIGHT_LONG").is_some() { 100_000 } else { 600 };
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
-        let generations = lives / TOGETHER;
-        // What is kept of the latest so and so many is full by then.
+        let generations = total_pods / TOGETHER;
+        // Buffers of the latest entries are full by then.
         let first = generations / 2;
         for number in 0..first {
             generation(&sim, number).await;
@@ -71,9 +71,9 @@ fn lives_without_end_leave_nothing_behind() {
         }
         settle(&sim).await;
         clean(&sim, &[]);
-        lawful(&sim);
+        assert_invariants(&sim);
         let late = anonymous();
-        figure(&format!("{lives} lives: {early} kB after half of them, {late} kB in the end"));
+        figure(&format!("{total_pods} pods: {early} kB after half of them, {late} kB in the end"));
         assert!(late < early + early / 10, "{early} kB grew to {late} kB");
         assert_eq!(entries("fd"), held, "descriptors");
     });

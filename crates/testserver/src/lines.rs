@@ -1,4 +1,4 @@
-//! Log lines, of any number, length and pace.
+//! `lines` command: log lines of any number, length and rate.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use clap::{Args, ValueEnum};
 
 #[derive(Args)]
 pub(crate) struct Lines {
-    /// How many; 0 for no end
+    /// Number of lines; 0 for no end
     count: u64,
-    /// Length of each, line break not counted; shorter than its number it does not get
+    /// Length of each without line break; never shorter than its number
     #[arg(long, default_value_t = 0)]
     bytes: usize,
-    /// Pause after each
+    /// Pause after each line
     #[arg(long, value_name = "MILLISECONDS", value_parser = crate::milliseconds)]
     every: Option<Duration>,
     #[arg(long, value_enum, default_value_t = Stream::Stdout)]
@@ -54,7 +54,7 @@ impl Lines {
     }
 }
 
-/// `line 7`, filled up with dots to the length asked for.
+/// `line 7`, padded with dots to the requested length.
 fn line(number: u64, bytes: usize) -> String {
     format!("{:.<bytes$}", format_args!("line {number}").to_string())
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_its_number_and_the_length_asked_for() {
+    fn line_has_its_number_and_the_requested_length() {
         for (number, bytes, want) in
             [(7, 0, "line 7"), (7, 6, "line 7"), (12, 10, "line 12..."), (100, 3, "line 100")]
         {

@@ -1,4 +1,4 @@
-//! Load: memory that is really there, and processors that are really busy.
+//! `alloc` and `burn` commands: resident memory and busy CPUs.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -10,7 +10,7 @@ const MIB: usize = 1 << 20;
 #[derive(Args)]
 pub(crate) struct Alloc {
     mib: usize,
-    /// Take it in pieces of this size
+    /// Allocate in pieces of this size
     #[arg(long, value_name = "MIB")]
     step: Option<usize>,
     /// Pause after each piece
@@ -44,7 +44,7 @@ impl Alloc {
 pub(crate) struct Burn {
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// End after this time, with 0
+    /// Exit with 0 after this time
     #[arg(long = "for", value_name = "SECONDS", value_parser = crate::seconds)]
     duration: Option<Duration>,
 }

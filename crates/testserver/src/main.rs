@@ -1,17 +1,17 @@
-//! The program inside the test image: it does to a node whatever a pod can do to one.
+//! Program of the test image: behaves in every way that a test of a node needs from a pod.
 //!
-//! Why one program with many faces: a test says in the pod's `args` what it needs (a server that
-//! becomes ready late, a process that ignores SIGTERM, one that eats memory), and one small
-//! static file serves them all, on a machine with no registry.
+//! One program with many commands: a test selects the behaviour in the pod's `args` (a server that
+//! becomes ready late, a process that ignores SIGTERM, one that allocates memory), and one small
+//! static file serves them all, on a machine without a registry.
 //!
-//! It may be process 1 of its container. The kernel then gives it no signal that it does not
-//! listen for, so every command listens for SIGTERM and SIGINT, and ends with 0 on either,
-//! unless it is there to do otherwise.
+//! It may be process 1 of its container. The kernel then delivers only signals that have a handler,
+//! so every command handles SIGTERM and SIGINT and exits with 0 on either, unless its purpose is
+//! different.
 
-// What it prints is what it is for: tests read it as the container's log.
+// Its output is its purpose: tests read it as the container's log.
 #![allow(clippy::print_stdout)]
 
-mod last_words;
+mod exit;
 mod lines;
 mod load;
 mod orphans;
@@ -34,24 +34,24 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer HTTP, gRPC health checks and plain TCP
+    /// Serve HTTP, gRPC health checks and plain TCP
     Serve(serve::Serve),
-    /// End with an exit code, at once or later
-    Exit(last_words::Exit),
+    /// Exit with a code, at once or later
+    Exit(exit::Exit),
     /// Print each signal that arrives
     Signals(signals::Signals),
-    /// Take memory and hold it
+    /// Allocate memory and hold it
     Alloc(load::Alloc),
-    /// Keep processors busy
+    /// Keep CPUs busy
     Burn(load::Burn),
     /// Write log lines
     Lines(lines::Lines),
-    /// Leave dead orphans to process 1
+    /// Leave zombie orphans to process 1
     Zombie(orphans::Zombie),
-    /// Start an orphan and end (part of zombie)
+    /// Start an orphan and exit (part of zombie)
     #[command(hide = true)]
     OrphanParent,
-    /// Live until standard input ends (part of zombie)
+    /// Run until standard input ends (part of zombie)
     #[command(hide = true)]
     Orphan,
 }
@@ -63,7 +63,7 @@ fn main() -> anyhow::Result<ExitCode> {
         .build()
         .context("cannot start the event loop")?;
     let code = runtime.block_on(run(arguments.command))?;
-    // Threads that burn or wait on standard input do not end by themselves.
+    // Threads that burn CPU or read standard input do not end by themselves.
     runtime.shutdown_background();
     Ok(code.into())
 }
@@ -83,14 +83,14 @@ async fn run(command: Command) -> anyhow::Result<u8> {
     }
 }
 
-/// `1.5` as a second and a half.
+/// `1.5` is a second and a half.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {
     let milliseconds =
-        text.parse().map_err(|_| format!("{text:?} is no number of milliseconds"))?;
+        text.parse().map_err(|_| format!("{text:?} is not a number of milliseconds"))?;
     Ok(Duration::from_millis(milliseconds))
 }

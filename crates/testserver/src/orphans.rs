@@ -1,8 +1,7 @@
-//! Dead orphans: processes that only process 1 of their namespace can bury.
+//! `zombie` command: orphans that only process 1 of their namespace can reap.
 //!
-//! Where pods share a process namespace that is the pause program. Where a container has its own
-//! it is this very program, which does not bury them: the zombies stay, and a test can see the
-//! difference.
+//! If pods share a process namespace, that is the pause program. If a container has its own, it is
+//! this program, which does not reap them: the zombies stay, and a test can see the difference.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -12,13 +11,13 @@ use clap::Args;
 
 #[derive(Args)]
 pub(crate) struct Zombie {
-    /// How many orphans
+    /// Number of orphans
     #[arg(default_value_t = 1)]
     count: u32,
 }
 
 impl Zombie {
-    /// Makes them, and stays.
+    /// Creates them, and keeps running.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         for _ in 0..self.count {
             make_orphan()?;
@@ -28,13 +27,13 @@ impl Zombie {
     }
 }
 
-/// The orphan lives as long as its standard input. We close that only when its parent is gone:
-/// so it is an orphan first and dies second, with no race.
+/// The orphan runs until its standard input ends. It is closed only after its parent has exited: so
+/// the orphan is reparented first and exits second, without a race.
 fn make_orphan() -> anyhow::Result<()> {
     let mut parent = this_program("orphan-parent").stdin(Stdio::piped()).spawn().context("fork")?;
     let life = parent.stdin.take();
     let status = parent.wait().context("cannot wait for the orphan's parent")?;
-    ensure!(status.success(), "the orphan's parent ended with {status}");
+    ensure!(status.success(), "the orphan's parent exited with {status}");
     drop(life);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The servers: HTTP, gRPC health, and a TCP port that sends back what it is sent.
+//! `serve` command: HTTP, gRPC health, and a TCP echo port.
 
 mod grpc;
 mod health;
@@ -21,33 +21,33 @@ use tokio::task::JoinSet;
 use crate::signals::Stop;
 use health::Health;
 
-/// Answers under way get this long when we end.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time limit for requests in progress at the end.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub(crate) struct Serve {
-    /// HTTP port; 8080 if no port is given at all; 0 for any, which is then printed
+    /// HTTP port; 8080 if no port is given at all; 0 for any free port, which is printed
     #[arg(long, value_name = "PORT")]
     http: Vec<u16>,
-    /// TCP port that echoes
+    /// TCP echo port
     #[arg(long, value_name = "PORT")]
     tcp: Vec<u16>,
     /// gRPC health port
     #[arg(long, value_name = "PORT")]
     grpc: Vec<u16>,
-    /// Not ready before
+    /// Not ready before this time
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     ready_after: Option<Duration>,
-    /// Not live any more after
+    /// Not live after this time
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     fail_after: Option<Duration>,
-    /// A file that exists while we are live
+    /// A file that exists while the server is live
     #[arg(long, value_name = "FILE")]
     health_file: Option<PathBuf>,
-    /// The page at /; else a greeting with the pod's name
+    /// The page at /; by default a greeting with the pod's name
     #[arg(long, value_name = "TEXT")]
     page: Option<String>,
-    /// Go on answering this long after SIGTERM
+    /// Keep serving this long after SIGTERM
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds, default_value = "0")]
     linger: Duration,
     /// Exit code after SIGTERM
@@ -77,7 +77,7 @@ impl Serve {
         for (kind, ports, router) in [("http", &self.http, &web), ("grpc", &self.grpc, &checks)] {
             for port in ports {
                 let listener = listen(kind, *port).await?;
-                servers.spawn(answer(listener, router.clone(), ended.clone()));
+                servers.spawn(serve_until_ended(listener, router.clone(), ended.clone()));
             }
         }
         for port in &self.tcp {
@@ -94,15 +94,19 @@ impl Serve {
         };
         end.send_replace(true);
         let farewell = async { while servers.join_next().await.is_some() {} };
-        // Who still talks after that is cut off: it is what a process that ends does.
-        let _cut_off = tokio::time::timeout(FAREWELL, farewell).await;
+        // Connections that are still open are closed with the process.
+        let _cut_off = tokio::time::timeout(DRAIN_LIMIT, farewell).await;
         Ok(code)
     }
 }
 
-async fn answer(listener: TcpListener, router: Router, mut ended: watch::Receiver<bool>) {
+async fn serve_until_ended(
+    listener: TcpListener,
+    router: Router,
+    mut ended: watch::Receiver<bool>,
+) {
     let until = async move {
-        // An error means that the sender is gone: that is the end, too.
+        // An error means that the sender is dropped, which also is the end.
         let _gone = ended.wait_for(|ended| *ended).await;
     };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(until).await {
@@ -110,7 +114,7 @@ async fn answer(listener: TcpListener, router: Router, mut ended: watch::Receive
     }
 }
 
-/// The code that a request asked us to end with, once one does.
+/// The exit code of the first request for one.
 async fn exit_code(asked: &mut watch::Receiver<Option<u8>>) -> u8 {
     let code = asked.wait_for(Option::is_some).await.ok().and_then(|code| *code);
     match code {
@@ -119,7 +123,7 @@ async fn exit_code(asked: &mut watch::Receiver<Option<u8>>) -> u8 {
     }
 }
 
-/// On every address of both families, or of IPv4 where the kernel has no other.
+/// On every address of both families, or of IPv4 if the kernel has no IPv6.
 async fn listen(kind: &str, port: u16) -> anyhow::Result<TcpListener> {
     let listener = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
         Err(e) if e.kind() != io::ErrorKind::AddrInUse => {
@@ -132,7 +136,7 @@ async fn listen(kind: &str, port: u16) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// `hello from web-0`: by the name a pod passes down, else by that of the host.
+/// `hello from web-0`: the pod name from the environment, or the host name.
 fn greeting() -> String {
     let name = std::env::var("POD_NAME").ok().or_else(host_name);
     format!("hello from {}\n", name.as_deref().unwrap_or("nowhere"))

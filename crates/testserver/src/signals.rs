@@ -1,4 +1,4 @@
-//! Signals: the two that end us, and the command that shows all that arrive.
+//! Signal handling: the two that end the program, and the `signals` command that prints all.
 
 use std::future::Future;
 
@@ -7,7 +7,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal as Arrivals, SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// The wish of the outside that we end.
+/// Listens for a request to stop from outside.
 pub(crate) struct Stop {
     terminate: Arrivals,
     interrupt: Arrivals,
@@ -29,7 +29,7 @@ impl Stop {
         }
     }
 
-    /// What the work ends with, or 0 if it is asked to end before.
+    /// The result of the work, or 0 if a stop is requested first.
     pub(crate) async fn or(
         &mut self,
         work: impl Future<Output = anyhow::Result<u8>>,
@@ -43,16 +43,16 @@ impl Stop {
 
 #[derive(Args)]
 pub(crate) struct Signals {
-    /// Do not end on this signal, only print it; may be given again
+    /// Do not exit on this signal, only print it; may be repeated
     #[arg(long, value_name = "NAME", value_parser = parse)]
     ignore: Vec<i32>,
-    /// End with this code
+    /// Exit with this code
     #[arg(long, default_value_t = 0)]
     code: u8,
 }
 
 impl Signals {
-    /// Prints until a signal comes that usually ends a process, and is not to be ignored.
+    /// Prints signals until one arrives that usually ends a process and is not ignored.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         let (sender, mut arrived) = mpsc::unbounded_channel();
         for number in receivable() {
@@ -98,11 +98,11 @@ fn parse(text: &str) -> Result<i32, String> {
     (1..=RTMAX)
         .filter(|number| *number < RTMIN - 2 || *number >= RTMIN)
         .find(|number| name(*number) == format!("SIG{short}") || number.to_string() == short)
-        .ok_or_else(|| format!("no signal is called {text:?}"))
+        .ok_or_else(|| format!("unknown signal {text:?}"))
 }
 
-/// All but those that no process can catch, those that mean a broken program, and the two that
-/// the C library keeps for itself.
+/// All except those that cannot be caught, those that indicate a broken program, and the two that
+/// the C library reserves.
 fn receivable() -> impl Iterator<Item = i32> {
     let withheld = |number: &i32| {
         matches!(name(*number).as_str(), "SIGKILL" | "SIGSTOP" | "SIGILL" | "SIGFPE" | "SIGSEGV")
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_lead_to_each_other() {
+    fn names_and_numbers_round_trip() {
         for number in receivable() {
             assert_eq!(parse(&name(number)), Ok(number));
         }

@@ -1,4 +1,4 @@
-//! Two directories of journals, file by file and line by line.
+//! Comparison of two directories of journals, file by file and line by line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 const SHOWN: usize = 10;
 /// How many equal lines are shown before a difference.
 const BEFORE: usize = 3;
-/// How much of a line is shown, from a little before where it differs.
+/// How much of a line is shown, from shortly before where it differs.
 const WIDTH: usize = 400;
 
 #[derive(Debug, Default)]
@@ -21,11 +21,11 @@ pub(crate) struct Comparison {
     only_in_base: Vec<PathBuf>,
     only_in_head: Vec<PathBuf>,
     differing: Vec<Difference>,
-    /// Those that differ between two runs of one side as well: they tell nothing of the change.
+    /// Files that differ between two runs of one side as well: they say nothing about the change.
     unstable: Vec<PathBuf>,
 }
 
-/// Where two journals part.
+/// First difference between two journals.
 #[derive(Debug)]
 struct Difference {
     file: PathBuf,
@@ -54,7 +54,7 @@ impl Comparison {
         Ok(this)
     }
 
-    /// Sets those aside that a second run of a side wrote differently. `again` are pairs of the
+    /// Sets aside the files that a second run of a side wrote differently. `again` are pairs of the
     /// directories of a first and a second run of one side.
     pub(crate) fn without_unstable(mut self, again: [(&Path, &Path); 2]) -> Self {
         let differs = |file: &Path, (first, second): (&Path, &Path)| {
@@ -99,7 +99,7 @@ impl Difference {
     }
 }
 
-/// What a line of a journal is about: its second word.
+/// Kind of a journal line: its second word.
 fn kind(line: &str) -> &'static str {
     match line.split(' ').nth(1) {
         Some("cri") => "cri",
@@ -175,7 +175,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// So much of a line that its difference, after `same` characters, can be seen.
+/// The part of a line around its difference, which is after `same` characters.
 fn part(line: &str, same: usize) -> String {
     let start = if same > WIDTH / 2 { same - WIDTH / 4 } else { 0 };
     let mut part: String = line.chars().skip(start).take(WIDTH).collect();
@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    const LIFE: &str = "0.000 cri 0 > Version {}\n0.010 cri 0 < Version OK\n\
+    const JOURNAL: &str = "0.000 cri 0 > Version {}\n0.010 cri 0 < Version OK\n\
                         0.020 event Normal Started Pod default/web: \"Started\"\n";
 
     /// Directories with these journals: name and text.
@@ -218,15 +218,15 @@ mod tests {
 
     #[test]
     fn equal_journals_are_the_same() {
-        let files = [("chaos/0001.journal", LIFE), ("life/0001.journal", LIFE)];
+        let files = [("chaos/0001.journal", JOURNAL), ("life/0001.journal", JOURNAL)];
         let (same, text) = compared([&files, &files]);
         assert_eq!((same, text.as_str()), (true, "2 journals, 2 the same, 0 different\n"));
     }
 
     #[test]
-    fn one_changed_word_is_shown_with_both_lines_and_what_came_before() {
-        let changed = LIFE.replace("Normal Started", "Normal Began");
-        let (same, text) = compared([&[("a", LIFE)], &[("a", &changed)]]);
+    fn changed_line_is_shown_with_both_versions_and_preceding_lines() {
+        let changed = JOURNAL.replace("Normal Started", "Normal Began");
+        let (same, text) = compared([&[("a", JOURNAL)], &[("a", &changed)]]);
         assert!(!same);
         assert_eq!(
             text,
@@ -237,9 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn journal_that_differs_from_itself_is_set_aside_and_told() {
-        let changed = LIFE.replace("Normal Started", "Normal Began");
-        let first = [("drawn", LIFE), ("changed", LIFE)];
+    fn irreproducible_journal_is_set_aside_and_listed() {
+        let changed = JOURNAL.replace("Normal Started", "Normal Began");
+        let first = [("drawn", JOURNAL), ("changed", JOURNAL)];
         let second = [("drawn", changed.as_str()), ("changed", changed.as_str())];
         let [base, head] = journals([&first, &second]);
         for (case, base_again, unstable, different) in [
@@ -256,15 +256,15 @@ mod tests {
             assert_eq!(comparison.unstable.len(), unstable, "{case}");
             assert_eq!(comparison.differing.len(), different, "{case}");
             assert!(!comparison.is_same(), "{case}");
-            let told = comparison.to_string().contains("not compared: drawn");
-            assert_eq!(told, unstable > 0, "{case}: {comparison}");
+            let listed = comparison.to_string().contains("not compared: drawn");
+            assert_eq!(listed, unstable > 0, "{case}: {comparison}");
         }
     }
 
     #[test]
     fn a_missing_line_and_a_missing_file_are_differences() {
-        let shorter: String = LIFE.lines().take(2).map(|line| format!("{line}\n")).collect();
-        let base = [("a", LIFE), ("b", LIFE)];
+        let shorter: String = JOURNAL.lines().take(2).map(|line| format!("{line}\n")).collect();
+        let base = [("a", JOURNAL), ("b", JOURNAL)];
         let (same, text) = compared([&base, &[("a", &shorter)]]);
         assert!(!same);
         assert!(text.contains("2 journals, 0 the same, 2 different"), "{text}");

@@ -1,4 +1,4 @@
-//! What `cargo test` printed, read per test binary: announced tests, outcomes, results, and the
+//! Parsed output of `cargo test`, per test binary: announced tests, outcomes, results, and the
 //! notes that tests print with `podwright-report`.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 pub(crate) struct Report {
     pub(crate) binaries: Vec<Binary>,
     pub(crate) notes: Vec<Note>,
-    /// What the compiler could not build.
+    /// Targets that failed to compile.
     pub(crate) not_built: Vec<String>,
 }
 
@@ -16,12 +16,12 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 pub(crate) struct Binary {
     pub(crate) name: String,
-    /// How many tests it said it would run.
+    /// How many tests it announced.
     announced: usize,
     rounds: usize,
     results: usize,
-    /// How many failed by the last result. Not a sum: a failed case in a cell shows the output of its
-    /// own run, with a result of its own.
+    /// How many failed by the last result. Not a sum: an isolated case prints the output of its own
+    /// run, which has a result of its own.
     failed_by_result: usize,
     /// Whether the list of failures before a result is being read.
     in_failures: bool,
@@ -29,14 +29,14 @@ pub(crate) struct Binary {
     pub(crate) ignored: usize,
     /// Tests whose outcome was printed.
     ended: BTreeSet<String>,
-    /// Tests that were said to run, each named before its outcome.
+    /// Tests that were announced, each named before its outcome.
     started: BTreeSet<String>,
     pub(crate) failed: BTreeSet<String>,
-    /// How cargo says that it ended, if it did not end well: `signal: 6, SIGABRT: …`.
+    /// Abnormal exit as reported by cargo: `signal: 6, SIGABRT: …`.
     end: Option<String>,
 }
 
-/// What a test says of itself although it passes.
+/// Note that a test prints although it passes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Note {
     pub(crate) kind: NoteKind,
@@ -50,7 +50,7 @@ pub(crate) struct Note {
 pub(crate) enum NoteKind {
     Skipped,
     Figure,
-    /// Something failed inside the test and passed when it was tried again.
+    /// Part of the test failed and passed when tried again.
     Unsteady,
     /// Something outside the product was tried again, such as a stalled emulator.
     Retried,
@@ -97,7 +97,7 @@ impl Report {
             return;
         }
         if self.binaries.is_empty() {
-            // A test program that is called by itself announces nothing before.
+            // A test program that is started directly announces nothing before.
             if !line.starts_with("running ") {
                 return;
             }
@@ -112,12 +112,12 @@ impl Report {
         self.binaries.iter().flat_map(|binary| &binary.failed).map(String::as_str).collect()
     }
 
-    /// Whether a test ran whose name begins so.
+    /// Whether a test ran whose name has this prefix.
     pub(crate) fn ran(&self, prefix: &str) -> bool {
         self.tests().any(|test| test.starts_with(prefix))
     }
 
-    /// Whether this very test ran, and did not skip.
+    /// Whether exactly this test ran and was not skipped.
     pub(crate) fn tried(&self, test: &str) -> bool {
         self.tests().any(|ran| ran == test) && !self.skipped(test)
     }
@@ -170,7 +170,7 @@ impl Binary {
         }
     }
 
-    /// Why this binary is a failure of its own: it ended before it had said how its tests went.
+    /// Failure of the binary itself: it ended before it printed a result.
     pub(crate) fn aborted(&self) -> Option<String> {
         if self.results > 0 && self.results >= self.rounds {
             return None;
@@ -188,7 +188,7 @@ impl Binary {
     }
 
     /// How many tests failed beyond those whose names could be read: libtest writes a name and its
-    /// outcome separately, and what another test writes in between makes both unreadable.
+    /// outcome separately, and output of another test in between makes both unreadable.
     pub(crate) fn nameless_failures(&self) -> usize {
         self.failed_by_result.saturating_sub(self.failed.len())
     }
@@ -307,7 +307,7 @@ Caused by:
     }
 
     #[test]
-    fn tests_that_were_named_and_have_no_outcome_are_told() {
+    fn named_tests_without_outcome_are_listed() {
         let log = "
      Running tests/e2e/main.rs (target/debug/deps/e2e-01)
 
@@ -377,7 +377,7 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn what_does_not_compile_is_named() {
+    fn failed_compilation_is_named() {
         let log = "error: could not compile `podwright-node` (lib) due to 1 previous error\n";
         assert_eq!(Report::of(log).not_built, ["`podwright-node` (lib) due to 1 previous error"]);
     }

@@ -1,12 +1,12 @@
 //! Quarantine: cases that are known to fail beside others and pass alone, each with a date and a
-//! reason. A quarantined case does not fail a run while it passes alone; it is always listed.
+//! reason. A quarantined case does not fail a run if it passes alone; it is always listed.
 
 use anyhow::{Context as _, ensure};
 use jiff::civil::Date;
 
 pub(crate) const FILE: &str = "testbed/quarantine";
 
-/// More than this is a suite that nobody believes.
+/// With more entries the suite is not trustworthy.
 const MOST: usize = 3;
 
 /// After this time an entry is listed as overdue.
@@ -23,8 +23,8 @@ pub(crate) struct Entry {
 }
 
 impl Quarantine {
-    /// A line is `CASE DATE REASON…`; empty lines and lines that begin with `#` do not count. A CASE
-    /// is a test, or a part of one that it tries again by itself: `TEST/PART`.
+    /// A line is `CASE DATE REASON…`; empty lines and lines that begin with `#` are ignored. A CASE
+    /// is a test, or a part of one that the test itself tries again: `TEST/PART`.
     pub(crate) fn parse(text: &str, today: Date) -> anyhow::Result<Self> {
         let lines = text.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -36,7 +36,7 @@ impl Quarantine {
         );
         for (number, entry) in entries.iter().enumerate() {
             let Entry { case, since, .. } = entry;
-            // It would be overdue later than others.
+            // An entry in the future would become overdue later than others.
             ensure!(*since <= today, "{FILE}: {case} is quarantined since {since}, in the future");
             let mut others = entries.iter().take(number);
             ensure!(!others.any(|other| other.case == *case), "{FILE}: {case} is there twice");
@@ -113,9 +113,9 @@ mod tests {
             ("a::b 2026-11-01 reason\na::b 2026-11-02 another", Some("there twice")),
             ("a::b/1 2026-11-01 reason\na::b/2 2026-11-02 another", None),
         ] {
-            let said = parse(text).err().map(|error| error.to_string());
-            assert_eq!(said.is_some(), fault.is_some(), "{text}: {said:?}");
-            assert!(said.unwrap_or_default().contains(fault.unwrap_or_default()), "{text}");
+            let message = parse(text).err().map(|error| error.to_string());
+            assert_eq!(message.is_some(), fault.is_some(), "{text}: {message:?}");
+            assert!(message.unwrap_or_default().contains(fault.unwrap_or_default()), "{text}");
         }
     }
 

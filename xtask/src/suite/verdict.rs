@@ -1,5 +1,5 @@
 //! Verdict of a run: what failed, what was unsteady, what was skipped. The printed summary and the
-//! exit code are two views of this one value, so neither can lose what the other has.
+//! exit code come from this one value, so they cannot disagree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,24 +10,24 @@ use super::log::{Note, NoteKind, Report};
 use super::quarantine::Quarantine;
 use super::{Kind, Step};
 
-/// With `CI=true` so many unsteady cases outside the quarantine do not fail a run: its machines are
-/// busy with other things.
+/// With `CI=true` this many unsteady cases outside the quarantine do not fail a run: CI machines
+/// are shared.
 const TOLERATED_IN_CI: usize = 1;
 
-/// What `timeout` ends with when the time is over.
+/// Exit status of `timeout` when the time limit is exceeded.
 const TIMED_OUT: i32 = 124;
 
-/// What a killed command ends with: by `timeout` if the time was over, by somebody else if not.
+/// Exit status of a killed command: by `timeout` after the limit, by something else before it.
 const KILLED: i32 = 137;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
-    /// Whether recordings must be there, and one unsteady case is tolerated.
+    /// Whether recordings must be present and one unsteady case is tolerated.
     pub(crate) ci: bool,
     /// Whether the end-to-end suite belongs to this run.
     pub(crate) end_to_end: bool,
     pub(crate) today: Date,
-    /// What the script ended with.
+    /// Exit status of the script.
     pub(crate) status: i32,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Verdict {
 #[derive(Debug, PartialEq, Eq)]
 struct Unsteady {
     case: String,
-    /// What it says of itself.
+    /// Its own note.
     text: String,
     step: String,
     quarantined: bool,
 }
 
 impl Verdict {
-    /// `planned` are the names of the steps that there should be.
+    /// `planned` are the names of the steps a run should have.
     pub(crate) fn of(
         steps: &[Step],
         planned: &[String],
@@ -81,7 +81,7 @@ impl Verdict {
             failed.append(&mut wrong);
             let inside = report.notes.iter().filter(|note| note.kind == NoteKind::Unsteady);
             let inside = inside.map(|note| {
-                // What was tried again is a part of the test, and only that part is excused.
+                // The part that was tried again is excused, not the whole test.
                 let (part, text) = note.text.split_once(": ").unwrap_or((&note.text, ""));
                 (format!("{}/{part}", note.test), text.to_owned())
             });
@@ -117,7 +117,7 @@ impl Verdict {
         }
     }
 
-    /// How many unsteady cases do not fail the run by themselves.
+    /// How many unsteady cases do not fail the run.
     fn tolerated(&self) -> usize {
         if self.ci { TOLERATED_IN_CI } else { 0 }
     }
@@ -193,13 +193,13 @@ fn passed_alone(after: &[Step]) -> BTreeSet<&str> {
     let passed = again.filter(|(case, step)| {
         let report = Report::of(&step.log);
         let passed = step.status == Some(0) && report.failed().is_empty() && report.passed() == 1;
-        // To skip is not to pass.
+        // A skipped case has not passed.
         passed && !report.skipped(case)
     });
     passed.map(|(case, _)| case).collect()
 }
 
-/// Steps that were to run and did not, and steps of which the plan knows nothing.
+/// Planned steps that did not run, and steps that are not in the plan.
 fn differs_from_plan(steps: &[Step], planned: &[String]) -> Vec<String> {
     let began = |name: &str| steps.iter().any(|step| step.name == name);
     let missing = planned.iter().filter(|name| !began(name));
@@ -210,7 +210,7 @@ fn differs_from_plan(steps: &[Step], planned: &[String]) -> Vec<String> {
     missing.chain(unplanned).collect()
 }
 
-/// Entries of the quarantine whose case is not there any more, or does nothing.
+/// Quarantine entries whose case does not exist any more or was skipped.
 fn quarantined_not_run(quarantine: &Quarantine, steps: &[Step], reports: &[Report]) -> Vec<String> {
     let of_cases = || steps.iter().zip(reports).filter(|(step, _)| step.kind == Kind::Cases);
     let ran = |test: &str| of_cases().any(|(_, report)| report.tried(test));
@@ -218,7 +218,7 @@ fn quarantined_not_run(quarantine: &Quarantine, steps: &[Step], reports: &[Repor
     entries.map(|entry| format!("quarantine: {} did not run", entry.case)).collect()
 }
 
-/// In CI the recordings are compared, and not none of them.
+/// In CI at least one recording must be compared.
 fn golden_missing(notes: &[Note], rules: &Rules) -> Vec<String> {
     let wanted = [("config", true), ("pods", rules.end_to_end)];
     let wanted = wanted.into_iter().filter(|(_, wanted)| *wanted && rules.ci);

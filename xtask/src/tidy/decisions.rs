@@ -1,4 +1,4 @@
-//! The form of `docs/decisions`: a reader must see at once what was decided, and if it holds.
+//! Check of the form of `docs/decisions`: each decision has a title and a status.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use super::{Finding, tree};
 
-const FOLDER: &str = "docs/decisions";
+const DIRECTORY: &str = "docs/decisions";
 const STATUSES: &[&str] = &["proposed", "accepted", "rejected", "superseded"];
 
 pub(super) fn have_a_status(root: &Path, files: &[PathBuf]) -> anyhow::Result<Finding> {
@@ -19,12 +19,12 @@ pub(super) fn have_a_status(root: &Path, files: &[PathBuf]) -> anyhow::Result<Fi
         faults.extend(faults_of(&text).map(|fault| format!("{}: {fault}", path.display())));
     }
     let seen = format!("{decisions} decisions");
-    Ok(Finding { law: "every decision has a title and a status", seen, faults })
+    Ok(Finding { rule: "every decision has a title and a status", seen, faults })
 }
 
-/// The folder's README is about them, and none itself.
+/// The directory's README describes decisions and is not one.
 fn is_decision(path: &Path) -> bool {
-    path.parent() == Some(Path::new(FOLDER))
+    path.parent() == Some(Path::new(DIRECTORY))
         && tree::has_extension(path, "md")
         && path.file_name().is_some_and(|name| name != "README.md")
 }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_decisions_are_looked_at() {
+    fn only_decisions_are_checked() {
         let root = repository(&[
             ("docs/decisions/0001-rust.md", "no title"),
             ("docs/decisions/README.md", "no title"),

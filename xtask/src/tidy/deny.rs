@@ -1,4 +1,5 @@
-//! That cargo-deny, where somebody has it, is told what is checked here.
+//! Check that deny.toml has the same lists as the checks here, so that cargo-deny gives the same
+//! result.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +10,7 @@ use super::{Finding, dependencies, licences};
 
 const FILE: &str = "deny.toml";
 
-pub(super) fn is_told_the_same(root: &Path) -> anyhow::Result<Finding> {
+pub(super) fn has_the_same_lists(root: &Path) -> anyhow::Result<Finding> {
     let text =
         std::fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
     Ok(compare(&text, &licences::expressions(), &dependencies::banned()))
@@ -20,18 +21,20 @@ fn compare(text: &str, licences: &BTreeSet<String>, bans: &BTreeSet<String>) -> 
     let faults = lists.iter().flat_map(|(section, key, ours)| {
         let theirs = list(text, section, key);
         let lacks = ours.difference(&theirs).map(|name| format!("lacks {name}"));
-        let has = theirs.difference(ours).map(|name| format!("has {name}, which tidy has not"));
-        let told = lacks.chain(has).map(|fault| format!("{FILE}: {section}.{key} {fault}"));
-        told.collect::<Vec<_>>()
+        let has =
+            theirs.difference(ours).map(|name| format!("has {name}, which tidy does not have"));
+        let faults_of_list =
+            lacks.chain(has).map(|fault| format!("{FILE}: {section}.{key} {fault}"));
+        faults_of_list.collect::<Vec<_>>()
     });
     Finding {
-        law: "cargo-deny is told the same",
+        rule: "deny.toml has the same licences and bans as tidy",
         seen: format!("{} licences, {} bans", licences.len(), bans.len()),
         faults: faults.collect(),
     }
 }
 
-/// The entries of a list with one on each line, as the file is written.
+/// Entries of a list with one per line, as the file is written.
 fn list(text: &str, section: &str, key: &str) -> BTreeSet<String> {
     let (header, opening) = (format!("[{section}]"), format!("{key} = ["));
     let section = text.lines().skip_while(|line| *line != header).skip(1);
@@ -58,7 +61,7 @@ mod tests {
             faults,
             [
                 "deny.toml: licenses.allow lacks ISC",
-                "deny.toml: licenses.allow has GPL-3.0-only, which tidy has not",
+                "deny.toml: licenses.allow has GPL-3.0-only, which tidy does not have",
             ]
         );
         assert_eq!(compare("", &set(&["MIT"]), &set(&["openssl"])).faults.len(), 2);

@@ -1,14 +1,14 @@
-//! Who may depend on whom, and on what never.
+//! Checks of dependencies: layers between members, purity of core, banned packages.
 
 use std::collections::BTreeSet;
 
 use super::Finding;
 use crate::cargo::{Member, Package};
 
-/// The member that only chooses.
+/// The member that only decides and does no I/O.
 pub(super) const PURE: &str = "podwright-core";
 
-/// The layers, from the ground up: each member, and which others it may use outside its tests.
+/// Layers, bottom up: each member, and which others it may use outside its tests.
 const LAYERS: &[(&str, &[&str])] = &[
     ("podwright-proto", &[]),
     ("podwright-core", &["podwright-proto"]),
@@ -33,7 +33,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "podwright-pause",
         ],
     ),
-    // From here on: what never ships.
+    // From here on: members that never ship.
     (
         "podwright-testkit",
         &[
@@ -61,7 +61,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("xtask", &["podwright", "podwright-pause"]),
 ];
 
-/// What reaches out of the process, so that a decision could depend on it.
+/// Packages that access anything outside the process, which a decision could then depend on.
 const IMPURE: &[(&str, &str)] = &[
     ("tokio", "a runtime: timers, sockets, tasks"),
     ("async-io", "a runtime"),
@@ -85,24 +85,24 @@ const IMPURE: &[(&str, &str)] = &[
     ("procfs", "the kernel's tables"),
     ("zbus", "the message bus"),
     ("redb", "files"),
-    ("getrandom", "chance: the same inputs must give the same plan"),
-    ("rand", "chance: the same inputs must give the same plan"),
-    ("fastrand", "chance: the same inputs must give the same plan"),
-    ("tracing", "a global: a decision carries its reason in its answer"),
-    ("log", "a global: a decision carries its reason in its answer"),
+    ("getrandom", "randomness: the same inputs must give the same plan"),
+    ("rand", "randomness: the same inputs must give the same plan"),
+    ("fastrand", "randomness: the same inputs must give the same plan"),
+    ("tracing", "a global: a decision returns its reason"),
+    ("log", "a global: a decision returns its reason"),
 ];
 
-/// What is not built with, by anyone, and why.
+/// Packages that must not be built with, and why.
 const BANS: &[(&str, &str)] = &[
-    ("openssl", "a C library to track; rustls is the one TLS here"),
-    ("openssl-sys", "a C library to track; rustls is the one TLS here"),
-    ("native-tls", "brings openssl; rustls is the one TLS here"),
+    ("openssl", "a C library to track; rustls is the only TLS library here"),
+    ("openssl-sys", "a C library to track; rustls is the only TLS library here"),
+    ("native-tls", "brings openssl; rustls is the only TLS library here"),
     ("aws-lc-rs", "a second crypto provider beside ring, and rustls panics if it must choose"),
     ("aws-lc-sys", "a second crypto provider beside ring, and rustls panics if it must choose"),
-    ("chrono", "Kubernetes' types carry jiff; two notions of time do not meet"),
+    ("chrono", "Kubernetes' types carry jiff; two time libraries need conversions"),
     ("serde_yaml", "unmaintained; serde-saphyr reads YAML here"),
     ("serde_yml", "RUSTSEC-2025-0068; serde-saphyr reads YAML here"),
-    ("unsafe-libyaml", "C turned into unsafe Rust; serde-saphyr reads YAML here"),
+    ("unsafe-libyaml", "C translated to unsafe Rust; serde-saphyr reads YAML here"),
     ("backoff", "unmaintained; back-off is data in podwright-core"),
     ("atty", "unmaintained; std::io::IsTerminal does it"),
     ("spdy-mux", "GPL-3.0; streams are passed through to the runtime unread"),
@@ -113,7 +113,7 @@ pub(super) fn layers(members: &[Member]) -> Finding {
     let mut uses = 0;
     for member in members {
         let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == member.name) else {
-            faults.push(format!("{}: has no place among the layers; give it one", member.name));
+            faults.push(format!("{}: not in the list of layers; add it", member.name));
             continue;
         };
         for used in member.uses.iter().filter(|used| !used.for_tests) {
@@ -124,12 +124,12 @@ pub(super) fn layers(members: &[Member]) -> Finding {
         }
     }
     let seen = format!("{} members, {uses} dependencies between them", members.len());
-    Finding { law: "members depend only downwards", seen, faults }
+    Finding { rule: "members depend only downwards", seen, faults }
 }
 
 pub(super) fn purity(tree: &[Package]) -> Finding {
     Finding {
-        law: "podwright-core has no clock, no I/O and no chance in its tree",
+        rule: "podwright-core has no clock, no I/O and no randomness in its dependency tree",
         seen: format!("{} packages", tree.len()),
         faults: listed(tree, IMPURE),
     }
@@ -137,13 +137,13 @@ pub(super) fn purity(tree: &[Package]) -> Finding {
 
 pub(super) fn bans(tree: &[Package]) -> Finding {
     Finding {
-        law: "no banned package is built with",
+        rule: "no banned package is used",
         seen: format!("{} packages, {} bans", tree.len(), BANS.len()),
         faults: listed(tree, BANS),
     }
 }
 
-/// The names of what is banned.
+/// Names of the banned packages.
 pub(super) fn banned() -> BTreeSet<String> {
     BANS.iter().map(|(name, _)| (*name).to_owned()).collect()
 }
@@ -152,7 +152,9 @@ fn listed(tree: &[Package], list: &[(&str, &str)]) -> Vec<String> {
     let names: BTreeSet<&str> = tree.iter().map(|package| package.name.as_str()).collect();
     list.iter()
         .filter(|(name, _)| names.contains(name))
-        .map(|(name, why)| format!("{name}: {why} (cargo tree --invert {name} shows who wants it)"))
+        .map(|(name, why)| {
+            format!("{name}: {why} (cargo tree --invert {name} shows what depends on it)")
+        })
         .collect()
 }
 
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layer_is_listed_after_those_it_may_use() {
+    fn every_layer_is_listed_after_the_layers_it_may_use() {
         for (index, (name, allowed)) in LAYERS.iter().enumerate() {
             for used in *allowed {
                 let before = LAYERS[..index].iter().any(|(name, _)| name == used);
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn this_workspace_keeps_the_law() {
+    fn this_workspace_passes() {
         let workspace = Workspace::here().unwrap();
         assert_eq!(layers(&workspace.members().unwrap()).faults, [""; 0]);
         let core = workspace.tree_of(PURE).unwrap();

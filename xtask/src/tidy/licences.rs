@@ -1,12 +1,12 @@
-//! Whether we may ship what we build with.
+//! Check that every package in the build has a permissive licence.
 
 use std::collections::BTreeSet;
 
 use super::{Finding, spdx};
 use crate::cargo::Package;
 
-/// Licences that ask for no more than to be named. Copyleft of any strength is not among them:
-/// whoever ships our binary should owe nobody their changes.
+/// Permissive licences that only require attribution. No copyleft of any strength: shipping our
+/// binary must not oblige anyone to publish changes.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -34,7 +34,7 @@ pub(super) fn expressions() -> BTreeSet<String> {
 pub(super) fn allowed(tree: &[Package]) -> Finding {
     let expressions: BTreeSet<&str> = tree.iter().map(|p| p.licence.as_str()).collect();
     Finding {
-        law: "every package has a licence that only asks to be named",
+        rule: "every package has a permissive licence",
         seen: format!("{} packages, {} expressions", tree.len(), expressions.len()),
         faults: tree.iter().filter_map(fault).collect(),
     }
@@ -43,7 +43,7 @@ pub(super) fn allowed(tree: &[Package]) -> Finding {
 fn fault(package: &Package) -> Option<String> {
     let Package { name, version, licence } = package;
     if licence.is_empty() {
-        return Some(format!("{name} {version}: its manifest names no licence"));
+        return Some(format!("{name} {version}: no licence in its manifest"));
     }
     let verdict = spdx::permits(licence, |licence, exception| match exception {
         None => ALLOWED.contains(&licence),
@@ -52,7 +52,7 @@ fn fault(package: &Package) -> Option<String> {
     match verdict {
         Ok(true) => None,
         Ok(false) => Some(format!("{name} {version}: {licence}")),
-        Err(error) => Some(format!("{name} {version}: cannot read {licence:?}: {error}")),
+        Err(error) => Some(format!("{name} {version}: cannot parse {licence:?}: {error}")),
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_licence_that_asks_for_little_passes() {
+    fn only_permissive_licences_pass() {
         for (licence, passes) in [
             ("Apache-2.0", true),
             ("(MIT OR Apache-2.0) AND Unicode-3.0", true),

@@ -1,4 +1,4 @@
-//! Whether the documents' links within the repository lead to a file.
+//! Check that links within the repository lead to a file.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use super::{Finding, tree};
 
-pub(super) fn lead_somewhere(root: &Path, files: &[PathBuf]) -> anyhow::Result<Finding> {
+pub(super) fn lead_to_a_file(root: &Path, files: &[PathBuf]) -> anyhow::Result<Finding> {
     let mut faults = Vec::new();
     let (mut documents, mut links) = (0, 0);
     for document in files.iter().filter(|path| tree::has_extension(path, "md")) {
@@ -27,7 +27,7 @@ pub(super) fn lead_somewhere(root: &Path, files: &[PathBuf]) -> anyhow::Result<F
         }
     }
     let seen = format!("{links} links in {documents} documents");
-    Ok(Finding { law: "links between documents lead somewhere", seen, faults })
+    Ok(Finding { rule: "links between documents lead to a file", seen, faults })
 }
 
 /// The path of a link within the repository, without its anchor.
@@ -39,8 +39,8 @@ fn local(target: &str) -> Option<&str> {
     (!has_scheme && !target.starts_with("//") && !path.is_empty()).then_some(path)
 }
 
-/// Where the links of a document point to, each with its line: `[text](target)`, also of a
-/// picture, `[name]: target`, and the `src` and `href` of HTML. Code is not looked at.
+/// Link targets of a document, each with its line: `[text](target)`, also of an image, `[name]:
+/// target`, and the `src` and `href` of HTML. Code is ignored.
 fn targets(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut fence: Option<&str> = None;
@@ -82,7 +82,7 @@ fn targets_of(line: &str) -> Vec<String> {
     found
 }
 
-/// Without what is between backticks.
+/// Removes the text between backticks.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
@@ -128,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nowhere_is_a_fault_with_its_place() {
+    fn broken_link_is_a_fault_with_its_line() {
         let root = repository(&[
             ("README.md", "[a](docs/a.md)\n[b](docs/missing.md)\n[c](docs)\n"),
             ("docs/a.md", "[up](../README.md#top) [root](/README.md) [gone](README.md)\n"),
         ]);
         let files = tree::files(root.path()).unwrap();
-        let finding = lead_somewhere(root.path(), &files).unwrap();
+        let finding = lead_to_a_file(root.path(), &files).unwrap();
         assert_eq!(
             finding.faults,
             [

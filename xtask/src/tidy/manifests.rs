@@ -1,4 +1,4 @@
-//! That every member takes part in what the workspace decided.
+//! Checks that every member uses the workspace's lints and clippy settings.
 
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,11 @@ pub(super) fn lints(members: &[Member]) -> anyhow::Result<Finding> {
         let manifest = std::fs::read_to_string(&member.manifest)
             .with_context(|| format!("cannot read {}", member.manifest.display()))?;
         if !takes_workspace_lints(&manifest) {
-            faults.push(format!("{}: add [lints] workspace = true to its manifest", member.name));
+            faults.push(format!("{}: add `[lints] workspace = true` to its manifest", member.name));
         }
     }
     let seen = format!("{} members", members.len());
-    Ok(Finding { law: "every member has the lints of the workspace", seen, faults })
+    Ok(Finding { rule: "every member has the lints of the workspace", seen, faults })
 }
 
 /// clippy reads the nearest `clippy.toml` and no other, so a member's own must repeat the root's.
@@ -43,7 +43,7 @@ pub(super) fn clippy_settings(root: &Path, files: &[PathBuf]) -> anyhow::Result<
         }
     }
     let seen = format!("{} files", ours.len() + theirs.len());
-    Ok(Finding { law: "clippy's settings are the same everywhere", seen, faults })
+    Ok(Finding { rule: "clippy's settings are the same everywhere", seen, faults })
 }
 
 fn takes_workspace_lints(manifest: &str) -> bool {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lints_are_taken_only_in_their_own_section() {
+    fn lints_are_read_only_from_their_own_section() {
         for (manifest, taken) in [
             ("[package]\nname = \"x\"\n\n[lints]\nworkspace = true\n", true),
             ("[lints] # ours\nworkspace=true # all\n[dependencies]\n", true),

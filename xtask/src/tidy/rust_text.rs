@@ -1,6 +1,7 @@
-//! Rust source with only its code left: what it says in comments and strings is no code.
+//! Rust source reduced to code or to string literals, for checks that must not be misled by
+//! comments and strings.
 
-/// The source with comments, strings and characters blanked out; every line keeps its number.
+/// The source with comments, strings and characters blanked out; line numbers are kept.
 pub(super) fn code_only(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -12,7 +13,7 @@ pub(super) fn code_only(source: &str) -> String {
             code.push(first);
             in_word = first.is_alphanumeric() || first == '_';
         } else {
-            // A blank in place of it, so that what was apart stays apart.
+            // Replaced by a blank, so that separate tokens stay separate.
             code.push(' ');
             code.extend(taken.chars().filter(|c| *c == '\n'));
             in_word = false;
@@ -22,7 +23,48 @@ pub(super) fn code_only(source: &str) -> String {
     code
 }
 
-/// How many bytes at the start are no code.
+/// A part of a source that is no comment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token<'a> {
+    /// An identifier, a keyword or a number.
+    Word(&'a str),
+    /// A string literal with its quotes.
+    Text(&'a str),
+    Mark(char),
+}
+
+/// The tokens of a source, each with its line, counted from 1. Characters and blanks are left out.
+pub(super) fn tokens(source: &str) -> Vec<(usize, Token<'_>)> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let mut tokens = Vec::new();
+    let (mut rest, mut line) = (source, 1);
+    while let Some(first) = rest.chars().next() {
+        let skipped = skipped(rest, false);
+        let length = match skipped {
+            0 if is_part(first) => rest.find(|c| !is_part(c)).unwrap_or(rest.len()),
+            0 => first.len_utf8(),
+            literal => literal,
+        };
+        let (taken, left) = rest.split_at(length);
+        if skipped == 0 && is_part(first) {
+            tokens.push((line, Token::Word(taken)));
+        } else if skipped == 0 && !first.is_whitespace() {
+            tokens.push((line, Token::Mark(first)));
+        } else if is_string(taken) {
+            tokens.push((line, Token::Text(taken)));
+        }
+        line += taken.matches('\n').count();
+        rest = left;
+    }
+    tokens
+}
+
+/// Whether a comment or literal is a string: `"…"`, `r#"…"#`, `b"…"`.
+fn is_string(taken: &str) -> bool {
+    taken.trim_start_matches(['b', 'c', 'r', '#']).starts_with('"')
+}
+
+/// Length in bytes of the comment or literal at the start; 0 if the source starts with code.
 fn skipped(rest: &str, in_word: bool) -> usize {
     if rest.starts_with("//") {
         return rest.find('\n').unwrap_or(rest.len());
@@ -43,7 +85,7 @@ fn skipped(rest: &str, in_word: bool) -> usize {
     0
 }
 
-/// They nest.
+/// Block comments nest.
 fn block_comment(rest: &str) -> usize {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -131,6 +173,28 @@ mod tests {
         ] {
             assert_eq!(code_only(source), code, "{source}");
         }
+    }
+
+    #[test]
+    fn tokens_are_words_marks_and_strings() {
+        use Token::{Mark, Text, Word};
+
+        let source = "f!(a, \"x\ny\"); // \"c\"\n'\"' r#\"z\"# /* d */ &'a";
+        let want = [
+            (1, Word("f")),
+            (1, Mark('!')),
+            (1, Mark('(')),
+            (1, Word("a")),
+            (1, Mark(',')),
+            (1, Text("\"x\ny\"")),
+            (2, Mark(')')),
+            (2, Mark(';')),
+            (3, Text("r#\"z\"#")),
+            (3, Mark('&')),
+            (3, Mark('\'')),
+            (3, Word("a")),
+        ];
+        assert_eq!(tokens(source), want);
     }
 
     #[test]

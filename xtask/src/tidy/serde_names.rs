@@ -1,20 +1,20 @@
-//! Names that reach a disk, a socket or another program are written down, not derived.
+//! Check that serialized names are written out and not derived from Rust names.
 //!
-//! A field is renamed in an afternoon; what an earlier version wrote stays on disks for years. With
-//! the name spelled out beside the field, the one cannot change the other.
+//! A field is easily renamed, but what an earlier version wrote stays on disks for years. With the
+//! serialized name spelled out at the field, a rename cannot change the format.
 
 use std::path::Path;
 
 use super::Finding;
 use super::sources::Source;
 
-/// Product crates; what never ships may change its formats at will.
+/// Product crates. Crates that never ship may change their formats at any time.
 const CRATES: &[&str] =
     &["proto", "core", "cri", "host", "http", "node", "apiserver", "pause", "podwright"];
 
 /// Modules whose names follow from a published API by one rule (`camelCase`): a Rust name that
-/// differs from Kubernetes' is a mistake there, and it is found by comparison with upstream. Nothing
-/// of them is read back from a disk that we wrote.
+/// differs from Kubernetes' is a mistake there, found by comparison with upstream. None of their
+/// types is read back from our own files.
 const PUBLISHED: &[(&str, &str)] = &[
     ("crates/apiserver/src/access/rules.rs", "SelfSubjectRulesReview"),
     ("crates/apiserver/src/controllers/binding.rs", "parts of PersistentVolumeClaim"),
@@ -54,15 +54,15 @@ fn explicit_with(sources: &[Source], published: &[(&str, &str)]) -> Finding {
         }
         let path = source.path.display();
         faults.extend(items.iter().flat_map(Item::nameless).map(|(line, name)| {
-            format!("{path}:{line}: name it in the format: #[serde(rename = \"{name}\")]")
+            format!("{path}:{line}: name the field explicitly: #[serde(rename = \"{name}\")]")
         }));
     }
     let stale = published.iter().zip(used).filter(|(_, used)| !used);
     faults.extend(stale.map(|((place, _), _)| {
-        format!("{place}: has no serialized type any more; take it off the list")
+        format!("{place}: has no serialized type; remove it from the list")
     }));
     Finding {
-        law: "serialized fields and variants are named explicitly",
+        rule: "serialized fields and variants are named explicitly",
         seen: format!("{types} types"),
         faults,
     }
@@ -76,7 +76,7 @@ fn is_product(path: &Path) -> bool {
 /// A type that derives `Serialize` or `Deserialize`.
 #[derive(Debug)]
 struct Item {
-    /// Its attributes, without what stands in strings.
+    /// Its attributes, without the content of strings.
     attributes: String,
     members: Vec<Member>,
 }
@@ -104,7 +104,7 @@ impl Item {
 
 impl Member {
     fn is_named(&self) -> bool {
-        // Flattened or skipped, it has no name in the format.
+        // A flattened or skipped field has no name in the format.
         ["rename", "flatten", "skip"].iter().any(|word| has_word(&self.attributes, word))
     }
 }
@@ -113,8 +113,8 @@ fn has_word(text: &str, word: &str) -> bool {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|part| part == word)
 }
 
-/// The types of a file that derive `Serialize` or `Deserialize`. The file is as rustfmt leaves it,
-/// which another check sees to: attributes, items and fields begin lines, and what is inside is
+/// Types of a file that derive `Serialize` or `Deserialize`. The file is formatted by rustfmt,
+/// which another check ensures: attributes, items and fields begin lines, and their content is
 /// indented.
 fn items(code: &str) -> Vec<Item> {
     let mut items = Vec::new();
@@ -142,8 +142,8 @@ fn items(code: &str) -> Vec<Item> {
     items
 }
 
-/// Adds a line to the attributes that belong to what comes next; one that goes on, whole. False if
-/// it is none. What was a comment is blank by now.
+/// Adds a line to the attributes of the next item, with its continuation lines. False if it is not
+/// an attribute. Comments are already blanked out.
 fn collect<'a>(
     attributes: &mut String,
     line: &str,
@@ -167,7 +167,7 @@ fn read_members(body: &[(usize, &str)], depth: usize, variants: bool, members: &
     let mut lines = body.iter().copied();
     let mut attributes = String::new();
     while let Some((number, line)) = lines.next() {
-        // Deeper is what goes on of a member above.
+        // Deeper lines continue the member above.
         if indent(line) != depth && !line.trim().is_empty() {
             continue;
         }
@@ -191,7 +191,7 @@ fn read_members(body: &[(usize, &str)], depth: usize, variants: bool, members: &
             let fields: Vec<_> = lines.by_ref().take_while(|it| !it.1.starts_with(&end)).collect();
             read_members(&fields, depth + 4, false, members);
         } else if let Some(fields) = rest.trim().strip_prefix('{') {
-            // On one line there is no room for attributes.
+            // A one-line item cannot have attributes on its members.
             let fields = fields.split(',').filter_map(|field| field.split_once(':'));
             members.extend(fields.map(|(name, _)| Member {
                 line: number,
@@ -286,7 +286,7 @@ enum B {
             assert_eq!(nameless(source), [], "{source}");
         }
         let rule = "#[derive(Serialize)]\n#[serde(rename_all = \"camelCase\")]\nstruct A {\n    a: u32,\n}\n";
-        assert_eq!(nameless(rule), [(4, "a".to_owned())], "a rule is no name");
+        assert_eq!(nameless(rule), [(4, "a".to_owned())], "a rename rule is not a name");
     }
 
     #[test]
@@ -306,8 +306,8 @@ enum B {
         assert_eq!(
             finding.faults,
             [
-                "crates/core/src/a.rs:3: name it in the format: #[serde(rename = \"a\")]",
-                "crates/core/src/gone.rs: has no serialized type any more; take it off the list",
+                "crates/core/src/a.rs:3: name the field explicitly: #[serde(rename = \"a\")]",
+                "crates/core/src/gone.rs: has no serialized type; remove it from the list",
             ]
         );
     }

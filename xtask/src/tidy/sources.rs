@@ -1,4 +1,4 @@
-//! What the Rust sources may look like.
+//! Checks of the form of Rust sources: length, file names, ignored tests.
 
 use std::path::{Path, PathBuf};
 
@@ -6,16 +6,16 @@ use anyhow::Context as _;
 
 use super::{Finding, rust_text, tree};
 
-/// Longer than this, a file holds two things.
+/// A longer file should be split.
 const LINES: usize = 700;
 
-/// Files that are one thing and longer all the same, each with its reason.
+/// Exceptions for the length, each with its reason.
 const LONG: &[(&str, &str)] = &[];
 
-/// Names that say nothing about what is inside.
+/// File names that say nothing about the content.
 const EMPTY_NAMES: &[&str] = &["common", "helper", "helpers", "misc", "util", "utils"];
 
-/// Tests that are not run by themselves, one for each time a file is listed, with the reason.
+/// Ignored tests that are allowed, one entry per test, with the reason.
 const IGNORED: &[(&str, &str)] = &[];
 
 /// A Rust file.
@@ -53,22 +53,22 @@ fn length_with(sources: &[Source], exceptions: &[(&str, &str)]) -> Finding {
         .iter()
         .filter(|source| source.lines > LINES && !excepted(&source.path))
         .map(|source| {
-            format!("{}: {} lines; split it by noun", source.path.display(), source.lines)
+            format!("{}: {} lines; split it by topic", source.path.display(), source.lines)
         })
         .collect();
     for (long, _) in exceptions {
         let still = checked.iter().any(|s| s.path == Path::new(long) && s.lines > LINES);
         if !still {
-            faults.push(format!("{long}: is not too long any more; take it off the list"));
+            faults.push(format!("{long}: is no longer too long; remove it from the list"));
         }
     }
     let longest = checked.iter().map(|source| source.lines).max().unwrap_or_default();
     let seen = format!("{} files, the longest {longest} lines", checked.len());
-    Finding { law: "no source is longer than 700 lines", seen, faults }
+    Finding { rule: "no source is longer than 700 lines", seen, faults }
 }
 
 /// `crates/*/src/…` and our own.
-fn ships(path: &Path) -> bool {
+pub(super) fn ships(path: &Path) -> bool {
     let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
     matches!(parts.as_slice(), ["crates", _, "src", ..] | ["xtask", "src", ..])
 }
@@ -81,12 +81,12 @@ pub(super) fn names(files: &[PathBuf]) -> Finding {
             .any(|part| part.to_str().is_some_and(|part| EMPTY_NAMES.contains(&part)))
     };
     Finding {
-        law: "modules are named for what is in them",
+        rule: "modules are named after their content",
         seen: format!("{} files", rust.len()),
         faults: rust
             .iter()
             .filter(|path| empty(path))
-            .map(|path| format!("{}: name it for what it is about", path.display()))
+            .map(|path| format!("{}: name it after its content", path.display()))
             .collect(),
     }
 }
@@ -105,7 +105,7 @@ fn ignored_tests_with(sources: &[Source], exceptions: &[(&str, &str)]) -> Findin
             match excused.iter().position(|it| it == path) {
                 Some(index) => drop(excused.swap_remove(index)),
                 None => {
-                    let fault = "a test that is not run is no test";
+                    let fault = "ignored test; run it or remove it";
                     faults.push(format!("{}:{line}: {fault}", path.display()));
                 }
             }
@@ -113,19 +113,19 @@ fn ignored_tests_with(sources: &[Source], exceptions: &[(&str, &str)]) -> Findin
     }
     let stale = excused
         .iter()
-        .map(|path| format!("{}: ignores no test any more; take it off the list", path.display()));
+        .map(|path| format!("{}: has no ignored test; remove it from the list", path.display()));
     faults.extend(stale);
-    Finding { law: "no test is ignored", seen: format!("{tests} tests"), faults }
+    Finding { rule: "no test is ignored", seen: format!("{tests} tests"), faults }
 }
 
-/// The lines with an attribute in which the word stands.
+/// Lines with an attribute that contains the word.
 fn attributes<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> {
     lines_with_word(code, word)
         .filter(|(_, line)| line.trim_start().starts_with("#["))
         .map(|it| it.0)
 }
 
-/// The lines, counted from 1, in which the word stands by itself.
+/// Lines, counted from 1, that contain the word as a whole word.
 pub(super) fn lines_with_word<'a>(
     code: &'a str,
     word: &'a str,
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_file_is_a_fault_where_it_ships() {
+    fn long_file_is_a_fault_in_product_code() {
         let long = "//\n".repeat(701);
         let fits = "//\n".repeat(700);
         let sources = sources(&[
@@ -154,7 +154,7 @@ mod tests {
             ("crates/a/tests/long.rs", &long),
         ]);
         let faults = length(&sources).faults;
-        assert_eq!(faults, ["crates/a/src/deep/long.rs: 701 lines; split it by noun"]);
+        assert_eq!(faults, ["crates/a/src/deep/long.rs: 701 lines; split it by topic"]);
 
         let excepted = length_with(&sources, &[("crates/a/src/deep/long.rs", "a table")]);
         assert_eq!(excepted.faults, [""; 0]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_says_nothing_is_a_fault_for_files_and_folders() {
+    fn meaningless_name_is_a_fault_for_files_and_directories() {
         let names_of = |paths: &[&str]| {
             names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>()).faults.len()
         };
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn an_ignored_test_is_a_fault_and_an_ignored_word_is_not() {
+    fn ignored_test_is_a_fault_and_other_uses_of_the_word_are_not() {
         let sources = sources(&[(
             "crates/a/src/a.rs",
             "#[test]\n#[ignore = \"slow\"]\nfn t() {}\n#[tokio::test]\nfn u() { ignore(x) }\n",
         )]);
         let finding = ignored_tests_with(&sources, &[]);
-        assert_eq!(finding.faults, ["crates/a/src/a.rs:2: a test that is not run is no test"]);
+        assert_eq!(finding.faults, ["crates/a/src/a.rs:2: ignored test; run it or remove it"]);
         assert_eq!(finding.seen, "2 tests");
 
         let excused = ignored_tests_with(&sources, &[("crates/a/src/a.rs", "why")]);

@@ -1,4 +1,4 @@
-//! SPDX licence expressions: may we use a package that says this?
+//! Evaluation of SPDX licence expressions against the allowed licences.
 //!
 //! `OR` lets us choose, so one allowed side is enough; `AND` binds us to both; `WITH` only adds
 //! permissions, but to the pair as named. Cargo's older `MIT/Apache-2.0` means `OR`.
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_expression_is_an_error_and_not_a_no() {
+    fn invalid_expression_is_an_error() {
         for expression in
             ["", "OR", "MIT OR", "AND MIT", "MIT Apache-2.0", "(MIT", "MIT)", "()", "MIT WITH"]
         {

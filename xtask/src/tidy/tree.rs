@@ -1,28 +1,27 @@
-//! The files of the repository, as paths below its root.
+//! Files of the repository, as paths below its root.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// Every file that belongs to the repository, in order. What a build makes and what git keeps
-/// for itself does not.
+/// Every file of the repository, sorted. Build output and the git directory are left out.
 pub(super) fn files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    let mut folders = vec![PathBuf::new()];
-    while let Some(folder) = folders.pop() {
-        let absolute = root.join(&folder);
+    let mut directories = vec![PathBuf::new()];
+    while let Some(directory) = directories.pop() {
+        let absolute = root.join(&directory);
         let entries = std::fs::read_dir(&absolute)
             .with_context(|| format!("cannot list {}", absolute.display()))?;
         for entry in entries {
             let entry = entry.with_context(|| format!("cannot list {}", absolute.display()))?;
-            let path = folder.join(entry.file_name());
-            // Links are not followed: what they lead to is found by its own name.
+            let path = directory.join(entry.file_name());
+            // Symbolic links are not followed: their targets are listed under their own names.
             let kind = entry
                 .file_type()
-                .with_context(|| format!("cannot look at {}", entry.path().display()))?;
+                .with_context(|| format!("cannot read the type of {}", entry.path().display()))?;
             if kind.is_dir() {
                 if !matches!(entry.file_name().to_str(), Some("target" | ".git")) {
-                    folders.push(path);
+                    directories.push(path);
                 }
             } else {
                 files.push(path);
@@ -41,7 +40,7 @@ pub(super) fn has_extension(path: &Path, extension: &str) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// A small repository, gone with its folder.
+    /// A small repository in a temporary directory.
     pub(in crate::tidy) fn repository(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, content) in files {
@@ -53,7 +52,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn files_are_found_in_order_without_what_is_built() {
+    fn files_are_sorted_without_build_output() {
         let root = repository(&[
             ("README.md", ""),
             (".ci/run", ""),

@@ -1,4 +1,4 @@
-//! Where the compiler's guarantees end, how often, and why it is all right there.
+//! Check of unsafe code: only in some crates, counted in the documentation, each use with a reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,19 +8,19 @@ use anyhow::Context as _;
 use super::Finding;
 use super::sources::{Source, lines_with_word};
 
-/// Where they may end: at the kernel.
+/// Crates that may contain unsafe code: those that call the kernel.
 const HOMES: &[&str] = &["crates/host", "crates/pause"];
 
-/// Where readers are told how often they do.
-const TOLD_IN: &str = "docs/security.md";
+/// Document that states the counts.
+const STATED_IN: &str = "docs/security.md";
 
-pub(super) fn is_told_and_justified(root: &Path, sources: &[Source]) -> anyhow::Result<Finding> {
-    let told = std::fs::read_to_string(root.join(TOLD_IN))
-        .with_context(|| format!("cannot read {TOLD_IN}"))?;
-    Ok(check(sources, &told))
+pub(super) fn is_counted_and_justified(root: &Path, sources: &[Source]) -> anyhow::Result<Finding> {
+    let stated = std::fs::read_to_string(root.join(STATED_IN))
+        .with_context(|| format!("cannot read {STATED_IN}"))?;
+    Ok(check(sources, &stated))
 }
 
-fn check(sources: &[Source], told: &str) -> Finding {
+fn check(sources: &[Source], stated: &str) -> Finding {
     let mut counts: BTreeMap<&str, usize> = HOMES.iter().map(|home| (*home, 0)).collect();
     let mut faults = Vec::new();
     for Source { path, text, code, .. } in sources {
@@ -32,30 +32,31 @@ fn check(sources: &[Source], told: &str) -> Finding {
                 Some(home) => *counts.entry(home).or_default() += 1,
             }
             if home.is_some() && !has_reason(text, line) {
-                faults.push(format!("{path}:{line}: say why above it, as in: // SAFETY: …"));
+                faults
+                    .push(format!("{path}:{line}: state the reason above it, as in: // SAFETY: …"));
             }
         }
     }
     for (home, count) in &counts {
-        match told_of(told, home) {
-            Some(told) if told == *count => {}
-            Some(told) => {
-                faults.push(format!("{TOLD_IN}: tells of {told} in {home}, which has {count}"));
+        match stated_count(stated, home) {
+            Some(stated) if stated == *count => {}
+            Some(stated) => {
+                faults.push(format!("{STATED_IN}: states {stated} in {home}, which has {count}"));
             }
             None => {
-                faults.push(format!("{TOLD_IN}: add how many there are: `{home}` ({count})"));
+                faults.push(format!("{STATED_IN}: add the count: `{home}` ({count})"));
             }
         }
     }
     let seen: Vec<_> = counts.iter().map(|(home, count)| format!("{count} in {home}")).collect();
     Finding {
-        law: "unsafe code stays where the kernel is, counted and with its reason",
+        rule: "unsafe code is only in crates that call the kernel, counted and with its reason",
         seen: seen.join(", "),
         faults,
     }
 }
 
-/// Whether a reason stands beside a line, counted from 1: in a comment on it or right above it, or
+/// Whether a reason is given for a line, counted from 1: in a comment on it or right above it, or
 /// in an attribute there.
 fn has_reason(text: &str, line: usize) -> bool {
     let lines: Vec<&str> = text.lines().take(line).collect();
@@ -73,7 +74,7 @@ fn gives_reason(line: &str) -> bool {
 }
 
 /// The number in `` `crates/host` (1) ``.
-fn told_of(text: &str, home: &str) -> Option<usize> {
+fn stated_count(text: &str, home: &str) -> Option<usize> {
     let (_, after) = text.split_once(&format!("`{home}` ("))?;
     let (number, _) = after.split_once(')')?;
     number.parse().ok()
@@ -86,26 +87,26 @@ mod tests {
     use super::super::tree::tests::repository;
     use super::*;
 
-    const TOLD: &str = "only in `crates/host` (1) and `crates/pause` (0), each";
+    const STATED: &str = "only in `crates/host` (1) and `crates/pause` (0), each";
 
-    fn of(files: &[(&str, &str)], told: &str) -> Finding {
-        let mut all = vec![(TOLD_IN, told)];
+    fn of(files: &[(&str, &str)], stated: &str) -> Finding {
+        let mut all = vec![(STATED_IN, stated)];
         all.extend(files);
         let root = repository(&all);
         let files = tree::files(root.path()).unwrap();
         let sources = sources::read(root.path(), &files).unwrap();
-        is_told_and_justified(root.path(), &sources).unwrap()
+        is_counted_and_justified(root.path(), &sources).unwrap()
     }
 
     #[test]
-    fn unsafe_is_counted_at_home_and_a_fault_elsewhere() {
+    fn unsafe_is_counted_where_allowed_and_a_fault_elsewhere() {
         let finding = of(
             &[
                 ("crates/host/src/a.rs", "// SAFETY: it is.\nunsafe { a() }\n"),
                 ("crates/core/src/b.rs", "fn a() {}\n\nfn b() { unsafe { c() } }\n"),
                 ("crates/core/src/c.rs", "// unsafe\nlet s = \"unsafe\"; not_unsafe()\n"),
             ],
-            TOLD,
+            STATED,
         );
         assert_eq!(finding.faults, ["crates/core/src/b.rs:3: unsafe"]);
         assert_eq!(finding.seen, "1 in crates/host, 0 in crates/pause");
@@ -114,18 +115,18 @@ mod tests {
     #[test]
     fn a_number_that_is_wrong_or_missing_is_a_fault() {
         let files = [("crates/host/src/a.rs", "// SAFETY: it is.\nunsafe { a() }\n")];
-        for (told, faults) in [
-            (TOLD, vec![]),
+        for (stated, faults) in [
+            (STATED, vec![]),
             (
                 "`crates/host` (2) and `crates/pause` (0)",
-                vec!["docs/security.md: tells of 2 in crates/host, which has 1"],
+                vec!["docs/security.md: states 2 in crates/host, which has 1"],
             ),
             (
                 "`crates/host` (1) and `crates/pause`",
-                vec!["docs/security.md: add how many there are: `crates/pause` (0)"],
+                vec!["docs/security.md: add the count: `crates/pause` (0)"],
             ),
         ] {
-            assert_eq!(of(&files, told).faults, faults, "{told}");
+            assert_eq!(of(&files, stated).faults, faults, "{stated}");
         }
     }
 
@@ -144,23 +145,23 @@ mod tests {
             ("// SAFETY: it is.\nb();\nunsafe { a() }\n", false),
             ("// SAFETY: it is.\n\nunsafe { a() }\n", false),
         ] {
-            let faults = of(&[("crates/host/src/a.rs", source)], TOLD).faults;
+            let faults = of(&[("crates/host/src/a.rs", source)], STATED).faults;
             assert_eq!(faults.is_empty(), justified, "{source}: {faults:?}");
         }
     }
 
     #[test]
-    fn what_shares_a_reason_shares_it_without_a_gap() {
+    fn adjacent_lines_share_a_reason() {
         let source =
             "// SAFETY: it is.\n#[unsafe(no_mangle)]\n#[unsafe(naked)]\nunsafe fn a() {}\n";
-        let told = "`crates/host` (0) and `crates/pause` (3)";
-        assert_eq!(of(&[("crates/pause/program/a.rs", source)], told).faults, [""; 0]);
+        let stated = "`crates/host` (0) and `crates/pause` (3)";
+        assert_eq!(of(&[("crates/pause/program/a.rs", source)], stated).faults, [""; 0]);
         let source = "// SAFETY: it is.\nunsafe { a() }\nunsafe { b() }\n";
         let faults =
             of(&[("crates/host/src/a.rs", source)], "`crates/host` (2) `crates/pause` (0)");
         assert_eq!(
             faults.faults,
-            ["crates/host/src/a.rs:3: say why above it, as in: // SAFETY: …"]
+            ["crates/host/src/a.rs:3: state the reason above it, as in: // SAFETY: …"]
         );
     }
 }

@@ -1,22 +1,22 @@
-//! Asking in somebody else's name, as `kubectl --as` does.
+//! Impersonation, as with `kubectl --as`.
 //!
-//! Only who may do everything may: an administrator sees so what a service account would. Ignored,
-//! the headers would turn a question about another's rights into an answer about one's own.
+//! Only administrators may impersonate, for example to see what a service account may do. If the
+//! headers were ignored, a review of another user's permissions would return the caller's own.
 
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderValue};
 
-use super::{AUTHENTICATED, Identity, MASTERS, Part};
+use super::{AUTHENTICATED, Identity, IdentityKind, MASTERS};
 use crate::status::ApiError;
 
 const USER: &str = "impersonate-user";
 const UID: &str = "impersonate-uid";
 const GROUP: &str = "impersonate-group";
 
-/// Whom the request speaks for.
-pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identity, ApiError> {
-    // What cannot be read must not be taken for "not asked": the answer would be about the caller.
+/// The effective identity of the request.
+pub(crate) fn impersonated(identity: Identity, headers: &HeaderMap) -> Result<Identity, ApiError> {
+    // An unreadable header must not count as absent: the response would be about the caller.
     let unreadable = |name: &str| ApiError::bad_request(format!("the header {name} is not text"));
     let text = |name: &'static str| {
         let value = headers.get(name).map(|value| value.to_str().map_err(|_| unreadable(name)));
@@ -30,14 +30,14 @@ pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identit
     let (user, uid) = (text(USER)?, text(UID)?);
     let Some(user) = user else {
         if groups.is_empty() && uid.is_none() {
-            return Ok(who);
+            return Ok(identity);
         }
         return Err(ApiError::bad_request(
             "requested to impersonate groups or a UID without impersonating a user",
         ));
     };
-    if !who.is_in(MASTERS) {
-        return Err(ApiError::users_forbidden(&who.user, user));
+    if !identity.is_in(MASTERS) {
+        return Err(ApiError::users_forbidden(&identity.user, user));
     }
     let mut other = Identity {
         user: user.to_owned(),
@@ -46,7 +46,7 @@ pub(crate) fn impersonated(who: Identity, headers: &HeaderMap) -> Result<Identit
         extra: BTreeMap::new(),
     };
     if other.groups.is_empty()
-        && let Part::ServiceAccount { namespace, .. } = other.part()
+        && let IdentityKind::ServiceAccount { namespace, .. } = other.kind()
     {
         let own = format!("system:serviceaccounts:{namespace}");
         other.groups = vec!["system:serviceaccounts".to_owned(), own];
@@ -70,9 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn an_administrator_asks_as_somebody_else() {
-        let asked = headers(&[(USER, "system:serviceaccount:default:robot")]);
-        let other = impersonated(Identity::admin(), &asked);
+    fn administrator_can_impersonate() {
+        let requested = headers(&[(USER, "system:serviceaccount:default:robot")]);
+        let other = impersonated(Identity::admin(), &requested);
         let groups =
             ["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"];
         let want = Identity {
@@ -86,20 +86,20 @@ mod tests {
     }
 
     #[test]
-    fn header_that_is_not_text_is_an_error_and_not_the_callers_own_rights() {
+    fn header_that_is_not_text_is_refused() {
         for name in [USER, GROUP, UID] {
-            let mut asked = headers(&[]);
+            let mut requested = headers(&[]);
             if name != USER {
-                asked.insert(USER, HeaderValue::from_static("robot"));
+                requested.insert(USER, HeaderValue::from_static("robot"));
             }
-            asked.insert(name, HeaderValue::from_bytes(b"caf\xc3\xa9").unwrap());
-            let refused = impersonated(Identity::admin(), &asked);
+            requested.insert(name, HeaderValue::from_bytes(b"caf\xc3\xa9").unwrap());
+            let refused = impersonated(Identity::admin(), &requested);
             assert_eq!(refused.map_err(|error| error.code), Err(400), "{name}");
         }
     }
 
     #[test]
-    fn nobody_else_does() {
+    fn others_cannot_impersonate() {
         let refused = impersonated(Identity::node("n"), &headers(&[(USER, "admin")]));
         assert_eq!(refused.map_err(|error| error.code), Err(403));
         let refused = impersonated(Identity::admin(), &headers(&[(GROUP, "system:masters")]));

@@ -1,9 +1,8 @@
-//! What a node may do: what its work needs, to objects that are its own.
+//! Node authorization: a node may access its own objects and what its pods need.
 //!
-//! Two questions, as with upstream's Node authorizer and NodeRestriction: whether the address may
-//! be asked at all, and, once the object is known, whether it is this node's. The agent of
-//! `podwright up` is part of this very process; it is held to the same limits, so that what works
-//! here works in a cluster.
+//! Two checks, as in upstream's Node authorizer and NodeRestriction: whether the path is allowed at
+//! all, and, once the object is known, whether it is this node's. The agent of `podwright up` runs
+//! in this process and has the same restrictions, so that what works here works in a cluster.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +10,7 @@ use podwright_core::node_status::labels::may_label_itself;
 use podwright_core::pod::ANNOTATION_MIRROR;
 use serde_json::{Map, Value};
 
-use super::{Attributes, Identity, Part};
+use super::{Attributes, Identity, IdentityKind};
 use crate::object::Object;
 use crate::registry::{LEASES, NODES, PODS, Verb};
 use crate::request::RequestInfo;
@@ -19,18 +18,18 @@ use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::store::Key;
 
-const LEASES_OF_NODES: &str = "kube-node-lease";
+const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 
-/// Whether a node may ask for this at all.
-pub(super) fn allow(node: &str, asked: &Attributes<'_>) -> Result<(), String> {
-    let Attributes { verb, resource, subresource, namespace, name, .. } = *asked;
+/// Whether a node may make this request at all.
+pub(super) fn allow(node: &str, requested: &Attributes<'_>) -> Result<(), String> {
+    let Attributes { verb, resource, subresource, namespace, name, .. } = *requested;
     let reads = matches!(verb, "get" | "list" | "watch");
     let writes = matches!(verb, "create" | "update" | "patch");
     let allowed = match (resource, subresource) {
         ("nodes", "" | "status") if reads => true,
         ("nodes", "") => writes && (name == node || verb == "create"),
         ("nodes", "status") => writes && name == node,
-        ("leases", "") if namespace == LEASES_OF_NODES => name == node || verb == "create",
+        ("leases", "") if namespace == NODE_LEASE_NAMESPACE => name == node || verb == "create",
         ("pods", "") => reads || matches!(verb, "create" | "delete"),
         ("pods", "status") => reads || writes,
         ("pods", "eviction") | ("serviceaccounts", "token") => verb == "create",
@@ -48,18 +47,18 @@ pub(super) fn allow(node: &str, asked: &Attributes<'_>) -> Result<(), String> {
 }
 
 impl ApiServer {
-    /// Whether an object that a node makes is one that a node may make.
+    /// Checks an object that a node creates.
     pub(crate) fn restrict_create(
         &self,
-        who: &Identity,
+        identity: &Identity,
         info: &RequestInfo,
         object: &Object,
     ) -> Result<(), ApiError> {
-        let Part::Node(node) = who.part() else { return Ok(()) };
+        let IdentityKind::Node(node) = identity.kind() else { return Ok(()) };
         let refused = match (info.resource, info.subresource.map(|sub| sub.name)) {
-            (resource, None) if resource == &PODS => self.mirror_trouble(node, object)?,
-            (resource, None) if resource == &NODES => node_trouble(node, object),
-            (resource, None) if resource == &LEASES => lease_trouble(node, object),
+            (resource, None) if resource == &PODS => self.mirror_pod_error(node, object)?,
+            (resource, None) if resource == &NODES => node_labels_error(node, object),
+            (resource, None) if resource == &LEASES => lease_error(node, object),
             (_, Some("token")) => return self.restrict_token(node, info, object),
             _ => None,
         };
@@ -68,9 +67,9 @@ impl ApiServer {
         })
     }
 
-    /// What is wrong with a pod that a node makes: it may only show one that it runs already, and
-    /// this may lead to no other object.
-    fn mirror_trouble(&self, node: &str, pod: &Object) -> Result<Option<String>, ApiError> {
+    /// Why a node may not create this pod: it must be a mirror pod of a pod that it runs, and must
+    /// not reference other objects.
+    fn mirror_pod_error(&self, node: &str, pod: &Object) -> Result<Option<String>, ApiError> {
         if pod.annotation(ANNOTATION_MIRROR).is_none() {
             return Ok(Some(format!(
                 "pod does not have \"{ANNOTATION_MIRROR}\" annotation, node \"{node}\" can only create mirror pods"
@@ -107,18 +106,18 @@ impl ApiServer {
             .then(|| format!("node {node} UID mismatch: expected {given} got {real}")))
     }
 
-    /// Whether an object that a node changes or deletes is its own.
+    /// Checks that an object that a node changes or deletes is its own.
     pub(crate) fn restrict_existing(
         &self,
-        who: &Identity,
+        identity: &Identity,
         info: &RequestInfo,
     ) -> Result<(), ApiError> {
-        let Part::Node(node) = who.part() else { return Ok(()) };
+        let IdentityKind::Node(node) = identity.kind() else { return Ok(()) };
         if info.resource != &PODS || matches!(info.verb, Verb::Get | Verb::List | Verb::Watch) {
             return Ok(());
         }
         let key = Key::new(&PODS, &info.namespace, &info.name);
-        // One that is gone is told by whoever looks for it next.
+        // A missing object is reported by the operation itself.
         let Some(pod) = self.read(&PODS, &key)? else { return Ok(()) };
         if pod.text("/spec/nodeName") == node {
             return Ok(());
@@ -128,7 +127,7 @@ impl ApiServer {
         Err(ApiError::forbidden(&PODS, &info.name, &why))
     }
 
-    /// A node asks for tokens on behalf of its pods only.
+    /// A node may request tokens only for its pods.
     fn restrict_token(
         &self,
         node: &str,
@@ -153,16 +152,16 @@ impl ApiServer {
     }
 }
 
-/// Whether a node may make this of an object that is its own.
+/// Checks a node's change of an object that is its own.
 pub(crate) fn restrict_change(
-    who: &Identity,
+    identity: &Identity,
     info: &RequestInfo,
     old: &Object,
     new: &Object,
 ) -> Result<(), ApiError> {
-    let Part::Node(node) = who.part() else { return Ok(()) };
+    let IdentityKind::Node(node) = identity.kind() else { return Ok(()) };
     let refused = if info.resource == &NODES {
-        node_change_trouble(node, old, new)
+        node_change_error(node, old, new)
     } else if info.resource == &PODS && labels(old) != labels(new) {
         Some(format!("node \"{node}\" cannot update labels through pod status"))
     } else {
@@ -171,23 +170,23 @@ pub(crate) fn restrict_change(
     refused.map_or(Ok(()), |why| Err(ApiError::forbidden(info.resource, &info.name, &why)))
 }
 
-fn lease_trouble(node: &str, lease: &Object) -> Option<String> {
+fn lease_error(node: &str, lease: &Object) -> Option<String> {
     (lease.name() != node)
         .then(|| "can only access node lease with the same name as the requesting node".to_owned())
 }
 
-fn node_trouble(node: &str, object: &Object) -> Option<String> {
+fn node_labels_error(node: &str, object: &Object) -> Option<String> {
     if object.name() != node {
         let other = object.name();
         return Some(format!("node \"{node}\" is not allowed to modify node \"{other}\""));
     }
-    let kept = labels_of_others(&Map::new(), labels(object).unwrap_or(&Map::new()));
+    let kept = restricted_labels(&Map::new(), labels(object).unwrap_or(&Map::new()));
     (!kept.is_empty())
         .then(|| format!("node \"{node}\" is not allowed to set the following labels: {kept}"))
 }
 
-/// What keeps pods off a node, and who it belongs to, is not the node's to change.
-fn node_change_trouble(node: &str, old: &Object, new: &Object) -> Option<String> {
+/// A node may not change its taints or its owner references.
+fn node_change_error(node: &str, old: &Object, new: &Object) -> Option<String> {
     let list = |object: &Object, path: &str| {
         object
             .value()
@@ -203,7 +202,7 @@ fn node_change_trouble(node: &str, old: &Object, new: &Object) -> Option<String>
         }
     }
     let none = Map::new();
-    let kept = labels_of_others(labels(old).unwrap_or(&none), labels(new).unwrap_or(&none));
+    let kept = restricted_labels(labels(old).unwrap_or(&none), labels(new).unwrap_or(&none));
     (!kept.is_empty()).then(|| format!("is not allowed to modify labels: {kept}"))
 }
 
@@ -211,8 +210,8 @@ fn labels(object: &Object) -> Option<&Map<String, Value>> {
     object.meta().get("labels").and_then(Value::as_object).filter(|labels| !labels.is_empty())
 }
 
-/// The labels that differ and that a node may not give itself.
-fn labels_of_others(old: &Map<String, Value>, new: &Map<String, Value>) -> String {
+/// Changed labels that a node may not set on itself.
+fn restricted_labels(old: &Map<String, Value>, new: &Map<String, Value>) -> String {
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     let kept = |key: &&&String| old.get(**key) != new.get(**key) && !may_label_itself(key);
     keys.iter().filter(kept).map(|key| key.as_str()).collect::<Vec<_>>().join(", ")
@@ -223,8 +222,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_reaches_its_own_objects_and_what_pods_need() {
-        let asked = |verb, resource, subresource, namespace, name| Attributes {
+    fn node_reaches_its_own_objects_and_what_pods_need() {
+        let requested = |verb, resource, subresource, namespace, name| Attributes {
             verb,
             group: "",
             resource,
@@ -232,23 +231,23 @@ mod tests {
             namespace,
             name,
         };
-        for (question, want) in [
-            (asked("patch", "nodes", "status", "", "n1"), true),
-            (asked("patch", "nodes", "status", "", "n2"), false),
-            (asked("create", "nodes", "", "", ""), true),
-            (asked("delete", "nodes", "", "", "n1"), false),
-            (asked("update", "leases", "", LEASES_OF_NODES, "n1"), true),
-            (asked("update", "leases", "", LEASES_OF_NODES, "n2"), false),
-            (asked("update", "leases", "", "default", "n1"), false),
-            (asked("watch", "pods", "", "", ""), true),
-            (asked("update", "pods", "", "default", "p"), false),
-            (asked("patch", "pods", "status", "default", "p"), true),
-            (asked("get", "secrets", "", "default", "s"), true),
-            (asked("update", "secrets", "", "default", "s"), false),
-            (asked("get", "pods", "exec", "default", "p"), false),
-            (asked("create", "namespaces", "", "", ""), false),
+        for (attributes, want) in [
+            (requested("patch", "nodes", "status", "", "n1"), true),
+            (requested("patch", "nodes", "status", "", "n2"), false),
+            (requested("create", "nodes", "", "", ""), true),
+            (requested("delete", "nodes", "", "", "n1"), false),
+            (requested("update", "leases", "", NODE_LEASE_NAMESPACE, "n1"), true),
+            (requested("update", "leases", "", NODE_LEASE_NAMESPACE, "n2"), false),
+            (requested("update", "leases", "", "default", "n1"), false),
+            (requested("watch", "pods", "", "", ""), true),
+            (requested("update", "pods", "", "default", "p"), false),
+            (requested("patch", "pods", "status", "default", "p"), true),
+            (requested("get", "secrets", "", "default", "s"), true),
+            (requested("update", "secrets", "", "default", "s"), false),
+            (requested("get", "pods", "exec", "default", "p"), false),
+            (requested("create", "namespaces", "", "", ""), false),
         ] {
-            assert_eq!(allow("n1", &question).is_ok(), want, "{question:?}");
+            assert_eq!(allow("n1", &attributes).is_ok(), want, "{attributes:?}");
         }
     }
 }

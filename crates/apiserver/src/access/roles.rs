@@ -1,23 +1,23 @@
-//! What a service account may do.
+//! Roles of service accounts.
 //!
-//! Pods get a token of their account whether they want one or not, so a token alone opens nothing.
-//! A whole RBAC would be four more kinds to learn for one machine; here an account is given a role
-//! by an annotation, and a refusal names the command that does it.
+//! Pods get a token of their account by default, so a token alone grants nothing. Full RBAC would
+//! be four more kinds for one machine; here an annotation gives an account a role, and a refusal
+//! names the command for that.
 
 use super::Attributes;
 use crate::registry;
 use crate::server::ApiServer;
 use crate::store::Key;
 
-/// On a ServiceAccount, says what its pods may do.
+/// Annotation of a ServiceAccount with the role of its pods.
 pub const ROLE_ANNOTATION: &str = "podwright/role";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Reads everything but Secrets, in the account's own namespace.
     View,
-    /// Reads and writes in the account's own namespace; accounts themselves are out of reach, or
-    /// it could give itself the next role.
+    /// Reads and writes in the account's own namespace, except service accounts: it could give
+    /// itself a higher role.
     Edit,
     /// Everything, everywhere.
     Admin,
@@ -33,24 +33,24 @@ impl Role {
         }
     }
 
-    fn allows(self, home: &str, asked: &Attributes<'_>) -> bool {
-        let reading = matches!(asked.verb, "get" | "list" | "watch");
-        let here = self == Self::Admin || asked.namespace == home;
-        let reads = reading && self.reads(asked.resource, asked.subresource);
-        here && (reads || self.writes(asked.resource))
+    fn allows(self, own_namespace: &str, requested: &Attributes<'_>) -> bool {
+        let reading = matches!(requested.verb, "get" | "list" | "watch");
+        let in_scope = self == Self::Admin || requested.namespace == own_namespace;
+        let reads = reading && self.reads(requested.resource, requested.subresource);
+        in_scope && (reads || self.writes(requested.resource))
     }
 
-    /// Whether it reads what is within its reach.
+    /// Whether it may read this resource, within its scope.
     pub(super) fn reads(self, resource: &str, subresource: &str) -> bool {
         match self {
-            // A GET of these is no reading: it runs commands.
+            // A GET of these runs commands.
             Self::View if matches!(subresource, "exec" | "attach" | "portforward") => false,
             Self::View => resource != "secrets",
             Self::Edit | Self::Admin => true,
         }
     }
 
-    /// Whether it does everything with what is within its reach.
+    /// Whether it may write this resource, within its scope.
     pub(super) fn writes(self, resource: &str) -> bool {
         match self {
             Self::View => false,
@@ -61,7 +61,7 @@ impl Role {
 }
 
 impl ApiServer {
-    /// The role of an account; none if it has no annotation, or one that nobody understands.
+    /// The role of an account; `None` without an annotation or with an unknown value.
     pub(super) fn role_of(&self, namespace: &str, name: &str) -> Option<Role> {
         let key = Key::new(&registry::SERVICE_ACCOUNTS, namespace, name);
         let account = self.read(&registry::SERVICE_ACCOUNTS, &key).ok().flatten()?;
@@ -73,9 +73,9 @@ pub(super) fn allow(
     role: Option<Role>,
     namespace: &str,
     name: &str,
-    asked: &Attributes<'_>,
+    requested: &Attributes<'_>,
 ) -> Result<(), String> {
-    if role.is_some_and(|role| role.allows(namespace, asked)) {
+    if role.is_some_and(|role| role.allows(namespace, requested)) {
         return Ok(());
     }
     let has = match role {
@@ -95,33 +95,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_role_opens_what_it_says_and_nothing_else() {
-        let asked = |verb, resource, subresource, namespace| Attributes {
+    fn role_allows_only_what_it_states() {
+        let requested = |verb, resource, subresource, namespace| Attributes {
             verb,
             resource,
             subresource,
             namespace,
             ..Attributes::default()
         };
-        for (case, question, [none, view, edit, admin]) in [
-            ("read pods", asked("list", "pods", "", "home"), [false, true, true, true]),
-            ("elsewhere", asked("list", "pods", "", "other"), [false, false, false, true]),
-            ("everywhere", asked("list", "pods", "", ""), [false, false, false, true]),
-            ("read a log", asked("get", "pods", "log", "home"), [false, true, true, true]),
-            ("run a command", asked("get", "pods", "exec", "home"), [false, false, true, true]),
-            ("read secrets", asked("get", "secrets", "", "home"), [false, false, true, true]),
-            ("make pods", asked("create", "pods", "", "home"), [false, false, true, true]),
+        for (case, attributes, [none, view, edit, admin]) in [
+            ("read pods", requested("list", "pods", "", "home"), [false, true, true, true]),
+            ("elsewhere", requested("list", "pods", "", "other"), [false, false, false, true]),
+            ("everywhere", requested("list", "pods", "", ""), [false, false, false, true]),
+            ("read a log", requested("get", "pods", "log", "home"), [false, true, true, true]),
+            ("run a command", requested("get", "pods", "exec", "home"), [false, false, true, true]),
+            ("read secrets", requested("get", "secrets", "", "home"), [false, false, true, true]),
+            ("create pods", requested("create", "pods", "", "home"), [false, false, true, true]),
             (
                 "raise itself",
-                asked("patch", "serviceaccounts", "", "home"),
+                requested("patch", "serviceaccounts", "", "home"),
                 [false, false, false, true],
             ),
             (
                 "another's token",
-                asked("create", "serviceaccounts", "token", "home"),
+                requested("create", "serviceaccounts", "token", "home"),
                 [false, false, false, true],
             ),
-            ("read nodes", asked("get", "nodes", "", ""), [false, false, false, true]),
+            ("read nodes", requested("get", "nodes", "", ""), [false, false, false, true]),
         ] {
             for (role, want) in [
                 (None, none),
@@ -129,16 +129,16 @@ mod tests {
                 (Some(Role::Edit), edit),
                 (Some(Role::Admin), admin),
             ] {
-                let allowed = allow(role, "home", "default", &question).is_ok();
+                let allowed = allow(role, "home", "default", &attributes).is_ok();
                 assert_eq!(allowed, want, "{case}: {role:?}");
             }
         }
     }
 
     #[test]
-    fn a_refusal_says_how_to_be_allowed() {
-        let asked = Attributes { verb: "list", resource: "pods", ..Attributes::default() };
-        let refusal = allow(None, "home", "robot", &asked).err().unwrap_or_default();
+    fn refusal_names_the_command_that_grants_access() {
+        let requested = Attributes { verb: "list", resource: "pods", ..Attributes::default() };
+        let refusal = allow(None, "home", "robot", &requested).err().unwrap_or_default();
         let command = "kubectl annotate --overwrite serviceaccount --namespace home robot \
                        podwright/role=view";
         assert!(refusal.contains(command), "{refusal}");

@@ -1,20 +1,20 @@
-//! All that somebody may do in a namespace, for `kubectl auth can-i --list`.
+//! Permissions of a user in a namespace, for `kubectl auth can-i --list`.
 //!
-//! It is told from the same roles that requests are judged by; what a node may do depends on its
-//! pods, so that its list is no more than a beginning and says so.
+//! They are computed from the same roles that authorize requests. What a node may do depends on its
+//! pods, so its list is incomplete and marked so.
 
 use serde::Serialize;
 
 use super::roles::Role;
-use super::{AUTHENTICATED, Identity, MASTERS, Part};
+use super::{AUTHENTICATED, Identity, IdentityKind, MASTERS};
 use crate::registry::{
     RESOURCES, Resource, SELF_SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_REVIEWS,
     SELF_SUBJECT_RULES_REVIEWS,
 };
 use crate::server::ApiServer;
 
-/// What everybody may create who is known.
-pub(super) const ABOUT_ONESELF: [&str; 3] = [
+/// Reviews that every authenticated user may create.
+pub(super) const SELF_REVIEWS: [&str; 3] = [
     SELF_SUBJECT_ACCESS_REVIEWS.plural,
     SELF_SUBJECT_REVIEWS.plural,
     SELF_SUBJECT_RULES_REVIEWS.plural,
@@ -48,24 +48,26 @@ struct PathRule {
 }
 
 impl ApiServer {
-    /// What `who` may do in a namespace.
-    pub(crate) fn rules_of(&self, who: &Identity, namespace: &str) -> Rules {
-        if who.is_in(MASTERS) {
+    /// Permissions of `identity` in a namespace.
+    pub(crate) fn rules_of(&self, identity: &Identity, namespace: &str) -> Rules {
+        if identity.is_in(MASTERS) {
             return everything();
         }
         let mut rules = Rules::default();
-        if who.is_in(AUTHENTICATED) {
-            rules.resource_rules.extend(about_oneself());
+        if identity.is_in(AUTHENTICATED) {
+            rules.resource_rules.extend(self_review_rules());
             rules.non_resource_rules.push(PathRule { verbs: vec!["get"], paths: vec![ALL] });
         }
-        match who.part() {
-            Part::Node(_) => rules.incomplete = true,
-            Part::ServiceAccount { namespace: home, name } => match self.role_of(home, name) {
-                Some(Role::Admin) => return everything(),
-                Some(role) if home == namespace => rules.resource_rules.extend(at_home(role)),
-                Some(_) | None => {}
-            },
-            Part::Other => {}
+        match identity.kind() {
+            IdentityKind::Node(_) => rules.incomplete = true,
+            IdentityKind::ServiceAccount { namespace: own, name } => {
+                match self.role_of(own, name) {
+                    Some(Role::Admin) => return everything(),
+                    Some(role) if own == namespace => rules.resource_rules.extend(role_rules(role)),
+                    Some(_) | None => {}
+                }
+            }
+            IdentityKind::Other => {}
         }
         rules
     }
@@ -77,7 +79,7 @@ fn everything() -> Rules {
     Rules { resource_rules: vec![resources], non_resource_rules: vec![paths], incomplete: false }
 }
 
-fn about_oneself() -> [ResourceRule; 3] {
+fn self_review_rules() -> [ResourceRule; 3] {
     [&SELF_SUBJECT_ACCESS_REVIEWS, &SELF_SUBJECT_REVIEWS, &SELF_SUBJECT_RULES_REVIEWS]
         .map(|review| rule(vec!["create"], review.group, vec![review.plural.to_owned()]))
 }
@@ -86,8 +88,8 @@ fn rule(verbs: Vec<&'static str>, group: &'static str, resources: Vec<String>) -
     ResourceRule { verbs, api_groups: vec![group], resources }
 }
 
-/// What a role opens, resource by resource, as the role itself judges.
-fn at_home(role: Role) -> impl Iterator<Item = ResourceRule> {
+/// Permissions of a role, resource by resource, as the role authorizes.
+fn role_rules(role: Role) -> impl Iterator<Item = ResourceRule> {
     let stored = |resource: &&&Resource| resource.namespaced && !resource.storage.is_empty();
     RESOURCES.iter().filter(stored).flat_map(move |resource| {
         let parts = resource.subresources.iter().map(|part| part.name);
@@ -111,9 +113,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_rights_says_what_the_role_judges() {
-        let told = |role: Role, resource: &str| {
-            let rules: Vec<ResourceRule> = at_home(role).collect();
+    fn listed_permissions_match_the_role() {
+        let listed = |role: Role, resource: &str| {
+            let rules: Vec<ResourceRule> = role_rules(role).collect();
             rules.iter().find(|rule| rule.resources == [resource]).map(|rule| rule.verbs.join(","))
         };
         for (resource, view, edit) in [
@@ -124,8 +126,8 @@ mod tests {
             ("serviceaccounts", Some("get,list,watch"), Some("get,list,watch")),
             ("nodes", None, None),
         ] {
-            assert_eq!(told(Role::View, resource).as_deref(), view, "view {resource}");
-            assert_eq!(told(Role::Edit, resource).as_deref(), edit, "edit {resource}");
+            assert_eq!(listed(Role::View, resource).as_deref(), view, "view {resource}");
+            assert_eq!(listed(Role::Edit, resource).as_deref(), edit, "edit {resource}");
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Gives pods their node: what a scheduler is on a machine that is a whole cluster.
+//! Binding controller: assigns pods to a node, the scheduler of a single-machine cluster.
 //!
-//! There is one node, rarely more, so there is nothing to weigh: a pod fits, or it waits and says
-//! what it waits for. Whether it fits is asked of the same checks that the node itself makes
-//! ([`podwright_core::admission`]), so that what is bound here is not refused there. A waiting pod is
-//! looked at again when a pod, a node or a claim changes, highest priority first, then oldest.
+//! There is one node, rarely more, so nodes are not scored: a pod fits, or it stays pending and its
+//! condition says why. The checks are the node's own admission checks
+//! ([`podwright_core::admission`]), so that a bound pod is not refused by the node. Pending pods
+//! are retried when a pod, a node or a claim changes, highest priority first, then oldest.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
-use podwright_core::admission::scheduling::{Misfit, misfits};
+use podwright_core::admission::scheduling::{SchedulingFailure, scheduling_failures};
 use podwright_core::pod::{Pod, Source};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -23,74 +23,75 @@ use crate::request::RequestInfo;
 use crate::rest::set_condition;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{HistoryError, Key, Scope, What};
+use crate::store::{EventType, HistoryError, Key, Scope};
 
 use super::namespaces::named;
-use super::next_look;
+use super::wait_for_change;
 
 const SCHEDULER: &str = "default-scheduler";
-/// Whatever decides about a pod's place.
-const DECISIVE: [&Resource; 3] = [&PODS, &NODES, &PERSISTENT_VOLUME_CLAIMS];
+/// Kinds whose changes can make a pending pod fit.
+const WATCHED: [&Resource; 3] = [&PODS, &NODES, &PERSISTENT_VOLUME_CLAIMS];
 const BATCH: usize = 64;
 
-/// Pods without a node, and up to where the log has been read.
+/// Pods without a node, and the revision up to which the log has been read.
 #[derive(Default)]
-struct Waiting {
+struct PendingPods {
     pods: BTreeSet<Key>,
-    seen: Option<Revision>,
+    revision: Option<Revision>,
 }
 
-/// What is to become of a waiting pod.
+/// Decision about a pending pod.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict<'n> {
+enum BindDecision<'n> {
     Bind { node: &'n str },
     Wait { reason: &'static str, message: String },
 }
 
 impl ApiServer {
-    pub(super) async fn tend_bindings(&self, stop: CancellationToken) {
+    pub(super) async fn run_binding_controller(&self, stop: CancellationToken) {
         let mut changes = self.store().changes();
-        let mut waiting = Waiting::default();
+        let mut pending = PendingPods::default();
         loop {
             let now = *changes.borrow_and_update();
-            let stirred = waiting.seen.is_none_or(|seen| self.touched(&DECISIVE, seen));
-            let worked = match self.learn_waiting(&mut waiting, now) {
-                Ok(()) if stirred && !waiting.pods.is_empty() => self.bind_waiting(&waiting).await,
+            let changed =
+                pending.revision.is_none_or(|revision| self.any_changed(&WATCHED, revision));
+            let result = match self.update_pending(&mut pending, now) {
+                Ok(()) if changed && !pending.pods.is_empty() => self.bind_pending(&pending).await,
                 other => other,
             };
-            if let Err(error) = &worked {
-                tracing::warn!(%error, "cannot bind pods to their node; trying again shortly");
-                waiting.seen = None;
+            if let Err(error) = &result {
+                tracing::warn!(%error, "bind pods failed, retrying shortly");
+                pending.revision = None;
             }
-            if !next_look(&mut changes, worked.is_err(), &stop).await {
+            if !wait_for_change(&mut changes, result.is_err(), &stop).await {
                 return;
             }
         }
     }
 
-    fn learn_waiting(&self, waiting: &mut Waiting, now: Revision) -> Result<(), ApiError> {
+    fn update_pending(&self, pending: &mut PendingPods, now: Revision) -> Result<(), ApiError> {
         let scope = Scope::new(&PODS, None);
-        let Some(mut seen) = waiting.seen else {
-            waiting.pods.clear();
-            let (pods, revision) = self.store().list(&scope, None)?;
+        let Some(mut revision) = pending.revision else {
+            pending.pods.clear();
+            let (pods, listed_at) = self.store().list(&scope, None)?;
             for (key, document) in pods {
-                waiting.note(key, &document, What::Created)?;
+                pending.record(key, &document, EventType::Created)?;
             }
-            waiting.seen = Some(revision);
+            pending.revision = Some(listed_at);
             return Ok(());
         };
-        while seen < now {
-            match self.store().history(&scope, seen, BATCH) {
+        while revision < now {
+            match self.store().history(&scope, revision, BATCH) {
                 Ok(history) => {
                     for event in history.events {
-                        waiting.note(event.key.clone(), &event.document(), event.what)?;
+                        pending.record(event.key.clone(), &event.document(), event.event_type)?;
                     }
-                    seen = history.upto;
-                    waiting.seen = Some(seen);
+                    revision = history.upto;
+                    pending.revision = Some(revision);
                 }
                 Err(HistoryError::TooOld { .. }) => {
-                    waiting.seen = None;
-                    return self.learn_waiting(waiting, now);
+                    pending.revision = None;
+                    return self.update_pending(pending, now);
                 }
                 Err(HistoryError::Store(error)) => return Err(error.into()),
             }
@@ -98,34 +99,34 @@ impl ApiServer {
         Ok(())
     }
 
-    async fn bind_waiting(&self, waiting: &Waiting) -> Result<(), ApiError> {
+    async fn bind_pending(&self, pending: &PendingPods) -> Result<(), ApiError> {
         let nodes: Vec<v1::Node> = self.all(&NODES)?.into_values().collect();
         let pods = self.all_pods()?;
-        let mut there: BTreeMap<&str, Vec<&Arc<Pod>>> = BTreeMap::new();
+        let mut pods_by_node: BTreeMap<&str, Vec<&Arc<Pod>>> = BTreeMap::new();
         for pod in pods.values().filter(|pod| !pod.api_phase.is_terminal()) {
             if let Some(node) = node_of(pod) {
-                there.entry(node).or_default().push(pod);
+                pods_by_node.entry(node).or_default().push(pod);
             }
         }
         let mut queue: Vec<(&Key, &Arc<Pod>)> =
-            waiting.pods.iter().filter_map(|key| Some((key, pods.get(key)?))).collect();
+            pending.pods.iter().filter_map(|key| Some((key, pods.get(key)?))).collect();
         queue.sort_by_key(|(key, pod)| {
             let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
             let created = pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0);
             (Reverse(priority), created, (*key).clone())
         });
         for (key, pod) in queue {
-            let verdict = match self.unmet_claim(key.namespace(), &pod.object)? {
-                Some(message) => Verdict::Wait { reason: "Unschedulable", message },
-                None => judge(pod, &nodes, &there),
+            let decision = match self.unmet_claim(key.namespace(), &pod.object)? {
+                Some(message) => BindDecision::Wait { reason: "Unschedulable", message },
+                None => decide_node(pod, &nodes, &pods_by_node),
             };
-            match verdict {
-                Verdict::Bind { node } => {
+            match decision {
+                BindDecision::Bind { node } => {
                     self.assign(key, &pod.object, node).await?;
-                    there.entry(node).or_default().push(pod);
+                    pods_by_node.entry(node).or_default().push(pod);
                 }
-                Verdict::Wait { reason, message } => {
-                    self.hold(key, &pod.object, reason, &message).await?;
+                BindDecision::Wait { reason, message } => {
+                    self.set_pod_scheduled_false(key, &pod.object, reason, &message).await?;
                 }
             }
         }
@@ -138,13 +139,13 @@ impl ApiServer {
         for (key, object) in objects {
             match Pod::parse(object, Source::Api) {
                 Ok(pod) => _ = pods.insert(key, Arc::new(pod)),
-                Err(error) => tracing::warn!(%key, %error, "a pod cannot be read"),
+                Err(error) => tracing::warn!(%key, %error, "cannot parse pod, skipping it"),
             }
         }
         Ok(pods)
     }
 
-    /// All objects of a kind. One that cannot be read is nobody's: it is told and left out.
+    /// All objects of a kind. One that cannot be parsed is logged and skipped.
     pub(super) fn all<T: serde::de::DeserializeOwned>(
         &self,
         resource: &'static Resource,
@@ -154,13 +155,13 @@ impl ApiServer {
         for (key, document) in documents {
             match document.extract() {
                 Ok(object) => _ = objects.insert(key, object),
-                Err(error) => tracing::warn!(%key, %error, "an object cannot be read"),
+                Err(error) => tracing::warn!(%key, %error, "cannot parse object, skipping it"),
             }
         }
         Ok(objects)
     }
 
-    /// Why the claims of a pod keep it waiting.
+    /// Why a claim of the pod keeps it pending, if one does.
     fn unmet_claim(&self, namespace: &str, pod: &v1::Pod) -> Result<Option<String>, ApiError> {
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
         for volume in volumes.into_iter().flatten() {
@@ -194,17 +195,17 @@ impl ApiServer {
         let binding = Object::try_from(binding).unwrap_or_default();
         match self.bind(&info, &binding, false).await {
             Ok(()) => {}
-            // Deleted, or bound by somebody else meanwhile.
+            // Deleted, or bound by another client meanwhile.
             Err(error) if matches!(error.code, 404 | 409) => return Ok(()),
             Err(error) => return Err(error),
         }
         let message = format!("Successfully assigned {}/{} to {node}", key.namespace(), key.name());
-        self.tell(key, pod, "Normal", "Scheduled", &message).await;
+        self.record_event(key, pod, "Normal", "Scheduled", &message).await;
         Ok(())
     }
 
-    /// Says on the pod what it waits for.
-    async fn hold(
+    /// Sets the PodScheduled condition to the reason why the pod is pending.
+    async fn set_pod_scheduled_false(
         &self,
         key: &Key,
         pod: &v1::Pod,
@@ -229,13 +230,20 @@ impl ApiServer {
             })
             .await?;
         if written && reason == "Unschedulable" {
-            self.tell(key, pod, "Warning", "FailedScheduling", message).await;
+            self.record_event(key, pod, "Warning", "FailedScheduling", message).await;
         }
         Ok(())
     }
 
-    /// An event about a pod; one that gets lost is lost.
-    async fn tell(&self, key: &Key, pod: &v1::Pod, kind: &str, reason: &str, message: &str) {
+    /// Records an event about a pod, best effort.
+    async fn record_event(
+        &self,
+        key: &Key,
+        pod: &v1::Pod,
+        kind: &str,
+        reason: &str,
+        message: &str,
+    ) {
         let now = rfc3339(self.now());
         let event = json!({
             "metadata": {
@@ -260,19 +268,24 @@ impl ApiServer {
         let info = RequestInfo { verb: Verb::Create, ..named(&EVENTS, key.namespace(), "") };
         let event = Object::try_from(event).unwrap_or_default();
         if let Err(error) = self.create(&info, event, false).await {
-            tracing::debug!(%error, pod = %key, "an event is lost");
+            tracing::debug!(%error, pod = %key, "cannot record event");
         }
     }
 }
 
-impl Waiting {
-    fn note(&mut self, key: Key, document: &Document, what: What) -> Result<(), ApiError> {
-        let pod: Sketch = document.extract()?;
-        let waits = what != What::Deleted
+impl PendingPods {
+    fn record(
+        &mut self,
+        key: Key,
+        document: &Document,
+        event_type: EventType,
+    ) -> Result<(), ApiError> {
+        let pod: PodFields = document.extract()?;
+        let is_pending = event_type != EventType::Deleted
             && pod.metadata.deletion_timestamp.is_none()
             && pod.spec.node_name.is_none_or(|name| name.is_empty())
             && pod.spec.scheduler_name.is_none_or(|name| name == SCHEDULER);
-        match waits {
+        match is_pending {
             true => _ = self.pods.insert(key),
             false => _ = self.pods.remove(&key),
         }
@@ -280,23 +293,23 @@ impl Waiting {
     }
 }
 
-/// As much of a pod as tells whether it waits.
+/// The fields of a pod that decide whether it is pending.
 #[derive(serde::Deserialize)]
-struct Sketch {
-    metadata: SketchMeta,
+struct PodFields {
+    metadata: PodMetaFields,
     #[serde(default)]
-    spec: SketchSpec,
+    spec: PodSpecFields,
 }
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct SketchMeta {
+struct PodMetaFields {
     deletion_timestamp: Option<Value>,
 }
 
 #[derive(Default, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct SketchSpec {
+struct PodSpecFields {
     node_name: Option<String>,
     scheduler_name: Option<String>,
 }
@@ -306,34 +319,34 @@ fn node_of(pod: &Pod) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }
 
-fn judge<'n>(
+fn decide_node<'n>(
     pod: &Pod,
     nodes: &'n [v1::Node],
-    there: &BTreeMap<&str, Vec<&Arc<Pod>>>,
-) -> Verdict<'n> {
+    pods_by_node: &BTreeMap<&str, Vec<&Arc<Pod>>>,
+) -> BindDecision<'n> {
     let gates = pod.object.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
     if gates.is_some_and(|gates| !gates.is_empty()) {
         let message = "Scheduling is blocked due to non-empty scheduling gates".to_owned();
-        return Verdict::Wait { reason: "SchedulingGated", message };
+        return BindDecision::Wait { reason: "SchedulingGated", message };
     }
     if nodes.is_empty() {
         let message = "no nodes available to schedule pods".to_owned();
-        return Verdict::Wait { reason: "Unschedulable", message };
+        return BindDecision::Wait { reason: "Unschedulable", message };
     }
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for node in nodes {
         let name = node.metadata.name.as_deref().unwrap_or_default();
-        let others = there.get(name).map(Vec::as_slice).unwrap_or_default();
-        let found = misfits(pod, others, node);
+        let others = pods_by_node.get(name).map(Vec::as_slice).unwrap_or_default();
+        let found = scheduling_failures(pod, others, node);
         if found.is_empty() {
-            return Verdict::Bind { node: name };
+            return BindDecision::Bind { node: name };
         }
-        for reason in found.iter().map(Misfit::to_string) {
+        for reason in found.iter().map(SchedulingFailure::to_string) {
             *reasons.entry(reason).or_default() += 1;
         }
     }
     let reasons: Vec<String> =
         reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     let message = format!("0/{} nodes are available: {}.", nodes.len(), reasons.join(", "));
-    Verdict::Wait { reason: "Unschedulable", message }
+    BindDecision::Wait { reason: "Unschedulable", message }
 }

@@ -1,4 +1,4 @@
-//! The objects that every cluster has from the start.
+//! Built-in objects that every cluster has from the start.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use crate::registry::{
 };
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{Act, Change, CommitError, Expect, Key};
+use crate::store::{Change, CommitError, Key, Precondition, WriteOp};
 use crate::strategy;
 
 const DEFAULT_NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -38,11 +38,11 @@ impl ApiServer {
             class.set_generation(1);
             self.insert_built_in(&PRIORITY_CLASSES, class).await?;
         }
-        self.show_itself().await
+        self.write_kubernetes_service().await
     }
 
-    /// The `kubernetes` service as it is now: the address may be another than last time.
-    async fn show_itself(&self) -> Result<(), ApiError> {
+    /// Writes the `kubernetes` service; its address may differ from the last start.
+    async fn write_kubernetes_service(&self) -> Result<(), ApiError> {
         let key = Key::new(&SERVICES, "default", "kubernetes");
         let wanted = self.settings().service.map(|address| built_in(self, service_at(address)));
         let found = self.store().get(&key)?;
@@ -54,19 +54,20 @@ impl ApiServer {
         if old.is_some() == wanted.is_some() && same("spec") {
             return Ok(());
         }
-        let expect = found.map_or(Expect::Absent, |document| Expect::At(document.revision));
-        let act = match (wanted, old) {
-            (Some(wanted), _) => Act::Put { text: Document::text(wanted), previous: None },
-            (None, Some(old)) => Act::Delete { last: Document::text(old) },
+        let expect =
+            found.map_or(Precondition::Absent, |document| Precondition::At(document.revision));
+        let op = match (wanted, old) {
+            (Some(wanted), _) => WriteOp::Put { text: Document::text(wanted), previous: None },
+            (None, Some(old)) => WriteOp::Delete { last: Document::text(old) },
             (None, None) => return Ok(()),
         };
-        match self.store().commit(vec![Change { key, expect, act }]).await {
+        match self.store().commit(vec![Change { key, expect, op }]).await {
             Ok(_) | Err(CommitError::Conflict { .. }) => Ok(()),
             Err(CommitError::Store(error)) => Err(error.into()),
         }
     }
 
-    /// Writes an object unless one of its name is there.
+    /// Creates an object unless it exists.
     pub(super) async fn insert_built_in(
         &self,
         resource: &'static Resource,
@@ -79,7 +80,7 @@ impl ApiServer {
     }
 }
 
-/// The account and the certificates that every namespace holds, to be written with it.
+/// Service account and CA certificates of a namespace, written together with it.
 pub(crate) fn namespace_contents(server: &ApiServer, namespace: &str) -> Vec<Change> {
     let contents = contents(server, namespace).into_iter();
     contents.map(|(resource, object)| creation(resource, object)).collect()
@@ -101,12 +102,12 @@ pub(super) fn contents(server: &ApiServer, namespace: &str) -> [(&'static Resour
 fn creation(resource: &Resource, object: Object) -> Change {
     Change {
         key: Key::new(resource, object.namespace(), object.name()),
-        expect: Expect::Absent,
-        act: Act::Put { text: Document::text(object), previous: None },
+        expect: Precondition::Absent,
+        op: WriteOp::Put { text: Document::text(object), previous: None },
     }
 }
 
-/// Adds what every object has. The values given are ours, so they are objects.
+/// Adds the metadata that every object has. The values given are JSON objects.
 fn built_in(server: &ApiServer, value: Value) -> Object {
     let mut object = Object::try_from(value).unwrap_or_default();
     object.set_meta("uid", Some(server.ids().uid().into()));
@@ -132,7 +133,7 @@ fn priority_classes() -> [Value; 2] {
     ]
 }
 
-/// How pods find this server; nothing translates the address, so it is the real one.
+/// The `kubernetes` service. Nothing translates the address, so it is the real one.
 fn service_at(address: SocketAddr) -> Value {
     let ip = address.ip().to_string();
     json!({

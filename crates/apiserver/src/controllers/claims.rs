@@ -1,11 +1,10 @@
-//! Gives claims their volume: one that somebody made and that fits, or else a folder on this
-//! machine.
+//! Claims controller: binds each claim to a matching volume, or to a new directory on this machine.
 //!
-//! The folder is made by whoever mounts it first and removed here, once its claim is deleted and
-//! no pod that uses it is left: a claim is what a person asked to keep, so nothing is removed that
-//! something may still write to. A folder's path is derived from the name that this server gave
-//! the volume; what stands in the object is never believed when it comes to deleting. How a tree
-//! that containers filled is removed safely is not known here: see [`ReclaimDirectory`].
+//! The first mount creates the directory. This controller removes it once the claim is deleted and
+//! no pod uses it: a claim is data that a user wants to keep, so nothing is removed that a pod may
+//! still write to. The path is derived from the volume name that this server assigned; the path in
+//! the object is not trusted for deletion. For the safe removal of what containers wrote,
+//! see [`ReclaimDirectory`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +18,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::document::Revision;
+use crate::json_edit;
 use crate::object::Object;
 use crate::options::DeleteOptions;
 use crate::registry::{PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resource, Verb};
@@ -26,34 +26,33 @@ use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
 use crate::store::{Key, Scope};
-use crate::tree;
 
 use super::namespaces::named;
-use super::next_look;
+use super::wait_for_change;
 
-/// Pods matter only while a volume waits to be reclaimed, and then they are few.
-const LOOKED_AT: [&Resource; 3] = [&PERSISTENT_VOLUME_CLAIMS, &PERSISTENT_VOLUMES, &PODS];
+/// Pods matter only while a volume is to be reclaimed, which is rare.
+const WATCHED: [&Resource; 3] = [&PERSISTENT_VOLUME_CLAIMS, &PERSISTENT_VOLUMES, &PODS];
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const PROVISIONER: &str = "podwright";
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 
-/// Where claims get their directories on this machine, and who removes them.
+/// Base directory for claims on this machine, and what removes directories in it.
 #[derive(Clone)]
 pub struct ClaimDirectories {
     pub path: PathBuf,
     pub reclaim: Arc<dyn ReclaimDirectory>,
 }
 
-/// Removes what a claim kept.
+/// Removes the directory of a claim.
 pub trait ReclaimDirectory: Send + Sync {
-    /// Removes a directory and all in it; it is no error if there is none.
+    /// Removes a directory and everything in it; a missing directory is not an error.
     ///
-    /// Containers filled it as they liked: links are not followed, mounts are not crossed, and
-    /// neither its depth nor its size may end this process.
+    /// The content comes from containers: links are not followed, mounts are not crossed, and
+    /// neither depth nor size may make this process fail.
     fn reclaim(&self, directory: PathBuf) -> BoxFuture<'static, io::Result<()>>;
 }
 
-/// Whether volumes are left that could not be reclaimed.
+/// Whether all volumes could be reclaimed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reclaimed {
     All,
@@ -61,20 +60,20 @@ enum Reclaimed {
 }
 
 impl ApiServer {
-    pub(super) async fn tend_claims(&self, stop: CancellationToken) {
+    pub(super) async fn run_claims_controller(&self, stop: CancellationToken) {
         let mut changes = self.store().changes();
         let mut seen: Option<Revision> = None;
         loop {
             let now = *changes.borrow_and_update();
             let mut failed = false;
-            if seen.is_none_or(|seen| self.touched(&LOOKED_AT, seen)) {
+            if seen.is_none_or(|seen| self.any_changed(&WATCHED, seen)) {
                 if let Err(error) = self.bind_claims().await {
                     tracing::warn!(%error, "bind claims failed, retrying shortly");
                     failed = true;
                 }
                 match self.reclaim_volumes().await {
                     Ok(Reclaimed::All) => {}
-                    // What failed was reported volume by volume.
+                    // Failures were logged for each volume.
                     Ok(Reclaimed::NotAll) => failed = true,
                     Err(error) => {
                         tracing::warn!(%error, "reclaim volumes failed, retrying shortly");
@@ -85,7 +84,7 @@ impl ApiServer {
             if !failed {
                 seen = Some(now);
             }
-            if !next_look(&mut changes, failed, &stop).await {
+            if !wait_for_change(&mut changes, failed, &stop).await {
                 return;
             }
         }
@@ -101,7 +100,7 @@ impl ApiServer {
             let volumes = self.volumes()?;
             if let Some(volume) = volumes.iter().find(|volume| suits(volume, &claim)) {
                 self.bind_claim(&key, &claim, volume).await?;
-            } else if let Some(volume) = self.folder_for(&claim) {
+            } else if let Some(volume) = self.new_volume_for(&claim) {
                 let info = RequestInfo { verb: Verb::Create, ..named(&PERSISTENT_VOLUMES, "", "") };
                 match self.create(&info, volume.clone(), false).await {
                     Ok(_) => {}
@@ -114,7 +113,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Smallest first, so that a small claim does not take a large volume.
+    /// Smallest first, so that a small claim does not bind a large volume.
     fn volumes(&self) -> Result<Vec<Object>, ApiError> {
         let volumes: BTreeMap<Key, Value> = self.all(&PERSISTENT_VOLUMES)?;
         let mut volumes: Vec<Object> =
@@ -123,19 +122,19 @@ impl ApiServer {
         Ok(volumes)
     }
 
-    /// A new volume for a claim that does not insist on one that is there.
-    fn folder_for(&self, claim: &Object) -> Option<Object> {
-        let folder = &self.settings().volumes.as_ref()?.path;
+    /// A new volume for a claim, unless the claim requires an existing one.
+    fn new_volume_for(&self, claim: &Object) -> Option<Object> {
+        let base = &self.settings().volumes.as_ref()?.path;
         let spec = claim.get("spec")?;
-        let insists = !claim.text("/spec/volumeName").is_empty()
+        let needs_existing = !claim.text("/spec/volumeName").is_empty()
             || spec.get("storageClassName").is_some_and(|class| class == "")
             || spec.get("selector").is_some_and(Value::is_object)
             || claim.text("/spec/volumeMode") == "Block";
-        if insists || claim.uid().is_empty() {
+        if needs_existing || claim.uid().is_empty() {
             return None;
         }
         let name = format!("pvc-{}", claim.uid());
-        let path = folder.join(&name);
+        let path = base.join(&name);
         let mut volume = json!({
             "metadata": {"name": name, "annotations": {PROVISIONED_BY: PROVISIONER}},
             "spec": {
@@ -148,7 +147,7 @@ impl ApiServer {
             },
         });
         let class = spec.get("storageClassName").cloned();
-        tree::put(&mut volume, &["spec", "storageClassName"], class);
+        json_edit::put(&mut volume, &["spec", "storageClassName"], class);
         Object::try_from(volume).ok()
     }
 
@@ -161,7 +160,7 @@ impl ApiServer {
         .await?;
         let taken = self.read(&PERSISTENT_VOLUMES, &of_volume)?;
         if taken.is_none_or(|volume| volume.text("/spec/claimRef/uid") != claim.uid()) {
-            return Ok(()); // gone, or somebody else's; the next look decides anew
+            return Ok(()); // gone, or claimed by another; the next iteration decides
         }
         let capacity = volume.value().pointer("/spec/capacity").cloned();
         let modes = volume.value().pointer("/spec/accessModes").cloned();
@@ -179,8 +178,8 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Volumes whose claim is gone, and volumes that nobody has claimed yet. One that cannot be
-    /// reclaimed keeps no other waiting.
+    /// Updates the phase of released and of unclaimed volumes. A failure does not delay other
+    /// volumes.
     async fn reclaim_volumes(&self) -> Result<Reclaimed, ApiError> {
         let mut reclaimed = Reclaimed::All;
         for volume in self.volumes()? {
@@ -206,7 +205,7 @@ impl ApiServer {
                 self.set_phase(&key, "Released").await?;
                 continue;
             }
-            if let Err(error) = self.remove_folder(volume.name()).await {
+            if let Err(error) = self.remove_directory(volume.name()).await {
                 reclaimed = Reclaimed::NotAll;
                 let error = error.to_string();
                 if self.set_failed(&key, &error).await? {
@@ -228,7 +227,7 @@ impl ApiServer {
         Ok(reclaimed)
     }
 
-    /// Whether this is news.
+    /// Returns whether the message has changed.
     async fn set_failed(&self, key: &Key, message: &str) -> Result<bool, ApiError> {
         self.amend(&PERSISTENT_VOLUMES, key, |volume| {
             volume.put(&["status", "phase"], Some("Failed".into()));
@@ -246,7 +245,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Whether a pod is left that names the claim.
+    /// Whether a pod uses the claim.
     fn in_use(&self, namespace: &str, claim: &str) -> Result<bool, ApiError> {
         let (pods, _) = self.store().list(&Scope::new(&PODS, Some(namespace)), None)?;
         for (_, document) in pods {
@@ -262,20 +261,19 @@ impl ApiServer {
         Ok(false)
     }
 
-    async fn remove_folder(&self, volume: &str) -> io::Result<()> {
+    async fn remove_directory(&self, volume: &str) -> io::Result<()> {
         let Some(directories) = &self.settings().volumes else { return Ok(()) };
-        let Some(path) = folder_of(&directories.path, volume) else { return Ok(()) };
+        let Some(path) = directory_of(&directories.path, volume) else { return Ok(()) };
         directories.reclaim.reclaim(path).await
     }
 }
 
-/// The folder of a volume that we named; `None` for a name that is not of our making.
-fn folder_of(folder: &Path, volume: &str) -> Option<PathBuf> {
-    is_claim_volume(volume).then(|| folder.join(volume))
+/// Directory of a volume that this server named; `None` for any other name.
+fn directory_of(base: &Path, volume: &str) -> Option<PathBuf> {
+    is_claim_volume(volume).then(|| base.join(volume))
 }
 
-/// Whether a volume, and its directory, has a name that this server gives to those it makes for
-/// claims.
+/// Whether a volume, and its directory, has a name that this server gives to claim volumes.
 pub fn is_claim_volume(volume: &str) -> bool {
     let plain =
         |uid: &str| !uid.is_empty() && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
@@ -292,7 +290,7 @@ fn reference(claim: &Object) -> Value {
     })
 }
 
-/// Whether a volume that is there can be the claim's.
+/// Whether an existing volume satisfies the claim.
 fn suits(volume: &Object, claim: &Object) -> bool {
     if volume.is_being_deleted() {
         return false;
@@ -300,8 +298,8 @@ fn suits(volume: &Object, claim: &Object) -> bool {
     let kept_for = volume.value().pointer("/spec/claimRef");
     if let Some(kept_for) = kept_for.filter(|it| it.is_object()) {
         let text = |name: &str| kept_for.get(name).and_then(Value::as_str).unwrap_or_default();
-        let meant = (text("namespace"), text("name")) == (claim.namespace(), claim.name());
-        return meant && (text("uid").is_empty() || text("uid") == claim.uid());
+        let is_named = (text("namespace"), text("name")) == (claim.namespace(), claim.name());
+        return is_named && (text("uid").is_empty() || text("uid") == claim.uid());
     }
     let wanted = claim.text("/spec/volumeName");
     if !wanted.is_empty() && wanted != volume.name() {
@@ -311,16 +309,16 @@ fn suits(volume: &Object, claim: &Object) -> bool {
         let list = object.value().pointer("/spec/accessModes").and_then(Value::as_array);
         list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let (offered, asked) = (modes(volume), modes(claim));
+    let (offered, requested) = (modes(volume), modes(claim));
     volume.text("/spec/storageClassName") == claim.text("/spec/storageClassName")
         && volume.text("/spec/volumeMode") == claim.text("/spec/volumeMode")
-        && asked.iter().all(|mode| offered.contains(mode))
+        && requested.iter().all(|mode| offered.contains(mode))
         && quantity(volume, "/spec/capacity/storage")
             >= quantity(claim, "/spec/resources/requests/storage")
         && selects(claim, volume)
 }
 
-/// The claim's label selector. Expressions that are not understood select nothing.
+/// Whether the claim's label selector matches. Unknown operators match nothing.
 fn selects(claim: &Object, volume: &Object) -> bool {
     let labels = claim.value().pointer("/spec/selector/matchLabels").and_then(Value::as_object);
     let same = labels.into_iter().flatten().all(|(key, value)| volume.label(key) == value.as_str());
@@ -355,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_suits_a_claim_that_asks_for_no_more() {
+    fn volume_suits_a_claim_that_requests_no_more() {
         let claim = object(json!({
             "metadata": {"name": "c", "namespace": "n", "uid": "u"},
             "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
@@ -365,7 +363,7 @@ mod tests {
             let mut whole = json!({"accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
                 "volumeMode": "Filesystem", "capacity": {"storage": "2Gi"}});
             for (key, value) in spec.as_object().into_iter().flatten() {
-                tree::put(&mut whole, &[key], Some(value.clone()));
+                json_edit::put(&mut whole, &[key], Some(value.clone()));
             }
             object(json!({"metadata": {"name": "v"}, "spec": whole}))
         };
@@ -377,7 +375,7 @@ mod tests {
             ("kept for it", json!({"claimRef": {"namespace": "n", "name": "c"}}), true),
             ("kept for another", json!({"claimRef": {"namespace": "n", "name": "d"}}), false),
             (
-                "of a claim of that name that is gone",
+                "kept for a deleted claim of the same name",
                 json!({"claimRef": {"namespace": "n", "name": "c", "uid": "old"}}),
                 false,
             ),
@@ -387,15 +385,15 @@ mod tests {
     }
 
     #[test]
-    fn only_folders_of_our_making_can_be_deleted() {
-        let folder = Path::new("/volumes");
+    fn only_directories_of_claim_volumes_can_be_deleted() {
+        let base = Path::new("/volumes");
         for (volume, want) in [
             ("pvc-12ab-34", Some("/volumes/pvc-12ab-34")),
             ("pvc-../../etc", None),
             ("pvc-", None),
             ("mine", None),
         ] {
-            let found = folder_of(folder, volume);
+            let found = directory_of(base, volume);
             assert_eq!(found.as_deref(), want.map(Path::new), "{volume}");
         }
     }

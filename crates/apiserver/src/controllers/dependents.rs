@@ -1,5 +1,5 @@
-//! Deletes objects whose owners are gone, and works off the two finalizers with which a client
-//! chooses otherwise.
+//! Garbage collector: deletes objects whose owners are gone, and handles the `orphan` and
+//! `foregroundDeletion` finalizers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,106 +14,106 @@ use crate::registry::{self, EVENTS_V1, RESOURCES, Resource};
 use crate::rest::{FOREGROUND, ORPHAN};
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{HistoryError, Key, Scope, What};
+use crate::store::{EventType, HistoryError, Key, Scope};
 
 use super::namespaces::named;
-use super::next_look;
+use super::wait_for_change;
 
-/// How many events are looked at between two acts.
+/// Number of events read between two actions.
 const BATCH: usize = 64;
 
-/// Who names whom as an owner, and what is to be looked at.
+/// Owner references of all objects, and the objects to check.
 #[derive(Default)]
 struct Graph {
     dependents: BTreeMap<String, BTreeSet<Key>>,
     owners: BTreeMap<Key, BTreeSet<String>>,
-    /// Keys whose owners, or whose finalizers, must be judged.
-    suspects: BTreeSet<Key>,
+    /// Keys whose owners or finalizers must be checked.
+    to_check: BTreeSet<Key>,
 }
 
-/// What one reference of an object leads to.
+/// State of one owner reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    Lives,
-    /// It is to go once its dependents have: it keeps nobody.
-    Waits,
+    Present,
+    /// Deleted in the foreground, once its dependents are: keeps no dependent.
+    WaitsForDependents,
     Gone,
-    /// It cannot be asked: a kind that is not served here, or, for an object of the whole cluster,
-    /// an owner in a namespace, and nobody knows in which.
+    /// Cannot be looked up: a kind that is not served here, or, for a cluster-scoped object, a
+    /// namespaced owner, whose namespace is unknown.
     Unknown,
 }
 
-/// What the owners of an object say about it.
+/// Consequence of the owner references of an object.
 #[derive(Debug, PartialEq)]
-enum Verdict {
-    /// It has none, or none that is known to be gone, or one that cannot be asked.
+enum OwnershipVerdict {
+    /// It has no owner, or none known to be gone, or one that cannot be looked up.
     Stays,
-    /// Some live; these references lead nowhere.
+    /// Some owners exist; these references are dangling.
     Dangling(Vec<Value>),
     AllGone,
 }
 
 impl ApiServer {
-    pub(super) async fn tend_dependents(&self, stop: CancellationToken) {
+    pub(super) async fn run_garbage_collector(&self, stop: CancellationToken) {
         let mut changes = self.store().changes();
         let mut graph = Graph::default();
         let mut seen: Option<Revision> = None;
         loop {
             let now = *changes.borrow_and_update();
-            let learnt = match seen {
-                Some(seen) => self.learn(&mut graph, seen),
-                None => self.learn_all(&mut graph),
+            let updated = match seen {
+                Some(seen) => self.update_graph(&mut graph, seen),
+                None => self.load_graph(&mut graph),
             };
-            let failed = match learnt {
+            let failed = match updated {
                 Ok(()) => {
                     seen = Some(now);
-                    self.judge_suspects(&mut graph).await
+                    self.check_all_owners(&mut graph).await
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot read who owns what; trying again shortly");
+                    tracing::warn!(%error, "read owner references failed, retrying shortly");
                     seen = None;
                     true
                 }
             };
-            if !next_look(&mut changes, failed, &stop).await {
+            if !wait_for_change(&mut changes, failed, &stop).await {
                 return;
             }
         }
     }
 
-    fn learn_all(&self, graph: &mut Graph) -> Result<(), ApiError> {
+    fn load_graph(&self, graph: &mut Graph) -> Result<(), ApiError> {
         *graph = Graph::default();
         for resource in storages() {
             let (objects, _) = self.store().list(&Scope::new(resource, None), None)?;
             for (key, document) in objects {
-                graph.note(key, &document)?;
+                graph.record(key, &document)?;
             }
         }
         Ok(())
     }
 
-    fn learn(&self, graph: &mut Graph, since: Revision) -> Result<(), ApiError> {
+    fn update_graph(&self, graph: &mut Graph, since: Revision) -> Result<(), ApiError> {
         for resource in storages() {
             let scope = Scope::new(resource, None);
             let mut after = since;
             loop {
                 let history = match self.store().history(&scope, after, BATCH) {
                     Ok(history) => history,
-                    Err(HistoryError::TooOld { .. }) => return self.learn_all(graph),
+                    Err(HistoryError::TooOld { .. }) => return self.load_graph(graph),
                     Err(HistoryError::Store(error)) => return Err(error.into()),
                 };
-                let told_all = !history.more;
+                let complete = !history.more;
                 after = history.upto;
                 for event in history.events {
-                    match event.what {
-                        What::Created | What::Updated => {
+                    match event.event_type {
+                        EventType::Created | EventType::Updated => {
                             let document = event.document();
-                            graph.note(event.key, &document)?;
+                            graph.record(event.key, &document)?;
                         }
-                        What::Deleted => graph.forget(&event.key, &event.document())?,
+                        EventType::Deleted => graph.remove(&event.key, &event.document())?,
                     }
                 }
-                if told_all {
+                if complete {
                     break;
                 }
             }
@@ -121,48 +121,48 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Says whether something must be tried again.
-    async fn judge_suspects(&self, graph: &mut Graph) -> bool {
+    /// Returns whether something must be retried.
+    async fn check_all_owners(&self, graph: &mut Graph) -> bool {
         let mut failed = false;
-        for key in std::mem::take(&mut graph.suspects) {
-            if let Err(error) = self.judge(graph, &key).await {
-                tracing::warn!(%key, %error, "cannot act on an object's owners; trying again shortly");
-                graph.suspects.insert(key);
+        for key in std::mem::take(&mut graph.to_check) {
+            if let Err(error) = self.check_owners(graph, &key).await {
+                tracing::warn!(%key, %error, "collect garbage failed, retrying shortly");
+                graph.to_check.insert(key);
                 failed = true;
             }
         }
         failed
     }
 
-    async fn judge(&self, graph: &Graph, key: &Key) -> Result<(), ApiError> {
+    async fn check_owners(&self, graph: &Graph, key: &Key) -> Result<(), ApiError> {
         let Some(resource) = resource_of(key) else { return Ok(()) };
         let Some(object) = self.read(resource, key)? else { return Ok(()) };
         if object.is_being_deleted() {
-            return self.work_off_finalizers(graph, resource, &object).await;
+            return self.handle_finalizers(graph, resource, &object).await;
         }
         match self.verdict(&object)? {
-            Verdict::Stays => Ok(()),
-            Verdict::Dangling(dead) => {
-                self.drop_owners(resource, &object, |owner| dead.contains(owner)).await
+            OwnershipVerdict::Stays => Ok(()),
+            OwnershipVerdict::Dangling(dangling) => {
+                self.drop_owners(resource, &object, |owner| dangling.contains(owner)).await
             }
-            Verdict::AllGone => self.delete_dependent(resource, &object).await,
+            OwnershipVerdict::AllGone => self.delete_dependent(resource, &object).await,
         }
     }
 
-    fn verdict(&self, object: &Object) -> Result<Verdict, ApiError> {
+    fn verdict(&self, object: &Object) -> Result<OwnershipVerdict, ApiError> {
         let references = object.owner_references();
-        let (mut dead, mut lives) = (Vec::new(), false);
+        let (mut dangling, mut any_present) = (Vec::new(), false);
         for reference in references {
             match self.owner(object, reference)? {
-                Owner::Lives => lives = true,
-                Owner::Waits | Owner::Gone => dead.push(reference.clone()),
-                Owner::Unknown => return Ok(Verdict::Stays),
+                Owner::Present => any_present = true,
+                Owner::WaitsForDependents | Owner::Gone => dangling.push(reference.clone()),
+                Owner::Unknown => return Ok(OwnershipVerdict::Stays),
             }
         }
-        Ok(match (dead.is_empty(), lives) {
-            (true, _) => Verdict::Stays,
-            (false, true) => Verdict::Dangling(dead),
-            (false, false) => Verdict::AllGone,
+        Ok(match (dangling.is_empty(), any_present) {
+            (true, _) => OwnershipVerdict::Stays,
+            (false, true) => OwnershipVerdict::Dangling(dangling),
+            (false, false) => OwnershipVerdict::AllGone,
         })
     }
 
@@ -180,9 +180,9 @@ impl ApiServer {
         Ok(match self.read(resource, &key)? {
             Some(owner) if owner.uid() != text("uid") => Owner::Gone,
             Some(owner) if owner.is_being_deleted() && owner.finalizers().contains(&FOREGROUND) => {
-                Owner::Waits
+                Owner::WaitsForDependents
             }
-            Some(_) => Owner::Lives,
+            Some(_) => Owner::Present,
             None => Owner::Gone,
         })
     }
@@ -200,7 +200,7 @@ impl ApiServer {
         let info = named(resource, object.namespace(), object.name());
         match self.delete(&info, &options).await {
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
-            Ok(_) | Err(_) => Ok(()), // gone, or another of its name: both are fine
+            Ok(_) | Err(_) => Ok(()), // already deleted, or replaced by another of its name
         }
     }
 
@@ -208,20 +208,20 @@ impl ApiServer {
         &self,
         resource: &'static Resource,
         object: &Object,
-        dead: impl Fn(&Value) -> bool,
+        dangling: impl Fn(&Value) -> bool,
     ) -> Result<(), ApiError> {
         let mut freed = object.clone();
         let kept: Vec<Value> =
-            object.owner_references().iter().filter(|owner| !dead(owner)).cloned().collect();
+            object.owner_references().iter().filter(|owner| !dangling(owner)).cloned().collect();
         freed.set_meta("ownerReferences", (!kept.is_empty()).then_some(Value::Array(kept)));
         let info = named(resource, object.namespace(), object.name());
         match self.update(&Identity::admin(), &info, freed, false).await {
             Err(error) if !matches!(error.code, 404 | 409) => Err(error),
-            Ok(_) | Err(_) => Ok(()), // changed meanwhile: that change is looked at too
+            Ok(_) | Err(_) => Ok(()), // a concurrent change triggers another check
         }
     }
 
-    async fn work_off_finalizers(
+    async fn handle_finalizers(
         &self,
         graph: &Graph,
         resource: &'static Resource,
@@ -245,18 +245,19 @@ impl ApiServer {
                 continue;
             }
             match self.verdict(&dependent)? {
-                Verdict::Stays => {}
-                // Another owner keeps it: it is let go of, and holds nobody up.
-                Verdict::Dangling(dead) => {
-                    self.drop_owners(kind, &dependent, |owner| dead.contains(owner)).await?;
+                OwnershipVerdict::Stays => {}
+                // Another owner keeps it: drop this reference, so that it does not block the
+                // deletion.
+                OwnershipVerdict::Dangling(dangling) => {
+                    self.drop_owners(kind, &dependent, |owner| dangling.contains(owner)).await?;
                     continue;
                 }
-                Verdict::AllGone => self.delete_dependent(kind, &dependent).await?,
+                OwnershipVerdict::AllGone => self.delete_dependent(kind, &dependent).await?,
             }
             blocked |= blocks(&dependent, owner.uid());
         }
         if foreground && blocked {
-            return Ok(()); // each dependent that goes brings us back here
+            return Ok(()); // each deleted dependent triggers another check
         }
         let mut done = owner.clone();
         let kept: Vec<String> = owner
@@ -275,9 +276,9 @@ impl ApiServer {
 }
 
 impl Graph {
-    /// An object as it is now.
-    fn note(&mut self, key: Key, document: &Document) -> Result<(), ApiError> {
-        let facts: Facts = document.extract()?;
+    /// Records the current state of an object.
+    fn record(&mut self, key: Key, document: &Document) -> Result<(), ApiError> {
+        let facts: ObjectFields = document.extract()?;
         let owners: BTreeSet<String> =
             facts.metadata.owner_references.into_iter().map(|owner| owner.uid).collect();
         self.unlink(&key);
@@ -286,7 +287,7 @@ impl Graph {
         }
         let chosen = |finalizer: &String| matches!(finalizer.as_str(), ORPHAN | FOREGROUND);
         if !owners.is_empty() || facts.metadata.finalizers.iter().any(chosen) {
-            self.suspects.insert(key.clone());
+            self.to_check.insert(key.clone());
         }
         if !owners.is_empty() {
             self.owners.insert(key, owners);
@@ -294,15 +295,15 @@ impl Graph {
         Ok(())
     }
 
-    /// An object that is gone: its dependents are to be judged, and owners that waited for it.
-    fn forget(&mut self, key: &Key, last: &Document) -> Result<(), ApiError> {
-        let facts: Facts = last.extract()?;
+    /// Records a deletion: its dependents, and owners that waited for it, must be checked.
+    fn remove(&mut self, key: &Key, last: &Document) -> Result<(), ApiError> {
+        let facts: ObjectFields = last.extract()?;
         if let Some(dependents) = self.dependents.get(&facts.metadata.uid) {
-            self.suspects.extend(dependents.iter().cloned());
+            self.to_check.extend(dependents.iter().cloned());
         }
         for owner in facts.metadata.owner_references {
             if let Some(resource) = owner.resource() {
-                self.suspects.insert(Key::new(resource, key.namespace(), &owner.name));
+                self.to_check.insert(Key::new(resource, key.namespace(), &owner.name));
             }
         }
         self.unlink(key);
@@ -332,7 +333,7 @@ fn is(reference: &Value, owner: &str) -> bool {
     reference.get("uid").and_then(Value::as_str) == Some(owner)
 }
 
-/// Each set of objects once.
+/// Every storage once: resources that share one appear once.
 fn storages() -> impl Iterator<Item = &'static Resource> {
     let stored = |resource: &&Resource| !resource.storage.is_empty() && **resource != EVENTS_V1;
     RESOURCES.iter().copied().filter(stored)
@@ -343,19 +344,19 @@ fn resource_of(key: &Key) -> Option<&'static Resource> {
     storages().find(|resource| resource.storage == storage)
 }
 
-/// The little of an object that matters here.
+/// The fields of an object that matter here.
 #[derive(serde::Deserialize)]
-struct Facts {
-    metadata: MetaFacts,
+struct ObjectFields {
+    metadata: MetaFields,
 }
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct MetaFacts {
+struct MetaFields {
     #[serde(default)]
     uid: String,
     #[serde(default)]
-    owner_references: Vec<OwnerFacts>,
+    owner_references: Vec<OwnerFields>,
     #[serde(default)]
     finalizers: Vec<String>,
 }
@@ -363,14 +364,14 @@ struct MetaFacts {
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
-struct OwnerFacts {
+struct OwnerFields {
     api_version: String,
     kind: String,
     name: String,
     uid: String,
 }
 
-impl OwnerFacts {
+impl OwnerFields {
     fn resource(&self) -> Option<&'static Resource> {
         let (group, version) = self.api_version.rsplit_once('/').unwrap_or(("", &self.api_version));
         registry::find_kind(group, version, &self.kind)

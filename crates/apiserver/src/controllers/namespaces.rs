@@ -1,4 +1,4 @@
-//! Keeps in every namespace what belongs there, and empties the ones that are being deleted.
+//! Namespace controller: keeps the default contents of each namespace, and empties deleted ones.
 
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -17,23 +17,23 @@ use crate::store::{Key, Scope};
 use crate::strategy::NAMESPACE_FINALIZER;
 
 use super::bootstrap::{ROOT_CA, contents};
-use super::next_look;
+use super::wait_for_change;
 
-const LOOKED_AT: [&Resource; 3] = [&NAMESPACES, &SERVICE_ACCOUNTS, &CONFIG_MAPS];
+const WATCHED: [&Resource; 3] = [&NAMESPACES, &SERVICE_ACCOUNTS, &CONFIG_MAPS];
 
 impl ApiServer {
-    pub(super) async fn tend_namespaces(&self, stop: CancellationToken) {
+    pub(super) async fn run_namespace_controller(&self, stop: CancellationToken) {
         let mut changes = self.store().changes();
         let mut seen: Option<Revision> = None;
         let mut emptying = true;
         loop {
             let now = *changes.borrow_and_update();
             let mut failed = false;
-            if emptying || seen.is_none_or(|seen| self.touched(&LOOKED_AT, seen)) {
-                match self.tend_all().await {
+            if emptying || seen.is_none_or(|seen| self.any_changed(&WATCHED, seen)) {
+                match self.reconcile_all().await {
                     Ok(more) => emptying = more,
                     Err(error) => {
-                        tracing::warn!(%error, "cannot tend the namespaces; trying again shortly");
+                        tracing::warn!(%error, "reconcile namespaces failed, retrying shortly");
                         failed = true;
                     }
                 }
@@ -41,14 +41,14 @@ impl ApiServer {
             if !failed {
                 seen = Some(now);
             }
-            if !next_look(&mut changes, failed, &stop).await {
+            if !wait_for_change(&mut changes, failed, &stop).await {
                 return;
             }
         }
     }
 
-    /// Says whether a namespace is still being emptied.
-    async fn tend_all(&self) -> Result<bool, ApiError> {
+    /// Returns whether a namespace is still being emptied.
+    async fn reconcile_all(&self) -> Result<bool, ApiError> {
         let (namespaces, _) = self.store().list(&Scope::new(&NAMESPACES, None), None)?;
         let mut emptying = false;
         for (_, document) in namespaces {
@@ -56,14 +56,14 @@ impl ApiServer {
             if namespace.is_being_deleted() {
                 emptying |= !self.empty(&namespace).await?;
             } else {
-                self.furnish(namespace.name()).await?;
+                self.ensure_contents(namespace.name()).await?;
             }
         }
         Ok(emptying)
     }
 
-    /// The default account, and the certificates as they are now.
-    async fn furnish(&self, namespace: &str) -> Result<(), ApiError> {
+    /// The default service account, and the current CA certificates.
+    async fn ensure_contents(&self, namespace: &str) -> Result<(), ApiError> {
         for (resource, wanted) in contents(self, namespace) {
             let key = Key::new(resource, namespace, wanted.name());
             let Some(found) = self.read(resource, &key)? else {
@@ -85,14 +85,14 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Deletes what is left; once nothing is, lets the namespace go and says so.
+    /// Deletes what is left; once nothing is, removes the finalizer. Returns whether it is done.
     async fn empty(&self, namespace: &Object) -> Result<bool, ApiError> {
         let options = DeleteOptions {
             propagation: Some(Propagation::Background),
             ..DeleteOptions::default()
         };
         let mut empty = true;
-        for resource in inhabitants() {
+        for resource in namespaced_resources() {
             let scope = Scope::new(resource, Some(namespace.name()));
             let (objects, _) = self.store().list(&scope, None)?;
             for (key, document) in objects {
@@ -130,13 +130,13 @@ impl ApiServer {
         });
         match self.update(&Identity::admin(), &info, released, false).await {
             Err(error) if error.code != 404 => Err(error),
-            Ok(_) | Err(_) => Ok(()), // gone is what was wanted
+            Ok(_) | Err(_) => Ok(()), // already gone
         }
     }
 }
 
-/// Everything that can be in a namespace and be deleted, each set of objects once.
-fn inhabitants() -> impl Iterator<Item = &'static Resource> {
+/// Every namespaced resource that can be deleted; resources that share storage appear once.
+fn namespaced_resources() -> impl Iterator<Item = &'static Resource> {
     RESOURCES
         .iter()
         .copied()

@@ -1,11 +1,11 @@
-//! JSON in which a key stands twice: the last one counts, and the client may want to know.
+//! JSON parsing that reports duplicate keys; the last value counts.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The value, and the paths of the keys that stood more than once.
+/// The value, and the paths of duplicate keys.
 pub(super) fn parse(text: &[u8]) -> Result<(Value, Vec<String>), serde_json::Error> {
     let mut duplicates = Vec::new();
     let mut input = serde_json::Deserializer::from_slice(text);

@@ -1,17 +1,17 @@
-//! What is wrong with a text that is not JSON, in the words that kubectl's users know.
+//! JSON syntax errors with Go's messages, as users of kubectl know them.
 //!
-//! Only asked once parsing has failed, so it looks for the first fault and nothing else.
+//! Used only after parsing has failed, so it finds the first error and nothing else.
 
-/// The first fault, if there is one.
+/// The first syntax error, if there is one.
 pub(super) fn error(text: &[u8]) -> Option<String> {
     let mut scan = Scan { text, at: 0 };
     scan.value(0).and_then(|()| scan.end()).err()
 }
 
-/// Beyond this no real document nests.
-const DEEPEST: usize = 10_000;
+/// Go's maximum nesting depth.
+const MAX_DEPTH: usize = 10_000;
 
-type Outcome = Result<(), String>;
+type ScanResult = Result<(), String>;
 
 struct Scan<'a> {
     text: &'a [u8],
@@ -29,23 +29,23 @@ impl Scan<'_> {
         }
     }
 
-    fn fault(&self, place: &str) -> String {
+    fn error_at(&self, context: &str) -> String {
         match self.peek() {
             None => "unexpected end of JSON input".to_owned(),
-            Some(byte) => format!("invalid character {} {place}", quoted(byte)),
+            Some(byte) => format!("invalid character {} {context}", quoted(byte)),
         }
     }
 
-    fn end(&mut self) -> Outcome {
+    fn end(&mut self) -> ScanResult {
         self.skip_space();
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.fault("after top-level value")),
+            Some(_) => Err(self.error_at("after top-level value")),
         }
     }
 
-    /// Walks a stack of its own: a text may nest deeper than the thread's stack.
-    fn value(&mut self, mut depth: usize) -> Outcome {
+    /// Uses an explicit stack: a text may nest deeper than the thread's stack.
+    fn value(&mut self, mut depth: usize) -> ScanResult {
         let mut open: Vec<u8> = Vec::new();
         loop {
             self.skip_space();
@@ -59,7 +59,7 @@ impl Scan<'_> {
                         self.key()?;
                         open.push(b'{');
                         depth += 1;
-                        if depth > DEEPEST {
+                        if depth > MAX_DEPTH {
                             return Err("exceeded max depth".to_owned());
                         }
                         continue;
@@ -73,7 +73,7 @@ impl Scan<'_> {
                     } else {
                         open.push(b'[');
                         depth += 1;
-                        if depth > DEEPEST {
+                        if depth > MAX_DEPTH {
                             return Err("exceeded max depth".to_owned());
                         }
                         continue;
@@ -84,7 +84,7 @@ impl Scan<'_> {
                 Some(b'f') => self.literal("false")?,
                 Some(b'n') => self.literal("null")?,
                 Some(b'-' | b'0'..=b'9') => self.number()?,
-                _ => return Err(self.fault("looking for beginning of value")),
+                _ => return Err(self.error_at("looking for beginning of value")),
             }
             if !self.after_value(&mut open)? {
                 return Ok(());
@@ -92,7 +92,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Closes what ends here; says whether another value follows.
+    /// Closes what ends here; returns whether another value follows.
     fn after_value(&mut self, open: &mut Vec<u8>) -> Result<bool, String> {
         loop {
             let Some(within) = open.last().copied() else { return Ok(false) };
@@ -112,26 +112,26 @@ impl Scan<'_> {
                     self.at += 1;
                     open.pop();
                 }
-                (b'{', _) => return Err(self.fault("after object key:value pair")),
-                _ => return Err(self.fault("after array element")),
+                (b'{', _) => return Err(self.error_at("after object key:value pair")),
+                _ => return Err(self.error_at("after array element")),
             }
         }
     }
 
-    fn key(&mut self) -> Outcome {
+    fn key(&mut self) -> ScanResult {
         if self.peek() != Some(b'"') {
-            return Err(self.fault("looking for beginning of object key string"));
+            return Err(self.error_at("looking for beginning of object key string"));
         }
         self.string()?;
         self.skip_space();
         if self.peek() != Some(b':') {
-            return Err(self.fault("after object key"));
+            return Err(self.error_at("after object key"));
         }
         self.at += 1;
         Ok(())
     }
 
-    fn string(&mut self) -> Outcome {
+    fn string(&mut self) -> ScanResult {
         self.at += 1;
         loop {
             match self.peek() {
@@ -149,45 +149,47 @@ impl Scan<'_> {
                             self.at += 1;
                             for _ in 0..4 {
                                 if !self.peek().is_some_and(|byte| byte.is_ascii_hexdigit()) {
-                                    return Err(self.fault("in \\u hexadecimal character escape"));
+                                    return Err(
+                                        self.error_at("in \\u hexadecimal character escape")
+                                    );
                                 }
                                 self.at += 1;
                             }
                         }
-                        _ => return Err(self.fault("in string escape code")),
+                        _ => return Err(self.error_at("in string escape code")),
                     }
                 }
                 Some(byte) if byte >= 0x20 => self.at += 1,
-                _ => return Err(self.fault("in string literal")),
+                _ => return Err(self.error_at("in string literal")),
             }
         }
     }
 
-    fn literal(&mut self, word: &str) -> Outcome {
+    fn literal(&mut self, word: &str) -> ScanResult {
         for (at, wanted) in word.bytes().enumerate() {
             if self.peek() != Some(wanted) {
                 debug_assert!(at > 0);
                 let wanted = char::from(wanted);
-                return Err(self.fault(&format!("in literal {word} (expecting '{wanted}')")));
+                return Err(self.error_at(&format!("in literal {word} (expecting '{wanted}')")));
             }
             self.at += 1;
         }
         Ok(())
     }
 
-    fn number(&mut self) -> Outcome {
+    fn number(&mut self) -> ScanResult {
         if self.peek() == Some(b'-') {
             self.at += 1;
         }
         match self.peek() {
             Some(b'0') => self.at += 1,
             Some(b'1'..=b'9') => self.digits(),
-            _ => return Err(self.fault("in numeric literal")),
+            _ => return Err(self.error_at("in numeric literal")),
         }
         if self.peek() == Some(b'.') {
             self.at += 1;
             if !self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
-                return Err(self.fault("after decimal point in numeric literal"));
+                return Err(self.error_at("after decimal point in numeric literal"));
             }
             self.digits();
         }
@@ -197,7 +199,7 @@ impl Scan<'_> {
                 self.at += 1;
             }
             if !self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
-                return Err(self.fault("in exponent of numeric literal"));
+                return Err(self.error_at("in exponent of numeric literal"));
             }
             self.digits();
         }
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_named_as_go_names_them() {
+    fn syntax_errors_have_the_messages_of_go() {
         for (text, want) in [
             ("{nope", "invalid character 'n' looking for beginning of object key string"),
             ("", "unexpected end of JSON input"),

@@ -1,5 +1,4 @@
-//! Pods: the rules are core's, for static pods need them too; what is the API server's alone is
-//! here.
+//! Pod defaults of the API server only; those that static pods share are in core.
 
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, Pod, PodAffinityTerm, PodCondition, PodSpec,
@@ -16,7 +15,7 @@ type Labels = BTreeMap<String, String>;
 pub(super) fn apply(object: &mut Value) {
     edit(object, |pod| {
         if let Some(spec) = &mut pod.spec {
-            drop_what_is_off(spec);
+            drop_disabled_fields(spec);
         }
         defaults::apply(pod);
     });
@@ -46,7 +45,8 @@ pub(super) fn on_create(object: &mut Value) {
     });
 }
 
-/// Edits the pod in its typed form. An object that has none is left alone; it is refused later.
+/// Edits the pod in its typed form. An object that cannot be parsed is left alone; it is refused
+/// later.
 fn edit(object: &mut Value, change: impl FnOnce(&mut Pod)) {
     let Ok(mut pod) = schema::typed::<Pod>(object) else { return };
     change(&mut pod);
@@ -55,8 +55,8 @@ fn edit(object: &mut Value, change: impl FnOnce(&mut Pod)) {
     }
 }
 
-/// Features that are off in this version: their fields are dropped without a word.
-fn drop_what_is_off(spec: &mut PodSpec) {
+/// Drops fields of features that are disabled in this version.
+fn drop_disabled_fields(spec: &mut PodSpec) {
     spec.scheduling_group = None;
     let containers = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
     let lifecycles = containers.filter_map(|container| container.lifecycle.as_mut());
@@ -73,7 +73,7 @@ fn drop_what_is_off(spec: &mut PodSpec) {
     }
 }
 
-/// A term may say "with the same value of this label as mine": here that becomes the value.
+/// Resolves `matchLabelKeys`: a term "same value of this label as mine" gets the value.
 fn select_by_own_labels(spec: &mut PodSpec, labels: &Labels) {
     if let Some(affinity) = &mut spec.affinity {
         let near = affinity.pod_affinity.iter_mut().flat_map(|affinity| {
@@ -118,7 +118,7 @@ fn require(selector: &mut LabelSelector, keys: Option<&[String]>, operator: &str
     }
 }
 
-/// The annotation that old clients set becomes the field that agents read.
+/// Converts the AppArmor annotation of old clients to the field that agents read.
 fn app_armor_from_annotations(spec: &mut PodSpec, annotations: &Labels) {
     if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
         return;

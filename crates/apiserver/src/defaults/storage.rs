@@ -1,4 +1,4 @@
-//! Persistent volumes and claims on them.
+//! Defaults of persistent volumes and claims.
 
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ pub(super) fn claim(claim: &mut Value) {
     data_sources(claim);
 }
 
-/// The source has an old and a new field, which say the same unless it is in another namespace.
+/// The old and the new field of the data source are kept equal, unless it is in another namespace.
 fn data_sources(claim: &mut Value) {
     let old = claim.pointer("/spec/dataSource").filter(|it| it.is_object()).cloned();
     let new = claim.pointer("/spec/dataSourceRef").filter(|it| it.is_object()).cloned();

@@ -69,7 +69,7 @@ fn each_kind_gets_its_defaults() {
 }
 
 #[test]
-fn a_node_can_give_away_all_it_has() {
+fn allocatable_defaults_to_capacity() {
     let node = defaulted(
         &NODES,
         &json!({"spec": {"podCIDR": "10.0.0.0/24"}, "status": {"capacity": {"cpu": "2"}}}),
@@ -79,7 +79,7 @@ fn a_node_can_give_away_all_it_has() {
 }
 
 #[test]
-fn doing_it_twice_changes_nothing() {
+fn defaulting_twice_changes_nothing() {
     for resource in RESOURCES {
         let given = json!({"apiVersion": resource.api_version(), "kind": resource.kind,
             "metadata": {"name": "n"}, "spec": {}, "stringData": {"a": "b"}});
@@ -89,14 +89,14 @@ fn doing_it_twice_changes_nothing() {
 }
 
 #[test]
-fn what_is_of_another_shape_is_left_alone() {
+fn object_of_the_wrong_type_is_left_alone() {
     for given in [json!(null), json!([]), json!({"spec": "x"}), json!({"metadata": 5})] {
         assert_eq!(defaulted(&PODS, &given), given);
     }
 }
 
 #[test]
-fn fields_of_features_that_are_off_are_dropped() {
+fn fields_of_disabled_features_are_dropped() {
     let pod = defaulted(
         &PODS,
         &json!({"spec": {"schedulingGroup": {"podGroupName": "g"}, "containers": [
@@ -110,7 +110,7 @@ fn fields_of_features_that_are_off_are_dropped() {
 }
 
 #[test]
-fn a_new_pod_selects_by_its_own_labels_and_waits_at_its_gates() {
+fn new_pod_selects_by_its_own_labels_and_waits_for_its_scheduling_gates() {
     let mut pod = json!({"metadata": {"labels": {"app": "web"}, "annotations":
             {"container.apparmor.security.beta.kubernetes.io/c": "localhost/mine"}},
         "spec": {"containers": [{"name": "c", "image": "a"}], "schedulingGates": [{"name": "g"}],

@@ -1,4 +1,4 @@
-//! The types of objects.
+//! OpenAPI definitions of the types of objects.
 
 use std::collections::BTreeSet;
 
@@ -6,23 +6,23 @@ use podwright_core::schema::{self, Field, Merge, Side, Struct, Type};
 use serde_json::{Map, Value, json};
 
 use super::Form;
+use crate::json_edit;
 use crate::registry::{Resource, Verb};
-use crate::tree;
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 const CORE: &str = "io.k8s.api.core.v1";
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
-/// On a definition, says which kind it is of.
+/// Extension that names the kind of a definition.
 pub(super) const GVK: &str = "x-kubernetes-group-version-kind";
 
-/// The definitions of these resources' kinds, of their lists, and of all that is in them.
+/// Definitions of these kinds, of their lists, and of all types in them.
 pub(super) fn of(resources: impl Iterator<Item = &'static Resource>, form: Form) -> Value {
     let mut all = shared(form);
     let mut seen = BTreeSet::new();
     for resource in resources {
         let Some(shape) = schema::kind(resource.group, resource.kind) else {
-            // A question that is answered and not stored.
+            // A review, which is not stored.
             let kind = json!({"type": "object", GVK: [kind_of(resource, resource.kind)]});
             all.insert(format!("io.k8s.api.{}.{}", resource.group, resource.kind), kind);
             continue;
@@ -38,7 +38,7 @@ pub(super) fn of(resources: impl Iterator<Item = &'static Resource>, form: Form)
         }
         if let Some(kind) = all.get_mut(&name_of(shape)) {
             put_type(kind);
-            tree::put(kind, &[GVK], Some(json!([kind_of(resource, resource.kind)])));
+            json_edit::put(kind, &[GVK], Some(json!([kind_of(resource, resource.kind)])));
         }
         if resource.verbs.contains(&Verb::List) {
             all.insert(format!("{}List", name_of(shape)), list_of(resource, shape, form));
@@ -51,7 +51,7 @@ pub(super) fn kind_of(resource: &Resource, kind: &str) -> Value {
     json!({"group": resource.group, "version": resource.version, "kind": kind})
 }
 
-/// Types that are no structs, and the metadata of lists.
+/// Types that are not structs, and the metadata of lists.
 fn shared(form: Form) -> Map<String, Value> {
     let time = json!({"type": "string", "format": "date-time"});
     let either = match form {
@@ -77,7 +77,7 @@ fn shared(form: Form) -> Map<String, Value> {
     .collect()
 }
 
-/// The Go package that upstream has a type in; clients show the last part only.
+/// The Go package of a type upstream; clients show only the last part.
 fn name_of(shape: &Struct) -> String {
     let package = match shape.name {
         "ObjectMeta"
@@ -102,22 +102,22 @@ fn shown(shape: &'static Struct) -> impl Iterator<Item = &'static Field> {
 fn definition(shape: &'static Struct, form: Form) -> Value {
     let properties: Map<String, Value> =
         shown(shape).map(|field| (field.name.to_owned(), property(field, form))).collect();
-    // What is written even when empty is what upstream does not call optional.
+    // Fields that are written even when empty are required upstream.
     let required: Vec<&str> = shown(shape)
         .filter(|field| field.always && !matches!(field.ty, Type::Pointer(_)))
         .map(|field| field.name)
         .collect();
     let mut definition = json!({"type": "object", "properties": properties});
     if !required.is_empty() {
-        tree::put(&mut definition, &["required"], Some(json!(required)));
+        json_edit::put(&mut definition, &["required"], Some(json!(required)));
     }
     definition
 }
 
-/// Every kind has these, and no struct of the tables names them.
+/// Every kind has these fields, which are not in the tables.
 fn put_type(kind: &mut Value) {
     for name in ["apiVersion", "kind"] {
-        tree::put(kind, &["properties", name], Some(json!({"type": "string"})));
+        json_edit::put(kind, &["properties", name], Some(json!({"type": "string"})));
     }
 }
 
@@ -144,8 +144,8 @@ fn property(field: &Field, form: Form) -> Value {
         (Merge::ByKey(key), false) => ("merge", Some(key)),
         (Merge::ByKey(key), true) => ("merge,retainKeys", Some(key)),
     };
-    tree::put(&mut property, &["x-kubernetes-patch-strategy"], Some(strategy.into()));
-    tree::put(&mut property, &["x-kubernetes-patch-merge-key"], key.map(Value::from));
+    json_edit::put(&mut property, &["x-kubernetes-patch-strategy"], Some(strategy.into()));
+    json_edit::put(&mut property, &["x-kubernetes-patch-merge-key"], key.map(Value::from));
     property
 }
 

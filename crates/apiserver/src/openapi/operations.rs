@@ -1,18 +1,18 @@
-//! What can be done at which address. Clients ask this for one thing: which options a write has.
+//! OpenAPI paths and operations. Clients use them only for the options of a write.
 
 use serde_json::{Map, Value, json};
 
 use super::Form;
 use super::definitions::{GVK, kind_of};
+use crate::json_edit;
 use crate::registry::{Resource, Verb};
-use crate::tree;
 
 /// One kind of request for one resource.
 struct Operation {
     verb: Verb,
     method: &'static str,
     action: &'static str,
-    /// Names of its options.
+    /// Names of its query options.
     options: &'static [&'static str],
 }
 
@@ -47,7 +47,7 @@ pub(super) fn paths(resources: impl Iterator<Item = &'static Resource>, form: Fo
             let mut item = json!({});
             for operation in operations.iter().filter(|each| resource.allows(each.verb)) {
                 let described = describe(resource, operation, form);
-                tree::put(&mut item, &[operation.method], Some(described));
+                json_edit::put(&mut item, &[operation.method], Some(described));
             }
             if item.as_object().is_some_and(|item| !item.is_empty()) {
                 paths.insert(path, item);

@@ -1,13 +1,13 @@
-//! Version 2 as protobuf, which is the only form that older clients take.
+//! OpenAPI version 2 as protobuf, the only form that older clients accept.
 //!
-//! It is the JSON document, field by field. Extensions have no fields of their own: they are names
-//! with text in YAML, of which JSON is a part. The numbers are those of gnostic's OpenAPIv2.proto;
-//! only what our documents contain is written.
+//! It encodes the JSON document field by field. Extensions have no fields of their own: they are
+//! names with YAML text, of which JSON is a subset. The numbers are those of gnostic's
+//! OpenAPIv2.proto; only what our documents contain is written.
 
 use prost::encoding::{WireType, encode_key, encode_varint};
 use serde_json::Value;
 
-/// A message under construction.
+/// An encoded message being built.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -23,7 +23,7 @@ impl Message {
         self.bytes(tag, &inner.0)
     }
 
-    /// A text field of an object, if it has it.
+    /// A text field of an object, if present.
     fn text(self, tag: u32, object: &Value, field: &str) -> Self {
         match object.get(field).and_then(Value::as_str) {
             Some(text) => self.bytes(tag, text.as_bytes()),
@@ -31,7 +31,7 @@ impl Message {
         }
     }
 
-    /// One message for each entry of a map, its name in the first field and its value in the second.
+    /// One message per map entry, with the name in the first field and the value in the second.
     fn named(self, tag: u32, map: &Value, write: impl Fn(&Value) -> Self) -> Self {
         map.as_object().into_iter().flatten().fold(self, |whole, (name, value)| {
             let entry = Self::default().bytes(1, name.as_bytes()).message(2, &write(value));
@@ -91,7 +91,7 @@ fn operation(described: &Value) -> Message {
         .extensions(13, described)
 }
 
-/// All of ours are in the query.
+/// All our parameters are in the query.
 fn parameter(described: &Value) -> Message {
     let query = Message::default()
         .text(2, described, "in")
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_schema_is_written_field_by_field() {
+    fn schema_is_encoded_field_by_field() {
         let written = schema(&json!({"type": "string", "x-k": ["v"]})).0;
         // type: field 22 holding field 1; the extension: field 31 with name and YAML
         let type_of = [0xb2, 0x01, 0x08, 0x0a, 0x06, b's', b't', b'r', b'i', b'n', b'g'];

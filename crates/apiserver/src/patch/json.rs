@@ -1,7 +1,7 @@
-//! JSON patches, within bounds.
+//! JSON patches, with limits.
 //!
-//! A patch of a few bytes can copy a value over and over, or nest one inside another until no
-//! parser reads the result. Steps, copied bytes and depth are limited for that reason.
+//! A patch of a few bytes can copy a value over and over, or nest values until no parser reads the
+//! result. So operations, copied bytes and depth are limited.
 
 use json_patch::PatchOperation;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use super::PatchError;
 
 const MAX_STEPS: usize = 10_000;
 const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
-/// As deep as the JSON parser follows, so that what is stored can be read again.
+/// The depth limit of the JSON parser, so that stored objects can be parsed again.
 const MAX_DEPTH: usize = 120;
 
 pub(super) fn apply(original: &Value, patch: &Value) -> Result<Value, PatchError> {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_taken_in_order() {
+    fn operations_are_applied_in_order() {
         let original = json!({"a": {"b": 1}, "l": [1, 2]});
         for (patch, want) in [
             (
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_does_not_fit_refuses_the_whole_patch() {
+    fn failing_operation_refuses_the_whole_patch() {
         let original = json!({"a": 1, "l": []});
         for step in [
             json!({"op": "remove", "path": "/x"}),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_steps_is_refused() {
+    fn patch_that_is_not_a_list_of_operations_is_refused() {
         let text = |patch: &Value| apply(&json!({}), patch).unwrap_err().to_string();
         assert_eq!(
             text(&json!({})),
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_patches_run_into_limits() {
+    fn hostile_patches_hit_limits() {
         let steps = vec![json!({"op": "test", "path": "/a", "value": 1}); MAX_STEPS + 1];
         assert_eq!(
             apply(&json!({"a": 1}), &steps.into()).unwrap_err(),

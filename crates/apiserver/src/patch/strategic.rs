@@ -1,10 +1,10 @@
-//! Strategic merge patches: what `kubectl apply`, `label`, `set image` and every agent send.
+//! Strategic merge patches, as sent by `kubectl apply`, `label`, `set image` and kubelets.
 //!
-//! An object is merged field by field, a list of things by what identifies them (the table of
-//! merge keys is `podwright_core::schema`). Directives in the patch say what a merge alone cannot:
-//! `$patch: delete` or `replace` an element or object, `$deleteFromPrimitiveList/x` takes values
-//! out of a set, `$setElementOrder/x` says how the list is to be ordered, `$retainKeys` clears
-//! whatever it does not name.
+//! An object is merged field by field, a list of objects by the merge key of its elements (the
+//! table of merge keys is `podwright_core::schema`). Directives in the patch express the rest:
+//! `$patch: delete` or `replace` an element or object, `$deleteFromPrimitiveList/x` removes values
+//! from a set, `$setElementOrder/x` gives the order of a list, `$retainKeys` clears all fields that
+//! it does not name.
 
 mod list;
 
@@ -36,34 +36,34 @@ pub(super) fn apply(
     merge(original.clone(), patch.clone(), shape).map(Value::Object)
 }
 
-/// What is known of the fields of an object.
+/// What the schema says about the fields of an object.
 #[derive(Clone, Copy)]
 enum Shape {
     Struct(&'static Struct),
-    /// Every entry has this type.
+    /// Every value has this type.
     Map(&'static Type),
-    /// Anything goes, so lists are replaced.
+    /// No schema, so lists are replaced.
     Free,
 }
 
-/// How one field is merged.
+/// Merge rule of one field.
 #[derive(Clone, Copy)]
-struct How {
-    /// Of the object it holds, or of the elements of the list it holds.
+struct MergeRule {
+    /// Schema of the object, or of the elements of the list.
     shape: Shape,
     merge: Merge,
 }
 
 impl Shape {
-    fn field(self, name: &str) -> How {
-        let plain = |ty: &'static Type| How { shape: Self::of(ty), merge: Merge::Replace };
+    fn field(self, name: &str) -> MergeRule {
+        let plain = |ty: &'static Type| MergeRule { shape: Self::of(ty), merge: Merge::Replace };
         match self {
             Self::Struct(shape) => match shape.field(name) {
-                Some(Field { ty, merge, .. }) => How { shape: Self::of(ty), merge: *merge },
-                None => How { shape: Self::Free, merge: Merge::Replace },
+                Some(Field { ty, merge, .. }) => MergeRule { shape: Self::of(ty), merge: *merge },
+                None => MergeRule { shape: Self::Free, merge: Merge::Replace },
             },
             Self::Map(entry) => plain(entry),
-            Self::Free => How { shape: Self::Free, merge: Merge::Replace },
+            Self::Free => MergeRule { shape: Self::Free, merge: Merge::Replace },
         }
     }
 
@@ -106,13 +106,13 @@ fn merge(mut original: Object, mut patch: Object, shape: Shape) -> Result<Object
             original.remove(&name);
             continue;
         }
-        let how = shape.field(&name);
+        let rule = shape.field(&name);
         let merged = match (original.remove(&name), value) {
             (Some(Value::Object(old)), Value::Object(new)) => {
-                Some(Value::Object(merge(old, new, how.shape)?))
+                Some(Value::Object(merge(old, new, rule.shape)?))
             }
             (Some(Value::Array(old)), Value::Array(new)) => {
-                Some(Value::Array(list::merge(old, new, how)?))
+                Some(Value::Array(list::merge(old, new, rule)?))
             }
             (_, new) => clean(without_nulls(new)),
         };
@@ -138,7 +138,7 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchErr
     Ok(())
 }
 
-/// Merges the lists whose order the patch gives, and puts them in that order.
+/// Merges the lists for which the patch has an order, and applies that order.
 fn order_lists(original: &mut Object, patch: &mut Object, shape: Shape) -> Result<(), PatchError> {
     let directives: Vec<String> =
         patch.keys().filter(|name| name.starts_with(ELEMENT_ORDER)).cloned().collect();
@@ -148,10 +148,10 @@ fn order_lists(original: &mut Object, patch: &mut Object, shape: Shape) -> Resul
         let order = patch.remove(&directive);
         let name = listed_field(&directive, ELEMENT_ORDER).ok_or_else(malformed)?;
         let Some(Value::Array(order)) = order else { return Err(malformed()) };
-        let how = shape.field(name);
+        let rule = shape.field(name);
         let old = take_list(original, name)?;
         let new = take_list(patch, name)?;
-        list::check_order(new.as_deref().unwrap_or_default(), &order, how)?;
+        list::check_order(new.as_deref().unwrap_or_default(), &order, rule)?;
         let live = old.clone().unwrap_or_default();
         let merged = match (old, new) {
             (None, None) => continue,
@@ -160,9 +160,9 @@ fn order_lists(original: &mut Object, patch: &mut Object, shape: Shape) -> Resul
                 Some(Value::Array(new)) => new,
                 _ => continue,
             },
-            (Some(old), Some(new)) => list::merge(old, new, how)?,
+            (Some(old), Some(new)) => list::merge(old, new, rule)?,
         };
-        let ordered = list::order(merged, &order, &live, how)?;
+        let ordered = list::order(merged, &order, &live, rule)?;
         original.insert(name.to_owned(), Value::Array(ordered));
     }
     Ok(())
@@ -179,7 +179,7 @@ fn take_list(from: &mut Object, name: &str) -> Result<Option<Vec<Value>>, PatchE
     }
 }
 
-/// Takes values out of a set, whatever else the patch does to it.
+/// Removes values from a set, independent of the rest of the patch.
 fn delete_values(
     original: &mut Object,
     directive: &str,
@@ -201,12 +201,12 @@ fn delete_values(
     Ok(())
 }
 
-/// `$directive/field` names the field.
+/// The field named by `$directive/field`.
 fn listed_field<'a>(directive: &'a str, prefix: &str) -> Option<&'a str> {
     directive.strip_prefix(prefix)?.strip_prefix('/')
 }
 
-/// A null in a part that the original does not have says nothing.
+/// Drops nulls: there is nothing to delete in a new value.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => fields
@@ -220,7 +220,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// Leaves out what is a directive: there is nothing here for it to act on.
+/// Drops directives: there is nothing to apply them to.
 fn clean(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) if fields.contains_key(DIRECTIVE) => None,

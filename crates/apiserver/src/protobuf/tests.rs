@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A message in the making.
+/// Builder for an encoded message.
 #[derive(Clone, Default)]
 struct Wired(Vec<u8>);
 
@@ -41,7 +41,7 @@ fn body(api_version: &str, kind: &str, object: &Wired) -> Vec<u8> {
     [MAGIC, &envelope.0].concat()
 }
 
-/// The names of a type's fields, with those of the types that stand inline in it.
+/// Field names of a type, including those of inlined types.
 fn names(ty: &str) -> BTreeSet<&'static str> {
     let mut names = BTreeSet::new();
     for field in TYPES[ty].fields.values() {
@@ -54,13 +54,13 @@ fn names(ty: &str) -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn the_table_has_every_field_of_every_type_and_no_other() {
+fn table_has_every_field_of_every_type_and_no_other() {
     let mut wrong = Vec::new();
     for ty in TYPES.keys() {
         let Some(shape) = schema::find(ty) else { continue };
         let mut known: BTreeSet<&str> = BTreeSet::new();
         for field in &shape.fields {
-            // Who manages which field is not kept here.
+            // managedFields are not stored.
             if field.side != schema::Side::Internal && field.name != "managedFields" {
                 known.insert(field.name);
             }
@@ -73,7 +73,7 @@ fn the_table_has_every_field_of_every_type_and_no_other() {
 }
 
 #[test]
-fn every_type_that_the_table_names_is_in_it() {
+fn every_type_named_in_the_table_is_defined() {
     for (ty, shape) in TYPES.iter() {
         for field in shape.fields.values() {
             if let Type::Message(inner) = field.ty {
@@ -84,14 +84,14 @@ fn every_type_that_the_table_names_is_in_it() {
 }
 
 #[test]
-fn a_message_says_what_its_json_would() {
+fn message_is_decoded_to_its_json() {
     let quantity = |text: &str| Wired::default().text(1, text);
     let entry = |key: &str, value: &Wired| Wired::default().text(1, key).message(2, value);
     let time = Wired::default().number(1, 1_700_000_000).number(2, 0);
     let probe = {
         let port = Wired::default().number(1, 1).number(2, 0).text(3, "web");
         let http = Wired::default().text(1, "/").message(2, &port).text(3, "").text(4, "HTTP");
-        let handler = Wired::default().message(2, &http); // stands inline
+        let handler = Wired::default().message(2, &http); // inlined
         Wired::default().message(1, &handler).number(2, 5)
     };
     let container = Wired::default()
@@ -118,7 +118,7 @@ fn a_message_says_what_its_json_would() {
         .number(4, -1)
         .number(11, 1)
         .message(14, &security)
-        .number(9999, 1); // of a newer client
+        .number(9999, 1); // from a newer client
     let pod = Wired::default().message(1, &meta).message(2, &spec);
     assert_eq!(
         read(&body("v1", "Pod", &pod)).unwrap(),
@@ -147,7 +147,7 @@ fn a_message_says_what_its_json_would() {
 }
 
 #[test]
-fn bytes_and_fine_times_are_written_as_json_writes_them() {
+fn bytes_and_micro_times_are_converted_to_json() {
     let entry = Wired::default().text(1, "k").bytes(2, &[0, 255]);
     let secret = Wired::default().message(2, &entry);
     assert_eq!(read(&body("v1", "Secret", &secret)).unwrap()["data"], json!({"k": "AP8="}));
@@ -157,11 +157,11 @@ fn bytes_and_fine_times_are_written_as_json_writes_them() {
     assert_eq!(lease["spec"]["renewTime"], "2023-11-14T22:13:20.123456Z");
     let event = Wired::default().text(7, "note");
     let event = read(&body("events.k8s.io/v1", "Event", &event)).unwrap();
-    assert_eq!(event.get("message"), None, "the two kinds of event have numbers of their own");
+    assert_eq!(event.get("message"), None, "the two event types have different field numbers");
 }
 
 #[test]
-fn hostile_messages_are_refused_and_nothing_worse() {
+fn hostile_messages_are_refused_without_panic() {
     let nested = (0..200).fold(Wired::default(), |inner, _| Wired::default().message(1, &inner));
     let pod = Wired::default().message(2, &Wired::default().message(18, &nested));
     let affinity = body("v1", "Pod", &pod);
@@ -181,14 +181,14 @@ fn hostile_messages_are_refused_and_nothing_worse() {
         assert!(read(&bytes).is_err(), "{case}");
     }
     for end in 0..good.len() {
-        let _ = read(&good[..end]); // whatever it says, it says something
+        let _ = read(&good[..end]); // any result will do, but no panic
     }
     let _ = read(&affinity);
 }
 
 proptest::proptest! {
     #[test]
-    fn no_bytes_make_it_fall(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+    fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
         for kind in ["Pod", "Node", "DeleteOptions"] {
             let _ = read(&body("v1", kind, &Wired(bytes.clone())));
         }

@@ -13,10 +13,10 @@ use crate::{defaults, strategy, validation};
 
 use super::{at_revision, invalid, put, revision_of};
 
-/// How many generated names are tried.
+/// Number of generated names tried.
 const GENERATED_NAMES: usize = 8;
-/// Longer bases are cut, so that the name with its random end fits.
-const LONGEST_BASE: usize = 58;
+/// Longer bases are truncated, so that the name with its suffix fits.
+const MAX_BASE_LENGTH: usize = 58;
 
 impl ApiServer {
     /// Stores a new object, given in its stored form, and returns it as stored.
@@ -78,7 +78,7 @@ impl ApiServer {
         } else {
             validation::create(stored_as, object.value())
         };
-        // Its kind in complaints is that of its stored form.
+        // Validation messages use the kind of the stored form.
         invalid(stored_as, object.name(), &errors)?;
         let key = Key::new(resource, &info.namespace, object.name());
         if dry_run {
@@ -94,7 +94,7 @@ impl ApiServer {
         match self.store().commit(changes).await {
             Ok(revisions) => Ok(at_revision(object, revision_of(&revisions))),
             Err(CommitError::Store(error)) => Err(error.into()),
-            // Something is left of a namespace of that name: it comes back to what it had.
+            // Leftovers of a namespace of that name exist: they belong to the new one.
             Err(CommitError::Conflict { key: found, .. }) if found != key => {
                 let changes = vec![put(key, None, &object)];
                 match self.store().commit(changes).await {
@@ -111,7 +111,7 @@ impl ApiServer {
         }
     }
 
-    /// Nothing is created in a namespace that is not there, or on its way out.
+    /// Refuses to create anything in a namespace that does not exist or is being deleted.
     fn check_namespace(&self, info: &RequestInfo, object: &Object) -> Result<(), ApiError> {
         if !info.resource.namespaced {
             return Ok(());
@@ -128,7 +128,7 @@ impl ApiServer {
     }
 }
 
-/// The namespace of the address is the object's.
+/// The namespace in the path applies to the object.
 pub(super) fn match_namespace(info: &RequestInfo, object: &mut Object) -> Result<(), ApiError> {
     if !info.resource.namespaced {
         object.set_meta("namespace", None);
@@ -146,7 +146,7 @@ pub(super) fn match_namespace(info: &RequestInfo, object: &mut Object) -> Result
     Ok(())
 }
 
-/// The name of the address is the object's, if it has one.
+/// The name in the path, if any, must be that of the object.
 pub(super) fn match_name(info: &RequestInfo, object: &Object) -> Result<(), ApiError> {
     if object.name().is_empty() || object.name() == info.name {
         return Ok(());
@@ -171,7 +171,7 @@ pub(crate) fn read_only(resource: &Resource) -> ApiError {
 }
 
 fn shortened(base: &str) -> &str {
-    let mut end = base.len().min(LONGEST_BASE);
+    let mut end = base.len().min(MAX_BASE_LENGTH);
     while !base.is_char_boundary(end) {
         end -= 1;
     }

@@ -1,7 +1,7 @@
-//! DELETE: graceful where there is something to end, at once where there is not.
+//! DELETE: graceful for running pods, immediate otherwise.
 //!
-//! Deleting a pod that runs is a handshake: the first request only sets a time, the agent ends
-//! the containers and then deletes with no grace left, and only that removes the object.
+//! Deleting a running pod takes two requests: the first sets the deletion timestamp, the agent
+//! stops the containers and then deletes with grace period 0, and only that removes the object.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -15,28 +15,28 @@ use crate::server::ApiServer;
 use crate::status::ApiError;
 
 use super::create::read_only;
-use super::{ATTEMPTS, Page, at_revision, lost_race, put, remove, revision_of};
+use super::{ATTEMPTS, ListPage, at_revision, lost_race, put, remove, revision_of};
 
-/// Finalizers with which a client chooses what becomes of dependents.
+/// Finalizers by which a client chooses what happens to dependents.
 pub(crate) const ORPHAN: &str = "orphan";
 pub(crate) const FOREGROUND: &str = "foregroundDeletion";
-/// The server cannot be without these.
-const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+/// Namespaces that cannot be deleted.
+const PROTECTED_NAMESPACES: [&str; 3] = ["default", "kube-system", "kube-public"];
 const SYSTEM_CLASSES: [&str; 2] = ["system-cluster-critical", "system-node-critical"];
 
-/// The outcome: the object as it was removed, or as it goes on for now.
+/// Result: the object as removed, or as it remains for now.
 #[derive(Debug)]
 pub struct Deleted {
     pub object: Object,
     pub removed: bool,
 }
 
-/// What one deletion request does to an object.
+/// Effect of one deletion request on an object.
 #[derive(Debug, PartialEq)]
 enum Plan {
     Nothing,
     Mark(Object),
-    /// The object as its watchers see it go.
+    /// The object as watchers see it deleted.
     Remove(Object),
 }
 
@@ -49,7 +49,7 @@ impl ApiServer {
         self.delete_marked(info, options, |_| {}).await
     }
 
-    /// Deletes, and writes something on the object in the same breath.
+    /// Deletes, and edits the object in the same write.
     pub(super) async fn delete_marked(
         &self,
         info: &RequestInfo,
@@ -60,7 +60,7 @@ impl ApiServer {
         if !resource.allows(Verb::Delete) {
             return Err(read_only(resource));
         }
-        if resource == &registry::NAMESPACES && IMMORTAL.contains(&info.name.as_str()) {
+        if resource == &registry::NAMESPACES && PROTECTED_NAMESPACES.contains(&info.name.as_str()) {
             return Err(ApiError::forbidden(
                 resource,
                 &info.name,
@@ -103,13 +103,13 @@ impl ApiServer {
         Err(ApiError::stale(resource, &info.name))
     }
 
-    /// Deletes everything that a list would show, and returns it as it was listed.
+    /// Deletes everything that a list would return, and returns it as listed.
     pub async fn delete_collection(
         &self,
         info: &RequestInfo,
         list: &ListOptions,
         options: &DeleteOptions,
-    ) -> Result<Page, ApiError> {
+    ) -> Result<ListPage, ApiError> {
         if !info.resource.allows(Verb::DeleteCollection) {
             return Err(read_only(info.resource));
         }
@@ -123,7 +123,7 @@ impl ApiServer {
             };
             match self.delete(&one, options).await {
                 Err(error) if error.code != 404 => return Err(error),
-                Ok(_) | Err(_) => {} // somebody else was faster
+                Ok(_) | Err(_) => {} // another client was faster
             }
         }
         Ok(page)
@@ -136,20 +136,22 @@ fn check_preconditions(
     options: &DeleteOptions,
 ) -> Result<(), ApiError> {
     let name = object.name();
-    for (what, asked, found, end) in [
+    for (what, requested, found, end) in [
         ("UID", &options.uid, object.uid(), "deleted and then recreated"),
         ("ResourceVersion", &options.resource_version, object.resource_version(), "modified"),
     ] {
-        let Some(asked) = asked.as_deref().filter(|asked| *asked != found) else { continue };
-        // Of old, namespaces have words of their own.
+        let Some(requested) = requested.as_deref().filter(|requested| *requested != found) else {
+            continue;
+        };
+        // kube-apiserver has a different text for namespaces.
         return Err(if resource == &registry::NAMESPACES {
             let why = format!(
-                "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+                "Precondition failed: {what} in precondition: {requested}, {what} in object meta: {found}"
             );
             ApiError::conflict(resource.plural, resource.group, name, &why)
         } else {
             let why = format!(
-                "the {what} in the precondition ({asked}) does not match the {what} in record ({found}). The object \
+                "the {what} in the precondition ({requested}) does not match the {what} in record ({found}). The object \
                  might have been {end}"
             );
             ApiError::conflict(resource.kind, resource.group, name, &why)
@@ -175,7 +177,7 @@ fn plan(
     }
 }
 
-/// Foreground and orphan deletion are finalizers that somebody has to work off.
+/// Foreground and orphan deletion are finalizers that the dependents controller handles.
 fn choose_dependents(object: &mut Object, propagation: Option<Propagation>) {
     let Some(propagation) = propagation else { return };
     let mut finalizers: Vec<String> = object
@@ -208,7 +210,7 @@ fn mark_as_deleting(object: &mut Object, now: Timestamp) {
     object.set_deletion(at, Some(0));
 }
 
-/// First it is marked; it goes once it is empty and the server has let go of it.
+/// Marked first; removed once it is empty and the server's finalizer is gone.
 fn plan_namespace(old: &Object, mut new: Object, now: Timestamp) -> Plan {
     let held = new.value().pointer("/spec/finalizers").and_then(Value::as_array);
     let held = held.is_some_and(|finalizers| !finalizers.is_empty());
@@ -225,17 +227,18 @@ fn plan_namespace(old: &Object, mut new: Object, now: Timestamp) -> Plan {
 fn plan_pod(old: &Object, mut new: Object, options: &DeleteOptions, now: Timestamp) -> Plan {
     let grace = match (old.deletion_timestamp(), old.deletion_grace()) {
         (Some(at), Some(granted)) => {
-            // Already on its way: the time may only become shorter.
-            let asked = options.grace.map(|asked| if asked < 0 { 1 } else { asked });
-            match asked.filter(|asked| *asked < granted) {
-                Some(asked) => {
-                    let earlier = SignedDuration::from_secs(granted.saturating_sub(asked));
+            // Already being deleted: the grace period may only get shorter.
+            let requested =
+                options.grace.map(|requested| if requested < 0 { 1 } else { requested });
+            match requested.filter(|requested| *requested < granted) {
+                Some(requested) => {
+                    let earlier = SignedDuration::from_secs(granted.saturating_sub(requested));
                     let at = at.checked_sub(earlier).unwrap_or(at);
-                    // What would have ended already ends now; gracefully, if that was asked.
+                    // A deadline already in the past becomes now; gracefully, if requested.
                     let late = at < now;
-                    let asked = if late && asked > 0 { 1 } else { asked };
-                    new.set_deletion(at.max(now), Some(asked));
-                    asked
+                    let requested = if late && requested > 0 { 1 } else { requested };
+                    new.set_deletion(at.max(now), Some(requested));
+                    requested
                 }
                 None if granted > 0 => {
                     return if &new == old { Plan::Nothing } else { Plan::Mark(new) };
@@ -259,10 +262,10 @@ fn plan_pod(old: &Object, mut new: Object, options: &DeleteOptions, now: Timesta
     if &new == old { Plan::Nothing } else { Plan::Mark(new) }
 }
 
-/// How long a pod has. One that no node has, or that has ended, needs none.
-fn grace_of(pod: &Object, asked: Option<i64>) -> i64 {
+/// Grace period of a pod. One without a node, or finished, needs none.
+fn grace_of(pod: &Object, requested: Option<i64>) -> i64 {
     let own = pod.value().pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64);
-    let grace = asked.or(own).unwrap_or(0);
+    let grace = requested.or(own).unwrap_or(0);
     let unbound = pod.text("/spec/nodeName").is_empty();
     let ended = matches!(pod.text("/status/phase"), "Failed" | "Succeeded");
     if unbound || ended {

@@ -1,4 +1,4 @@
-//! PATCH.
+//! PATCH of an object.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use crate::{decode, defaults, events};
 
 use super::create::{match_name, match_namespace, read_only};
 
-/// A patch as it came.
+/// The patch in a request.
 #[derive(Debug)]
 pub struct PatchBody {
     pub kind: PatchType,
@@ -26,10 +26,10 @@ pub struct PatchBody {
 
 impl ApiServer {
     /// Applies a patch to the newest version, and again if that changed meanwhile. Returns the
-    /// object in its stored form, and what the client should be warned of.
+    /// object in its stored form, and warnings for the client.
     pub async fn patch(
         &self,
-        who: &Identity,
+        identity: &Identity,
         info: &RequestInfo,
         body: &PatchBody,
         options: WriteOptions,
@@ -40,7 +40,7 @@ impl ApiServer {
         let patch = read(body)?;
         let warnings = Mutex::new(Vec::new());
         let object = self
-            .rewrite(who, info, options.dry_run, |old| {
+            .rewrite(identity, info, options.dry_run, |old| {
                 let original = events::from_stored(info.resource, old.clone());
                 let patched =
                     patch::apply(body.kind, info.resource, original.value(), &patch.value)?;
@@ -88,7 +88,7 @@ fn read(body: &PatchBody) -> Result<PatchText, ApiError> {
     Ok(patch)
 }
 
-/// A value as Go prints it.
+/// Kind of value as Go prints it.
 fn in_go(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {

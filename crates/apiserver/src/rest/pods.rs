@@ -1,20 +1,20 @@
-//! The subresources of a pod that are acts: binding it to a node, and evicting it.
+//! Pod subresources that are operations: binding and eviction.
 
 use serde_json::{Value, json};
 
 use crate::clock::rfc3339;
+use crate::json_edit;
 use crate::object::Object;
 use crate::options::DeleteOptions;
 use crate::registry::PODS;
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::tree;
 
 use super::{ATTEMPTS, lost_race, precondition_failed, put};
 
 impl ApiServer {
-    /// `POST …/binding`: the pod gets its node, once and for all.
+    /// `POST …/binding`: assigns the pod to a node, permanently.
     pub async fn bind(
         &self,
         info: &RequestInfo,
@@ -41,7 +41,7 @@ impl ApiServer {
         Err(ApiError::stale(&PODS, &info.name))
     }
 
-    /// `POST …/eviction`: a deletion that says why. Nothing here budgets disruptions.
+    /// `POST …/eviction`: a deletion with a reason. There are no disruption budgets.
     pub async fn evict(
         &self,
         info: &RequestInfo,
@@ -75,32 +75,32 @@ impl ApiServer {
     }
 }
 
-/// What kube-apiserver says of a bad target has no reason, and the code of a fault of its own.
+/// kube-apiserver reports a bad target without a reason and as an internal error.
 fn check_target(binding: &Object) -> Result<(), ApiError> {
     let kind = binding.text("/target/kind");
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     if !matches!(kind, "" | "Node") {
-        faults.push(format!(
+        errors.push(format!(
             "target.kind: Unsupported value: {kind:?}: supported values: \"Node\", \"<empty>\""
         ));
     }
     if binding.text("/target/name").is_empty() {
-        faults.push("target.name: Required value".to_owned());
+        errors.push("target.name: Required value".to_owned());
     }
-    match faults.as_slice() {
+    match errors.as_slice() {
         [] => Ok(()),
-        [fault] => Err(ApiError::unclassified(fault)),
-        faults => Err(ApiError::unclassified(format!("[{}]", faults.join(", ")))),
+        [error] => Err(ApiError::unclassified(error)),
+        errors => Err(ApiError::unclassified(format!("[{}]", errors.join(", ")))),
     }
 }
 
 fn may_bind(info: &RequestInfo, pod: &Object, binding: &Object) -> Result<(), ApiError> {
-    for (what, asked, found) in [
+    for (what, requested, found) in [
         ("UID", binding.uid(), pod.uid()),
         ("ResourceVersion", binding.resource_version(), pod.resource_version()),
     ] {
-        if !asked.is_empty() && asked != found {
-            return Err(precondition_failed(info, what, asked, found));
+        if !requested.is_empty() && requested != found {
+            return Err(precondition_failed(info, what, requested, found));
         }
     }
     let name = &info.name;
@@ -144,15 +144,15 @@ fn assign(pod: &mut Object, binding: &Object, now: &str) {
     );
 }
 
-/// Puts a condition in the place of the one of its type; the time stays if the status does.
+/// Sets the condition of its type; the transition time changes only with the status.
 pub(crate) fn set_condition(pod: &mut Object, mut condition: Value) {
     pod.edit(|value| {
-        let conditions = tree::list_at(value, &["status", "conditions"]);
+        let conditions = json_edit::list_at(value, &["status", "conditions"]);
         let same = conditions.iter_mut().find(|other| other.get("type") == condition.get("type"));
         let Some(old) = same else { return conditions.push(condition) };
         if old.get("status") == condition.get("status") {
             let since = old.get("lastTransitionTime").cloned();
-            tree::put(&mut condition, &["lastTransitionTime"], since);
+            json_edit::put(&mut condition, &["lastTransitionTime"], since);
         }
         *old = condition;
     });

@@ -1,4 +1,4 @@
-//! GET of one object and of many.
+//! GET of an object or a list.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -14,17 +14,17 @@ use crate::store::{HistoryError, Key, Scope};
 
 /// One page of a list.
 #[derive(Debug)]
-pub struct Page {
+pub struct ListPage {
     pub items: Vec<(Key, Document)>,
-    /// What a watch goes on from.
+    /// The revision from which a watch continues.
     pub revision: Revision,
     pub continue_token: Option<String>,
-    /// Not counted where a selector would have to judge them all.
+    /// Not counted if a selector would have to be applied to all of them.
     pub remaining: Option<usize>,
 }
 
-/// Where the next page begins. The revision stays that of the first page: the pages may show
-/// newer objects, and a watch from that revision tells of every change since.
+/// Continue token. The revision stays that of the first page: later pages may show newer objects,
+/// and a watch from that revision reports every change since.
 #[derive(Serialize, Deserialize)]
 struct Token {
     #[serde(rename = "v")]
@@ -38,46 +38,48 @@ struct Token {
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
 
 impl ApiServer {
-    /// The stored object that the request names.
+    /// The stored object of the request.
     pub fn get(&self, info: &RequestInfo, freshness: Freshness) -> Result<Document, ApiError> {
-        self.not_from_the_future(freshness)?;
+        self.check_not_future(freshness)?;
         let key = Key::new(info.resource, &info.namespace, &info.name);
         let document = self.store().get(&key)?;
         document.ok_or_else(|| ApiError::not_found(info.resource, &info.name))
     }
 
-    pub fn list(&self, info: &RequestInfo, options: &ListOptions) -> Result<Page, ApiError> {
-        self.not_from_the_future(options.freshness)?;
+    pub fn list(&self, info: &RequestInfo, options: &ListOptions) -> Result<ListPage, ApiError> {
+        self.check_not_future(options.freshness)?;
         let scope = Scope::new(info.resource, info.namespace_option());
         let token = options.continue_token.as_deref().map(read_token).transpose()?;
         let after = token.as_ref().map(|token| format!("{}{}", scope.prefix(), token.start));
         if let Some(token) = &token {
-            self.still_told(&scope, token.rv)?;
+            self.check_history_kept(&scope, token.rv)?;
         }
         let (objects, revision) = self.store().list(&scope, after.as_deref())?;
-        if let Freshness::Exactly(asked) = options.freshness {
-            self.unchanged_since(&scope, asked)?;
+        if let Freshness::Exactly(requested) = options.freshness {
+            self.unchanged_since(&scope, requested)?;
         }
         let revision = match (&token, options.freshness) {
             (Some(token), _) => token.rv,
-            (None, Freshness::Exactly(asked)) => asked,
+            (None, Freshness::Exactly(requested)) => requested,
             (None, _) => revision,
         };
         page(&scope, objects, revision, options)
     }
 
-    fn not_from_the_future(&self, freshness: Freshness) -> Result<(), ApiError> {
+    fn check_not_future(&self, freshness: Freshness) -> Result<(), ApiError> {
         let current = self.store().revision();
         match freshness {
-            Freshness::NotOlderThan(asked) | Freshness::Exactly(asked) if asked > current => {
-                Err(ApiError::version_too_large(asked, current))
+            Freshness::NotOlderThan(requested) | Freshness::Exactly(requested)
+                if requested > current =>
+            {
+                Err(ApiError::version_too_large(requested, current))
             }
             _ => Ok(()),
         }
     }
 
-    /// A list can be continued while a watch could tell what changed since it began.
-    fn still_told(&self, scope: &Scope, revision: Revision) -> Result<(), ApiError> {
+    /// A list can be continued as long as the history since its start is kept.
+    fn check_history_kept(&self, scope: &Scope, revision: Revision) -> Result<(), ApiError> {
         match self.store().history(scope, revision, 1) {
             Ok(_) => Ok(()),
             Err(HistoryError::Store(error)) => Err(error.into()),
@@ -88,7 +90,7 @@ impl ApiServer {
         }
     }
 
-    /// Old versions are not kept, so an exact one is served only if it is what there is now.
+    /// Old versions are not kept, so an exact version is served only if nothing changed since.
     fn unchanged_since(&self, scope: &Scope, revision: Revision) -> Result<(), ApiError> {
         let gone = || ApiError::expired("The resourceVersion for the provided list is too old.");
         match self.store().history(scope, revision, 1) {
@@ -104,7 +106,7 @@ fn page(
     objects: Vec<(Key, Document)>,
     revision: Revision,
     options: &ListOptions,
-) -> Result<Page, ApiError> {
+) -> Result<ListPage, ApiError> {
     let limit = if options.limit == 0 { usize::MAX } else { options.limit };
     let total = objects.len();
     let mut items = Vec::new();
@@ -117,15 +119,15 @@ fn page(
             let start = last.and_then(|(key, _)| key.as_str().strip_prefix(scope.prefix()));
             let token = write_token(revision, start.unwrap_or_default());
             let remaining = options.selector.is_empty().then_some(total - at);
-            return Ok(Page { items, revision, continue_token: Some(token), remaining });
+            return Ok(ListPage { items, revision, continue_token: Some(token), remaining });
         }
         items.push((key, document));
     }
-    Ok(Page { items, revision, continue_token: None, remaining: None })
+    Ok(ListPage { items, revision, continue_token: None, remaining: None })
 }
 
 fn write_token(revision: Revision, start: &str) -> String {
-    // As kube-apiserver has it, the zero byte says "after this one".
+    // As in kube-apiserver, the zero byte means "after this one".
     let start = format!("{start}\0");
     let token = Token { v: TOKEN_VERSION.to_owned(), rv: revision, start };
     BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).unwrap_or_default())
@@ -154,7 +156,7 @@ fn read_token(text: &str) -> Result<Token, ApiError> {
     Ok(token)
 }
 
-/// Base64 as Go reads it: bits that are left over at the end are not looked at.
+/// Base64 as Go decodes it: leftover bits at the end are ignored.
 fn decode_loosely(text: &str) -> Result<Vec<u8>, usize> {
     let mut out = Vec::with_capacity(text.len());
     let (mut bits, mut count) = (0_u32, 0_u32);
@@ -182,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_leads_back_to_its_place() {
+    fn continue_token_round_trips() {
         let token = read_token(&write_token(7, "default/web")).map_err(|e| e.message);
         assert_eq!(token.map(|t| (t.rv, t.start)), Ok((7, "default/web".to_owned())));
     }

@@ -1,4 +1,4 @@
-//! PUT, and what every change of an existing object has in common.
+//! PUT, and the parts shared by all updates of existing objects.
 
 use crate::access::{Identity, node};
 use crate::events;
@@ -25,7 +25,7 @@ impl ApiServer {
     /// Replaces an object by one given in its stored form.
     pub async fn update(
         &self,
-        who: &Identity,
+        identity: &Identity,
         info: &RequestInfo,
         mut object: Object,
         dry_run: bool,
@@ -40,7 +40,7 @@ impl ApiServer {
         object.edit(|value| defaults::apply(stored_as, value));
         let unversioned = matches!(object.resource_version(), "" | "0");
         let rewritten = self
-            .rewrite(who, info, dry_run, |old| {
+            .rewrite(identity, info, dry_run, |old| {
                 if !object.uid().is_empty() && object.uid() != old.uid() {
                     return Err(precondition_failed(info, "UID", object.uid(), old.uid()));
                 }
@@ -52,7 +52,7 @@ impl ApiServer {
             .await;
         match rewritten {
             Err(error) if error.code == 404 && strategy::creates_on_update(info.resource) => {
-                self.restrict_create(who, info, &object)?;
+                self.restrict_create(identity, info, &object)?;
                 object.set_meta("resourceVersion", None);
                 let object = self.create(info, object, dry_run).await?;
                 Ok(Updated { object, created: true })
@@ -62,11 +62,11 @@ impl ApiServer {
         }
     }
 
-    /// Reads the object, lets `change` say what it is to become, checks that, and writes it.
-    /// An object that a client has read at a version is written only if it is still at that.
+    /// Reads the object, applies `change`, validates and writes the result. If the client gave a
+    /// version, the object must still have it.
     pub(super) async fn rewrite(
         &self,
-        who: &Identity,
+        identity: &Identity,
         info: &RequestInfo,
         dry_run: bool,
         change: impl Fn(&Object) -> Result<Object, ApiError>,
@@ -77,7 +77,7 @@ impl ApiServer {
         for _ in 0..ATTEMPTS {
             let (key, old, revision) = self.named(info)?;
             let mut new = change(&old)?;
-            node::restrict_change(who, info, &old, &new)?;
+            node::restrict_change(identity, info, &old, &new)?;
             if !matches!(new.resource_version(), "" | "0")
                 && new.resource_version() != old.resource_version()
             {
@@ -108,7 +108,7 @@ impl ApiServer {
     }
 }
 
-/// Whether an object on its way out has just lost the last thing that kept it.
+/// Whether an object being deleted has just lost its last finalizer.
 fn nothing_holds(resource: &registry::Resource, object: &Object) -> bool {
     if !object.is_being_deleted() || !object.finalizers().is_empty() {
         return false;
@@ -126,6 +126,6 @@ fn version_missing(info: &RequestInfo) -> ApiError {
         field: "metadata.resourceVersion".to_owned(),
         message: "Invalid value: 0: must be specified for an update".to_owned(),
     };
-    // Kube-apiserver names the resource where it names the kind elsewhere.
+    // kube-apiserver uses the resource here where it uses the kind elsewhere.
     ApiError::invalid(info.resource.plural, info.resource.group, &info.name, &[error])
 }

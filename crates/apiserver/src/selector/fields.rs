@@ -42,7 +42,7 @@ impl FieldSelector {
         self.0.is_empty()
     }
 
-    /// The first field that objects of this resource cannot be selected by.
+    /// The first field that this resource does not support in selectors.
     pub(super) fn unsupported(&self, resource: &Resource) -> Option<&str> {
         let field = self.0.iter().find(|requirement| !supported(resource, &requirement.field))?;
         Some(&field.field)
@@ -51,7 +51,7 @@ impl FieldSelector {
     pub(super) fn matches(&self, facets: &Facets) -> bool {
         self.0.iter().all(|requirement| {
             let equal = match requirement.field.as_str() {
-                // A pod has several addresses; one that fits is enough.
+                // A pod has several addresses; one match is enough.
                 "status.podIPs" => has_address(&facets.status.pod_ips, &requirement.value),
                 field => text_of(facets, field) == requirement.value,
             };
@@ -60,7 +60,7 @@ impl FieldSelector {
     }
 }
 
-/// Which fields each kind can be selected by, beside its name and namespace.
+/// Selectable fields of each kind, beside its name and namespace.
 fn supported(resource: &Resource, field: &str) -> bool {
     match field {
         "metadata.name" => return true,
@@ -132,7 +132,7 @@ fn text_of(facets: &Facets, field: &str) -> String {
         "type" => &facets.kind,
         "reason" => &facets.reason,
         "reportingComponent" | "reportingController" => &facets.reporting_component,
-        // The two ways in which an event may name its origin.
+        // The two fields in which an event may name its source.
         "source" if facets.source.component.as_str().is_none_or(str::is_empty) => {
             &facets.reporting_component
         }
@@ -160,7 +160,7 @@ fn has_address(addresses: &Value, wanted: &str) -> bool {
     list.iter().any(|entry| entry.get("ip").and_then(Value::as_str) == Some(wanted))
 }
 
-/// Cuts at commas that no backslash precedes.
+/// Splits at commas without a preceding backslash.
 fn terms(text: &str) -> Vec<String> {
     let mut terms = vec![String::new()];
     let mut escaped = false;
@@ -177,7 +177,7 @@ fn terms(text: &str) -> Vec<String> {
     terms
 }
 
-/// The leftmost operator wins; of two at one place, the longer.
+/// The leftmost operator wins; of two at one position, the longer.
 fn split(term: &str) -> Option<(&str, bool, &str)> {
     let at = term.find(['!', '=']).filter(|at| {
         term.get(*at..).is_some_and(|rest| rest.starts_with('=') || rest.starts_with("!="))

@@ -56,7 +56,7 @@ impl Requirement {
     }
 }
 
-/// A word or a sign; `None` in the parser's hands is the end of the text.
+/// A word or an operator; the parser's `None` is the end of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Token {
     Word(String),
@@ -72,7 +72,7 @@ impl Token {
     }
 }
 
-/// Longest first, so that `!=` is not read as `!`.
+/// Longest first, so that `!=` is not parsed as `!`.
 const SIGNS: [&str; 9] = ["==", "!=", "=", "!", "(", ")", ",", ">", "<"];
 
 fn tokens(text: &str) -> Vec<Token> {
@@ -178,7 +178,7 @@ impl Parser {
         }
     }
 
-    /// What follows `=`; nothing means the empty value.
+    /// The value after `=`; may be empty.
     fn value(&mut self) -> Result<String, String> {
         match self.peek() {
             None | Some(Token::Sign(",")) => Ok(String::new()),
@@ -198,7 +198,7 @@ impl Parser {
         })
     }
 
-    /// `(a,b)`; an empty place between commas is the empty value.
+    /// `(a,b)`; nothing between commas is the empty value.
     fn values(&mut self) -> Result<BTreeSet<String>, String> {
         match self.next() {
             Some(Token::Sign("(")) => {}
@@ -236,7 +236,7 @@ impl Parser {
     }
 }
 
-/// Keys and values must be such as labels can have.
+/// Keys and values must be valid for labels.
 fn check(key: &str, test: &Test) -> Result<(), String> {
     let mut errors = Vec::new();
     let mut note = |field: String, value: &str, problems: Vec<String>| {
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_judge_labels() {
+    fn selectors_match_labels() {
         let labels: BTreeMap<String, String> =
             [("app", "web"), ("n", "5"), ("empty", ""), ("x.io/in", "in")]
                 .map(|(k, v)| (k.to_owned(), v.to_owned()))
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_selectors_are_refused_in_the_servers_words() {
+    fn bad_selectors_are_refused_with_kube_apiservers_messages() {
         for (selector, message) in [
             (
                 "a=-b",

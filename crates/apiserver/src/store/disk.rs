@@ -1,4 +1,4 @@
-//! The part of the store that survives: redb's tables and what is read from them.
+//! Persistent part of the store: the redb tables.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,26 +11,26 @@ use redb::{
     WriteTransaction,
 };
 
-use super::medium::{Medium, open_file};
-use super::{Event, Key, Scope, StoreError, What};
+use super::storage::{Storage, open_file};
+use super::{Event, EventType, Key, Scope, StoreError};
 use crate::document::{Document, Revision};
 
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const OBJECTS: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("objects");
 const LOG: TableDefinition<u64, Entry<'static>> = TableDefinition::new("log");
 
-/// What happened, to which key, its text then and, where it matters, before.
+/// Log entry: event type, key, text and, where it matters, the previous text.
 type Entry<'a> = (u8, &'a str, &'a [u8], Option<&'a [u8]>);
 
-/// Raised when a change to the tables makes them unreadable to older programs.
+/// Increased when a change to the tables makes them unreadable to older versions.
 const FORMAT: u64 = 1;
 const FORMAT_KEY: &str = "format";
 const REVISION_KEY: &str = "revision";
 const RESERVED_KEY: &str = "reserved";
 const FORGOTTEN_KEY: &str = "forgotten";
 
-/// Makes the database in a file if there is none. It is made under another name and takes its own
-/// when it is whole: the power may fail at any time, and half a database could never be opened again.
+/// Creates the database file if there is none. It is created under a temporary name and renamed
+/// when complete: after a power failure, half a database could not be opened.
 pub(super) fn create(path: &Path, cache_bytes: usize) -> Result<(), StoreError> {
     if path.exists() {
         return Ok(());
@@ -40,19 +40,19 @@ pub(super) fn create(path: &Path, cache_bytes: usize) -> Result<(), StoreError> 
     draft.push(".new");
     let draft = Path::new(&draft);
     if draft.exists() {
-        fs::remove_file(draft).map_err(create)?; // left by a start that did not finish
+        fs::remove_file(draft).map_err(create)?; // left by an interrupted start
     }
     let database = open_file(draft, cache_bytes, true)?;
     prepare(&database)?;
     drop(database);
     fs::rename(draft, path).map_err(create)?;
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(create)?;
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(create)?;
     }
     Ok(())
 }
 
-/// Checks the format, and makes the tables where there are none.
+/// Checks the format, and creates missing tables.
 fn prepare(database: &Database) -> Result<(), StoreError> {
     let write = database.begin_write().map_err(StoreError::at("prepare"))?;
     {
@@ -76,33 +76,33 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
     write.commit().map_err(StoreError::at("prepare"))
 }
 
-/// The database, which is opened again when what it lies on has failed: after an I/O error redb
-/// refuses everything, because what it remembers of the file may no longer be true.
+/// The database, reopened after a storage failure: after an I/O error redb refuses every operation,
+/// because its view of the file may be wrong.
 #[derive(Debug)]
 pub(super) struct Disk {
-    medium: Medium,
+    storage: Storage,
     cache_bytes: usize,
-    place: Arc<str>,
+    location: Arc<str>,
     open: RwLock<Opened>,
 }
 
 #[derive(Debug)]
 struct Opened {
-    /// None when it could not be opened again; whoever wants it next tries.
+    /// `None` if it could not be reopened; the next access retries.
     database: Option<Database>,
     opening: Opening,
 }
 
-/// Which opening of the database something was seen in. Within one nothing changes but by commits
-/// that succeeded; with the next, what became of a commit that failed is known.
+/// Counts how often the database was opened. Within one opening, only successful commits change
+/// anything; the next opening shows whether a failed commit was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Opening(u64);
 
-/// What the writer must know when it starts, and when the database was opened again.
+/// State that the writer needs when it starts and after the database was reopened.
 #[derive(Debug, Default)]
 pub(super) struct Position {
     pub(super) opening: Opening,
-    /// Of the newest change that is on the disk.
+    /// Revision of the newest change on disk.
     pub(super) written: Revision,
     pub(super) reserved: Revision,
     pub(super) log_entries: usize,
@@ -110,27 +110,30 @@ pub(super) struct Position {
 }
 
 impl Disk {
-    pub(super) fn open(medium: Medium, cache_bytes: usize) -> Result<Self, StoreError> {
-        let database = medium.open(cache_bytes)?;
+    pub(super) fn open(storage: Storage, cache_bytes: usize) -> Result<Self, StoreError> {
+        let database = storage.open(cache_bytes)?;
         prepare(&database)?;
         let opened = Opened { database: Some(database), opening: Opening::default() };
-        Ok(Self { place: medium.place(), medium, cache_bytes, open: RwLock::new(opened) })
+        Ok(Self { location: storage.location(), storage, cache_bytes, open: RwLock::new(opened) })
     }
 
-    /// Opens the database again, unless that was done since `seen`.
+    /// Reopens the database, unless that was done since `seen`.
     pub(super) fn reopen(&self, seen: Opening) -> Result<(), StoreError> {
         let mut open = self.open.write();
         if open.opening != seen && open.database.is_some() {
             return Ok(());
         }
-        open.database = None; // closes it, which is what frees the file
+        open.database = None; // closes it, which releases the file
         open.opening.0 += 1;
-        let database = self.medium.open(self.cache_bytes).map_err(|error| error.of(&self.place))?;
+        let database = self
+            .storage
+            .open(self.cache_bytes)
+            .map_err(|error| error.with_location(&self.location))?;
         open.database = Some(database);
         Ok(())
     }
 
-    /// Does something with the database; if the medium fails, once more with one opened again.
+    /// Runs `act` on the database; if the storage fails, once more after a reopen.
     fn with<T>(
         &self,
         act: impl Fn(&Database, Opening) -> Result<T, StoreError>,
@@ -141,14 +144,14 @@ impl Disk {
             let opening = open.opening;
             let failed = match &open.database {
                 Some(database) => match act(database, opening) {
-                    Err(error) if error.is_of_medium() => Some(error),
+                    Err(error) if error.is_storage_failure() => Some(error),
                     other => return other,
                 },
                 None => None,
             };
             drop(open);
             match failed {
-                Some(error) if tried_again => return Err(error.of(&self.place)),
+                Some(error) if tried_again => return Err(error.with_location(&self.location)),
                 _ => self.reopen(opening)?,
             }
             tried_again = true;
@@ -157,13 +160,13 @@ impl Disk {
 
     fn read<T>(
         &self,
-        look: impl Fn(&ReadTransaction) -> Result<T, StoreError>,
+        query: impl Fn(&ReadTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        self.with(|database, _| look(&database.begin_read().map_err(StoreError::at("read"))?))
+        self.with(|database, _| query(&database.begin_read().map_err(StoreError::at("read"))?))
     }
 
-    /// Gives `act` a transaction of the opening that the writer knows, and of no other. The
-    /// database is not opened again before `act` is done, nor by this afterwards.
+    /// Runs `act` in a transaction of the opening that the writer knows, and of no other. The
+    /// database is not reopened while `act` runs, nor by this function afterwards.
     pub(super) fn write<T>(
         &self,
         known: Opening,
@@ -182,8 +185,8 @@ impl Disk {
         self.open.read().opening
     }
 
-    pub(super) fn place(&self) -> &Arc<str> {
-        &self.place
+    pub(super) fn location(&self) -> &Arc<str> {
+        &self.location
     }
 
     pub(super) fn position(&self) -> Result<Position, StoreError> {
@@ -229,8 +232,8 @@ impl Disk {
         self.read(|read| list(read, scope, after))
     }
 
-    /// Events of the scope in `(after, upto]`, at most `limit`; and the revision up to which
-    /// history has been forgotten.
+    /// Events of the scope in `(after, upto]`, at most `limit`, and the revision up to which
+    /// history has been dropped.
     pub(super) fn history(
         &self,
         scope: &Scope,
@@ -286,14 +289,14 @@ fn history(
         let range = log.range(after + 1..=upto).map_err(StoreError::at("read"))?;
         for entry in range {
             let (revision, value) = entry.map_err(StoreError::at("read"))?;
-            let (what, key, text, previous) = value.value();
+            let (event_type, key, text, previous) = value.value();
             if !scope.holds(key) {
                 continue;
             }
             events.push(Event {
                 revision: revision.value(),
                 key: Key::from_stored(key),
-                what: what_from(what),
+                event_type: decode_type(event_type),
                 text: Bytes::copy_from_slice(text),
                 previous: previous.map(Bytes::copy_from_slice),
             });
@@ -326,27 +329,27 @@ impl<'t> Tables<'t> {
         Ok(found.map(|guard| guard.value().0))
     }
 
-    /// Writes an event and what it does to its object; returns how much the log grew.
+    /// Writes an event and applies it to its object; returns by how much the log grew.
     pub(super) fn record(&mut self, event: &Event) -> Result<usize, StoreError> {
         let key = event.key.as_str();
         let text = event.text.as_ref();
-        match event.what {
-            What::Created | What::Updated => {
+        match event.event_type {
+            EventType::Created | EventType::Updated => {
                 self.objects
                     .insert(key, (event.revision, text))
                     .map_err(StoreError::at("write to"))?;
             }
-            What::Deleted => {
+            EventType::Deleted => {
                 self.objects.remove(key).map_err(StoreError::at("write to"))?;
             }
         }
-        let entry = (what_to(event.what), key, text, event.previous.as_deref());
+        let entry = (encode_type(event.event_type), key, text, event.previous.as_deref());
         self.log.insert(event.revision, entry).map_err(StoreError::at("write to"))?;
         Ok(weight(key, text, event.previous.as_deref()))
     }
 
-    /// Drops the oldest entry of the log; returns what it weighed.
-    pub(super) fn forget_oldest(&mut self) -> Result<Option<usize>, StoreError> {
+    /// Drops the oldest entry of the log; returns its size.
+    pub(super) fn drop_oldest(&mut self) -> Result<Option<usize>, StoreError> {
         let (revision, weighed) = {
             let Some((revision, value)) =
                 self.log.pop_first().map_err(StoreError::at("write to"))?
@@ -382,19 +385,19 @@ fn weight(key: &str, text: &[u8], previous: Option<&[u8]>) -> usize {
     key.len() + text.len() + previous.map_or(0, <[u8]>::len)
 }
 
-const fn what_to(what: What) -> u8 {
-    match what {
-        What::Created => 1,
-        What::Updated => 2,
-        What::Deleted => 3,
+const fn encode_type(event_type: EventType) -> u8 {
+    match event_type {
+        EventType::Created => 1,
+        EventType::Updated => 2,
+        EventType::Deleted => 3,
     }
 }
 
-const fn what_from(code: u8) -> What {
+const fn decode_type(code: u8) -> EventType {
     match code {
-        1 => What::Created,
-        3 => What::Deleted,
-        _ => What::Updated,
+        1 => EventType::Created,
+        3 => EventType::Deleted,
+        _ => EventType::Updated,
     }
 }
 

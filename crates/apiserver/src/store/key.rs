@@ -1,4 +1,4 @@
-//! The name of an object in the store, and of a set of them.
+//! Keys of objects and of sets of objects in the store.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl Key {
         self.0.rsplit('/').next().unwrap_or_default()
     }
 
-    /// Empty for an object of the whole cluster.
+    /// Empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         let mut parts = self.0.split('/').skip(1);
         match (parts.next(), parts.next()) {
@@ -47,12 +47,12 @@ impl Key {
         match self.durability() {
             Durability::Disk => false,
             Durability::DiskExceptIn(namespace) => self.namespace() == namespace,
-            Durability::Fading => true,
+            Durability::Expiring => true,
         }
     }
 
-    pub(super) fn fades(&self) -> bool {
-        self.durability() == Durability::Fading
+    pub(super) fn expires(&self) -> bool {
+        self.durability() == Durability::Expiring
     }
 }
 
@@ -100,14 +100,14 @@ impl Scope {
     pub(super) fn may_be_in_memory(&self) -> bool {
         match self.durability {
             Durability::Disk => false,
-            Durability::DiskExceptIn(_) | Durability::Fading => true,
+            Durability::DiskExceptIn(_) | Durability::Expiring => true,
         }
     }
 
     pub(super) fn may_be_on_disk(&self) -> bool {
         match self.durability {
             Durability::Disk | Durability::DiskExceptIn(_) => true,
-            Durability::Fading => false,
+            Durability::Expiring => false,
         }
     }
 
@@ -126,8 +126,8 @@ mod tests {
     use crate::registry;
 
     #[test]
-    fn a_key_knows_its_parts_and_its_place() {
-        for (key, namespace, name, in_memory, fades) in [
+    fn key_has_namespace_name_and_durability() {
+        for (key, namespace, name, in_memory, expires) in [
             (Key::new(&registry::PODS, "a", "web"), "a", "web", false, false),
             (Key::new(&registry::NODES, "", "n1"), "", "n1", false, false),
             (
@@ -141,12 +141,12 @@ mod tests {
             (Key::new(&registry::EVENTS_V1, "a", "e"), "a", "e", true, true),
         ] {
             assert_eq!((key.namespace(), key.name()), (namespace, name), "{key}");
-            assert_eq!((key.in_memory(), key.fades()), (in_memory, fades), "{key}");
+            assert_eq!((key.in_memory(), key.expires()), (in_memory, expires), "{key}");
         }
     }
 
     #[test]
-    fn a_scope_holds_its_own_namespace_only() {
+    fn scope_holds_only_its_own_namespace() {
         let scope = Scope::new(&registry::PODS, Some("a"));
         for (key, held) in [("pods/a/x", true), ("pods/a-b/x", false), ("podsx/a/x", false)] {
             assert_eq!(scope.holds(key), held, "{key}");

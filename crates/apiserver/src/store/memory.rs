@@ -1,11 +1,11 @@
-//! The part of the store that a restart forgets: node leases and events.
+//! In-memory part of the store: node leases and events, lost on restart.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 use jiff::Timestamp;
 
-use super::{Event, Key, Limits, Scope, What};
+use super::{Event, EventType, Key, Limits, Scope};
 use crate::document::{Document, Revision};
 
 #[derive(Debug)]
@@ -13,10 +13,10 @@ pub(super) struct Memory {
     objects: BTreeMap<Key, Document>,
     log: VecDeque<Event>,
     log_bytes: usize,
-    /// History up to here is not kept.
+    /// History up to this revision is not kept.
     oldest: Revision,
-    /// Fading objects by their last change, which is also the order in which they fade.
-    fading: BTreeMap<Revision, (Key, Timestamp)>,
+    /// Expiring objects by the revision of their last change, which is also the order of expiry.
+    expiring: BTreeMap<Revision, (Key, Timestamp)>,
 }
 
 impl Memory {
@@ -26,7 +26,7 @@ impl Memory {
             log: VecDeque::new(),
             log_bytes: 0,
             oldest: start,
-            fading: BTreeMap::new(),
+            expiring: BTreeMap::new(),
         }
     }
 
@@ -72,17 +72,17 @@ impl Memory {
     }
 
     pub(super) fn record(&mut self, event: Event, now: Timestamp, limits: &Limits) {
-        let old = match event.what {
-            What::Created | What::Updated => {
-                if event.key.fades() {
-                    self.fading.insert(event.revision, (event.key.clone(), now));
+        let old = match event.event_type {
+            EventType::Created | EventType::Updated => {
+                if event.key.expires() {
+                    self.expiring.insert(event.revision, (event.key.clone(), now));
                 }
                 self.objects.insert(event.key.clone(), event.document())
             }
-            What::Deleted => self.objects.remove(&event.key),
+            EventType::Deleted => self.objects.remove(&event.key),
         };
         if let Some(old) = old {
-            self.fading.remove(&old.revision);
+            self.expiring.remove(&old.revision);
         }
         self.log_bytes += weight(&event);
         self.log.push_back(event);
@@ -93,13 +93,12 @@ impl Memory {
         }
     }
 
-    /// The fading object that has to go next, if one must: the oldest, when its time is over or
-    /// there are too many.
-    pub(super) fn faded(&self, now: Timestamp, limits: &Limits) -> Option<(Key, Document)> {
-        let (_, (key, since)) = self.fading.first_key_value()?;
+    /// The next object to expire, if any: the oldest, when it is too old or there are too many.
+    pub(super) fn next_expired(&self, now: Timestamp, limits: &Limits) -> Option<(Key, Document)> {
+        let (_, (key, since)) = self.expiring.first_key_value()?;
         let age = now.duration_since(*since);
-        let over = age >= jiff::SignedDuration::try_from(limits.fading_after).ok()?;
-        if over || self.fading.len() > limits.fading_objects {
+        let over = age >= jiff::SignedDuration::try_from(limits.event_ttl).ok()?;
+        if over || self.expiring.len() > limits.max_events {
             return Some((key.clone(), self.objects.get(key)?.clone()));
         }
         None

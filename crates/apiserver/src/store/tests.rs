@@ -12,8 +12,8 @@ const SMALL: Limits = Limits {
     cache_bytes: 1 << 20,
     log_entries: 4,
     log_bytes: 1 << 20,
-    fading_objects: 3,
-    fading_after: Duration::from_secs(60),
+    max_events: 3,
+    event_ttl: Duration::from_secs(60),
 };
 
 fn memory(limits: Limits) -> Store {
@@ -29,17 +29,21 @@ fn text(text: &str) -> Bytes {
 }
 
 fn create(key: &Key, body: &str) -> Change {
-    let act = Act::Put { text: text(body), previous: None };
-    Change { key: key.clone(), expect: Expect::Absent, act }
+    let op = WriteOp::Put { text: text(body), previous: None };
+    Change { key: key.clone(), expect: Precondition::Absent, op }
 }
 
 fn update(key: &Key, at: Revision, body: &str) -> Change {
-    let act = Act::Put { text: text(body), previous: None };
-    Change { key: key.clone(), expect: Expect::At(at), act }
+    let op = WriteOp::Put { text: text(body), previous: None };
+    Change { key: key.clone(), expect: Precondition::At(at), op }
 }
 
 fn delete(key: &Key, at: Revision) -> Change {
-    Change { key: key.clone(), expect: Expect::At(at), act: Act::Delete { last: text("gone") } }
+    Change {
+        key: key.clone(),
+        expect: Precondition::At(at),
+        op: WriteOp::Delete { last: text("gone") },
+    }
 }
 
 fn seen(store: &Store, resource: &Resource) -> Vec<(String, String)> {
@@ -51,7 +55,7 @@ fn seen(store: &Store, resource: &Resource) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_write_happens_only_if_the_object_is_as_the_writer_believed() {
+async fn write_needs_the_expected_revision() {
     for resource in [&PODS, &EVENTS] {
         let store = memory(Limits::default());
         let pod = key(resource, "a");
@@ -59,12 +63,12 @@ async fn a_write_happens_only_if_the_object_is_as_the_writer_believed() {
         let first = store.commit(vec![create(&pod, "1")]).await.unwrap()[0];
         let second = store.commit(vec![update(&pod, first, "2")]).await.unwrap()[0];
         for (case, change, found) in [
-            ("create what is there", create(&pod, "x"), Some(second)),
-            ("update an older one", update(&pod, first, "x"), Some(second)),
-            ("update another's", update(&pod, other, "x"), Some(second)),
-            ("delete an older one", delete(&pod, first), Some(second)),
-            ("update what is not there", update(&key(resource, "b"), first, "x"), None),
-            ("delete what is not there", delete(&key(resource, "b"), first), None),
+            ("create an existing object", create(&pod, "x"), Some(second)),
+            ("update an older revision", update(&pod, first, "x"), Some(second)),
+            ("update with another object's revision", update(&pod, other, "x"), Some(second)),
+            ("delete an older revision", delete(&pod, first), Some(second)),
+            ("update a missing object", update(&key(resource, "b"), first, "x"), None),
+            ("delete a missing object", delete(&key(resource, "b"), first), None),
         ] {
             let refused = store.commit(vec![change]).await.unwrap_err();
             assert!(
@@ -96,7 +100,7 @@ async fn changes_are_committed_together_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_list_is_in_order_and_starts_after_the_key_it_is_told() {
+async fn list_is_ordered_and_starts_after_the_given_key() {
     let store = memory(Limits::default());
     for (namespace, name) in
         [("kube-node-lease", "n2"), ("b", "x"), ("kube-node-lease", "n1"), ("z", "y")]
@@ -112,11 +116,11 @@ async fn a_list_is_in_order_and_starts_after_the_key_it_is_told() {
     assert_eq!(names(Some("leases/kube-node-lease/n1")), ["n2", "y"]);
     assert_eq!(names(Some("leases/a")), ["x", "n1", "n2", "y"]);
     assert_eq!(names(Some("leases/z/y")), Vec::<String>::new());
-    assert_eq!(names(Some("zzz")), Vec::<String>::new(), "a start behind the scope");
+    assert_eq!(names(Some("zzz")), Vec::<String>::new(), "a start after the scope");
 }
 
 #[tokio::test]
-async fn history_tells_every_change_in_order_and_says_when_it_has_forgotten() {
+async fn history_has_every_change_in_order_and_reports_dropped_ones() {
     let store = memory(SMALL);
     let pod = key(&PODS, "a");
     let mut at = store.commit(vec![create(&pod, "0")]).await.unwrap()[0];
@@ -125,7 +129,7 @@ async fn history_tells_every_change_in_order_and_says_when_it_has_forgotten() {
         store.commit(vec![create(&key(&EVENTS, &format!("e{i}")), "e")]).await.unwrap();
         at = store.commit(vec![update(&pod, at, &i.to_string())]).await.unwrap()[0];
     }
-    let told = |after, limit| {
+    let events_after = |after, limit| {
         let history = store.history(&Scope::new(&PODS, Some("ns")), after, limit)?;
         let texts = history
             .events
@@ -134,25 +138,32 @@ async fn history_tells_every_change_in_order_and_says_when_it_has_forgotten() {
             .collect::<Vec<_>>();
         Ok::<_, HistoryError>((texts, history.upto))
     };
-    assert_eq!(told(0, 10).unwrap(), (vec!["0".into(), "1".into(), "2".into(), "3".into()], at));
-    assert_eq!(told(start, 10).unwrap(), (vec!["1".into(), "2".into(), "3".into()], at));
-    assert_eq!(told(start, 1).unwrap(), (vec!["1".into()], start + 2), "and goes on from there");
-    assert_eq!(told(at, 10).unwrap(), (vec![], at));
     assert_eq!(
-        told(at + 100, 10).unwrap(),
-        (vec![], at + 100),
-        "a place in the future stays there"
+        events_after(0, 10).unwrap(),
+        (vec!["0".into(), "1".into(), "2".into(), "3".into()], at)
     );
-    // four entries are kept: one more, and the oldest goes
+    assert_eq!(events_after(start, 10).unwrap(), (vec!["1".into(), "2".into(), "3".into()], at));
+    assert_eq!(
+        events_after(start, 1).unwrap(),
+        (vec!["1".into()], start + 2),
+        "and continues from there"
+    );
+    assert_eq!(events_after(at, 10).unwrap(), (vec![], at));
+    assert_eq!(
+        events_after(at + 100, 10).unwrap(),
+        (vec![], at + 100),
+        "a future revision is kept"
+    );
+    // four entries are kept: the fifth drops the oldest
     store.commit(vec![update(&pod, at, "4")]).await.unwrap();
     assert!(
-        matches!(told(0, 10), Err(HistoryError::TooOld { asked: 0, oldest }) if oldest == start)
+        matches!(events_after(0, 10), Err(HistoryError::TooOld { requested: 0, oldest }) if oldest == start)
     );
-    assert_eq!(told(start, 1).unwrap().0, ["1"]);
+    assert_eq!(events_after(start, 1).unwrap().0, ["1"]);
 }
 
 #[tokio::test]
-async fn history_is_bounded_in_bytes_too() {
+async fn history_is_bounded_in_bytes() {
     let store = memory(Limits { log_entries: 1000, log_bytes: 10_000, ..SMALL });
     let pod = key(&PODS, "a");
     let mut at = store.commit(vec![create(&pod, "")]).await.unwrap()[0];
@@ -165,7 +176,7 @@ async fn history_is_bounded_in_bytes_too() {
 }
 
 #[tokio::test]
-async fn events_fade_with_time_and_in_number() {
+async fn events_expire_by_age_and_by_number() {
     let seconds = Arc::new(AtomicI64::new(0));
     let clock = Clock::new({
         let seconds = seconds.clone();
@@ -179,25 +190,25 @@ async fn events_fade_with_time_and_in_number() {
     let names =
         |store: &Store| seen(store, &EVENTS).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(names(&store), ["b", "c", "d"], "three may stay");
-    // one that is written again begins anew
+    // an update restarts the lifetime
     let at = store.get(&key(&EVENTS, "b")).unwrap().unwrap().revision;
     store.commit(vec![update(&key(&EVENTS, "b"), at, "again")]).await.unwrap();
     seconds.store(85, Ordering::Relaxed);
     let before = store.revision();
     store.expire().await.unwrap();
     assert_eq!(names(&store), ["b", "d"]);
-    let told = store.history(&Scope::new(&EVENTS, None), before, 10).unwrap().events;
+    let events_after = store.history(&Scope::new(&EVENTS, None), before, 10).unwrap().events;
     assert_eq!(
-        (told.len(), told[0].what, told[0].key.name()),
-        (1, What::Deleted, "c"),
-        "watchers are told"
+        (events_after.len(), events_after[0].event_type, events_after[0].key.name()),
+        (1, EventType::Deleted, "c"),
+        "watchers get the deletions"
     );
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_after_a_restart_and_no_revision_comes_twice() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store.redb");
+async fn writes_survive_a_restart_and_no_revision_is_reused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
     let open = || Store::open(&path, SMALL, Clock::system()).unwrap();
     let (pod, lease) = (key(&PODS, "a"), Key::new(&LEASES, "kube-node-lease", "n1"));
     let store = open();
@@ -209,11 +220,11 @@ async fn what_was_written_is_there_after_a_restart_and_no_revision_comes_twice()
     drop(store);
     let store = open();
     assert_eq!(store.get(&pod).unwrap(), Some(Document { revision: at, text: text("1") }));
-    assert_eq!(store.get(&lease).unwrap(), None, "a lease lives in memory");
+    assert_eq!(store.get(&lease).unwrap(), None, "a lease is in memory only");
     assert!(store.revision() >= leased);
     let next = store.commit(vec![create(&key(&PODS, "b"), "1")]).await.unwrap()[0];
     assert!(next > leased);
-    // a watch of pods goes on where it was; one of leases cannot
+    // a watch of pods resumes; one of leases cannot
     let pods = store.history(&Scope::new(&PODS, None), at, 10).unwrap();
     assert_eq!(pods.events.iter().map(|e| e.revision).collect::<Vec<_>>(), [next]);
     let leases = store.history(&Scope::new(&LEASES, None), leased - 1, 10);
@@ -221,10 +232,10 @@ async fn what_was_written_is_there_after_a_restart_and_no_revision_comes_twice()
 }
 
 #[tokio::test]
-async fn a_restart_begins_beyond_every_revision_that_memory_handed_out() {
+async fn revisions_after_a_restart_are_beyond_every_one_used_in_memory() {
     for (on_disk, in_memory) in [(1, 100), (1, 400), (150, 100), (150, 150), (190, 2), (300, 80)] {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("store.redb");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store.redb");
         let store = Store::open(&path, SMALL, Clock::system()).unwrap();
         let (pod, event) = (key(&PODS, "a"), key(&EVENTS, "e"));
         let mut at = store.commit(vec![create(&pod, "")]).await.unwrap()[0];
@@ -243,9 +254,9 @@ async fn a_restart_begins_beyond_every_revision_that_memory_handed_out() {
 }
 
 #[tokio::test]
-async fn the_file_is_its_owners_alone_and_one_process_uses_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store.redb");
+async fn database_file_is_private_and_locked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
     let store = Store::open(&path, SMALL, Clock::system()).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let second = Store::open(&path, SMALL, Clock::system()).map(|_| ()).unwrap_err();
@@ -256,8 +267,8 @@ async fn the_file_is_its_owners_alone_and_one_process_uses_it() {
 
 #[test]
 fn a_newer_format_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store.redb");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
     drop(Store::open(&path, SMALL, Clock::system()).unwrap());
     disk::set_format(&redb::Database::open(&path).unwrap(), 7).unwrap();
     let refused = Store::open(&path, SMALL, Clock::system()).map(|_| ()).unwrap_err();
@@ -265,20 +276,20 @@ fn a_newer_format_is_refused() {
 }
 
 #[test]
-fn a_start_that_was_cut_short_is_begun_anew() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store.redb");
-    std::fs::write(folder.path().join("store.redb.new"), [0; 4096]).unwrap();
+fn interrupted_creation_is_repeated() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
+    std::fs::write(directory.path().join("store.redb.new"), [0; 4096]).unwrap();
     drop(Store::open(&path, SMALL, Clock::system()).unwrap());
     let names: Vec<_> =
-        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["store.redb"]);
 }
 
 #[test]
-fn what_is_no_database_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store.redb");
+fn file_that_is_no_database_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
     std::fs::write(&path, "not a database, but long enough to be looked at as if it were one")
         .unwrap();
     let refused = Store::open(&path, SMALL, Clock::system()).map(|_| ()).unwrap_err();
@@ -286,10 +297,10 @@ fn what_is_no_database_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn writers_at_the_same_time_lose_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+async fn concurrent_writers_lose_nothing() {
+    let directory = tempfile::tempdir().unwrap();
     let store = Arc::new(
-        Store::open(&folder.path().join("s"), Limits::default(), Clock::system()).unwrap(),
+        Store::open(&directory.path().join("s"), Limits::default(), Clock::system()).unwrap(),
     );
     let counter = key(&CONFIG_MAPS, "counter");
     store.commit(vec![create(&counter, "0")]).await.unwrap();
@@ -314,9 +325,9 @@ async fn writers_at_the_same_time_lose_nothing() {
 }
 
 #[tokio::test]
-async fn the_file_stays_small_however_often_objects_change() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store.redb");
+async fn file_stays_small_after_many_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
     let limits = Limits { log_bytes: 256 << 10, ..Limits::default() };
     let store = Store::open(&path, limits, Clock::system()).unwrap();
     let body = "x".repeat(5000);

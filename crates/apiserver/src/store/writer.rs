@@ -1,5 +1,5 @@
-//! The one writer: checks what each change expects, orders the changes, makes them durable,
-//! and only then lets anybody see them.
+//! The writer: checks preconditions, orders the changes, makes them durable, and only then
+//! publishes them to readers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -10,19 +10,21 @@ use tokio::sync::{oneshot, watch};
 
 use super::disk::{Disk, Opening, Tables};
 use super::memory::Memory;
-use super::{Act, Change, CommitError, Event, Expect, Key, Limits, StoreError, What};
+use super::{
+    Change, CommitError, Event, EventType, Key, Limits, Precondition, StoreError, WriteOp,
+};
 use crate::clock::Clock;
 use crate::document::Revision;
 
-/// Revisions in memory are handed out only below a mark that the disk remembers. The mark is
-/// moved by the step when fewer than the margin are left: one small write per 12,288 of them.
-/// (Tests come to it sooner.)
+/// In-memory revisions are used only below a mark that is stored on disk. The mark is raised by the
+/// step when fewer than the margin are left: one small write per 12,288 revisions. (Tests use a
+/// smaller margin.)
 const RESERVE_MARGIN: Revision = if cfg!(test) { 64 } else { 4096 };
 const RESERVE_STEP: Revision = 4 * RESERVE_MARGIN;
-/// How many waiting writes share one transaction.
+/// Number of queued writes in one transaction.
 const BATCH: usize = 64;
 
-type Answer = Result<Vec<Revision>, CommitError>;
+type CommitResult = Result<Vec<Revision>, CommitError>;
 
 /// How writes reach the core.
 #[derive(Debug)]
@@ -31,11 +33,11 @@ pub(super) enum Writer {
     Thread { queue: Option<mpsc::Sender<Job>>, thread: Option<JoinHandle<()>> },
 }
 
-/// No changes means: let faded objects go.
+/// An empty list of changes means: expire objects.
 #[derive(Debug)]
 pub(super) struct Job {
     changes: Vec<Change>,
-    answer: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<CommitResult>,
 }
 
 impl Writer {
@@ -49,26 +51,26 @@ impl Writer {
             while let Ok(first) = jobs.recv() {
                 let mut batch = vec![first];
                 batch.extend(jobs.try_iter().take(BATCH - 1));
-                let (changes, answers): (Vec<_>, Vec<_>) =
-                    batch.into_iter().map(|job| (job.changes, job.answer)).unzip();
-                for (answer, result) in answers.into_iter().zip(core.apply(&changes)) {
-                    let _ = answer.send(result); // whoever asked may have gone
+                let (changes, replies): (Vec<_>, Vec<_>) =
+                    batch.into_iter().map(|job| (job.changes, job.reply)).unzip();
+                for (reply, result) in replies.into_iter().zip(core.apply(&changes)) {
+                    let _ = reply.send(result); // the caller may be gone
                 }
             }
         })?;
         Ok(Self::Thread { queue: Some(queue), thread: Some(thread) })
     }
 
-    pub(super) async fn commit(&self, changes: Vec<Change>) -> Answer {
+    pub(super) async fn commit(&self, changes: Vec<Change>) -> CommitResult {
         match self {
             Self::Inline(core) => {
                 core.lock().apply(&[changes]).pop().unwrap_or(Err(StoreError::Stopped.into()))
             }
             Self::Thread { queue, .. } => {
-                let (answer, answered) = oneshot::channel();
+                let (reply, receiver) = oneshot::channel();
                 let queue = queue.as_ref().ok_or(StoreError::Stopped)?;
-                queue.send(Job { changes, answer }).map_err(|_| StoreError::Stopped)?;
-                answered.await.map_err(|_| StoreError::Stopped)?
+                queue.send(Job { changes, reply }).map_err(|_| StoreError::Stopped)?;
+                receiver.await.map_err(|_| StoreError::Stopped)?
             }
         }
     }
@@ -84,7 +86,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if let Self::Thread { queue, thread } = self {
-            queue.take(); // ends the loop once what waits is written
+            queue.take(); // ends the loop once the queued writes are done
             if let Some(thread) = thread.take() {
                 let _ = thread.join();
             }
@@ -92,7 +94,7 @@ impl Drop for Writer {
     }
 }
 
-/// The state of the one writer.
+/// State of the writer.
 #[derive(Debug)]
 pub(super) struct Core {
     disk: Arc<Disk>,
@@ -101,19 +103,19 @@ pub(super) struct Core {
     limits: Limits,
     clock: Clock,
     last: Revision,
-    /// The rest is what the disk says, as of this opening of it.
+    /// The following fields mirror the disk, as of this opening.
     opening: Opening,
     reserved: Revision,
     log_entries: usize,
     log_bytes: usize,
-    /// The last write failed, and that was said.
+    /// The last write failed, and that was logged.
     failing: bool,
 }
 
-/// What a batch will do, before it is done.
+/// Effects of a batch before it is committed.
 #[derive(Default)]
 struct Staged {
-    /// For keys of this batch, what they will be at.
+    /// Revisions that the keys of this batch will have.
     revisions: BTreeMap<Key, Option<Revision>>,
     in_memory: Vec<Event>,
     wrote_to_disk: bool,
@@ -122,16 +124,16 @@ struct Staged {
     last: Revision,
 }
 
-/// How far a batch came.
-enum Written {
-    /// It is there, and stays.
+/// Outcome of writing a batch.
+enum WriteOutcome {
+    /// It is durable.
     Safe,
-    /// The disk failed while it was made safe: it is there whole or not at all.
+    /// The disk failed during the commit: it is written completely or not at all.
     InDoubt(StoreError),
 }
 
 impl Core {
-    #[expect(clippy::type_complexity, reason = "the parts of a store, taken apart at once")]
+    #[expect(clippy::type_complexity, reason = "the parts of a store")]
     pub(super) fn start(
         disk: Disk,
         limits: Limits,
@@ -161,20 +163,20 @@ impl Core {
         self.current.subscribe()
     }
 
-    /// Commits each list of changes, or refuses it, all in one transaction. If the disk fails, once
-    /// more: a fault that has passed by then is nobody's business.
-    fn apply(&mut self, batch: &[Vec<Change>]) -> Vec<Answer> {
-        let mut doubt = None;
-        let mut result = self.attempt(batch, &mut doubt);
-        if result.as_ref().is_err_and(StoreError::is_of_medium) {
-            result = self.attempt(batch, &mut doubt);
+    /// Commits or refuses each list of changes, all in one transaction. Tries twice if the storage
+    /// fails, so that a brief fault is not reported.
+    fn apply(&mut self, batch: &[Vec<Change>]) -> Vec<CommitResult> {
+        let mut in_doubt = None;
+        let mut result = self.attempt(batch, &mut in_doubt);
+        if result.as_ref().is_err_and(StoreError::is_storage_failure) {
+            result = self.attempt(batch, &mut in_doubt);
         }
         match &result {
             Err(error) if !self.failing => {
-                tracing::error!(%error, "nothing can be written; it is tried anew with every write");
+                tracing::error!(%error, "database is not writable; retrying on each write");
             }
             Ok(_) if self.failing => {
-                tracing::info!(database = %self.disk.place(), "writing is possible again");
+                tracing::info!(database = %self.disk.location(), "database is writable again");
             }
             Ok(_) | Err(_) => {}
         }
@@ -182,66 +184,67 @@ impl Core {
         result.unwrap_or_else(|error| vec![Err(CommitError::Store(error)); batch.len()])
     }
 
-    /// One try. What a failed disk leaves in doubt is settled as soon as the disk can be read again,
-    /// here or in the next try.
+    /// One attempt. A commit of unknown outcome is resolved as soon as the disk can be read again,
+    /// here or in the next attempt.
     fn attempt(
         &mut self,
         batch: &[Vec<Change>],
-        doubt: &mut Option<(Staged, Vec<Answer>)>,
-    ) -> Result<Vec<Answer>, StoreError> {
+        in_doubt: &mut Option<(Staged, Vec<CommitResult>)>,
+    ) -> Result<Vec<CommitResult>, StoreError> {
         let runs_short = self.last + RESERVE_MARGIN > self.reserved;
         let on_disk = batch.iter().flatten().any(|change| !change.key.in_memory());
         if !on_disk && !runs_short {
             let mut staged = self.begin();
-            let answers = batch
+            let results = batch
                 .iter()
                 .map(|changes| self.stage(None, changes, &mut staged))
                 .collect::<Result<_, _>>()?;
             self.publish(staged);
-            return Ok(answers);
+            return Ok(results);
         }
-        // It was opened anew: by the last try, or by a reader that found it failing.
+        // The database was reopened: by the last attempt, or by a reader that saw it fail.
         if self.disk.opening() != self.opening
-            && let Some(answers) = self.settle(doubt)?
+            && let Some(results) = self.settle(in_doubt)?
         {
-            return Ok(answers);
+            return Ok(results);
         }
         let error = match self.write(batch) {
-            Ok((staged, answers, Written::Safe)) => {
+            Ok((staged, results, WriteOutcome::Safe)) => {
                 self.publish(staged);
-                return Ok(answers);
+                return Ok(results);
             }
-            Ok((staged, answers, Written::InDoubt(error))) => {
-                // Whatever becomes of them, these revisions are used up: memory goes on meanwhile.
+            Ok((staged, results, WriteOutcome::InDoubt(error))) => {
+                // Whatever the outcome, these revisions are used: writes to memory continue after
+                // them.
                 self.last = staged.last;
-                *doubt = Some((staged, answers));
+                *in_doubt = Some((staged, results));
                 error
             }
-            Err(error) if error.is_of_medium() => error,
+            Err(error) if error.is_storage_failure() => error,
             Err(error) => return Err(error),
         };
-        self.disk.reopen(self.opening)?; // for the readers, too
-        match self.settle(doubt)? {
-            Some(answers) => Ok(answers),
-            None => Err(error.of(self.disk.place())),
+        self.disk.reopen(self.opening)?; // also for readers
+        match self.settle(in_doubt)? {
+            Some(results) => Ok(results),
+            None => Err(error.with_location(self.disk.location())),
         }
     }
 
-    /// Looks at the disk, now that it was opened again. If what was in doubt is there, it is as good
-    /// as any other write; if it is not, it never was.
+    /// Resolves a commit of unknown outcome after the database was reopened. If it was written, it
+    /// is published like any other; if not, it is discarded.
     fn settle(
         &mut self,
-        doubt: &mut Option<(Staged, Vec<Answer>)>,
-    ) -> Result<Option<Vec<Answer>>, StoreError> {
+        in_doubt: &mut Option<(Staged, Vec<CommitResult>)>,
+    ) -> Result<Option<Vec<CommitResult>>, StoreError> {
         let written = self.catch_up()?;
-        let there = doubt.take().filter(|(staged, _)| staged.last <= written);
-        Ok(there.map(|(staged, answers)| {
+        let committed = in_doubt.take().filter(|(staged, _)| staged.last <= written);
+        Ok(committed.map(|(staged, results)| {
             self.publish(staged);
-            answers
+            results
         }))
     }
 
-    /// Learns what the disk holds, now that it was opened again; says up to which revision.
+    /// Reads the state of the reopened database; returns its newest revision.
     fn catch_up(&mut self) -> Result<Revision, StoreError> {
         let position = self.disk.position()?;
         self.opening = position.opening;
@@ -263,22 +266,22 @@ impl Core {
     fn write(
         &mut self,
         batch: &[Vec<Change>],
-    ) -> Result<(Staged, Vec<Answer>, Written), StoreError> {
+    ) -> Result<(Staged, Vec<CommitResult>, WriteOutcome), StoreError> {
         let mut staged = self.begin();
         let runs_short = self.last + RESERVE_MARGIN > self.reserved;
         let reserve = runs_short.then_some(self.last + RESERVE_STEP);
-        let (answers, written) = self.disk.write(self.opening, |write| {
-            let answers: Vec<Answer>;
+        let (results, written) = self.disk.write(self.opening, |write| {
+            let results: Vec<CommitResult>;
             {
                 let mut tables = Tables::open(&write)?;
-                answers = batch
+                results = batch
                     .iter()
                     .map(|changes| self.stage(Some(&mut tables), changes, &mut staged))
                     .collect::<Result<_, _>>()?;
                 while staged.log_entries > self.limits.log_entries
                     || staged.log_bytes > self.limits.log_bytes
                 {
-                    let Some(weight) = tables.forget_oldest()? else { break };
+                    let Some(weight) = tables.drop_oldest()? else { break };
                     staged.log_entries = staged.log_entries.saturating_sub(1);
                     staged.log_bytes = staged.log_bytes.saturating_sub(weight);
                 }
@@ -291,27 +294,27 @@ impl Core {
             }
             if !staged.wrote_to_disk && reserve.is_none() {
                 write.abort().map_err(StoreError::at("write to"))?;
-                return Ok((answers, Written::Safe));
+                return Ok((results, WriteOutcome::Safe));
             }
             Ok(match write.commit().map_err(StoreError::at("commit to")) {
-                Ok(()) => (answers, Written::Safe),
-                Err(error) if error.is_of_medium() => (answers, Written::InDoubt(error)),
+                Ok(()) => (results, WriteOutcome::Safe),
+                Err(error) if error.is_storage_failure() => (results, WriteOutcome::InDoubt(error)),
                 Err(error) => return Err(error),
             })
         })?;
-        if let Written::Safe = written {
+        if let WriteOutcome::Safe = written {
             self.reserved = reserve.unwrap_or(self.reserved);
         }
-        Ok((staged, answers, written))
+        Ok((staged, results, written))
     }
 
-    /// Takes one list of changes into the batch if everything it expects is so.
+    /// Adds one list of changes to the batch if all its preconditions hold.
     fn stage(
         &self,
         mut tables: Option<&mut Tables<'_>>,
         changes: &[Change],
         staged: &mut Staged,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<CommitResult, StoreError> {
         for change in changes {
             let found = match staged.revisions.get(&change.key) {
                 Some(revision) => *revision,
@@ -322,8 +325,8 @@ impl Core {
                 },
             };
             let expected = match change.expect {
-                Expect::Absent => None,
-                Expect::At(revision) => Some(revision),
+                Precondition::Absent => None,
+                Precondition::At(revision) => Some(revision),
             };
             if found != expected {
                 let key = change.key.clone();
@@ -335,7 +338,7 @@ impl Core {
             staged.last += 1;
             revisions.push(staged.last);
             let event = event(change.clone(), staged.last);
-            let at = (event.what != What::Deleted).then_some(staged.last);
+            let at = (event.event_type != EventType::Deleted).then_some(staged.last);
             staged.revisions.insert(event.key.clone(), at);
             match &mut tables {
                 Some(tables) if !event.key.in_memory() => {
@@ -349,7 +352,7 @@ impl Core {
         Ok(Ok(revisions))
     }
 
-    /// The disk has it: now everybody may see it.
+    /// Publishes a batch to readers, once it is durable.
     fn publish(&mut self, staged: Staged) {
         self.last = staged.last;
         self.log_entries = staged.log_entries;
@@ -359,21 +362,21 @@ impl Core {
         for event in staged.in_memory {
             memory.record(event, now, &self.limits);
         }
-        // What does not fit under the mark fades with the next write.
+        // Objects that need a revision beyond the mark expire with the next write.
         while self.last < self.reserved
-            && let Some((key, document)) = memory.faded(now, &self.limits)
+            && let Some((key, document)) = memory.next_expired(now, &self.limits)
         {
             self.last += 1;
             let event = Event {
                 revision: self.last,
                 key,
-                what: What::Deleted,
+                event_type: EventType::Deleted,
                 text: document.text,
                 previous: None,
             };
             memory.record(event, now, &self.limits);
         }
-        // Still holding the memory, so that whoever holds it sees it at exactly this revision.
+        // Still holding the lock on the memory, so that readers see it at exactly this revision.
         self.current.send_if_modified(|current| {
             let grew = self.last > *current;
             *current = self.last;
@@ -384,17 +387,17 @@ impl Core {
 }
 
 fn event(change: Change, revision: Revision) -> Event {
-    let Change { key, expect, act } = change;
-    match act {
-        Act::Put { text, previous } => {
-            let what = match expect {
-                Expect::Absent => What::Created,
-                Expect::At(_) => What::Updated,
+    let Change { key, expect, op } = change;
+    match op {
+        WriteOp::Put { text, previous } => {
+            let event_type = match expect {
+                Precondition::Absent => EventType::Created,
+                Precondition::At(_) => EventType::Updated,
             };
-            Event { revision, key, what, text, previous }
+            Event { revision, key, event_type, text, previous }
         }
-        Act::Delete { last } => {
-            Event { revision, key, what: What::Deleted, text: last, previous: None }
+        WriteOp::Delete { last } => {
+            Event { revision, key, event_type: EventType::Deleted, text: last, previous: None }
         }
     }
 }

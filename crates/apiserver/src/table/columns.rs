@@ -1,4 +1,4 @@
-//! Which columns the table of a resource has. They stand in `columns.txt`.
+//! Table columns of each resource, from `columns.txt`.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ pub(super) struct Column {
     pub(super) kind: &'static str,
     pub(super) format: &'static str,
     pub(super) description: String,
-    /// Shown only when the client asks for more.
+    /// Shown only with `-o wide`.
     pub(super) wide: bool,
 }
 
@@ -20,7 +20,7 @@ pub(super) fn of(resource: &str) -> &'static [Column] {
     COLUMNS.get(resource).map_or(&[], Vec::as_slice)
 }
 
-/// The file is ours and compiled in; a line that does not read is found by the test below.
+/// The file is compiled in; the test below finds invalid lines.
 fn parse(text: &'static str) -> HashMap<&'static str, Vec<Column>> {
     let mut columns: HashMap<&str, Vec<Column>> = HashMap::new();
     let mut resource = "";
@@ -51,7 +51,7 @@ mod tests {
     use crate::registry::{RESOURCES, Verb};
 
     #[test]
-    fn every_line_reads_and_every_resource_has_columns() {
+    fn every_line_is_valid_and_every_resource_has_columns() {
         let lines = include_str!("columns.txt").lines().filter(|line| line.starts_with("  "));
         assert_eq!(COLUMNS.values().map(Vec::len).sum::<usize>(), lines.count());
         for resource in RESOURCES.iter().filter(|resource| resource.allows(Verb::List)) {

@@ -1,4 +1,4 @@
-//! How long ago something was, in two or three figures.
+//! Human-readable age, in two or three figures.
 
 use jiff::Timestamp;
 
@@ -14,7 +14,7 @@ pub(super) fn since(then: &str, now: Timestamp) -> String {
     }
 }
 
-/// A second of disagreement between two clocks is no time at all; more is an error.
+/// A second of clock skew counts as zero; more is invalid.
 fn human(seconds: i64) -> String {
     let two = |big: i64, big_unit: char, small: i64, small_unit: char| match small {
         0 => format!("{big}{big_unit}"),
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_grow_coarser_with_time() {
+    fn precision_decreases_with_age() {
         for (seconds, want) in [
             (-5, "<invalid>"),
             (-1, "0s"),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_unknown() {
+    fn missing_time_is_unknown() {
         assert_eq!(since("", Timestamp::UNIX_EPOCH), "<unknown>");
         assert_eq!(since("1970-01-01T00:00:00Z", Timestamp::UNIX_EPOCH), "0s");
     }

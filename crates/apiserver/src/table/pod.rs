@@ -1,4 +1,4 @@
-//! A pod's row: what its containers do, in one word.
+//! Table row of a pod: the state of its containers in one word.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::duration::since;
 use super::{age, list, or, text};
 
-/// A row that is done can be left out by clients that watch for what is not.
+/// Marks finished pods, so that clients can leave them out.
 pub(super) fn completed(pod: &Value) -> Option<Value> {
     let message = match text(pod, "/status/phase") {
         "Succeeded" => "The pod has completed successfully.",
@@ -39,7 +39,7 @@ pub(super) fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-/// What the columns of a pod are made of.
+/// Values of a pod's columns.
 struct Summary<'a> {
     reason: String,
     ready: usize,
@@ -47,7 +47,7 @@ struct Summary<'a> {
     restarts: Restarts<'a>,
 }
 
-/// How often, and when last.
+/// Number of restarts, and time of the last one.
 #[derive(Clone, Copy, Default)]
 struct Restarts<'a> {
     count: i64,
@@ -58,7 +58,7 @@ impl<'a> Restarts<'a> {
     fn add(&mut self, status: &'a Value) {
         self.count += number(status, "/restartCount");
         let ended = text(status, "/lastState/terminated/finishedAt");
-        // times of one form and zone compare as text
+        // times in one format and zone compare as text
         if !ended.is_empty() && self.last.is_none_or(|last| last < ended) {
             self.last = Some(ended);
         }
@@ -95,7 +95,7 @@ impl<'a> Summary<'a> {
         summary
     }
 
-    /// Whether one of them keeps the pod waiting, and the restarts of those that stay.
+    /// Returns whether an init container keeps the pod waiting, and the restarts of the sidecars.
     fn init_containers(&mut self, pod: &'a Value) -> (bool, Restarts<'a>) {
         let specs = list(pod, "/spec/initContainers");
         let is_sidecar = |spec: &Value| text(spec, "/restartPolicy") == "Always";

@@ -1,4 +1,4 @@
-//! One row of each kind but pods, whose status takes a page of its own.
+//! Table rows of every kind but pods.
 
 use std::collections::BTreeSet;
 
@@ -90,7 +90,7 @@ pub(super) fn secret(object: &Value, now: Timestamp) -> Cells {
     ]
 }
 
-/// Fields go by their names in the older API, or else by those in the newer.
+/// Fields have their name in the older API, or else that in the newer.
 pub(super) fn event(object: &Value, now: Timestamp) -> Cells {
     let either = |old: &str, new: &str| or(text(object, old), text(object, new)).to_owned();
     let first = either("/firstTimestamp", "/deprecatedFirstTimestamp");
@@ -149,7 +149,7 @@ pub(super) fn priority_class(object: &Value, now: Timestamp) -> Cells {
     ]
 }
 
-/// The short names of access modes, in the order everyone lists them.
+/// Abbreviations of access modes, in the usual order.
 fn access_modes(object: &Value, pointer: &str) -> String {
     let held = |mode: &str| list(object, pointer).iter().any(|it| it == mode);
     let modes = [

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
-#![allow(clippy::needless_pass_by_value, reason = "json literals are given as they stand")]
+#![allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
 
 use super::*;
 use crate::registry::{
@@ -121,7 +121,7 @@ fn every_kind_has_its_cells() {
 }
 
 #[test]
-fn there_is_a_cell_for_every_column() {
+fn every_column_has_a_cell() {
     for resource in RESOURCES.iter().filter(|resource| resource.allows(Verb::List)) {
         let table = rows(resource, &[json!({"metadata": {"name": "x"}})], now());
         let columns = table["columnDefinitions"].as_array().unwrap().len();
@@ -141,7 +141,7 @@ fn status(state: Value, more: Value) -> Value {
 }
 
 #[test]
-fn the_word_for_a_pod_follows_its_containers() {
+fn pod_status_follows_its_containers() {
     let running = || status(json!({"running": {}}), json!({"ready": true}));
     let ended = |code: i64, reason: &str| {
         status(json!({"terminated": {"exitCode": code, "reason": reason}}), json!({}))
@@ -189,17 +189,17 @@ fn the_word_for_a_pod_follows_its_containers() {
             ["0/0", "Signal:9"],
         ),
         (
-            "one done, one runs, ready",
+            "one completed, one running, ready",
             json!({"spec": {"containers": [{}, {}]}, "status": {"conditions": ready, "containerStatuses": [ended(0, "Completed"), running()]}}),
             ["1/2", "Running"],
         ),
         (
-            "one done, one runs, not ready",
+            "one completed, one running, not ready",
             json!({"spec": {"containers": [{}, {}]}, "status": {"containerStatuses": [ended(0, "Completed"), running()]}}),
             ["1/2", "NotReady"],
         ),
         (
-            "one done, one failed",
+            "one completed, one failed",
             json!({"status": {"containerStatuses": [ended(0, "Completed"), ended(1, "Error")]}}),
             ["0/0", "Error"],
         ),
@@ -213,7 +213,7 @@ fn the_word_for_a_pod_follows_its_containers() {
             init(json!({"waiting": {"reason": "ImagePullBackOff"}})),
             ["0/0", "Init:ImagePullBackOff"],
         ),
-        ("init runs", init(json!({"running": {}})), ["0/0", "Init:0/2"]),
+        ("init running", init(json!({"running": {}})), ["0/0", "Init:0/2"]),
         (
             "init is next",
             init(json!({"waiting": {"reason": "PodInitializing"}})),
@@ -227,7 +227,7 @@ fn the_word_for_a_pod_follows_its_containers() {
             ["0/0", "Terminating"],
         ),
         (
-            "deleted when done",
+            "deleted after completion",
             json!({"metadata": {"deletionTimestamp": "t"}, "status": {"phase": "Succeeded"}}),
             ["0/0", "Succeeded"],
         ),
@@ -248,7 +248,7 @@ fn the_word_for_a_pod_follows_its_containers() {
 }
 
 #[test]
-fn restarts_say_when_the_last_one_was() {
+fn restarts_include_the_time_of_the_last_one() {
     let container = |restarts: i64, at: &str| {
         status(
             json!({"running": {}}),
@@ -267,7 +267,7 @@ fn restarts_say_when_the_last_one_was() {
 }
 
 #[test]
-fn a_row_carries_metadata_and_says_when_a_pod_is_done() {
+fn row_has_metadata_and_a_completed_condition() {
     let table =
         rows(&PODS, &[json!({"metadata": {"name": "x"}, "status": {"phase": "Failed"}})], now());
     assert_eq!(
@@ -281,7 +281,7 @@ fn a_row_carries_metadata_and_says_when_a_pod_is_done() {
 }
 
 #[test]
-fn columns_and_cells_are_the_recorded_ones() {
+fn columns_and_cells_match_the_recording() {
     let Some(golden) = podwright_testkit::report::recordings() else { return };
     let path = golden.join("api/list-watch.json");
     let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();

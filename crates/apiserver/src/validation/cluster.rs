@@ -1,4 +1,4 @@
-//! Namespaces, leases and classes.
+//! Validation of namespaces, leases, runtime classes and priority classes.
 
 use k8s_openapi::api::core::v1::Toleration;
 use podwright_core::pod::validation::field::{Errors, Internal};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::text;
 
-/// What users may give their own classes; above are the system's.
+/// Maximum value of user-defined priority classes; higher values are the system's.
 const USER_PRIORITY_LIMIT: i64 = 1_000_000_000;
 const SYSTEM_PREFIX: &str = "system-";
 const SYSTEM_CLASSES: [(&str, i64); 2] =
@@ -34,11 +34,11 @@ pub(super) fn namespace_change(part: &str, new: &Value, errors: &mut Errors) {
             let status = Path::new("status");
             let field = status.child("Phase");
             let phase = text(new, "/status/phase");
-            let going = !text(new, "/metadata/deletionTimestamp").is_empty();
-            if !going && phase != "Active" {
+            let deleting = !text(new, "/metadata/deletionTimestamp").is_empty();
+            if !deleting && phase != "Active" {
                 let detail = "may only be 'Active' if `deletionTimestamp` is empty";
                 errors.invalid(&field, phase, detail);
-            } else if going && phase != "Terminating" {
+            } else if deleting && phase != "Terminating" {
                 let detail = "may only be 'Terminating' if `deletionTimestamp` is not empty";
                 errors.invalid(&field, phase, detail);
             }
@@ -67,7 +67,7 @@ pub(super) fn lease(object: &Value, errors: &mut Errors) {
         errors.invalid(&field.child("leaseTransitions"), count, detail);
     }
     let strategy = text(object, "/spec/strategy");
-    // the doubled name is the API server's
+    // the doubled name is kube-apiserver's
     let at_strategy = field.child("strategy");
     let at_strategy = at_strategy.child("strategy");
     if strategy.contains('/') {
@@ -128,7 +128,7 @@ fn priority(object: &Value) -> i64 {
 pub(super) fn priority_class(object: &Value, errors: &mut Errors) {
     let (name, value) = (text(object, "/metadata/name"), priority(object));
     if name.starts_with(SYSTEM_PREFIX) {
-        if let Some(problem) = not_of_the_system(object, name, value) {
+        if let Some(problem) = system_class_error(object, name, value) {
             let metadata = Path::new("metadata");
             let detail = format!(
                 "priority class names with '{SYSTEM_PREFIX}' prefix are reserved for system use \
@@ -147,7 +147,7 @@ pub(super) fn priority_class(object: &Value, errors: &mut Errors) {
     }
 }
 
-fn not_of_the_system(object: &Value, name: &str, value: i64) -> Option<String> {
+fn system_class_error(object: &Value, name: &str, value: i64) -> Option<String> {
     let Some((_, known)) = SYSTEM_CLASSES.into_iter().find(|(known, _)| *known == name) else {
         return Some(format!("{name} is not a known system priority class"));
     };

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets.
+//! Validation of ConfigMaps and Secrets.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::text;
 use crate::decode;
 
-/// Values together; more does not belong into a configuration.
+/// Maximum total size of the values.
 const SIZE_LIMIT: usize = 1024 * 1024;
 const IMMUTABLE: &str = "field is immutable when `immutable` is set";
 
@@ -119,7 +119,7 @@ fn json_entry(
     }
 }
 
-/// Why a text is not a JSON object, without a word of what it is.
+/// Why a text is not a JSON object, without revealing its content.
 fn object_fault(text: &[u8]) -> Option<String> {
     let found = match serde_json::from_slice(text) {
         Ok(Value::Object(_) | Value::Null) => return None,

@@ -1,5 +1,5 @@
-//! Events, by the rules of the older API, which both groups of events keep; and what the newer asks
-//! of them besides.
+//! Validation of events: rules of the older API, which apply to both groups, and the additional
+//! rules of the newer.
 
 use podwright_core::pod::validation::field::Errors;
 use podwright_core::pod::validation::format;
@@ -34,7 +34,7 @@ pub(super) fn check(object: &Value, errors: &mut Errors) {
     errors.malformed(&Path::new("namespace"), namespace, &format::dns_subdomain(namespace));
 }
 
-/// What the newer API asks of a new event beyond the rules of the older.
+/// Additional rules of the newer API for a new event.
 pub(super) fn check_new(object: &Value, errors: &mut Errors) {
     if let Some(series) = object.get("series").filter(|series| series.is_object()) {
         if series.get("count").and_then(Value::as_i64).unwrap_or(0) < 2 {
@@ -65,7 +65,7 @@ pub(super) fn check_new(object: &Value, errors: &mut Errors) {
     }
 }
 
-/// An event with a time of its own says who reports it and what was done.
+/// An event with `eventTime` must have a reporter and an action.
 fn of_the_newer_form(object: &Value, errors: &mut Errors) {
     let reporter = text(object, "/reportingComponent");
     let at_reporter = Path::new("reportingComponent");

@@ -1,4 +1,4 @@
-//! Nodes.
+//! Validation of nodes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -60,7 +60,7 @@ fn is_cidr(text: &str) -> format::Problems {
     format::Problems::new()
 }
 
-/// The path is the API server's, though taints are no metadata.
+/// The path in the message is kube-apiserver's, although taints are not metadata.
 fn taints(object: &Value, errors: &mut Errors) {
     let field = METADATA.child("taints");
     let given = object.pointer("/spec/taints");

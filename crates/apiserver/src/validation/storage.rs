@@ -1,4 +1,4 @@
-//! Persistent volumes and claims on them.
+//! Validation of persistent volumes and claims.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,8 @@ use super::text;
 const POLICIES: [&str; 3] = ["Delete", "Recycle", "Retain"];
 const STORAGE_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// Sources in the order they are looked at: the first one given is checked, more are refused.
+/// Volume sources in the order of checks: the first one given is validated, further ones are
+/// refused.
 const SOURCES: [&str; 22] = [
     "hostPath",
     "gcePersistentDisk",
@@ -100,7 +101,7 @@ fn capacity(spec: &Value, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// Whether the volume says which nodes it is on.
+/// Validates the node affinity; returns whether there is one.
 fn node_affinity(spec: &Value, field: &Path<'_>, errors: &mut Errors) -> bool {
     let Some(given) = spec.get("nodeAffinity").filter(|given| given.is_object()) else {
         return false;
@@ -125,7 +126,7 @@ fn source(spec: &Value, bound: bool, field: &Path<'_>, errors: &mut Errors) {
         "hostPath" => {
             match schema::typed::<HostPathVolumeSource>(first) {
                 Ok(source) => host_path(&source, &at, errors),
-                // What cannot be read was not checked.
+                // A source that cannot be parsed was not validated, so it is refused.
                 Err(error) => errors.invalid(&at, "", &format!("it cannot be read: {error}")),
             }
         }
@@ -187,7 +188,7 @@ fn attributes_class(spec: &Value, field: &Path<'_>, errors: &mut Errors) {
 
 pub(super) fn volume_change(new: &Value, old: &Value, errors: &mut Errors) {
     let spec = Path::new("spec");
-    // a secret for growing the volume may be added
+    // a secret for expansion may be added
     let (mut compared, before) = (sources_of(new), sources_of(old));
     let secret = "/csi/controllerExpandSecretRef";
     let given = |spec: &Value| spec.pointer(secret).is_some_and(Value::is_object);
@@ -251,7 +252,7 @@ pub(super) fn claim(object: &Value, errors: &mut Errors) {
     claims::spec(&spec, &Path::new("spec"), errors);
 }
 
-/// A claim is what was asked for; only a bound one may ask for more room.
+/// A claim's spec is immutable, except that a bound claim may request more storage.
 pub(super) fn claim_change(new: &Value, old: &Value, errors: &mut Errors) {
     let field = Path::new("spec");
     let (mut now, mut before) = (member(new, "spec").clone(), member(old, "spec").clone());
@@ -268,8 +269,8 @@ pub(super) fn claim_change(new: &Value, old: &Value, errors: &mut Errors) {
         let field = metadata.child("annotations");
         errors.invalid(&field.child(STORAGE_CLASS), &given, "field is immutable");
     }
-    let asked = |object: &Value| object.pointer("/spec/storageClassName").cloned();
-    if asked(old).is_none() && class_of(old).is_none() {
+    let requested = |object: &Value| object.pointer("/spec/storageClassName").cloned();
+    if requested(old).is_none() && class_of(old).is_none() {
         copy(&before, &mut now, "storageClassName");
     }
     if text(new, "/status/phase") == "Bound" {

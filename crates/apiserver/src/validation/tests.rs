@@ -9,7 +9,7 @@ use crate::registry::{
     PODS, PRIORITY_CLASSES, RUNTIME_CLASSES, SECRETS, SERVICE_ACCOUNTS,
 };
 
-/// An object as the server holds it.
+/// An object as the server stores it.
 fn held(resource: &Resource, fields: &Value) -> Value {
     let mut object = json!({"metadata": {"name": "x", "resourceVersion": "1"}});
     if resource.namespaced {
@@ -125,7 +125,7 @@ fn metadata_is_checked_for_every_kind() {
         created(&NODES, &json!({"metadata": {"namespace": "n"}}))[0],
         "metadata.namespace: Forbidden: not allowed on this type"
     );
-    // once in common and as often as the kind's own rules say
+    // once from the common rules, and as often as the kind's own rules report it
     assert_eq!(changed(&SERVICE_ACCOUNTS, None, &json!({}), &bad), [label; 4]);
 }
 
@@ -366,7 +366,7 @@ fn volumes_and_claims() {
 }
 
 #[test]
-fn pods_are_checked_by_their_part() {
+fn pods_are_validated_by_subresource() {
     let pod = |image: &str, phase: &str| json!({"spec": {"containers": [{"name": "c", "image": image}]}, "status": {"phase": phase, "qosClass": "BestEffort"}});
     assert_eq!(created(&PODS, &pod("", "")), ["spec.containers[0].image: Required value"]);
     assert_eq!(
@@ -379,7 +379,7 @@ fn pods_are_checked_by_their_part() {
 }
 
 #[test]
-fn object_that_cannot_be_read_is_refused_and_not_passed_over() {
+fn object_that_cannot_be_parsed_is_refused() {
     let good = held(&PODS, &json!({"spec": {"containers": [{"name": "c", "image": "i"}]}}));
     let mut bad = good.clone();
     bad["spec"]["containers"][0]["securityContext"] = json!({"privileged": "maybe"});

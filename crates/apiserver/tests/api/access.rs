@@ -6,7 +6,7 @@ use podwright_apiserver::Identity;
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use super::world::{NS, World};
+use super::test_server::{NS, TestServer};
 
 fn stranger() -> Identity {
     Identity {
@@ -18,27 +18,27 @@ fn stranger() -> Identity {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_nobody_vouches_for_is_refused() {
-    let world = World::new().await;
+async fn request_without_identity_is_refused() {
+    let test_server = TestServer::new().await;
     let request = Request::get("/api/v1/pods").body(Body::empty()).unwrap();
-    let response = world.server.router().oneshot(request).await.unwrap();
+    let response = test_server.server.router().oneshot(request).await.unwrap();
     assert_eq!(response.status(), 401);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_may_look_at_what_is_served_and_at_nothing_in_it() {
-    let world = World { who: stranger(), ..World::new().await };
+async fn user_without_role_sees_discovery_but_no_objects() {
+    let test_server = TestServer { identity: stranger(), ..TestServer::new().await };
     for (path, code) in
         [("/api", 200), ("/version", 200), ("/api/v1/nodes", 403), ("/healthz", 200)]
     {
-        assert_eq!(world.get(path).await.code, code, "{path}");
+        assert_eq!(test_server.get(path).await.code, code, "{path}");
     }
-    let refused = world.get(&format!("{NS}/pods/p")).await;
+    let refused = test_server.get(&format!("{NS}/pods/p")).await;
     assert_eq!(
         refused.message(),
         "pods \"p\" is forbidden: User \"jane\" cannot get resource \"pods\" in API group \"\" in the namespace \"default\""
     );
-    let refused = world.post("/api/v1/nodes", json!({})).await;
+    let refused = test_server.post("/api/v1/nodes", json!({})).await;
     assert_eq!(
         refused.message(),
         "nodes is forbidden: User \"jane\" cannot create resource \"nodes\" in API group \"\" at the cluster scope"
@@ -46,79 +46,86 @@ async fn a_stranger_may_look_at_what_is_served_and_at_nothing_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn everybody_can_ask_what_they_may() {
-    let world = World::new().await;
+async fn every_user_can_review_its_own_access() {
+    let test_server = TestServer::new().await;
     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
     let question = json!({"spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}});
     assert_eq!(
-        world.post(path, question.clone()).await.ok().body["status"],
+        test_server.post(path, question.clone()).await.ok().body["status"],
         json!({"allowed": true})
     );
     let other = json!({"spec": {"user": "jane", "resourceAttributes": {"verb": "get", "resource": "pods"}}});
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    assert_eq!(world.post(path, other).await.ok().body["status"], json!({"allowed": false}));
+    assert_eq!(test_server.post(path, other).await.ok().body["status"], json!({"allowed": false}));
 }
 
 #[tokio::test(start_paused = true)]
-async fn everybody_learns_who_they_are_and_all_they_may() {
-    let world = World::new().await;
+async fn every_user_can_review_its_own_identity_and_permissions() {
+    let test_server = TestServer::new().await;
     let account = "system:serviceaccount:default:default";
     let role = json!({"metadata": {"annotations": {"podwright/role": "view"}}});
-    world.merge(&format!("{NS}/serviceaccounts/default"), role).await.ok();
+    test_server.merge(&format!("{NS}/serviceaccounts/default"), role).await.ok();
     let robot = Identity {
         user: account.to_owned(),
         uid: "u1".to_owned(),
         groups: vec!["system:authenticated".to_owned()],
         extra: BTreeMap::from([("k", vec!["v".to_owned()])]),
     };
-    let world = World { who: robot, ..world };
+    let test_server = TestServer { identity: robot, ..test_server };
     let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let told = world.post(path, json!({})).await.ok();
+    let reviewed = test_server.post(path, json!({})).await.ok();
     let user = json!({"username": account, "uid": "u1", "groups": ["system:authenticated"], "extra": {"k": ["v"]}});
-    assert_eq!(told.body["status"]["userInfo"], user);
+    assert_eq!(reviewed.body["status"]["userInfo"], user);
     let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
     for (namespace, reads_pods) in [("default", true), ("kube-system", false)] {
-        let told = world.post(path, json!({"spec": {"namespace": namespace}})).await.ok();
-        let status = &told.body["status"];
+        let reviewed = test_server.post(path, json!({"spec": {"namespace": namespace}})).await.ok();
+        let status = &reviewed.body["status"];
         let pods =
             json!({"verbs": ["get", "list", "watch"], "apiGroups": [""], "resources": ["pods"]});
         let rules = status["resourceRules"].as_array().unwrap();
         assert_eq!(rules.contains(&pods), reads_pods, "{status}");
         assert_eq!(status["incomplete"], false);
     }
-    assert_eq!(world.post(path, json!({"spec": {}})).await.message(), "no namespace on request");
+    assert_eq!(
+        test_server.post(path, json!({"spec": {}})).await.message(),
+        "no namespace on request"
+    );
 }
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// The same world, seen by a node that has registered.
-async fn registered(world: &World, name: &str, body: serde_json::Value) -> World {
-    let node = World { server: world.server.clone(), who: Identity::node(name) };
+/// The same server, as a registered node.
+async fn registered(test_server: &TestServer, name: &str, body: serde_json::Value) -> TestServer {
+    let node = TestServer { server: test_server.server.clone(), identity: Identity::node(name) };
     node.post("/api/v1/nodes", body).await.ok();
     node
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_has_one_lease_and_it_bears_its_name() {
-    let world = World { who: Identity::node("n1"), ..World::new().await };
+async fn node_has_one_lease_of_its_own_name() {
+    let test_server = TestServer { identity: Identity::node("n1"), ..TestServer::new().await };
     for (case, name, code) in [
         ("another's", json!({"name": "n2"}), 403),
         ("a made-up one", json!({"generateName": "n1-"}), 403),
         ("its own", json!({"name": "n1"}), 201),
     ] {
-        let answer = world.post(LEASES, json!({"metadata": name, "spec": {}})).await;
-        assert_eq!(answer.code, code, "{case}: {answer:?}");
+        let response = test_server.post(LEASES, json!({"metadata": name, "spec": {}})).await;
+        assert_eq!(response.code, code, "{case}: {response:?}");
     }
     let other = json!({"metadata": {"name": "n2"}, "spec": {}});
-    assert_eq!(world.put(&format!("{LEASES}/n2"), other).await.code, 403, "created by an update");
+    assert_eq!(
+        test_server.put(&format!("{LEASES}/n2"), other).await.code,
+        403,
+        "created by an update"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_does_not_choose_what_keeps_pods_off_it() {
-    let admin = World::new().await;
+async fn node_cannot_change_its_taints_or_restricted_labels() {
+    let admin = TestServer::new().await;
     let labelled =
         json!({"metadata": {"name": "n1", "labels": {"node-restriction.kubernetes.io/a": "b"}}});
-    let stranger = World { server: admin.server.clone(), who: Identity::node("n1") };
+    let stranger = TestServer { server: admin.server.clone(), identity: Identity::node("n1") };
     let refused = stranger.post("/api/v1/nodes", labelled).await;
     assert_eq!(
         refused.message(),
@@ -140,14 +147,14 @@ async fn a_node_does_not_choose_what_keeps_pods_off_it() {
     };
     let labels = |labels: serde_json::Value| json!({"metadata": {"labels": labels}});
     let restricted = "nodes \"n1\" is forbidden: is not allowed to modify labels: node-restriction.kubernetes.io/";
-    for (case, answer, want) in [
+    for (case, response, want) in [
         (
             "a patch that adds one",
             node.merge(path, labels(json!({"node-restriction.kubernetes.io/a": "b"}))).await,
             format!("{restricted}a"),
         ),
         (
-            "a patch that takes one away",
+            "a patch that removes one",
             node.merge(path, labels(json!({"node-restriction.kubernetes.io/kept": null}))).await,
             format!("{restricted}kept"),
         ),
@@ -170,16 +177,16 @@ async fn a_node_does_not_choose_what_keeps_pods_off_it() {
             "nodes \"n1\" is forbidden: node \"n1\" is not allowed to modify taints".to_owned(),
         ),
     ] {
-        assert_eq!((answer.code, answer.message()), (403, want.as_str()), "{case}");
+        assert_eq!((response.code, response.message()), (403, want.as_str()), "{case}");
     }
     let free = json!({"example.com/free": "1", "node.kubernetes.io/x": "y"});
-    assert_eq!(node.merge(path, labels(free)).await.code, 200, "what it may");
-    assert_eq!(node.put(path, node.get(path).await.body).await.code, 200, "nothing");
+    assert_eq!(node.merge(path, labels(free)).await.code, 200, "unrestricted labels");
+    assert_eq!(node.put(path, node.get(path).await.body).await.code, 200, "no change");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_shows_its_static_pods_as_its_own() {
-    let admin = World::new().await;
+async fn node_creates_mirror_pods_only_for_itself() {
+    let admin = TestServer::new().await;
     let node = registered(&admin, "n1", json!({"metadata": {"name": "n1"}})).await;
     let uid = node.get("/api/v1/nodes/n1").await.body["metadata"]["uid"].clone();
     let owner =
@@ -190,24 +197,24 @@ async fn a_node_shows_its_static_pods_as_its_own() {
         json!([owner])
     };
     for (case, owners, code) in [
-        ("nobody's", json!([]), 403),
+        ("without an owner", json!([]), 403),
         ("two owners", json!([owner, owner]), 403),
         ("another node's", with("name", json!("n2")), 403),
-        ("of a node of this name that is gone", with("uid", json!("old")), 403),
+        ("owned by a deleted node of the same name", with("uid", json!("old")), 403),
         ("not its controller", with("controller", json!(false)), 403),
-        ("one that holds up the node", with("blockOwnerDeletion", json!(true)), 403),
+        ("one that blocks the deletion of the node", with("blockOwnerDeletion", json!(true)), 403),
         ("its own", json!([owner]), 201),
     ] {
-        let mut pod = super::world::pod("static", "n1");
+        let mut pod = super::test_server::pod("static", "n1");
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "h"});
         pod["metadata"]["ownerReferences"] = owners;
-        let answer = node.post(&format!("{NS}/pods"), pod).await;
-        assert_eq!(answer.code, code, "{case}: {answer:?}");
+        let response = node.post(&format!("{NS}/pods"), pod).await;
+        assert_eq!(response.code, code, "{case}: {response:?}");
     }
     let relabelled = json!({"metadata": {"labels": {"app": "other"}}});
-    let answer = node.merge(&format!("{NS}/pods/static/status"), relabelled).await;
+    let response = node.merge(&format!("{NS}/pods/static/status"), relabelled).await;
     assert_eq!(
-        answer.message(),
+        response.message(),
         "pods \"static\" is forbidden: node \"n1\" cannot update labels through pod status"
     );
 }

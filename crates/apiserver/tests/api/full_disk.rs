@@ -1,4 +1,4 @@
-//! A disk without space, as a client meets it.
+//! Full disk, as seen by a client.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use redb::StorageBackend;
 use redb::backends::InMemoryBackend;
 use serde_json::json;
 
-use super::world::{NS, World};
+use super::test_server::{NS, TestServer};
 
-/// Takes nothing more while it is full.
+/// Refuses writes while it is full.
 #[derive(Debug)]
-struct Small {
+struct LimitedDisk {
     inner: InMemoryBackend,
     full: Arc<AtomicBool>,
 }
 
-impl Small {
-    fn room(&self) -> io::Result<()> {
+impl LimitedDisk {
+    fn check_space(&self) -> io::Result<()> {
         if self.full.load(Ordering::Relaxed) {
             return Err(ErrorKind::StorageFull.into());
         }
@@ -27,7 +27,7 @@ impl Small {
     }
 }
 
-impl StorageBackend for Small {
+impl StorageBackend for LimitedDisk {
     fn len(&self) -> io::Result<u64> {
         self.inner.len()
     }
@@ -37,37 +37,41 @@ impl StorageBackend for Small {
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.room()?;
+        self.check_space()?;
         self.inner.set_len(length)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.room()
+        self.check_space()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.room()?;
+        self.check_space()?;
         self.inner.write(offset, data)
     }
 }
 
 #[tokio::test]
-async fn a_client_is_told_what_is_full_and_succeeds_once_it_is_not() {
+async fn client_gets_the_cause_and_succeeds_once_there_is_space() {
     let full = Arc::new(AtomicBool::new(false));
-    let disk = Small { inner: InMemoryBackend::new(), full: full.clone() };
+    let disk = LimitedDisk { inner: InMemoryBackend::new(), full: full.clone() };
     let clock = Clock::system();
     let store = Store::with_backend(disk, Limits::default(), clock.clone()).unwrap();
-    let world = World::on(store, clock).await;
+    let test_server = TestServer::on(store, clock).await;
     let maps = format!("{NS}/configmaps");
     let map = json!({"metadata": {"name": "m"}});
 
     full.store(true, Ordering::Relaxed);
-    let refused = world.post(&maps, map.clone()).await;
+    let refused = test_server.post(&maps, map.clone()).await;
     assert_eq!((refused.code, &refused.body["reason"]), (503, &json!("ServiceUnavailable")));
     assert!(refused.message().contains("free some space there, and try again"), "{refused:?}");
     assert_eq!(refused.headers["retry-after"], "1");
 
     full.store(false, Ordering::Relaxed);
-    assert_eq!(world.get(&format!("{maps}/m")).await.code, 404, "what was refused is not there");
-    world.post(&maps, map).await.ok();
+    assert_eq!(
+        test_server.get(&format!("{maps}/m")).await.code,
+        404,
+        "the refused object was not written"
+    );
+    test_server.post(&maps, map).await.ok();
 }

@@ -1,10 +1,9 @@
-//! What kube-apiserver answered, replayed: the same requests in the same order must get the same
-//! answers, scrubbed the same way.
+//! Recorded responses of kube-apiserver, replayed: the same requests in the same order must get the
+//! same responses, normalised the same way.
 //!
-//! The recordings lie in the folder that `PODWRIGHT_GOLDEN` names; without it nothing is
-//! compared, and the test says so. Cases still open, and those where we mean to differ, stand in
-//! one table with their reason: a case that fails without standing there, and one that stands
-//! there and passes, both fail the test.
+//! The recordings are in the directory that `PODWRIGHT_GOLDEN` names; without it nothing is
+//! compared, and the test says so. Known and intended differences are in one table with their
+//! reason: a failing case that is not listed fails the test, and so does a listed case that passes.
 use std::collections::BTreeMap;
 
 use axum::body::Body;
@@ -16,7 +15,7 @@ use podwright_testkit::report;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-/// File, case, why it is not as recorded.
+/// File, case, reason for the difference.
 const OPEN: &[(&str, &str, &str)] = &[
     ("discovery", "/api/v1", "services are read-only here"),
     ("pod-update", "server-side apply creates", "server-side apply is not served"),
@@ -24,19 +23,19 @@ const OPEN: &[(&str, &str, &str)] = &[
     ("pod-update", "server-side apply forced", "server-side apply is not served"),
 ];
 
-/// In the order in which they were recorded: each builds on what the earlier ones left.
+/// In the order of recording: each builds on the state that the earlier ones left.
 const FILES: [&str; 7] =
     ["discovery", "pod-defaults", "pod-invalid", "pod-update", "list-watch", "delete", "others"];
 
 #[tokio::test(start_paused = true)]
-async fn recorded_answers_are_matched() {
-    let Some(folder) = report::recordings() else { return };
+async fn responses_match_the_recording() {
+    let Some(directory) = report::recordings() else { return };
     let mut replay = Replay::start().await;
     let (mut matched, mut total) = (0, 0);
     let mut failures = Vec::new();
     for file in FILES {
-        replay.set_up(file, &folder).await;
-        let text = std::fs::read_to_string(folder.join(format!("api/{file}.json"))).unwrap();
+        replay.set_up(file, &directory).await;
+        let text = std::fs::read_to_string(directory.join(format!("api/{file}.json"))).unwrap();
         let cases: Vec<Value> = serde_json::from_str(&text).unwrap();
         for case in cases {
             let about = case["about"].as_str().unwrap().to_owned();
@@ -60,7 +59,7 @@ async fn recorded_answers_are_matched() {
 
 struct Replay {
     server: ApiServer,
-    /// Our answer to the creation of the pod that a stale client later sends back.
+    /// Our response to the creation of the pod that a stale client later sends back.
     first_small: Value,
 }
 
@@ -74,12 +73,12 @@ impl Replay {
         replay
     }
 
-    /// What the recording does not show being made.
-    async fn set_up(&self, file: &str, folder: &std::path::Path) {
+    /// Creates objects whose creation is not in the recording.
+    async fn set_up(&self, file: &str, directory: &std::path::Path) {
         let ns = "/api/v1/namespaces/apigold";
         match file {
             "list-watch" => {
-                // The recording made this one by server-side apply.
+                // The recording created this one by server-side apply.
                 let ssa = json!({"metadata": {"name": "ssa"}, "data": {"a": "1"}});
                 self.must("POST", &format!("{ns}/configmaps"), ssa).await;
                 let ssa = json!({"metadata": {"name": "ssa"}, "data": {"a": "2"}});
@@ -89,7 +88,7 @@ impl Replay {
                         "data": {"k": i.to_string()}});
                     self.must("POST", &format!("{ns}/configmaps"), map).await;
                 }
-                let node = std::fs::read_to_string(folder.join("node.json")).unwrap();
+                let node = std::fs::read_to_string(directory.join("node.json")).unwrap();
                 let mut node: Value =
                     serde_json::from_str(&node.replace("<time>", "2024-01-01T00:00:00Z")).unwrap();
                 for field in ["resourceVersion", "uid", "managedFields", "creationTimestamp"] {
@@ -111,8 +110,8 @@ impl Replay {
     }
 
     async fn must(&self, method: &str, path: &str, body: Value) {
-        let (status, answer) = self.send(method, path, &BTreeMap::new(), body.to_string()).await;
-        assert!(status < 300, "set-up {method} {path}: {status} {answer}");
+        let (status, response) = self.send(method, path, &BTreeMap::new(), body.to_string()).await;
+        assert!(status < 300, "set-up {method} {path}: {status} {response}");
     }
 
     async fn send(
@@ -137,7 +136,7 @@ impl Replay {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// How our answer differs from the recorded one, if it does.
+    /// The difference between our response and the recorded one, if any.
     async fn play(&mut self, file: &str, case: &Value) -> Option<String> {
         let method = case["method"].as_str().unwrap();
         let path = case["path"].as_str().unwrap();
@@ -151,13 +150,13 @@ impl Replay {
             body => body.to_string().replace("<uid>", "00000000-0000-4000-8000-000000000000"),
         };
         if about == "ephemeral container" {
-            // The recording leaves out the request that took a condition away again.
+            // The recording leaves out the request that removed the condition again.
             let gone = json!({"status": {"conditions": [{"type": "x/y", "$patch": "delete"}]}});
             let kind = "application/strategic-merge-patch+json".to_owned();
             let headers = [("Content-Type".to_owned(), kind)].into();
             let path = "/api/v1/namespaces/apigold/pods/small/status";
-            let (status, answer) = self.send("PATCH", path, &headers, gone.to_string()).await;
-            assert_eq!(status, 200, "{answer}");
+            let (status, response) = self.send("PATCH", path, &headers, gone.to_string()).await;
+            assert_eq!(status, 200, "{response}");
         }
         let (status, text) = self.send(method, path, &headers, body).await;
         if about == "the smallest pod" {
@@ -186,18 +185,18 @@ impl Replay {
     }
 }
 
-/// The recorded answer without what is not served here.
+/// The recorded response without what is not served here.
 fn expected(file: &str, case: &Value) -> Value {
-    let mut answer = case["answer"].clone();
+    let mut response = case["answer"].clone();
     let path = case["path"].as_str().unwrap();
     if path.contains("watch=1") {
-        return watched(answer.as_str().unwrap());
+        return watched(response.as_str().unwrap());
     }
     if file == "discovery" {
-        if let Some(groups) = answer.get_mut("groups").and_then(Value::as_array_mut) {
+        if let Some(groups) = response.get_mut("groups").and_then(Value::as_array_mut) {
             groups.retain(|group| RESOURCES.iter().any(|r| group["name"] == r.group));
         }
-        let resources = answer.get_mut("resources").and_then(Value::as_array_mut);
+        let resources = response.get_mut("resources").and_then(Value::as_array_mut);
         if let Some(resources) = resources {
             resources.retain(|entry| {
                 let name = entry["name"].as_str().unwrap();
@@ -220,19 +219,19 @@ fn expected(file: &str, case: &Value) -> Value {
             "buildDate",
             "gitTreeState",
         ] {
-            answer[field] = json!("<build>");
+            response[field] = json!("<build>");
         }
     }
-    answer
+    response
 }
 
-/// The whole lines of a watch.
+/// The complete lines of a watch.
 fn watched(text: &str) -> Value {
     let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     Value::Array(lines.map(|line| serde_json::from_str(line).unwrap()).collect())
 }
 
-/// Replaces what differs from run to run.
+/// Replaces what differs between runs.
 fn scrub(value: Value) -> Value {
     match value {
         Value::Object(map) => Value::Object(
@@ -262,7 +261,7 @@ fn scrub(value: Value) -> Value {
     }
 }
 
-/// Ages depend on when the recording was made.
+/// Ages depend on the time of the recording.
 fn scrub_cells(cells: Value) -> Value {
     let Value::Array(cells) = cells else { return cells };
     let is_age = |text: &str| {
@@ -291,7 +290,7 @@ fn scrub_text(text: &str) -> String {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("kube-api-access-").and_then(|r| r.get(5..)) {
             out.push_str("kube-api-access-<rand>");
-            rest = after.strip_prefix('>').unwrap_or(after); // the recording's own mark is longer
+            rest = after.strip_prefix('>').unwrap_or(after); // the recording's own placeholder is longer
         } else if let Some(after) = rest.strip_prefix("current: ") {
             out.push_str("current: <rv>");
             rest = after.trim_start_matches(|c: char| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! Whatever is sent, the server answers, in JSON, and goes on.
+//! Hostile requests: the server responds in JSON to every input and keeps running.
 
 use axum::body::Body;
 use http::Request;
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use serde_json::{Value, json};
 
-use super::world::{NS, World, drained};
+use super::test_server::{NS, TestServer, drained};
 
 #[tokio::test(start_paused = true)]
-async fn bodies_and_types_that_are_not_taken_are_named() {
-    let world = World::new().await;
-    world.map("a").await;
+async fn unsupported_bodies_and_types_are_refused() {
+    let test_server = TestServer::new().await;
+    test_server.map("a").await;
     let maps = format!("{NS}/configmaps");
     let big = format!("{{\"data\":{{\"k\":\"{}\"}}}}", "x".repeat(3 << 20));
     for (case, method, path, kind, body, code) in [
@@ -33,7 +33,7 @@ async fn bodies_and_types_that_are_not_taken_are_named() {
             415,
         ),
         (
-            "a patch of no kind",
+            "a patch without a type",
             "PATCH",
             format!("{maps}/a"),
             "application/json",
@@ -60,13 +60,17 @@ async fn bodies_and_types_that_are_not_taken_are_named() {
         ("YAML", "POST", maps.clone(), "application/yaml", "a: b".to_owned(), 415),
         ("empty", "POST", maps.clone(), "application/json", String::new(), 400),
     ] {
-        let answer = world.send(method, &path, kind, body).await;
-        assert_eq!(answer.code, code, "{case}: {}", answer.body);
-        assert_eq!(answer.body["kind"], "Status", "{case}");
+        let response = test_server.send(method, &path, kind, body).await;
+        assert_eq!(response.code, code, "{case}: {}", response.body);
+        assert_eq!(response.body["kind"], "Status", "{case}");
     }
     let request = Request::get(&maps).header("Accept", "application/vnd.kubernetes.protobuf");
-    assert_eq!(world.raw(request.body(Body::empty()).unwrap()).await.status(), 406);
-    assert_eq!(world.get(&format!("{maps}/a")).await.code, 200, "and all is as it was");
+    assert_eq!(test_server.raw(request.body(Body::empty()).unwrap()).await.status(), 406);
+    assert_eq!(
+        test_server.get(&format!("{maps}/a")).await.code,
+        200,
+        "existing objects are unchanged"
+    );
 }
 
 fn method() -> impl Strategy<Value = &'static str> {
@@ -218,8 +222,8 @@ fn json_like() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A server is made for each case, so these are few; with `PODWRIGHT_LONG` as many times more as in
-/// `mutation` of the testkit, which stands above this crate.
+/// A server is created for each case, so there are few cases; with `PODWRIGHT_LONG` as many times
+/// more as in `mutation` of the testkit, which depends on this crate.
 fn config() -> ProptestConfig {
     let times = if std::env::var_os("PODWRIGHT_LONG").is_some() { 200 } else { 1 };
     let kept = FileFailurePersistence::WithSource("regressions");
@@ -234,28 +238,29 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn nothing_that_is_sent_makes_it_fall(
+    fn no_request_makes_the_server_fail(
         requests in prop::collection::vec((method(), path(), json_like(), 0..4_usize), 1..40)
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let world = World::new().await;
-            world.map("a").await;
-            world.pod("a", "n1").await;
+            let test_server = TestServer::new().await;
+            test_server.map("a").await;
+            test_server.pod("a", "n1").await;
             for (method, path, body, kind) in requests {
                 let kind = ["application/json", "application/merge-patch+json", "application/json-patch+json",
                     "application/strategic-merge-patch+json"][kind];
                 let Ok(request) = Request::builder().method(method).uri(&path).header("Content-Type", kind)
                     .body(Body::from(body.to_string())) else { continue };
-                let response = world.raw(request).await;
+                let response = test_server.raw(request).await;
                 let code = response.status().as_u16();
-                let answer = drained(response.into_body()).await;
-                // A few refusals are 500 in kube-apiserver too; a fault of our own says so.
-                let own_fault = code >= 500 && answer.contains("InternalError");
-                assert!(!own_fault, "{method} {path} {body}: {answer}");
+                let response = drained(response.into_body()).await;
+                // kube-apiserver has a few refusals with 500 too; our own internal errors are
+                // marked.
+                let own_fault = code >= 500 && response.contains("InternalError");
+                assert!(!own_fault, "{method} {path} {body}: {response}");
             }
-            let sound = world.get("/api/v1/namespaces/default/pods").await;
-            assert_eq!(sound.code, 200);
+            let healthy = test_server.get("/api/v1/namespaces/default/pods").await;
+            assert_eq!(healthy.code, 200);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The server as the node meets it: through a `kube::Client`, in-process.
+//! The server as the node uses it: through a `kube::Client`, in-process.
 use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -33,12 +33,12 @@ fn pod(name: &str, node: Option<&str>) -> Pod {
 fn code<T: std::fmt::Debug>(result: kube::Result<T>) -> u16 {
     match result.unwrap_err() {
         kube::Error::Api(status) => status.code,
-        other => panic!("not an answer of the server: {other}"),
+        other => panic!("not a response of the server: {other}"),
     }
 }
 
 #[tokio::test]
-async fn a_pod_is_created_listed_patched_and_deleted() {
+async fn pod_is_created_listed_patched_and_deleted() {
     let pods: Api<Pod> = Api::default_namespaced(client().await);
     // created
     let created = pods.create(&PostParams::default(), &pod("web", Some("n1"))).await.unwrap();
@@ -54,14 +54,14 @@ async fn a_pod_is_created_listed_patched_and_deleted() {
         pods.list(&ListParams::default().labels("app in (web,other)")).await.unwrap().items.len(),
         2
     );
-    // its status is patched, and only its status
+    // only its status is patched
     let patch = json!({"metadata": {"uid": created.metadata.uid}, "spec": {"nodeName": "n2"},
         "status": {"phase": "Running"}});
     let patched =
         pods.patch_status("web", &PatchParams::default(), &Patch::Strategic(&patch)).await.unwrap();
     assert_eq!(patched.status.unwrap().phase.as_deref(), Some("Running"));
     assert_eq!(patched.spec.unwrap().node_name.as_deref(), Some("n1"));
-    // deleted with grace, which may only shrink, and at last with none
+    // deleted with a grace period, which may only shrink, and finally with none
     let deleting = pods.delete("web", &DeleteParams::default()).await.unwrap().left().unwrap();
     assert_eq!(deleting.metadata.deletion_grace_period_seconds, Some(30));
     assert_eq!(deleting.metadata.generation, Some(2));
@@ -93,18 +93,18 @@ async fn a_pod_is_created_listed_patched_and_deleted() {
     };
     pods.delete("web", &right.grace_period(0)).await.unwrap();
     assert_eq!(code(pods.get("web").await), 404);
-    // a pod that no node has goes at once
+    // an unscheduled pod is deleted at once
     pods.delete("other", &DeleteParams::default()).await.unwrap();
     assert_eq!(code(pods.get("other").await), 404);
 }
 
 #[tokio::test]
-async fn a_watcher_sees_objects_enter_and_leave_its_view() {
+async fn watch_shows_objects_that_start_and_stop_matching() {
     let pods: Api<Pod> = Api::default_namespaced(client().await);
     let start = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let params = WatchParams::default().fields("spec.nodeName=n1").labels("app=web");
     let mut seen = pods.watch(&params, &start).await.unwrap().boxed();
-    // unbound: outside the view; bound: enters it; relabelled: leaves it
+    // unbound: does not match; bound: matches; relabelled: no longer matches
     pods.create(&PostParams::default(), &pod("web", None)).await.unwrap();
     let binding = json!({"metadata": {"name": "web"}, "target": {"kind": "Node", "name": "n1"}});
     let request = http::Request::post("/api/v1/namespaces/default/pods/web/binding");
@@ -142,7 +142,7 @@ async fn a_watcher_sees_objects_enter_and_leave_its_view() {
 }
 
 #[tokio::test]
-async fn the_node_registers_reports_and_renews_its_lease() {
+async fn node_registers_reports_and_renews_its_lease() {
     let client = client().await;
     let nodes: Api<Node> = Api::all(client.clone());
     let node = json!({"metadata": {"name": "n1"}, "status": {"capacity": {"cpu": "2"}}});
@@ -198,7 +198,7 @@ async fn secrets_config_maps_and_namespaces_are_served() {
             .unwrap();
     let secret = secrets.create(&PostParams::default(), &secret).await.unwrap();
     assert!(secret.metadata.name.unwrap().starts_with("s-"));
-    // and the namespace, deleted, takes everything with it
+    // and deleting the namespace deletes everything in it
     let stop = tokio_util::sync::CancellationToken::new();
     let controllers = tokio::spawn({
         let stop = stop.clone();
@@ -215,7 +215,9 @@ async fn secrets_config_maps_and_namespaces_are_served() {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the namespace stays");
+    tokio::time::timeout(Duration::from_secs(10), gone)
+        .await
+        .expect("the namespace is not deleted");
     assert_eq!(code(namespaces.get("fresh").await), 404);
     assert!(secrets.list(&ListParams::default()).await.unwrap().items.is_empty());
     stop.cancel();

@@ -1,4 +1,4 @@
-//! The server from outside: everything here goes through requests and their answers.
+//! API tests: requests to the server and their responses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
 mod access;
@@ -13,8 +13,8 @@ mod kube_client;
 mod namespaces;
 mod paging;
 mod serving;
+mod test_server;
 mod tokens;
 mod watching;
 mod wording;
-mod world;
 mod writing;

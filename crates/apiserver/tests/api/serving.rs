@@ -1,4 +1,4 @@
-//! The server over TLS, as people and pods meet it.
+//! The server over TLS, as used by people and pods.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -6,27 +6,27 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::Request;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use podwright_apiserver::authority::{Authority, Pair};
+use podwright_apiserver::authority::{Authority, CertificatePair};
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::world::{NS, World};
+use super::test_server::{NS, TestServer};
 
 struct Served {
     url: String,
     authority: Authority,
-    /// The same server, in-process and with every right.
-    world: World,
+    /// The same server, in-process and with all permissions.
+    test_server: TestServer,
     _stop: tokio_util::sync::DropGuard,
 }
 
-/// What a client shows.
-enum Shown<'a> {
+/// Credentials of a client.
+enum Credentials<'a> {
     Nothing,
-    Certificate(&'a Pair),
+    Certificate(&'a CertificatePair),
     Token(&'a str),
 }
 
@@ -44,17 +44,17 @@ async fn served() -> Served {
     let stop = CancellationToken::new();
     let (serving, token) = (server.clone(), stop.clone());
     tokio::spawn(async move { serving.serve(listener, tls, token).await });
-    let world = World { server, who: Identity::admin() };
-    Served { url, authority, world, _stop: stop.drop_guard() }
+    let test_server = TestServer { server, identity: Identity::admin() };
+    Served { url, authority, test_server, _stop: stop.drop_guard() }
 }
 
 impl Served {
-    async fn client(&self, shown: Shown<'_>) -> kube::Client {
+    async fn client(&self, credentials: Credentials<'_>) -> kube::Client {
         let text = |text: &str| BASE64_STANDARD.encode(text);
-        let user = match shown {
-            Shown::Nothing => json!({}),
-            Shown::Token(token) => json!({"token": token}),
-            Shown::Certificate(pair) => json!({
+        let user = match credentials {
+            Credentials::Nothing => json!({}),
+            Credentials::Token(token) => json!({"token": token}),
+            Credentials::Certificate(pair) => json!({
                 "client-certificate-data": text(&pair.certificate),
                 "client-key-data": text(&pair.key),
             }),
@@ -76,10 +76,10 @@ impl Served {
         kube::Client::try_from(config).unwrap()
     }
 
-    /// The code of the answer, and its message if it is a refusal.
-    async fn ask(&self, shown: Shown<'_>, path: &str) -> (u16, String) {
+    /// The status code, and the message of an error.
+    async fn ask(&self, credentials: Credentials<'_>, path: &str) -> (u16, String) {
         let request = Request::get(path).body(Vec::new()).unwrap();
-        match self.client(shown).await.request_text(request).await {
+        match self.client(credentials).await.request_text(request).await {
             Ok(_) => (200, String::new()),
             Err(kube::Error::Api(status)) => (status.code, status.message.clone()),
             Err(other) => panic!("{path}: {other}"),
@@ -88,70 +88,74 @@ impl Served {
 }
 
 #[tokio::test]
-async fn a_certificate_of_the_authority_says_who_asks() {
+async fn client_certificate_identifies_the_user() {
     let served = served().await;
     let admin = served.authority.client("me", &["system:masters"]).unwrap();
-    assert_eq!(served.ask(Shown::Certificate(&admin), "/api/v1/pods").await.0, 200);
+    assert_eq!(served.ask(Credentials::Certificate(&admin), "/api/v1/pods").await.0, 200);
     let guest = served.authority.client("guest", &[]).unwrap();
-    let (code, message) = served.ask(Shown::Certificate(&guest), "/api/v1/pods").await;
+    let (code, message) = served.ask(Credentials::Certificate(&guest), "/api/v1/pods").await;
     assert_eq!(code, 403);
     assert!(message.contains("User \"guest\" cannot list resource \"pods\""), "{message}");
 }
 
 #[tokio::test]
-async fn a_certificate_of_somebody_elses_authority_is_worth_nothing() {
+async fn certificate_of_another_authority_is_refused() {
     let served = served().await;
     let other = Authority::create().unwrap();
     let forged = other.client("me", &["system:masters"]).unwrap();
     let request = Request::get("/api/v1/pods").body(Vec::new()).unwrap();
-    let client = served.client(Shown::Certificate(&forged)).await;
+    let client = served.client(Credentials::Certificate(&forged)).await;
     assert!(client.request_text(request).await.is_err());
 }
 
 #[tokio::test]
-async fn who_shows_nothing_learns_that_it_lives_and_no_more() {
+async fn anonymous_client_gets_health_and_version_only() {
     let served = served().await;
     for (path, code) in [("/healthz", 200), ("/version", 200), ("/api", 403), ("/api/v1/pods", 403)]
     {
-        assert_eq!(served.ask(Shown::Nothing, path).await.0, code, "{path}");
+        assert_eq!(served.ask(Credentials::Nothing, path).await.0, code, "{path}");
     }
-    assert_eq!(served.ask(Shown::Token("nonsense"), "/healthz").await.0, 401);
+    assert_eq!(served.ask(Credentials::Token("nonsense"), "/healthz").await.0, 401);
 }
 
 #[tokio::test]
-async fn a_pods_token_opens_what_its_account_was_given_until_the_pod_is_gone() {
+async fn pod_token_has_the_role_of_its_account_until_the_pod_is_gone() {
     let served = served().await;
-    let world = &served.world;
-    let pod = world.pod("robot", "n1").await;
+    let test_server = &served.test_server;
+    let pod = test_server.pod("robot", "n1").await;
     let request = json!({"spec": {"boundObjectRef": {
         "kind": "Pod", "name": "robot", "uid": pod.body["metadata"]["uid"],
     }}});
     let path = format!("{NS}/serviceaccounts/default/token");
-    let answer = world.post(&path, request).await.ok();
-    let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
+    let response = test_server.post(&path, request).await.ok();
+    let token = response.body["status"]["token"].as_str().unwrap().to_owned();
     let pods = format!("{NS}/pods");
 
-    let (code, message) = served.ask(Shown::Token(&token), &pods).await;
+    let (code, message) = served.ask(Credentials::Token(&token), &pods).await;
     assert_eq!(code, 403);
-    let way_out = "kubectl annotate --overwrite serviceaccount --namespace default default \
+    let fix = "kubectl annotate --overwrite serviceaccount --namespace default default \
                    podwright/role=view";
-    assert!(message.contains(way_out), "{message}");
+    assert!(message.contains(fix), "{message}");
 
     let role = json!({"metadata": {"annotations": {"podwright/role": "view"}}});
-    world.merge(&format!("{NS}/serviceaccounts/default"), role).await.ok();
-    assert_eq!(served.ask(Shown::Token(&token), &pods).await.0, 200);
-    assert_eq!(served.ask(Shown::Token(&token), &format!("{NS}/secrets")).await.0, 403);
+    test_server.merge(&format!("{NS}/serviceaccounts/default"), role).await.ok();
+    assert_eq!(served.ask(Credentials::Token(&token), &pods).await.0, 200);
+    assert_eq!(served.ask(Credentials::Token(&token), &format!("{NS}/secrets")).await.0, 403);
 
-    world.delete_with(&format!("{NS}/pods/robot"), json!({"gracePeriodSeconds": 0})).await.ok();
-    assert_eq!(served.ask(Shown::Token(&token), &pods).await.0, 401);
+    test_server
+        .delete_with(&format!("{NS}/pods/robot"), json!({"gracePeriodSeconds": 0}))
+        .await
+        .ok();
+    assert_eq!(served.ask(Credentials::Token(&token), &pods).await.0, 401);
 }
 
 #[tokio::test]
-async fn a_node_is_held_to_its_own_pods() {
+async fn node_is_restricted_to_its_own_pods() {
     let served = served().await;
-    served.world.pod("mine", "n1").await;
-    served.world.pod("theirs", "n2").await;
-    let node = World { server: served.world.server.clone(), who: Identity::node("n1") };
+    served.test_server.pod("mine", "n1").await;
+    served.test_server.pod("theirs", "n2").await;
+    let node =
+        TestServer { server: served.test_server.server.clone(), identity: Identity::node("n1") };
     let running: Value = json!({"status": {"phase": "Running"}});
     assert_eq!(node.merge(&format!("{NS}/pods/mine/status"), running.clone()).await.code, 200);
     assert_eq!(node.merge(&format!("{NS}/pods/theirs/status"), running).await.code, 403);
@@ -160,7 +164,7 @@ async fn a_node_is_held_to_its_own_pods() {
     assert_eq!(node.post("/api/v1/nodes", other).await.code, 403);
     let own = json!({"metadata": {"name": "n1"}});
     assert_eq!(node.post("/api/v1/nodes", own).await.code, 201);
-    let plain = super::world::pod("plain", "n1");
+    let plain = super::test_server::pod("plain", "n1");
     assert_eq!(node.post(&format!("{NS}/pods"), plain).await.code, 403);
     let token = json!({"spec": {}});
     assert_eq!(node.post(&format!("{NS}/serviceaccounts/default/token"), token).await.code, 403);

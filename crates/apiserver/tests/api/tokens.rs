@@ -2,50 +2,54 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::world::{NS, World};
+use super::test_server::{NS, TestServer};
 
 const TOKEN: &str = "/api/v1/namespaces/default/serviceaccounts/default/token";
 
-async fn token(world: &World, spec: Value) -> String {
-    let answer = world.post(TOKEN, json!({"spec": spec})).await.ok();
-    assert_eq!(answer.code, 201);
-    answer.body["status"]["token"].as_str().unwrap().to_owned()
+async fn token(test_server: &TestServer, spec: Value) -> String {
+    let response = test_server.post(TOKEN, json!({"spec": spec})).await.ok();
+    assert_eq!(response.code, 201);
+    response.body["status"]["token"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_good_for_its_account_its_pod_and_its_time() {
-    let world = World::new().await;
-    let created = world.pod("p", "n1").await;
+async fn token_is_valid_for_its_account_its_pod_and_its_lifetime() {
+    let test_server = TestServer::new().await;
+    let created = test_server.pod("p", "n1").await;
     let uid = created.body["metadata"]["uid"].clone();
     let bound = json!({"expirationSeconds": 600, "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": uid}});
-    let pods = token(&world, bound.clone()).await;
-    let accounts = token(&world, json!({})).await;
-    let who = world.server.identify(&pods, &[]).unwrap();
-    assert_eq!(who.user, "system:serviceaccount:default:default");
+    let pods = token(&test_server, bound.clone()).await;
+    let accounts = token(&test_server, json!({})).await;
+    let identity = test_server.server.identify(&pods, &[]).unwrap();
+    assert_eq!(identity.user, "system:serviceaccount:default:default");
     assert_eq!(
-        who.groups,
+        identity.groups,
         ["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"]
     );
-    assert_eq!(world.server.identify(&pods, &["https://elsewhere"]), None, "for another audience");
+    assert_eq!(
+        test_server.server.identify(&pods, &["https://elsewhere"]),
+        None,
+        "for another audience"
+    );
     // ten minutes later
     tokio::time::advance(Duration::from_secs(601)).await;
-    assert_eq!(world.server.identify(&pods, &[]), None, "expired");
-    assert!(world.server.identify(&accounts, &[]).is_some());
+    assert_eq!(test_server.server.identify(&pods, &[]), None, "expired");
+    assert!(test_server.server.identify(&accounts, &[]).is_some());
     // with its pod
-    let pods = token(&world, bound).await;
-    world.delete(&format!("{NS}/pods/p?gracePeriodSeconds=0")).await.ok();
-    assert_eq!(world.server.identify(&pods, &[]), None, "its pod is gone");
-    world.pod("p", "n1").await;
-    assert_eq!(world.server.identify(&pods, &[]), None, "another pod of its name");
+    let pods = token(&test_server, bound).await;
+    test_server.delete(&format!("{NS}/pods/p?gracePeriodSeconds=0")).await.ok();
+    assert_eq!(test_server.server.identify(&pods, &[]), None, "its pod is gone");
+    test_server.pod("p", "n1").await;
+    assert_eq!(test_server.server.identify(&pods, &[]), None, "another pod of its name");
     // with its account
-    world.delete(&format!("{NS}/serviceaccounts/default")).await.ok();
-    assert_eq!(world.server.identify(&accounts, &[]), None, "its account is gone");
+    test_server.delete(&format!("{NS}/serviceaccounts/default")).await.ok();
+    assert_eq!(test_server.server.identify(&accounts, &[]), None, "its account is gone");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forged_token_is_nobodys() {
-    let world = World::new().await;
-    let good = token(&world, json!({})).await;
+async fn forged_token_is_refused() {
+    let test_server = TestServer::new().await;
+    let good = token(&test_server, json!({})).await;
     let parts: Vec<&str> = good.split('.').collect();
     let unsigned = format!("eyJhbGciOiJub25lIn0.{}.", parts[1]);
     let forged = [
@@ -57,23 +61,31 @@ async fn a_forged_token_is_nobodys() {
         format!("{}.{}", parts[0], parts[1]),
     ];
     for token in forged {
-        assert_eq!(world.server.identify(&token, &[]), None, "{token}");
+        assert_eq!(test_server.server.identify(&token, &[]), None, "{token}");
         let review = json!({"spec": {"token": token}});
-        let answer = world.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.ok();
-        assert_eq!(answer.body["status"], json!({"user": {}, "error": "invalid bearer token"}));
+        let response =
+            test_server.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.ok();
+        assert_eq!(response.body["status"], json!({"user": {}, "error": "invalid bearer token"}));
     }
     let review = json!({"spec": {"token": good}});
-    let answer = world.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.ok();
-    assert_eq!(answer.body["status"]["user"]["username"], "system:serviceaccount:default:default");
+    let response =
+        test_server.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await.ok();
+    assert_eq!(
+        response.body["status"]["user"]["username"],
+        "system:serviceaccount:default:default"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_not_bound_to_what_is_not_there() {
-    let world = World::new().await;
-    let mut other = super::world::pod("p", "n1");
-    world.post(&format!("{NS}/serviceaccounts"), json!({"metadata": {"name": "other"}})).await.ok();
+async fn token_cannot_be_bound_to_a_missing_object() {
+    let test_server = TestServer::new().await;
+    let mut other = super::test_server::pod("p", "n1");
+    test_server
+        .post(&format!("{NS}/serviceaccounts"), json!({"metadata": {"name": "other"}}))
+        .await
+        .ok();
     other["spec"]["serviceAccountName"] = json!("other");
-    world.post(&format!("{NS}/pods"), other).await.ok();
+    test_server.post(&format!("{NS}/pods"), other).await.ok();
     for (case, spec, code) in [
         ("too short", json!({"expirationSeconds": 5}), 422),
         ("too long", json!({"expirationSeconds": 1_u64 << 33}), 422),
@@ -82,25 +94,25 @@ async fn a_token_is_not_bound_to_what_is_not_there() {
         ("no such kind", json!({"boundObjectRef": {"kind": "Lease", "name": "x"}}), 400),
         ("no such node", json!({"boundObjectRef": {"kind": "Node", "name": "x"}}), 404),
     ] {
-        assert_eq!(world.post(TOKEN, json!({"spec": spec})).await.code, code, "{case}");
+        assert_eq!(test_server.post(TOKEN, json!({"spec": spec})).await.code, code, "{case}");
     }
     let path = format!("{NS}/serviceaccounts/other/token");
     let spec = json!({"boundObjectRef": {"kind": "Pod", "name": "p", "uid": "another"}});
-    assert_eq!(world.post(&path, json!({"spec": spec})).await.code, 409);
+    assert_eq!(test_server.post(&path, json!({"spec": spec})).await.code, 409);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_review_says_for_whom_a_token_is() {
+async fn token_review_reports_the_audiences() {
     const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
     const SERVER: &str = "https://kubernetes.default.svc.cluster.local";
-    let world = World::new().await;
-    world.post("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await.ok();
-    let pod = world.pod("p", "n1").await.body["metadata"]["uid"].clone();
+    let test_server = TestServer::new().await;
+    test_server.post("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await.ok();
+    let pod = test_server.pod("p", "n1").await.body["metadata"]["uid"].clone();
     let bound = json!({"kind": "Pod", "name": "p", "uid": pod});
     let spec =
         json!({"audiences": ["vault", "mail"], "boundObjectRef": bound, "expirationSeconds": 600});
-    let theirs = token(&world, spec).await;
-    let ours = token(&world, json!({})).await;
+    let theirs = token(&test_server, spec).await;
+    let ours = token(&test_server, json!({})).await;
     let refused = |given: &str, wanted: &str| {
         let error = format!(
             "[invalid bearer token, token audiences {given} is invalid for the target audiences {wanted}]"
@@ -110,7 +122,7 @@ async fn a_review_says_for_whom_a_token_is() {
     for (case, token, asked, want) in [
         ("one of two", &theirs, json!(["mail", "else"]), Ok(json!(["mail"]))),
         ("both", &theirs, json!(["mail", "vault"]), Ok(json!(["vault", "mail"]))),
-        ("nobody in particular", &ours, json!(null), Ok(json!([SERVER]))),
+        ("no audience requested", &ours, json!(null), Ok(json!([SERVER]))),
         (
             "none of them",
             &theirs,
@@ -125,7 +137,7 @@ async fn a_review_says_for_whom_a_token_is() {
         ),
     ] {
         let review = json!({"spec": {"token": token, "audiences": asked}});
-        let status = world.post(REVIEWS, review).await.ok().body["status"].clone();
+        let status = test_server.post(REVIEWS, review).await.ok().body["status"].clone();
         match want {
             Ok(audiences) => {
                 assert_eq!(status["authenticated"], true, "{case}");
@@ -135,15 +147,15 @@ async fn a_review_says_for_whom_a_token_is() {
         }
     }
     let review = json!({"spec": {"token": theirs, "audiences": ["mail"]}});
-    let told = world.post(REVIEWS, review.clone()).await.ok();
-    let extra = &told.body["status"]["user"]["extra"];
+    let reviewed = test_server.post(REVIEWS, review.clone()).await.ok();
+    let extra = &reviewed.body["status"]["user"]["extra"];
     assert_eq!(extra["authentication.kubernetes.io/pod-uid"], json!([pod]));
     assert_eq!(extra["authentication.kubernetes.io/node-name"], json!(["n1"]));
     tokio::time::advance(Duration::from_secs(601)).await;
-    let told = world.post(REVIEWS, review).await.ok();
+    let reviewed = test_server.post(REVIEWS, review).await.ok();
     let expired = "[invalid bearer token, service account token has expired]";
-    assert_eq!(told.body["status"], json!({"user": {}, "error": expired}));
-    let nothing = world.post(REVIEWS, json!({"spec": {}})).await;
+    assert_eq!(reviewed.body["status"], json!({"user": {}, "error": expired}));
+    let nothing = test_server.post(REVIEWS, json!({"spec": {}})).await;
     assert_eq!(
         (nothing.code, nothing.message()),
         (400, "token is required for TokenReview in authentication")

@@ -3,13 +3,13 @@ use std::time::Duration;
 use podwright_apiserver::Limits;
 use serde_json::{Value, json};
 
-use super::world::{NS, World};
+use super::test_server::{NS, TestServer};
 
 #[tokio::test(start_paused = true)]
-async fn where_a_watch_begins_follows_from_the_version_it_names() {
-    let world = World::new().await;
-    let before = world.map("a").await.version();
-    world.map("b").await;
+async fn resource_version_decides_where_a_watch_starts() {
+    let test_server = TestServer::new().await;
+    let before = test_server.map("a").await.version();
+    test_server.map("b").await;
     let maps = format!("{NS}/configmaps?watch=1&timeoutSeconds=1");
     for (case, query, want) in [
         ("no version", String::new(), vec!["ADDED a", "ADDED b", "ADDED kube-root-ca.crt"]),
@@ -32,33 +32,37 @@ async fn where_a_watch_begins_follows_from_the_version_it_names() {
         ),
         ("one name", "&fieldSelector=metadata.name%3Db".to_owned(), vec!["ADDED b"]),
     ] {
-        let watched = world.watch(&format!("{maps}{query}")).await.rest().await;
+        let watched = test_server.watch(&format!("{maps}{query}")).await.rest().await;
         assert_eq!(watched, want, "{case}");
     }
-    let one =
-        world.watch(&format!("{NS}/configmaps/b?watch=1&timeoutSeconds=1")).await.rest().await;
+    let one = test_server
+        .watch(&format!("{NS}/configmaps/b?watch=1&timeoutSeconds=1"))
+        .await
+        .rest()
+        .await;
     assert_eq!(one, ["ADDED b"]);
-    let future = world.get(&format!("{NS}/configmaps?watch=1&sendInitialEvents=true&resourceVersion=99999&resourceVersionMatch=NotOlderThan")).await;
+    let future = test_server.get(&format!("{NS}/configmaps?watch=1&sendInitialEvents=true&resourceVersion=99999&resourceVersionMatch=NotOlderThan")).await;
     assert_eq!(future.code, 504);
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_change_is_told_once_and_in_order() {
-    let world = World::new().await;
-    let start = world.get(&format!("{NS}/configmaps")).await.version();
-    let mut here = world.watch(&format!("{NS}/configmaps?watch=1&resourceVersion={start}")).await;
+async fn every_change_is_sent_once_and_in_order() {
+    let test_server = TestServer::new().await;
+    let start = test_server.get(&format!("{NS}/configmaps")).await.version();
+    let mut here =
+        test_server.watch(&format!("{NS}/configmaps?watch=1&resourceVersion={start}")).await;
     let mut everywhere =
-        world.watch(&format!("/api/v1/configmaps?watch=1&resourceVersion={start}")).await;
-    let mut elsewhere = world
+        test_server.watch(&format!("/api/v1/configmaps?watch=1&resourceVersion={start}")).await;
+    let mut elsewhere = test_server
         .watch(&format!(
             "/api/v1/namespaces/kube-system/configmaps?watch=1&resourceVersion={start}"
         ))
         .await;
-    world.map("a").await;
-    world.merge(&format!("{NS}/configmaps/a"), json!({"data": {"k": "1"}})).await.ok();
-    world.merge(&format!("{NS}/configmaps/a"), json!({"data": {"k": "1"}})).await.ok(); // changes nothing
-    world.pod("other-kind", "n1").await;
-    world.delete(&format!("{NS}/configmaps/a")).await.ok();
+    test_server.map("a").await;
+    test_server.merge(&format!("{NS}/configmaps/a"), json!({"data": {"k": "1"}})).await.ok();
+    test_server.merge(&format!("{NS}/configmaps/a"), json!({"data": {"k": "1"}})).await.ok(); // changes nothing
+    test_server.pod("other-kind", "n1").await;
+    test_server.delete(&format!("{NS}/configmaps/a")).await.ok();
     let want = ["ADDED a", "MODIFIED a", "DELETED a"];
     assert_eq!(here.lines(3).await, want);
     assert_eq!(everywhere.lines(3).await, want);
@@ -66,15 +70,15 @@ async fn every_change_is_told_once_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_object_is_told_with_its_last_state_and_a_newer_version() {
-    let world = World::new().await;
-    let created = world
+async fn deleted_object_is_sent_with_its_last_state_and_a_newer_version() {
+    let test_server = TestServer::new().await;
+    let created = test_server
         .post(&format!("{NS}/configmaps"), json!({"metadata": {"name": "a"}, "data": {"k": "v"}}))
         .await;
-    let mut watched = world
+    let mut watched = test_server
         .watch(&format!("{NS}/configmaps?watch=1&resourceVersion={}", created.version()))
         .await;
-    world.delete(&format!("{NS}/configmaps/a")).await.ok();
+    test_server.delete(&format!("{NS}/configmaps/a")).await.ok();
     let event = watched.next().await.unwrap();
     assert_eq!((&event["type"], &event["object"]["data"]["k"]), (&json!("DELETED"), &json!("v")));
     let version: u64 =
@@ -83,25 +87,28 @@ async fn a_deleted_object_is_told_with_its_last_state_and_a_newer_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_selector_turns_changes_into_arrivals_and_departures() {
-    let world = World::new().await;
-    let start = world.get(&format!("{NS}/pods")).await.version();
+async fn selector_turns_changes_into_additions_and_deletions() {
+    let test_server = TestServer::new().await;
+    let start = test_server.get(&format!("{NS}/pods")).await.version();
     let path = format!("{NS}/pods?watch=1&resourceVersion={start}&labelSelector=tier");
-    let mut watched = world.watch(&path).await;
+    let mut watched = test_server.watch(&path).await;
     let label = |value: Value| json!({"metadata": {"labels": {"tier": value}}});
-    world.pod("a", "n1").await;
-    world.merge(&format!("{NS}/pods/a"), label(json!("x"))).await.ok();
-    world.merge(&format!("{NS}/pods/a"), label(json!("y"))).await.ok();
-    world.merge(&format!("{NS}/pods/a"), label(json!(null))).await.ok();
-    world.merge(&format!("{NS}/pods/a"), json!({"metadata": {"labels": {"else": "1"}}})).await.ok();
-    world.merge(&format!("{NS}/pods/a"), label(json!("z"))).await.ok();
-    world.delete(&format!("{NS}/pods/a?gracePeriodSeconds=0")).await.ok();
+    test_server.pod("a", "n1").await;
+    test_server.merge(&format!("{NS}/pods/a"), label(json!("x"))).await.ok();
+    test_server.merge(&format!("{NS}/pods/a"), label(json!("y"))).await.ok();
+    test_server.merge(&format!("{NS}/pods/a"), label(json!(null))).await.ok();
+    test_server
+        .merge(&format!("{NS}/pods/a"), json!({"metadata": {"labels": {"else": "1"}}}))
+        .await
+        .ok();
+    test_server.merge(&format!("{NS}/pods/a"), label(json!("z"))).await.ok();
+    test_server.delete(&format!("{NS}/pods/a?gracePeriodSeconds=0")).await.ok();
     assert_eq!(
         watched.lines(5).await,
         ["ADDED a", "MODIFIED a", "DELETED a", "ADDED a", "DELETED a"]
     );
-    // what left is shown as it was in view
-    let mut again = world.watch(&path).await;
+    // the deleted one is shown as it was when it last matched
+    let mut again = test_server.watch(&path).await;
     let events = [again.next().await, again.next().await, again.next().await].map(Option::unwrap);
     assert_eq!(events[2]["object"]["metadata"]["labels"]["tier"], "y");
     assert_ne!(
@@ -111,13 +118,13 @@ async fn a_selector_turns_changes_into_arrivals_and_departures() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookmarks_come_every_minute_to_those_who_like_them() {
-    let world = World::new().await;
-    let start = world.get(&format!("{NS}/pods")).await.version();
+async fn bookmarks_are_sent_every_minute_on_request() {
+    let test_server = TestServer::new().await;
+    let start = test_server.get(&format!("{NS}/pods")).await.version();
     let path = format!("{NS}/pods?watch=1&resourceVersion={start}&timeoutSeconds=150");
-    let mut watched = world.watch(&format!("{path}&allowWatchBookmarks=true")).await;
-    let plain = world.watch(&path).await;
-    let newer = world.map("another-kind").await.version();
+    let mut watched = test_server.watch(&format!("{path}&allowWatchBookmarks=true")).await;
+    let plain = test_server.watch(&path).await;
+    let newer = test_server.map("another-kind").await.version();
     let began = tokio::time::Instant::now();
     let bookmark = watched.next().await.unwrap();
     assert_eq!(began.elapsed().as_secs(), 60);
@@ -126,27 +133,27 @@ async fn bookmarks_come_every_minute_to_those_who_like_them() {
     assert_eq!(
         bookmark["object"]["metadata"]["resourceVersion"],
         newer.as_str(),
-        "others' changes move it on"
+        "it advances with changes of other objects"
     );
     assert_eq!(watched.rest().await, ["BOOKMARK -"]);
-    assert_eq!(began.elapsed().as_secs(), 150, "and then its time is over");
+    assert_eq!(began.elapsed().as_secs(), 150, "the timeout");
     assert_eq!(plain.rest().await, Vec::<String>::new());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watcher_that_falls_behind_is_told_to_list_again() {
-    let world = World::with(Limits { log_entries: 20, ..Limits::default() }).await;
-    let start = world.map("a").await.version();
+async fn watch_that_falls_behind_gets_expired() {
+    let test_server = TestServer::with(Limits { log_entries: 20, ..Limits::default() }).await;
+    let start = test_server.map("a").await.version();
     let path = format!("{NS}/configmaps?watch=1&resourceVersion={start}");
-    let mut slow = world.watch(&path).await;
+    let mut slow = test_server.watch(&path).await;
     for i in 0..25 {
-        world
+        test_server
             .merge(&format!("{NS}/configmaps/a"), json!({"data": {"k": i.to_string()}}))
             .await
             .ok();
     }
-    // one that did not read meanwhile, and one that comes late, are told the same
-    for watched in [&mut slow, &mut world.watch(&path).await] {
+    // a watch that did not read meanwhile, and one that starts late, get the same error
+    for watched in [&mut slow, &mut test_server.watch(&path).await] {
         let event = watched.next().await.unwrap();
         assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
         assert_eq!(event["object"]["reason"], "Expired");
@@ -157,14 +164,14 @@ async fn a_watcher_that_falls_behind_is_told_to_list_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_shows_tables_and_metadata_too() {
-    let world = World::new().await;
-    world.map("a").await;
+async fn watch_supports_tables_and_metadata() {
+    let test_server = TestServer::new().await;
+    test_server.map("a").await;
     for (kind, want) in [("Table", "Table"), ("PartialObjectMetadata", "PartialObjectMetadata")] {
         let accept = format!("application/json;as={kind};v=v1;g=meta.k8s.io");
         let request = http::Request::get(format!("{NS}/configmaps?watch=1&timeoutSeconds=1"))
             .header("Accept", accept);
-        let response = world.raw(request.body(axum::body::Body::empty()).unwrap()).await;
+        let response = test_server.raw(request.body(axum::body::Body::empty()).unwrap()).await;
         let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
         let first: Value =
             serde_json::from_slice(body.split(|b| *b == b'\n').next().unwrap()).unwrap();
@@ -173,67 +180,67 @@ async fn a_watch_shows_tables_and_metadata_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn both_groups_of_events_show_the_same_events() {
-    let world = World::new().await;
+async fn both_event_groups_show_the_same_events() {
+    let test_server = TestServer::new().await;
     let event = json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"},
         "reason": "Started", "message": "m", "type": "Normal", "reportingComponent": "kubelet"});
-    world.post(&format!("{NS}/events"), event).await.ok();
+    test_server.post(&format!("{NS}/events"), event).await.ok();
     let newer = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let listed = world.get(&format!("{newer}?fieldSelector=regarding.name%3Dp")).await.ok();
+    let listed = test_server.get(&format!("{newer}?fieldSelector=regarding.name%3Dp")).await.ok();
     assert_eq!(listed.body["kind"], "EventList");
     assert_eq!(listed.body["items"][0]["note"], "m");
-    let one = world.get(&format!("{newer}/e")).await.ok();
+    let one = test_server.get(&format!("{newer}/e")).await.ok();
     assert_eq!(
         (&one.body["apiVersion"], &one.body["regarding"]["name"]),
         (&json!("events.k8s.io/v1"), &json!("p"))
     );
-    let patched = world.merge(&format!("{newer}/e"), json!({"note": "n"})).await.ok();
+    let patched = test_server.merge(&format!("{newer}/e"), json!({"note": "n"})).await.ok();
     assert_eq!(patched.body["note"], "n");
-    assert_eq!(world.get(&format!("{NS}/events/e")).await.body["message"], "n");
+    assert_eq!(test_server.get(&format!("{NS}/events/e")).await.body["message"], "n");
     let watched =
-        world.watch(&format!("{newer}?watch=1&timeoutSeconds=1")).await.next().await.unwrap();
+        test_server.watch(&format!("{newer}?watch=1&timeoutSeconds=1")).await.next().await.unwrap();
     assert_eq!(watched["object"]["note"], "n");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_stops_ends_its_watches() {
-    let world = World::new().await;
-    let mut watched = world.watch(&format!("{NS}/pods?watch=1")).await;
-    world.server.stop();
+async fn stopping_the_server_ends_its_watches() {
+    let test_server = TestServer::new().await;
+    let mut watched = test_server.watch(&format!("{NS}/pods?watch=1")).await;
+    test_server.server.stop();
     let end = tokio::time::timeout(Duration::from_secs(1), watched.next()).await;
     assert_eq!(end, Ok(None));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_selector_is_not_lost_in_what_it_does_not_select() {
-    let world = World::new().await;
-    let start = world.get(&format!("{NS}/configmaps")).await.version();
+async fn selected_event_is_sent_after_many_unselected_ones() {
+    let test_server = TestServer::new().await;
+    let start = test_server.get(&format!("{NS}/configmaps")).await.version();
     let maps = format!("{NS}/configmaps?watch=1&resourceVersion={start}");
-    let mut watched = world.watch(&format!("{maps}&labelSelector=mine")).await;
-    // more than is read at a time, then the one, then nothing that would wake anybody
+    let mut watched = test_server.watch(&format!("{maps}&labelSelector=mine")).await;
+    // more than one batch, then the selected one, then nothing that would notify the watch
     for i in 0..40 {
-        world.map(&format!("m{i}")).await;
+        test_server.map(&format!("m{i}")).await;
     }
     let mine = json!({"metadata": {"name": "mine", "labels": {"mine": ""}}});
-    world.post(&format!("{NS}/configmaps"), mine).await.ok();
+    test_server.post(&format!("{NS}/configmaps"), mine).await.ok();
     assert_eq!(watched.ready().await, ["ADDED mine"]);
     assert_eq!(watched.ready().await, Vec::<String>::new());
-    // and one that begins late
-    let mut late = world.watch(&format!("{maps}&fieldSelector=metadata.name%3Dmine")).await;
+    // and one that starts late
+    let mut late = test_server.watch(&format!("{maps}&fieldSelector=metadata.name%3Dmine")).await;
     assert_eq!(late.ready().await, ["ADDED mine"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_ends_in_its_time_though_there_is_always_something_to_tell() {
-    let world = World::new().await;
+async fn watch_times_out_although_there_are_always_events() {
+    let test_server = TestServer::new().await;
     let maps = format!("{NS}/configmaps");
-    let mut watched = world.watch(&format!("{maps}?watch=1&timeoutSeconds=5")).await;
+    let mut watched = test_server.watch(&format!("{maps}?watch=1&timeoutSeconds=5")).await;
     for i in 0..100 {
-        world.map(&format!("m{i}")).await;
+        test_server.map(&format!("m{i}")).await;
         tokio::time::advance(Duration::from_secs(1)).await;
         if watched.line().await == "end" {
             return;
         }
     }
-    panic!("it never ended");
+    panic!("the watch did not end");
 }

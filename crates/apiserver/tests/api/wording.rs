@@ -1,16 +1,16 @@
-//! Requests that kube-apiserver refuses, or takes against expectation, and what it says.
+//! Error messages of kube-apiserver, and requests that it accepts against expectation.
 
 use serde_json::{Value, json};
 
-use super::world::{NS, World};
+use super::test_server::{NS, TestServer};
 
 const MERGE: &str = "application/merge-patch+json";
 const JSON: &str = "application/json";
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_is_refused_in_its_words() {
-    let world = World::new().await;
-    world.map("m").await;
+async fn refusals_have_kube_apiservers_messages() {
+    let test_server = TestServer::new().await;
+    test_server.map("m").await;
     let maps = format!("{NS}/configmaps");
     let class = "/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical";
     let events = "/apis/events.k8s.io/v1/namespaces/default/events";
@@ -75,22 +75,22 @@ async fn what_is_refused_is_refused_in_its_words() {
         ),
     ] {
         let text = if method == "DELETE" { String::new() } else { body.to_string() };
-        let answer = world.send(method, &path, kind, text).await;
-        assert_eq!((answer.code, answer.message()), (code, message), "{method} {path} {body}");
+        let response = test_server.send(method, &path, kind, text).await;
+        assert_eq!((response.code, response.message()), (code, message), "{method} {path} {body}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_table_carries_what_is_asked_for_or_says_what_can_be() {
-    let world = World::new().await;
+async fn table_includes_what_is_requested_or_names_the_choices() {
+    let test_server = TestServer::new().await;
     let ask = async |include: &str| {
         let request = http::Request::get(format!("{NS}/configmaps?includeObject={include}"))
             .header("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
             .body(axum::body::Body::empty())
             .unwrap();
-        let response = world.raw(request).await;
+        let response = test_server.raw(request).await;
         let code = response.status().as_u16();
-        let text = super::world::drained(response.into_body()).await;
+        let text = super::test_server::drained(response.into_body()).await;
         (code, serde_json::from_str::<Value>(&text).unwrap())
     };
     for (include, carried) in [
@@ -111,16 +111,16 @@ async fn a_table_carries_what_is_asked_for_or_says_what_can_be() {
         refused["message"],
         "Unable to convert to Table as requested: includeObject: Invalid value: \"All\": must be 'Metadata', 'Object', 'None', or empty"
     );
-    // of what is no table nothing is asked
-    assert_eq!(world.get(&format!("{NS}/configmaps?includeObject=All")).await.code, 200);
+    // the option is ignored for anything but tables
+    assert_eq!(test_server.get(&format!("{NS}/configmaps?includeObject=All")).await.code, 200);
 }
 
 #[tokio::test(start_paused = true)]
-async fn less_than_nothing_is_no_limit_and_a_review_has_its_time() {
-    let world = World::new().await;
-    world.map("m").await;
-    assert_eq!(world.get(&format!("{NS}/configmaps?limit=-1")).await.names().len(), 2);
+async fn negative_limit_is_no_limit_and_a_review_has_a_creation_time() {
+    let test_server = TestServer::new().await;
+    test_server.map("m").await;
+    assert_eq!(test_server.get(&format!("{NS}/configmaps?limit=-1")).await.names().len(), 2);
     let reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    let told = world.post(reviews, json!({"metadata": {"name": "x"}})).await.ok();
-    assert_eq!(told.body["metadata"], json!({"creationTimestamp": "2023-11-14T22:13:20Z"}));
+    let reviewed = test_server.post(reviews, json!({"metadata": {"name": "x"}})).await.ok();
+    assert_eq!(reviewed.body["metadata"], json!({"creationTimestamp": "2023-11-14T22:13:20Z"}));
 }

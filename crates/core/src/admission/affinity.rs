@@ -1,4 +1,4 @@
-//! Whether the node is one of those that the pod wants.
+//! Node selector and node affinity of a pod, matched against this node.
 
 use k8s_openapi::api::core::v1;
 
@@ -14,11 +14,11 @@ pub(super) fn matches(pod: &Pod, node: &Node) -> bool {
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    // One term is enough; no term at all is none.
+    // Terms are alternatives; an empty list of terms matches no node.
     required.is_none_or(|required| required.node_selector_terms.iter().any(|t| fits(t, node)))
 }
 
-/// A term without any requirement means no node, not every node.
+/// A term without requirements matches no node.
 fn fits(term: &v1::NodeSelectorTerm, node: &Node) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -26,7 +26,7 @@ fn fits(term: &v1::NodeSelectorTerm, node: &Node) -> bool {
         return false;
     }
     let label = |key: &str| node.labels.get(key).map(String::as_str);
-    // The only field there is.
+    // `metadata.name` is the only supported field.
     let field = |key: &str| (key == "metadata.name").then_some(&*node.name);
     expressions.iter().all(|requirement| holds(requirement, label(&requirement.key)))
         && fields.iter().all(|requirement| holds(requirement, field(&requirement.key)))

@@ -1,4 +1,4 @@
-//! Whether there is room: what the active pods request, and what this one does.
+//! Resource fit: requests of the active pods plus those of the new pod against allocatable.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::pod::Pod;
 use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
 use crate::quantity::Quantity;
 
-/// Of what there is not enough, in the numbers of the message: thousandths of a CPU, bytes, pieces.
+/// An insufficient resource. Amounts are in the units of the message: millicores, bytes or a count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
     pub resource: String,
@@ -29,13 +29,13 @@ impl Shortage {
         }
     }
 
-    /// How much has to go.
+    /// Amount that has to be freed.
     pub(super) fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 }
 
-/// Everything that is short, in upstream's order.
+/// All insufficient resources, in upstream's order.
 pub(super) fn shortages(
     resources: &PodResources,
     others: &[&Arc<Pod>],
@@ -50,7 +50,7 @@ pub(super) fn shortages(
     }
     let wanted = resources.requests(Overhead::Included);
     const FIRST: [&str; 3] = [CPU, MEMORY, EPHEMERAL_STORAGE];
-    // What the node never heard of somebody else provides, or nobody; the scheduler knows.
+    // Extended resources that the node does not list are left to the scheduler, as in the kubelet.
     let known = |name: &&str| !is_extended(name) || node.allocatable.contains_key(*name);
     let rest = wanted.keys().map(String::as_str).filter(|name| !FIRST.contains(name));
     let names: Vec<&str> = FIRST.into_iter().chain(rest.filter(known)).collect();

@@ -1,4 +1,4 @@
-//! Ports of the node that two pods cannot both have.
+//! Host port conflicts between pods.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl HostPort<'_> {
     }
 }
 
-/// Of the containers that stay: regular ones and sidecars.
+/// Ports of long-running containers: regular containers and sidecars.
 fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
     let spec = spec(pod);
     let regular = spec.into_iter().flat_map(|spec| &spec.containers);

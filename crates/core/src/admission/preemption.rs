@@ -1,8 +1,7 @@
-//! Who makes room for a critical pod.
+//! Preemption: selects the pods that are terminated to admit a critical pod.
 //!
-//! As few pods as possible, and those that were promised least first: best-effort pods, then
-//! burstable, then guaranteed ones. Within a class the pod goes that comes closest to what is
-//! missing.
+//! As few pods as possible, lowest QoS class first: best-effort, then burstable, then guaranteed.
+//! Within a class, the pod whose requests are closest to the missing amount is selected.
 
 use std::sync::Arc;
 
@@ -13,13 +12,13 @@ use crate::node_status::resources::PODS;
 use crate::pod::Pod;
 use crate::qos::{QosClass, amount};
 
-/// What a victim reports of itself.
+/// Status reason and message of a preempted pod.
 pub const REASON: &str = "Preempting";
 pub const MESSAGE: &str = "Preempted in order to admit critical pod";
-/// What the condition DisruptionTarget says of it.
+/// Message of its DisruptionTarget condition.
 pub const DISRUPTION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
-/// A resource and how much of it is missing.
+/// Missing amounts by resource.
 type Missing = Vec<(String, i64)>;
 
 struct Candidate<'a> {
@@ -27,7 +26,7 @@ struct Candidate<'a> {
     class: QosClass,
 }
 
-/// The pods to end so that `pod` has room.
+/// Pods to terminate so that `pod` fits.
 pub(super) fn victims(
     pod: &Pod,
     others: &[&Arc<Pod>],
@@ -55,7 +54,7 @@ pub(super) fn victims(
         let short = short.join(", ");
         return Err(format!("no set of running pods found to reclaim resources: [{short}]"));
     }
-    // Of the dearer classes only what the cheaper ones cannot give.
+    // From the higher classes only what the lower classes cannot free.
     let dearest = nearest(&guaranteed, less(&missing, &[&best_effort, &burstable]));
     let dear = nearest(&burstable, less(&missing, &[&best_effort, &dearest]));
     let cheap = nearest(&best_effort, less(&missing, &[&dearest, &dear]));
@@ -63,7 +62,7 @@ pub(super) fn victims(
     Ok(victims.map(|candidate| candidate.pod.uid.clone()).collect())
 }
 
-/// Critical pods go before all others, and otherwise the higher priority does.
+/// A critical pod preempts any non-critical pod; otherwise the higher priority preempts.
 fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     if is_critical(pod) && !is_critical(other) {
         return true;
@@ -71,7 +70,7 @@ fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     matches!((priority(pod), priority(other)), (Some(mine), Some(theirs)) if mine > theirs)
 }
 
-/// What is still missing when these have gone.
+/// What is still missing after these pods have terminated.
 fn less(missing: &Missing, gone: &[&[&Candidate<'_>]]) -> Missing {
     let left = |(name, amount): &(String, i64)| {
         let freed = gone.iter().copied().flatten().map(|candidate| candidate.frees(name));
@@ -81,7 +80,7 @@ fn less(missing: &Missing, gone: &[&[&Candidate<'_>]]) -> Missing {
     missing.iter().filter_map(left).collect()
 }
 
-/// Takes the candidate that leaves least missing, again and again; of equals the smaller one.
+/// Repeatedly selects the candidate that leaves the least missing; of equal ones the smaller.
 fn nearest<'a, 'p>(
     candidates: &[&'a Candidate<'p>],
     mut missing: Missing,
@@ -106,7 +105,7 @@ impl Candidate<'_> {
         if resource == PODS { 1 } else { number(resource, amount(&self.pod.requests, resource)) }
     }
 
-    /// The share of what is missing that would still be, squared and added up.
+    /// Sum of the squared fractions of each resource that would still be missing.
     #[allow(clippy::cast_precision_loss, reason = "only compared")]
     fn distance(&self, missing: &Missing) -> f64 {
         let share = |(name, amount): &(String, i64)| {

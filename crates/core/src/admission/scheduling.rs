@@ -1,10 +1,9 @@
-//! Whether a pod without a node fits on one, and if not, what is in the way.
+//! Scheduling checks of a standalone node: whether a pod fits, and every reason why not.
 //!
-//! On a machine that is a whole cluster nobody else schedules, so the node's own questions are
-//! asked before a pod is bound, and two more that only a scheduler asks: whether the node takes new
-//! pods, and whether its taints keep them away. Everything in the way is told, not only the first:
-//! whoever makes room wants to know of all of it. The sentences are the scheduler's, because people
-//! search for them, with the figures added.
+//! A standalone node has no scheduler, so the admission predicates run before a pod is bound, plus
+//! two that only a scheduler checks: whether the node is cordoned, and whether the pod tolerates
+//! its taints. All reasons are reported, not only the first, so that a user can fix them together.
+//! The messages are the scheduler's, because users search for them, with the amounts added.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1;
 
 use super::fit::{self, Shortage, number};
-use super::sysctls::Allowed;
+use super::sysctls::AllowedSysctls;
 use super::{Node, affinity, ports, spec, taints};
 use crate::node_status::Pressure;
 use crate::node_status::resources::{EPHEMERAL_STORAGE, PODS};
@@ -20,12 +19,12 @@ use crate::pod::Pod;
 use crate::qos::{CPU, MEMORY, Overhead, PodResources};
 use crate::quantity::Quantity;
 
-/// What `kubectl cordon` puts on a node, beside the field that says the same.
+/// Taint that `kubectl cordon` adds beside `spec.unschedulable`.
 const CORDON: &str = "node.kubernetes.io/unschedulable";
 
-/// Something in the way of a pod.
+/// A reason why a pod does not fit on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum SchedulingFailure {
     Unschedulable,
     Taint { key: String, value: String },
     Selector,
@@ -33,7 +32,7 @@ pub enum Misfit {
     Short(Shortage),
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for SchedulingFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unschedulable => f.write_str("node(s) were unschedulable"),
@@ -48,16 +47,16 @@ impl fmt::Display for Misfit {
                 write!(f, "Too many pods (at most {capacity})")
             }
             Self::Short(Shortage { resource, requested, used, capacity }) => {
-                let free = shown(resource, capacity.saturating_sub(*used));
-                let requested = shown(resource, *requested);
+                let free = formatted(resource, capacity.saturating_sub(*used));
+                let requested = formatted(resource, *requested);
                 write!(f, "Insufficient {resource} (requested {requested}, free {free})")
             }
         }
     }
 }
 
-/// The number of a shortage as a person writes the amount.
-fn shown(resource: &str, number: i64) -> String {
+/// Amount of a shortage as a quantity.
+fn formatted(resource: &str, number: i64) -> String {
     match (resource, u64::try_from(number)) {
         (CPU, _) => Quantity::from_milli(number).to_string(),
         (MEMORY | EPHEMERAL_STORAGE, Ok(bytes)) => Quantity::from_bytes(bytes).to_string(),
@@ -65,38 +64,45 @@ fn shown(resource: &str, number: i64) -> String {
     }
 }
 
-/// Everything in the way of `pod` on `node` beside the others there; empty if it fits.
-pub fn misfits(pod: &Pod, others: &[&Arc<Pod>], node: &v1::Node) -> Vec<Misfit> {
+/// All reasons why `pod` does not fit on `node` beside the other pods; empty if it fits.
+pub fn scheduling_failures(
+    pod: &Pod,
+    others: &[&Arc<Pod>],
+    node: &v1::Node,
+) -> Vec<SchedulingFailure> {
     let known = known(node);
     let tolerations = spec(pod).and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
     let tolerated = |taint: &v1::Taint| tolerations.iter().any(|t| taints::tolerates(t, taint));
     let mut found = Vec::new();
     let cordoned = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
     if cordoned && !tolerated(&cordon()) {
-        found.push(Misfit::Unschedulable);
+        found.push(SchedulingFailure::Unschedulable);
     }
     let keeps_away = |taint: &&v1::Taint| {
         taint.key != CORDON && matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute")
     };
     if let Some(taint) = known.taints.iter().filter(keeps_away).find(|taint| !tolerated(taint)) {
         let (key, value) = (taint.key.clone(), taint.value.clone().unwrap_or_default());
-        found.push(Misfit::Taint { key, value });
+        found.push(SchedulingFailure::Taint { key, value });
     }
     if !affinity::matches(pod, &known) {
-        found.push(Misfit::Selector);
+        found.push(SchedulingFailure::Selector);
     }
     if ports::conflict(pod, others) {
-        found.push(Misfit::Ports);
+        found.push(SchedulingFailure::Ports);
     }
-    // What cannot be read is refused by the node, which says so.
+    // Unparsable resources are not a scheduling failure: admission rejects the pod with a message.
     let resources = spec(pod).and_then(|spec| PodResources::parse(spec).ok()).unwrap_or_default();
-    found.extend(fit::shortages(&resources, others, &known).into_iter().map(Misfit::Short));
-    found.extend(unheard_of(&resources, &known).map(Misfit::Short));
+    found.extend(
+        fit::shortages(&resources, others, &known).into_iter().map(SchedulingFailure::Short),
+    );
+    found.extend(unlisted_resources(&resources, &known).map(SchedulingFailure::Short));
     found
 }
 
-/// The node lets these pass, because a scheduler knew who provides them. Here nobody does.
-fn unheard_of<'a>(
+/// Admission ignores extended resources that the node does not list and relies on the scheduler.
+/// There is no scheduler here, so they count as insufficient.
+fn unlisted_resources<'a>(
     resources: &'a PodResources,
     node: &'a Node,
 ) -> impl Iterator<Item = Shortage> + 'a {
@@ -117,7 +123,8 @@ fn cordon() -> v1::Taint {
     v1::Taint { key, effect, ..v1::Taint::default() }
 }
 
-/// The node as its object shows it. What only the machine knows is asked there.
+/// Admission's view of a Node object. Facts that only the machine has are left permissive;
+/// admission checks them.
 fn known(node: &v1::Node) -> Node {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
     let listed = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
@@ -129,7 +136,7 @@ fn known(node: &v1::Node) -> Node {
         allocatable: amounts
             .filter_map(|(name, text)| Some((name.clone(), Quantity::try_from(text).ok()?)))
             .collect(),
-        sysctls: Arc::new(Allowed::default()),
+        sysctls: Arc::new(AllowedSysctls::default()),
         apparmor: true,
         strict_groups: true,
         pressure: Pressure::default(),
@@ -153,7 +160,7 @@ mod tests {
         Arc::new(Pod::parse(serde_json::from_value(object).unwrap(), Source::Api).unwrap())
     }
 
-    fn asking(resource: &str, amount: &str) -> Arc<Pod> {
+    fn requesting(resource: &str, amount: &str) -> Arc<Pod> {
         let requests = json!({resource: amount});
         pod(&json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}))
     }
@@ -167,45 +174,45 @@ mod tests {
         serde_json::from_value(node).unwrap()
     }
 
-    fn said(pod: &Arc<Pod>, others: &[&Arc<Pod>], node: &v1::Node) -> Vec<String> {
-        misfits(pod, others, node).iter().map(ToString::to_string).collect()
+    fn reasons(pod: &Arc<Pod>, others: &[&Arc<Pod>], node: &v1::Node) -> Vec<String> {
+        scheduling_failures(pod, others, node).iter().map(ToString::to_string).collect()
     }
 
     const NOTHING: [&str; 0] = [];
 
     #[test]
-    fn what_the_others_take_is_not_free() {
-        let (free, one) = (node(&json!({})), asking("cpu", "1500m"));
-        assert_eq!(said(&asking("cpu", "2"), &[], &free), NOTHING);
-        assert_eq!(said(&asking("cpu", "500m"), &[&one], &free), NOTHING);
+    fn requests_of_other_pods_are_not_free() {
+        let (free, one) = (node(&json!({})), requesting("cpu", "1500m"));
+        assert_eq!(reasons(&requesting("cpu", "2"), &[], &free), NOTHING);
+        assert_eq!(reasons(&requesting("cpu", "500m"), &[&one], &free), NOTHING);
         assert_eq!(
-            said(&asking("cpu", "1"), &[&one], &free),
+            reasons(&requesting("cpu", "1"), &[&one], &free),
             ["Insufficient cpu (requested 1, free 500m)"]
         );
         assert_eq!(
-            said(&asking("memory", "2Gi"), &[], &free),
+            reasons(&requesting("memory", "2Gi"), &[], &free),
             ["Insufficient memory (requested 2Gi, free 1Gi)"]
         );
-        let two = asking("cpu", "1m");
-        assert_eq!(said(&pod(&json!({})), &[&one, &two], &free), ["Too many pods (at most 2)"]);
+        let two = requesting("cpu", "1m");
+        assert_eq!(reasons(&pod(&json!({})), &[&one, &two], &free), ["Too many pods (at most 2)"]);
     }
 
     #[test]
-    fn a_resource_that_nobody_provides_is_short() {
+    fn resource_the_node_does_not_list_is_insufficient() {
         assert_eq!(
-            said(&asking("example.com/gpu", "1"), &[], &node(&json!({}))),
+            reasons(&requesting("example.com/gpu", "1"), &[], &node(&json!({}))),
             ["Insufficient example.com/gpu (requested 1, free 0)"]
         );
     }
 
     #[test]
-    fn everything_in_the_way_is_told() {
+    fn all_reasons_are_reported() {
         let port = json!({"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]});
         let mut greedy = port.clone();
         greedy["containers"][0]["resources"] = json!({"requests": {"cpu": "4"}});
         greedy["nodeSelector"] = json!({"disk": "hdd"});
         assert_eq!(
-            said(&pod(&greedy), &[&pod(&port)], &node(&json!({}))),
+            reasons(&pod(&greedy), &[&pod(&port)], &node(&json!({}))),
             [
                 "node(s) didn't match Pod's node affinity/selector",
                 "node(s) didn't have free ports for the requested pod ports",
@@ -215,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_keep_away_whoever_does_not_tolerate_them() {
+    fn untolerated_taint_prevents_scheduling() {
         let tainted =
             node(&json!({"taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}]}));
         for (case, toleration, fits) in [
@@ -225,22 +232,22 @@ mod tests {
             ("everything", json!([{"operator": "Exists"}]), true),
             ("another effect", json!([{"operator": "Exists", "effect": "NoExecute"}]), false),
         ] {
-            let found = said(&pod(&json!({"tolerations": toleration})), &[], &tainted);
+            let found = reasons(&pod(&json!({"tolerations": toleration})), &[], &tainted);
             let want: &[&str] = if fits { &[] } else { &["node(s) had untolerated taint {a: b}"] };
             assert_eq!(found, want, "{case}");
         }
         let soft = node(&json!({"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}));
-        assert_eq!(said(&pod(&json!({})), &[], &soft), NOTHING);
+        assert_eq!(reasons(&pod(&json!({})), &[], &soft), NOTHING);
     }
 
     #[test]
-    fn a_cordoned_node_says_so_once() {
+    fn cordoned_node_is_reported_once() {
         let cordoned = node(&json!({
             "unschedulable": true,
             "taints": [{"key": CORDON, "effect": "NoSchedule"}],
         }));
-        assert_eq!(said(&pod(&json!({})), &[], &cordoned), ["node(s) were unschedulable"]);
+        assert_eq!(reasons(&pod(&json!({})), &[], &cordoned), ["node(s) were unschedulable"]);
         let daemon = pod(&json!({"tolerations": [{"operator": "Exists"}]}));
-        assert_eq!(said(&daemon, &[], &cordoned), NOTHING);
+        assert_eq!(reasons(&daemon, &[], &cordoned), NOTHING);
     }
 }

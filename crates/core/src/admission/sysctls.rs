@@ -1,9 +1,9 @@
-//! Which kernel settings a pod may have of its own.
+//! Sysctl allow list for pods.
 //!
-//! Only those that the kernel keeps per namespace, and of them only those that cannot harm a
-//! neighbour; more if the administrator says so.
+//! Only sysctls that the kernel keeps per namespace are possible, and of these only the ones that
+//! cannot affect other pods are safe. `allowedUnsafeSysctls` adds more.
 
-/// Settings that are safe, from which kernel on.
+/// Safe sysctls and the kernel version that each requires.
 const SAFE: [(&str, (u32, u32)); 12] = [
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),
@@ -19,7 +19,7 @@ const SAFE: [(&str, (u32, u32)); 12] = [
     ("net.ipv4.tcp_wmem", (4, 15)),
 ];
 
-/// The namespaces in which the kernel keeps a setting, by the beginning of its name.
+/// Namespace in which the kernel keeps a sysctl, by name prefix.
 const NAMESPACES: [(&str, Namespace); 5] = [
     ("kernel.shm", Namespace::Ipc),
     ("kernel.msg", Namespace::Ipc),
@@ -34,16 +34,16 @@ enum Namespace {
     Net,
 }
 
-/// What pods may set.
+/// Sysctls that pods may set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed {
+pub struct AllowedSysctls {
     names: Vec<String>,
-    /// `net.core.*` without its star.
+    /// `net.core.*` without the star.
     prefixes: Vec<String>,
 }
 
-impl Allowed {
-    /// What is safe on this kernel, and `allowedUnsafeSysctls`.
+impl AllowedSysctls {
+    /// The safe sysctls of this kernel plus `allowedUnsafeSysctls`.
     pub fn new(kernel: &str, unsafe_too: &[String]) -> Self {
         let version = version(kernel);
         let mut allowed = Self::default();
@@ -59,7 +59,7 @@ impl Allowed {
         allowed
     }
 
-    /// Why a pod may not set `name`; `None` if it may.
+    /// Reason why a pod must not set `name`; `None` if it may.
     pub(super) fn objection(&self, name: &str, host_net: bool, host_ipc: bool) -> Option<String> {
         let name = dotted(name);
         let listed = self.names.contains(&name)
@@ -80,7 +80,7 @@ fn namespace(name: &str) -> Option<Namespace> {
     NAMESPACES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, kept)| *kept)
 }
 
-/// `net/ipv4/x` is another spelling of `net.ipv4.x`, unless a dot comes first.
+/// `net/ipv4/x` is another spelling of `net.ipv4.x`, unless the first separator is a dot.
 fn dotted(name: &str) -> String {
     match name.find(['.', '/']).and_then(|at| name.get(at..=at)) {
         Some("/") => {

@@ -1,4 +1,4 @@
-//! Taints that send running pods away, and who does not mind.
+//! NoExecute taints and tolerations.
 
 use k8s_openapi::api::core::v1;
 
@@ -7,7 +7,7 @@ use crate::pod::Pod;
 
 const NO_EXECUTE: &str = "NoExecute";
 
-/// The first taint that would send the pod away again.
+/// First NoExecute taint that the pod does not tolerate.
 pub(super) fn untolerated<'a>(pod: &Pod, taints: &'a [v1::Taint]) -> Option<&'a v1::Taint> {
     let tolerations = spec(pod).and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
     let harmful = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);

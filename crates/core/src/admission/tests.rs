@@ -15,7 +15,7 @@ fn node() -> Node {
             .into(),
         taints: Vec::new(),
         allocatable: amounts.map(|(name, text)| (name.to_owned(), text.parse().unwrap())).into(),
-        sysctls: Arc::new(Allowed::new("6.18.0", &["kernel.msg*".to_owned()])),
+        sysctls: Arc::new(AllowedSysctls::new("6.18.0", &["kernel.msg*".to_owned()])),
         apparmor: false,
         strict_groups: false,
         pressure: Pressure::default(),
@@ -23,8 +23,8 @@ fn node() -> Node {
     }
 }
 
-/// A pod that requests this much.
-fn wants(name: &str, cpu: &str, memory: &str) -> PodBuilder {
+/// A pod with these requests.
+fn requesting(name: &str, cpu: &str, memory: &str) -> PodBuilder {
     let list = json!({ "cpu": cpu, "memory": memory });
     pod(name).container_with("c", json!({ "resources": { "requests": list } }))
 }
@@ -37,42 +37,42 @@ fn set(builder: PodBuilder, field: &str, value: Value) -> PodBuilder {
     builder.edit(|pod| pod["spec"][field] = value)
 }
 
-fn reason(verdict: &Verdict) -> &str {
+fn reason(verdict: &AdmissionDecision) -> &str {
     match verdict {
-        Verdict::Admitted => "",
-        Verdict::After { .. } => "preempts",
-        Verdict::Rejected(rejection) => &rejection.reason,
+        AdmissionDecision::Admitted => "",
+        AdmissionDecision::AfterPreemption { .. } => "preempts",
+        AdmissionDecision::Rejected(rejection) => &rejection.reason,
     }
 }
 
 #[test]
-fn row_22_a_pod_without_room_is_told_what_is_missing() {
-    let there = [built(wants("a", "1500m", "1Gi"))];
+fn pod_that_does_not_fit_is_rejected_with_the_missing_resource() {
+    let there = [built(requesting("a", "1500m", "1Gi"))];
     for (case, wanted, want) in [
-        ("fits", wants("p", "500m", "1Gi"), None),
+        ("fits", requesting("p", "500m", "1Gi"), None),
         (
             "cpu",
-            wants("p", "501m", "1Gi"),
+            requesting("p", "501m", "1Gi"),
             Some(("OutOfcpu", "cpu, requested: 501, used: 1500, capacity: 2000")),
         ),
         (
             "memory",
-            wants("p", "0", "4Gi"),
+            requesting("p", "0", "4Gi"),
             Some((
                 "OutOfmemory",
                 "memory, requested: 4294967296, used: 1073741824, capacity: 4294967296",
             )),
         ),
         (
-            "what the node does not have",
-            wants("p", "0", "0").container_with(
+            "a native resource the node lacks",
+            requesting("p", "0", "0").container_with(
                 "d",
                 json!({ "resources": { "requests": { "hugepages-2Mi": "2Mi" } } }),
             ),
             Some(("OutOfhugepages-2Mi", "hugepages-2Mi, requested: 2097152, used: 0, capacity: 0")),
         ),
         (
-            "what the node knows",
+            "a resource the node lists",
             pod("p").container_with(
                 "d",
                 json!({ "resources": { "requests": { "example.com/dongle": "2" } } }),
@@ -83,7 +83,7 @@ fn row_22_a_pod_without_room_is_told_what_is_missing() {
             )),
         ),
         (
-            "what the node never heard of",
+            "a resource the node does not list",
             pod("p").container_with(
                 "d",
                 json!({ "resources": { "requests": { "example.com/other": "2" } } }),
@@ -93,28 +93,28 @@ fn row_22_a_pod_without_room_is_told_what_is_missing() {
     ] {
         let verdict = admit(&wanted.build(), &there, &node());
         match want {
-            None => assert_eq!(verdict, Verdict::Admitted, "{case}"),
+            None => assert_eq!(verdict, AdmissionDecision::Admitted, "{case}"),
             Some((reason, numbers)) => {
                 let message = format!("Node didn't have enough resource: {numbers}");
                 let want = Rejection { reason: reason.into(), message };
-                assert_eq!(verdict, Verdict::Rejected(want), "{case}");
+                assert_eq!(verdict, AdmissionDecision::Rejected(want), "{case}");
             }
         }
     }
 }
 
 #[test]
-fn pods_are_counted_and_a_pod_does_not_count_against_itself() {
+fn pods_are_counted_and_a_pod_is_not_counted_twice() {
     let there: Vec<_> = ["a", "b", "c"].map(|name| built(pod(name).container("c"))).into();
     let again = admit(&there[0], &there, &node());
-    assert_eq!(again, Verdict::Admitted);
+    assert_eq!(again, AdmissionDecision::Admitted);
     let one_more = admit(&pod("d").container("c").build(), &there, &node());
     let message = "Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3";
-    assert_eq!(one_more, Verdict::Rejected(Rejection::new("OutOfpods", message)));
+    assert_eq!(one_more, AdmissionDecision::Rejected(Rejection::new("OutOfpods", message)));
 }
 
 #[test]
-fn a_pod_goes_only_where_it_wants() {
+fn node_must_match_selector_affinity_and_name() {
     let terms = |terms: Value| {
         json!({ "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms },
@@ -136,7 +136,7 @@ fn a_pod_goes_only_where_it_wants() {
         ("greater", "affinity", expression("cores", "Gt", &["3"]), ""),
         ("less", "affinity", expression("cores", "Lt", &["4"]), "NodeAffinity"),
         ("no number", "affinity", expression("disk", "Gt", &["3"]), "NodeAffinity"),
-        ("an empty term is no node", "affinity", terms(json!([{}])), "NodeAffinity"),
+        ("an empty term matches no node", "affinity", terms(json!([{}])), "NodeAffinity"),
         ("no term at all", "affinity", terms(json!([])), "NodeAffinity"),
         (
             "by name",
@@ -156,7 +156,7 @@ fn a_pod_goes_only_where_it_wants() {
 }
 
 #[test]
-fn a_label_for_another_system_is_believed() {
+fn os_label_of_another_system_is_rejected() {
     let other = pod("p").container("c").edit(|pod| {
         pod["metadata"]["labels"] = json!({ "kubernetes.io/os": "windows" });
     });
@@ -165,7 +165,7 @@ fn a_label_for_another_system_is_believed() {
 }
 
 #[test]
-fn row_25_two_pods_cannot_have_one_port() {
+fn two_pods_cannot_have_the_same_host_port() {
     let with = |name: &str, port: Value| pod(name).container_with("c", json!({ "ports": [port] }));
     let there = [built(with("a", json!({ "hostPort": 80, "hostIP": "10.0.0.1" })))];
     for (case, port, want) in [
@@ -182,7 +182,7 @@ fn row_25_two_pods_cannot_have_one_port() {
 }
 
 #[test]
-fn a_taint_that_sends_pods_away_keeps_them_away_but_not_static_ones() {
+fn no_execute_taint_rejects_pods_except_static_ones() {
     let tainted = Node {
         taints: vec![
             v1::Taint { key: "soft".into(), effect: "NoSchedule".into(), ..Default::default() },
@@ -209,12 +209,12 @@ fn a_taint_that_sends_pods_away_keeps_them_away_but_not_static_ones() {
         let pod = set(pod("p").container("c"), "tolerations", toleration);
         assert_eq!(reason(&admit(&pod.clone().build(), &[], &tainted)), want, "{case}");
         let fixed = pod.build_from(Source::File);
-        assert_eq!(admit(&fixed, &[], &tainted), Verdict::Admitted, "{case}, static");
+        assert_eq!(admit(&fixed, &[], &tainted), AdmissionDecision::Admitted, "{case}, static");
     }
 }
 
 #[test]
-fn row_24_only_settings_that_harm_nobody_are_allowed() {
+fn only_safe_or_allowed_sysctls_are_admitted() {
     let with = |name: &str| {
         let sysctls = json!({ "sysctls": [{ "name": name, "value": "1" }] });
         set(pod("p").container("c"), "securityContext", sysctls)
@@ -239,15 +239,19 @@ fn row_24_only_settings_that_harm_nobody_are_allowed() {
         let want =
             want.map(|why| Rejection::new("SysctlForbidden", format!("forbidden sysctl: {why}")));
         let verdict = admit(&pod.build(), &[], &node());
-        assert_eq!(verdict, want.map_or(Verdict::Admitted, Verdict::Rejected), "{case}");
+        assert_eq!(
+            verdict,
+            want.map_or(AdmissionDecision::Admitted, AdmissionDecision::Rejected),
+            "{case}"
+        );
     }
-    let old = Allowed::new("4.14.9", &[]);
+    let old = AllowedSysctls::new("4.14.9", &[]);
     assert!(old.objection("net.ipv4.tcp_rmem", false, false).is_some(), "too new for the kernel");
     assert!(old.objection("net.ipv4.tcp_fin_timeout", false, false).is_none());
 }
 
 #[test]
-fn confinement_that_cannot_be_had_is_no_pod() {
+fn pod_with_apparmor_is_rejected_without_apparmor() {
     let profile = |kind: &str| json!({ "appArmorProfile": { "type": kind } });
     for (case, pod, want) in [
         ("none", pod("p").container("c"), ""),
@@ -266,7 +270,7 @@ fn confinement_that_cannot_be_had_is_no_pod() {
             "AppArmor",
         ),
         (
-            "it runs already",
+            "already running",
             set(pod("p").container("c"), "securityContext", profile("RuntimeDefault"))
                 .phase("Running"),
             "",
@@ -275,12 +279,16 @@ fn confinement_that_cannot_be_had_is_no_pod() {
         let pod = pod.build();
         assert_eq!(reason(&admit(&pod, &[], &node())), want, "{case}");
         let able = Node { apparmor: true, ..node() };
-        assert_eq!(admit(&pod, &[], &able), Verdict::Admitted, "{case}, on a host that can");
+        assert_eq!(
+            admit(&pod, &[], &able),
+            AdmissionDecision::Admitted,
+            "{case}, on a host that can"
+        );
     }
 }
 
 #[test]
-fn a_node_under_pressure_takes_only_what_it_must() {
+fn node_under_pressure_admits_only_critical_or_tolerated_pods() {
     let under = |memory, disk| Node { pressure: Pressure { memory, disk, pids: false }, ..node() };
     let best_effort = || pod("p").container("c");
     let tolerant = set(
@@ -290,9 +298,9 @@ fn a_node_under_pressure_takes_only_what_it_must() {
     );
     for (case, pod, node, want) in [
         ("memory, best effort", best_effort(), under(true, false), "Evicted"),
-        ("memory, with a request", wants("p", "1", "1Gi"), under(true, false), ""),
+        ("memory, with a request", requesting("p", "1", "1Gi"), under(true, false), ""),
         ("memory, tolerated", tolerant, under(true, false), ""),
-        ("disk", wants("p", "1", "1Gi"), under(false, true), "Evicted"),
+        ("disk", requesting("p", "1", "1Gi"), under(false, true), "Evicted"),
         (
             "disk, critical",
             set(best_effort(), "priority", json!(SYSTEM_CRITICAL)),
@@ -302,20 +310,21 @@ fn a_node_under_pressure_takes_only_what_it_must() {
     ] {
         assert_eq!(reason(&admit(&pod.build(), &[], &node)), want, "{case}");
     }
-    let Verdict::Rejected(both) = admit(&best_effort().build(), &[], &under(true, true)) else {
-        panic!("it should be rejected")
+    let AdmissionDecision::Rejected(both) = admit(&best_effort().build(), &[], &under(true, true))
+    else {
+        panic!("expected a rejection")
     };
     assert_eq!(both.message, "The node had condition: [MemoryPressure DiskPressure]. ");
 }
 
 #[test]
-fn a_node_that_shuts_down_takes_nothing() {
+fn node_that_shuts_down_rejects_pods() {
     let node = Node { shutting_down: true, ..node() };
     assert_eq!(reason(&admit(&pod("p").container("c").build(), &[], &node)), "NodeShutdown");
 }
 
 #[test]
-fn row_23_others_make_room_for_a_critical_pod() {
+fn pods_are_preempted_for_a_critical_pod() {
     let guaranteed = |name: &str, cpu: &str| {
         let list = json!({ "cpu": cpu, "memory": "1Mi" });
         built(
@@ -323,16 +332,18 @@ fn row_23_others_make_room_for_a_critical_pod() {
                 .container_with("c", json!({ "resources": { "requests": list, "limits": list } })),
         )
     };
-    let burstable = |name: &str, cpu: &str| built(wants(name, cpu, "1Mi"));
+    let burstable = |name: &str, cpu: &str| built(requesting(name, cpu, "1Mi"));
     let critical =
-        |cpu: &str| set(wants("p", cpu, "1Mi"), "priority", json!(SYSTEM_CRITICAL)).build();
+        |cpu: &str| set(requesting("p", cpu, "1Mi"), "priority", json!(SYSTEM_CRITICAL)).build();
     let roomy = || {
         let mut node = node();
         node.allocatable.insert("pods".into(), "100".parse().unwrap());
         node
     };
     let victims = |pod: &Pod, there: &[Arc<Pod>], node: &Node| match admit(pod, there, node) {
-        Verdict::After { victims, .. } => victims.iter().map(ToString::to_string).collect(),
+        AdmissionDecision::AfterPreemption { victims, .. } => {
+            victims.iter().map(ToString::to_string).collect()
+        }
         other => vec![format!("{other:?}")],
     };
     let there = [guaranteed("g", "1"), burstable("b1", "300m"), burstable("b2", "600m")];
@@ -344,29 +355,29 @@ fn row_23_others_make_room_for_a_critical_pod() {
     ] {
         assert_eq!(victims(&critical(cpu), &there, &roomy()), want, "{case}");
     }
-    // Too many pods: a best-effort one goes first.
+    // Too many pods: a best-effort one is preempted first.
     let full = [there[0].clone(), built(pod("be").container("c")), there[1].clone()];
     assert_eq!(victims(&critical("1m"), &full, &node()), ["uid-be"]);
-    // Nobody goes for an ordinary pod, nor does a critical one for another.
-    assert_eq!(reason(&admit(&wants("p", "600m", "0").build(), &there, &roomy())), "OutOfcpu");
-    let equals = [built(set(wants("c", "2", "1Mi"), "priority", json!(SYSTEM_CRITICAL)))];
-    let Verdict::Rejected(stuck) = admit(&critical("1"), &equals, &roomy()) else {
-        panic!("it should be rejected")
+    // No pod is preempted for a non-critical pod, nor a critical one for another critical one.
+    assert_eq!(reason(&admit(&requesting("p", "600m", "0").build(), &there, &roomy())), "OutOfcpu");
+    let equals = [built(set(requesting("c", "2", "1Mi"), "priority", json!(SYSTEM_CRITICAL)))];
+    let AdmissionDecision::Rejected(stuck) = admit(&critical("1"), &equals, &roomy()) else {
+        panic!("expected a rejection")
     };
     assert_eq!(stuck.reason, "UnexpectedAdmissionError");
     assert!(stuck.message.ends_with("[(res: cpu, q: 1000)]"), "{}", stuck.message);
 }
 
 #[test]
-fn a_critical_pod_that_does_not_fit_otherwise_makes_nobody_go() {
-    let there = [built(wants("a", "2", "1Gi"))];
-    let critical = set(wants("p", "1", "1Gi"), "priority", json!(SYSTEM_CRITICAL));
+fn critical_pod_that_fails_another_predicate_preempts_no_pod() {
+    let there = [built(requesting("a", "2", "1Gi"))];
+    let critical = set(requesting("p", "1", "1Gi"), "priority", json!(SYSTEM_CRITICAL));
     let elsewhere = set(critical, "nodeSelector", json!({ "disk": "hdd" })).build();
     assert_eq!(reason(&admit(&elsewhere, &there, &node())), "NodeAffinity");
 }
 
 #[test]
-fn no_pod_makes_a_series_of_its_own() {
+fn metric_reasons_are_a_fixed_set() {
     for (reason, counted) in [
         ("OutOfcpu", "OutOfcpu"),
         ("NodePorts", "NodePorts"),
@@ -380,11 +391,11 @@ fn no_pod_makes_a_series_of_its_own() {
 #[test]
 fn unreadable_pod_is_rejected_with_the_reason() {
     let nameless = pod("p").container("").build();
-    let Verdict::Rejected(rejection) = admit(&nameless, &[], &node()) else {
-        panic!("it was taken");
+    let AdmissionDecision::Rejected(rejection) = admit(&nameless, &[], &node()) else {
+        panic!("unreadable pod was admitted");
     };
     assert_eq!((rejection.reason.as_str(), rejection.counted_as()), ("FailedValidation", "Other"));
     let want = "pod default/p: spec.containers has a container without a name; this version of \
-                podwright cannot run it";
+                podwright cannot run this pod";
     assert_eq!(rejection.message, want);
 }

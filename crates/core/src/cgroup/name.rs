@@ -1,12 +1,12 @@
-//! Where the groups are, in the words of either driver.
+//! Cgroup names and their paths under the cgroupfs and systemd drivers.
 //!
-//! A group's name is a list of components. On a plain cgroup filesystem they are directories; for
-//! systemd each one is a slice whose unit name repeats all before it, joined by `-`, so a `-` of
-//! ours has to become `_` and must find its way back: the UID in a left-over group's name is all
-//! that we know of a pod that is gone.
+//! A name is a list of components. On cgroupfs they are directories. For systemd each one is a
+//! slice whose unit name repeats all components before it, joined by `-`, so a `-` in a component
+//! is escaped as `_`. The escape must be reversible: the UID in the name of an orphaned cgroup is
+//! the only information about its pod.
 //!
-//! UIDs come from the outside (a manifest may carry any), and end up in paths that root writes to
-//! and deletes; so a component is checked before it becomes part of a name.
+//! UIDs are untrusted (a manifest may contain any) and become part of paths that root writes to and
+//! deletes, so a component is checked before it becomes part of a name.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::PodUid;
 use crate::qos::QosClass;
 
-/// Who makes the directories.
+/// Cgroup driver: the owner of the directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Driver {
     #[serde(rename = "cgroupfs")]
@@ -24,7 +24,7 @@ pub enum Driver {
     Systemd,
 }
 
-/// A group, as components below the root of the hierarchy. Empty is the root itself.
+/// A cgroup as components below the root of the hierarchy. Empty is the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CgroupName(Vec<String>);
@@ -32,15 +32,15 @@ pub struct CgroupName(Vec<String>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CgroupNameError {
     #[error(
-        "{component:?} cannot be part of a cgroup's name: it may have letters, digits, '.', ':' \
-         and '-', and at most {MAX_LENGTH} of them"
+        "invalid cgroup name component {component:?}: use letters, digits, '.', ':' \
+         and '-', at most {MAX_LENGTH} characters"
     )]
     Component { component: String },
     #[error("cgroup {path:?} is not a plain absolute path; remove '.', '..' and doubled slashes")]
     Path { path: String },
 }
 
-/// The kernel's limit on a file's name, less what systemd's prefixes and suffix may add.
+/// The kernel's limit on file names, less what systemd's prefixes and suffix may add.
 const MAX_LENGTH: usize = 128;
 const SLICE: &str = ".slice";
 const POD: &str = "pod";
@@ -48,9 +48,9 @@ const POD: &str = "pod";
 impl CgroupName {
     pub const ROOT: Self = Self(Vec::new());
 
-    /// A path from the configuration, such as `/` or `/system/runtime`.
+    /// Parses a path from the configuration, such as `/` or `/system/runtime`.
     ///
-    /// It names what exists, so it is held only to being a path that stays where it says.
+    /// It names an existing cgroup, so the only requirement is a plain absolute path.
     pub fn parse(path: &str) -> Result<Self, CgroupNameError> {
         let path_error = || CgroupNameError::Path { path: path.to_owned() };
         let below = path.strip_prefix('/').unwrap_or(path);
@@ -65,8 +65,8 @@ impl CgroupName {
         Ok(Self(below.split('/').map(str::to_owned).collect()))
     }
 
-    /// A group of the system's from the configuration, in the words of the driver: systemd's are
-    /// named by their slice, of which only the last part of a path counts.
+    /// Parses a reserved cgroup from the configuration in the driver's format: systemd cgroups are
+    /// named by their slice, so only the last path component counts.
     pub fn parse_reserved(path: &str, driver: Driver) -> Result<Self, CgroupNameError> {
         match driver {
             Driver::Cgroupfs => Self::parse(path),
@@ -80,7 +80,7 @@ impl CgroupName {
     }
 
     pub fn child(&self, component: &str) -> Result<Self, CgroupNameError> {
-        // No `_`: it is what systemd's form makes of `-`, and would come back as that.
+        // `_` is excluded: the systemd form uses it for `-`, so it would not be reversible.
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b':' | b'-');
         let ok = (1..=MAX_LENGTH).contains(&component.len())
             && component.bytes().all(allowed)
@@ -106,7 +106,7 @@ impl CgroupName {
         Some(Self(above.to_vec()))
     }
 
-    /// The absolute path within a hierarchy. This is also what the runtime gets as the parent.
+    /// Absolute path within a hierarchy. The runtime gets the same path as the cgroup parent.
     pub fn path(&self, driver: Driver) -> String {
         match driver {
             Driver::Cgroupfs => format!("/{}", self.0.join("/")),
@@ -128,7 +128,7 @@ impl CgroupName {
         if path.is_empty() { "/".to_owned() } else { path }
     }
 
-    /// The systemd unit of this group: `a-b-c.slice`; `-.slice` for the root.
+    /// systemd unit of this cgroup: `a-b-c.slice`; `-.slice` for the root.
     pub fn slice(&self) -> String {
         if self.0.is_empty() {
             return format!("-{SLICE}");
@@ -137,7 +137,7 @@ impl CgroupName {
         format!("{}{SLICE}", parts.join("-"))
     }
 
-    /// The component that a directory directly below this group stands for, if it is one of ours.
+    /// Component of a directory directly below this cgroup, if the name is one of ours.
     fn child_of_entry<'a>(
         &self,
         entry: &'a str,
@@ -164,14 +164,14 @@ fn escape(component: &str) -> String {
     component.replace('-', "_")
 }
 
-/// As on a plain cgroup filesystem.
+/// In cgroupfs form.
 impl fmt::Display for CgroupName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.path(Driver::Cgroupfs))
     }
 }
 
-/// The groups of pods: `kubepods`, in it the QoS classes, in those the pods.
+/// Cgroups of pods: `kubepods`, below it the QoS classes, below those the pods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodTree {
     #[serde(rename = "all")]
@@ -184,12 +184,12 @@ impl PodTree {
         Self { all: root.with("kubepods".to_owned()) }
     }
 
-    /// The group around all pods.
+    /// Cgroup of all pods.
     pub fn all(&self) -> &CgroupName {
         &self.all
     }
 
-    /// The group around the pods of a class. Guaranteed pods have none of their own.
+    /// Cgroup of the pods of a QoS class. Guaranteed pods are directly below `kubepods`.
     pub fn class(&self, class: QosClass) -> CgroupName {
         match class {
             QosClass::Guaranteed => self.all.clone(),
@@ -198,17 +198,17 @@ impl PodTree {
         }
     }
 
-    /// The group around a pod's containers.
+    /// Cgroup of a pod, the parent of its containers.
     pub fn pod(&self, class: QosClass, uid: &PodUid) -> Result<CgroupName, CgroupNameError> {
         self.class(class).child(&format!("{POD}{uid}"))
     }
 
-    /// Which pod a directory directly below a class's group belongs to, if any.
+    /// The pod of a directory directly below a class's cgroup, if any.
     pub fn pod_of_entry(&self, class: QosClass, entry: &str, driver: Driver) -> Option<PodUid> {
         let parent = self.class(class);
         let component = parent.child_of_entry(entry, driver)?;
         let uid = component.strip_prefix(POD).filter(|uid| !uid.is_empty())?;
-        // A name that we could not have made is not ours to take down.
+        // A name that we could not have created is not ours to remove.
         parent.child(&component).ok()?;
         Some(PodUid::new(uid))
     }

@@ -75,7 +75,7 @@ fn quotas_follow_the_period_and_never_fall_below_a_millisecond() {
 }
 
 #[test]
-fn what_the_kernel_shows_reads_back_as_millicores() {
+fn kernel_values_convert_back_to_millicores() {
     assert_eq!(milli_cpu_from_shares(256), 250);
     assert_eq!(milli_cpu_from_shares(102), 100);
     assert_eq!(milli_cpu_from_shares(2), 2);
@@ -86,7 +86,7 @@ fn what_the_kernel_shows_reads_back_as_millicores() {
 }
 
 #[test]
-fn rows_19_and_20_a_pods_group_is_limited_as_its_class_demands() {
+fn pod_cgroup_limits_follow_the_qos_class() {
     const MIB: u64 = 1 << 20;
     for (case, pod, shares, cpu_quota, memory) in [
         ("best effort", pod(&[("", "")]), 2, None, None),
@@ -131,7 +131,7 @@ fn rows_19_and_20_a_pods_group_is_limited_as_its_class_demands() {
 }
 
 #[test]
-fn a_limit_of_the_pod_as_a_whole_is_enough() {
+fn pod_level_limit_is_sufficient() {
     let mut pod = pod(&[("", "")]);
     pod.pod = Some(requirements("cpu=1", "cpu=2 memory=1Gi"));
     let got = config(&pod, PodPolicy::default());
@@ -139,7 +139,7 @@ fn a_limit_of_the_pod_as_a_whole_is_enough() {
 }
 
 #[test]
-fn overhead_counts_in_the_pods_group() {
+fn overhead_is_included_in_the_pod_cgroup() {
     let mut pod = pod(&[("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")]);
     pod.overhead = list("cpu=1 memory=1Gi");
     let got = config(&pod, PodPolicy::default());
@@ -148,7 +148,7 @@ fn overhead_counts_in_the_pods_group() {
 }
 
 #[test]
-fn the_nodes_policy_sets_period_pids_and_whether_quotas_apply() {
+fn node_policy_sets_period_pids_limit_and_quota_enforcement() {
     let pod = pod(&[("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")]);
     let policy = PodPolicy { enforce_cpu_quota: false, period_micros: 5000, pids_limit: Some(99) };
     let got = config(&pod, policy);
@@ -169,7 +169,7 @@ fn huge_pages_are_limited_to_what_is_requested() {
 }
 
 #[test]
-fn class_groups_weigh_what_their_pods_request() {
+fn qos_cgroup_weight_is_the_sum_of_its_pods_requests() {
     let pods = [pod(&[("cpu=500m", "")]), pod(&[("cpu=1", ""), ("cpu=500m", "")])];
     assert_eq!(CgroupConfig::for_burstable(&pods).cpu_shares, Some(2048));
     assert_eq!(CgroupConfig::for_burstable(&pods).hugepages, Hugepages::Unlimited);
@@ -179,7 +179,7 @@ fn class_groups_weigh_what_their_pods_request() {
 }
 
 #[test]
-fn all_pods_together_get_the_node_less_what_is_reserved() {
+fn cgroup_of_all_pods_is_limited_to_capacity_less_reservations() {
     let capacity = list("cpu=4 memory=8Gi pid=32768 hugepages-2Mi=0");
     let reserved = list("cpu=500m memory=1Gi pid=1000");
     let limits = less_reserved(&capacity, &[&reserved, &reserved]);
@@ -198,7 +198,7 @@ fn all_pods_together_get_the_node_less_what_is_reserved() {
 }
 
 #[test]
-fn reserving_more_than_there_is_leaves_nothing_and_sets_no_limit() {
+fn excessive_reservation_leaves_zero_and_sets_no_limit() {
     let limits = less_reserved(&list("cpu=1 memory=1Gi"), &[&list("cpu=2 memory=2Gi")]);
     assert_eq!(limits, list("cpu=0 memory=0"));
     let got = CgroupConfig::for_reserved(&limits, Reserved::Everything);
@@ -206,13 +206,13 @@ fn reserving_more_than_there_is_leaves_nothing_and_sets_no_limit() {
 }
 
 #[test]
-fn a_reservation_of_compressible_resources_sets_cpu_only() {
+fn reservation_of_compressible_resources_sets_cpu_only() {
     let got = CgroupConfig::for_reserved(&list("cpu=1 memory=1Gi pid=5"), Reserved::OnlyCpu);
     assert_eq!(got, CgroupConfig { cpu_shares: Some(1024), ..Default::default() });
 }
 
 #[test]
-fn the_oom_score_follows_the_class_and_the_request() {
+fn oom_score_follows_the_class_and_the_request() {
     const CAPACITY: u64 = 10 << 30;
     let burstable = |memory: &str| pod(&[(memory, "")]);
     for (case, pod, critical, want) in [
@@ -234,7 +234,7 @@ fn the_oom_score_follows_the_class_and_the_request() {
 }
 
 #[test]
-fn a_sidecar_is_kept_as_long_as_the_least_of_the_regular_containers() {
+fn sidecar_has_at_most_the_oom_score_of_the_smallest_regular_container() {
     let mut pod = pod(&[("memory=2Gi", ""), ("memory=1Gi", "")]);
     pod.init = vec![
         InitResources {
@@ -255,7 +255,7 @@ fn a_sidecar_is_kept_as_long_as_the_least_of_the_regular_containers() {
 }
 
 #[test]
-fn what_the_pod_requests_beyond_its_containers_is_shared_equally() {
+fn pod_level_request_beyond_containers_is_shared_equally() {
     let mut pod = pod(&[("memory=1Gi", ""), ("", "")]);
     pod.containers[1].name = "d".into();
     pod.pod = Some(requirements("memory=3Gi", ""));
@@ -268,7 +268,7 @@ fn tree(root: &str) -> PodTree {
 }
 
 #[test]
-fn row_21_pods_have_upstreams_paths_under_both_drivers() {
+fn pod_cgroups_have_upstreams_paths_under_both_drivers() {
     use QosClass::*;
     let uid = PodUid::new("1234-abcd");
     for (root, class, cgroupfs, systemd) in [
@@ -299,7 +299,7 @@ fn row_21_pods_have_upstreams_paths_under_both_drivers() {
 }
 
 #[test]
-fn names_that_would_leave_their_place_are_refused() {
+fn names_that_would_leave_the_parent_are_refused() {
     for component in [
         "",
         ".",
@@ -316,7 +316,7 @@ fn names_that_would_leave_their_place_are_refused() {
     ] {
         CgroupName::ROOT.child(component).expect_err(component);
         let uid = PodUid::new(component);
-        // "pod" before it makes a plain component of a lone dot or of nothing
+        // The prefix "pod" makes a valid component of a lone dot or of an empty UID.
         if !matches!(component, "" | "." | "..") {
             tree("/").pod(QosClass::Burstable, &uid).expect_err(component);
         }
@@ -327,7 +327,7 @@ fn names_that_would_leave_their_place_are_refused() {
 }
 
 #[test]
-fn other_directories_are_not_taken_for_pods() {
+fn other_directories_are_not_pod_cgroups() {
     use Driver::*;
     for (driver, class, entry) in [
         (Cgroupfs, QosClass::Guaranteed, "burstable"),
@@ -350,7 +350,7 @@ fn other_directories_are_not_taken_for_pods() {
 
 proptest! {
     #[test]
-    fn a_pods_uid_comes_back_from_its_directory(
+    fn uid_round_trips_through_the_cgroup_directory(
         uid in "[0-9a-zA-Z.:-]{1,100}",
         root in prop_oneof![Just("/"), Just("/a-b/c"), Just("/x_y")],
         class in prop_oneof![
@@ -367,14 +367,14 @@ proptest! {
     }
 
     #[test]
-    fn weights_rise_with_shares_and_come_back_close(shares in MIN_SHARES..MAX_SHARES) {
+    fn weights_increase_with_shares_and_convert_back_approximately(shares in MIN_SHARES..MAX_SHARES) {
         prop_assert!(weight_from_shares(shares) <= weight_from_shares(shares + 1));
         let back = shares_from_weight(weight_from_shares(shares));
         prop_assert!(back <= shares && shares - back <= 27, "{} {}", shares, back);
     }
 
     #[test]
-    fn no_resources_make_a_pods_group_panic(requests in any::<(i64, i64)>(), limits in any::<(i64, i64)>()) {
+    fn arbitrary_resources_do_not_panic(requests in any::<(i64, i64)>(), limits in any::<(i64, i64)>()) {
         let spell = |(cpu, memory): (i64, i64)| format!("cpu={cpu} memory={memory}");
         let pod = pod(&[(&spell(requests), &spell(limits))]);
         let got = config(&pod, PodPolicy::default());
@@ -385,7 +385,7 @@ proptest! {
 }
 
 #[test]
-fn a_reserved_group_is_named_in_the_words_of_its_driver() {
+fn reserved_cgroup_is_parsed_in_the_format_of_its_driver() {
     for (path, driver, want) in [
         ("/system.slice", Driver::Systemd, "/system.slice"),
         ("system.slice", Driver::Systemd, "/system.slice"),

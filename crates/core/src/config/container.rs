@@ -1,4 +1,4 @@
-//! One container of a pod.
+//! CRI configuration of one container.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +14,19 @@ use super::{labels, log_path};
 use crate::ids::ContainerId;
 use crate::pod::{Container, Pod};
 
-/// The image that a container's image name has led to.
+/// Image that a container's image name resolved to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedImage {
-    /// What the runtime calls it.
+    /// The runtime's reference to the image.
     pub reference: String,
     pub user: ImageUser,
 }
 
-/// What devices and managers of CPUs and memory have set aside for a container.
+/// Devices, CPUs and memory nodes allocated to a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerProvision {
     pub devices: Vec<cri::Device>,
-    /// Names under which the runtime looks devices up itself.
+    /// CDI device names, which the runtime resolves.
     pub cdi_devices: Vec<String>,
     pub mounts: Vec<cri::Mount>,
     pub annotations: Vec<(String, String)>,
@@ -36,7 +36,7 @@ pub struct ContainerProvision {
 pub struct ContainerInputs<'a> {
     pub pod: &'a Pod,
     pub container: &'a Container,
-    /// The restart count of the new instance.
+    /// Restart count of the new instance.
     pub attempt: u32,
     pub facts: &'a NodeFacts,
     pub pod_provision: &'a PodProvision,
@@ -45,19 +45,19 @@ pub struct ContainerInputs<'a> {
     pub environment: &'a Environment,
     /// From [`mounts::requests`].
     pub mounts: &'a [MountRequest],
-    /// Where the shell has bound the sub paths, by the index of their request.
+    /// Host paths of the bound sub paths, by the index of their request.
     pub sub_paths: &'a BTreeMap<usize, String>,
     /// From [`mounts::block_devices`].
     pub block_devices: &'a [cri::Device],
-    /// The file on the host, where [`mounts::needs_etc_hosts`].
+    /// File on the host, set where [`mounts::needs_etc_hosts`].
     pub etc_hosts: Option<&'a str>,
-    /// A fresh file on the host, where [`mounts::termination_message_path`].
+    /// New file on the host, set where [`mounts::termination_message_path`].
     pub termination_log: Option<&'a str>,
-    /// The newest instance of the container that an ephemeral one is to see.
+    /// Newest instance of the container that an ephemeral container targets.
     pub target: Option<&'a ContainerId>,
 }
 
-/// Everything the runtime has to know to create the container.
+/// The message with which the runtime creates the container.
 pub fn container(inputs: &ContainerInputs<'_>) -> Result<cri::ContainerConfig, ConfigError> {
     let ContainerInputs { pod, container, attempt, facts, .. } = *inputs;
     let target = target(inputs)?;
@@ -121,7 +121,7 @@ fn target<'a>(inputs: &ContainerInputs<'a>) -> Result<Option<&'a str>, ConfigErr
     }
 }
 
-/// The command or its arguments, with the variables that they name.
+/// Command or arguments with variable references expanded.
 fn expanded(
     environment: &Environment,
     words: Option<&[String]>,
@@ -131,7 +131,7 @@ fn expanded(
     words.map(|(at, word)| environment.expand(word, &format!("{field}[{at}]"))).collect()
 }
 
-/// In a user namespace the files of every mount appear under the ids of the pod.
+/// In a user namespace the files of every mount are mapped to the pod's ids.
 fn all_mounts(
     inputs: &ContainerInputs<'_>,
     context: &cri::LinuxContainerSecurityContext,

@@ -1,7 +1,7 @@
-//! Which name servers a pod asks, and in which domains it looks.
+//! DNS configuration of a pod: name servers, search domains and options.
 //!
-//! The base is the cluster's or the node's configuration, as `dnsPolicy` says; `dnsConfig` adds to
-//! it; what a resolver cannot take is cut off, and the pod's events say so.
+//! The base is the cluster's or the node's configuration, depending on `dnsPolicy`; `dnsConfig`
+//! adds to it. Entries beyond the resolver's limits are dropped and reported as events of the pod.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use podwright_proto::cri;
 
 use super::error::ConfigError;
 use super::facts::NodeFacts;
-use super::sandbox::{About, Warning};
+use super::sandbox::{Warning, WarningTarget};
 use crate::pod::Pod;
 
 const MAX_SERVERS: usize = 3;
@@ -21,18 +21,18 @@ const MAX_SEARCH_LINE: usize = 2048;
 const NO_SERVER: &str =
     "Encountered error while parsing resolv conf file. Error: nameserver list is empty ";
 
-/// The node's own resolver configuration.
+/// Resolver configuration of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostDns {
-    /// `resolvConf: ""`: pods are not to use the node's.
+    /// `resolvConf: ""`: pods do not use the node's configuration.
     #[default]
     Unused,
     Read(ResolvConf),
-    /// The file cannot be read, and why.
+    /// The file cannot be read; the text is the error.
     Unreadable(String),
 }
 
-/// The content of a `resolv.conf`.
+/// Content of a `resolv.conf`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvConf {
     pub servers: Vec<String>,
@@ -41,8 +41,8 @@ pub struct ResolvConf {
 }
 
 impl HostDns {
-    /// From a `resolv.conf`. Name servers add up, the last `search` wins, and so does the last of
-    /// each option.
+    /// Parses a `resolv.conf`. Name servers accumulate, the last `search` wins, and so does the
+    /// last of each option.
     pub fn parse(text: &str) -> Self {
         let mut conf = ResolvConf::default();
         let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
@@ -67,14 +67,14 @@ impl HostDns {
     }
 }
 
-/// What a pod's configuration starts from.
+/// Base of a pod's DNS configuration.
 enum Base {
     Nothing,
     Cluster,
     Host,
 }
 
-/// The resolver configuration of a pod, and what had to be left out of it.
+/// DNS configuration of a pod, and warnings about dropped entries.
 pub fn for_pod(
     pod: &Pod,
     facts: &NodeFacts,
@@ -84,7 +84,7 @@ pub fn for_pod(
     let mut conf = match base(pod) {
         Base::Nothing => ResolvConf::default(),
         Base::Cluster if !facts.cluster_dns.is_empty() => cluster(pod, facts, of_host)?,
-        Base::Cluster if !facts.alone => {
+        Base::Cluster if !facts.standalone => {
             warnings.extend(no_cluster_dns(pod));
             host(facts, of_host)?
         }
@@ -110,7 +110,7 @@ fn base(pod: &Pod) -> Base {
     }
 }
 
-/// Only the cluster's servers; they ask the others if they have to.
+/// Only the cluster's servers, which forward other queries.
 fn cluster(pod: &Pod, facts: &NodeFacts, of_host: &HostDns) -> Result<ResolvConf, ConfigError> {
     let host = readable(of_host)?.searches;
     let searches = match facts.cluster_domain.as_str() {
@@ -135,7 +135,7 @@ fn cluster(pod: &Pod, facts: &NodeFacts, of_host: &HostDns) -> Result<ResolvConf
 fn host(facts: &NodeFacts, of_host: &HostDns) -> Result<ResolvConf, ConfigError> {
     match of_host {
         HostDns::Read(_) | HostDns::Unreadable(_) => readable(of_host),
-        // Nobody answers there: without servers the runtime would fill in the node's.
+        // Loopback has no server: with an empty list the runtime would use the node's servers.
         HostDns::Unused => {
             let loopback = |ip: &IpAddr| if ip.is_ipv6() { "::1" } else { "127.0.0.1" }.to_owned();
             let mut servers: Vec<_> = facts.host_ips.iter().map(loopback).collect();
@@ -196,8 +196,8 @@ fn no_cluster_dns(pod: &Pod) -> [Warning; 2] {
                         \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
     let warning = |about, message: String| Warning { about, reason: "MissingClusterDNS", message };
     [
-        warning(About::Node, TEXT.to_owned()),
-        warning(About::Pod, format!("pod: {:?}. {TEXT}", pod.described())),
+        warning(WarningTarget::Node, TEXT.to_owned()),
+        warning(WarningTarget::Pod, format!("pod: {:?}. {TEXT}", pod.described())),
     ]
 }
 
@@ -228,13 +228,13 @@ fn cut_searches(searches: &mut Vec<String>) -> Option<Warning> {
     })
 }
 
-/// Of the searches, with one space between two.
+/// Length of the search line: the names with one space between two.
 fn line_length(searches: &[String]) -> usize {
     searches.iter().map(|search| search.len() + 1).sum::<usize>().saturating_sub(1)
 }
 
 fn forming(message: String) -> Warning {
-    Warning { about: About::Pod, reason: "DNSConfigForming", message }
+    Warning { about: WarningTarget::Pod, reason: "DNSConfigForming", message }
 }
 
 #[cfg(test)]
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolv_conf_is_read_as_resolvers_read_it() {
+    fn resolv_conf_is_parsed_as_resolvers_do() {
         for (text, want) in [
             ("", conf(&[], &[], &[])),
             ("nameserver 1.2.3.4\n nameserver\t::1 # two", conf(&["1.2.3.4", "::1"], &[], &[])),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_chooses_the_base_and_dns_config_adds_to_it() {
+    fn dns_policy_selects_the_base_and_dns_config_adds_to_it() {
         let host = conf(&["9.9.9.9"], &["corp", "svc.cluster.local"], &["rotate"]);
         let cluster = ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp"];
         let from_cluster = conf(&["10.96.0.10"], &cluster, &["ndots:5"]);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_resolv_conf_a_pod_asks_itself() {
+    fn without_a_resolv_conf_a_pod_uses_loopback() {
         let pod = sample::pod(json!({"dnsPolicy": "Default"}));
         for (ips, want) in [
             (vec![], vec!["127.0.0.1"]),
@@ -333,28 +333,28 @@ mod tests {
     }
 
     #[test]
-    fn without_cluster_dns_the_hosts_is_used_and_pod_and_node_are_told() {
+    fn without_cluster_dns_the_hosts_is_used_and_events_report_it() {
         let mut facts = sample::facts();
         facts.cluster_dns.clear();
         let (got, warnings) = for_pod(&sample::pod(json!({})), &facts, &HostDns::Unused).unwrap();
         assert_eq!(got.servers, ["127.0.0.1"]);
         let text = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
                     \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
-        let said: Vec<_> =
+        let reported: Vec<_> =
             warnings.iter().map(|w| (w.about, w.reason, w.message.as_str())).collect();
         let pod_text = format!("pod: \"web_default(u1)\". {text}");
         assert_eq!(
-            said,
+            reported,
             [
-                (About::Node, "MissingClusterDNS", text),
-                (About::Pod, "MissingClusterDNS", pod_text.as_str())
+                (WarningTarget::Node, "MissingClusterDNS", text),
+                (WarningTarget::Pod, "MissingClusterDNS", pod_text.as_str())
             ]
         );
     }
 
     #[test]
-    fn a_node_that_is_alone_uses_the_hosts_without_a_word() {
-        let facts = NodeFacts { cluster_dns: Vec::new(), alone: true, ..sample::facts() };
+    fn standalone_node_uses_the_hosts_without_events() {
+        let facts = NodeFacts { cluster_dns: Vec::new(), standalone: true, ..sample::facts() };
         let (got, warnings) = for_pod(&sample::pod(json!({})), &facts, &HostDns::Unused).unwrap();
         assert_eq!((got.servers, warnings), (words(&["127.0.0.1"]), Vec::new()));
     }
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_resolver_cannot_take_is_cut_off_and_said() {
+    fn entries_beyond_resolver_limits_are_dropped_and_reported() {
         let names = |count: usize| (0..count).map(|n| format!("s{n}")).collect::<Vec<_>>();
         let of_length = |length: usize| "x".repeat(length);
         let wide: Vec<_> = (0..9).map(|n| format!("{n}{}", of_length(249))).collect();
@@ -381,18 +381,18 @@ mod tests {
                 vec![of_length(254), "a".into(), of_length(253)],
                 vec!["a".into(), of_length(253)],
             ),
-            // eight names of 250 and the spaces between them are 2007, nine are 2258
+            // Eight names of 250 and the spaces between them are 2007, nine are 2258.
             ("together too long", wide.clone(), wide[..8].to_vec()),
         ] {
             let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": searches}});
             let (got, warnings) =
                 for_pod(&sample::pod(spec), &sample::facts(), &HostDns::Unused).unwrap();
             assert_eq!(got.searches, want, "{case}");
-            let said: Vec<_> = warnings.iter().map(|w| (w.reason, w.message.clone())).collect();
+            let reported: Vec<_> = warnings.iter().map(|w| (w.reason, w.message.clone())).collect();
             let text = "Search Line limits were exceeded, some search paths have been omitted, the \
                         applied search line is: ";
             let expected = ("DNSConfigForming", format!("{text}{}", want.join(" ")));
-            assert_eq!(said, if searches == want { vec![] } else { vec![expected] }, "{case}");
+            assert_eq!(reported, if searches == want { vec![] } else { vec![expected] }, "{case}");
         }
         let servers = ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"];
         let spec = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": servers}});
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_file_that_cannot_be_read_stops_only_pods_that_use_it() {
+    fn unreadable_host_file_fails_only_pods_that_use_it() {
         let host = HostDns::Unreadable("gone".to_owned());
         for (policy, fails) in [("None", false), ("Default", true), ("ClusterFirst", true)] {
             let got = for_pod(&sample::pod(json!({"dnsPolicy": policy})), &sample::facts(), &host);

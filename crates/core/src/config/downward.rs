@@ -1,7 +1,8 @@
-//! What a pod may learn about itself: `fieldRef` and `resourceFieldRef`.
+//! Downward API: values of `fieldRef` and `resourceFieldRef`.
 //!
-//! For variables and for files in downward API volumes. The two differ a little upstream, so they
-//! differ here: see [`field`] and [`metadata`], [`resource_for_env`] and [`resource_for_volume`].
+//! For environment variables and for files in downward API volumes. The two differ in upstream's
+//! details: compare [`field`] with [`metadata`], and [`resource_for_env`] with
+//! [`resource_for_volume`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -44,7 +45,7 @@ pub enum FieldError {
     Amount(#[from] ResourceError),
 }
 
-/// The value of a variable's `fieldRef`.
+/// Value of a variable's `fieldRef`.
 pub fn field(
     selector: &v1::ObjectFieldSelector,
     pod: &Pod,
@@ -86,13 +87,13 @@ pub fn field(
     }
 }
 
-/// Fields that may be named but that nobody fills in.
+/// Fields that pass validation but have no value.
 fn is_reserved(path: &str) -> bool {
     matches!(path, "spec.restartPolicy" | "spec.schedulerName" | "status.phase")
 }
 
-/// At most one address of each family, the node's preferred family first. A pod on the host's
-/// network has the host's addresses.
+/// At most one address of each family, the node's preferred family first. A pod on the host network
+/// has the host's addresses.
 fn ordered(pod: &Pod, pod_ips: &[IpAddr], facts: &NodeFacts) -> Vec<IpAddr> {
     let ips = if pod.host_network && pod_ips.is_empty() { &facts.host_ips } else { pod_ips };
     let v6_first = facts.host_ips.first().is_some_and(IpAddr::is_ipv6);
@@ -104,7 +105,7 @@ fn joined(ips: &[IpAddr]) -> String {
     ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A field of the pod's metadata: all that a file in a volume may hold.
+/// A metadata field of the pod, the only fields that a file in a volume may hold.
 pub fn metadata(pod: &Pod, path: &str) -> Result<String, FieldError> {
     let meta = &pod.object.metadata;
     let of = |map: Option<&BTreeMap<String, String>>, key: &str, problems: Vec<String>| {
@@ -133,19 +134,19 @@ pub fn metadata(pod: &Pod, path: &str) -> Result<String, FieldError> {
     }
 }
 
-/// `map['key']` into map and key.
+/// Splits `map['key']` into map and key.
 fn subscripted(path: &str) -> Option<(&str, &str)> {
     let (map, key) = path.strip_suffix("']")?.split_once("['")?;
     (!map.is_empty()).then_some((map, key))
 }
 
-/// One `key="value"` a line, by key.
+/// One `key="value"` per line, sorted by key.
 fn listed(map: Option<&BTreeMap<String, String>>) -> String {
     let lines = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quoted(value)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Text in double quotes as Go quotes it: scripts have been parsing these files for a decade.
+/// Double-quoted text with Go's escapes, because scripts parse these files.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -172,16 +173,16 @@ fn quoted(text: &str) -> String {
 
 /// A letter, mark, number, punctuation or symbol, or the plain space.
 ///
-/// The standard library knows, but only tells through its own escapes; and there a mark at the
-/// very beginning counts as not printable, hence the letter before it.
+/// The standard library has this information only in its `Debug` escapes. A mark at the beginning
+/// of a string counts as not printable there, hence the letter before it.
 fn is_printable(c: char) -> bool {
     c.is_ascii_graphic() || c == ' ' || String::from_iter(['a', c]).escape_debug().eq(['a', c])
 }
 
-/// The value of a variable's `resourceFieldRef`.
+/// Value of a variable's `resourceFieldRef`.
 ///
-/// Without a limit of its own, a container has the pod's, else what the node has to give. An init
-/// container that is named by another one has neither; that is upstream's.
+/// Without its own limit a container gets the pod's, else the node's allocatable amount. An init
+/// container that another container names gets neither, as upstream.
 pub fn resource_for_env(
     selector: &v1::ResourceFieldSelector,
     resources: &PodResources,
@@ -203,7 +204,7 @@ pub fn resource_for_env(
     value(selector, &defaulted)
 }
 
-/// The content of a file with a `resourceFieldRef`, which has to name a container.
+/// Content of a file with a `resourceFieldRef`, which has to name a container.
 pub fn resource_for_volume(
     selector: &v1::ResourceFieldSelector,
     resources: &PodResources,
@@ -238,7 +239,7 @@ fn with_limits(own: &Requirements, instead: &ResourceList) -> Requirements {
     own
 }
 
-/// The amount in units of the divisor, rounded up.
+/// Amount in units of the divisor, rounded up.
 fn value(
     selector: &v1::ResourceFieldSelector,
     resources: &Requirements,
@@ -261,7 +262,7 @@ fn value(
     Ok((amount / divisor + up).to_string())
 }
 
-/// One if there is none.
+/// One if unset.
 fn divisor(selector: &v1::ResourceFieldSelector) -> Result<Quantity, FieldError> {
     let divisor = selector.divisor.as_ref().map(Quantity::try_from).transpose();
     let divisor = divisor

@@ -1,10 +1,10 @@
-//! The variables of a container.
+//! Environment variables of a container.
 //!
-//! Whole objects first (`envFrom`), then the variables of `env` in their order, each seeing those
-//! before it; services fill in what is left. The later wins everywhere.
+//! `envFrom` objects first, then `env` in order, where each variable can refer to earlier ones;
+//! service variables fill in names that are still unset. The later value of a name wins.
 //!
-//! Objects and files are read by the shell before: [`needs`] says which, [`EnvSources`] hands them
-//! in. Values are bytes, not text: a Secret may hold anything.
+//! The shell reads objects and files first: [`needs`] lists them, [`EnvSources`] provides them.
+//! Values are bytes, not text: a Secret may hold any bytes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,7 +35,7 @@ impl ObjectKind {
         }
     }
 
-    /// As "not found" errors spell it.
+    /// Resource name in "not found" errors.
     pub fn resource(self) -> &'static str {
         match self {
             Self::ConfigMap => "configmap",
@@ -51,13 +51,13 @@ impl ObjectKind {
     }
 }
 
-/// Something that has to be read before a container's variables can be made.
+/// An object or file that has to be read before a container's variables can be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum EnvDependency {
     Object {
         kind: ObjectKind,
         name: String,
-        /// Nobody insists on it.
+        /// Every reference to it is optional.
         optional: bool,
     },
     File {
@@ -66,18 +66,18 @@ pub enum Need {
     },
 }
 
-/// What came of looking for an object.
+/// Result of reading an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup<T> {
     Found(T),
     Missing,
-    /// There is no API server to ask.
+    /// No API server is configured.
     NoApiServer,
-    /// It could not be read; in the words to show.
+    /// The read failed, with the message to report.
     Failed(String),
 }
 
-/// Objects of the pod's namespace and files of its volumes, as the shell has read them.
+/// Objects of the pod's namespace and files of its volumes, read by the shell.
 pub trait EnvSources {
     fn config_map(&self, name: &str) -> Lookup<&v1::ConfigMap>;
     fn secret(&self, name: &str) -> Lookup<&v1::Secret>;
@@ -88,17 +88,17 @@ pub trait EnvSources {
 pub struct EnvInputs<'a> {
     pub pod: &'a Pod,
     pub container: &'a Container,
-    /// Empty on the host's network.
+    /// Empty on the host network.
     pub pod_ips: &'a [IpAddr],
     pub facts: &'a NodeFacts,
-    /// `None` until services were read once.
+    /// `None` until services were listed once.
     pub services: Option<&'a [ServiceView]>,
     pub sources: &'a dyn EnvSources,
-    /// From device plugins; they go first, and may be set again.
+    /// From device plugins. They come first and may be overridden.
     pub granted: &'a [(String, String)],
 }
 
-/// A container's variables. Printing it tells their names only.
+/// Environment variables of a container. `Debug` prints only the names.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     granted: Vec<(String, String)>,
@@ -136,16 +136,16 @@ impl Environment {
         own.or_else(|| granted().map(|(_, value)| value.as_bytes()))
     }
 
-    /// In the order in which the runtime gets them: a later one of the same name wins.
+    /// In the order of the CRI message: the later of two with the same name wins.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let granted = self.granted.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         granted.chain(self.own.iter().map(|(name, value)| (name.as_str(), value.as_slice())))
     }
 
-    /// The template with the variables it names. `place` is for the error.
-    pub(super) fn expand(&self, template: &str, place: &str) -> Result<String, ConfigError> {
+    /// Expands the variable references of a template. `field` names it in the error.
+    pub(super) fn expand(&self, template: &str, field: &str) -> Result<String, ConfigError> {
         String::from_utf8(expand(template, |name| self.get(name)))
-            .map_err(|_| ConfigError::NotText { place: place.to_owned() })
+            .map_err(|_| ConfigError::NotText { field: field.to_owned() })
     }
 }
 
@@ -155,11 +155,11 @@ impl fmt::Debug for Environment {
     }
 }
 
-/// The objects and files that the container's variables come from.
-pub fn needs(container: &Container) -> Vec<Need> {
+/// Objects and files that the container's variables refer to.
+pub fn needs(container: &Container) -> Vec<EnvDependency> {
     let mut needs = Vec::new();
     for source in container.spec.env_from.iter().flatten() {
-        // The shell is told of both should both be set; only the first is used.
+        // If both are set, both are read, but only the first is used.
         if let Some(map) = &source.config_map_ref {
             need_object(&mut needs, ObjectKind::ConfigMap, &map.name, map.optional);
         }
@@ -176,7 +176,8 @@ pub fn needs(container: &Container) -> Vec<Need> {
             need_object(&mut needs, ObjectKind::Secret, &key.name, key.optional);
         }
         if let Some(file) = &from.file_key_ref {
-            let need = Need::File { volume: file.volume_name.clone(), path: file.path.clone() };
+            let need =
+                EnvDependency::File { volume: file.volume_name.clone(), path: file.path.clone() };
             if !needs.contains(&need) {
                 needs.push(need);
             }
@@ -185,36 +186,41 @@ pub fn needs(container: &Container) -> Vec<Need> {
     needs
 }
 
-fn need_object(needs: &mut Vec<Need>, kind: ObjectKind, name: &str, optional: Option<bool>) {
+fn need_object(
+    needs: &mut Vec<EnvDependency>,
+    kind: ObjectKind,
+    name: &str,
+    optional: Option<bool>,
+) {
     let optional = optional.unwrap_or(false);
     for need in needs.iter_mut() {
         match need {
-            Need::Object { kind: known_kind, name: known, optional: known_optional }
+            EnvDependency::Object { kind: known_kind, name: known, optional: known_optional }
                 if *known_kind == kind && known == name =>
             {
                 *known_optional &= optional;
                 return;
             }
-            Need::Object { .. } | Need::File { .. } => {}
+            EnvDependency::Object { .. } | EnvDependency::File { .. } => {}
         }
     }
-    needs.push(Need::Object { kind, name: name.to_owned(), optional });
+    needs.push(EnvDependency::Object { kind, name: name.to_owned(), optional });
 }
 
-/// The command of an exec probe. Only what is written in `env` itself counts: other variables are
-/// as good as empty, and services are not known.
+/// Command of an exec probe. Only literal values of `env` are expanded: other variables count as
+/// empty, and service variables are not available.
 pub fn probe_command(container: &Container, command: &[String]) -> Vec<String> {
     let variables = container.spec.env.as_deref().unwrap_or_default();
     let value = |name: &str| {
         let known = variables.iter().rfind(|variable| variable.name == name)?;
         Some(known.value.as_deref().unwrap_or_default().as_bytes())
     };
-    // Text with text in it is text.
+    // Template and values are both text here, so the result is text.
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     command.iter().map(|word| text(expand(word, value))).collect()
 }
 
-/// A value that is written out; it wins over `valueFrom`.
+/// A literal value, which takes precedence over `valueFrom`.
 fn literal(variable: &v1::EnvVar) -> Option<&str> {
     let written = variable.value.as_deref().filter(|value| !value.is_empty());
     written.or_else(|| variable.value_from.is_none().then_some(""))
@@ -226,15 +232,15 @@ fn from_services(inputs: &EnvInputs<'_>) -> Result<BTreeMap<String, String>, Con
     let links = links.ok_or(ConfigError::NoServiceLinks)?;
     let services = match inputs.services {
         Some(services) => services,
-        // It may be the one that makes the API server run.
+        // A static pod may run the API server, so it does not wait for services.
         None if inputs.pod.is_static() => &[],
         None => return Err(ConfigError::ServicesUnknown),
     };
     Ok(services::variables(services, &inputs.pod.name.namespace, links))
 }
 
-/// `Found`, or `None` if that is fine.
-fn looked_up<T>(
+/// `Found`, or `None` if the reference is optional.
+fn found_or_optional<T>(
     lookup: Lookup<T>,
     kind: ObjectKind,
     name: &str,
@@ -254,7 +260,7 @@ fn looked_up<T>(
     }
 }
 
-/// Every key of an object. Keys need not be good names; that is between them and the program.
+/// All keys of an object. Keys are not checked as variable names.
 fn whole_object(
     source: &v1::EnvFromSource,
     inputs: &EnvInputs<'_>,
@@ -263,20 +269,20 @@ fn whole_object(
     let named = |key: &String| format!("{prefix}{key}");
     if let Some(v1::ConfigMapEnvSource { name, optional }) = &source.config_map_ref {
         let found = inputs.sources.config_map(name);
-        let found = looked_up(found, ObjectKind::ConfigMap, name, *optional, inputs.pod)?;
+        let found = found_or_optional(found, ObjectKind::ConfigMap, name, *optional, inputs.pod)?;
         let data = found.and_then(|map| map.data.as_ref()).into_iter().flatten();
         return Ok(data.map(|(key, value)| (named(key), value.clone().into_bytes())).collect());
     }
     if let Some(v1::SecretEnvSource { name, optional }) = &source.secret_ref {
         let found = inputs.sources.secret(name);
-        let found = looked_up(found, ObjectKind::Secret, name, *optional, inputs.pod)?;
+        let found = found_or_optional(found, ObjectKind::Secret, name, *optional, inputs.pod)?;
         let data = found.and_then(|secret| secret.data.as_ref()).into_iter().flatten();
         return Ok(data.map(|(key, value)| (named(key), value.0.clone())).collect());
     }
     Ok(Vec::new())
 }
 
-/// `None`: it is optional, and there is none.
+/// `None`: the reference is optional and the value is missing.
 fn from_source(
     variable: &v1::EnvVar,
     inputs: &EnvInputs<'_>,
@@ -291,7 +297,7 @@ fn from_source(
     }
     if let Some(v1::ConfigMapKeySelector { name, key, optional }) = &from.config_map_key_ref {
         let found = inputs.sources.config_map(name);
-        let found = looked_up(found, ObjectKind::ConfigMap, name, *optional, inputs.pod)?;
+        let found = found_or_optional(found, ObjectKind::ConfigMap, name, *optional, inputs.pod)?;
         let Some(map) = found else { return Ok(None) };
         let value = map.data.as_ref().and_then(|data| data.get(key));
         let value = value.map(|value| value.clone().into_bytes());
@@ -299,7 +305,7 @@ fn from_source(
     }
     if let Some(v1::SecretKeySelector { name, key, optional }) = &from.secret_key_ref {
         let found = inputs.sources.secret(name);
-        let found = looked_up(found, ObjectKind::Secret, name, *optional, inputs.pod)?;
+        let found = found_or_optional(found, ObjectKind::Secret, name, *optional, inputs.pod)?;
         let Some(secret) = found else { return Ok(None) };
         let value = secret.data.as_ref().and_then(|data| data.get(key));
         let value = value.map(|value| value.0.clone());
@@ -342,7 +348,7 @@ fn key_of(
     })
 }
 
-/// An empty value counts as none.
+/// An empty value counts as missing.
 fn from_file(
     selector: &v1::FileKeySelector,
     inputs: &EnvInputs<'_>,

@@ -1,29 +1,29 @@
-//! Files that hold variables, for `fileKeyRef`.
+//! Env files for `fileKeyRef`.
 //!
-//! A strict subset of shell: `NAME='value'`, where the quotes are mandatory, nothing in them is
-//! special and they may span lines. A file with anything else is refused, but only up to the name
-//! that is looked for: what follows is not read.
+//! The format is a strict subset of shell: `NAME='value'`, with mandatory quotes, no escapes, and
+//! values that may span lines. A file with anything else is refused, but only up to the requested
+//! name: the rest is not read.
 
 use super::error::ConfigError;
 
-/// Longer lines are refused; so does upstream's reader.
+/// Longer lines are refused, as by upstream's reader.
 const MAX_LINE: usize = 64 * 1024;
 
-/// What the shell found where a `fileKeyRef` points.
+/// Result of reading the file of a `fileKeyRef`.
 #[derive(Clone, Copy, Debug)]
 pub enum EnvFile<'a> {
-    /// The pod has no such volume, or it is not mounted.
+    /// The pod has no such volume, or the volume is not mounted.
     NoVolume,
     /// The file is missing or cannot be read.
     Unreadable,
     Read {
-        /// On the host; errors name it.
+        /// Path on the host, for error messages.
         path: &'a str,
         content: &'a [u8],
     },
 }
 
-/// The value of `key`; empty if the file does not have it.
+/// Value of `key`; empty if the file does not contain it.
 pub fn value(content: &[u8], key: &str) -> Result<Vec<u8>, ConfigError> {
     let mut lines = Lines(content);
     while let Some(line) = lines.next()? {
@@ -39,7 +39,7 @@ pub fn value(content: &[u8], key: &str) -> Result<Vec<u8>, ConfigError> {
         }
         let wanted = name == key.as_bytes();
         if rest.first().is_some_and(|b| is_blank(*b)) {
-            // As in a shell: an empty value, and a command after it.
+            // As in a shell: an empty value followed by a command.
             if wanted {
                 return Ok(Vec::new());
             }
@@ -53,7 +53,7 @@ pub fn value(content: &[u8], key: &str) -> Result<Vec<u8>, ConfigError> {
     Ok(Vec::new())
 }
 
-/// From the opening quote to the closing one, on this line or a later one.
+/// Reads from the opening quote to the closing one, on this line or a later one.
 fn quoted(start: &[u8], lines: &mut Lines<'_>) -> Result<Vec<u8>, ConfigError> {
     let mut line = start.strip_prefix(b"'").ok_or(ConfigError::BadEnvFile)?;
     let mut value = Vec::new();
@@ -73,7 +73,7 @@ fn quoted(start: &[u8], lines: &mut Lines<'_>) -> Result<Vec<u8>, ConfigError> {
     }
 }
 
-/// What is left of a file, handed out line by line.
+/// Unread rest of a file, returned line by line.
 struct Lines<'a>(&'a [u8]);
 
 impl<'a> Lines<'a> {
@@ -108,19 +108,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_value_without_a_quote_comes_back(before in "[^'\r]*", text in "[^'\r]*") {
+        fn value_without_a_quote_round_trips(before in "[^'\r]*", text in "[^'\r]*") {
             let file = format!("A='{before}'\nK='{text}'\n");
             prop_assert_eq!(value(file.as_bytes(), "K"), Ok(text.into_bytes()));
         }
 
         #[test]
-        fn no_content_is_too_odd(content in any::<Vec<u8>>()) {
+        fn arbitrary_content_does_not_panic(content in any::<Vec<u8>>()) {
             let _ = value(&content, "K");
         }
     }
 
     #[test]
-    fn a_value_is_what_stands_between_single_quotes() {
+    fn value_is_the_text_between_single_quotes() {
         for (content, want) in [
             ("K='v'", "v"),
             ("  \tK='v' # why", "v"),

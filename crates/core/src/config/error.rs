@@ -1,8 +1,8 @@
-//! Why a pod cannot be described to the runtime.
+//! Errors in the configuration of a pod's sandbox and containers.
 //!
-//! These texts end up in `kubectl describe` as `CreateContainerConfigError` and in events, where
-//! people and tools match on them; so where upstream has a sentence, it is upstream's sentence.
-//! Some are vague on purpose: an author of pods must not learn about the node's files from them.
+//! These texts appear in `kubectl describe` as `CreateContainerConfigError` and in events, where
+//! users and tools match on them, so they are upstream's wherever upstream has one. Some are vague
+//! on purpose: the author of a pod must not learn about the node's files from them.
 
 use super::downward::FieldError;
 use super::env::ObjectKind;
@@ -19,7 +19,7 @@ pub enum ConfigError {
     ObjectMissing { kind: ObjectKind, name: String },
     #[error("couldn't get {} {namespace}/{name}, no kubeClient defined", .kind.variable())]
     NoApiServer { kind: ObjectKind, namespace: String, name: String },
-    /// What the API server said.
+    /// Error text of the API server.
     #[error("{message}")]
     ObjectUnreadable { message: String },
     #[error("couldn't find key {key} in {} {namespace}/{name}", .kind.as_str())]
@@ -33,10 +33,10 @@ pub enum ConfigError {
     #[error("environment variable key {key:?} not found in file {path:?}")]
     NotInEnvFile { key: String, path: String },
     #[error(
-        "{place} is not text: a variable in it has a value that is not UTF-8; use the variable \
+        "{field} is not text: a variable in it has a value that is not UTF-8; use the variable \
          from within the container instead"
     )]
-    NotText { place: String },
+    NotText { field: String },
 
     // === Mounts and devices ===
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
@@ -91,8 +91,8 @@ pub enum ConfigError {
     NoAppArmorProfile,
     #[error("unknown apparmor profile type: {kind:?}")]
     AppArmorType { kind: String },
-    #[error("can't set `spec.hostUsers: false`, {who} does not support user namespaces{why}")]
-    NoUserNamespaces { who: String, why: String },
+    #[error("can't set `spec.hostUsers: false`, {subject} does not support user namespaces{why}")]
+    NoUserNamespaces { subject: String, why: String },
     #[error("create user namespace: no range of ids has been set aside for the pod")]
     NoIdMappings,
     #[error("unable to find target container {target}")]

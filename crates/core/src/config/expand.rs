@@ -1,9 +1,9 @@
-//! `$(NAME)` in commands, arguments, variables and sub paths.
+//! Expansion of `$(NAME)` in commands, arguments, variables and sub paths.
 //!
-//! One pass: what a variable brings in is not looked at again. `$$` is a dollar sign, so
-//! `$$(NAME)` comes out as `$(NAME)`; so does the reference to a name that nobody knows.
+//! One pass: expanded values are not expanded again. `$$` is a dollar sign, so `$$(NAME)` becomes
+//! `$(NAME)`; a reference to an undefined name stays as it is.
 //!
-//! Templates are text; values need not be, since a Secret may hold any bytes.
+//! Templates are text; values may be any bytes, since a Secret may hold any.
 
 pub fn expand<'v>(template: &str, mut value: impl FnMut(&str) -> Option<&'v [u8]>) -> Vec<u8> {
     let mut out = Vec::with_capacity(template.len());
@@ -21,7 +21,7 @@ pub fn expand<'v>(template: &str, mut value: impl FnMut(&str) -> Option<&'v [u8]
             }
             after
         } else {
-            out.push(b'$'); // it begins nothing
+            out.push(b'$'); // not the start of a reference
             after
         };
     }
@@ -37,13 +37,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_with_its_dollars_doubled_comes_back_as_it_was(text in ".*") {
+        fn text_with_doubled_dollars_expands_to_the_original(text in ".*") {
             let doubled = text.replace('$', "$$");
             prop_assert_eq!(expand(&doubled, |_| None), text.as_bytes());
         }
 
         #[test]
-        fn text_in_which_no_name_is_known_loses_only_doubled_dollars(text in "[$()A-C ]*") {
+        fn text_without_defined_names_loses_only_doubled_dollars(text in "[$()A-C ]*") {
             let expanded = String::from_utf8(expand(&text, |_| None)).unwrap();
             prop_assert!(expanded.len() <= text.len());
             if !text.contains("$$") {
@@ -54,9 +54,9 @@ mod tests {
 
     #[test]
     fn references_are_replaced_once_and_everything_else_stays() {
-        let known = [("A", "x"), ("EMPTY", ""), ("NESTED", "$(A) $$"), ("", "nameless")];
+        let defined = [("A", "x"), ("EMPTY", ""), ("NESTED", "$(A) $$"), ("", "nameless")];
         let value = |name: &str| {
-            known.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_bytes())
+            defined.iter().find(|(defined, _)| *defined == name).map(|(_, value)| value.as_bytes())
         };
         for (template, want) in [
             ("", ""),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_text_is_kept_byte_for_byte() {
+    fn value_that_is_not_utf8_is_kept_byte_for_byte() {
         assert_eq!(expand("<$(A)>", |_| Some(&[0xff, 0x00])), [b'<', 0xff, 0x00, b'>']);
     }
 }

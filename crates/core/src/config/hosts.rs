@@ -1,4 +1,4 @@
-//! What a pod is called, and its `/etc/hosts`.
+//! Host name of a pod, and its `/etc/hosts`.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -10,11 +10,11 @@ use super::facts::NodeFacts;
 use crate::pod::Pod;
 use crate::pod::validation::format::{dns_label, dns_subdomain};
 
-/// The kernel's limit on a host name, less one for the end mark.
+/// The kernel's limit on a host name, less one for the terminating NUL.
 const MAX_HOSTNAME: usize = 63;
 const MAX_FQDN: usize = 64;
 
-/// A pod's host name, and the domain of its `subdomain` if it has one.
+/// Host name of a pod, and the domain of its `subdomain` if it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostNames {
     pub hostname: String,
@@ -43,7 +43,7 @@ impl HostNames {
         Ok(Self { hostname: fitting(own.as_deref().unwrap_or(&pod.name.name)), domain })
     }
 
-    /// What the kernel is told; the whole name if the pod wants that.
+    /// Host name for the kernel; the FQDN if the pod sets `setHostnameAsFQDN`.
     pub fn kernel_name(&self, pod: &Pod) -> Result<String, ConfigError> {
         let spec = pod.object.spec.as_ref();
         let whole = spec.and_then(|spec| spec.set_hostname_as_fqdn).unwrap_or(false);
@@ -72,7 +72,7 @@ fn check(
     Err(ConfigError::HostName { field, value: value.to_owned(), kind, why: problems.join(";") })
 }
 
-/// A name must not end in a dash or a dot, so one that was cut loses those.
+/// A name must not end in a dash or a dot, so these are removed after truncation.
 fn fitting(name: &str) -> String {
     if name.len() <= MAX_HOSTNAME {
         return name.to_owned();
@@ -81,7 +81,7 @@ fn fitting(name: &str) -> String {
     cut.trim_end_matches(['-', '.']).to_owned()
 }
 
-/// The content of a pod's `/etc/hosts`. On the host's network it is the node's own with a header.
+/// Content of a pod's `/etc/hosts`. On the host network it is the node's file with a header.
 pub fn etc_hosts(pod: &Pod, pod_ips: &[IpAddr], names: &HostNames, node_file: &[u8]) -> Vec<u8> {
     let spec = pod.object.spec.as_ref();
     let aliases = spec.and_then(|spec| spec.host_aliases.as_deref()).unwrap_or_default();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_called_by_the_first_name_it_has() {
+    fn host_name_comes_from_the_first_field_that_is_set() {
         let domain = Some("sub.default.svc.cluster.local".to_owned());
         let long = "a".repeat(62);
         for (case, name, spec, hostname, want_domain) in [
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_names_are_refused() {
+    fn invalid_names_are_refused() {
         for (spec, want) in [
             (json!({"hostname": "a.b"}), "pod Hostname \"a.b\" is not a valid DNS label: "),
             (json!({"subdomain": "A"}), "pod Subdomain \"A\" is not a valid DNS label: "),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_gets_the_whole_name_only_if_asked_and_if_it_fits() {
+    fn kernel_name_is_the_fqdn_only_if_requested_and_short_enough() {
         let fqdn = |subdomain: &str| {
             let spec = json!({"subdomain": subdomain, "setHostnameAsFQDN": true});
             let pod = sample::pod(spec);
@@ -195,7 +195,7 @@ mod tests {
         };
         assert_eq!(fqdn("sub").unwrap(), "web.sub.default.svc.cluster.local");
         assert_eq!(fqdn("").unwrap(), "web");
-        // ".default.svc.cluster.local" is 26 long, "web." 4
+        // ".default.svc.cluster.local" has 26 characters, "web." 4.
         assert_eq!(fqdn(&"s".repeat(34)).unwrap().len(), 64);
         let long = format!("web.{}.default.svc.cluster.local", "s".repeat(35));
         assert_eq!(
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn etc_hosts_names_the_pod_by_all_its_addresses() {
+    fn etc_hosts_lists_all_addresses_of_the_pod() {
         const FIXED: &str = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n\
             ::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\
             fe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n";

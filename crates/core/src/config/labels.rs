@@ -1,5 +1,7 @@
-//! How sandboxes and containers are marked, so that they are recognised by whoever finds them:
-//! ourselves after a restart, or the other agent that takes over the node.
+//! Labels and annotations of sandboxes and containers.
+//!
+//! They identify the pod of a sandbox or container, for this agent after a restart and for another
+//! node agent that takes over the node.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +14,14 @@ use crate::pod::{Container, Pod};
 
 type Map = BTreeMap<String, String>;
 
-/// The pod's own labels, and who it is.
+/// The pod's own labels and its identity.
 pub fn of_sandbox(pod: &Pod) -> Map {
     let mut all = pod.object.metadata.labels.clone().unwrap_or_default();
     all.extend(identity(pod));
     all
 }
 
-/// Who it is, but none of the pod's own labels.
+/// The pod's identity without the pod's own labels.
 pub fn of_container(pod: &Pod, container: &Container) -> Map {
     let mut all = Map::from(identity(pod));
     all.insert(labels::CONTAINER_NAME.to_owned(), container.name.to_string());
@@ -34,8 +36,8 @@ fn identity(pod: &Pod) -> [(String, String); 3] {
     ]
 }
 
-/// What is needed to stop the container and to tell of it once its pod is forgotten. Device
-/// plugins may add annotations of their own, but not change these.
+/// What is needed to stop the container and to report on it after its pod is gone. Device plugins
+/// may add annotations but not change these.
 pub fn annotations_of_container(
     pod: &Pod,
     container: &Container,
@@ -69,7 +71,7 @@ pub fn annotations_of_container(
     all
 }
 
-/// As Go writes it: safe inside HTML, too. None of these types can fail to become JSON.
+/// JSON with Go's escapes, which are safe inside HTML. These types always serialize.
 fn json(value: &impl Serialize) -> Option<String> {
     let plain = serde_json::to_string(value).ok()?;
     let mut out = String::with_capacity(plain.len());
@@ -84,7 +86,7 @@ fn json(value: &impl Serialize) -> Option<String> {
     Some(out)
 }
 
-/// A port with its fields in upstream's order, so that the text is the same.
+/// A port with its fields in upstream's order, so that the text is identical.
 #[derive(Serialize)]
 struct Port<'a> {
     #[serde(rename = "name", skip_serializing_if = "is_empty")]
@@ -111,7 +113,7 @@ impl<'a> From<&'a v1::ContainerPort> for Port<'a> {
     }
 }
 
-/// A hook, likewise.
+/// A lifecycle hook with its fields in upstream's order.
 #[derive(Serialize)]
 struct Handler<'a> {
     #[serde(rename = "exec", skip_serializing_if = "Option::is_none")]
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_tell_how_to_stop_the_container() {
+    fn annotations_contain_what_is_needed_to_stop_the_container() {
         let pod = labelled();
         let granted = [
             ("vendor".to_owned(), "v".to_owned()),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn hooks_and_ports_are_written_as_go_would() {
+    fn hooks_and_ports_are_serialized_as_go_does() {
         let header = json!([{"name": "X", "value": "y"}]);
         for (key, container, want) in [
             (
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn without_hooks_and_ports_nothing_is_said_of_them() {
+    fn without_hooks_and_ports_there_are_no_annotations_for_them() {
         let pod = sample::pod_of(
             json!({"ports": [], "lifecycle": {"postStart": {"sleep": {"seconds": 1}}}}),
         );

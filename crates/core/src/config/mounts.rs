@@ -1,9 +1,9 @@
-//! What a container finds where in its file system.
+//! Mounts and block devices of a container.
 //!
-//! [`requests`] says it in terms of the pod's mounted volumes. A sub path has to be opened and bound
-//! by the shell before the runtime may have it, since a container could otherwise lead the runtime
-//! out of the volume by a symbolic link; so a request names it, and the answer comes back by the
-//! request's index.
+//! [`requests`] lists the mounts in terms of the pod's mounted volumes. The shell opens and binds
+//! each sub path before the runtime gets it, since a container could otherwise lead the runtime out
+//! of the volume with a symbolic link. A request therefore names the sub path, and the bound path
+//! is passed back by the index of the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,18 +20,18 @@ use crate::pod::{Container, Pod};
 
 const ETC_HOSTS: &str = "/etc/hosts";
 
-/// A volume that is ready for the pod's containers.
+/// A volume that is set up for the pod's containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedVolume {
     pub source: VolumeSource,
-    /// No container may write to it, whatever its mount says.
+    /// No container may write to it, regardless of the mount.
     pub read_only: bool,
-    /// It takes an SELinux label of the pod's.
+    /// It is relabelled with the pod's SELinux label.
     pub relabel: bool,
 }
 
 impl MountedVolume {
-    /// Where its files are on the host, if they are.
+    /// Directory of its files on the host, if it has one.
     pub fn directory(&self) -> Option<&str> {
         match &self.source {
             VolumeSource::Directory(path) => Some(path),
@@ -42,11 +42,11 @@ impl MountedVolume {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeSource {
-    /// Where it is on the host.
+    /// Path on the host.
     Directory(String),
-    /// A pulled image: what it resolved to, and what the pod calls it.
+    /// A pulled image: the resolved reference and the name in the pod spec.
     Image { reference: String, user_image: String },
-    /// The link to a raw device; `None` if it is gone, and then no container gets it.
+    /// Link to a raw device; `None` if the device is gone, and then no container gets it.
     Device { link: Option<String> },
 }
 
@@ -56,7 +56,7 @@ pub type Volumes = BTreeMap<String, MountedVolume>;
 /// One mount of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MountRequest {
-    /// Its place among the container's `volumeMounts`.
+    /// Index in the container's `volumeMounts`.
     pub index: usize,
     pub volume: String,
     pub what: Mountable,
@@ -70,7 +70,7 @@ pub struct MountRequest {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mountable {
     Directory(String),
-    /// To be made if it is missing, opened without following links, and bound elsewhere.
+    /// Created if missing, opened without following links, and bound to another path.
     SubPath {
         volume_path: String,
         sub_path: String,
@@ -81,7 +81,7 @@ pub enum Mountable {
     },
 }
 
-/// Everything the container mounts from the pod's volumes, in the order of its spec.
+/// All mounts of the container from the pod's volumes, in the order of its spec.
 pub fn requests(
     pod: &Pod,
     container: &Container,
@@ -136,7 +136,7 @@ fn image(pod: &Pod, reference: &str, user_image: &str) -> cri::ImageSpec {
     }
 }
 
-/// The part of the volume to mount; empty for the whole.
+/// Part of the volume to mount; empty for the whole volume.
 fn sub_path(mount: &v1::VolumeMount, environment: &Environment) -> Result<String, ConfigError> {
     let template = mount.sub_path_expr.as_deref().unwrap_or_default();
     let path = match template {
@@ -152,7 +152,7 @@ fn sub_path(mount: &v1::VolumeMount, environment: &Environment) -> Result<String
     Ok(path)
 }
 
-/// Stricter than elsewhere: a path with a hole in it would be another path.
+/// Stricter than elsewhere: with a missing value the path would be a different one.
 fn expanded(template: &str, environment: &Environment) -> Result<String, ConfigError> {
     let mut missing = BTreeSet::new();
     let path = expand(template, |name| {
@@ -166,7 +166,7 @@ fn expanded(template: &str, environment: &Environment) -> Result<String, ConfigE
         return Err(ConfigError::MissingValue { names: missing.into_iter().collect() });
     }
     String::from_utf8(path)
-        .map_err(|_| ConfigError::NotText { place: format!("subPathExpr {template:?}") })
+        .map_err(|_| ConfigError::NotText { field: format!("subPathExpr {template:?}") })
 }
 
 fn propagation(mount: &v1::VolumeMount) -> Result<cri::MountPropagation, ConfigError> {
@@ -207,14 +207,14 @@ fn recursive_read_only(mount: &v1::VolumeMount, supported: bool) -> Result<bool,
     }
 }
 
-/// Whether the container gets an `/etc/hosts` that we write: it has an address to tell, and the
-/// container does not bring a file of its own.
+/// Whether the container gets an `/etc/hosts` that we write: the pod has an address, and no mount
+/// of the container provides the file.
 pub fn needs_etc_hosts(pod: &Pod, container: &Container, pod_ips: &[IpAddr]) -> bool {
     let mut mounts = container.spec.volume_mounts.iter().flatten();
     (pod.host_network || !pod_ips.is_empty()) && !mounts.any(|mount| mount.mount_path == ETC_HOSTS)
 }
 
-/// Where the container's last words go; `None` if it leaves none.
+/// Path of the container's termination message; `None` if it has none.
 pub fn termination_message_path(container: &Container) -> Option<String> {
     let path = container.spec.termination_message_path.as_deref();
     path.filter(|path| !path.is_empty()).map(absolute)
@@ -247,7 +247,7 @@ pub fn block_devices(
     Ok(devices)
 }
 
-/// All mounts of the container: volumes, then `/etc/hosts`, then the file for its last words.
+/// All mounts of the container: volumes, then `/etc/hosts`, then the termination message file.
 pub(super) fn assembled(
     container: &Container,
     requests: &[MountRequest],

@@ -1,4 +1,4 @@
-//! Which of the kernel's namespaces a pod has to itself.
+//! Kernel namespaces of a pod.
 
 use podwright_proto::cri;
 use podwright_proto::cri::NamespaceMode;
@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::facts::{NodeFacts, PodProvision};
 use crate::pod::Pod;
 
-/// Whether the pod's ids are its own, so that a range of the node's has to be set aside for it.
+/// Whether the pod uses a user namespace, for which an id range has to be allocated.
 pub fn wants_own_users(pod: &Pod) -> bool {
     pod.object.spec.as_ref().and_then(|spec| spec.host_users) == Some(false)
 }
@@ -44,11 +44,11 @@ fn users(
     }
     let handler = provision.runtime_handler.as_str();
     let refuse = |why: String| {
-        let who = match handler {
+        let subject = match handler {
             "" => "runtime".to_owned(),
             handler => format!("RuntimeClass handler {handler:?}"),
         };
-        Err(ConfigError::NoUserNamespaces { who, why })
+        Err(ConfigError::NoUserNamespaces { subject, why })
     };
     match facts.supports_user_namespaces(handler) {
         Some(true) => {}
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_has_what_it_does_not_share() {
+    fn pod_has_its_own_namespaces_unless_it_shares_the_hosts() {
         use NamespaceMode::{Container, Node, Pod};
         for (spec, network, pid, ipc) in [
             (json!({}), Pod, Container, Pod),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn users_of_its_own_need_a_handler_that_can_and_a_range() {
+    fn user_namespace_requires_handler_support_and_an_id_range() {
         let handler = |name: &str, user_namespaces| cri::RuntimeHandler {
             name: name.to_owned(),
             features: Some(cri::RuntimeHandlerFeatures { user_namespaces, ..Default::default() }),

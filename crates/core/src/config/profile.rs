@@ -1,4 +1,4 @@
-//! Seccomp and AppArmor: what a container's processes may ask of the kernel.
+//! Seccomp and AppArmor profiles of containers.
 
 use k8s_openapi::api::core::v1;
 use podwright_proto::cri;
@@ -10,7 +10,7 @@ use super::security::pod_context;
 use crate::pod::validation::file_path::steps_up;
 use crate::pod::{Container, Pod};
 
-/// Before there were fields for it; manifests on disk may still have it.
+/// Used before the API had fields for it; manifests on disk may still have it.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 const LOCALHOST: &str = "localhost/";
 
@@ -22,13 +22,13 @@ fn local(localhost_ref: String) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref }
 }
 
-/// The sandbox always runs under the runtime's profile: it does nothing that would need more, and
-/// a strict profile made for the pod's containers might not let it do that.
+/// The sandbox always uses the runtime's default profile: it needs nothing more, and a strict
+/// profile written for the pod's containers could prevent it from starting.
 pub fn seccomp_of_sandbox() -> cri::SecurityProfile {
     plain(ProfileType::RuntimeDefault)
 }
 
-/// The container's, else the pod's, else what the node's configuration says.
+/// The container's profile, else the pod's, else the node's default.
 pub fn seccomp(
     pod: &Pod,
     container: &Container,
@@ -51,7 +51,7 @@ pub fn seccomp(
             if name.is_empty() {
                 return Err(ConfigError::NoSeccompProfile);
             }
-            // Everything else on the node is none of the pod's business.
+            // A profile outside the seccomp directory would expose other files of the node.
             if steps_up(name) {
                 return Err(ConfigError::BackstepsInSeccompProfile { profile: name.to_owned() });
             }
@@ -62,7 +62,7 @@ pub fn seccomp(
     }
 }
 
-/// The profile, and the same in the form that older runtimes read. `None`: the runtime's choice.
+/// The profile, also in the format of older runtimes. `None`: the runtime's default.
 pub fn apparmor(
     pod: &Pod,
     container: &Container,
@@ -117,17 +117,17 @@ mod tests {
     }
 
     #[test]
-    fn seccomp_is_the_containers_or_the_pods_or_the_nodes() {
+    fn seccomp_profile_of_container_precedes_pod_and_node() {
         let none = json!(null);
         let typed = |kind: &str| json!({"type": kind});
         let named = |name: &str| json!({"type": "Localhost", "localhostProfile": name});
         let (default, unconfined) = (ProfileType::RuntimeDefault, ProfileType::Unconfined);
         for (case, of_pod, own, node_default, want) in [
-            ("nobody says", &none, &none, false, Ok(plain(unconfined))),
-            ("the node says", &none, &none, true, Ok(plain(default))),
-            ("the pod says", &typed("RuntimeDefault"), &none, false, Ok(plain(default))),
+            ("unset", &none, &none, false, Ok(plain(unconfined))),
+            ("from the node", &none, &none, true, Ok(plain(default))),
+            ("from the pod", &typed("RuntimeDefault"), &none, false, Ok(plain(default))),
             (
-                "the container says",
+                "from the container",
                 &typed("RuntimeDefault"),
                 &typed("Unconfined"),
                 true,
@@ -142,14 +142,14 @@ mod tests {
             ),
             ("an unknown type", &none, &typed("Odd"), true, Ok(plain(unconfined))),
             (
-                "a file without a name",
+                "no file name",
                 &none,
                 &typed("Localhost"),
                 false,
                 Err("localhostProfile must be set if seccompProfile type is Localhost."),
             ),
             (
-                "a way out",
+                "a path out of the directory",
                 &none,
                 &named("../x"),
                 false,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn apparmor_is_the_containers_or_annotated_or_the_pods() {
+    fn apparmor_profile_of_container_precedes_annotation_and_pod() {
         let none = json!(null);
         let typed = |kind: &str| json!({"type": kind});
         let named = json!({"type": "Localhost", "localhostProfile": "p"});
@@ -172,8 +172,8 @@ mod tests {
         let unconfined = (plain(ProfileType::Unconfined), "unconfined".to_owned());
         let of_name = |name: &str| (local(name.to_owned()), format!("localhost/{name}"));
         for (case, of_pod, own, annotation, want) in [
-            ("nobody says", &none, &none, None, Ok(None)),
-            ("the pod says", &typed("RuntimeDefault"), &none, None, Ok(Some(default.clone()))),
+            ("unset", &none, &none, None, Ok(None)),
+            ("from the pod", &typed("RuntimeDefault"), &none, None, Ok(Some(default.clone()))),
             (
                 "annotated",
                 &typed("RuntimeDefault"),
@@ -184,7 +184,7 @@ mod tests {
             ("annotated default", &none, &none, Some("runtime/default"), Ok(Some(default.clone()))),
             ("annotated name", &none, &none, Some("localhost/q"), Ok(Some(of_name("q")))),
             ("annotated nonsense", &typed("RuntimeDefault"), &none, Some("x"), Ok(Some(default))),
-            ("the container says", &none, &named, Some("unconfined"), Ok(Some(of_name("p")))),
+            ("from the container", &none, &named, Some("unconfined"), Ok(Some(of_name("p")))),
             ("unconfined", &none, &typed("Unconfined"), None, Ok(Some(unconfined))),
             (
                 "no name",

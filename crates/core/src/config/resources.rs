@@ -1,6 +1,6 @@
-//! How much of the machine the runtime is told to give.
+//! Linux resources of containers and sandboxes in CRI messages.
 //!
-//! The sums are `qos`, the formulas `cgroup`; this is which of them goes into which field.
+//! Totals come from `qos`, formulas from `cgroup`; this module assigns them to the fields.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,21 @@ use crate::quantity::Quantity;
 
 const OOM_GROUP: &str = "memory.oom.group";
 const SWAP_MAX: &str = "memory.swap.max";
-/// From here on a priority is the system's.
+/// Lowest priority value that is reserved for the system.
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
 const NODE_CRITICAL: &str = "system-node-critical";
 
-/// CPUs and memory nodes that a container has been given by name.
+/// CPUs and memory nodes allocated to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// As the kernel writes sets: `0-3,8`. Empty for any.
+    /// In the kernel's list format: `0-3,8`. Empty for any.
     pub cpus: String,
     pub memory_nodes: String,
-    /// Nobody else uses these CPUs, so there is no need for a quota.
+    /// No other container uses these CPUs, so no quota is needed.
     pub exclusive: bool,
 }
 
-/// What one container may use. Also right for changing a running one.
+/// Resources of one container. Also used to update a running one.
 pub fn of_container(
     pod: &Pod,
     container: &Container,
@@ -66,7 +66,7 @@ pub fn of_container(
     Ok(linux)
 }
 
-/// What the pod's containers may use together, and what the sandbox itself costs.
+/// Resources of the pod's containers together, and the overhead of the sandbox.
 pub fn of_sandbox(
     pod: &Pod,
     facts: &NodeFacts,
@@ -80,7 +80,7 @@ pub fn of_sandbox(
     let together = basic(machine, requests.get(CPU).copied(), cpu, memory, exclusive_cpus);
     let has_overhead = pod.object.spec.as_ref().is_some_and(|spec| spec.overhead.is_some());
     let overhead = if has_overhead {
-        // It is what it is: request and limit in one.
+        // The overhead is fixed, so it is both request and limit.
         let cpu = amount(&resources.overhead, CPU);
         basic(machine, Some(cpu), cpu, amount(&resources.overhead, MEMORY), false)
     } else {
@@ -96,7 +96,7 @@ fn parsed(pod: &Pod) -> Result<PodResources, ConfigError> {
     }
 }
 
-/// What a container asks for. An ephemeral one is not among them: it asks for nothing.
+/// Requirements of a container. An ephemeral container has none.
 pub(super) fn requirements<'a>(
     resources: &'a PodResources,
     name: &str,
@@ -133,8 +133,8 @@ fn basic(
     linux
 }
 
-/// Every size of the machine: what is not allowed is forbidden. A container's limit goes before
-/// the pod's.
+/// Every page size of the machine is listed: sizes without a limit are forbidden. A container's
+/// limit takes precedence over the pod's.
 fn hugepages(
     machine: &Machine,
     pod: Option<&Requirements>,
@@ -156,8 +156,8 @@ fn hugepages(
     machine.hugepage_sizes.iter().map(limit).collect()
 }
 
-/// With cgroup v1 the limit is on memory and swap together, so the best that can be said is that
-/// swap adds nothing to it.
+/// In cgroup v1 the limit covers memory and swap together, so swap is disabled by setting it to the
+/// memory limit.
 fn set_swap(
     linux: &mut cri::LinuxContainerResources,
     machine: &Machine,
@@ -177,8 +177,8 @@ fn set_swap(
     }
 }
 
-/// As much of the swap as the container requests of the memory. Without a request there is nothing
-/// to go by, and one that equals the limit asks not to be swapped.
+/// Share of the swap in proportion to the container's share of the memory. There is none without a
+/// memory request, or if the request equals the limit, which opts out of swap.
 fn share_of_swap(machine: &Machine, swap: Swap, own: &Requirements) -> u128 {
     let request = amount(&own.requests, MEMORY);
     if request == amount(&own.limits, MEMORY) || request.unsigned_value() > machine.memory {
@@ -188,7 +188,7 @@ fn share_of_swap(machine: &Machine, swap: Swap, own: &Requirements) -> u128 {
     share.checked_div(u128::from(machine.memory)).unwrap_or(0)
 }
 
-/// The node is not whole without this pod.
+/// Static pods and pods with a system priority.
 pub fn is_critical(pod: &Pod) -> bool {
     let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority);
     pod.is_static() || priority.is_some_and(|priority| priority >= SYSTEM_PRIORITY)

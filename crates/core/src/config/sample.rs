@@ -1,4 +1,4 @@
-//! A pod and a node for the tests of this module.
+//! Sample pod and node for the tests of this module.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use crate::qos::ResourceList;
 
 pub(super) const POD_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 2));
 
-/// A pod `default/web` with this spec, as the API server would default it.
+/// A pod `default/web` with this spec and the API server's defaults.
 pub(super) fn pod(spec: Value) -> Pod {
     named_pod("web", spec)
 }
@@ -46,7 +46,7 @@ fn with_name(container: Value) -> Value {
 }
 
 fn merge(into: &mut Value, more: Value) {
-    let Value::Object(more) = more else { panic!("{more} is no object") };
+    let Value::Object(more) = more else { panic!("{more} is not an object") };
     into.as_object_mut().unwrap().extend(more);
 }
 
@@ -56,7 +56,7 @@ pub(super) fn facts() -> NodeFacts {
         host_ips: vec!["10.0.0.1".parse().unwrap()],
         cluster_dns: vec!["10.96.0.10".parse().unwrap()],
         cluster_domain: "cluster.local".to_owned(),
-        alone: false,
+        standalone: false,
         resolv_conf: String::new(),
         root_dir: "/var/lib/kubelet".to_owned(),
         pod_logs_dir: "/var/log/pods".to_owned(),
@@ -80,7 +80,7 @@ pub(super) fn resources(amounts: &[(&str, &str)]) -> ResourceList {
     amounts.iter().map(|(name, amount)| ((*name).to_owned(), amount.parse().unwrap())).collect()
 }
 
-/// Any Secret has the key `BYTES`, which is not text; there is nothing else.
+/// Every Secret has the key `BYTES`, which is not text; there are no other objects.
 struct Bytes(v1::Secret);
 
 impl EnvSources for Bytes {
@@ -97,7 +97,7 @@ impl EnvSources for Bytes {
     }
 }
 
-/// The variables of a container, and `GPU` from a device.
+/// Variables of a container, and `GPU` from a device.
 pub(super) fn environment(pod: &Pod, container: &str) -> Result<Environment, ConfigError> {
     let bytes = ByteString(vec![0xff, 0xfe]);
     let data = Some([("BYTES".to_owned(), bytes)].into());

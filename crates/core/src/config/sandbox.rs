@@ -1,4 +1,4 @@
-//! The sandbox that a pod's containers share.
+//! CRI configuration of a pod's sandbox.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,17 +12,17 @@ use super::hosts::HostNames;
 use super::{dns, labels, log_directory, resources, security};
 use crate::pod::Pod;
 
-/// Whom a warning is about.
+/// Object of a warning event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum About {
+pub enum WarningTarget {
     Pod,
     Node,
 }
 
-/// An event to be told, although the pod can run.
+/// An event to emit although the pod can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    pub about: About,
+    pub about: WarningTarget,
     pub reason: &'static str,
     pub message: String,
 }
@@ -33,7 +33,7 @@ pub struct SandboxPlan {
     pub warnings: Vec<Warning>,
 }
 
-/// The pod's sandbox. The same again is part of every request to create a container in it.
+/// The pod's sandbox. The same message is part of every request to create a container in it.
 pub fn sandbox(
     pod: &Pod,
     attempt: u32,
@@ -70,7 +70,7 @@ pub fn sandbox(
     Ok(SandboxPlan { config, warnings })
 }
 
-/// Every port that a regular container declares, also those that are not opened on the host.
+/// Every port that a regular container declares, also those without a host port.
 fn ports(pod: &Pod) -> Vec<cri::PortMapping> {
     let mut mappings = Vec::new();
     for container in pod.regular_containers() {
@@ -81,7 +81,7 @@ fn ports(pod: &Pod) -> Vec<cri::PortMapping> {
     mappings
 }
 
-/// Two ports of one container that have this in common are the same.
+/// Ports of one container with the same key are duplicates.
 fn port_key(port: &v1::ContainerPort) -> String {
     if let Some(name) = port.name.as_ref().filter(|name| !name.is_empty()) {
         return name.clone();
@@ -117,8 +117,8 @@ fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     all.map(|sysctl| (dotted(&sysctl.name), sysctl.value.clone())).collect()
 }
 
-/// `net/ipv4/conf/eth0.1/forwarding` to `net.ipv4.conf.eth0/1.forwarding`, which is the only form
-/// that runc knows.
+/// Converts `net/ipv4/conf/eth0.1/forwarding` to `net.ipv4.conf.eth0/1.forwarding`, the only form
+/// that runc accepts.
 fn dotted(name: &str) -> String {
     if name.chars().find(|c| matches!(c, '.' | '/')) != Some('/') {
         return name.to_owned();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_named_after_its_pod() {
+    fn sandbox_is_named_after_its_pod() {
         let got = config(json!({}));
         let metadata = got.metadata.unwrap();
         assert_eq!(
@@ -159,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn on_the_hosts_network_the_host_keeps_its_name() {
+    fn on_the_host_network_the_hostname_is_unchanged() {
         assert_eq!(config(json!({"hostNetwork": true, "hostname": "h"})).hostname, "");
     }
 
     #[test]
-    fn ports_of_regular_containers_are_told_once() {
+    fn ports_of_regular_containers_are_listed_once() {
         let container = |name: &str, ports: Value| json!({"name": name, "ports": ports});
         let got = config(json!({
             "initContainers": [container("i", json!([{"containerPort": 1}]))],
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_come_with_the_plan() {
+    fn warnings_are_part_of_the_plan() {
         let facts = NodeFacts { cluster_dns: Vec::new(), ..sample::facts() };
         let plan = sandbox(&sample::pod(json!({})), 0, &facts, &PodProvision::default()).unwrap();
         assert_eq!(plan.warnings.len(), 2);

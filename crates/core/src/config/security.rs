@@ -1,6 +1,6 @@
-//! As whom a pod's containers run and what they may do.
+//! Security context of sandboxes and containers.
 //!
-//! A container's fields go before the pod's, one by one. Some exist on one side only.
+//! Each field of the container takes precedence over the pod's. Some exist on one of the two only.
 
 use k8s_openapi::api::core::v1;
 use podwright_proto::cri;
@@ -10,7 +10,7 @@ use super::facts::{NodeFacts, PodProvision};
 use super::{namespaces, profile};
 use crate::pod::{Container, Pod};
 
-/// Hidden from containers: they tell about the machine, or let it be harmed.
+/// Masked in containers: they expose information about the machine, or allow damage to it.
 const MASKED: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
@@ -28,7 +28,7 @@ const MASKED: [&str; 12] = [
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// As whom an image runs unless the pod says otherwise.
+/// User of an image, used unless the pod sets one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageUser {
     Id(i64),
@@ -36,7 +36,7 @@ pub enum ImageUser {
 }
 
 impl ImageUser {
-    /// From what the runtime says of an image; nothing means root.
+    /// From the runtime's image status; no user means root.
     pub fn new(uid: Option<i64>, name: &str) -> Self {
         match (uid, name) {
             (Some(uid), _) => Self::Id(uid),
@@ -68,7 +68,7 @@ pub fn of_sandbox(
     Ok(context)
 }
 
-/// `target`: the container whose processes an ephemeral one is to see.
+/// `target`: the container whose processes an ephemeral container shares.
 pub fn of_container(
     pod: &Pod,
     container: &Container,
@@ -114,7 +114,7 @@ pub fn of_container(
     })
 }
 
-/// Refuses a container that must not run as root and would, or might.
+/// Refuses a container with `runAsNonRoot` that would or could run as root.
 pub fn verify_non_root(
     pod: &Pod,
     container: &Container,
@@ -160,7 +160,7 @@ fn is_privileged(container: &Container) -> bool {
     own.and_then(|own| own.privileged).unwrap_or(false)
 }
 
-/// An ephemeral container joins its target's processes, unless it sees them anyway.
+/// An ephemeral container joins its target's PID namespace, unless it shares it anyway.
 fn namespaces_of_container(
     pod: &Pod,
     target: Option<&str>,
@@ -195,7 +195,7 @@ fn groups_policy(
     }
 }
 
-/// What is hidden and what cannot be written to; nothing with `procMount: Unmasked`.
+/// Masked and read-only paths; none with `procMount: Unmasked`.
 fn hidden_paths(
     own: Option<&v1::SecurityContext>,
     facts: &NodeFacts,

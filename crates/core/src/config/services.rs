@@ -1,14 +1,14 @@
-//! Variables that tell a container where services are, as Docker's links once did.
+//! Service environment variables in the format of Docker links.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1;
 
-/// The service that every pod hears of.
+/// The API server's service, whose variables every pod gets.
 const API: (&str, &str) = ("default", "kubernetes");
 
-/// What variables need of a Service that has a cluster address.
+/// Fields of a Service with a cluster address that variables need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceView {
     pub namespace: String,
@@ -26,7 +26,7 @@ pub struct ServicePort {
 }
 
 impl ServiceView {
-    /// `None` for a service without an address or without ports: there is nothing to tell of it.
+    /// `None` for a service without a cluster address or without ports.
     pub fn of(service: &v1::Service) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let cluster_ip = spec.cluster_ip.as_deref().filter(|ip| !matches!(*ip, "" | "None"))?;
@@ -45,8 +45,9 @@ impl ServiceView {
     }
 }
 
-/// The variables for a pod of this namespace. With `links` it hears of its neighbours, without
-/// only of the API; a neighbour called `kubernetes` is nearer than the one in `default`.
+/// Variables for a pod of this namespace. With `links` it gets the services of its namespace,
+/// without only the API server's; a service `kubernetes` in its namespace overrides the one in
+/// `default`.
 pub fn variables(
     services: &[ServiceView],
     namespace: &str,
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_told_in_all_the_old_ways() {
+    fn service_variables_have_all_docker_link_formats() {
         let ports = [("http-web", 80, "TCP"), ("", 53, "UDP")];
         let got = variables(&[service("ns", "my-app", "10.0.0.5", &ports)], "ns", true);
         let want = [
@@ -137,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_address_stands_in_brackets() {
+    fn ipv6_address_is_in_brackets() {
         let got = variables(&[service("ns", "a", "fd00::5", &[("", 80, "")])], "ns", true);
         assert_eq!(got["A_PORT"], "tcp://[fd00::5]:80");
         assert_eq!(got["A_SERVICE_HOST"], "fd00::5");
     }
 
     #[test]
-    fn a_pod_hears_of_the_api_and_of_its_neighbours_if_it_wants() {
+    fn pod_gets_the_api_service_and_with_links_those_of_its_namespace() {
         let port = [("", 1, "TCP")];
         let api = service("default", "kubernetes", "10.96.0.1", &port);
         let own_api = service("ns", "kubernetes", "10.96.0.2", &port);
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_without_an_address_or_ports_is_not_told() {
+    fn service_without_address_or_ports_has_no_variables() {
         for spec in [
             json!({"clusterIP": "None", "ports": [{"port": 1}]}),
             json!({"clusterIP": "", "ports": [{"port": 1}]}),

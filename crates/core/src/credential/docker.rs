@@ -1,4 +1,4 @@
-//! Docker's configuration files, as they are in homes, on nodes and in secrets.
+//! Docker configuration files, from home directories, nodes and secrets.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// A configuration that is none. Nothing of its content is in here: it may be a password.
+/// Invalid configuration. It holds none of the content, which may be a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadConfig {
-    #[error("it is no JSON of the expected form (line {line}, column {column})")]
+pub enum DockerConfigError {
+    #[error("cannot parse Docker configuration at line {line}, column {column}")]
     Json { line: usize, column: usize },
     #[error(
-        "the auth field of {place:?} is not valid: it must be formatted as base64(username:password)"
+        "the auth field of {location:?} is not valid: it must be formatted as base64(username:password)"
     )]
-    Auth { place: String },
+    Auth { location: String },
 }
 
 #[derive(Deserialize)]
@@ -42,25 +42,27 @@ struct Entry {
     auth: Option<String>,
 }
 
-/// The logins of a `config.json`, or of the older `.dockercfg`, which has them at its top.
-pub fn from_config(bytes: &[u8], old: bool) -> Result<Vec<(String, Login)>, BadConfig> {
-    let bad =
-        |error: serde_json::Error| BadConfig::Json { line: error.line(), column: error.column() };
+/// Logins of a `config.json`, or of the older `.dockercfg`, which has them at top level.
+pub fn from_config(bytes: &[u8], old: bool) -> Result<Vec<(String, Login)>, DockerConfigError> {
+    let bad = |error: serde_json::Error| DockerConfigError::Json {
+        line: error.line(),
+        column: error.column(),
+    };
     let entries: BTreeMap<String, Entry> = match old {
         true => serde_json::from_slice(bytes).map_err(bad)?,
         false => serde_json::from_slice::<ConfigJson>(bytes).map_err(bad)?.auths,
     };
     let mut logins = Vec::new();
-    for (place, entry) in entries {
-        if let Some(login) = login(&place, entry)? {
-            logins.push((place, login));
+    for (location, entry) in entries {
+        if let Some(login) = login(&location, entry)? {
+            logins.push((location, login));
         }
     }
     Ok(logins)
 }
 
-/// The logins of a pull secret; of another kind of secret none.
-pub fn from_secret(secret: &v1::Secret) -> Result<Vec<(String, Login)>, BadConfig> {
+/// Logins of a pull secret; other types of secrets have none.
+pub fn from_secret(secret: &v1::Secret) -> Result<Vec<(String, Login)>, DockerConfigError> {
     let (key, old) = match secret.type_.as_deref() {
         Some("kubernetes.io/dockerconfigjson") => (".dockerconfigjson", false),
         Some("kubernetes.io/dockercfg") => (".dockercfg", true),
@@ -72,15 +74,15 @@ pub fn from_secret(secret: &v1::Secret) -> Result<Vec<(String, Login)>, BadConfi
     }
 }
 
-/// An entry without a login says that some other program keeps it; that is as good as none.
-fn login(place: &str, entry: Entry) -> Result<Option<Login>, BadConfig> {
+/// An entry without a login refers to a credential helper and counts as none.
+fn login(location: &str, entry: Entry) -> Result<Option<Login>, DockerConfigError> {
     let Entry { username, password, auth } = entry;
     let Some(auth) = auth.filter(|auth| !auth.is_empty()) else {
         let (username, password) = (username.unwrap_or_default(), password.unwrap_or_default());
         let empty = username.is_empty() && password.is_empty();
         return Ok((!empty).then_some(Login { username, password }));
     };
-    let bad = || BadConfig::Auth { place: place.to_owned() };
+    let bad = || DockerConfigError::Auth { location: location.to_owned() };
     let decoded = BASE64.decode(auth.trim()).map_err(|_| bad())?;
     let decoded = String::from_utf8(decoded).map_err(|_| bad())?;
     let (username, password) = decoded.split_once(':').ok_or_else(bad)?;

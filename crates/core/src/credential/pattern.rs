@@ -1,10 +1,10 @@
-//! Places in registries, with wildcards.
+//! Registry location patterns with wildcards.
 
-/// The place a configuration's key means: without scheme, and without the API version that Docker
-/// writes behind it.
-pub(super) fn key(place: &str) -> String {
-    let bare = place.strip_prefix("https://").or_else(|| place.strip_prefix("http://"));
-    let (host, path) = split(bare.unwrap_or(place));
+/// Location of a configuration key: without the scheme and without the API version that Docker
+/// appends.
+pub(super) fn key(location: &str) -> String {
+    let bare = location.strip_prefix("https://").or_else(|| location.strip_prefix("http://"));
+    let (host, path) = split(bare.unwrap_or(location));
     let path = match path.get(..4) {
         Some("/v1/" | "/v2/") => path.get(3..).unwrap_or_default(),
         Some(_) | None => path,
@@ -15,8 +15,8 @@ pub(super) fn key(place: &str) -> String {
     }
 }
 
-/// Whether an image is in the place that a pattern names: the same port, as many parts in the
-/// host, each of them alike, and a path that begins alike.
+/// Whether an image matches a pattern: same port, same number of host labels, each label matches,
+/// and the path has the pattern's path as a prefix.
 pub fn matches(pattern: &str, image: &str) -> bool {
     let ((pattern, prefix), (host, path)) = (split(pattern), split(image));
     let ((pattern, pattern_port), (host, port)) = (host_port(pattern), host_port(host));
@@ -33,13 +33,13 @@ pub fn matches(pattern: &str, image: &str) -> bool {
     }
 }
 
-/// Host with port, and the path with its slash.
-fn split(place: &str) -> (&str, &str) {
-    place.split_at(place.find('/').unwrap_or(place.len()))
+/// Splits into host with port and path with its leading slash.
+fn split(location: &str) -> (&str, &str) {
+    location.split_at(location.find('/').unwrap_or(location.len()))
 }
 
 fn host_port(host: &str) -> (&str, &str) {
-    // An address in brackets has a port behind them; otherwise they hold a choice of characters.
+    // An IPv6 address in brackets is followed by a port; otherwise brackets are a character class.
     let bracketed = host.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
     if let Some((address, port)) = bracketed {
         return (address, port);
@@ -50,11 +50,12 @@ fn host_port(host: &str) -> (&str, &str) {
     }
 }
 
-/// Shell wildcards within one part of a host: `*`, `?`, `[a-z]`, `\`.
+/// Shell wildcards within one host label: `*`, `?`, `[a-z]`, `\`.
 fn glob(pattern: &str, text: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
-    // Where the last star was and what it has taken: enough to go back, never exponential.
+    // Position of the last star and what it matched: enough for backtracking without exponential
+    // time.
     let (mut p, mut t, mut star) = (0, 0, None::<(usize, usize)>);
     while t < text.len() {
         let rest = pattern.get(p..).unwrap_or_default();
@@ -75,7 +76,7 @@ fn glob(pattern: &str, text: &str) -> bool {
     pattern.get(p..).unwrap_or_default().iter().all(|c| *c == '*')
 }
 
-/// How much of the pattern takes this one character; `None` if it does not.
+/// Length of the pattern element that matches this character; `None` if it does not match.
 fn single(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),

@@ -1,4 +1,4 @@
-//! Plugins that know credentials: which to ask for which image, and what is said both ways.
+//! Credential provider plugins: configuration, image matching, request and response.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,47 +9,47 @@ use serde_json::{Value, json};
 use super::Login;
 use super::pattern::matches;
 
-/// A plugin, as its configuration describes it.
+/// A plugin from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
-    /// The program in the plugins' folder.
+    /// File name of the program in the plugin directory.
     pub name: String,
     match_images: Vec<String>,
     default_cache: Duration,
     api_version: String,
     pub args: Vec<String>,
     pub env: Vec<(String, String)>,
-    pub token: Option<TokenWish>,
+    pub token: Option<TokenConfig>,
 }
 
-/// The plugin wants to be shown a token of the pod's service account.
+/// The plugin requires a token of the pod's service account.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenWish {
+pub struct TokenConfig {
     pub audience: String,
     pub caching: TokenCaching,
-    /// It is of no use to a pod without an account.
+    /// The plugin is skipped for pods without a service account.
     pub required: bool,
     pub required_annotations: BTreeSet<String>,
     pub optional_annotations: BTreeSet<String>,
 }
 
-/// What an answer that came for a token is good for.
+/// Cache scope of a response to a request with a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenCaching {
-    /// Every pod of the account.
+    /// All pods of the service account.
     ServiceAccount,
-    /// As long as the token is the same.
+    /// Until the token changes.
     Token,
 }
 
-/// Of a service account, what a plugin may be told.
+/// Fields of a service account that a plugin may receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceAccountView {
     pub annotations: BTreeMap<String, String>,
 }
 
-impl TokenWish {
-    /// The annotations to be shown; `Err` names one that is required and missing.
+impl TokenConfig {
+    /// Annotations to send; `Err` names a required annotation that is missing.
     pub fn annotations(
         &self,
         account: &ServiceAccountView,
@@ -65,16 +65,16 @@ impl TokenWish {
     }
 }
 
-/// A configuration of plugins that cannot be used.
+/// Invalid plugin configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadProviders {
-    #[error("it is not a CredentialProviderConfig: {0}")]
+pub enum ProviderConfigError {
+    #[error("not a CredentialProviderConfig: {0}")]
     Form(String),
-    #[error("apiVersion {0:?} is not known; use kubelet.config.k8s.io/v1")]
+    #[error("apiVersion {0:?} is not supported; use kubelet.config.k8s.io/v1")]
     Version(String),
     #[error("provider {provider:?}: {why}")]
     Provider { provider: String, why: String },
-    #[error("it names no provider")]
+    #[error("no providers configured")]
     Empty,
 }
 
@@ -125,44 +125,45 @@ const CONFIG_VERSIONS: [&str; 3] =
     ["kubelet.config.k8s.io/v1", "kubelet.config.k8s.io/v1beta1", "kubelet.config.k8s.io/v1alpha1"];
 const PROTOCOL: &str = "credentialprovider.kubelet.k8s.io/";
 
-/// The plugins that some configuration documents name, in their order.
-pub fn providers(documents: &[Value]) -> Result<Vec<Provider>, BadProviders> {
+/// Plugins of all configuration documents, in order.
+pub fn providers(documents: &[Value]) -> Result<Vec<Provider>, ProviderConfigError> {
     let (mut providers, mut names) = (Vec::new(), BTreeSet::new());
     for document in documents {
         let document: Document = serde_json::from_value(document.clone())
-            .map_err(|error| BadProviders::Form(error.to_string()))?;
+            .map_err(|error| ProviderConfigError::Form(error.to_string()))?;
         if document.kind != "CredentialProviderConfig" {
-            return Err(BadProviders::Form(format!("its kind is {:?}", document.kind)));
+            return Err(ProviderConfigError::Form(format!("kind is {:?}", document.kind)));
         }
         if !CONFIG_VERSIONS.contains(&document.api_version.as_str()) {
-            return Err(BadProviders::Version(document.api_version));
+            return Err(ProviderConfigError::Version(document.api_version));
         }
         for entry in document.providers {
             if !names.insert(entry.name.clone()) {
-                let why = "it is named twice".to_owned();
-                return Err(BadProviders::Provider { provider: entry.name, why });
+                let why = "named twice".to_owned();
+                return Err(ProviderConfigError::Provider { provider: entry.name, why });
             }
             providers.push(provider(entry)?);
         }
     }
     if providers.is_empty() {
-        return Err(BadProviders::Empty);
+        return Err(ProviderConfigError::Empty);
     }
     Ok(providers)
 }
 
-fn provider(entry: Entry) -> Result<Provider, BadProviders> {
-    let bad = |why: &str| BadProviders::Provider { provider: entry.name.clone(), why: why.into() };
+fn provider(entry: Entry) -> Result<Provider, ProviderConfigError> {
+    let bad =
+        |why: &str| ProviderConfigError::Provider { provider: entry.name.clone(), why: why.into() };
     let name = entry.name.as_str();
     if name.is_empty() || matches!(name, "." | "..") || name.contains(['/', ' ']) {
-        return Err(bad("the name must be that of a file in the plugins' folder"));
+        return Err(bad("name must be a file name in the plugin directory"));
     }
     let protocol = entry.api_version.strip_prefix(PROTOCOL);
     if !matches!(protocol, Some("v1" | "v1beta1" | "v1alpha1")) {
         return Err(bad("apiVersion must be credentialprovider.kubelet.k8s.io/v1"));
     }
     if entry.match_images.is_empty() {
-        return Err(bad("matchImages must name at least one image"));
+        return Err(bad("matchImages must have at least one image"));
     }
     let default_cache = entry.default_cache_duration.as_ref().map(duration);
     let Some(Some(default_cache)) = default_cache else {
@@ -171,9 +172,9 @@ fn provider(entry: Entry) -> Result<Provider, BadProviders> {
     let token = match entry.token_attributes {
         None => None,
         Some(_) if protocol != Some("v1") => {
-            return Err(bad("tokenAttributes need credentialprovider.kubelet.k8s.io/v1"));
+            return Err(bad("tokenAttributes require credentialprovider.kubelet.k8s.io/v1"));
         }
-        Some(wish) => Some(token_wish(wish).map_err(bad)?),
+        Some(attributes) => Some(parse_token_attributes(attributes).map_err(bad)?),
     };
     Ok(Provider {
         match_images: entry.match_images,
@@ -186,76 +187,77 @@ fn provider(entry: Entry) -> Result<Provider, BadProviders> {
     })
 }
 
-fn token_wish(wish: TokenAttributes) -> Result<TokenWish, &'static str> {
-    if wish.service_account_token_audience.is_empty() {
+fn parse_token_attributes(attributes: TokenAttributes) -> Result<TokenConfig, &'static str> {
+    if attributes.service_account_token_audience.is_empty() {
         return Err("serviceAccountTokenAudience must not be empty");
     }
-    let required = wish
+    let required = attributes
         .require_service_account
-        .ok_or("requireServiceAccount must be set when tokenAttributes are")?;
-    if !required && !wish.required_service_account_annotation_keys.is_empty() {
-        return Err("requiredServiceAccountAnnotationKeys need requireServiceAccount");
+        .ok_or("requireServiceAccount must be set with tokenAttributes")?;
+    if !required && !attributes.required_service_account_annotation_keys.is_empty() {
+        return Err("requiredServiceAccountAnnotationKeys require requireServiceAccount");
     }
-    let caching = match wish.cache_type.as_deref() {
+    let caching = match attributes.cache_type.as_deref() {
         Some("ServiceAccount") => TokenCaching::ServiceAccount,
         Some("Token") => TokenCaching::Token,
         Some(_) | None => return Err("cacheType must be ServiceAccount or Token"),
     };
-    Ok(TokenWish {
-        audience: wish.service_account_token_audience,
+    Ok(TokenConfig {
+        audience: attributes.service_account_token_audience,
         caching,
         required,
-        required_annotations: wish.required_service_account_annotation_keys,
-        optional_annotations: wish.optional_service_account_annotation_keys,
+        required_annotations: attributes.required_service_account_annotation_keys,
+        optional_annotations: attributes.optional_service_account_annotation_keys,
     })
 }
 
 impl Provider {
-    /// Whether it is to be asked for this image.
+    /// Whether the plugin provides credentials for this image.
     pub fn serves(&self, repository: &str) -> bool {
         self.match_images.iter().any(|pattern| matches(pattern, repository))
     }
 
-    /// Reads what the plugin printed.
-    pub fn answer(&self, printed: &[u8]) -> Result<Answer, BadAnswer> {
-        let reply: Reply = serde_json::from_slice(printed)
-            .map_err(|error| BadAnswer::Json { line: error.line(), column: error.column() })?;
-        if reply.kind != "CredentialProviderResponse" || reply.api_version != self.api_version {
-            return Err(BadAnswer::Kind { want: self.api_version.clone() });
+    /// Parses the plugin's output.
+    pub fn parse_response(&self, printed: &[u8]) -> Result<ProviderResponse, ResponseError> {
+        let response: Response = serde_json::from_slice(printed)
+            .map_err(|error| ResponseError::Json { line: error.line(), column: error.column() })?;
+        if response.kind != "CredentialProviderResponse" || response.api_version != self.api_version
+        {
+            return Err(ResponseError::Kind { want: self.api_version.clone() });
         }
-        let key = match reply.cache_key_type.as_deref() {
+        let key = match response.cache_key_type.as_deref() {
             Some("Image") => CacheKey::Image,
             Some("Registry") => CacheKey::Registry,
             Some("Global") => CacheKey::Global,
-            Some(_) | None => return Err(BadAnswer::CacheKey),
+            Some(_) | None => return Err(ResponseError::CacheKey),
         };
-        let keep = match &reply.cache_duration {
+        let keep = match &response.cache_duration {
             None | Some(Value::Null) => self.default_cache,
-            Some(value) => duration(value).ok_or(BadAnswer::Duration)?,
+            Some(value) => duration(value).ok_or(ResponseError::Duration)?,
         };
-        let logins = reply.auth.unwrap_or_default();
+        let logins = response.auth.unwrap_or_default();
         let logins = logins.into_iter().map(|(place, auth)| {
             (place, Login { username: auth.username, password: auth.password })
         });
-        Ok(Answer { logins: logins.collect(), key, keep })
+        Ok(ProviderResponse { logins: logins.collect(), key, keep })
     }
 }
 
-/// What a plugin gave.
+/// Parsed response of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ProviderResponse {
     pub logins: Vec<(String, Login)>,
     pub key: CacheKey,
-    /// Zero: not at all.
+    /// Zero disables caching.
     pub keep: Duration,
 }
 
-/// What a plugin printed is not an answer. What it printed is not in here.
+/// Invalid plugin output. It holds none of the output, which may contain a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadAnswer {
-    #[error("it is no JSON of the expected form (line {line}, column {column})")]
+pub enum ResponseError {
+    #[error("cannot parse CredentialProviderResponse at line {line}, column {column}")]
     Json { line: usize, column: usize },
-    #[error("it is no CredentialProviderResponse of {want}")]
+    #[error("not a CredentialProviderResponse of {want}")]
     Kind { want: String },
     #[error("cacheKeyType is not Image, Registry or Global")]
     CacheKey,
@@ -263,7 +265,7 @@ pub enum BadAnswer {
     Duration,
 }
 
-/// For what else an answer is good.
+/// Scope in which a response can be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CacheKey {
     Image,
@@ -272,7 +274,7 @@ pub enum CacheKey {
 }
 
 impl CacheKey {
-    /// The name under which an answer for this image is kept.
+    /// Cache key of a response for this image.
     pub fn of(self, repository: &str) -> &str {
         match self {
             Self::Image => repository,
@@ -284,23 +286,23 @@ impl CacheKey {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Reply {
+struct Response {
     kind: String,
     api_version: String,
     cache_key_type: Option<String>,
     cache_duration: Option<Value>,
-    auth: Option<BTreeMap<String, ReplyAuth>>,
+    auth: Option<BTreeMap<String, ResponseAuth>>,
 }
 
 #[derive(Deserialize)]
-struct ReplyAuth {
+struct ResponseAuth {
     #[serde(default)]
     username: String,
     #[serde(default)]
     password: String,
 }
 
-/// What a plugin is asked, as JSON. The token is the account's.
+/// Request to a plugin as JSON. The token is the service account's.
 pub fn request(
     provider: &Provider,
     repository: &str,
@@ -320,7 +322,7 @@ pub fn request(
     request.to_string().into_bytes()
 }
 
-/// A duration in Go's words, such as `1h30m`, or a number of nanoseconds.
+/// A duration in Go's format, such as `1h30m`, or a number of nanoseconds.
 fn duration(value: &Value) -> Option<Duration> {
     let text = match value {
         Value::Number(nanos) => return nanos.as_u64().map(Duration::from_nanos),

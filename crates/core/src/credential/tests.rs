@@ -11,7 +11,7 @@ fn login(name: &str) -> Login {
 }
 
 #[test]
-fn a_pattern_names_a_place_in_a_registry() {
+fn pattern_matches_a_registry_location() {
     for (pattern, image, want) in [
         ("registry.io", "registry.io/app", true),
         ("registry.io", "registry.io:5000/app", false),
@@ -40,17 +40,17 @@ fn a_pattern_names_a_place_in_a_registry() {
 }
 
 #[test]
-fn a_pattern_of_stars_takes_no_longer_than_its_length() {
+fn pattern_of_stars_matches_in_bounded_time() {
     let stars = "*a".repeat(2000);
     assert!(!matches(&stars, &"a".repeat(1500)));
 }
 
 #[test]
-fn the_longest_place_is_tried_first_and_every_fitting_one_is_tried() {
+fn all_matching_locations_are_tried_longest_first() {
     let mut keyring = Keyring::default();
     let places = ["registry.io", "https://registry.io/team/app", "registry.io/team", "other.io"];
     for place in places {
-        keyring.add(vec![(place.to_owned(), login(place))], &Origin::Node);
+        keyring.add(vec![(place.to_owned(), login(place))], &CredentialOrigin::Node);
     }
     let found = keyring.lookup("registry.io/team/app");
     let names: Vec<&str> = found.iter().map(|c| c.login.username.as_str()).collect();
@@ -59,7 +59,7 @@ fn the_longest_place_is_tried_first_and_every_fitting_one_is_tried() {
 }
 
 #[test]
-fn docker_hub_is_known_under_its_names() {
+fn docker_hub_matches_under_all_its_names() {
     for (place, image, found) in [
         ("https://index.docker.io/v1/", "docker.io/library/busybox", true),
         ("https://index.docker.io/v1/", "docker.io/user/app", true),
@@ -69,17 +69,17 @@ fn docker_hub_is_known_under_its_names() {
         ("https://index.docker.io/v1/", "localhost:5000/app", false),
     ] {
         let mut keyring = Keyring::default();
-        keyring.add(vec![(place.to_owned(), login("me"))], &Origin::Node);
+        keyring.add(vec![(place.to_owned(), login("me"))], &CredentialOrigin::Node);
         assert_eq!(!keyring.lookup(image).is_empty(), found, "{place} {image}");
     }
     let mut both = Keyring::default();
-    both.add(vec![("index.docker.io".into(), login("hub"))], &Origin::Node);
-    both.add(vec![("docker.io/user".into(), login("user"))], &Origin::Node);
+    both.add(vec![("index.docker.io".into(), login("hub"))], &CredentialOrigin::Node);
+    both.add(vec![("docker.io/user".into(), login("user"))], &CredentialOrigin::Node);
     assert_eq!(both.lookup("docker.io/user/app").len(), 1, "the hub only if nothing else fits");
 }
 
 #[test]
-fn logins_are_read_from_both_files_and_auth_wins() {
+fn logins_are_read_from_both_formats_and_auth_takes_precedence() {
     let new = json!({ "auths": {
         "a.io": { "username": "u", "password": "p", "email": "e" },
         "b.io": { "username": "no", "password": "no", "auth": "dTpwOnE=" },
@@ -98,7 +98,7 @@ fn logins_are_read_from_both_files_and_auth_wins() {
 }
 
 #[test]
-fn an_error_tells_where_and_never_what() {
+fn errors_show_the_position_but_no_content() {
     for bytes in [
         &br#"{"auths":{"a.io":{"password":"hunter2"#[..],
         br#"{"auths":{"a.io":{"auth":"aHVudGVyMg=="}}}"#,
@@ -106,14 +106,14 @@ fn an_error_tells_where_and_never_what() {
         br#"{"auths":{"a.io":{"password":["hunter2"]}}}"#,
     ] {
         let error = from_config(bytes, false).unwrap_err();
-        let told = format!("{error} {error:?}");
-        assert!(!told.contains("hunter2") && !told.contains("aHVudGVyMg"), "{told}");
+        let text = format!("{error} {error:?}");
+        assert!(!text.contains("hunter2") && !text.contains("aHVudGVyMg"), "{text}");
     }
     assert!(!format!("{:?}", login("me")).contains("password"));
 }
 
 #[test]
-fn a_secret_of_another_kind_has_no_logins() {
+fn secret_of_another_type_has_no_logins() {
     let secret = |kind: &str, key: &str, data: &str| v1::Secret {
         type_: Some(kind.to_owned()),
         data: Some([(key.to_owned(), ByteString(data.as_bytes().to_vec()))].into()),
@@ -155,7 +155,7 @@ fn with(mut object: serde_json::Value, field: &str, value: serde_json::Value) ->
 }
 
 #[test]
-fn a_plugin_is_configured_and_asked_for_its_images() {
+fn plugin_serves_the_images_it_is_configured_for() {
     let providers = providers(&[config(plugin())]).unwrap();
     let provider = &providers[0];
     assert_eq!(
@@ -177,14 +177,14 @@ fn a_plugin_is_configured_and_asked_for_its_images() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_says_why() {
+fn invalid_configuration_is_refused_with_a_reason() {
     let token = |fields: serde_json::Value| with(plugin(), "tokenAttributes", fields);
     for (document, want) in [
         (json!({}), "not a CredentialProviderConfig"),
-        (with(config(plugin()), "apiVersion", json!("v9")), "apiVersion \"v9\" is not known"),
-        (with(config(plugin()), "providers", json!([])), "names no provider"),
+        (with(config(plugin()), "apiVersion", json!("v9")), "apiVersion \"v9\" is not supported"),
+        (with(config(plugin()), "providers", json!([])), "no providers configured"),
         (with(config(plugin()), "providers", json!([plugin(), plugin()])), "named twice"),
-        (config(with(plugin(), "name", json!("../sh"))), "a file in the plugins' folder"),
+        (config(with(plugin(), "name", json!("../sh"))), "a file name in the plugin directory"),
         (config(with(plugin(), "matchImages", json!([]))), "at least one image"),
         (config(with(plugin(), "defaultCacheDuration", json!("soon"))), "a duration such as"),
         (config(with(plugin(), "apiVersion", json!("v1"))), "credentialprovider.kubelet.k8s.io/v1"),
@@ -206,7 +206,7 @@ fn a_configuration_that_cannot_be_used_says_why() {
 }
 
 #[test]
-fn an_answer_says_what_it_is_good_for_and_how_long() {
+fn response_sets_cache_key_and_duration() {
     let provider = providers(&[config(plugin())]).unwrap().remove(0);
     let reply = |key: serde_json::Value, duration: serde_json::Value| {
         json!({
@@ -223,22 +223,23 @@ fn an_answer_says_what_it_is_good_for_and_how_long() {
         (json!("1h30m0.5s"), Duration::from_millis(5_400_500)),
         (json!(1_000_000_000), Duration::from_secs(1)),
     ] {
-        let answer = provider.answer(reply(json!("Registry"), duration).as_bytes()).unwrap();
+        let answer =
+            provider.parse_response(reply(json!("Registry"), duration).as_bytes()).unwrap();
         assert_eq!((answer.keep, answer.key, answer.logins.len()), (want, CacheKey::Registry, 1));
     }
     for (printed, want) in [
-        ("{\"auth\": hunter2".to_owned(), "no JSON"),
-        ("{}".to_owned(), "no JSON"),
+        ("{\"auth\": hunter2".to_owned(), "cannot parse"),
+        ("{}".to_owned(), "cannot parse"),
         (reply(json!("Moon"), json!(null)), "cacheKeyType"),
         (reply(json!("Image"), json!("later")), "cacheDuration"),
         (
             reply(json!("Image"), json!(null)).replace("k8s.io/v1", "k8s.io/v2"),
-            "no CredentialProviderResponse",
+            "not a CredentialProviderResponse",
         ),
     ] {
-        let error = provider.answer(printed.as_bytes()).unwrap_err();
-        let told = format!("{error} {error:?}");
-        assert!(told.contains(want) && !told.contains("hunter2"), "{told}");
+        let error = provider.parse_response(printed.as_bytes()).unwrap_err();
+        let text = format!("{error} {error:?}");
+        assert!(text.contains(want) && !text.contains("hunter2"), "{text}");
     }
     let image = "eu.registry.io/team/app";
     let keys = [CacheKey::Image, CacheKey::Registry, CacheKey::Global].map(|key| key.of(image));
@@ -246,8 +247,8 @@ fn an_answer_says_what_it_is_good_for_and_how_long() {
 }
 
 #[test]
-fn a_plugin_is_shown_the_annotations_it_may_see() {
-    let wish = with(
+fn plugin_receives_only_the_annotations_it_declares() {
+    let attributes = with(
         plugin(),
         "tokenAttributes",
         json!({
@@ -257,13 +258,13 @@ fn a_plugin_is_shown_the_annotations_it_may_see() {
             "optionalServiceAccountAnnotationKeys": ["region"],
         }),
     );
-    let provider = providers(&[config(wish)]).unwrap().remove(0);
-    let wish = provider.token.clone().unwrap();
+    let provider = providers(&[config(attributes)]).unwrap().remove(0);
+    let attributes = provider.token.clone().unwrap();
     let account = |keys: &[&str]| ServiceAccountView {
         annotations: keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect(),
     };
-    assert_eq!(wish.annotations(&account(&["region"])), Err("role".to_owned()));
-    let shown = wish.annotations(&account(&["role", "private"])).unwrap();
+    assert_eq!(attributes.annotations(&account(&["region"])), Err("role".to_owned()));
+    let shown = attributes.annotations(&account(&["role", "private"])).unwrap();
     assert_eq!(shown.keys().map(String::as_str).collect::<Vec<_>>(), ["role"]);
     let asked: serde_json::Value =
         serde_json::from_slice(&request(&provider, "i", Some(("jwt", &shown)))).unwrap();

@@ -1,45 +1,45 @@
-//! Which images may go, and in which order.
+//! Image garbage collection: selects the images to remove and their order.
 //!
-//! When an image was first seen and last used is known only to us: the runtime does not tell. It
-//! is kept in memory; an agent that restarts gives every image its minimum age again.
+//! The runtime does not report when an image was first detected or last used, so this is tracked in
+//! memory. After a restart of the agent every image has its minimum age again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::time::Mono;
 
-/// `imageGCHighThresholdPercent` and its kin.
+/// `imageGCHighThresholdPercent` and related settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePolicy {
-    /// At this use of the disk, in percent, images begin to go; 100 is never.
+    /// Disk usage in percent at which images are removed; 100 disables it.
     pub high: u8,
-    /// Down to this.
+    /// Disk usage in percent down to which images are removed.
     pub low: u8,
-    /// An image must be known this long before it may go.
+    /// Minimum age of an image before it may be removed.
     pub min_age: Duration,
-    /// Unused for longer than this, it goes with any disk; `None` is never.
+    /// Images unused for longer than this are removed regardless of disk usage; `None` disables it.
     pub max_age: Option<Duration>,
 }
 
 impl ImagePolicy {
-    /// Whether there is anything to do at all.
+    /// Whether any collection is enabled.
     pub fn is_on(&self) -> bool {
         self.high < 100 || self.max_age.is_some()
     }
 }
 
-/// An image as the runtime lists it.
+/// An image as listed by the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedImage {
     pub id: String,
-    /// Tags and digests, in full.
+    /// Full tags and digests.
     pub names: Vec<String>,
     pub size: u64,
-    /// The runtime was told to keep it.
+    /// The runtime is configured to keep it.
     pub pinned: bool,
 }
 
-/// The file system that images are on.
+/// Filesystem of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     pub capacity: u64,
@@ -53,7 +53,7 @@ pub enum DiskError {
 }
 
 impl Disk {
-    /// What is used, in percent.
+    /// Disk usage in percent.
     pub fn used_percent(&self) -> Result<u8, DiskError> {
         if self.capacity == 0 {
             return Err(DiskError::NoCapacity);
@@ -63,7 +63,7 @@ impl Disk {
         Ok(100 - u8::try_from(free).unwrap_or(100))
     }
 
-    /// Bytes to free until `policy` is content; zero while it is.
+    /// Bytes to free to reach the low threshold; zero while usage is below the high threshold.
     pub fn excess(&self, policy: &ImagePolicy) -> Result<u64, DiskError> {
         if self.used_percent()? < policy.high {
             return Ok(0);
@@ -91,24 +91,24 @@ impl RemovalReason {
 
 /// An image to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Removal {
+pub struct ImageRemoval {
     pub id: String,
     pub size: u64,
     pub why: RemovalReason,
 }
 
-/// How much of what may go should go.
+/// Amount to reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
     /// Just enough.
     Bytes(u64),
-    /// The disk is all but full: everything, whatever its age.
+    /// The disk is almost full: all unused images, regardless of age.
     Everything,
 }
 
 impl Reclaim {
-    /// Whether it may end there. What counts is what is gone: an image that cannot be removed
-    /// frees nothing, and the next one has to go in its place.
+    /// Whether collection can stop. Only freed bytes count: an image that cannot be removed frees
+    /// nothing, and the next one is removed instead.
     pub fn is_met(self, freed: u64) -> bool {
         match self {
             Self::Bytes(bytes) => freed >= bytes,
@@ -126,14 +126,14 @@ struct Record {
     in_use: bool,
 }
 
-/// What is known of the images on this node.
+/// Tracked images of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageRecords {
     images: BTreeMap<String, Record>,
 }
 
 impl ImageRecords {
-    /// Takes in what is there now. `in_use` holds ids and full names.
+    /// Updates the records from the current listing. `in_use` holds ids and full names.
     pub fn note(&mut self, images: &[ListedImage], in_use: &BTreeSet<String>, now: Mono) {
         let mut seen = BTreeMap::new();
         for image in images {
@@ -151,8 +151,13 @@ impl ImageRecords {
         self.images = seen;
     }
 
-    /// Images unused for too long. An agent younger than that age cannot know yet.
-    pub fn outdated(&self, policy: &ImagePolicy, agent_age: Duration, now: Mono) -> Vec<Removal> {
+    /// Images unused for longer than the maximum age. None if the agent has run for less than that.
+    pub fn outdated(
+        &self,
+        policy: &ImagePolicy,
+        agent_age: Duration,
+        now: Mono,
+    ) -> Vec<ImageRemoval> {
         let Some(max_age) = policy.max_age.filter(|max_age| agent_age > *max_age) else {
             return Vec::new();
         };
@@ -164,9 +169,9 @@ impl ImageRecords {
         outdated.map(|(id, record)| removal(id, record, RemovalReason::Age)).collect()
     }
 
-    /// What may be removed for space, the longest unused first; how far down the list is for
-    /// [`Reclaim::is_met`] to say.
-    pub fn reclaimable(&self, what: Reclaim, policy: &ImagePolicy, now: Mono) -> Vec<Removal> {
+    /// Images that may be removed to free space, the longest unused first. [`Reclaim::is_met`]
+    /// decides how many of them are removed.
+    pub fn reclaimable(&self, what: Reclaim, policy: &ImagePolicy, now: Mono) -> Vec<ImageRemoval> {
         let min_age = match what {
             Reclaim::Bytes(_) => policy.min_age,
             Reclaim::Everything => Duration::ZERO,
@@ -176,17 +181,17 @@ impl ImageRecords {
         old_enough.map(|(id, record)| removal(id, record, RemovalReason::Space)).collect()
     }
 
-    /// What is there, as far as is known.
+    /// Ids of the tracked images.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.images.keys().map(String::as_str)
     }
 
-    /// These were removed.
+    /// Removes the records of deleted images.
     pub fn forget(&mut self, gone: &BTreeSet<String>) {
         self.images.retain(|id, _| !gone.contains(id));
     }
 
-    /// What may go at all, in the order in which it would.
+    /// Images that may be removed, in removal order.
     fn in_order(&self) -> Vec<(&String, &Record)> {
         let mut images: Vec<_> =
             self.images.iter().filter(|(_, record)| !record.in_use && !record.pinned).collect();
@@ -195,6 +200,6 @@ impl ImageRecords {
     }
 }
 
-fn removal(id: &str, record: &Record, why: RemovalReason) -> Removal {
-    Removal { id: id.to_owned(), size: record.size, why }
+fn removal(id: &str, record: &Record, why: RemovalReason) -> ImageRemoval {
+    ImageRemoval { id: id.to_owned(), size: record.size, why }
 }

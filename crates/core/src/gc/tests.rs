@@ -11,7 +11,7 @@ fn mono(seconds: u64) -> Mono {
     Mono(Duration::from_secs(seconds))
 }
 
-/// `pod/container#attempt` in sandbox `pod-s`, created in the given second.
+/// `pod/container#attempt` in sandbox `pod-s`, created at the given second.
 fn dead(name: &str, created: i64) -> ListedContainer {
     let (pod, rest) = name.split_once('/').unwrap();
     let (container, attempt) = rest.split_once('#').unwrap();
@@ -22,7 +22,7 @@ fn dead(name: &str, created: i64) -> ListedContainer {
         sandbox: SandboxId::new(format!("{pod}-s")),
         attempt: attempt.parse().unwrap(),
         created: at(created),
-        state: Glance::Exited,
+        state: ListedState::Exited,
     }
 }
 
@@ -41,37 +41,37 @@ fn names(chosen: &[(String, bool)]) -> Vec<&str> {
 }
 
 #[test]
-fn the_newest_dead_instance_of_each_container_stays() {
+fn newest_dead_instance_of_each_container_is_kept() {
     let listed = [
         dead("p/a#0", 1),
         dead("p/a#2", 3),
         dead("p/a#1", 2),
         dead("p/b#0", 4),
-        ListedContainer { state: Glance::Running, ..dead("q/a#9", 0) },
+        ListedContainer { state: ListedState::Running, ..dead("q/a#9", 0) },
         dead("q/a#8", 0),
     ];
     let got = chosen(&listed, &ContainerPolicy::default(), &[]);
-    assert_eq!(names(&got), ["p/a#0", "p/a#1"], "and a living one takes nobody's place");
+    assert_eq!(names(&got), ["p/a#0", "p/a#1"], "a running one does not count as dead");
 }
 
 #[test]
-fn of_a_pod_that_is_over_nothing_dead_stays() {
-    let running = ListedContainer { state: Glance::Running, ..dead("gone/a#1", 5) };
+fn all_dead_containers_of_a_finished_pod_are_removed() {
+    let running = ListedContainer { state: ListedState::Running, ..dead("gone/a#1", 5) };
     let listed = [dead("gone/a#0", 1), running, dead("kept/a#0", 2)];
     let got = chosen(&listed, &ContainerPolicy::default(), &["gone"]);
     assert_eq!(names(&got), ["gone/a#0"]);
 }
 
 #[test]
-fn one_in_an_unknown_state_is_stopped_first() {
-    let lost = ListedContainer { state: Glance::Unknown, ..dead("p/a#0", 1) };
+fn container_in_unknown_state_is_stopped_first() {
+    let lost = ListedContainer { state: ListedState::Unknown, ..dead("p/a#0", 1) };
     let got = chosen(&[lost, dead("p/a#1", 2)], &ContainerPolicy::default(), &[]);
     assert_eq!(got, [("p/a#0".to_owned(), true)]);
 }
 
 #[test]
-fn one_about_to_be_started_is_not_dead_and_takes_no_dead_ones_place() {
-    let created = |name, at| ListedContainer { state: Glance::Created, ..dead(name, at) };
+fn container_about_to_start_does_not_count_as_dead() {
+    let created = |name, at| ListedContainer { state: ListedState::Created, ..dead(name, at) };
     let listed = [dead("p/a#0", 1), created("p/a#1", 2), created("p/a#2", 3)];
     let policy = ContainerPolicy::default();
     assert_eq!(names(&chosen(&listed, &policy, &[])), ["p/a#0"], "one that never started goes on");
@@ -81,7 +81,7 @@ fn one_about_to_be_started_is_not_dead_and_takes_no_dead_ones_place() {
 }
 
 #[test]
-fn policies_limit_age_each_container_and_the_whole_node() {
+fn policy_limits_age_instances_per_container_and_total() {
     let listed =
         [dead("p/a#0", 1), dead("p/a#1", 2), dead("p/a#2", 3), dead("q/b#0", 4), dead("q/b#1", 5)];
     let policy = |min_age, per_container, in_total| ContainerPolicy {
@@ -110,13 +110,13 @@ fn policies_limit_age_each_container_and_the_whole_node() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_does_not_keep_the_dead() {
+fn dead_containers_are_removed_after_the_clock_was_set_back() {
     let policy = ContainerPolicy { min_age: Duration::from_secs(60), ..Default::default() };
     let got = chosen(&[dead("p/a#0", 5000), dead("p/a#1", 5001)], &policy, &[]);
     assert_eq!(names(&got), ["p/a#0"]);
 }
 
-/// The attempt is the last digit of its id.
+/// The attempt is the last digit of the id.
 fn sandbox(id: &str, pod: &str, created: i64, ready: bool) -> ListedSandbox {
     let attempt = id.chars().last().and_then(|digit| digit.to_digit(10)).unwrap();
     let (id, pod, created) = (SandboxId::new(id), PodUid::new(pod), at(created));
@@ -124,12 +124,12 @@ fn sandbox(id: &str, pod: &str, created: i64, ready: bool) -> ListedSandbox {
 }
 
 #[test]
-fn highest_attempt_stays_whatever_the_creation_times() {
+fn highest_attempt_is_kept_regardless_of_creation_times() {
     let listed = [dead("p/a#0", 7200), dead("p/a#1", 0), dead("p/a#10", 3), dead("p/a#9", 5)];
     let got = chosen(&listed, &ContainerPolicy::default(), &[]);
     assert_eq!(names(&got), ["p/a#0", "p/a#1", "p/a#9"]);
     // The one about to be started was created after the clock was set back.
-    let created = ListedContainer { state: Glance::Created, ..dead("p/a#1", 0) };
+    let created = ListedContainer { state: ListedState::Created, ..dead("p/a#1", 0) };
     assert_eq!(chosen(&[dead("p/a#0", 7200), created], &ContainerPolicy::default(), &[]), []);
     let sandboxes =
         sandboxes(&[sandbox("p0", "p", 7200, false), sandbox("p1", "p", 0, false)], &[], |_| false);
@@ -137,7 +137,7 @@ fn highest_attempt_stays_whatever_the_creation_times() {
 }
 
 #[test]
-fn a_sandbox_goes_when_it_is_dead_empty_and_not_the_pods_newest() {
+fn sandbox_is_removed_if_dead_empty_and_not_the_newest() {
     let lives_in = ListedContainer { sandbox: SandboxId::new("p1"), ..dead("p/a#0", 1) };
     let listed = [
         sandbox("p0", "p", 0, false),
@@ -153,7 +153,7 @@ fn a_sandbox_goes_when_it_is_dead_empty_and_not_the_pods_newest() {
 }
 
 #[test]
-fn log_folders_and_links_name_their_owners() {
+fn log_directories_and_links_name_their_owners() {
     for (name, want) in [
         ("default_web_1234", Some("1234")),
         ("ns_a_b_1234", Some("1234")),
@@ -190,12 +190,12 @@ fn used(ids: &[&str]) -> BTreeSet<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
-fn ids(removals: &[Removal]) -> Vec<&str> {
+fn ids(removals: &[ImageRemoval]) -> Vec<&str> {
     removals.iter().map(|removal| removal.id.as_str()).collect()
 }
 
 #[test]
-fn the_disk_is_judged_as_upstream_rounds() {
+fn disk_usage_is_rounded_as_upstream() {
     for (available, used, excess) in
         [(50, 50, 0), (16, 84, 0), (15, 85, 5), (5, 95, 15), (0, 100, 20), (500, 0, 0)]
     {
@@ -210,7 +210,7 @@ fn the_disk_is_judged_as_upstream_rounds() {
 }
 
 #[test]
-fn row_46_images_in_use_and_pinned_ones_stay_whatever_the_disk() {
+fn images_in_use_and_pinned_images_are_kept() {
     let pinned = ListedImage { pinned: true, ..image("pinned", 10) };
     let listed = [image("used", 10), image("named", 10), pinned, image("free", 10)];
     let mut records = ImageRecords::default();
@@ -220,7 +220,7 @@ fn row_46_images_in_use_and_pinned_ones_stay_whatever_the_disk() {
 }
 
 #[test]
-fn the_longest_unused_goes_first_until_enough_is_gone() {
+fn longest_unused_images_are_removed_until_enough_is_freed() {
     let listed = [image("a", 10), image("b", 10), image("c", 10), image("young", 10)];
     let mut records = ImageRecords::default();
     records.note(&listed[..3], &used(&["a", "b"]), mono(0));
@@ -243,7 +243,7 @@ fn the_longest_unused_goes_first_until_enough_is_gone() {
 }
 
 #[test]
-fn an_image_that_was_away_is_new_again() {
+fn image_that_disappeared_is_new_when_it_returns() {
     let mut records = ImageRecords::default();
     records.note(&[image("a", 1)], &used(&[]), mono(0));
     records.note(&[], &used(&[]), mono(100));
@@ -252,7 +252,7 @@ fn an_image_that_was_away_is_new_again() {
 }
 
 #[test]
-fn unused_for_too_long_is_told_only_by_an_agent_that_lived_as_long() {
+fn unused_images_expire_only_after_the_agent_ran_for_the_maximum_age() {
     let policy = ImagePolicy { max_age: Some(Duration::from_secs(1000)), ..POLICY };
     let mut records = ImageRecords::default();
     records.note(&[image("a", 1), image("b", 1), image("c", 1)], &used(&["a", "b"]), mono(0));

@@ -1,42 +1,44 @@
-//! Who may use an image that is here already.
+//! Access check for images that are already present on the node.
 //!
-//! An image pulled with one pod's secret lies on the node for all to find. So it is written down
-//! by whose credentials each image came, and a pod that shows none of them has to prove itself to
-//! the registry, by pulling again.
+//! An image pulled with the secret of one pod is present for all pods of the node. The credentials
+//! of each pull are therefore recorded, and a pod that has none of them must authenticate to the
+//! registry by pulling again.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::credential::{ObjectId, Origin};
+use crate::credential::{CredentialOrigin, ObjectId};
 
 /// `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Verification {
-    /// The gate is off: nothing is checked and nothing written down.
+    /// The feature gate is disabled: nothing is checked or recorded.
     Off,
     NeverVerify,
-    /// Images that this node did not pull are everybody's.
+    /// Images that this node did not pull are accessible to all pods.
     #[default]
     NeverVerifyPreloaded,
-    /// Images on the list are: a name, or a prefix with `/*`.
+    /// Images on the list are accessible to all pods: a name, or a prefix with `/*`.
     NeverVerifyListed(Vec<String>),
     AlwaysVerify,
 }
 
 impl Verification {
-    fn asks_for(&self, repository: &str, pulled_by_us: bool) -> bool {
+    fn requires_check(&self, repository: &str, pulled_by_us: bool) -> bool {
         match self {
             Self::Off | Self::NeverVerify => false,
             Self::NeverVerifyPreloaded => pulled_by_us,
-            Self::NeverVerifyListed(list) => !list.iter().any(|entry| lists(entry, repository)),
+            Self::NeverVerifyListed(list) => {
+                !list.iter().any(|entry| entry_matches(entry, repository))
+            }
             Self::AlwaysVerify => true,
         }
     }
 }
 
-fn lists(entry: &str, repository: &str) -> bool {
+fn entry_matches(entry: &str, repository: &str) -> bool {
     match entry.strip_suffix("/*") {
         Some(prefix) => repository.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/')),
         None => entry == repository,
@@ -44,10 +46,10 @@ fn lists(entry: &str, repository: &str) -> bool {
 }
 
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
-/// More secrets than this are not remembered of one image.
+/// Maximum number of secrets recorded for one image.
 const MOST_SECRETS: usize = 100;
 
-/// A pull that was begun. One that is still here after a crash may have brought the image.
+/// Record of a started pull. If it still exists after a crash, the image may have been pulled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullIntent {
     #[serde(rename = "kind")]
@@ -65,7 +67,8 @@ impl PullIntent {
     }
 }
 
-/// By whose credentials an image came. The form is upstream's, for either to go on with.
+/// Credentials with which an image was pulled. The format is upstream's, so that either agent can
+/// read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledRecord {
     #[serde(rename = "kind")]
@@ -114,37 +117,37 @@ struct AccountAccess {
     name: String,
 }
 
-/// What a pod has to show for an image.
+/// Credential that a pod presents for an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pass {
-    pub origin: Origin,
-    /// Of the login: the same one may come in another secret.
+pub struct PullCredential {
+    pub origin: CredentialOrigin,
+    /// Hash of the login: the same login may be in another secret.
     pub hash: String,
 }
 
-/// What was found written down about an image.
+/// Stored record of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum StoredPullRecord {
     Record(PulledRecord),
     Nothing,
-    /// It is there and cannot be read: nobody knows who may.
+    /// The record exists but cannot be read, so access is unknown.
     Unreadable,
 }
 
-/// Whether a pod may have an image that is here.
+/// Decision whether a pod may use an image that is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The policy asks nobody.
+pub enum ImageAccessDecision {
+    /// The policy requires no check.
     AllowedByPolicy,
-    /// The pod is known to have access. A record that learnt something is to be kept.
+    /// A record grants the pod access. `Some` is an updated record to be stored.
     Recorded(Option<PulledRecord>),
-    /// It has to show the registry who it is.
+    /// The pod must authenticate to the registry.
     MustAuthenticate,
-    /// As good as that, for want of a readable record.
+    /// The record is unreadable; treated like `MustAuthenticate`.
     Unknown,
 }
 
-impl Verdict {
+impl ImageAccessDecision {
     pub fn is_allowed(&self) -> bool {
         match self {
             Self::AllowedByPolicy | Self::Recorded(_) => true,
@@ -152,7 +155,7 @@ impl Verdict {
         }
     }
 
-    /// As the metric names it.
+    /// Value of the metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::AllowedByPolicy => "credentialPolicyAllowed",
@@ -163,49 +166,57 @@ impl Verdict {
     }
 }
 
-/// Whether everybody may have the image; `None` if it depends on who asks.
-pub fn without_asking(policy: &Verification, repository: &str, known: &Known) -> Option<Verdict> {
+/// Decision that does not depend on credentials; `None` if the credentials have to be checked.
+pub fn decide_by_policy(
+    policy: &Verification,
+    repository: &str,
+    known: &StoredPullRecord,
+) -> Option<ImageAccessDecision> {
     let record = match known {
-        Known::Unreadable if *policy == Verification::Off => return Some(Verdict::AllowedByPolicy),
-        Known::Unreadable => return Some(Verdict::Unknown),
-        Known::Record(record) => Some(record),
-        Known::Nothing => None,
+        StoredPullRecord::Unreadable if *policy == Verification::Off => {
+            return Some(ImageAccessDecision::AllowedByPolicy);
+        }
+        StoredPullRecord::Unreadable => return Some(ImageAccessDecision::Unknown),
+        StoredPullRecord::Record(record) => Some(record),
+        StoredPullRecord::Nothing => None,
     };
-    if !policy.asks_for(repository, record.is_some()) {
-        return Some(Verdict::AllowedByPolicy);
+    if !policy.requires_check(repository, record.is_some()) {
+        return Some(ImageAccessDecision::AllowedByPolicy);
     }
     let Some(access) = record.and_then(|record| record.credential_mapping.get(repository)) else {
-        return Some(Verdict::MustAuthenticate);
+        return Some(ImageAccessDecision::MustAuthenticate);
     };
     if access.node_pods_accessible {
-        return Some(Verdict::Recorded(None));
+        return Some(ImageAccessDecision::Recorded(None));
     }
-    let nobody =
+    let no_credentials =
         access.kubernetes_secrets.is_empty() && access.kubernetes_service_accounts.is_empty();
-    nobody.then_some(Verdict::MustAuthenticate)
+    no_credentials.then_some(ImageAccessDecision::MustAuthenticate)
 }
 
-/// Whether a pod with these passes may have the image.
+/// Decides whether a pod with these credentials may use the image.
 pub fn check(
     policy: &Verification,
     repository: &str,
-    known: &Known,
-    passes: &[Pass],
+    known: &StoredPullRecord,
+    passes: &[PullCredential],
     now: Timestamp,
-) -> Verdict {
-    if let Some(verdict) = without_asking(policy, repository, known) {
+) -> ImageAccessDecision {
+    if let Some(verdict) = decide_by_policy(policy, repository, known) {
         return verdict;
     }
-    let Known::Record(record) = known else { return Verdict::MustAuthenticate };
+    let StoredPullRecord::Record(record) = known else {
+        return ImageAccessDecision::MustAuthenticate;
+    };
     let Some(access) = record.credential_mapping.get(repository) else {
-        return Verdict::MustAuthenticate;
+        return ImageAccessDecision::MustAuthenticate;
     };
     for pass in passes {
         match &pass.origin {
-            // Node credentials open an image to all when it is pulled, not afterwards.
-            Origin::Node => {}
-            Origin::Secret(secret) => {
-                let same = |known: &&SecretAccess| is(known, secret);
+            // Node credentials make an image accessible to all only when it is pulled with them.
+            CredentialOrigin::Node => {}
+            CredentialOrigin::Secret(secret) => {
+                let same = |known: &&SecretAccess| is_same_secret(known, secret);
                 let hash = &pass.hash;
                 let equal = |known: &&SecretAccess| {
                     !known.credential_hash.is_empty() && known.credential_hash == *hash
@@ -214,33 +225,33 @@ pub fn check(
                 let full = access.kubernetes_secrets.len() >= MOST_SECRETS;
                 match (known_secret, access.kubernetes_secrets.iter().any(|s| equal(&s))) {
                     (Some(known), _) if known.credential_hash == *hash => {
-                        return Verdict::Recorded(None);
+                        return ImageAccessDecision::Recorded(None);
                     }
-                    (None, true) if full => return Verdict::Recorded(None),
+                    (None, true) if full => return ImageAccessDecision::Recorded(None),
                     (Some(_), _) | (None, true) => {
                         let mut record = record.clone();
                         record.grant(repository, pass, now);
-                        return Verdict::Recorded(Some(record));
+                        return ImageAccessDecision::Recorded(Some(record));
                     }
                     (None, false) => {}
                 }
             }
-            Origin::ServiceAccount(account) => {
+            CredentialOrigin::ServiceAccount(account) => {
                 let same = |known: &AccountAccess| {
                     (&known.uid, &known.namespace, &known.name)
                         == (&account.uid, &account.namespace, &account.name)
                 };
                 if access.kubernetes_service_accounts.iter().any(same) {
-                    return Verdict::Recorded(None);
+                    return ImageAccessDecision::Recorded(None);
                 }
             }
         }
     }
-    Verdict::MustAuthenticate
+    ImageAccessDecision::MustAuthenticate
 }
 
 impl PulledRecord {
-    /// Of an image nobody is known to have access to.
+    /// Record of an image without any known access.
     pub fn closed(image_ref: &str, repository: &str, now: Timestamp) -> Self {
         Self {
             kind: "ImagePulledRecord".into(),
@@ -251,9 +262,10 @@ impl PulledRecord {
         }
     }
 
-    /// Writes down that the image was had with this pass; `None` is nobody's, so everybody's.
-    pub fn note_pull(&mut self, repository: &str, pass: Option<&Pass>, now: Timestamp) {
-        match pass.filter(|pass| pass.origin != Origin::Node) {
+    /// Records a pull with this credential; `None` is an anonymous pull, which makes the image
+    /// accessible to all.
+    pub fn note_pull(&mut self, repository: &str, pass: Option<&PullCredential>, now: Timestamp) {
+        match pass.filter(|pass| pass.origin != CredentialOrigin::Node) {
             Some(pass) => self.grant(repository, pass, now),
             None => {
                 let open = Access { node_pods_accessible: true, ..Access::default() };
@@ -263,16 +275,16 @@ impl PulledRecord {
         }
     }
 
-    fn grant(&mut self, repository: &str, pass: &Pass, now: Timestamp) {
+    fn grant(&mut self, repository: &str, pass: &PullCredential, now: Timestamp) {
         let access = self.credential_mapping.entry(repository.to_owned()).or_default();
         if access.node_pods_accessible {
             return;
         }
         self.last_updated_time = now;
         match &pass.origin {
-            Origin::Node => access.node_pods_accessible = true,
-            Origin::Secret(secret) => {
-                access.kubernetes_secrets.retain(|known| !is(known, secret));
+            CredentialOrigin::Node => access.node_pods_accessible = true,
+            CredentialOrigin::Secret(secret) => {
+                access.kubernetes_secrets.retain(|known| !is_same_secret(known, secret));
                 if access.kubernetes_secrets.len() < MOST_SECRETS {
                     let ObjectId { uid, namespace, name } = secret.clone();
                     let credential_hash = pass.hash.clone();
@@ -280,7 +292,7 @@ impl PulledRecord {
                     access.kubernetes_secrets.push(granted);
                 }
             }
-            Origin::ServiceAccount(account) => {
+            CredentialOrigin::ServiceAccount(account) => {
                 let ObjectId { uid, namespace, name } = account.clone();
                 let granted = AccountAccess { uid, namespace, name };
                 if !access.kubernetes_service_accounts.contains(&granted) {
@@ -291,7 +303,7 @@ impl PulledRecord {
     }
 }
 
-fn is(known: &SecretAccess, secret: &ObjectId) -> bool {
+fn is_same_secret(known: &SecretAccess, secret: &ObjectId) -> bool {
     (&known.uid, &known.namespace, &known.name) == (&secret.uid, &secret.namespace, &secret.name)
 }
 
@@ -309,18 +321,18 @@ mod tests {
         ObjectId { uid: format!("uid-{name}"), namespace: "n".into(), name: name.into() }
     }
 
-    fn secret(name: &str, hash: &str) -> Pass {
-        Pass { origin: Origin::Secret(object(name)), hash: hash.into() }
+    fn secret(name: &str, hash: &str) -> PullCredential {
+        PullCredential { origin: CredentialOrigin::Secret(object(name)), hash: hash.into() }
     }
 
-    fn pulled_with(pass: Option<&Pass>) -> Known {
+    fn pulled_with(pass: Option<&PullCredential>) -> StoredPullRecord {
         let mut record = PulledRecord::closed("sha256:1", REPOSITORY, at(1));
         record.note_pull(REPOSITORY, pass, at(1));
-        Known::Record(record)
+        StoredPullRecord::Record(record)
     }
 
     #[test]
-    fn the_policy_says_which_images_are_asked_about() {
+    fn policy_selects_the_images_to_check() {
         use Verification::{
             AlwaysVerify, NeverVerify, NeverVerifyListed, NeverVerifyPreloaded, Off,
         };
@@ -337,43 +349,44 @@ mod tests {
             (listed("registry.io/te/*"), false, false),
             (listed("registry.io/team"), false, false),
         ] {
-            let allowed =
-                |known: &Known| check(&policy, REPOSITORY, known, &[], at(2)).is_allowed();
-            let got = (allowed(&Known::Nothing), allowed(&known));
+            let allowed = |known: &StoredPullRecord| {
+                check(&policy, REPOSITORY, known, &[], at(2)).is_allowed()
+            };
+            let got = (allowed(&StoredPullRecord::Nothing), allowed(&known));
             assert_eq!(got, (preloaded, ours), "{policy:?}");
         }
     }
 
     #[test]
-    fn row_37_a_pod_has_to_show_what_the_image_came_with() {
+    fn pod_needs_a_credential_the_image_was_pulled_with() {
         let policy = Verification::default();
         let known = pulled_with(Some(&secret("s", "hash")));
-        let check = |passes: &[Pass]| check(&policy, REPOSITORY, &known, passes, at(2));
-        assert_eq!(check(&[]), Verdict::MustAuthenticate);
-        assert_eq!(check(&[secret("other", "wrong")]), Verdict::MustAuthenticate);
-        assert_eq!(check(&[secret("s", "hash")]), Verdict::Recorded(None));
-        let Verdict::Recorded(Some(learnt)) = check(&[secret("twin", "hash")]) else {
-            panic!("the same login in another secret is known and remembered");
+        let check = |passes: &[PullCredential]| check(&policy, REPOSITORY, &known, passes, at(2));
+        assert_eq!(check(&[]), ImageAccessDecision::MustAuthenticate);
+        assert_eq!(check(&[secret("other", "wrong")]), ImageAccessDecision::MustAuthenticate);
+        assert_eq!(check(&[secret("s", "hash")]), ImageAccessDecision::Recorded(None));
+        let ImageAccessDecision::Recorded(Some(learnt)) = check(&[secret("twin", "hash")]) else {
+            panic!("the same login in another secret grants access and is recorded");
         };
         assert_eq!(learnt.credential_mapping[REPOSITORY].kubernetes_secrets.len(), 2);
-        let Verdict::Recorded(Some(renewed)) = check(&[secret("s", "new")]) else {
-            panic!("the same secret with a new login is known and remembered");
+        let ImageAccessDecision::Recorded(Some(renewed)) = check(&[secret("s", "new")]) else {
+            panic!("the same secret with a new login grants access and is recorded");
         };
         assert_eq!(
             renewed.credential_mapping[REPOSITORY].kubernetes_secrets[0].credential_hash,
             "new"
         );
-        let node = Pass { origin: Origin::Node, hash: "hash".into() };
-        assert_eq!(check(&[node]), Verdict::MustAuthenticate);
+        let node = PullCredential { origin: CredentialOrigin::Node, hash: "hash".into() };
+        assert_eq!(check(&[node]), ImageAccessDecision::MustAuthenticate);
     }
 
     #[test]
-    fn what_came_without_or_with_the_nodes_credentials_is_everybodys() {
-        let node = Pass { origin: Origin::Node, hash: "h".into() };
+    fn anonymous_pull_or_node_credentials_make_an_image_accessible_to_all() {
+        let node = PullCredential { origin: CredentialOrigin::Node, hash: "h".into() };
         for pass in [None, Some(&node)] {
             let known = pulled_with(pass);
             let verdict = check(&Verification::AlwaysVerify, REPOSITORY, &known, &[], at(2));
-            assert_eq!(verdict, Verdict::Recorded(None));
+            assert_eq!(verdict, ImageAccessDecision::Recorded(None));
         }
         let mut record = PulledRecord::closed("sha256:1", REPOSITORY, at(1));
         record.note_pull(REPOSITORY, None, at(1));
@@ -382,9 +395,11 @@ mod tests {
     }
 
     #[test]
-    fn an_account_opens_an_image_for_its_own_pods() {
-        let account =
-            |name| Pass { origin: Origin::ServiceAccount(object(name)), hash: "h".into() };
+    fn service_account_grants_access_to_its_own_pods() {
+        let account = |name| PullCredential {
+            origin: CredentialOrigin::ServiceAccount(object(name)),
+            hash: "h".into(),
+        };
         let known = pulled_with(Some(&account("a")));
         let check = |pass| check(&Verification::default(), REPOSITORY, &known, &[pass], at(2));
         assert!(check(account("a")).is_allowed());
@@ -392,32 +407,36 @@ mod tests {
     }
 
     #[test]
-    fn an_image_under_another_name_or_without_a_readable_record_is_closed() {
+    fn image_under_another_name_or_with_an_unreadable_record_requires_authentication() {
         let known = pulled_with(None);
         let policy = Verification::default();
         let other = check(&policy, "registry.io/other", &known, &[], at(2));
-        assert_eq!(other, Verdict::MustAuthenticate);
-        assert_eq!(check(&policy, REPOSITORY, &Known::Unreadable, &[], at(2)), Verdict::Unknown);
-        let after_a_crash = Known::Record(PulledRecord::closed("sha256:1", REPOSITORY, at(1)));
+        assert_eq!(other, ImageAccessDecision::MustAuthenticate);
+        assert_eq!(
+            check(&policy, REPOSITORY, &StoredPullRecord::Unreadable, &[], at(2)),
+            ImageAccessDecision::Unknown
+        );
+        let after_a_crash =
+            StoredPullRecord::Record(PulledRecord::closed("sha256:1", REPOSITORY, at(1)));
         let verdict = check(&policy, REPOSITORY, &after_a_crash, &[secret("s", "h")], at(2));
-        assert_eq!(verdict, Verdict::MustAuthenticate);
+        assert_eq!(verdict, ImageAccessDecision::MustAuthenticate);
     }
 
     #[test]
-    fn a_hundred_secrets_are_remembered_and_no_more() {
+    fn at_most_one_hundred_secrets_are_recorded() {
         let mut record = PulledRecord::closed("sha256:1", REPOSITORY, at(1));
         for n in 0..150 {
             record.note_pull(REPOSITORY, Some(&secret(&format!("s{n}"), "h")), at(1));
         }
         assert_eq!(record.credential_mapping[REPOSITORY].kubernetes_secrets.len(), MOST_SECRETS);
-        let known = Known::Record(record);
+        let known = StoredPullRecord::Record(record);
         let late =
             check(&Verification::default(), REPOSITORY, &known, &[secret("late", "h")], at(2));
-        assert_eq!(late, Verdict::Recorded(None));
+        assert_eq!(late, ImageAccessDecision::Recorded(None));
     }
 
     #[test]
-    fn records_have_upstreams_form() {
+    fn records_have_upstreams_format() {
         let mut record = PulledRecord::closed("sha256:1", REPOSITORY, at(0));
         record.note_pull(REPOSITORY, Some(&secret("s", "abc")), at(0));
         let form = serde_json::json!({

@@ -1,8 +1,8 @@
-//! How fast pulls may begin: `registryPullQPS` and `registryBurst`.
+//! Rate limit of image pulls: `registryPullQPS` and `registryBurst`.
 
 use crate::time::Mono;
 
-/// A bucket of pulls that fills with time.
+/// Token bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throttle {
     per_second: f64,
@@ -18,7 +18,7 @@ impl Throttle {
         (per_second > 0.0).then_some(Self { per_second, burst, filled: burst, at: now })
     }
 
-    /// Takes one, if there is one.
+    /// Takes one token if available.
     pub fn take(&mut self, now: Mono) -> bool {
         let grown = now.since(self.at).as_secs_f64() * self.per_second;
         self.filled = (self.filled + grown).min(self.burst);
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_39_a_burst_is_let_through_and_then_so_many_a_second() {
+    fn burst_passes_and_then_the_rate_applies() {
         let at = |millis| Mono(Duration::from_millis(millis));
         let mut throttle = Throttle::new(5, 10, at(0)).unwrap();
         assert_eq!((0..20).filter(|_| throttle.take(at(0))).count(), 10);

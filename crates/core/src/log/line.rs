@@ -1,4 +1,4 @@
-//! One line of a log file, in the formats that are about.
+//! One line of a log file, in CRI or Docker format.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,8 @@ impl Stream {
 pub enum Format {
     /// `<time> <stream> <P|F>[:tag…] <text>`
     Cri,
-    /// One JSON object a line, as Docker wrote it; nodes were moved from it with their logs.
+    /// One JSON object per line, written by Docker; nodes migrated from Docker still have such
+    /// logs.
     DockerJson,
 }
 
@@ -34,7 +35,7 @@ pub struct Line<'a> {
     pub time: Timestamp,
     time_text: Cow<'a, str>,
     pub stream: Stream,
-    /// The program's line goes on with the next one of its stream.
+    /// The line continues with the next one of its stream.
     pub partial: bool,
     /// Without newline.
     pub text: Cow<'a, [u8]>,
@@ -51,7 +52,7 @@ struct DockerLine<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Reads a line in whichever format it is.
+    /// Parses a line and detects its format.
     pub fn recognise(raw: &'a [u8]) -> Option<(Format, Self)> {
         let as_format = |format| Some((format, Self::parse(raw, format)?));
         as_format(Format::Cri).or_else(|| as_format(Format::DockerJson))
@@ -99,7 +100,7 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// The time as it stands in the log, in its own zone, with all nine digits.
+    /// Timestamp as written in the log, in its own time zone, with nine digits of fraction.
     pub fn time_in_nanoseconds(&self) -> String {
         let text = &*self.time_text;
         let zone = text.find('T').and_then(|t| {

@@ -1,8 +1,8 @@
-//! When a log file is put aside, and what becomes of it.
+//! Log rotation policy.
 //!
-//! The file in use has the container's name for it; put aside, it gets the time as a suffix. The
-//! newest of those stays as it is, because somebody may be reading it; older ones are compressed,
-//! and the oldest go.
+//! The current file has a fixed name; a rotated file gets the time as a suffix. The newest rotated
+//! file stays uncompressed, because a client may be reading it; older ones are compressed, and the
+//! oldest are removed.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use jiff::Timestamp;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotationPolicy {
-    /// `containerLogMaxSize` in bytes; `None` is never.
+    /// `containerLogMaxSize` in bytes; `None` disables rotation.
     pub max_size: Option<u64>,
-    /// `containerLogMaxFiles`: of one container, the one in use included.
+    /// `containerLogMaxFiles`: maximum number of files of one container, including the current one.
     pub max_files: usize,
-    /// `containerLogMaxWorkers`: how many are rotated at a time.
+    /// `containerLogMaxWorkers`: number of concurrent rotations.
     pub workers: usize,
     /// `containerLogMonitorInterval`.
     pub every: Duration,
@@ -26,20 +26,20 @@ impl Default for RotationPolicy {
     }
 }
 
-/// What is to be done with the files put aside earlier, before another one joins them.
+/// Actions on the existing rotated files before the next rotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chores {
+pub struct RotationPlan {
     pub remove: Vec<String>,
     pub compress: Vec<String>,
 }
 
-/// The ending of a file that was compressed.
+/// Suffix of a compressed file.
 pub const COMPRESSED: &str = ".gz";
-/// The ending of one that is being compressed.
+/// Suffix of a file that is being compressed.
 pub const UNFINISHED: &str = ".tmp";
 
-/// `names` are those in the folder, `current` is the one in use.
-pub fn chores(current: &str, names: &[String], max_files: usize) -> Chores {
+/// `names` are the files of the directory, `current` is the current file.
+pub fn plan_rotation(current: &str, names: &[String], max_files: usize) -> RotationPlan {
     let prefix = format!("{current}.");
     let ours = names.iter().filter(|name| name.starts_with(&prefix));
     let is_waste = |name: &String| {
@@ -47,16 +47,16 @@ pub fn chores(current: &str, names: &[String], max_files: usize) -> Chores {
         name.ends_with(UNFINISHED) || done()
     };
     let (mut remove, mut kept): (Vec<String>, Vec<String>) = ours.cloned().partition(is_waste);
-    // Room for the one in use and the one about to be put aside. Names sort by time.
+    // Leave space for the current file and the one about to be rotated. Names sort by time.
     kept.sort();
     let excess = kept.len().saturating_sub(max_files.saturating_sub(2));
     remove.extend(kept.drain(..excess));
     kept.retain(|name| !name.ends_with(COMPRESSED));
-    Chores { remove, compress: kept }
+    RotationPlan { remove, compress: kept }
 }
 
-/// The name a file is put aside under. In UTC: local time repeats an hour each autumn, and the
-/// names would not sort by time any more.
+/// Name of a rotated file. The time is in UTC: local time repeats an hour each autumn, so the names
+/// would no longer sort by time.
 pub fn rotated_name(current: &str, now: Timestamp) -> String {
     format!("{current}.{}", now.strftime("%Y%m%d-%H%M%S"))
 }

@@ -1,13 +1,13 @@
-//! Which instance of a container somebody means who asks for its log.
+//! Selection of the container instance whose log a request refers to.
 
 use k8s_openapi::api::core::v1;
 
 use crate::attempts::StartError;
 use crate::ids::ContainerId;
 
-/// Why there is nothing to read. Users and tools match on these words.
+/// Reason why there is no log. Users and tools match on these messages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoLog {
+pub enum LogUnavailable {
     #[error("container {container:?} in pod {pod:?} is not available")]
     Unavailable { container: String, pod: String },
     #[error("previous terminated container {container:?} in pod {pod:?} not found")]
@@ -20,15 +20,15 @@ pub enum NoLog {
     NotYet { container: String, pod: String },
 }
 
-/// The instance whose log is meant: the one before the current if `previous`, else the one that
-/// runs or ran last.
+/// Instance whose log to read: the one before the current one if `previous`, else the one that is
+/// running or ran last.
 pub fn instance_to_read(
     pod: &str,
     status: &v1::PodStatus,
     container: &str,
     previous: bool,
-) -> Result<ContainerId, NoLog> {
-    let who = || (container.to_owned(), pod.to_owned());
+) -> Result<ContainerId, LogUnavailable> {
+    let names = || (container.to_owned(), pod.to_owned());
     let all = [
         &status.container_statuses,
         &status.init_container_statuses,
@@ -36,8 +36,8 @@ pub fn instance_to_read(
     ];
     let found = all.into_iter().flatten().flatten().find(|status| status.name == container);
     let Some(found) = found else {
-        let (container, pod) = who();
-        return Err(NoLog::Unavailable { container, pod });
+        let (container, pod) = names();
+        return Err(LogUnavailable::Unavailable { container, pod });
     };
     let terminated = |state: &Option<v1::ContainerState>| {
         state.as_ref().and_then(|state| state.terminated.clone())
@@ -45,25 +45,25 @@ pub fn instance_to_read(
     let last = terminated(&found.last_state);
     let last_id = last.as_ref().and_then(|end| id(end.container_id.as_deref()));
     if previous {
-        let (container, pod) = who();
-        return last_id.ok_or(NoLog::NoPrevious { container, pod });
+        let (container, pod) = names();
+        return last_id.ok_or(LogUnavailable::NoPrevious { container, pod });
     }
-    let is_over = || {
-        let (container, pod) = who();
-        NoLog::Terminated { container, pod }
+    let terminated_error = || {
+        let (container, pod) = names();
+        LogUnavailable::Terminated { container, pod }
     };
     let state = found.state.as_ref();
     if state.is_some_and(|state| state.running.is_some()) {
-        return id(found.container_id.as_deref()).ok_or_else(is_over);
+        return id(found.container_id.as_deref()).ok_or_else(terminated_error);
     }
     if let Some(end) = terminated(&found.state) {
-        // Without an id the next instance did not come to be; the one before it is the last.
-        return id(end.container_id.as_deref()).or(last_id).ok_or_else(is_over);
+        // Without an id the next instance was never created, so the previous one is the last.
+        return id(end.container_id.as_deref()).or(last_id).ok_or_else(terminated_error);
     }
     if last.is_some() {
-        return last_id.ok_or_else(is_over);
+        return last_id.ok_or_else(terminated_error);
     }
-    let (container, pod) = who();
+    let (container, pod) = names();
     Err(match state.and_then(|state| state.waiting.as_ref()) {
         Some(waiting) => {
             let reason = waiting.reason.clone().unwrap_or_default();
@@ -74,13 +74,13 @@ pub fn instance_to_read(
                 }
                 _ => reason,
             };
-            NoLog::Waiting { container, pod, reason }
+            LogUnavailable::Waiting { container, pod, reason }
         }
-        None => NoLog::NotYet { container, pod },
+        None => LogUnavailable::NotYet { container, pod },
     })
 }
 
-/// `containerd://<id>`
+/// Parses `containerd://<id>`.
 fn id(text: Option<&str>) -> Option<ContainerId> {
     let (_, id) = text?.split_once("://")?;
     (!id.is_empty()).then(|| ContainerId::new(id))

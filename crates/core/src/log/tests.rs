@@ -28,7 +28,7 @@ fn lines_lose_their_prefix_and_split_ones_are_joined() {
 }
 
 #[test]
-fn a_selection_narrows_the_log() {
+fn selection_filters_the_log() {
     let all = Selection::default;
     for (case, selection, want) in [
         ("stdout", Selection { stream: Some(Stream::Stdout), ..all() }, "one\ntwo\n\n"),
@@ -59,7 +59,7 @@ fn a_selection_narrows_the_log() {
 }
 
 #[test]
-fn what_is_no_line_is_passed_over() {
+fn invalid_lines_are_skipped() {
     let garbage = [
         "",
         "\n",
@@ -76,7 +76,7 @@ fn what_is_no_line_is_passed_over() {
 }
 
 #[test]
-fn dockers_format_is_known_by_its_first_line() {
+fn docker_format_is_detected_from_the_first_line() {
     let lines = [
         r#"{"log":"a\n","stream":"stdout","time":"2026-01-01T00:00:00.5Z"}"#,
         r#"{"log":"b \"c\"","stream":"stderr","time":"2026-01-01T00:00:01Z"}"#,
@@ -87,7 +87,7 @@ fn dockers_format_is_known_by_its_first_line() {
 }
 
 #[test]
-fn the_last_lines_are_found_from_the_end() {
+fn last_lines_are_found_from_the_end() {
     let text = b"a\nbb\nccc\n";
     for (lines, want) in [(1, Ok(5)), (2, Ok(2)), (3, Err(1)), (9, Err(7))] {
         assert_eq!(tail_start(text, lines, true), want, "{lines}");
@@ -99,7 +99,7 @@ fn the_last_lines_are_found_from_the_end() {
 
 proptest! {
     #[test]
-    fn no_line_makes_the_filter_panic_or_write_more_than_it_may(
+    fn arbitrary_lines_neither_panic_nor_exceed_the_byte_limit(
         lines in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 0..8),
         limit in 0u64..100,
     ) {
@@ -118,9 +118,9 @@ proptest! {
 }
 
 #[test]
-fn row_42_at_most_five_files_and_the_newest_rotated_one_stays_plain() {
+fn at_most_max_files_are_kept_and_the_newest_rotated_one_is_uncompressed() {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let folder = names(&[
+    let present = names(&[
         "0.log",
         "0.log.20260101-000001.gz",
         "0.log.20260101-000002.gz",
@@ -131,21 +131,21 @@ fn row_42_at_most_five_files_and_the_newest_rotated_one_stays_plain() {
         "10.log",
         "10.log.20260101-000000",
     ]);
-    let chores = |max_files| chores("0.log", &folder, max_files);
-    let five = chores(5);
+    let plan_rotation = |max_files| plan_rotation("0.log", &present, max_files);
+    let five = plan_rotation(5);
     assert_eq!(
         five.remove,
         ["0.log.20260101-000003", "0.log.20260101-000005.tmp", "0.log.20260101-000001.gz"]
     );
     assert_eq!(five.compress, ["0.log.20260101-000004"]);
-    assert_eq!(chores(2).compress, Vec::<String>::new());
-    assert_eq!(chores(2).remove.len(), 6, "nothing but the one about to be put aside");
+    assert_eq!(plan_rotation(2).compress, Vec::<String>::new());
+    assert_eq!(plan_rotation(2).remove.len(), 6, "only the one about to be rotated is kept");
     let now = "2026-02-03T04:05:06.7Z".parse().unwrap();
     assert_eq!(rotated_name("0.log", now), "0.log.20260203-040506");
 }
 
 #[test]
-fn the_instance_meant_follows_from_the_status() {
+fn log_instance_follows_from_the_status() {
     let ended = |id: &str| json!({ "terminated": { "exitCode": 1, "containerID": id } });
     let status = |state: serde_json::Value, last: serde_json::Value| -> v1::PodStatus {
         serde_json::from_value(json!({ "containerStatuses": [{
@@ -158,9 +158,9 @@ fn the_instance_meant_follows_from_the_status() {
     let running = || json!({ "running": {} });
     for (case, status, previous, want) in [
         ("running", status(running(), ended("containerd://old")), false, Ok("now")),
-        ("the one before", status(running(), ended("containerd://old")), true, Ok("old")),
+        ("the previous instance", status(running(), ended("containerd://old")), true, Ok("old")),
         (
-            "no one before",
+            "no previous instance",
             status(running(), json!({})),
             true,
             Err("previous terminated container \"app\" in pod \"web\" not found"),
@@ -168,7 +168,7 @@ fn the_instance_meant_follows_from_the_status() {
         ("ended", status(ended("containerd://end"), json!({})), false, Ok("end")),
         ("ended unborn", status(ended(""), ended("containerd://old")), false, Ok("old")),
         (
-            "ended, nobody knows which",
+            "terminated without an id",
             status(ended(""), json!({})),
             false,
             Err("container \"app\" in pod \"web\" is terminated"),
@@ -186,7 +186,7 @@ fn the_instance_meant_follows_from_the_status() {
             Err("container \"app\" in pod \"web\" is waiting to start: image can't be pulled"),
         ),
         (
-            "no image for long",
+            "image pull back-off",
             status(waiting("ImagePullBackOff"), json!({})),
             false,
             Err(
@@ -204,6 +204,6 @@ fn the_instance_meant_follows_from_the_status() {
         let got = got.map(|id| id.to_string()).map_err(|error| error.to_string());
         assert_eq!(got.as_deref().map_err(String::as_str), want, "{case}");
     }
-    let nobody = instance_to_read("web", &v1::PodStatus::default(), "app", false).unwrap_err();
-    assert_eq!(nobody.to_string(), "container \"app\" in pod \"web\" is not available");
+    let unavailable = instance_to_read("web", &v1::PodStatus::default(), "app", false).unwrap_err();
+    assert_eq!(unavailable.to_string(), "container \"app\" in pod \"web\" is not available");
 }

@@ -1,4 +1,4 @@
-//! By which addresses others reach the node.
+//! Node addresses.
 
 use std::net::IpAddr;
 
@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1;
 
 use super::Settings;
 
-/// For a cloud's controller, which must not pick others than were given.
+/// Restricts a cloud controller to the configured addresses.
 pub const ANNOTATION_PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// Sets the object's addresses. With nothing to tell, and where a cloud decides, what is shown
-/// stays.
+/// Sets the node's addresses. They are unchanged if there are none to report, or if a cloud
+/// controller sets them.
 pub(super) fn publish(node: &mut v1::Node, settings: &Settings, seen: &[IpAddr]) {
     if settings.external_cloud {
         let given = joined(&settings.node_ips);
@@ -42,11 +42,11 @@ fn entry(kind: &str, address: String) -> v1::NodeAddress {
     v1::NodeAddress { type_: kind.to_owned(), address }
 }
 
-/// Which addresses the node has.
+/// Selects the node's addresses.
 ///
-/// `given` were configured and have to be among those `of_machine`; a hostname that is an address
-/// says it all; `by_name` is what the node's name resolves to, `by_route` what the default routes
-/// leave by.
+/// `given` are configured and must be among the addresses `of_machine`. A host name that is an
+/// address is used as it is. `by_name` are the addresses that the node's name resolves to,
+/// `by_route` the source addresses of the default routes.
 pub fn choose(
     given: &[IpAddr],
     hostname: &str,
@@ -54,12 +54,11 @@ pub fn choose(
     by_name: &[IpAddr],
     by_route: &[IpAddr],
 ) -> Result<Vec<IpAddr>, String> {
-    // `0.0.0.0` and `::` only say which family to prefer.
+    // `0.0.0.0` and `::` only select the preferred family.
     let definite: Vec<IpAddr> = given.iter().copied().filter(|ip| !ip.is_unspecified()).collect();
     if !definite.is_empty() {
         for ip in &definite {
-            usable(*ip, of_machine)
-                .map_err(|why| format!("the node IP {ip} {why}; correct --node-ip"))?;
+            usable(*ip, of_machine).map_err(|why| format!("node IP {ip} {why}; fix --node-ip"))?;
         }
         return Ok(definite);
     }
@@ -75,7 +74,7 @@ pub fn choose(
     }
     let mut chosen: Vec<IpAddr> = by_route.to_vec();
     chosen.sort_by_key(|ip| ip.is_ipv6() != prefers_v6);
-    // A node is of both families only if it was told so.
+    // A node has both families only if both are configured.
     chosen.truncate(1);
     Ok(chosen)
 }
@@ -92,10 +91,10 @@ fn usable(ip: IpAddr, of_machine: &[IpAddr]) -> Result<(), &'static str> {
     } else if link_local {
         Err("is a link-local address")
     } else if ip.is_unspecified() {
-        Err("is no address")
+        Err("is an unspecified address")
     } else if of_machine.contains(&ip) {
         Ok(())
     } else {
-        Err("is on none of the machine's interfaces")
+        Err("is not on any interface of this machine")
     }
 }

@@ -1,12 +1,12 @@
-//! The four conditions of a node, in upstream's words.
+//! Node conditions: MemoryPressure, DiskPressure, PIDPressure and Ready.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Notice, Seen};
+use super::{NodeEvent, NodeObservation};
 
-/// Of what the machine runs short.
+/// Resource pressure on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
     pub memory: bool,
@@ -14,14 +14,14 @@ pub struct Pressure {
     pub pids: bool,
 }
 
-/// Why the node is not ready; listed in this order.
+/// Reason why the node is not ready; reported in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// The runtime does not answer, or was not asked yet.
-    Silent(String),
-    /// What we know of the runtime is out of date.
+    /// The runtime does not respond, or was not called yet.
+    Unresponsive(String),
+    /// The pod lifecycle information from the runtime is out of date.
     Pleg(String),
-    /// The runtime says that it is not ready.
+    /// The runtime reports that it is not ready.
     Runtime(String),
     Network(String),
     Storage(String),
@@ -31,7 +31,7 @@ pub enum Problem {
 impl Problem {
     fn text(&self) -> String {
         match self {
-            Self::Silent(text)
+            Self::Unresponsive(text)
             | Self::Runtime(text)
             | Self::Network(text)
             | Self::Storage(text) => text.clone(),
@@ -41,55 +41,55 @@ impl Problem {
     }
 }
 
-/// What a pressure is called while it is there, and while it is not.
-struct Words {
+/// Texts of a pressure condition while it is true and while it is false.
+struct ConditionTexts {
     kind: &'static str,
-    there: Word,
-    absent: Word,
+    present: ConditionText,
+    absent: ConditionText,
 }
 
-struct Word {
+struct ConditionText {
     reason: &'static str,
     message: &'static str,
     event: &'static str,
 }
 
-const MEMORY: Words = Words {
+const MEMORY: ConditionTexts = ConditionTexts {
     kind: "MemoryPressure",
-    there: Word {
+    present: ConditionText {
         reason: "KubeletHasInsufficientMemory",
         message: "kubelet has insufficient memory available",
         event: "NodeHasInsufficientMemory",
     },
-    absent: Word {
+    absent: ConditionText {
         reason: "KubeletHasSufficientMemory",
         message: "kubelet has sufficient memory available",
         event: "NodeHasSufficientMemory",
     },
 };
 
-const DISK: Words = Words {
+const DISK: ConditionTexts = ConditionTexts {
     kind: "DiskPressure",
-    there: Word {
+    present: ConditionText {
         reason: "KubeletHasDiskPressure",
         message: "kubelet has disk pressure",
         event: "NodeHasDiskPressure",
     },
-    absent: Word {
+    absent: ConditionText {
         reason: "KubeletHasNoDiskPressure",
         message: "kubelet has no disk pressure",
         event: "NodeHasNoDiskPressure",
     },
 };
 
-const PIDS: Words = Words {
+const PIDS: ConditionTexts = ConditionTexts {
     kind: "PIDPressure",
-    there: Word {
+    present: ConditionText {
         reason: "KubeletHasInsufficientPID",
         message: "kubelet has insufficient PID available",
         event: "NodeHasInsufficientPID",
     },
-    absent: Word {
+    absent: ConditionText {
         reason: "KubeletHasSufficientPID",
         message: "kubelet has sufficient PID available",
         event: "NodeHasSufficientPID",
@@ -98,30 +98,30 @@ const PIDS: Words = Words {
 
 const READY: &str = "Ready";
 
-/// Writes the conditions, Ready last: who sees it sees the others as well.
+/// Writes the conditions. Ready is last, so that a reader of Ready also has the others.
 pub(super) fn publish(
     status: &mut v1::NodeStatus,
     node: &str,
-    seen: &Seen,
+    seen: &NodeObservation,
     now: Timestamp,
-    notices: &mut Vec<Notice>,
+    notices: &mut Vec<NodeEvent>,
 ) {
     let missing = missing_capacity(status);
     let conditions = status.conditions.get_or_insert_default();
-    let mut tell = |event: &'static str| {
-        notices.push(Notice {
+    let mut emit = |event: &'static str| {
+        notices.push(NodeEvent {
             warning: false,
             reason: event,
             message: format!("Node {node} status is now: {event}"),
         });
     };
     let Pressure { memory, disk, pids } = seen.pressure;
-    for (words, under) in [(MEMORY, memory), (DISK, disk), (PIDS, pids)] {
-        let word = if under { &words.there } else { &words.absent };
+    for (texts, under) in [(MEMORY, memory), (DISK, disk), (PIDS, pids)] {
+        let text = if under { &texts.present } else { &texts.absent };
         let (condition, changed) =
-            condition(conditions, words.kind, under, word.reason, word.message, now);
+            condition(conditions, texts.kind, under, text.reason, text.message, now);
         if changed {
-            tell(word.event);
+            emit(text.event);
         }
         put(conditions, condition);
     }
@@ -131,14 +131,14 @@ pub(super) fn publish(
     let message = problems.as_deref().unwrap_or("kubelet is posting ready status");
     let known = conditions.iter().any(|condition| condition.type_ == READY);
     let (condition, changed) = condition(conditions, READY, ready, reason, message, now);
-    // The first word on a new node is no change.
+    // The first report of a new node is not a change.
     if changed && known {
-        tell(if ready { "NodeReady" } else { "NodeNotReady" });
+        emit(if ready { "NodeReady" } else { "NodeNotReady" });
     }
     put(conditions, condition);
 }
 
-/// One problem is its text; several are a list, none of them twice.
+/// The text of one problem, or a list of several without duplicates.
 fn problems(problems: &[Problem], missing: Option<String>) -> Option<String> {
     let mut sorted: Vec<&Problem> = problems.iter().collect();
     sorted.sort();
@@ -163,7 +163,7 @@ fn missing_capacity(status: &v1::NodeStatus) -> Option<String> {
         .then(|| format!("missing node capacity for resources: {}", missing.join(", ")))
 }
 
-/// The condition as of now, and whether its status is another than what is shown.
+/// The current condition, and whether its status differs from the reported one.
 fn condition(
     shown: &[v1::NodeCondition],
     kind: &str,
@@ -187,7 +187,7 @@ fn condition(
     (condition, same.is_none())
 }
 
-/// The API keeps no more; what is compared with its answer must not have more either.
+/// The API stores whole seconds; without rounding, its response would always differ.
 fn whole_seconds(now: Timestamp) -> Timestamp {
     Timestamp::from_second(now.as_second()).unwrap_or(now)
 }

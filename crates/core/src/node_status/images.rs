@@ -1,8 +1,9 @@
-//! Which images are here, so that the scheduler can prefer a node that need not pull.
+//! Image list of the node status, which the scheduler uses to prefer nodes that already have an
+//! image.
 
 use k8s_openapi::api::core::v1;
 
-/// More names than that help nobody and make the object large.
+/// Limit on names per image, to keep the object small.
 const MOST_NAMES: usize = 5;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,10 +13,10 @@ pub struct Image {
     pub size: u64,
 }
 
-/// The largest images first; at most `most` of them. `None` if there is none.
+/// The largest images first, at most `most`. `None` if there are none.
 pub(super) fn listed(images: &[Image], most: Option<usize>) -> Option<Vec<v1::ContainerImage>> {
     let mut images: Vec<&Image> = images.iter().collect();
-    // By name where sizes are equal: the same images are the same list.
+    // Ordered by name where sizes are equal, so that the same images give the same list.
     images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.tags.cmp(&b.tags)));
     images.truncate(most.unwrap_or(usize::MAX));
     let entry = |image: &Image| {

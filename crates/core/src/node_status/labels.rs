@@ -1,10 +1,10 @@
-//! Which labels a node may give itself.
+//! Labels that a node may set on itself.
 //!
-//! Pods are kept off a machine by labels, so a machine that was taken must not be able to choose
-//! its own. The rule is asked twice: of what the node is configured with, and, where we are the API
-//! server too, of what it sends.
+//! Labels keep pods off certain nodes, so a compromised node must not be able to choose its own.
+//! The rule is checked twice: on the node's configuration, and by the embedded API server on
+//! requests from the node.
 
-/// Labels of the namespaces `kubernetes.io` and `k8s.io` that a node may give itself.
+/// Labels in the namespaces `kubernetes.io` and `k8s.io` that a node may set on itself.
 pub const SELF_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -19,11 +19,11 @@ pub const SELF_LABELS: [&str; 11] = [
     "topology.kubernetes.io/zone",
 ];
 
-/// Namespaces, with their subdomains, in which a node may give itself any label.
+/// Namespaces, with their subdomains, in which a node may set any label on itself.
 pub const SELF_LABEL_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Whether a node may put a label on itself: outside the reserved namespaces always, inside only
-/// what the control plane does not keep for itself.
+/// Whether a node may set a label on itself: any outside the reserved namespaces, inside them only
+/// those that are not reserved for the control plane.
 pub fn may_label_itself(key: &str) -> bool {
     let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
     let within = |domain: &str| {
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_gives_itself_no_label_that_the_control_plane_keeps() {
+    fn node_cannot_set_labels_reserved_for_the_control_plane() {
         for (key, want) in [
             ("team", true),
             ("example.com/team", true),

@@ -1,7 +1,7 @@
-//! The difference between two Node objects, as the API server takes it.
+//! Patch between two Node objects.
 //!
-//! A strategic merge patch of `status` may carry labels and annotations, so one request says it
-//! all. Addresses are merged by their type, of which a node with two families has two: they are
+//! A strategic merge patch of `status` may contain labels and annotations, so one request is
+//! enough. Addresses are merged by type, and a dual-stack node has two of one type, so they are
 //! always replaced as a whole.
 
 use k8s_openapi::api::core::v1;
@@ -9,25 +9,25 @@ use serde_json::{Map, Value, json};
 
 type Object = Map<String, Value>;
 
-/// Fields of the status that the server did not keep as they were sent.
+/// Status fields that the server did not store as they were sent.
 ///
-/// An older server forgets what it does not know. As long as we would send the very same again,
-/// that is no difference.
+/// An older server drops fields that it does not know. As long as we would send the same value
+/// again, this does not count as a difference.
 #[derive(Clone, Debug, Default)]
-pub struct Unkept(Object);
+pub struct DroppedFields(Object);
 
-impl Unkept {
-    /// Compares what was meant with the answer to the patch.
-    pub fn learn(&mut self, meant: &v1::Node, answer: &v1::Node) {
-        let (meant, answer) = (status(meant), status(answer));
-        self.0 = meant
+impl DroppedFields {
+    /// Compares the sent object with the response to the patch.
+    pub fn learn(&mut self, sent: &v1::Node, response: &v1::Node) {
+        let (sent, response) = (status(sent), status(response));
+        self.0 = sent
             .into_iter()
-            // Conditions are others' business, too: what they changed has to be seen.
-            .filter(|(field, value)| field != CONDITIONS && answer.get(field) != Some(value))
+            // Other components write conditions too, so their changes must not be ignored.
+            .filter(|(field, value)| field != CONDITIONS && response.get(field) != Some(value))
             .collect();
     }
 
-    fn explains(&self, field: &str, wanted: &Value) -> bool {
+    fn is_dropped(&self, field: &str, wanted: &Value) -> bool {
         self.0.get(field) == Some(wanted)
     }
 }
@@ -35,9 +35,13 @@ impl Unkept {
 const CONDITIONS: &str = "conditions";
 const ADDRESSES: &str = "addresses";
 
-/// What to send, and whether it is news: heartbeat times alone are not. `None`: nothing differs.
-pub fn patch(shown: &v1::Node, wanted: &v1::Node, unkept: &Unkept) -> Option<(Value, bool)> {
-    let mut news = false;
+/// The patch, and whether it is a change: heartbeat times alone are not. `None`: no difference.
+pub fn patch(
+    shown: &v1::Node,
+    wanted: &v1::Node,
+    dropped_fields: &DroppedFields,
+) -> Option<(Value, bool)> {
+    let mut is_change = false;
     let mut metadata = Object::new();
     for (field, before, after) in [
         ("labels", &shown.metadata.labels, &wanted.metadata.labels),
@@ -46,28 +50,28 @@ pub fn patch(shown: &v1::Node, wanted: &v1::Node, unkept: &Unkept) -> Option<(Va
         let changed = diff(&object(before), &object(after));
         if !changed.is_empty() {
             metadata.insert(field.to_owned(), Value::Object(changed));
-            news = true;
+            is_change = true;
         }
     }
     let (before, after) = (status(shown), status(wanted));
     let mut changed = Object::new();
     for (field, value) in diff(&before, &after) {
         let wanted = after.get(&field).unwrap_or(&Value::Null);
-        if unkept.explains(&field, wanted) {
+        if dropped_fields.is_dropped(&field, wanted) {
             continue;
         }
         let value = match field.as_str() {
             CONDITIONS => {
                 let (conditions, differ) = changed_conditions(before.get(CONDITIONS), wanted);
-                news |= differ;
+                is_change |= differ;
                 conditions
             }
             ADDRESSES => {
-                news = true;
+                is_change = true;
                 replaced(wanted)
             }
             _ => {
-                news = true;
+                is_change = true;
                 value
             }
         };
@@ -76,28 +80,28 @@ pub fn patch(shown: &v1::Node, wanted: &v1::Node, unkept: &Unkept) -> Option<(Va
     if metadata.is_empty() && changed.is_empty() {
         return None;
     }
-    // Bound to this very object: one that was made anew under the same name is taken over first.
+    // Conditional on the UID: an object recreated under the same name has to be reconciled first.
     if let Some(uid) = &shown.metadata.uid {
         metadata.insert("uid".to_owned(), json!(uid));
     }
-    Some((json!({ "metadata": metadata, "status": changed }), news))
+    Some((json!({ "metadata": metadata, "status": changed }), is_change))
 }
 
-/// Those that differ, whole; and whether more than the heartbeat does.
+/// The conditions that differ, complete; and whether more than the heartbeat time differs.
 fn changed_conditions(before: Option<&Value>, after: &Value) -> (Value, bool) {
     let list = |value: Option<&Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
     let before = list(before);
-    let mut news = false;
+    let mut is_change = false;
     let mut changed = Vec::new();
     for condition in list(Some(after)) {
         let known = before.iter().find(|known| known.get("type") == condition.get("type"));
         if known == Some(&condition) {
             continue;
         }
-        news |= known.map(without_heartbeat) != Some(without_heartbeat(&condition));
+        is_change |= known.map(without_heartbeat) != Some(without_heartbeat(&condition));
         changed.push(condition);
     }
-    (Value::Array(changed), news)
+    (Value::Array(changed), is_change)
 }
 
 fn without_heartbeat(condition: &Value) -> Value {
@@ -125,7 +129,7 @@ fn object(value: &impl serde::Serialize) -> Object {
     }
 }
 
-/// What must be written over `before` to get `after`; null takes a field away.
+/// Merge patch from `before` to `after`; null removes a field.
 fn diff(before: &Object, after: &Object) -> Object {
     let mut out = Object::new();
     for (field, new) in after {

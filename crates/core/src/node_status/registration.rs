@@ -1,4 +1,4 @@
-//! The node's first word, and what is made right of an object that was there before.
+//! Node registration: the initial Node object, and the reconciliation of an existing one.
 
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,10 +9,10 @@ use super::{OS, Settings};
 use crate::qos::HUGEPAGES;
 
 const ANNOTATION_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-/// Keeps pods away until the cloud's controller has completed the node.
+/// Keeps pods away until the cloud controller has initialized the node.
 const TAINT_UNINITIALISED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 
-/// The object of a node that nobody knows yet, without a status.
+/// Initial object of a new node, without a status.
 pub fn initial(settings: &Settings) -> v1::Node {
     let mut labels = settings.labels.clone();
     for (key, value) in [
@@ -22,7 +22,7 @@ pub fn initial(settings: &Settings) -> v1::Node {
         ("beta.kubernetes.io/os", OS),
         ("beta.kubernetes.io/arch", settings.architecture),
     ] {
-        // A label that was given wins.
+        // A configured label takes precedence.
         labels.entry(key.to_owned()).or_insert_with(|| value.to_owned());
     }
     let mut taints = settings.taints.clone();
@@ -52,7 +52,7 @@ pub fn initial(settings: &Settings) -> v1::Node {
     }
 }
 
-/// An object that exists, as this node takes it over at its start.
+/// An existing object, reconciled with the configuration at start.
 pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
     let initial = initial(settings);
     let mut node = existing.clone();
@@ -63,8 +63,8 @@ pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
     }
     let own = initial.metadata.labels.unwrap_or_default();
     let labels = node.metadata.labels.get_or_insert_default();
-    // Labels that say what the machine is. The others that were configured may have been changed
-    // since, by whoever may.
+    // Only labels that describe the machine are updated. Other configured labels may have been
+    // changed since by an administrator.
     let defaults = own.into_iter().filter(|(key, _)| SELF_LABELS.contains(&key.as_str()));
     labels.extend(defaults);
     if let Some(status) = &mut node.status {
@@ -73,8 +73,8 @@ pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
     node
 }
 
-/// What others may have counted is not known to be there any more: whoever provides a resource
-/// says so again. Huge pages are counted anew.
+/// Extended resources may no longer be present: device plugins register them again. Huge pages are
+/// counted again.
 fn forget_resources(status: &mut v1::NodeStatus) {
     let lists = [&mut status.capacity, &mut status.allocatable];
     for list in lists.into_iter().flatten() {
@@ -85,7 +85,7 @@ fn forget_resources(status: &mut v1::NodeStatus) {
     }
 }
 
-/// Who reported this object last, if it was another machine than the one with this id.
+/// Machine id in the object, if another machine reported it last.
 pub fn other_machine<'a>(existing: &'a v1::Node, machine_id: &str) -> Option<&'a str> {
     let info = existing.status.as_ref()?.node_info.as_ref()?;
     let other = info.machine_id.as_str();

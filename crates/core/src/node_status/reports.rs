@@ -1,21 +1,21 @@
-//! When a report is worth a request.
+//! Schedule of node status reports.
 //!
-//! The lease says that the node lives, so the object is sent when it changed, and now and then so
-//! that a lost or undone report mends itself. After a change the next routine report is shifted by
-//! chance: many nodes change at the same moment, and should not report together ever after.
+//! The lease is the heartbeat, so the object is sent only on a change, and periodically to repair a
+//! lost or overwritten report. After a change the next periodic report has a random offset: many
+//! nodes may change at the same moment and should not keep reporting together.
 
 use std::time::Duration;
 
 use crate::time::Mono;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Reports {
+pub struct ReportSchedule {
     frequency: Duration,
-    /// When the next routine report is due; `None` before the first one.
+    /// Time of the next periodic report; `None` before the first one.
     due: Option<Mono>,
 }
 
-impl Reports {
+impl ReportSchedule {
     /// `frequency` is `nodeStatusReportFrequency`.
     pub fn every(frequency: Duration) -> Self {
         Self { frequency, due: None }
@@ -25,7 +25,7 @@ impl Reports {
         changed || self.due.is_none_or(|due| due <= now)
     }
 
-    /// A report was taken. `chance` is anything from 0 to 1.
+    /// Records a successful report. `chance` is from 0 to 1.
     pub fn sent(&mut self, changed: bool, now: Mono, chance: f64) {
         let wait = if changed {
             self.frequency.mul_f64(0.5 + chance.clamp(0.0, 1.0))

@@ -1,4 +1,4 @@
-//! How much there is, and how much of it pods may have.
+//! Capacity and allocatable resources of the node.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::{Seen, Settings};
+use super::{NodeObservation, Settings};
 use crate::cgroup::less_reserved;
 use crate::qos::{CPU, HUGEPAGES, MEMORY, ResourceList, amount};
 use crate::quantity::{Format, Quantity};
@@ -14,20 +14,20 @@ use crate::quantity::{Format, Quantity};
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 pub const PODS: &str = "pods";
 
-/// What the machine has.
+/// Resources of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Amounts {
+pub struct MachineResources {
     pub cpus: u32,
     /// Bytes.
     pub memory: u64,
     pub swap: u64,
-    /// Pages by page size in bytes.
+    /// Number of pages by page size in bytes.
     pub hugepages: BTreeMap<u64, u64>,
-    /// Bytes of the filesystem that holds the root folder; `None` if it cannot be asked.
+    /// Bytes of the filesystem of the root directory; `None` if it cannot be read.
     pub storage: Option<u64>,
 }
 
-/// What pods may not have.
+/// Resources reserved from pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reservations {
     /// `systemReserved`.
@@ -40,23 +40,23 @@ pub struct Reservations {
     pub evict_storage: Option<Threshold>,
 }
 
-/// A threshold as it is written: an amount, or a part of what there is.
+/// A threshold: an amount, or a fraction of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
     Amount(Quantity),
-    /// `0.1` for `10%`; in single precision, as upstream counts.
+    /// `0.1` for `10%`; in single precision, as upstream.
     Part(f32),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a threshold is a quantity or a percentage, such as 100Mi or 10%, not {0:?}")]
+#[error("invalid threshold {0:?}: use a quantity or a percentage, such as 100Mi or 10%")]
 pub struct BadThreshold(String);
 
-/// More is reserved than there is.
+/// More is reserved than the machine has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid Node Allocatable configuration: {resource}: {reserved} is reserved and only {have} \
-     is there; lower systemReserved, kubeReserved or evictionHard"
+    "invalid Node Allocatable configuration: {resource}: {reserved} reserved but only {have} \
+     available; lower systemReserved, kubeReserved or evictionHard"
 )]
 pub struct OverReserved {
     pub resource: String,
@@ -80,11 +80,11 @@ impl FromStr for Threshold {
 }
 
 impl Threshold {
-    /// As an amount of what there is.
+    /// The threshold as an amount.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,
-        reason = "upstream counts so, and dashboards compare"
+        reason = "same rounding as upstream, dashboards compare the values"
     )]
     pub fn of(self, capacity: Quantity) -> Quantity {
         match self {
@@ -97,8 +97,8 @@ impl Threshold {
     }
 }
 
-impl Amounts {
-    /// In the API's terms.
+impl MachineResources {
+    /// As API resources.
     pub fn capacity(&self, max_pods: usize) -> ResourceList {
         let mut list = ResourceList::from([
             (CPU.to_owned(), Quantity::from_milli(i64::from(self.cpus) * 1000)),
@@ -121,11 +121,11 @@ fn count(number: usize) -> Quantity {
 }
 
 impl Reservations {
-    /// What pods may have in all: the capacity less everything that is reserved.
+    /// Allocatable resources: capacity less all reservations.
     pub fn allocatable(&self, capacity: &ResourceList) -> ResourceList {
         let eviction = self.eviction(capacity);
         let mut left = less_reserved(capacity, &[&self.system, &self.kube, &eviction]);
-        // Huge pages were taken from the memory already.
+        // Memory of huge pages is not available as ordinary memory.
         let huge: Quantity = capacity
             .iter()
             .filter(|(name, _)| name.starts_with(HUGEPAGES))
@@ -138,12 +138,12 @@ impl Reservations {
         left
     }
 
-    /// What the cgroup around all pods is held to: eviction begins before that is reached.
+    /// Limits of the cgroup of all pods: eviction starts before they are reached.
     pub fn enforced(&self, capacity: &ResourceList) -> ResourceList {
         less_reserved(capacity, &[&self.system, &self.kube])
     }
 
-    /// Whether something is left at all.
+    /// Checks that reservations leave something for pods.
     pub fn check(&self, capacity: &ResourceList) -> Result<(), OverReserved> {
         let eviction = self.eviction(capacity);
         for (resource, have) in capacity {
@@ -171,8 +171,8 @@ impl Reservations {
     }
 }
 
-/// Sets capacity and allocatable. Resources that others put there are theirs, and allocatable.
-pub(super) fn publish(status: &mut v1::NodeStatus, settings: &Settings, seen: &Seen) {
+/// Sets capacity and allocatable. Resources that others have added are kept and are allocatable.
+pub(super) fn publish(status: &mut v1::NodeStatus, settings: &Settings, seen: &NodeObservation) {
     let own = seen.amounts.capacity(settings.max_pods);
     let capacity = status.capacity.get_or_insert_default();
     capacity.retain(|name, _| own.contains_key(name) || !name.starts_with(HUGEPAGES));
@@ -188,7 +188,7 @@ pub(super) fn api(list: &ResourceList) -> BTreeMap<String, ApiQuantity> {
     list.iter().map(|(name, amount)| (name.clone(), (*amount).into())).collect()
 }
 
-/// `example.com/dongle`: neither Kubernetes' own nor a quota's name.
+/// `example.com/dongle`: neither a Kubernetes resource nor the name of a quota.
 pub fn is_extended(resource: &str) -> bool {
     let native = !resource.contains('/') || resource.contains("kubernetes.io/");
     !native && !resource.starts_with("requests.")

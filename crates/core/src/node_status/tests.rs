@@ -31,14 +31,14 @@ fn settings() -> Settings {
     }
 }
 
-fn seen() -> Seen {
-    Seen {
-        amounts: Amounts {
+fn seen() -> NodeObservation {
+    NodeObservation {
+        amounts: MachineResources {
             cpus: 2,
             memory: 4 << 30,
             storage: Some(100 << 30),
             hugepages: [(2 << 20, 0)].into(),
-            ..Amounts::default()
+            ..MachineResources::default()
         },
         identity: Some(Identity {
             machine_id: "m".into(),
@@ -48,7 +48,7 @@ fn seen() -> Seen {
         addresses: vec![ip("10.0.0.1")],
         runtime_version: "containerd://2.1".into(),
         images: Some(Vec::new()),
-        ..Seen::default()
+        ..NodeObservation::default()
     }
 }
 
@@ -68,16 +68,16 @@ fn condition<'a>(node: &'a v1::Node, kind: &str) -> &'a v1::NodeCondition {
     conditions.iter().find(|condition| condition.type_ == kind).unwrap()
 }
 
-fn reasons(notices: &[Notice]) -> Vec<&str> {
+fn reasons(notices: &[NodeEvent]) -> Vec<&str> {
     notices.iter().map(|notice| notice.reason).collect()
 }
 
 fn sent(shown: &v1::Node, wanted: &v1::Node) -> Option<(Value, bool)> {
-    patch(shown, wanted, &Unkept::default())
+    patch(shown, wanted, &DroppedFields::default())
 }
 
 #[test]
-fn a_new_node_says_what_it_is() {
+fn registered_node_has_labels_and_conditions() {
     let node = registered();
     let labels = node.metadata.labels.clone().unwrap();
     assert_eq!(labels["kubernetes.io/hostname"], "node-1");
@@ -91,7 +91,7 @@ fn a_new_node_says_what_it_is() {
 }
 
 #[test]
-fn the_first_report_tells_of_pressures_but_not_of_ready() {
+fn first_report_emits_pressure_events_but_no_ready_event() {
     let (_, notices) = desired(&initial(&settings()), &settings(), &seen(), t(0).wall);
     let want = ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"];
     assert_eq!(reasons(&notices), want);
@@ -99,8 +99,8 @@ fn the_first_report_tells_of_pressures_but_not_of_ready() {
 }
 
 #[test]
-fn a_node_is_not_ready_for_as_many_reasons_as_there_are() {
-    let silent = || Problem::Silent("container runtime is down".into());
+fn not_ready_condition_lists_all_problems() {
+    let silent = || Problem::Unresponsive("container runtime is down".into());
     let network = || Problem::Network("container runtime network not ready: x".into());
     for (case, problems, want) in [
         ("none", vec![], "kubelet is posting ready status"),
@@ -114,31 +114,31 @@ fn a_node_is_not_ready_for_as_many_reasons_as_there_are() {
         ("shutdown", vec![Problem::ShuttingDown], "node is shutting down"),
     ] {
         let ready = problems.is_empty();
-        let seen = Seen { problems, ..seen() };
+        let seen = NodeObservation { problems, ..seen() };
         let (node, notices) = desired(&registered(), &settings(), &seen, t(60).wall);
         let condition = condition(&node, "Ready");
         assert_eq!(condition.message.as_deref(), Some(want), "{case}");
         assert_eq!(condition.status, if ready { "True" } else { "False" }, "{case}");
-        let told: &[&str] = if ready { &[] } else { &["NodeNotReady"] };
-        assert_eq!(reasons(&notices), told, "{case}");
+        let events: &[&str] = if ready { &[] } else { &["NodeNotReady"] };
+        assert_eq!(reasons(&notices), events, "{case}");
         let since = condition.last_transition_time.clone().unwrap().0;
         assert_eq!(since, if ready { t(0).wall } else { t(60).wall }, "{case}");
     }
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_is_not_ready_until_it_was_read_once() {
+fn node_is_not_ready_until_the_disk_was_read_once() {
     let mut blind = seen();
     blind.amounts.storage = None;
     let (node, _) = desired(&initial(&settings()), &settings(), &blind, t(0).wall);
     let want = "missing node capacity for resources: ephemeral-storage";
     assert_eq!(condition(&node, "Ready").message.as_deref(), Some(want));
     let (node, _) = desired(&registered(), &settings(), &blind, t(0).wall);
-    assert_eq!(condition(&node, "Ready").status, "True", "the last word stands");
+    assert_eq!(condition(&node, "Ready").status, "True", "the last reported value stays");
 }
 
 #[test]
-fn a_reboot_is_told_once() {
+fn reboot_is_reported_once() {
     let mut again = seen();
     again.identity.as_mut().unwrap().boot_id = "b2".into();
     let (node, notices) = desired(&registered(), &settings(), &again, t(1).wall);
@@ -149,7 +149,7 @@ fn a_reboot_is_told_once() {
 }
 
 #[test]
-fn allocatable_is_what_reservations_thresholds_and_huge_pages_leave() {
+fn allocatable_is_capacity_less_reservations_thresholds_and_huge_pages() {
     let list = |cpu: &str, memory: &str| -> crate::qos::ResourceList {
         [("cpu", cpu), ("memory", memory)].map(|(k, v)| (k.into(), v.parse().unwrap())).into()
     };
@@ -171,7 +171,7 @@ fn allocatable_is_what_reservations_thresholds_and_huge_pages_leave() {
             "hugepages-2Mi": "256Mi", "hugepages-1Gi": "0",
         })
     );
-    // 4096 - 1024 - 512 - 100 - 256 MiB; ten percent of the disk, counted in single precision
+    // 4096 - 1024 - 512 - 100 - 256 MiB; ten percent of the disk in single precision.
     assert_eq!(
         status["allocatable"],
         json!({
@@ -183,7 +183,7 @@ fn allocatable_is_what_reservations_thresholds_and_huge_pages_leave() {
 }
 
 #[test]
-fn more_than_there_is_cannot_be_reserved() {
+fn reservation_above_capacity_is_an_error() {
     let capacity = seen().amounts.capacity(110);
     let reserve = |memory: &str| Reservations {
         system: [("memory".to_owned(), memory.parse().unwrap())].into(),
@@ -196,7 +196,7 @@ fn more_than_there_is_cannot_be_reserved() {
 }
 
 #[test]
-fn resources_that_others_count_are_kept_and_allocatable() {
+fn extended_resources_are_kept_and_allocatable() {
     let mut node = registered();
     let capacity = node.status.as_mut().unwrap().capacity.as_mut().unwrap();
     capacity.insert("example.com/dongle".into(), Quantity::from_milli(3000).into());
@@ -210,7 +210,7 @@ fn resources_that_others_count_are_kept_and_allocatable() {
 }
 
 #[test]
-fn which_resources_are_extended() {
+fn extended_resources_are_recognised_by_name() {
     for (name, want) in [
         ("cpu", false),
         ("example.com/dongle", true),
@@ -223,14 +223,14 @@ fn which_resources_are_extended() {
 }
 
 #[test]
-fn row_18_an_existing_node_gets_default_labels_only() {
-    let mut told = settings();
-    told.labels = [
+fn existing_node_gets_default_labels_only() {
+    let mut configured = settings();
+    configured.labels = [
         ("team".to_owned(), "red".to_owned()),
         ("topology.kubernetes.io/zone".to_owned(), "z1".to_owned()),
     ]
     .into();
-    told.taints =
+    configured.taints =
         vec![v1::Taint { key: "k".into(), effect: "NoExecute".into(), ..Default::default() }];
     let mut existing = registered();
     let labels = existing.metadata.labels.as_mut().unwrap();
@@ -240,8 +240,8 @@ fn row_18_an_existing_node_gets_default_labels_only() {
     let capacity = existing.status.as_mut().unwrap().capacity.as_mut().unwrap();
     capacity.insert("example.com/dongle".into(), Quantity::from_milli(3000).into());
 
-    let (body, news) = sent(&existing, &reconciled(&existing, &told)).unwrap();
-    assert!(news);
+    let (body, is_change) = sent(&existing, &reconciled(&existing, &configured)).unwrap();
+    assert!(is_change);
     let labels = json!({ "kubernetes.io/hostname": "node-1", "topology.kubernetes.io/zone": "z1" });
     assert_eq!(body["metadata"]["labels"], labels);
     assert_eq!(
@@ -251,11 +251,11 @@ fn row_18_an_existing_node_gets_default_labels_only() {
         }))
     );
     assert_eq!(body["status"]["capacity"]["example.com/dongle"], "0");
-    assert_eq!(body.get("spec"), None, "taints are for whoever may set them");
+    assert_eq!(body.get("spec"), None, "taints are not patched");
 }
 
 #[test]
-fn a_node_that_another_machine_reported_is_noticed() {
+fn object_reported_by_another_machine_is_detected() {
     let node = registered();
     assert_eq!(other_machine(&node, "m"), None);
     assert_eq!(other_machine(&node, "other"), Some("m"));
@@ -263,8 +263,8 @@ fn a_node_that_another_machine_reported_is_noticed() {
 }
 
 #[test]
-fn a_new_node_in_a_cloud_waits_for_its_controller() {
-    let told = Settings {
+fn new_node_in_a_cloud_has_the_uninitialized_taint() {
+    let configured = Settings {
         external_cloud: true,
         taints: vec![v1::Taint {
             key: "k".into(),
@@ -274,27 +274,27 @@ fn a_new_node_in_a_cloud_waits_for_its_controller() {
         provider_id: "cloud://1".into(),
         ..settings()
     };
-    let (node, _) = desired(&initial(&told), &told, &seen(), t(0).wall);
+    let (node, _) = desired(&initial(&configured), &configured, &seen(), t(0).wall);
     let spec = node.spec.unwrap();
     let taints: Vec<_> = spec.taints.unwrap().into_iter().map(|taint| taint.key).collect();
     assert_eq!(taints, ["k", "node.cloudprovider.kubernetes.io/uninitialized"]);
     assert_eq!(spec.provider_id.as_deref(), Some("cloud://1"));
     assert_eq!(node.status.unwrap().addresses, None);
 
-    let told = Settings { node_ips: vec![ip("10.0.0.1")], ..told };
-    let (node, _) = desired(&initial(&told), &told, &seen(), t(0).wall);
+    let configured = Settings { node_ips: vec![ip("10.0.0.1")], ..configured };
+    let (node, _) = desired(&initial(&configured), &configured, &seen(), t(0).wall);
     let annotations = node.metadata.annotations.unwrap();
     assert_eq!(annotations["alpha.kubernetes.io/provided-node-ip"], "10.0.0.1");
     assert_eq!(node.status.unwrap().addresses.unwrap().len(), 2);
 }
 
 #[test]
-fn row_16_both_addresses_of_two_families_survive_a_change() {
+fn dual_stack_addresses_survive_a_patch() {
     let shown = registered();
-    let seen = Seen { addresses: vec![ip("10.0.0.2"), ip("fd00::2")], ..seen() };
+    let seen = NodeObservation { addresses: vec![ip("10.0.0.2"), ip("fd00::2")], ..seen() };
     let (wanted, _) = desired(&shown, &settings(), &seen, t(10).wall);
-    let (body, news) = sent(&shown, &wanted).unwrap();
-    assert!(news);
+    let (body, is_change) = sent(&shown, &wanted).unwrap();
+    assert!(is_change);
     assert_eq!(
         body["status"]["addresses"],
         json!([
@@ -307,7 +307,7 @@ fn row_16_both_addresses_of_two_families_survive_a_change() {
 }
 
 #[test]
-fn which_addresses_the_node_has() {
+fn node_addresses_are_selected_by_configuration_name_and_route() {
     let machine = [ip("10.0.0.1"), ip("10.0.0.9"), ip("fd00::1"), ip("127.0.0.1")];
     let route = [ip("10.0.0.9"), ip("fd00::1")];
     let none: &[&str] = &[];
@@ -325,7 +325,7 @@ fn which_addresses_the_node_has() {
             vec!["10.0.0.7"],
             "n",
             none,
-            Err("is on none of the machine's interfaces"),
+            Err("is not on any interface of this machine"),
         ),
         ("loopback", vec!["127.0.0.1"], "n", none, Err("is a loopback address")),
         ("the name is an address", vec![], "192.0.2.1", none, Ok(vec!["192.0.2.1"])),
@@ -346,7 +346,7 @@ fn which_addresses_the_node_has() {
 }
 
 #[test]
-fn the_largest_images_are_listed_with_their_digests_first() {
+fn largest_images_are_listed_with_digests_first() {
     let image = |name: &str, size| Image {
         tags: vec![format!("{name}:1")],
         digests: (0..5).map(|n| format!("{name}@{n}")).collect(),
@@ -363,18 +363,18 @@ fn the_largest_images_are_listed_with_their_digests_first() {
 }
 
 #[test]
-fn a_heartbeat_alone_is_no_news() {
+fn heartbeat_alone_is_not_a_change() {
     let shown = registered();
     let (wanted, notices) = desired(&shown, &settings(), &seen(), t(10).wall);
-    let (body, news) = sent(&shown, &wanted).unwrap();
-    assert!(!news);
+    let (body, is_change) = sent(&shown, &wanted).unwrap();
+    assert!(!is_change);
     assert_eq!(reasons(&notices), Vec::<&str>::new());
     assert_eq!(body["status"].as_object().unwrap().keys().collect::<Vec<_>>(), ["conditions"]);
     assert_eq!(body["metadata"], json!({ "uid": "u" }));
 }
 
 #[test]
-fn a_condition_that_somebody_else_wrote_is_corrected() {
+fn condition_written_by_another_component_is_corrected() {
     let mut shown = registered();
     let conditions = shown.status.as_mut().unwrap().conditions.as_mut().unwrap();
     conditions.iter_mut().for_each(|condition| condition.status = "Unknown".into());
@@ -384,27 +384,27 @@ fn a_condition_that_somebody_else_wrote_is_corrected() {
 }
 
 #[test]
-fn what_an_old_server_forgets_is_sent_once() {
+fn fields_dropped_by_an_old_server_are_sent_once() {
     let shown = registered();
-    let mut told = settings();
-    told.declared_features = vec!["A", "B"];
-    let (wanted, _) = desired(&shown, &told, &seen(), t(10).wall);
-    let mut answer = wanted.clone();
-    answer.status.as_mut().unwrap().declared_features = None;
-    let mut unkept = Unkept::default();
-    assert!(patch(&shown, &wanted, &unkept).unwrap().1);
-    unkept.learn(&wanted, &answer);
-    let (again, _) = desired(&answer, &told, &seen(), t(20).wall);
-    assert!(!patch(&answer, &again, &unkept).unwrap().1, "nothing but the heartbeat");
-    told.declared_features.push("C");
-    let (more, _) = desired(&answer, &told, &seen(), t(30).wall);
-    assert!(patch(&answer, &more, &unkept).unwrap().1, "news is tried again");
+    let mut configured = settings();
+    configured.declared_features = vec!["A", "B"];
+    let (wanted, _) = desired(&shown, &configured, &seen(), t(10).wall);
+    let mut response = wanted.clone();
+    response.status.as_mut().unwrap().declared_features = None;
+    let mut dropped_fields = DroppedFields::default();
+    assert!(patch(&shown, &wanted, &dropped_fields).unwrap().1);
+    dropped_fields.learn(&wanted, &response);
+    let (again, _) = desired(&response, &configured, &seen(), t(20).wall);
+    assert!(!patch(&response, &again, &dropped_fields).unwrap().1, "nothing but the heartbeat");
+    configured.declared_features.push("C");
+    let (more, _) = desired(&response, &configured, &seen(), t(30).wall);
+    assert!(patch(&response, &more, &dropped_fields).unwrap().1, "a change is sent again");
 }
 
 #[test]
-fn row_17_reports_are_sent_on_change_and_now_and_then() {
+fn reports_are_sent_on_change_and_periodically() {
     let minutes = |n: u64| Mono(Duration::from_secs(60 * n));
-    let mut reports = Reports::every(Duration::from_secs(300));
+    let mut reports = ReportSchedule::every(Duration::from_secs(300));
     assert!(reports.is_due(false, minutes(0)), "the first one is always due");
     reports.sent(false, minutes(0), 0.5);
     assert!(!reports.is_due(false, minutes(4)));

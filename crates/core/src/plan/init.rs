@@ -1,36 +1,35 @@
-//! Init containers and sidecars: one after the other, then the regular containers may start.
+//! Init containers and sidecars: started one after the other, before the regular containers.
 //!
-//! The runtime may have forgotten finished init containers, so the question "how far did we get"
-//! is answered from the last container backwards: whatever has a trace proves that everything
-//! before it is done.
+//! The runtime may have removed finished init containers, so progress is determined from the last
+//! container backwards: an instance of one container proves that all before it are done.
 
 use super::regular::{Actions, restart, stop};
 use super::{Inputs, StopCause};
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, Container, ContainerKind, ProbeKind};
-use crate::probe::Verdict;
+use crate::probe::ProbeVerdict;
 use crate::resize;
 
-/// Whether the regular containers may be looked at.
+/// Progress of initialization: whether the regular containers may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum InitProgress {
     Complete,
     Underway,
-    /// An init container failed for good: the pod is over.
+    /// An init container failed and is not restarted: the pod has failed.
     Failed,
 }
 
-/// What one container's state says about its turn.
-enum Turn {
-    /// Its part is done; the next one may start.
-    Passed,
+/// State of one init container or sidecar.
+enum InitState {
+    /// Finished, or a started sidecar: the next container may start.
+    Done,
     Pending,
-    FailedForGood,
+    Failed,
 }
 
-pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> Progress {
+pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> InitProgress {
     let containers: Vec<&Container> = inputs.pod.init_containers().collect();
-    let Some(last) = containers.len().checked_sub(1) else { return Progress::Complete };
+    let Some(last) = containers.len().checked_sub(1) else { return InitProgress::Complete };
     let mut complete = has_started_regular(inputs);
     let mut passed = complete;
     let mut starts = Vec::new();
@@ -45,20 +44,20 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> Prog
         if passed && !sidecar {
             continue;
         }
-        let turn = if sidecar {
-            sidecar_turn(inputs, container, instance, actions, &mut starts)
+        let state = if sidecar {
+            sync_sidecar(inputs, container, instance, actions, &mut starts)
         } else {
-            init_turn(inputs, container, instance, actions, &mut starts)
+            sync_init(inputs, container, instance, actions, &mut starts)
         };
-        match turn {
-            Turn::FailedForGood => return Progress::Failed,
-            Turn::Pending => {}
-            Turn::Passed if index == last => complete = true,
-            Turn::Passed if !passed => {
+        match state {
+            InitState::Failed => return InitProgress::Failed,
+            InitState::Pending => {}
+            InitState::Done if index == last => complete = true,
+            InitState::Done if !passed => {
                 let next = containers.get(index + 1);
                 starts.extend(next.map(|next| restart(next, inputs.observed.newest(&next.name))));
             }
-            Turn::Passed => {}
+            InitState::Done => {}
         }
         passed = true;
     }
@@ -67,10 +66,10 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> Prog
     }
     starts.reverse();
     actions.starts.extend(starts);
-    if complete { Progress::Complete } else { Progress::Underway }
+    if complete { InitProgress::Complete } else { InitProgress::Underway }
 }
 
-/// An exited regular container proves nothing: it may belong to a sandbox before this one.
+/// An exited regular container proves nothing: it may belong to an earlier sandbox.
 fn has_started_regular(inputs: &Inputs<'_>) -> bool {
     inputs.pod.regular_containers().any(|c| {
         let newest = inputs.observed.newest(&c.name).map(|i| &i.state);
@@ -78,89 +77,93 @@ fn has_started_regular(inputs: &Inputs<'_>) -> bool {
     })
 }
 
-fn init_turn<'a>(
+fn sync_init<'a>(
     inputs: &Inputs<'a>,
     container: &'a Container,
     instance: &'a Instance,
     actions: &mut Actions<'a>,
     starts: &mut Vec<super::regular::Restart<'a>>,
-) -> Turn {
+) -> InitState {
     match &instance.state {
         State::Created => starts.push(restart(container, Some(instance))),
         State::Running { .. } => match resize_need(inputs, container, instance) {
-            // Only what stays may ask for a restart; validation sees to it.
-            resize::Need::Nothing | resize::Need::Restart => {}
-            resize::Need::InPlace(update) => actions.resize.updates.push(update),
+            // Validation allows a resize that restarts only for containers that keep running.
+            resize::ResizeNeed::Nothing | resize::ResizeNeed::Restart => {}
+            resize::ResizeNeed::InPlace(update) => actions.resize.updates.push(update),
         },
-        State::Exited(exit) if !exit.failed() => return Turn::Passed,
+        State::Exited(exit) if !exit.failed() => return InitState::Done,
         State::Exited(exit) => match container.after_exit(exit.code, inputs.pod.restart_policy) {
             AfterExit::Restart | AfterExit::RestartAll => {
                 starts.push(restart(container, Some(instance)));
             }
-            AfterExit::Stay => return Turn::FailedForGood,
+            AfterExit::Stay => return InitState::Failed,
         },
-        // Its exit code is lost; a failure is the safe guess.
+        // The exit code is lost; treat it as a failure.
         State::Unknown => match container.after_exit(UNKNOWN_CODE, inputs.pod.restart_policy) {
             AfterExit::Restart | AfterExit::RestartAll => {
                 actions.stops.push(stop(inputs, container, instance, StopCause::Unknown));
                 starts.push(restart(container, Some(instance)));
             }
-            AfterExit::Stay => return Turn::FailedForGood,
+            AfterExit::Stay => return InitState::Failed,
         },
     }
-    Turn::Pending
+    InitState::Pending
 }
 
-/// The exit code that stands for "nobody knows", as in container statuses.
+/// Exit code of a container whose real one is lost, as in container statuses.
 const UNKNOWN_CODE: i32 = 137;
 
-fn sidecar_turn<'a>(
+fn sync_sidecar<'a>(
     inputs: &Inputs<'a>,
     container: &'a Container,
     instance: &'a Instance,
     actions: &mut Actions<'a>,
     starts: &mut Vec<super::regular::Restart<'a>>,
-) -> Turn {
-    let mut again = |cause: Option<StopCause>| {
+) -> InitState {
+    let mut restart_after = |cause: Option<StopCause>| {
         if let Some(cause) = cause {
             actions.stops.push(stop(inputs, container, instance, cause));
         }
         starts.push(restart(container, Some(instance)));
     };
     match &instance.state {
-        State::Created | State::Exited(_) => again(None),
-        State::Unknown => again(Some(StopCause::Unknown)),
+        State::Created | State::Exited(_) => restart_after(None),
+        State::Unknown => restart_after(Some(StopCause::Unknown)),
         State::Running { .. } => {
             if container.probe(ProbeKind::Startup).is_some() {
                 match inputs.probed.verdict(&instance.id, ProbeKind::Startup) {
-                    Some(Verdict::Success) => {}
-                    Some(Verdict::Failure) => {
-                        again(Some(StopCause::StartupFailed));
-                        return Turn::Pending;
+                    Some(ProbeVerdict::Success) => {}
+                    Some(ProbeVerdict::Failure) => {
+                        restart_after(Some(StopCause::StartupFailed));
+                        return InitState::Pending;
                     }
-                    Some(Verdict::Unknown) | None => return Turn::Pending,
+                    Some(ProbeVerdict::Unknown) | None => return InitState::Pending,
                 }
             }
             if instance.hash.is_some_and(|h| h != container.hash) {
-                again(Some(StopCause::SpecChanged));
+                restart_after(Some(StopCause::SpecChanged));
             } else if inputs.probed.failed(&instance.id, ProbeKind::Liveness) {
-                again(Some(StopCause::LivenessFailed));
+                restart_after(Some(StopCause::LivenessFailed));
             } else {
                 match resize_need(inputs, container, instance) {
-                    resize::Need::Nothing => {}
-                    resize::Need::InPlace(update) => actions.resize.updates.push(update),
-                    resize::Need::Restart => {
-                        again(Some(StopCause::Resized));
+                    resize::ResizeNeed::Nothing => {}
+                    resize::ResizeNeed::InPlace(update) => actions.resize.updates.push(update),
+                    resize::ResizeNeed::Restart => {
+                        restart_after(Some(StopCause::Resized));
                         actions.resize.whole = true;
                     }
                 }
             }
-            return Turn::Passed;
+            return InitState::Done;
         }
     }
-    Turn::Pending
+    InitState::Pending
 }
 
-fn resize_need(inputs: &Inputs<'_>, container: &Container, instance: &Instance) -> resize::Need {
-    resize::need(inputs.pod, container, instance, &inputs.surroundings.resizing.applied)
+fn resize_need(
+    inputs: &Inputs<'_>,
+    container: &Container,
+    instance: &Instance,
+) -> resize::ResizeNeed {
+    resize::need(inputs.pod, container, instance, &inputs.local_state.resizing.applied)
 }

@@ -1,4 +1,4 @@
-//! How a pod, or one container of it, is stopped: in which order and with how much time.
+//! Stop planning: the order and the grace periods in which a pod or one container is stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::observed::{Instance, ObservedPod};
 use crate::pod::{Container, ContainerKind, Pod, ProbeKind};
 use crate::time::Mono;
 
-/// What a container gets when nothing else is known.
-const LEAST_STOP: Duration = Duration::from_secs(2);
-/// How long a runtime is left alone that calls a stop done and goes on showing what it stopped.
-const SURVIVOR_REST: Duration = Duration::from_secs(10);
+/// Minimum time the runtime gets to stop a container.
+const MIN_STOP: Duration = Duration::from_secs(2);
+/// Back-off while the runtime reports a stop as done but still shows the container running.
+const SURVIVOR_BACKOFF: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopCause {
-    /// The pod ends or gets a new sandbox.
+    /// The pod is terminating or gets a new sandbox.
     #[serde(rename = "Pod")]
     Pod,
     #[serde(rename = "SpecChanged")]
@@ -33,15 +33,15 @@ pub enum StopCause {
     PostStartFailed,
     #[serde(rename = "RestartingAll")]
     RestartingAll,
-    /// Its resources change, and it asks to start anew for that.
+    /// An in-place resize whose `resizePolicy` requires a restart.
     #[serde(rename = "Resized")]
     Resized,
-    /// A newer instance of the same container is there.
+    /// A newer instance of the same container is running.
     #[serde(rename = "Double")]
-    Double,
+    Duplicate,
 }
 
-/// One instance to stop.
+/// One container instance to stop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
     #[serde(rename = "instance")]
@@ -53,10 +53,10 @@ pub struct Stop {
     pub grace: Duration,
     #[serde(rename = "pre_stop")]
     pub pre_stop: bool,
-    /// Instances of a later turn wait until all of the earlier ones ended: sidecars go last, in
-    /// reverse. `None`: at once, and nobody waits for it.
+    /// Instances with a higher order wait until all with a lower one have exited: sidecars stop
+    /// last, in reverse. `None`: stop at once, and no other instance waits for it.
     #[serde(rename = "turn")]
-    pub turn: Option<u32>,
+    pub order: Option<u32>,
     #[serde(rename = "cause")]
     pub cause: StopCause,
     /// Text of the `Killing` event.
@@ -68,10 +68,11 @@ pub struct Stop {
 pub struct KillPod {
     #[serde(rename = "stops")]
     pub stops: Vec<Stop>,
-    /// Stopped after the containers. All of them: a dead one may still hold an address.
+    /// Stopped after the containers. All of them: a sandbox that is not ready may still hold an
+    /// address.
     #[serde(rename = "sandboxes")]
     pub sandboxes: Vec<SandboxId>,
-    /// A new sandbox follows: worth the event `SandboxChanged`.
+    /// A new sandbox follows, which is reported as the event `SandboxChanged`.
     #[serde(rename = "replaced")]
     pub replaced: bool,
 }
@@ -86,7 +87,7 @@ impl KillPod {
     }
 }
 
-/// Stops all of a pod; `None` if there is nothing to stop.
+/// Stops the whole pod; `None` if nothing is left to stop.
 pub fn pod(
     pod: &Pod,
     observed: &ObservedPod,
@@ -94,10 +95,10 @@ pub fn pod(
     grace: Option<Duration>,
 ) -> Option<KillPod> {
     let stops = observed.running().map(|i| stop_for_pod(pod, i, grace)).collect();
-    some(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
+    non_empty(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
 }
 
-/// Stops what runs of a pod whose spec is gone: no hooks, and the least time the runtime takes.
+/// Stops a pod whose spec is unknown: no hooks, and the shortest grace period.
 pub fn orphan(observed: &ObservedPod, attempts: &Attempts) -> Option<KillPod> {
     let stops = observed
         .running()
@@ -106,40 +107,41 @@ pub fn orphan(observed: &ObservedPod, attempts: &Attempts) -> Option<KillPod> {
             container: i.container.clone(),
             grace: Duration::from_secs(1),
             pre_stop: false,
-            turn: None,
+            order: None,
             cause: StopCause::Pod,
             message: format!("Stopping container {}", i.container),
         })
         .collect();
-    some(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
+    non_empty(KillPod { stops, sandboxes: sandboxes(observed, attempts), replaced: false })
 }
 
-/// Stopping rests: until when, and why.
+/// Back-off of stops: the end and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rest {
+pub struct KillBackoff {
     pub until: Mono,
     pub text: String,
 }
 
-/// A stop that failed is not tried again before its time. Nor is one that the runtime called done
-/// while it goes on showing what it stopped: asked at once it would say the same, for ever.
-pub fn rest(observed: &ObservedPod, attempts: &Attempts, now: Mono) -> Option<Rest> {
-    let failed = attempts.step_failure(PodStep::Kill).map(|failed| Rest {
+/// The back-off before the next stop: after a failed stop, and after one that the runtime reported
+/// as done although it still shows the container running (an immediate retry would report the
+/// same).
+pub fn backoff(observed: &ObservedPod, attempts: &Attempts, now: Mono) -> Option<KillBackoff> {
+    let failed = attempts.step_failure(PodStep::Kill).map(|failed| KillBackoff {
         until: failed.retry_at,
         text: format!("{} (tried {} times)", failed.message, failed.times),
     });
     let survived = || {
         let survivor = attempts.survivor(observed)?;
         let text = format!(
-            "the runtime said {} times that it stopped {}, and still shows it running",
+            "the runtime reported {} times that it stopped {}, but still shows it running",
             survivor.times, survivor.name
         );
-        Some(Rest { until: survivor.last + SURVIVOR_REST, text })
+        Some(KillBackoff { until: survivor.last + SURVIVOR_BACKOFF, text })
     };
-    failed.filter(|rest| now < rest.until).or_else(survived).filter(|rest| now < rest.until)
+    failed.filter(|failed| now < failed.until).or_else(survived).filter(|wait| now < wait.until)
 }
 
-fn some(kill: KillPod) -> Option<KillPod> {
+fn non_empty(kill: KillPod) -> Option<KillPod> {
     let nothing = kill.stops.is_empty() && kill.sandboxes.is_empty();
     (!nothing).then_some(kill)
 }
@@ -157,13 +159,13 @@ fn stop_for_pod(pod: &Pod, instance: &Instance, grace: Option<Duration>) -> Stop
         container: instance.container.clone(),
         pre_stop: container.is_some_and(|c| c.pre_stop().is_some()) && !grace.is_zero(),
         grace,
-        turn: container.and_then(|c| turn(pod, c)),
+        order: container.and_then(|c| order(pod, c)),
         cause: StopCause::Pod,
         message: format!("Stopping container {}", instance.container),
     }
 }
 
-/// Stops one container while its pod goes on.
+/// Stops one container while its pod keeps running.
 pub fn container(
     pod: &Pod,
     container: &Container,
@@ -180,7 +182,7 @@ pub fn container(
         | StopCause::Unknown
         | StopCause::PostStartFailed
         | StopCause::Resized
-        | StopCause::Double => None,
+        | StopCause::Duplicate => None,
     };
     let grace = own_grace(pod, probe);
     Stop {
@@ -188,31 +190,32 @@ pub fn container(
         container: instance.container.clone(),
         pre_stop: container.pre_stop().is_some() && !grace.is_zero(),
         grace,
-        turn: None,
+        order: None,
         cause,
         message,
     }
 }
 
-/// The deletion's grace, else the probe's, else the pod's.
+/// The grace period of the deletion, else of the probe, else of the pod.
 fn own_grace(pod: &Pod, probe: Option<Duration>) -> Duration {
     pod.deletion.and_then(|d| d.grace).or(probe).unwrap_or(pod.grace)
 }
 
-/// What is left for the process after the hook took its part: never less than the runtime needs.
+/// Grace period left for the process after the preStop hook; never below the runtime's minimum.
 pub fn remaining(grace: Duration, spent: Duration) -> Duration {
     let whole_seconds = Duration::from_secs(spent.as_secs());
-    grace.saturating_sub(whole_seconds).max(LEAST_STOP)
+    grace.saturating_sub(whole_seconds).max(MIN_STOP)
 }
 
-fn turn(pod: &Pod, container: &Container) -> Option<u32> {
+/// Sidecars stop after the regular containers, in reverse order.
+fn order(pod: &Pod, container: &Container) -> Option<u32> {
     match container.kind {
         ContainerKind::Init | ContainerKind::Ephemeral => None,
         ContainerKind::Regular => Some(0),
         ContainerKind::Sidecar => {
             let sidecars = pod.containers.iter().filter(|c| c.kind == ContainerKind::Sidecar);
-            let place = sidecars.rev().position(|c| c.name == container.name).unwrap_or(0);
-            Some(u32::try_from(place).unwrap_or(u32::MAX).saturating_add(1))
+            let position = sidecars.rev().position(|c| c.name == container.name).unwrap_or(0);
+            Some(u32::try_from(position).unwrap_or(u32::MAX).saturating_add(1))
         }
     }
 }

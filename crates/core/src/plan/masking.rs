@@ -1,7 +1,7 @@
-//! A recorded case without what its owner would not show: it is written to be sent to somebody.
+//! Masking of recorded cases: removes values that a user would not share with a bug report.
 //!
-//! What is hidden never decides anything, so a masked case replays to the same plan. Names of
-//! variables, keys and objects stay; a report that hides them as well explains nothing.
+//! Masked values never influence a decision, so a masked case replays to the same plan. Names of
+//! variables, keys and objects stay: without them the report explains nothing.
 
 use k8s_openapi::api::core::v1;
 
@@ -9,20 +9,21 @@ use super::Case;
 use crate::attempts::StartError;
 use crate::observed::State;
 use crate::pod::{
-    ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, BadPod, Pod, hold,
+    ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, Pod, PodParseError,
+    hold,
 };
 
-/// What stands where something was.
+/// Replacement for a masked value.
 pub const MASK: &str = "<masked>";
 
-/// Annotations with nothing of the user's in them.
+/// Annotations that never contain user data.
 const OWN_ANNOTATIONS: [&str; 5] =
     [ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, hold::ANNOTATION_HOLD];
 
 impl Case {
-    /// Hides values of variables, arguments of commands, headers, annotations, last words and what
-    /// hooks said.
-    pub fn masked(mut self) -> Result<Self, BadPod> {
+    /// Masks values of variables, command arguments, headers, annotations, termination messages
+    /// and the output of hooks.
+    pub fn masked(mut self) -> Result<Self, PodParseError> {
         let mut object = v1::Pod::clone(&self.pod.object);
         mask_annotations(&mut object);
         if let Some(spec) = &mut object.spec {
@@ -37,7 +38,7 @@ impl Case {
                 mask_text(&mut exit.message);
             }
         }
-        // Its message has the command and its output.
+        // The message contains the command and its output.
         self.attempts.mask_hooks(MASK);
         Ok(self)
     }
@@ -91,10 +92,10 @@ fn mask_variables(variables: &mut Option<Vec<v1::EnvVar>>) {
     }
 }
 
-/// The program stays, what it is told goes. With no command of its own the image has the program.
+/// Keeps the program and masks its arguments. Without a command, the image provides the program.
 fn mask_command(command: &mut Option<Vec<String>>, arguments: &mut Option<Vec<String>>) {
-    let told = command.iter_mut().flat_map(|command| command.iter_mut().skip(1));
-    told.chain(arguments.iter_mut().flatten()).for_each(mask_text);
+    let own_arguments = command.iter_mut().flat_map(|command| command.iter_mut().skip(1));
+    own_arguments.chain(arguments.iter_mut().flatten()).for_each(mask_text);
 }
 
 fn mask_exec(exec: &mut Option<v1::ExecAction>) {
@@ -108,7 +109,7 @@ fn mask_headers(get: &mut Option<v1::HTTPGetAction>) {
     headers.for_each(|header| mask_text(&mut header.value));
 }
 
-/// Last words of containers and of their hooks, as they were reported.
+/// Termination messages and messages of failed hooks, as reported.
 fn mask_status(status: &mut v1::PodStatus) {
     let lists = [
         &mut status.init_container_statuses,
@@ -166,15 +167,15 @@ mod tests {
     }
 
     #[test]
-    fn a_masked_case_tells_no_secret_and_replays_to_the_same_plan() {
+    fn masked_case_contains_no_secret_and_replays_to_the_same_plan() {
         let pod = pod();
         let (seen, key) = (observed(&pod).sandbox_ready().build(), pod.containers[0].backoff_key);
         let mut case = case(pod, seen, t(105));
         let (reason, wait) = (StartError::CreateContainerConfigError, Duration::from_secs(10));
         case.attempts.note_start_failure(&"i".into(), key, reason, "no key".into(), t(100), wait);
         let plan = plan::decide(&case.inputs());
-        let (hook, said) = (StartError::PostStartHookError, "[sh -c hunter2] failed".to_owned());
-        case.attempts.note_start_failure(&"d".into(), key, hook, said, t(100), wait);
+        let (hook, output) = (StartError::PostStartHookError, "[sh -c hunter2] failed".to_owned());
+        case.attempts.note_start_failure(&"d".into(), key, hook, output, t(100), wait);
         let text = serde_json::to_string(&case.masked().unwrap()).unwrap();
         assert!(!text.contains("hunter2"), "{text}");
         for shown in ["TOKEN", "Authorization", "/app", "registry.example/app:1", "maintenance"] {

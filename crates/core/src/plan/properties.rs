@@ -1,5 +1,5 @@
-//! What holds of plans whatever was seen and whatever fails: a runtime in a few lines carries them
-//! out, things happen to the pod between them, and steps fail as the cards fall.
+//! Properties of plans: a small model of a runtime executes them while random events happen to the
+//! pod and random steps fail.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::lifecycle::{Kill, Request};
 use crate::observed::{Exit, Instance, Sandbox, State};
 use crate::pod::{ContainerKind, RestartPolicy};
 
-/// More decisions than this without time passing, and a worker would burn a processor.
+/// A worker that decides more often than this without time passing would be in a busy loop.
 const DECISIONS_AT_ONCE: usize = 12;
 const RETRY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum Event {
     Exits(usize, i32),
-    /// The runtime no longer knows what became of it.
+    /// The runtime lost its state.
     Lost(usize),
-    /// Somebody removed it.
+    /// It was removed externally.
     Removed(usize),
     SandboxDies,
     NewImage(usize),
@@ -31,24 +31,24 @@ enum Happening {
     Hold(bool),
     CgroupGone,
     Wait(u64),
-    /// The wall clock is set, forward or back; our own goes on.
+    /// The wall clock is set forward or back; the monotonic clock goes on.
     ClockSet(i64),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn event() -> impl Strategy<Value = Event> {
     let which = || 0..4usize;
     prop_oneof![
-        4 => (which(), prop_oneof![Just(0), Just(1)]).prop_map(|(c, code)| Happening::Exits(c, code)),
-        1 => which().prop_map(Happening::Lost),
-        1 => which().prop_map(Happening::Removed),
-        1 => Just(Happening::SandboxDies),
-        1 => which().prop_map(Happening::NewImage),
-        1 => (0..40u64).prop_map(Happening::Delete),
-        1 => (0..40u64).prop_map(Happening::Kill),
-        1 => any::<bool>().prop_map(Happening::Hold),
-        1 => Just(Happening::CgroupGone),
-        5 => (1..60u64).prop_map(Happening::Wait),
-        1 => (-7200..7200i64).prop_map(Happening::ClockSet),
+        4 => (which(), prop_oneof![Just(0), Just(1)]).prop_map(|(c, code)| Event::Exits(c, code)),
+        1 => which().prop_map(Event::Lost),
+        1 => which().prop_map(Event::Removed),
+        1 => Just(Event::SandboxDies),
+        1 => which().prop_map(Event::NewImage),
+        1 => (0..40u64).prop_map(Event::Delete),
+        1 => (0..40u64).prop_map(Event::Kill),
+        1 => any::<bool>().prop_map(Event::Hold),
+        1 => Just(Event::CgroupGone),
+        5 => (1..60u64).prop_map(Event::Wait),
+        1 => (-7200..7200i64).prop_map(Event::ClockSet),
     ]
 }
 
@@ -62,26 +62,26 @@ fn policy() -> impl Strategy<Value = RestartPolicy> {
 
 const NAMES: [&str; 4] = ["init", "side", "a", "b"];
 
-/// A pod, the runtime it runs on, and cards that say which steps fail.
-struct Play {
+/// A pod, a model of its runtime, and the choices that decide which steps fail.
+struct Model {
     case: Case,
-    cards: Vec<bool>,
+    failures: Vec<bool>,
     made: u32,
-    /// The grace of each stop so far, by instance.
+    /// The grace period of each stop so far, by instance.
     stops: BTreeMap<ContainerId, Duration>,
 }
 
-impl Play {
-    fn new(policy: RestartPolicy, cards: Vec<bool>) -> Self {
+impl Model {
+    fn new(policy: RestartPolicy, failures: Vec<bool>) -> Self {
         let pod = builders::pod("web").restart(policy).init("init").sidecar("side");
         let pod = pod.container("a").container("b").grace(30).build();
         let nothing = builders::observed(&pod).build();
         let case = builders::case(pod, nothing, t(0));
-        Self { case, cards, made: 0, stops: BTreeMap::new() }
+        Self { case, failures, made: 0, stops: BTreeMap::new() }
     }
 
     fn fails(&mut self) -> bool {
-        self.cards.pop().unwrap_or(false)
+        self.failures.pop().unwrap_or(false)
     }
 
     fn newest(&mut self, name: &str) -> Option<&mut Instance> {
@@ -109,58 +109,58 @@ impl Play {
         now.wall = now.wall.saturating_add(time).unwrap();
     }
 
-    fn happens(&mut self, happening: Happening) {
-        match happening {
-            Happening::Exits(which, code) => {
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Exits(which, code) => {
                 let running = self.newest(NAMES[which]).filter(|i| i.is_running());
                 if let Some(id) = running.map(|i| i.id.clone()) {
                     self.end(&id, code);
                 }
             }
-            Happening::Lost(which) => {
+            Event::Lost(which) => {
                 if let Some(instance) = self.newest(NAMES[which]).filter(|i| i.is_running()) {
                     instance.state = State::Unknown;
                 }
             }
-            Happening::Removed(which) => {
+            Event::Removed(which) => {
                 let id = self.newest(NAMES[which]).map(|i| i.id.clone());
                 self.case.observed.instances.retain(|i| Some(&i.id) != id.as_ref());
             }
-            Happening::SandboxDies => {
+            Event::SandboxDies => {
                 for sandbox in &mut self.case.observed.sandboxes {
                     sandbox.ready = false;
                 }
             }
-            Happening::NewImage(which) => {
+            Event::NewImage(which) => {
                 let name = NAMES[which];
                 let made = self.made;
                 let container = self.case.pod.containers.iter_mut().find(|c| &*c.name == name);
                 container.unwrap().hash = crate::pod::ContainerHash(made.wrapping_add(7));
             }
-            Happening::Delete(grace) => {
+            Event::Delete(grace) => {
                 let at = self.case.now.wall;
                 let grace = Some(Duration::from_secs(grace));
                 self.case.pod.deletion = Some(crate::pod::Deletion { at, grace });
-                self.case.life.request(Request::Update, &self.case.pod);
+                self.case.lifecycle.request(Request::Update, &self.case.pod);
             }
-            Happening::Kill(grace) => {
+            Event::Kill(grace) => {
                 let kill = Kill { grace: Some(Duration::from_secs(grace)), ..Kill::default() };
-                self.case.life.request(Request::Kill(kill), &self.case.pod);
+                self.case.lifecycle.request(Request::Kill(kill), &self.case.pod);
             }
-            Happening::Hold(held) => {
+            Event::Hold(held) => {
                 let hold = Hold { reason: "Held".into(), message: "wait".into() };
-                self.case.surroundings.hold = held.then_some(hold);
+                self.case.local_state.hold = held.then_some(hold);
             }
-            Happening::CgroupGone => self.case.surroundings.cgroup = false,
-            Happening::Wait(seconds) => self.pass(Duration::from_secs(seconds)),
-            Happening::ClockSet(seconds) => {
+            Event::CgroupGone => self.case.local_state.cgroup = false,
+            Event::Wait(seconds) => self.pass(Duration::from_secs(seconds)),
+            Event::ClockSet(seconds) => {
                 let by = jiff::SignedDuration::from_secs(seconds);
                 self.case.now.wall = self.case.now.wall.saturating_add(by).unwrap();
             }
         }
     }
 
-    /// Decides and carries out until there is nothing left to do at this moment.
+    /// Decides and executes until nothing is left to do at this moment.
     fn settle(&mut self) -> Plan {
         for _ in 0..DECISIONS_AT_ONCE {
             for container in &self.case.pod.containers {
@@ -171,17 +171,17 @@ impl Play {
             }
             let plan = decide(&self.case.inputs());
             if plan.stage_done {
-                self.case.life.stopped();
+                self.case.lifecycle.stopped();
                 continue;
             }
             if plan.steps.is_empty() {
                 return plan;
             }
-            let ending = self.case.life.stage();
-            if self.carry_out(&plan) && ending == Stage::Terminated {
-                self.case.life.released();
+            let ending = self.case.lifecycle.stage();
+            if self.execute(&plan) && ending == Stage::Terminated {
+                self.case.lifecycle.released();
             }
-            // Init containers are quick.
+            // Init containers finish at once.
             let quick = self.newest("init").filter(|i| i.is_running()).map(|i| i.id.clone());
             if let Some(id) = quick {
                 self.end(&id, 0);
@@ -190,7 +190,7 @@ impl Play {
         panic!("{DECISIONS_AT_ONCE} plans and no end: {:?}", decide(&self.case.inputs()));
     }
 
-    fn carry_out(&mut self, plan: &Plan) -> bool {
+    fn execute(&mut self, plan: &Plan) -> bool {
         let mut all = true;
         for step in &plan.steps {
             if self.fails() {
@@ -236,7 +236,7 @@ impl Play {
     fn step(&mut self, step: &Step) {
         let attempts = &mut self.case.attempts;
         match step {
-            Step::EnsureCgroup => self.case.surroundings.cgroup = true,
+            Step::EnsureCgroup => self.case.local_state.cgroup = true,
             Step::MakeDirectories | Step::MountVolumes => {}
             Step::Resize(_) => attempts.note_step_done(PodStep::Resize),
             Step::KillPod(kill) => {
@@ -248,7 +248,7 @@ impl Play {
                 for sandbox in &mut self.case.observed.sandboxes {
                     sandbox.ready &= !kill.sandboxes.contains(&sandbox.id);
                 }
-                // What was in it ended with it.
+                // Its containers ended with it.
                 let dead = |i: &Instance| kill.sandboxes.contains(&i.sandbox) && i.exit().is_none();
                 let dead: Vec<ContainerId> = self
                     .case
@@ -266,11 +266,11 @@ impl Play {
             }
             Step::RemoveInstances { ids, .. } => {
                 let alive = |i: &Instance| ids.contains(&i.id) && i.is_running();
-                assert!(!self.case.observed.instances.iter().any(alive), "removed while it runs");
+                assert!(!self.case.observed.instances.iter().any(alive), "removed while running");
                 self.case.observed.instances.retain(|i| !ids.contains(&i.id));
             }
             Step::CreateSandbox { attempt } => {
-                assert!(!self.case.life.is_ending(), "a sandbox for a pod that ends");
+                assert!(!self.case.lifecycle.is_ending(), "a sandbox for a terminating pod");
                 assert!(self.case.observed.ready_sandbox().is_none(), "two live sandboxes");
                 self.made += 1;
                 self.case.observed.sandboxes.push(Sandbox {
@@ -287,14 +287,14 @@ impl Play {
             Step::StartContainer(start) => self.start(start),
             Step::UnmountVolumes => {}
             Step::DestroyCgroup => {
-                assert!(!self.case.observed.is_alive(), "its cgroup destroyed under a live pod");
+                assert!(!self.case.observed.is_alive(), "cgroup destroyed while the pod runs");
             }
         }
     }
 
     fn stop(&mut self, stops: &[Stop]) {
         for stop in stops {
-            if self.case.life.is_ending() {
+            if self.case.lifecycle.is_ending() {
                 let before = self.stops.insert(stop.instance.clone(), stop.grace);
                 assert!(before.is_none_or(|before| stop.grace <= before), "grace grew");
             }
@@ -303,7 +303,11 @@ impl Play {
     }
 
     fn start(&mut self, start: &Start) {
-        assert!(!self.case.life.is_ending(), "{} started in a pod that ends", start.container);
+        assert!(
+            !self.case.lifecycle.is_ending(),
+            "{} started in a terminating pod",
+            start.container
+        );
         let alive = |i: &Instance| match i.state {
             State::Running { .. } | State::Unknown => true,
             State::Created | State::Exited(_) => false,
@@ -343,12 +347,12 @@ impl Play {
             log_path: None,
             mounts: Vec::new(),
         });
-        // As the runtime client hands it over.
+        // Sorted as the runtime client delivers it.
         self.case.observed.sort();
     }
 
-    /// Lets time pass until nothing is waited for any more.
-    fn rest(&mut self) -> Plan {
+    /// Advances time until no back-off is left.
+    fn run_until_idle(&mut self) -> Plan {
         for _ in 0..200 {
             let plan = self.settle();
             match plan.wake_at {
@@ -359,7 +363,7 @@ impl Play {
                 }
             }
         }
-        panic!("it never comes to rest: {:?}", decide(&self.case.inputs()));
+        panic!("it never settles: {:?}", decide(&self.case.inputs()));
     }
 
     fn running(&self) -> Vec<&str> {
@@ -371,47 +375,47 @@ impl Play {
 }
 
 proptest! {
-    /// Never two live sandboxes or instances, nothing started in a pod that ends, grace never
-    /// grows, no plan is made again and again: all asserted where the steps are carried out.
+    /// Never two running sandboxes or instances, no start in a terminating pod, a grace period
+    /// that never grows, no endless planning: asserted where the steps are executed.
     #[test]
-    fn whatever_happens_and_fails_a_plan_carried_out_comes_to_rest(
+    fn executed_plans_settle_under_any_events_and_failures(
         policy in policy(),
-        cards in vec(prop::bool::weighted(0.25), 0..40),
-        happenings in vec(happening(), 0..25),
+        failures in vec(prop::bool::weighted(0.25), 0..40),
+        events in vec(event(), 0..25),
     ) {
-        let mut play = Play::new(policy, cards);
-        for happening in happenings {
-            play.settle();
-            play.happens(happening);
+        let mut model = Model::new(policy, failures);
+        for event in events {
+            model.settle();
+            model.apply(event);
         }
-        play.cards.clear();
-        play.case.surroundings.hold = None;
-        play.rest();
-        match play.case.life.stage() {
+        model.failures.clear();
+        model.case.local_state.hold = None;
+        model.run_until_idle();
+        match model.case.lifecycle.stage() {
             Stage::Syncing if policy == RestartPolicy::Always => {
-                prop_assert_eq!(play.running(), ["a", "b", "side"]);
+                prop_assert_eq!(model.running(), ["a", "b", "side"]);
             }
             Stage::Syncing => {}
-            Stage::Finished => prop_assert_eq!(play.running(), [""; 0]),
+            Stage::Finished => prop_assert_eq!(model.running(), [""; 0]),
             Stage::Terminating | Stage::Terminated => {
-                prop_assert!(false, "a life that does not end: {:?}", play.case.life);
+                prop_assert!(false, "a lifecycle that does not end: {:?}", model.case.lifecycle);
             }
         }
     }
 
-    /// The order in which requests arrive does not matter for how much time a pod gets.
+    /// The order of requests does not affect the grace period.
     #[test]
-    fn grace_is_the_least_that_was_ever_asked_for(graces in vec(0..100u64, 1..8)) {
+    fn grace_period_is_the_shortest_requested(graces in vec(0..100u64, 1..8)) {
         let pod = builders::pod("web").container("a").build();
-        let mut life = Lifecycle::begin(&pod, true);
+        let mut lifecycle = Lifecycle::begin(&pod, true);
         let mut last = None;
         for grace in &graces {
             let kill = Kill { grace: Some(Duration::from_secs(*grace)), ..Kill::default() };
-            life.request(Request::Kill(kill), &pod);
-            prop_assert!(last.is_none_or(|last| life.grace() <= last), "grace grew");
-            last = Some(life.grace());
+            lifecycle.request(Request::Kill(kill), &pod);
+            prop_assert!(last.is_none_or(|last| lifecycle.grace() <= last), "grace grew");
+            last = Some(lifecycle.grace());
         }
         let least = graces.iter().min().copied().unwrap_or(0).max(1);
-        prop_assert_eq!(life.grace(), Some(Duration::from_secs(least)));
+        prop_assert_eq!(lifecycle.grace(), Some(Duration::from_secs(least)));
     }
 }

@@ -1,11 +1,13 @@
-//! Regular and ephemeral containers: which to keep, stop, start.
+//! Regular and ephemeral containers: which to keep, stop, start or restart.
+//!
+//! `container_action` decides whether a container is restarted.
 
 use super::{Inputs, NextAttempt, Start, Stop, StopCause, kill};
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, Container, ProbeKind};
-use crate::resize::{self, Resize, Update};
+use crate::resize::{self, ContainerResize, Resize};
 
-/// What the pod's containers need, before back-off has its say.
+/// Actions for the pod's containers, before restarts-off is applied.
 #[derive(Debug, Default)]
 pub(super) struct Actions<'a> {
     pub stops: Vec<Stop>,
@@ -13,7 +15,7 @@ pub(super) struct Actions<'a> {
     pub starts: Vec<Restart<'a>>,
 }
 
-/// A container that should start, and the instance it follows.
+/// A container to start, and its previous instance.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Restart<'a> {
     pub container: &'a Container,
@@ -29,32 +31,33 @@ impl Restart<'_> {
         let attempts = inputs.attempts;
         let taken = attempts.attempt_taken(&self.container.name);
         let free = taken.map_or(0, |n| n.saturating_add(1));
-        // Past every instance there is: the attempt says which of them is the current one.
+        // Higher than any existing instance: the highest attempt marks the current instance.
         let highest = inputs.observed.instances_of(&self.container.name).map(|i| i.attempt).max();
         let attempt = match highest {
             Some(highest) => NextAttempt::Number(highest.saturating_add(1).max(free)),
             None => NextAttempt::PastLogs(free),
         };
-        // One that we stop now did not exit by itself; its next restart counts the one before.
+        // An instance that this plan stops has not exited on its own; the restarts-off counts the one
+        // before.
         let after = inputs.observed.last_exited(&self.container.name).map(|i| i.id.clone());
         Start { container: self.container.name.clone(), attempt, after }
     }
 }
 
-/// Adds what the regular containers need; returns how many run on as they are.
+/// Adds the actions for regular containers; returns how many keep running unchanged.
 pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> usize {
     let mut kept = 0;
     for container in inputs.pod.regular_containers() {
         let instance = inputs.observed.newest(&container.name);
-        match need(inputs, container, instance) {
-            Need::Nothing => {}
-            Need::Keep => kept += 1,
-            Need::Resize(update) => {
+        match container_action(inputs, container, instance) {
+            ContainerAction::Nothing => {}
+            ContainerAction::Keep => kept += 1,
+            ContainerAction::Resize(update) => {
                 actions.resize.updates.push(update);
                 kept += 1;
             }
-            Need::Start => actions.starts.push(restart(container, instance)),
-            Need::Stop { cause, start } => {
+            ContainerAction::Start => actions.starts.push(restart(container, instance)),
+            ContainerAction::Stop { cause, start } => {
                 if let Some(instance) = instance {
                     actions.stops.push(stop(inputs, container, instance, cause));
                 }
@@ -68,57 +71,65 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> usiz
     kept
 }
 
-/// Ephemeral containers run once, whenever the sandbox is there.
+/// Ephemeral containers run once, whenever there is a sandbox.
 pub(super) fn ephemeral<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) {
     let unseen = |c: &&Container| inputs.observed.newest(&c.name).is_none();
     let containers = inputs.pod.ephemeral_containers().filter(unseen);
     actions.starts.extend(containers.map(|c| restart(c, None)));
 }
 
-enum Need {
+/// What to do about one regular container.
+enum ContainerAction {
     Nothing,
     Keep,
-    Resize(Update),
+    Resize(ContainerResize),
     Start,
     Stop { cause: StopCause, start: bool },
 }
 
-fn need(inputs: &Inputs<'_>, container: &Container, instance: Option<&Instance>) -> Need {
+/// Decides whether a regular container is kept, resized, stopped, started or restarted.
+fn container_action(
+    inputs: &Inputs<'_>,
+    container: &Container,
+    instance: Option<&Instance>,
+) -> ContainerAction {
     let pod = inputs.pod;
     let running = instance.is_some_and(Instance::is_running);
     if !running && pod.deletion.is_some() {
-        return Need::Nothing;
+        return ContainerAction::Nothing;
     }
-    let Some(instance) = instance else { return Need::Start };
+    let Some(instance) = instance else { return ContainerAction::Start };
     let after_probe = || container.restarts_after_probe_failure(pod.restart_policy);
     match &instance.state {
-        State::Created => Need::Start,
-        // Never risk two live copies.
-        State::Unknown => Need::Stop { cause: StopCause::Unknown, start: true },
+        State::Created => ContainerAction::Start,
+        // A container in unknown state may still be running: stop it first, so that never two run.
+        State::Unknown => ContainerAction::Stop { cause: StopCause::Unknown, start: true },
         State::Exited(exit) => match container.after_exit(exit.code, pod.restart_policy) {
-            AfterExit::Restart | AfterExit::RestartAll => Need::Start,
-            AfterExit::Stay => Need::Nothing,
+            AfterExit::Restart | AfterExit::RestartAll => ContainerAction::Start,
+            AfterExit::Stay => ContainerAction::Nothing,
         },
         State::Running { .. } => {
             if instance.hash.is_some_and(|h| h != container.hash) {
-                Need::Stop { cause: StopCause::SpecChanged, start: true }
+                ContainerAction::Stop { cause: StopCause::SpecChanged, start: true }
             } else if inputs.probed.failed(&instance.id, ProbeKind::Liveness) {
-                Need::Stop { cause: StopCause::LivenessFailed, start: after_probe() }
+                ContainerAction::Stop { cause: StopCause::LivenessFailed, start: after_probe() }
             } else if inputs.probed.failed(&instance.id, ProbeKind::Startup) {
-                Need::Stop { cause: StopCause::StartupFailed, start: after_probe() }
+                ContainerAction::Stop { cause: StopCause::StartupFailed, start: after_probe() }
             } else {
-                let applied = &inputs.surroundings.resizing.applied;
+                let applied = &inputs.local_state.resizing.applied;
                 match resize::need(pod, container, instance, applied) {
-                    resize::Need::Nothing => Need::Keep,
-                    resize::Need::InPlace(update) => Need::Resize(update),
-                    resize::Need::Restart => Need::Stop { cause: StopCause::Resized, start: true },
+                    resize::ResizeNeed::Nothing => ContainerAction::Keep,
+                    resize::ResizeNeed::InPlace(update) => ContainerAction::Resize(update),
+                    resize::ResizeNeed::Restart => {
+                        ContainerAction::Stop { cause: StopCause::Resized, start: true }
+                    }
                 }
             }
         }
     }
 }
 
-/// Stops one container, with the event text users know.
+/// A stop of one container, with upstream's event text.
 pub(super) fn stop(
     inputs: &Inputs<'_>,
     container: &Container,
@@ -126,22 +137,26 @@ pub(super) fn stop(
     cause: StopCause,
 ) -> Stop {
     let name = &container.name;
-    let back = container.restarts_after_probe_failure(inputs.pod.restart_policy);
-    let (who, comes_back, after_probe) = match container.kind.is_init() {
+    let restarts = container.restarts_after_probe_failure(inputs.pod.restart_policy);
+    let (subject, will_restart, after_probe) = match container.kind.is_init() {
         true => ("Init container", "", ""),
-        false if back => ("Container", ", will be restarted", ", will be restarted"),
+        false if restarts => ("Container", ", will be restarted", ", will be restarted"),
         false => ("Container", ", will be restarted", ""),
     };
     let message = match cause {
-        StopCause::SpecChanged => format!("{who} {name} definition changed{comes_back}"),
-        StopCause::LivenessFailed => format!("{who} {name} failed liveness probe{after_probe}"),
-        StopCause::StartupFailed => format!("{who} {name} failed startup probe{after_probe}"),
+        StopCause::SpecChanged => format!("{subject} {name} definition changed{will_restart}"),
+        StopCause::LivenessFailed => {
+            format!("{subject} {name} failed liveness probe{after_probe}")
+        }
+        StopCause::StartupFailed => format!("{subject} {name} failed startup probe{after_probe}"),
         StopCause::Unknown => {
-            format!("{who} is in \"unknown\" state, try killing it before restart")
+            format!("{subject} is in \"unknown\" state, try killing it before restart")
         }
         StopCause::Resized => format!("Container {name} resize requires restart"),
         StopCause::PostStartFailed => "FailedPostStartHook".into(),
-        StopCause::Double => format!("Container {name} runs twice, the older one is stopped"),
+        StopCause::Duplicate => {
+            format!("Container {name} runs twice, the older one is stopped")
+        }
         StopCause::Pod | StopCause::RestartingAll => format!("Stopping container {name}"),
     };
     kill::container(inputs.pod, container, instance, cause, message)

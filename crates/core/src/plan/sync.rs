@@ -1,8 +1,7 @@
-//! The plan for a pod that should run.
+//! Plan for a pod that should be running.
 //!
-//! In order: is it held back, is there a network, does it stand on its cgroup, is its sandbox
-//! sound, and then what each container needs. Back-off comes last: it only delays a start that
-//! was decided on.
+//! Checks in order: soft-admission hold, network readiness, cgroup, sandbox, then the containers.
+//! Back-off comes last: it only delays a start that was already decided.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,44 +11,46 @@ use super::{
     Hold, Inputs, KillPod, Logs, Plan, Step, Topic, WaitReason, Waiting, Why, init, kill, regular,
     sandbox,
 };
-use crate::attempts::{PodStep, StartError, Unpulled};
+use crate::attempts::{PodStep, PullBackoff, StartError};
 use crate::ids::ContainerId;
 use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, ContainerKind, RestartPolicy};
 use crate::resize::whole_differs;
 use crate::time::{Mono, go_duration};
 
-/// How soon a pod looks again whether the network came up; usually it is told.
+/// Fallback interval for checking network readiness; usually a notification comes first.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
-/// A failed pull, an exit or a failed hook shows as itself this long, then as the back-off it leads
-/// to: a watcher sees what happened before it sees what follows.
-const SHOWN_AS_ITSELF: Duration = Duration::from_secs(2);
+/// How long a failed pull, an exit or a failed hook is reported before it is replaced by the
+/// back-off that follows, so that a watcher sees the cause before the consequence.
+const SHOW_CAUSE_FOR: Duration = Duration::from_secs(2);
 
 pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
     if let Some(why) = &inputs.pod.unreadable {
-        return left_alone(why);
+        return unreadable(why);
     }
-    if let Some(hold) = &inputs.surroundings.hold {
+    if let Some(hold) = &inputs.local_state.hold {
         return held(inputs, hold);
     }
-    if let Err(error) = &inputs.surroundings.network
+    if let Err(error) = &inputs.local_state.network
         && !inputs.pod.host_network
     {
         let why = Why::new(Topic::NetworkNotReady, format!("network is not ready: {error}"))
-            .way_out("check the runtime's network plugin and its configuration folder");
+            .fix("check the runtime's network plugin and its configuration directory");
         let mut plan = Plan::idle(why);
         plan.wake(inputs.now.mono + NETWORK_RETRY);
         return plan;
     }
-    let mut plan = if lost_its_cgroup(inputs) {
-        let why = "its containers run outside their cgroup; they are stopped and made anew";
+    let mut plan = if cgroup_is_missing(inputs) {
+        let why = "the pod cgroup is missing; its containers are stopped and recreated";
         kill_only(inputs, why)
     } else if let Some(trigger) = restart_all_trigger(inputs) {
         restart_all(inputs, trigger)
     } else {
         match sandbox::decide(inputs.pod, inputs.observed) {
-            sandbox::Need::New { attempt, replaces } => new_sandbox(inputs, attempt, replaces),
-            sandbox::Need::Keep(_) => in_sandbox(inputs),
+            sandbox::SandboxDecision::Create { attempt, replaces } => {
+                new_sandbox(inputs, attempt, replaces)
+            }
+            sandbox::SandboxDecision::Keep(_) => in_sandbox(inputs),
         }
     };
     if let Some(at) = deadline(inputs) {
@@ -58,16 +59,17 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
     plan
 }
 
-/// Nothing is started and nothing is stopped: what runs was started by an agent that knew how.
-fn left_alone(why: &str) -> Plan {
-    let text = format!("left as it is, this agent cannot read it: {why}");
-    let way_out = "run a version of podwright that is not older than the API server, or delete it";
-    Plan::idle(Why::new(Topic::Held, text).way_out(way_out))
+/// Nothing is started and nothing is stopped: a newer agent, which could read the pod, started
+/// what is running.
+fn unreadable(why: &str) -> Plan {
+    let text = format!("unchanged, this agent cannot read the pod: {why}");
+    let fix = "run a podwright version not older than the API server, or delete the pod";
+    Plan::idle(Why::new(Topic::Held, text).fix(fix))
 }
 
 fn held(inputs: &Inputs<'_>, hold: &Hold) -> Plan {
-    let text = format!("held back: {} ({})", hold.message, hold.reason);
-    let why = Why::new(Topic::Held, text).way_out("remove the annotation podwright/hold");
+    let text = format!("held: {} ({})", hold.message, hold.reason);
+    let why = Why::new(Topic::Held, text).fix("remove the annotation podwright/hold");
     let mut plan = killing(inputs, why, false);
     for container in &inputs.pod.containers {
         let blocked = Waiting { reason: WaitReason::Blocked, message: hold.message.clone() };
@@ -81,14 +83,14 @@ fn held(inputs: &Inputs<'_>, hold: &Hold) -> Plan {
     plan
 }
 
-/// Containers that run without the pod's cgroup run without its limits.
-fn lost_its_cgroup(inputs: &Inputs<'_>) -> bool {
-    !inputs.surroundings.cgroup && inputs.observed.running().next().is_some()
+/// Containers without the pod's cgroup run without its limits.
+fn cgroup_is_missing(inputs: &Inputs<'_>) -> bool {
+    !inputs.local_state.cgroup && inputs.observed.running().next().is_some()
 }
 
-/// When `activeDeadlineSeconds` ends the pod.
+/// The time at which `activeDeadlineSeconds` expires.
 fn deadline(inputs: &Inputs<'_>) -> Option<Mono> {
-    let (limit, active) = (inputs.pod.active_deadline?, inputs.surroundings.active?);
+    let (limit, active) = (inputs.pod.active_deadline?, inputs.local_state.active?);
     Some(inputs.now.mono + limit.saturating_sub(active.elapsed(inputs.now.mono)))
 }
 
@@ -99,14 +101,14 @@ fn kill_only(inputs: &Inputs<'_>, why: &str) -> Plan {
 fn killing(inputs: &Inputs<'_>, why: Why, replaced: bool) -> Plan {
     let mut plan = Plan::idle(why);
     if let Some(kill) = kill::pod(inputs.pod, inputs.observed, inputs.attempts, None)
-        && may_try(inputs, PodStep::Kill, &mut plan)
+        && may_run(inputs, PodStep::Kill, &mut plan)
     {
         plan.steps.push(Step::KillPod(KillPod { replaced, ..kill }));
     }
     plan
 }
 
-/// The instance whose exit asks for all containers to start over.
+/// The instance whose exit matches a rule that restarts all containers.
 fn restart_all_trigger<'a>(inputs: &Inputs<'a>) -> Option<&'a Instance> {
     inputs.pod.containers.iter().find_map(|c| {
         let newest = inputs.observed.newest(&c.name)?;
@@ -116,12 +118,12 @@ fn restart_all_trigger<'a>(inputs: &Inputs<'a>) -> Option<&'a Instance> {
     })
 }
 
-/// Stops and removes every instance, the trigger last: whoever is interrupted finds it again.
+/// Stops and removes every instance, the trigger last: an interrupted restart finds it again.
 fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
     let text =
-        format!("container {} exited and its rule restarts all containers", trigger.container);
+        format!("container {} exited; its restart rule restarts all containers", trigger.container);
     let mut plan = Plan::idle(Why::new(Topic::Stops, text));
-    if ![PodStep::Kill, PodStep::Removal].iter().all(|s| may_try(inputs, *s, &mut plan)) {
+    if ![PodStep::Kill, PodStep::Removal].iter().all(|s| may_run(inputs, *s, &mut plan)) {
         return plan;
     }
     for container in &inputs.pod.containers {
@@ -148,7 +150,7 @@ fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
 fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
     let (pod, observed) = (inputs.pod, inputs.observed);
     if pod.restart_policy == RestartPolicy::Never && attempt > 0 && !observed.instances.is_empty() {
-        return kill_only(inputs, "its sandbox is gone and its containers run only once");
+        return kill_only(inputs, "the sandbox is gone and restartPolicy is Never");
     }
     let done = |instance: Option<&Instance>, policy: RestartPolicy| {
         let code = instance.and_then(Instance::exit).map(|exit| exit.code);
@@ -164,16 +166,16 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         matches!(state, Some(State::Created | State::Running { .. } | State::Exited(_)))
     });
     if candidates.is_empty() && any_seen {
-        return kill_only(inputs, "all its containers are done");
+        return kill_only(inputs, "all containers have finished");
     }
     let first_init = pod.init_containers().next();
     let starts = match first_init {
         Some(init) => vec![restart(init, observed.newest(&init.name))],
         None => candidates,
     };
-    let text = if replaces { "its sandbox is replaced" } else { "its sandbox is created" };
+    let text = if replaces { "replacing the sandbox" } else { "creating the sandbox" };
     let mut plan = killing(inputs, Why::new(Topic::Starts, text), replaces);
-    if !may_try(inputs, PodStep::Kill, &mut plan) || !may_try(inputs, PodStep::Removal, &mut plan) {
+    if !may_run(inputs, PodStep::Kill, &mut plan) || !may_run(inputs, PodStep::Removal, &mut plan) {
         return plan;
     }
     let stale: Vec<ContainerId> = pod
@@ -184,8 +186,8 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
     if !stale.is_empty() {
         plan.steps.push(Step::RemoveInstances { ids: stale, logs: Logs::Removed });
     }
-    let (starts, _) = hold_back(inputs, starts, &mut plan);
-    if may_try(inputs, PodStep::Sandbox, &mut plan) && prepare(inputs, &mut plan) {
+    let (starts, _) = apply_backoff(inputs, starts, &mut plan);
+    if may_run(inputs, PodStep::Sandbox, &mut plan) && prepare(inputs, &mut plan) {
         plan.steps.push(Step::CreateSandbox { attempt });
         plan.steps.extend(starts);
     }
@@ -196,39 +198,40 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
     let mut actions = Actions::default();
     regular::ephemeral(inputs, &mut actions);
     match init::decide(inputs, &mut actions) {
-        init::Progress::Failed => {
-            return kill_only(inputs, "an init container failed and may not run again");
+        init::InitProgress::Failed => {
+            return kill_only(inputs, "an init container failed and is not restarted");
         }
-        init::Progress::Underway => {}
-        init::Progress::Complete => {
+        init::InitProgress::Underway => {}
+        init::InitProgress::Complete => {
             let before = actions.starts.len();
             let kept = regular::decide(inputs, &mut actions);
             if kept == 0 && actions.starts.len() == before {
-                return kill_only(inputs, "all its containers are done");
+                return kill_only(inputs, "all containers have finished");
             }
         }
     }
     let mut plan = Plan::idle(Why::new(Topic::Runs, "running"));
-    stop_doubles(inputs, &mut actions);
+    stop_duplicates(inputs, &mut actions);
     let stopped: Vec<ContainerId> = actions.stops.iter().map(|s| s.instance.clone()).collect();
     let mut starts = actions.starts;
     if !stopped.is_empty() {
-        if may_try(inputs, PodStep::Kill, &mut plan) {
+        if may_run(inputs, PodStep::Kill, &mut plan) {
             plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
         } else {
-            // What could not be stopped lives; nothing may take its place.
-            let lives = |name: &str| actions.stops.iter().any(|stop| &*stop.container == name);
-            starts.retain(|start| !lives(&start.container.name));
+            // A container that could not be stopped is still running; its replacement must not
+            // start.
+            let runs = |name: &str| actions.stops.iter().any(|stop| &*stop.container == name);
+            starts.retain(|start| !runs(&start.container.name));
         }
     }
     prune_init(inputs, &mut plan);
     let mut resize = actions.resize;
-    resize.whole |= whole_differs(inputs.pod, &inputs.surroundings.resizing.applied);
-    if !resize.is_empty() && may_try(inputs, PodStep::Resize, &mut plan) {
+    resize.whole |= whole_differs(inputs.pod, &inputs.local_state.resizing.applied);
+    if !resize.is_empty() && may_run(inputs, PodStep::Resize, &mut plan) {
         plan.steps.push(Step::Resize(resize));
     }
-    drop_unstarted(inputs, &mut starts, &mut plan);
-    let (starts, held) = hold_back(inputs, starts, &mut plan);
+    remove_unstarted(inputs, &mut starts, &mut plan);
+    let (starts, held) = apply_backoff(inputs, starts, &mut plan);
     if let Some(why) = why_in_sandbox(inputs, &plan, &starts, held.as_deref()) {
         plan.why = why;
     }
@@ -238,18 +241,18 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
     plan
 }
 
-/// A start that nobody heard of any more may come true late, beside the one that took its place.
-fn stop_doubles(inputs: &Inputs<'_>, actions: &mut Actions<'_>) {
+/// A start call that was given up may still succeed later, next to the instance that replaced it.
+fn stop_duplicates(inputs: &Inputs<'_>, actions: &mut Actions<'_>) {
     for container in &inputs.pod.containers {
         let older = inputs.observed.instances_of(&container.name).skip(1);
         for instance in older.filter(|instance| instance.is_running()) {
-            let cause = super::StopCause::Double;
+            let cause = super::StopCause::Duplicate;
             actions.stops.push(regular::stop(inputs, container, instance, cause));
         }
     }
 }
 
-/// `None`: what the plan already says is all there is to say.
+/// `None`: the explanation that the plan already has is complete.
 fn why_in_sandbox(
     inputs: &Inputs<'_>,
     plan: &Plan,
@@ -263,26 +266,26 @@ fn why_in_sandbox(
     }
     let stopping = |step: &Step| matches!(step, Step::StopContainer(_));
     if plan.steps.iter().any(stopping) {
-        let text = "stopping a container that has to start anew or not at all";
+        let text = "stopping a container that is replaced or no longer needed";
         return Some(Why::new(Topic::Stops, text));
     }
     if plan.steps.iter().any(|step| matches!(step, Step::Resize(_))) {
-        let text = "giving its containers the resources they were granted";
+        let text = "applying new resources to the containers";
         return Some(Why::new(Topic::Runs, text));
     }
     if let Some(error) = resize_error(inputs) {
-        let text = format!("its new resources could not be applied: {error}");
-        let way_out = "it is tried again; ask for other amounts if that does not help";
-        return Some(Why::new(Topic::Fails(PodStep::Resize), text).way_out(way_out));
+        let text = format!("cannot apply the new resources: {error}");
+        let fix = "the resize is retried; request other amounts if it keeps failing";
+        return Some(Why::new(Topic::Fails(PodStep::Resize), text).fix(fix));
     }
     if let Some(held) = held {
         let Some(waiting) = plan.waiting.get(held) else {
-            let text = format!("{held} exited; it is held back before it starts again");
-            let way_out = way_out(WaitReason::NotStarted(StartError::CrashLoopBackOff));
-            return Some(Why::new(Topic::Waits, text).way_out(way_out));
+            let text = format!("{held} exited; in back-off before its restart");
+            let fix = wait_fix(WaitReason::NotStarted(StartError::CrashLoopBackOff));
+            return Some(Why::new(Topic::Waits, text).fix(fix));
         };
-        let text = format!("{held} waits: {} ({})", waiting.message, waiting.reason.as_str());
-        return Some(Why::new(Topic::Waits, text).way_out(way_out(waiting.reason)));
+        let text = format!("{held} is waiting: {} ({})", waiting.message, waiting.reason.as_str());
+        return Some(Why::new(Topic::Waits, text).fix(wait_fix(waiting.reason)));
     }
     let init = inputs.pod.init_containers().find(|c| {
         let newest = inputs.observed.newest(&c.name);
@@ -293,11 +296,11 @@ fn why_in_sandbox(
     })
 }
 
-fn way_out(reason: WaitReason) -> &'static str {
+fn wait_fix(reason: WaitReason) -> &'static str {
     match reason {
         WaitReason::Blocked => "remove the annotation podwright/hold",
         WaitReason::NotStarted(error) => match error {
-            StartError::CrashLoopBackOff => "see why it exits: kubectl logs --previous",
+            StartError::CrashLoopBackOff => "find out why it exits: kubectl logs --previous",
             StartError::ErrImagePull
             | StartError::ImagePullBackOff
             | StartError::RegistryUnavailable => "check the image name and the registry",
@@ -312,65 +315,65 @@ fn way_out(reason: WaitReason) -> &'static str {
             | StartError::CreateContainerError
             | StartError::PreStartHookError
             | StartError::RunContainerError
-            | StartError::PostStartHookError => "the message says what to change",
+            | StartError::PostStartHookError => "change what the message names",
         },
     }
 }
 
-/// Why the last try to apply a grant failed, while that matters.
+/// Error of the last attempt to apply resources, while a resize is in progress.
 fn resize_error<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
     let failed = inputs.attempts.step_failure(PodStep::Resize)?;
-    inputs.surroundings.resizing.progress.as_ref()?;
+    inputs.local_state.resizing.progress.as_ref()?;
     Some(&failed.message)
 }
 
-/// What must stand before anything is started. All of it or none: preparing what is not going to
-/// be started would be done again and again.
+/// Prerequisites of every start. All or none: preparing for a start that then does not happen
+/// would be repeated again and again.
 fn prepare(inputs: &Inputs<'_>, plan: &mut Plan) -> bool {
     let steps = [PodStep::Cgroup, PodStep::Directories, PodStep::Volumes];
-    if !steps.iter().all(|step| may_try(inputs, *step, plan)) {
+    if !steps.iter().all(|step| may_run(inputs, *step, plan)) {
         return false;
     }
     plan.steps.extend([Step::EnsureCgroup, Step::MakeDirectories, Step::MountVolumes]);
     true
 }
 
-/// A step that failed is not tried again before its time; the plan then says what it waits for.
-fn may_try(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
+/// Whether a pod-level step is out of back-off; if not, the plan explains what it waits for.
+fn may_run(inputs: &Inputs<'_>, step: PodStep, plan: &mut Plan) -> bool {
     if step == PodStep::Kill
-        && let Some(rest) = kill::rest(inputs.observed, inputs.attempts, inputs.now.mono)
+        && let Some(backoff) = kill::backoff(inputs.observed, inputs.attempts, inputs.now.mono)
     {
-        plan.wake(rest.until);
-        plan.why = Why::new(Topic::Fails(step), rest.text);
+        plan.wake(backoff.until);
+        plan.why = Why::new(Topic::Fails(step), backoff.text);
         return false;
     }
     match inputs.attempts.step_failure(step) {
         Some(failed) if inputs.now.mono < failed.retry_at => {
             plan.wake(failed.retry_at);
             let text = format!("{} (tried {} times)", failed.message, failed.times);
-            plan.why = Why::new(Topic::Fails(step), text).way_out(way_past(step));
+            plan.why = Why::new(Topic::Fails(step), text).fix(step_fix(step));
             false
         }
         Some(_) | None => true,
     }
 }
 
-/// What someone can do about a step that fails.
-fn way_past(step: PodStep) -> &'static str {
+/// What the user can do about a failing step.
+fn step_fix(step: PodStep) -> &'static str {
     match step {
-        PodStep::Cgroup => "see with podwright doctor whether the node's cgroups can be written",
-        PodStep::Directories => "see whether the disk of the root folder is full or read-only",
-        PodStep::Volumes => "make what the message names, or take it out of the pod",
-        PodStep::Sandbox => "see the runtime's log, and its network plugin's",
-        PodStep::Kill | PodStep::Removal => "see the runtime's log: it cannot let a container go",
-        PodStep::Resize => "ask for other amounts if trying again does not help",
-        PodStep::Teardown => "see who on the node still uses its volumes",
+        PodStep::Cgroup => "check with podwright doctor whether the node's cgroups are writable",
+        PodStep::Directories => "check whether the disk of the root directory is full or read-only",
+        PodStep::Volumes => "create the missing object, or remove it from the pod",
+        PodStep::Sandbox => "check the logs of the runtime and of its network plugin",
+        PodStep::Kill | PodStep::Removal => "check the runtime's log: it cannot remove a container",
+        PodStep::Resize => "request other amounts if it keeps failing",
+        PodStep::Teardown => "find out which process on the node still uses the pod's volumes",
     }
 }
 
-/// A container that was made and not started may still start: an agent that died has left a call
-/// behind. It goes before another takes its place, or both would run.
-fn drop_unstarted(inputs: &Inputs<'_>, starts: &mut Vec<Restart<'_>>, plan: &mut Plan) {
+/// A created container may still be started, by a call that an earlier agent process left behind.
+/// It is removed before another one replaces it, or both would run.
+fn remove_unstarted(inputs: &Inputs<'_>, starts: &mut Vec<Restart<'_>>, plan: &mut Plan) {
     let unstarted = |start: &Restart<'_>| {
         let made = start.follows.filter(|i| matches!(i.state, State::Created));
         made.map(|i| i.id.clone())
@@ -379,14 +382,14 @@ fn drop_unstarted(inputs: &Inputs<'_>, starts: &mut Vec<Restart<'_>>, plan: &mut
     if ids.is_empty() {
         return;
     }
-    if may_try(inputs, PodStep::Removal, plan) {
+    if may_run(inputs, PodStep::Removal, plan) {
         plan.steps.push(Step::RemoveInstances { ids, logs: Logs::Removed });
     } else {
         starts.retain(|start| unstarted(start).is_none());
     }
 }
 
-/// Keeps the newest dead instance of each init container and drops the others.
+/// Keeps the newest dead instance of each init container and removes the others.
 fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
     let dead = |i: &&Instance| match i.state {
         State::Exited(_) | State::Unknown => true,
@@ -398,20 +401,20 @@ fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
         .flat_map(|c| inputs.observed.instances_of(&c.name).filter(dead).skip(1))
         .map(|i| i.id.clone())
         .collect();
-    if !old.is_empty() && may_try(inputs, PodStep::Removal, plan) {
+    if !old.is_empty() && may_run(inputs, PodStep::Removal, plan) {
         plan.steps.push(Step::RemoveInstances { ids: old, logs: Logs::Removed });
     }
 }
 
-/// Splits starts into those that may happen now, as steps, and the first one that must wait.
-fn hold_back(
+/// Applies back-off: the starts that may happen now, as steps, and the first container that waits.
+fn apply_backoff(
     inputs: &Inputs<'_>,
     starts: Vec<Restart<'_>>,
     plan: &mut Plan,
 ) -> (Vec<Step>, Option<Arc<str>>) {
     let (mut now, mut held) = (Vec::new(), None);
     for start in starts {
-        let Wait { shown, until } = wait(inputs, &start);
+        let StartDelay { shown, until } = start_delay(inputs, &start);
         let name = &start.container.name;
         if let Some(shown) = shown {
             plan.waiting.insert(name.clone(), shown);
@@ -426,21 +429,21 @@ fn hold_back(
     (now, held)
 }
 
-/// What a container shows while it does not run, and until when it must wait (`None`: it is tried
-/// now).
+/// Waiting state that a container shows, and the end of its back-off (`None`: start it now).
 #[derive(Default)]
-struct Wait {
+struct StartDelay {
     shown: Option<Waiting>,
     until: Option<Mono>,
 }
 
-fn wait(inputs: &Inputs<'_>, start: &Restart<'_>) -> Wait {
+fn start_delay(inputs: &Inputs<'_>, start: &Restart<'_>) -> StartDelay {
     let (container, now) = (start.container, inputs.now);
     let key = container.backoff_key;
-    // A container we stop ourselves did not crash; only an exit before that counts.
+    // A container that the agent stops did not crash; only an earlier exit counts.
     let crashed = inputs.observed.last_exited(&container.name);
     let hold = crashed.and_then(|i| {
-        let hold = inputs.attempts.crash_hold(&container.name, key, i, now, inputs.crash_backoff);
+        let hold =
+            inputs.attempts.crash_backoff(&container.name, key, i, now, inputs.crash_backoff);
         let seen = inputs.attempts.exit_seen(&container.name, &i.id);
         hold.map(|(delay, until)| (delay, until, seen))
     });
@@ -450,9 +453,9 @@ fn wait(inputs: &Inputs<'_>, start: &Restart<'_>) -> Wait {
         message: failed.message.clone(),
     });
     if let Some((delay, until, seen)) = hold {
-        let switch = seen.map(|seen| seen + SHOWN_AS_ITSELF);
+        let switch = seen.map(|seen| seen + SHOW_CAUSE_FOR);
         if let Some(switch) = switch.filter(|switch| now.mono < *switch) {
-            return Wait { shown: failure, until: Some(switch.min(until)) };
+            return StartDelay { shown: failure, until: Some(switch.min(until)) };
         }
         let message = format!(
             "back-off {} restarting failed container={} pod={}",
@@ -461,33 +464,33 @@ fn wait(inputs: &Inputs<'_>, start: &Restart<'_>) -> Wait {
             inputs.pod.described()
         );
         let reason = WaitReason::NotStarted(StartError::CrashLoopBackOff);
-        return Wait { shown: Some(Waiting { reason, message }), until: Some(until) };
+        return StartDelay { shown: Some(Waiting { reason, message }), until: Some(until) };
     }
-    let Some(failed) = failed else { return Wait::default() };
+    let Some(failed) = failed else { return StartDelay::default() };
     if has_run(failed.reason, start.follows) {
-        return Wait { shown: failure, until: None };
+        return StartDelay { shown: failure, until: None };
     }
     match inputs.attempts.unpulled(&container.name, key, now) {
-        Some(Unpulled { image, until, error }) => {
-            let switch = failed.last + SHOWN_AS_ITSELF;
+        Some(PullBackoff { image, until, error }) => {
+            let switch = failed.last + SHOW_CAUSE_FOR;
             let is_of_pull =
                 failed.reason.is_failed_pull() || failed.reason == StartError::ImageInspectError;
             if is_of_pull && now.mono < switch {
-                return Wait { shown: failure, until: Some(switch.min(until)) };
+                return StartDelay { shown: failure, until: Some(switch.min(until)) };
             }
             let message = image_back_off(image, error);
             let reason = WaitReason::NotStarted(StartError::ImagePullBackOff);
-            Wait { shown: Some(Waiting { reason, message }), until: Some(until) }
+            StartDelay { shown: Some(Waiting { reason, message }), until: Some(until) }
         }
         None => {
             let until = (now.mono < failed.retry_at).then_some(failed.retry_at);
-            Wait { shown: failure, until }
+            StartDelay { shown: failure, until }
         }
     }
 }
 
-/// Whether it did run, or was made and could not, and ended: then only the back-off of its exits
-/// holds it back.
+/// Whether the container ran, or was created and failed to start, and has exited: then only the
+/// back-off of its exits applies.
 fn has_run(reason: StartError, newest: Option<&Instance>) -> bool {
     match reason {
         StartError::PostStartHookError => true,
@@ -507,7 +510,7 @@ fn has_run(reason: StartError, newest: Option<&Instance>) -> bool {
     }
 }
 
-/// What is said while an image is not pulled again. `error` begins with the reason.
+/// Waiting message during a pull back-off. `error` begins with the reason.
 pub fn image_back_off(image: &str, error: &str) -> String {
     format!("Back-off pulling image {image:?}: {error}")
 }

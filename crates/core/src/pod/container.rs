@@ -1,4 +1,4 @@
-//! One container of a pod's spec, and what follows from its exit.
+//! Parsed container: kind, restart policy and rules, and whether an exit leads to a restart.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use serde::{Deserialize, Serialize};
 
-use super::{BadPod, Reading};
+use super::{ParseMode, PodParseError};
 use crate::ids::PodName;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,11 +39,11 @@ impl RestartPolicy {
     }
 }
 
-/// What an exit of a container leads to.
+/// Consequence of a container's exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterExit {
     Restart,
-    /// Every container of the pod starts over (`action: RestartAllContainers`).
+    /// Every container of the pod is restarted (`action: RestartAllContainers`).
     RestartAll,
     Stay,
 }
@@ -51,10 +51,10 @@ pub enum AfterExit {
 /// One entry of `restartPolicyRules`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartRule {
-    /// `None`: an action that this agent does not know. The rule decides nothing, and keeps those
-    /// after it from deciding, as upstream has it.
+    /// `None`: an action that this agent does not know. As upstream, the rule decides nothing and
+    /// hides the rules after it.
     pub then: Option<AfterExit>,
-    /// `In`: the codes listed; otherwise `NotIn`: every other code.
+    /// Operator `In`: the listed codes match; otherwise `NotIn`: all other codes match.
     pub listed: bool,
     pub codes: Vec<i32>,
 }
@@ -95,7 +95,7 @@ impl ContainerKind {
         }
     }
 
-    /// The list of the spec it stands in, as event field paths name it.
+    /// Field of the spec that lists this kind, as used in event field paths.
     pub fn spec_field(self) -> &'static str {
         match self {
             Self::Init | Self::Sidecar => "initContainers",
@@ -125,7 +125,7 @@ impl ProbeKind {
     }
 }
 
-/// What makes an edited container a different container: name and image, hashed bit for bit as
+/// Hash of name and image: a container with another hash is restarted. Computed exactly as
 /// upstream does, so that taking over a node restarts nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -190,22 +190,21 @@ pub struct Container {
     pub kind: ContainerKind,
     pub image: Arc<str>,
     pub hash: ContainerHash,
-    /// The container's own policy, which goes before the pod's. One that this agent does not know
-    /// decides nothing.
+    /// The container's own policy, which overrides the pod's. `None` also for an unknown policy.
     pub policy: Option<RestartPolicy>,
     pub rules: Vec<RestartRule>,
     /// The spec as written. An ephemeral container's is converted to the common form.
     pub spec: Arc<v1::Container>,
-    /// The container whose processes an ephemeral container is to see.
+    /// Target of an ephemeral container: the container whose processes it shares.
     pub target: Option<Arc<str>>,
-    /// Changes with image and resources: an edited container starts with a clean slate.
+    /// Changes with image and resources: an edited container starts without back-off.
     pub backoff_key: u64,
 }
 
 impl Container {
-    /// What an exit with this code leads to. A sidecar always comes back, alone or with all others.
-    /// (A plain init container that succeeded is done under any policy; its exit is not a question
-    /// for this.)
+    /// Decides what happens after an exit with this code. A sidecar is always restarted, alone or
+    /// with all others. Not used for an init container that succeeded, which is done under any
+    /// policy.
     pub fn after_exit(&self, exit_code: i32, pod: RestartPolicy) -> AfterExit {
         let rule = self.rules.iter().find(|rule| rule.matches(exit_code));
         let rule = rule.and_then(|rule| rule.then);
@@ -218,7 +217,8 @@ impl Container {
         }
     }
 
-    /// Whether a container killed by its own probe comes back. Rules are for exits, not for this.
+    /// Whether a container killed because of a failed probe is restarted. Restart rules do not
+    /// apply.
     pub fn restarts_after_probe_failure(&self, pod: RestartPolicy) -> bool {
         match self.has_own_policy() {
             true => self.policy != Some(RestartPolicy::Never),
@@ -226,7 +226,7 @@ impl Container {
         }
     }
 
-    /// It says something of its own, known to us or not.
+    /// Whether the spec has a container-level policy, even an unknown one.
     fn has_own_policy(&self) -> bool {
         own_policy(&self.spec).is_some()
     }
@@ -242,7 +242,7 @@ impl Container {
         }
     }
 
-    /// The probe's own termination grace, which goes before the pod's when the probe kills.
+    /// The probe's own grace period, which overrides the pod's when the probe kills the container.
     pub fn probe_grace(&self, kind: ProbeKind) -> Option<Duration> {
         let grace = self.probe(kind)?.termination_grace_period_seconds?;
         u64::try_from(grace).ok().map(Duration::from_secs)
@@ -256,13 +256,13 @@ impl Container {
         self.spec.lifecycle.as_ref()?.post_start.as_ref()
     }
 
-    /// `spec.containers{name}`: where events about this container point.
+    /// `spec.containers{name}`, the field path in events about this container.
     pub fn field_path(&self) -> String {
         format!("spec.{}{{{}}}", self.kind.spec_field(), self.name)
     }
 }
 
-/// What is wrong with a container of a pod.
+/// Parse error of one container.
 #[derive(Debug)]
 pub(super) enum BadContainer {
     Nameless(ContainerKind),
@@ -270,28 +270,32 @@ pub(super) enum BadContainer {
 }
 
 impl BadContainer {
-    pub(super) fn of_pod(self, pod: &PodName) -> BadPod {
+    pub(super) fn of_pod(self, pod: &PodName) -> PodParseError {
         let name = pod.to_string();
         match self {
-            Self::Nameless(kind) => BadPod::NamelessContainer { name, list: kind.spec_field() },
-            Self::Field { container, problem } => BadPod::Container { name, container, problem },
+            Self::Nameless(kind) => {
+                PodParseError::NamelessContainer { name, list: kind.spec_field() }
+            }
+            Self::Field { container, problem } => {
+                PodParseError::Container { name, container, problem }
+            }
         }
     }
 }
 
-/// Every container that can be read, and what is wrong with the others.
+/// Every container that can be parsed, and the errors of the others.
 pub(super) fn parse_all(
     spec: &v1::PodSpec,
-    reading: Reading,
+    mode: ParseMode,
 ) -> (Vec<Container>, Vec<BadContainer>) {
     let init = spec.init_containers.iter().flatten().map(|c| {
         let sidecar = c.restart_policy.as_deref() == Some("Always");
         let kind = if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init };
-        parse(c.clone(), kind, reading)
+        parse(c.clone(), kind, mode)
     });
-    let regular = spec.containers.iter().map(|c| parse(c.clone(), ContainerKind::Regular, reading));
+    let regular = spec.containers.iter().map(|c| parse(c.clone(), ContainerKind::Regular, mode));
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| {
-        let parsed = parse(plain(c), ContainerKind::Ephemeral, reading)?;
+        let parsed = parse(plain(c), ContainerKind::Ephemeral, mode)?;
         let target = c.target_container_name.as_deref().filter(|t| !t.is_empty()).map(Arc::from);
         Ok(Container { target, ..parsed })
     });
@@ -312,7 +316,7 @@ fn own_policy(spec: &v1::Container) -> Option<&str> {
 fn parse(
     spec: v1::Container,
     kind: ContainerKind,
-    reading: Reading,
+    mode: ParseMode,
 ) -> Result<Container, BadContainer> {
     if spec.name.is_empty() {
         return Err(BadContainer::Nameless(kind));
@@ -320,19 +324,19 @@ fn parse(
     let bad = |problem| BadContainer::Field { container: spec.name.clone(), problem };
     let own = own_policy(&spec);
     let policy = own.and_then(RestartPolicy::parse);
-    if let (Some(text), None, Reading::Strict) = (own, policy, reading) {
+    if let (Some(text), None, ParseMode::Strict) = (own, policy, mode) {
         return Err(bad(format!(
             "restartPolicy is {text:?}; it may be Always, OnFailure or Never"
         )));
     }
     let mut rules = Vec::new();
-    // Upstream reads rules only where the container has a policy of its own.
+    // Upstream reads rules only if the container has its own policy.
     if own.is_some() {
         for rule in spec.restart_policy_rules.iter().flatten() {
-            match (parse_rule(rule), reading) {
+            match (parse_rule(rule), mode) {
                 (Ok(rule), _) => rules.push(rule),
-                (Err(problem), Reading::Strict) => return Err(bad(problem)),
-                (Err(_), Reading::Lenient) => rules.extend(known_part(rule)),
+                (Err(problem), ParseMode::Strict) => return Err(bad(problem)),
+                (Err(_), ParseMode::Lenient) => rules.extend(known_part(rule)),
             }
         }
     }
@@ -376,8 +380,8 @@ fn parse_rule(rule: &v1::ContainerRestartRule) -> Result<RestartRule, String> {
     Ok(RestartRule { then: Some(then), listed, codes })
 }
 
-/// What is left of a rule that this agent does not know all of. Without exit codes that it knows how
-/// to compare it never matches, as upstream has it.
+/// The usable part of a rule that this agent does not fully know. As upstream, a rule without
+/// comparable exit codes never matches.
 fn known_part(rule: &v1::ContainerRestartRule) -> Option<RestartRule> {
     let exit_codes = rule.exit_codes.as_ref()?;
     let listed = match exit_codes.operator.as_str() {
@@ -433,7 +437,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_equals_upstreams() {
+    fn hash_equals_upstreams() {
         assert_eq!(ContainerHash::of("test_container", "foo/image:v1").to_string(), "8e45cbd0");
         assert_eq!(
             ContainerHash::of("c", "docker.io/library/busybox:latest").to_string(),
@@ -462,11 +466,11 @@ mod tests {
             restart_policy_rules: Some(rules),
             ..Default::default()
         };
-        parse(spec, kind, Reading::Lenient).unwrap()
+        parse(spec, kind, ParseMode::Lenient).unwrap()
     }
 
     #[test]
-    fn an_exit_leads_to_what_rules_then_container_then_pod_say() {
+    fn restart_rules_override_the_container_policy_which_overrides_the_pods() {
         use AfterExit::{Restart, RestartAll, Stay};
         use ContainerKind::{Ephemeral, Init, Regular, Sidecar};
         use RestartPolicy::{Always, Never, OnFailure};
@@ -515,9 +519,9 @@ mod tests {
             ),
             ("a failed init container", Init, None, &[], Always, 1, Restart),
             ("a failed init container, Never", Init, None, &[], Never, 1, Stay),
-            ("a sidecar always comes back", Sidecar, Some("Always"), &[], Never, 0, Restart),
+            ("a sidecar is always restarted", Sidecar, Some("Always"), &[], Never, 0, Restart),
             (
-                "with all others, if it says so",
+                "a sidecar's rule may restart all",
                 Sidecar,
                 Some("Always"),
                 &[("RestartAllContainers", "In", 7)],
@@ -525,9 +529,9 @@ mod tests {
                 7,
                 RestartAll,
             ),
-            ("an ephemeral container never does", Ephemeral, None, &[], Always, 1, Stay),
+            ("an ephemeral container is never restarted", Ephemeral, None, &[], Always, 1, Stay),
             (
-                "an unknown own policy leaves it to the pod's",
+                "an unknown own policy falls back to the pod's",
                 Regular,
                 Some("Odd"),
                 &[],
@@ -536,7 +540,7 @@ mod tests {
                 Stay,
             ),
             (
-                "and its rules are read all the same",
+                "its rules are read all the same",
                 Regular,
                 Some("Odd"),
                 &[("Restart", "In", 42)],
@@ -554,7 +558,7 @@ mod tests {
                 Restart,
             ),
             (
-                "a rule with an unknown action leaves it to the policy",
+                "a rule with an unknown action falls back to the policy",
                 Regular,
                 Some("Never"),
                 &[("Sleep", "In", 42), ("Restart", "In", 42)],
@@ -568,14 +572,14 @@ mod tests {
     }
 
     #[test]
-    fn container_killed_by_its_probe_comes_back_unless_a_policy_says_never() {
+    fn container_killed_by_its_probe_restarts_unless_a_policy_is_never() {
         use RestartPolicy::{Always, Never};
         for (own, pod, want) in [
             (None, Always, true),
             (None, Never, false),
             (Some("Never"), Always, false),
             (Some("OnFailure"), Never, true),
-            // Upstream asks only whether it is Never.
+            // Upstream checks only whether it is Never.
             (Some("Odd"), Never, true),
         ] {
             let container = container(ContainerKind::Regular, own, &[]);

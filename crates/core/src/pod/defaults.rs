@@ -1,7 +1,7 @@
-//! Fills in what a pod's author left open, with the values the API server (v1.36) chooses.
+//! Pod defaulting, with the values of the API server (v1.36).
 //!
-//! Why in core and not in the API server: a static pod never passes one, and must run as if it
-//! had. The object is expected in canonical form (`schema::decode`), where empty means unset.
+//! It is in this crate because a static pod never passes an API server and must run as if it had.
+//! The object is expected in canonical form (`schema::decode`), where empty means unset.
 
 mod resources;
 mod volume;
@@ -16,7 +16,7 @@ use crate::image;
 
 const GRACE_SECONDS: i64 = 30;
 
-/// Annotations that old agents would act on, and that nothing may set any more.
+/// Obsolete annotations that old agents would act on; they are dropped.
 const DROPPED_ANNOTATIONS: [&str; 4] = [
     "pod.alpha.kubernetes.io/init-container-statuses",
     "pod.alpha.kubernetes.io/init-containers",
@@ -63,7 +63,7 @@ fn apply_to_spec(spec: &mut PodSpec) {
     pair_account_names(spec);
 }
 
-/// The account has an old and a new name; the new one wins, and both are always written.
+/// The service account has an old and a new field; the new one wins, and both are always written.
 pub fn pair_account_names(spec: &mut PodSpec) {
     if is_unset(spec.service_account_name.as_ref()) {
         spec.service_account_name.clone_from(&spec.service_account);
@@ -71,7 +71,7 @@ pub fn pair_account_names(spec: &mut PodSpec) {
     spec.service_account.clone_from(&spec.service_account_name);
 }
 
-/// The first of `podIPs` is `podIP`, which wins where they differ: old agents write only that.
+/// `podIP` equals the first of `podIPs`, and wins if they differ: old agents write only `podIP`.
 fn pair_addresses(status: &mut PodStatus) {
     let first = status.pod_ips.as_ref().and_then(|ips| ips.first()).map(|ip| ip.ip.clone());
     match status.pod_ip.clone().filter(|ip| !ip.is_empty()) {
@@ -107,8 +107,8 @@ fn apply_to_container(container: &mut Container) {
     container.lifecycle.iter_mut().for_each(apply_to_lifecycle);
 }
 
-/// The same fields in another struct; the ones an ephemeral container may not have are refused
-/// later, and defaulted first so that the refusal names what the author wrote and nothing else.
+/// The same fields in another struct. Fields that an ephemeral container must not have are refused
+/// later; they are defaulted first, so that the error names only what the author wrote.
 fn apply_to_ephemeral_container(container: &mut EphemeralContainer) {
     pull_policy(&mut container.image_pull_policy, container.image.as_deref());
     set(&mut container.termination_message_path, "/dev/termination-log");
@@ -124,7 +124,7 @@ fn apply_to_ephemeral_container(container: &mut EphemeralContainer) {
     container.lifecycle.iter_mut().for_each(apply_to_lifecycle);
 }
 
-/// An image that may change under its name is pulled each time.
+/// An image whose tag may change (`latest`) is always pulled.
 fn pull_policy(policy: &mut Option<String>, image: Option<&str>) {
     let changes = image::parse(image.unwrap_or_default()).is_ok_and(|name| match name.tag {
         Some(tag) => tag == "latest",
@@ -173,7 +173,7 @@ fn apply_to_http(http: &mut HTTPGetAction) {
     set(&mut http.scheme, "HTTP");
 }
 
-/// On the host's network a container's port is the host's port.
+/// On the host network a container port is also the host port.
 fn host_ports_equal_container_ports(container: &mut Container) {
     for port in container.ports.iter_mut().flatten() {
         set_number(&mut port.host_port, port.container_port);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_pod_gets_the_well_known_defaults() {
+    fn minimal_pod_gets_the_api_servers_defaults() {
         assert_eq!(
             defaulted(json!({"containers": [{"name": "c", "image": "busybox"}]})),
             json!({
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_may_change_is_pulled_each_time() {
+    fn image_with_a_mutable_tag_is_always_pulled() {
         let digest = format!("a@sha256:{}", "0".repeat(64));
         for (image, want) in [
             ("busybox", "Always"),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_grace_becomes_one_second_and_zero_stays() {
+    fn negative_grace_period_becomes_one_second_and_zero_stays() {
         for (given, want) in [(-5, 1), (0, 0), (7, 7)] {
             let spec = defaulted(json!({"containers": [], "terminationGracePeriodSeconds": given}));
             assert_eq!(spec["terminationGracePeriodSeconds"], want);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_gets_thresholds_and_its_handler_the_usual_target() {
+    fn probe_gets_thresholds_and_its_handler_a_default_target() {
         let container = with_container(json!({
             "livenessProbe": {"httpGet": {"port": 80}, "periodSeconds": 3},
             "startupProbe": {"grpc": {"port": 1}},
@@ -294,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn references_to_fields_name_their_version() {
+    fn field_references_get_an_api_version() {
         let container = with_container(json!({"env": [{"name": "a", "valueFrom":
             {"fieldRef": {"fieldPath": "metadata.name"}}}]}));
         assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["apiVersion"], "v1");
     }
 
     #[test]
-    fn both_names_of_the_account_are_written_and_the_new_one_wins() {
+    fn both_service_account_fields_are_written_and_the_new_one_wins() {
         for (given, want) in [
             (json!({"serviceAccount": "old"}), "old"),
             (json!({"serviceAccountName": "new"}), "new"),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_address_is_the_first_of_its_addresses() {
+    fn pod_ip_is_the_first_of_pod_ips() {
         for (ip, ips, want_ip, want_ips) in [
             (Some("1.1.1.1"), vec![], "1.1.1.1", vec!["1.1.1.1"]),
             (None, vec!["1.1.1.1", "::1"], "1.1.1.1", vec!["1.1.1.1", "::1"]),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn defaulting_twice_changes_nothing() {
+    fn defaulting_is_idempotent() {
         let once =
             defaulted(json!({"hostNetwork": true, "containers": [{"name": "c", "image": "a",
             "ports": [{"containerPort": 80}], "resources": {"limits": {"cpu": "1"}},

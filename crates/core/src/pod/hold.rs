@@ -1,18 +1,18 @@
-//! Soft admission: reasons to keep an admitted pod from running for now.
+//! Soft admission: holds that keep an admitted pod from running.
 //!
-//! Unlike a rejection a hold is not final. It is asked for at every decision, and when nobody
-//! objects any more the pod starts at once.
+//! Unlike a rejection, a hold is not final. It is evaluated at every decision, and the pod starts
+//! as soon as no hold is left.
 
 use super::Pod;
 use crate::plan::Hold;
 
 pub const ANNOTATION_HOLD: &str = "podwright/hold";
 
-/// Asked in order; the first objection counts.
+/// Evaluated in order; the first hold counts.
 const HANDLERS: [fn(&Pod) -> Option<Hold>; 1] = [held_by_annotation];
 
-/// Why the pod should not run now.
-pub fn objection(pod: &Pod) -> Option<Hold> {
+/// The hold that currently keeps the pod from running.
+pub fn current_hold(pod: &Pod) -> Option<Hold> {
     HANDLERS.iter().find_map(|handler| handler(pod))
 }
 

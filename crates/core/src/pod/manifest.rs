@@ -1,8 +1,8 @@
-//! A manifest from a file or URL becomes a static pod.
+//! Static pod manifests: parsing, defaulting and validation of a file or URL document.
 //!
-//! The pod gets what the API server would have given it: defaults, a UID, a node. The UID is a
-//! hash of the content and of where it was read, so that the same file is the same pod after a
-//! restart, and an edited file is a new one.
+//! A static pod gets what the API server would have set: defaults, a UID, a node. The UID is a
+//! hash of content and location, so that the same file is the same pod after a restart, and an
+//! edited file is a new pod.
 
 use k8s_openapi::api::core::v1;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{ANNOTATION_HASH, Source, defaults, validation};
 use crate::schema;
 
-/// Where a manifest was read.
+/// Location of a manifest.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     pub source: Source,
@@ -42,7 +42,8 @@ pub fn pod(text: &str, origin: Origin<'_>) -> Result<v1::Pod, ManifestError> {
     }
 }
 
-/// The pods of a document from a URL: a Pod or a PodList. One bad pod does not hide the others.
+/// The pods of a document from a URL: a Pod or a PodList. An invalid pod does not affect the
+/// others.
 pub fn pods(
     text: &str,
     origin: Origin<'_>,
@@ -60,7 +61,7 @@ pub fn pods(
 }
 
 fn parse(text: &str, origin: Origin<'_>) -> Result<Value, ManifestError> {
-    // `defaultMode: 0644` is octal to everyone who writes it.
+    // Authors mean octal by `defaultMode: 0644`.
     let options = serde_saphyr::options! { legacy_octal_numbers: true };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| ManifestError::Syntax {
         location: origin.location.into(),
@@ -109,7 +110,7 @@ fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestErro
     if let Some(spec) = &mut pod.spec {
         spec.node_name = Some(origin.node.to_lowercase());
         if origin.source == Source::File {
-            // A static pod is not to be evicted by a taint of its own node.
+            // A static pod must not be evicted by a taint of its own node.
             spec.tolerations.get_or_insert_default().push(v1::Toleration {
                 operator: Some("Exists".into()),
                 effect: Some("NoExecute".into()),
@@ -132,7 +133,7 @@ fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestErro
     }
 }
 
-/// The object as the API server would read it: `cpu: 1` may be a number, for one.
+/// Decodes the object as leniently as the API server: `cpu: 1` may be a number, for example.
 fn decode(value: &Value) -> Result<v1::Pod, String> {
     let value = match schema::kind("", "Pod") {
         Some(pod) => schema::decode(pod, value).map_err(|error| error.to_string())?.value,
@@ -140,19 +141,19 @@ fn decode(value: &Value) -> Result<v1::Pod, String> {
     };
     schema::typed(&value).map_err(|error| {
         let problem = error.to_string();
-        // It is not the text that somebody wrote in which it was found.
+        // The error position refers to the converted value, not to the user's text.
         problem.rsplit_once(" at line ").map_or(problem.as_str(), |(what, _)| what).to_owned()
     })
 }
 
-/// 32 hex digits that stay as long as content, node and location do.
+/// 32 hex digits that depend only on content, node and location.
 fn uid(pod: &v1::Pod, origin: Origin<'_>) -> String {
     let content = serde_json::to_string(pod).unwrap_or_default();
-    let place = match origin.source {
+    let location = match origin.source {
         Source::File | Source::Api => format!("host:{}file:{}", origin.node, origin.location),
         Source::Http => format!("url:{}", origin.location),
     };
-    format!("{:032x}", fnv1a_128(content.bytes().chain(place.bytes())))
+    format!("{:032x}", fnv1a_128(content.bytes().chain(location.bytes())))
 }
 
 fn fnv1a_128(bytes: impl Iterator<Item = u8>) -> u128 {
@@ -161,7 +162,7 @@ fn fnv1a_128(bytes: impl Iterator<Item = u8>) -> u128 {
     bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
 }
 
-/// A static pod must run without the API server, so it may not need anything from it.
+/// A static pod runs without the API server, so it must not reference API objects.
 fn api_reference(pod: &v1::Pod) -> Option<&'static str> {
     let spec = pod.spec.as_ref()?;
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
@@ -249,7 +250,7 @@ mod tests {
                        spec: {containers: [{name: c, image: i, resources: {limits: {cpu: 1}}}]}\n";
 
     #[test]
-    fn row_1_a_manifest_becomes_a_static_pod_of_this_node() {
+    fn manifest_becomes_a_static_pod_of_this_node() {
         let pod = pod(WEB, origin("/m/web.yaml")).unwrap();
         let meta = &pod.metadata;
         assert_eq!(meta.name.as_deref(), Some("web-node-a"));
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn row_2_the_same_file_is_the_same_pod_and_another_file_is_another() {
+    fn uid_depends_on_content_and_location() {
         let uid = |location| pod(WEB, origin(location)).unwrap().metadata.uid;
         assert_eq!(uid("/m/a.yaml"), uid("/m/a.yaml"));
         assert_ne!(uid("/m/a.yaml"), uid("/m/b.yaml"));
@@ -274,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn a_uid_of_the_manifest_is_kept() {
+    fn uid_in_the_manifest_is_kept() {
         let named = WEB.replace("{name: web}", "{name: web, uid: mine}");
         assert_eq!(pod(&named, origin("/m")).unwrap().metadata.uid.as_deref(), Some("mine"));
     }
 
     #[test]
-    fn rows_3_and_52_what_needs_the_api_server_is_refused() {
+    fn references_to_api_objects_are_refused() {
         let with = |extra: &str| WEB.replace("spec: {", &format!("spec: {{{extra}, "));
         for (extra, resource) in [
             ("volumes: [{name: v, secret: {secretName: s}}]", "secrets"),
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_manifests_are_refused_by_name() {
+    fn invalid_manifests_are_refused_with_their_location() {
         for (text, want) in [
             ("{", "this is not YAML or JSON"),
             ("a: 1", "expected a v1 Pod, found neither apiVersion nor kind"),
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_gives_its_good_pods_and_names_the_bad_ones() {
+    fn pod_list_gives_valid_pods_and_errors_for_the_others() {
         let list = "{apiVersion: v1, kind: PodList, items: [\
             {metadata: {name: a}, spec: {containers: [{name: c, image: i}]}}, {metadata: {}}]}";
         let source = Source::Http;

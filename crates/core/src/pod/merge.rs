@@ -1,8 +1,8 @@
-//! Turns what the sources deliver into changes.
+//! Source merger: turns the updates of all pod sources into changes.
 //!
-//! Files and URLs deliver their whole set each time, the API watch its single objects; here both
-//! become the same five kinds of change, by UID. A change of the status alone is told apart,
-//! because it is usually the echo of our own report and needs no work.
+//! Files and URLs deliver their whole set each time, the API watch delivers single objects; both
+//! become the same kinds of change, by UID. A change of the status alone is a kind of its own,
+//! because it is usually the echo of the agent's own report and needs no work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,76 +13,77 @@ use k8s_openapi::api::core::v1;
 use super::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, Pod, Source};
 use crate::ids::{PodName, PodUid};
 
-/// News from one source.
+/// Update from one source.
 #[derive(Clone, Debug)]
-pub enum News {
-    /// Everything it has.
+pub enum SourceUpdate {
+    /// The complete set of its pods.
     All(Vec<v1::Pod>),
-    /// One object appeared or changed.
+    /// One object was added or changed.
     Changed(Box<v1::Pod>),
-    /// One object is gone.
+    /// One object was removed.
     Gone(PodUid),
 }
 
-/// What changed, in the order in which it must be handled.
+/// Changes, in the order in which they must be handled.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     pub removed: Vec<Arc<Pod>>,
     pub added: Vec<Arc<Pod>>,
     pub updated: Vec<Arc<Pod>>,
-    /// Updated, and now to be deleted. Handled like any update.
+    /// Updated and now marked for deletion. Handled like any update.
     pub deleting: Vec<Arc<Pod>>,
     /// Only the status differs.
     pub reconciled: Vec<Arc<Pod>>,
-    /// Objects nobody can run, with the reason.
-    pub refused: Vec<Refused>,
+    /// Objects that cannot run, with the reason.
+    pub refused: Vec<RefusedPod>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refused {
+pub struct RefusedPod {
     pub object: v1::ObjectReference,
     pub reason: String,
 }
 
 /// The pods of all sources.
 #[derive(Debug, Default)]
-pub struct Merge {
+pub struct SourceMerger {
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
     delivered: BTreeSet<Source>,
-    /// Objects that were refused, and why.
+    /// RefusedPod objects and the reasons, to report each only once.
     refused: BTreeMap<Source, BTreeMap<String, String>>,
 }
 
-impl Merge {
-    /// Folds news in. `now` is written into the pods seen for the first time.
-    pub fn fold(&mut self, source: Source, news: News, now: Timestamp) -> Changes {
+impl SourceMerger {
+    /// Merges an update. `now` becomes the `config.seen` annotation of new pods.
+    pub fn fold(&mut self, source: Source, update: SourceUpdate, now: Timestamp) -> Changes {
         let mut changes = Changes::default();
-        let about = match &news {
-            News::All(_) => None,
-            News::Changed(object) => Some(key(&reference(object))),
-            News::Gone(uid) => Some(uid.to_string()),
+        let about = match &update {
+            SourceUpdate::All(_) => None,
+            SourceUpdate::Changed(object) => Some(key(&reference(object))),
+            SourceUpdate::Gone(uid) => Some(uid.to_string()),
         };
-        match news {
-            News::All(objects) => {
+        match update {
+            SourceUpdate::All(objects) => {
                 self.delivered.insert(source);
                 self.replace(source, objects, now, &mut changes);
             }
-            News::Changed(object) => self.put(source, *object, now, &mut changes),
-            News::Gone(uid) => {
+            SourceUpdate::Changed(object) => self.put(source, *object, now, &mut changes),
+            SourceUpdate::Gone(uid) => {
                 let pods = self.sources.entry(source).or_default();
                 changes.removed.extend(pods.remove(&uid));
             }
         }
-        self.tell_refusals_once(source, about.as_deref(), &mut changes.refused);
+        self.report_refusals_once(source, about.as_deref(), &mut changes.refused);
         changes
     }
 
-    /// Drops what was told before. `about`: the one object that was delivered, if not all were.
-    fn tell_refusals_once(
+    /// Drops refusals that were already reported. `about`: the only object that was delivered, if
+    /// not all were.
+    fn report_refusals_once(
         &mut self,
         source: Source,
         about: Option<&str>,
-        refused: &mut Vec<Refused>,
+        refused: &mut Vec<RefusedPod>,
     ) {
         let known = self.refused.entry(source).or_default();
         let mut before = std::mem::take(known);
@@ -94,7 +95,7 @@ impl Merge {
         }
     }
 
-    /// Whether this source has told its whole set at least once.
+    /// Whether this source has delivered its complete set at least once.
     pub fn has_delivered(&self, source: Source) -> bool {
         self.delivered.contains(&source)
     }
@@ -116,7 +117,7 @@ impl Merge {
                     source.as_str(),
                     name.name
                 );
-                changes.refused.push(Refused { object: reference(&object), reason });
+                changes.refused.push(RefusedPod { object: reference(&object), reason });
                 continue;
             }
             if let Some(uid) = object.metadata.uid.as_deref() {
@@ -142,7 +143,8 @@ impl Merge {
         let (bad, read) = match Pod::from_object(object.clone(), source) {
             Ok(pod) => match pod.unreadable.clone() {
                 None => (None, Some(pod)),
-                // One that we never understood is registered as it is: it has a status and an end.
+                // A pod that was never parsed is added as it is, because it needs a status and may
+                // be deleted.
                 Some(_) if understood.is_none() => (None, Some(pod)),
                 Some(bad) => (Some(bad.to_string()), None),
             },
@@ -150,9 +152,9 @@ impl Merge {
         };
         if let Some(bad) = bad {
             let reason = format!("Error validating pod from {}: {bad}", source.as_str());
-            changes.refused.push(Refused { object: reference(&object), reason });
+            changes.refused.push(RefusedPod { object: reference(&object), reason });
         }
-        // What runs goes on as we understood it; that it is to end is understood all the same.
+        // The running pod keeps its last parsed spec; a deletion takes effect all the same.
         let kept = || understood.and_then(|old| with_spec_of(&object, old, source));
         let Some(pod) = read.or_else(kept).map(Arc::new) else { return };
         match known {
@@ -168,14 +170,14 @@ impl Merge {
             Some(old) if old.object.status != pod.object.status => {
                 changes.reconciled.push(pod.clone());
             }
-            // Nothing we look at changed; the fresh metadata is kept all the same.
+            // No relevant change; the new metadata is stored all the same.
             Some(_) => {}
         }
         pods.insert(pod.uid.clone(), pod);
     }
 }
 
-/// The object with the spec that was last understood.
+/// The object with the last spec that could be parsed.
 fn with_spec_of(object: &v1::Pod, old: &Pod, source: Source) -> Option<Pod> {
     let known = v1::Pod {
         metadata: object.metadata.clone(),
@@ -185,7 +187,7 @@ fn with_spec_of(object: &v1::Pod, old: &Pod, source: Source) -> Option<Pod> {
     Pod::from_object(Arc::new(known), source).ok()
 }
 
-/// What tells objects of one source apart, even those that lack what they should have.
+/// Key that distinguishes the objects of one source, even invalid ones.
 fn key(object: &v1::ObjectReference) -> String {
     let name = || [&object.namespace, &object.name].map(|part| part.clone().unwrap_or_default());
     object.uid.clone().unwrap_or_else(|| name().join("/"))
@@ -211,7 +213,7 @@ fn name_of(object: &v1::Pod) -> PodName {
     )
 }
 
-/// Anything the node acts on: spec, labels, deletion, and annotations that are not our own.
+/// Whether anything relevant differs: spec, labels, deletion, and annotations not set locally.
 fn differs(old: &v1::Pod, new: &v1::Pod) -> bool {
     old.spec != new.spec
         || old.metadata.labels != new.metadata.labels
@@ -226,7 +228,7 @@ fn foreign_annotations(pod: &v1::Pod) -> impl Iterator<Item = (&String, &String)
     annotations.filter(|(key, _)| !LOCAL.contains(&key.as_str()))
 }
 
-/// Nine fractional digits, as the annotation has them upstream.
+/// Nine fractional digits, as in upstream's annotation.
 fn rfc3339_nano(time: Timestamp) -> String {
     format!("{time:.9}")
 }
@@ -270,7 +272,8 @@ mod tests {
         for (source, added, refused) in
             [(Source::Api, 1, 0), (Source::File, 0, 1), (Source::Http, 0, 1)]
         {
-            let changes = Merge::default().fold(source, News::All(vec![odd.clone()]), at(1));
+            let changes =
+                SourceMerger::default().fold(source, SourceUpdate::All(vec![odd.clone()]), at(1));
             assert_eq!(
                 (changes.added.len(), changes.refused.len()),
                 (added, refused),
@@ -280,59 +283,66 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_update_of_an_api_pod_keeps_the_spec_that_was_understood() {
-        let mut merge = Merge::default();
-        merge.fold(Source::Api, News::All(vec![object("u", "web")]), at(1));
-        let changed = News::Changed(Box::new(nameless("u", "web")));
+    fn unreadable_update_of_an_api_pod_keeps_the_last_parsed_spec() {
+        let mut merge = SourceMerger::default();
+        merge.fold(Source::Api, SourceUpdate::All(vec![object("u", "web")]), at(1));
+        let changed = SourceUpdate::Changed(Box::new(nameless("u", "web")));
         let changes = merge.fold(Source::Api, changed, at(2));
-        assert_eq!((changes.refused.len(), changes.updated.len()), (1, 0), "it runs on as it is");
-        let changed = News::Changed(Box::new(deleted(nameless("u", "web"))));
+        assert_eq!((changes.refused.len(), changes.updated.len()), (1, 0), "it keeps running");
+        let changed = SourceUpdate::Changed(Box::new(deleted(nameless("u", "web"))));
         let changes = merge.fold(Source::Api, changed, at(3));
-        assert_eq!(names(&changes.deleting), ["web"], "that it is to end is understood");
+        assert_eq!(names(&changes.deleting), ["web"], "the deletion takes effect");
         assert_eq!(changes.deleting[0].containers.len(), 1);
     }
 
     #[test]
     fn unreadable_api_pod_is_registered_and_can_be_deleted_and_removed() {
-        let mut merge = Merge::default();
+        let mut merge = SourceMerger::default();
         let bad = nameless("u", "web");
         let mut specless = object("v", "db");
         specless.spec = None;
-        let changes = merge.fold(Source::Api, News::All(vec![bad.clone(), specless]), at(1));
+        let changes =
+            merge.fold(Source::Api, SourceUpdate::All(vec![bad.clone(), specless]), at(1));
         assert_eq!(names(&changes.added), ["web", "db"]);
         let why = |pod: &Pod| pod.unreadable.clone().unwrap_or_default();
         assert!(why(&changes.added[0]).contains("a container without a name"));
         assert!(why(&changes.added[1]).contains("has no spec"));
-        let changes = merge.fold(Source::Api, News::Changed(Box::new(deleted(bad))), at(2));
+        let changes = merge.fold(Source::Api, SourceUpdate::Changed(Box::new(deleted(bad))), at(2));
         assert_eq!(names(&changes.deleting), ["web"]);
-        let changes = merge.fold(Source::Api, News::Gone(PodUid::new("u")), at(3));
+        let changes = merge.fold(Source::Api, SourceUpdate::Gone(PodUid::new("u")), at(3));
         assert_eq!(names(&changes.removed), ["web"]);
     }
 
     #[test]
-    fn a_whole_set_gives_additions_and_removals() {
-        let mut merge = Merge::default();
+    fn complete_set_gives_additions_and_removals() {
+        let mut merge = SourceMerger::default();
         assert!(!merge.has_delivered(Source::File));
-        let first =
-            merge.fold(Source::File, News::All(vec![object("1", "a"), object("2", "b")]), at(1));
+        let first = merge.fold(
+            Source::File,
+            SourceUpdate::All(vec![object("1", "a"), object("2", "b")]),
+            at(1),
+        );
         assert_eq!(names(&first.added), ["a", "b"]);
         assert!(merge.has_delivered(Source::File));
-        let second =
-            merge.fold(Source::File, News::All(vec![object("2", "b"), object("3", "c")]), at(2));
+        let second = merge.fold(
+            Source::File,
+            SourceUpdate::All(vec![object("2", "b"), object("3", "c")]),
+            at(2),
+        );
         assert_eq!((names(&second.added), names(&second.removed)), (vec!["c"], vec!["a"]));
         assert!(second.updated.is_empty() && second.reconciled.is_empty());
     }
 
     #[test]
     fn sources_do_not_remove_each_others_pods() {
-        let mut merge = Merge::default();
-        merge.fold(Source::File, News::All(vec![object("1", "a")]), at(1));
-        let changes = merge.fold(Source::Api, News::All(vec![object("2", "a")]), at(1));
+        let mut merge = SourceMerger::default();
+        merge.fold(Source::File, SourceUpdate::All(vec![object("1", "a")]), at(1));
+        let changes = merge.fold(Source::Api, SourceUpdate::All(vec![object("2", "a")]), at(1));
         assert_eq!((names(&changes.added), changes.removed.len()), (vec!["a"], 0));
     }
 
     #[test]
-    fn each_difference_is_the_change_upstream_calls_it() {
+    fn each_difference_is_classified_as_upstream_does() {
         type Edit = fn(&mut v1::Pod);
         let cases: [(&str, Edit, [usize; 3]); 7] = [
             ("nothing", |_| {}, [0, 0, 0]),
@@ -362,47 +372,51 @@ mod tests {
             ),
         ];
         for (case, edit, want) in cases {
-            let mut merge = Merge::default();
-            merge.fold(Source::Api, News::Changed(Box::new(object("1", "a"))), at(1));
+            let mut merge = SourceMerger::default();
+            merge.fold(Source::Api, SourceUpdate::Changed(Box::new(object("1", "a"))), at(1));
             let mut edited = object("1", "a");
             edit(&mut edited);
-            let c = merge.fold(Source::Api, News::Changed(Box::new(edited)), at(2));
+            let c = merge.fold(Source::Api, SourceUpdate::Changed(Box::new(edited)), at(2));
             let got = [c.updated.len(), c.deleting.len(), c.reconciled.len()];
             assert_eq!(got, want, "{case}");
         }
     }
 
     #[test]
-    fn the_first_sight_stays_and_the_source_is_written_over() {
-        let mut merge = Merge::default();
-        let mut posing = object("1", "a");
-        posing.metadata.annotations = Some([(ANNOTATION_SOURCE.into(), "file".into())].into());
-        let pod = merge.fold(Source::Api, News::Changed(Box::new(posing)), at(1)).added.remove(0);
+    fn first_seen_annotation_stays_and_source_annotation_is_overwritten() {
+        let mut merge = SourceMerger::default();
+        let mut forged = object("1", "a");
+        forged.metadata.annotations = Some([(ANNOTATION_SOURCE.into(), "file".into())].into());
+        let pod =
+            merge.fold(Source::Api, SourceUpdate::Changed(Box::new(forged)), at(1)).added.remove(0);
         assert_eq!(pod.annotation(ANNOTATION_SOURCE), Some("api"));
         assert_eq!(pod.annotation(ANNOTATION_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
         let mut edited = object("1", "a");
         edited.spec.as_mut().unwrap().priority = Some(1);
-        let pod = merge.fold(Source::Api, News::Changed(Box::new(edited)), at(7)).updated.remove(0);
+        let pod = merge
+            .fold(Source::Api, SourceUpdate::Changed(Box::new(edited)), at(7))
+            .updated
+            .remove(0);
         assert_eq!(pod.annotation(ANNOTATION_SEEN), Some("1970-01-01T00:00:01.000000000Z"));
     }
 
     #[test]
-    fn a_second_pod_of_one_name_and_a_pod_nobody_can_read_are_refused() {
-        let mut merge = Merge::default();
+    fn duplicate_name_and_invalid_pod_are_refused_and_reported_once() {
+        let mut merge = SourceMerger::default();
         let mut bad = object("3", "c");
         bad.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
         let set = vec![object("1", "a"), object("2", "a"), bad.clone()];
-        let changes = merge.fold(Source::File, News::All(set.clone()), at(1));
+        let changes = merge.fold(Source::File, SourceUpdate::All(set.clone()), at(1));
         assert_eq!(names(&changes.added), ["a"]);
         let refused: Vec<_> = changes.refused.iter().map(|r| r.object.name.as_deref()).collect();
         assert_eq!(refused, [Some("a"), Some("c")]);
-        let again = merge.fold(Source::File, News::All(set), at(2));
-        assert_eq!(again.refused, [], "it was told");
+        let again = merge.fold(Source::File, SourceUpdate::All(set), at(2));
+        assert_eq!(again.refused, [], "already reported");
         bad.spec.as_mut().unwrap().restart_policy = Some("Never".into());
-        let mended = merge.fold(Source::File, News::Changed(Box::new(bad.clone())), at(3));
-        assert_eq!(names(&mended.added), ["c"]);
+        let fixed = merge.fold(Source::File, SourceUpdate::Changed(Box::new(bad.clone())), at(3));
+        assert_eq!(names(&fixed.added), ["c"]);
         bad.spec.as_mut().unwrap().restart_policy = Some("Sometimes".into());
-        let broken = merge.fold(Source::File, News::Changed(Box::new(bad)), at(4));
-        assert_eq!(broken.refused.len(), 1, "it is news again");
+        let broken = merge.fold(Source::File, SourceUpdate::Changed(Box::new(bad)), at(4));
+        assert_eq!(broken.refused.len(), 1, "reported again after it was valid");
     }
 }

@@ -1,4 +1,4 @@
-//! The API objects that stand for static pods, and what is wrong with them.
+//! Mirror pods: API objects that represent static pods, and the actions that keep them current.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,50 +6,56 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-use super::registry::{Mirror, mirrors_faithfully};
+use super::desired::{MirrorPod, mirror_is_current};
 use super::{ANNOTATION_HASH, ANNOTATION_MIRROR, Pod};
 use crate::ids::PodName;
 
-/// One thing to do in the API.
+/// One change in the API.
 #[derive(Clone, Debug)]
-pub enum Act {
+pub enum MirrorAction {
     Create(Arc<Pod>),
-    Delete(Mirror),
+    Delete(MirrorPod),
 }
 
 /// A static pod of this node.
 #[derive(Clone, Debug)]
 pub struct Static {
     pub pod: Arc<Pod>,
-    /// It began to end: its mirror stays to show that, but is not made anew.
+    /// It is terminating: its mirror pod stays to show that, but is not recreated.
     pub ending: bool,
 }
 
-/// What the mirrors need so that each static pod that runs has one, and only it.
+/// The actions after which exactly the running static pods have a mirror pod.
 ///
-/// A mirror that does not show its pod as it is, or that is being deleted, goes first; the new one
-/// follows when it is gone. One without a pod may still get it until all sources were heard.
-pub fn needs(pods: &[Static], mirrors: &[Mirror], all_heard: bool) -> Vec<Act> {
-    let mut acts = Vec::new();
+/// A mirror pod that is outdated or being deleted is deleted first; the new one is created once it
+/// is gone. A mirror pod without a static pod is kept until all sources have delivered their pods
+/// (`all_delivered`).
+pub fn required_actions(
+    pods: &[Static],
+    mirrors: &[MirrorPod],
+    all_delivered: bool,
+) -> Vec<MirrorAction> {
+    let mut actions = Vec::new();
     let names: BTreeSet<&PodName> = pods.iter().map(|p| &p.pod.name).collect();
     for Static { pod, ending } in pods {
         match mirrors.iter().find(|mirror| mirror.pod.name == pod.name) {
-            Some(mirror) if mirror.pod.deletion.is_some() => acts.push(Act::Delete(mirror.clone())),
-            Some(mirror) if !mirrors_faithfully(&mirror.pod, pod) => {
-                acts.push(Act::Delete(mirror.clone()));
+            Some(mirror)
+                if mirror.pod.deletion.is_some() || !mirror_is_current(&mirror.pod, pod) =>
+            {
+                actions.push(MirrorAction::Delete(mirror.clone()));
             }
             Some(_) => {}
             None if *ending => {}
-            None => acts.push(Act::Create(pod.clone())),
+            None => actions.push(MirrorAction::Create(pod.clone())),
         }
     }
-    let alone = |mirror: &&Mirror| all_heard && !names.contains(&mirror.pod.name);
-    let orphans = mirrors.iter().filter(alone);
-    acts.extend(orphans.map(|mirror| Act::Delete(mirror.clone())));
-    acts
+    let is_orphan = |mirror: &&MirrorPod| all_delivered && !names.contains(&mirror.pod.name);
+    let orphans = mirrors.iter().filter(is_orphan);
+    actions.extend(orphans.map(|mirror| MirrorAction::Delete(mirror.clone())));
+    actions
 }
 
-/// The object to create: the pod, marked as a mirror, owned by its node.
+/// The object to create: the pod, annotated as a mirror pod and owned by its node.
 pub fn object(pod: &Pod, node_name: &str, node_uid: &str) -> v1::Pod {
     let mut object = (*pod.object).clone();
     let hash = pod.annotation(ANNOTATION_HASH).unwrap_or_default().to_owned();
@@ -81,25 +87,25 @@ mod tests {
         Static { pod: Arc::new(pod.build_from(Source::File)), ending }
     }
 
-    fn mirror(name: &str, hash: &str, deleting: bool) -> Mirror {
+    fn mirror(name: &str, hash: &str, deleting: bool) -> MirrorPod {
         let pod = pod(name).container("c").annotation(ANNOTATION_MIRROR, hash);
         let pod = if deleting { pod.deleted(1, 0) } else { pod };
-        Mirror { uid: MirrorUid::new("m"), pod: Arc::new(pod.build()) }
+        MirrorPod { uid: MirrorUid::new("m"), pod: Arc::new(pod.build()) }
     }
 
-    fn told(pods: &[Static], mirrors: &[Mirror]) -> Vec<String> {
-        let word = |act: &Act| match act {
-            Act::Create(pod) => format!("create {}", pod.name.name),
-            Act::Delete(mirror) => format!("delete {}", mirror.pod.name.name),
+    fn actions(pods: &[Static], mirrors: &[MirrorPod]) -> Vec<String> {
+        let text = |action: &MirrorAction| match action {
+            MirrorAction::Create(pod) => format!("create {}", pod.name.name),
+            MirrorAction::Delete(mirror) => format!("delete {}", mirror.pod.name.name),
         };
-        needs(pods, mirrors, true).iter().map(word).collect()
+        required_actions(pods, mirrors, true).iter().map(text).collect()
     }
 
     #[test]
-    fn each_static_pod_gets_a_faithful_mirror_and_nothing_else_stays() {
+    fn each_static_pod_gets_a_current_mirror_and_no_other_mirror_stays() {
         for (case, pods, mirrors, want) in [
-            ("none yet", vec![static_pod("a", "1", false)], vec![], vec!["create a"]),
-            ("in order", vec![static_pod("a", "1", false)], vec![mirror("a", "1", false)], vec![]),
+            ("no mirror yet", vec![static_pod("a", "1", false)], vec![], vec!["create a"]),
+            ("current", vec![static_pod("a", "1", false)], vec![mirror("a", "1", false)], vec![]),
             (
                 "edited",
                 vec![static_pod("a", "2", false)],
@@ -121,15 +127,15 @@ mod tests {
             ),
             ("ending, none is made", vec![static_pod("a", "1", true)], vec![], vec![]),
         ] {
-            assert_eq!(told(&pods, &mirrors), want, "{case}");
+            assert_eq!(actions(&pods, &mirrors), want, "{case}");
         }
         let edited = (static_pod("a", "2", false), mirror("a", "1", false));
-        let early = needs(&[edited.0], &[edited.1, mirror("b", "1", false)], false);
-        assert_eq!(early.len(), 1, "an orphan may still get its pod");
+        let early = required_actions(&[edited.0], &[edited.1, mirror("b", "1", false)], false);
+        assert_eq!(early.len(), 1, "the orphan's static pod may still be delivered");
     }
 
     #[test]
-    fn row_1_a_mirror_is_owned_by_its_node_and_carries_the_hash() {
+    fn mirror_is_owned_by_its_node_and_carries_the_hash() {
         let pod = static_pod("web", "abc", false).pod;
         let object = object(&pod, "node-a", "n1");
         assert_eq!(object.metadata.annotations.unwrap()[ANNOTATION_MIRROR], "abc");

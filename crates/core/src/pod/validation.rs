@@ -1,9 +1,8 @@
-//! Whether a pod makes sense, in the words the API server (v1.36) uses when it does not.
+//! Pod validation, with the error messages of the API server (v1.36).
 //!
-//! Why in core: the embedded API server refuses a pod with these messages, and the agent refuses a
-//! static pod with the same. Everything is said at once, not one mistake per attempt. The pod is
-//! expected defaulted. Objects that older, laxer versions let in are not given any leave here: we
-//! hold none.
+//! It is in this crate because both the embedded API server and the agent, for static pods, refuse
+//! pods with these messages. All errors are reported at once. The pod is expected defaulted.
+//! Exceptions for objects that older API server versions accepted are not needed here.
 
 pub mod affinity;
 pub mod annotations;
@@ -41,11 +40,11 @@ use crate::schema::Path;
 const META: meta::Rules =
     meta::Rules { namespaced: true, name: format::dns_subdomain, known_finalizers: true };
 
-/// A new pod.
+/// Validates a new pod.
 pub fn create(pod: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::new();
     let spec = update::spec_of(pod);
-    itself(pod, &spec, &mut errors);
+    check_pod(pod, &spec, &mut errors);
     let field = Path::new("spec");
     if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
         errors.forbidden(&field.child("ephemeralContainers"), "cannot be set on create");
@@ -59,20 +58,20 @@ pub fn create(pod: &Pod) -> Vec<FieldError> {
     errors.into_vec()
 }
 
-/// A change of a pod's metadata and spec.
+/// Validates a change of a pod's metadata and spec.
 pub fn update(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::new();
     let spec = update::spec_of(new);
     let metadata = Path::new("metadata");
     meta::check_update(&new.metadata, &old.metadata, META, &metadata, &mut errors);
-    itself(new, &spec, &mut errors);
+    check_pod(new, &spec, &mut errors);
     let at_annotations = metadata.child("annotations");
     annotations::check_update(new, old, &spec, &at_annotations, &mut errors);
     update::spec(&spec, &update::spec_of(old), &Path::new("spec"), &mut errors);
     errors.into_vec()
 }
 
-/// A report of a pod's status.
+/// Validates a change of a pod's status.
 pub fn update_status(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::new();
     let metadata = Path::new("metadata");
@@ -84,7 +83,7 @@ pub fn update_status(new: &Pod, old: &Pod) -> Vec<FieldError> {
     errors.into_vec()
 }
 
-/// A change of the ephemeral containers, and of nothing else.
+/// Validates a change of only the ephemeral containers.
 pub fn update_ephemeral_containers(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::new();
     if is_mirror(&old.metadata) {
@@ -95,14 +94,14 @@ pub fn update_ephemeral_containers(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let spec = update::spec_of(new);
     let metadata = Path::new("metadata");
     meta::check_update(&new.metadata, &old.metadata, META, &metadata, &mut errors);
-    itself(new, &spec, &mut errors);
+    check_pod(new, &spec, &mut errors);
     let at_annotations = metadata.child("annotations");
     annotations::check_update(new, old, &spec, &at_annotations, &mut errors);
     update::ephemeral_containers(&spec, &update::spec_of(old), &mut errors);
     errors.into_vec()
 }
 
-/// A change of resources while the pod runs, and of nothing else.
+/// Validates a resize: a change of only resources.
 pub fn resize(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::new();
     let on_windows = |pod: &Pod| {
@@ -115,14 +114,14 @@ pub fn resize(new: &Pod, old: &Pod) -> Vec<FieldError> {
     } else {
         let metadata = Path::new("metadata");
         meta::check_update(&new.metadata, &old.metadata, META, &metadata, &mut errors);
-        itself(new, &update::spec_of(new), &mut errors);
+        check_pod(new, &update::spec_of(new), &mut errors);
         resize::check(new, old, &mut errors);
     }
     errors.into_vec()
 }
 
-/// The pod taken by itself.
-fn itself(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
+/// Checks that need no other version of the pod.
+fn check_pod(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     let (metadata, field) = (Path::new("metadata"), Path::new("spec"));
     meta::check(&pod.metadata, META, &metadata, errors);
     annotations::check(pod, spec, &metadata.child("annotations"), errors);
@@ -138,7 +137,7 @@ fn itself(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-/// Calls `visit` with every container and its place: init, regular, ephemeral.
+/// Calls `visit` with every container and its path: init, regular, ephemeral.
 fn each_container(spec: &PodSpec, field: &Path<'_>, mut visit: impl FnMut(&Container, &Path<'_>)) {
     let init = field.child("initContainers");
     for (index, each) in spec.init_containers.iter().flatten().enumerate() {
@@ -154,12 +153,12 @@ fn each_container(spec: &PodSpec, field: &Path<'_>, mut visit: impl FnMut(&Conta
     }
 }
 
-/// The picture of a static pod, which the API server cannot change.
+/// A mirror pod, which the API server must not change.
 fn is_mirror(meta: &ObjectMeta) -> bool {
     meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(ANNOTATION_MIRROR))
 }
 
-/// Unset and empty are the same.
+/// Treats unset and empty as equal.
 fn text(value: &Option<String>) -> &str {
     value.as_deref().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What a probe asks, read once from its spec.
+//! Probe check, parsed from the probe's spec.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::config::env;
 use crate::pod::Container;
 
-/// So often a question that could not be asked is asked again at once.
+/// Number of immediate attempts of a probe that cannot be run.
 pub const TRIES: u32 = 3;
-/// Of what a probe prints or answers, this much is kept.
+/// Maximum length of a probe's output or response that is kept.
 pub const OUTPUT_LIMIT: usize = 10 * 1024;
-/// As whom probes introduce themselves.
+/// User-Agent header of probes.
 pub const USER_AGENT: &str = "kube-probe/1.36";
 
-/// One question to a container. A host that is not given is the pod's address.
+/// One check of a container. Without a host, the pod's address is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Check {
     Exec { command: Vec<String> },
@@ -29,7 +29,7 @@ pub struct HttpCheck {
     pub https: bool,
     pub host: Option<String>,
     pub port: u16,
-    /// With its query, if it has one.
+    /// Path and query.
     pub path: String,
     pub headers: Vec<(String, String)>,
 }
@@ -66,7 +66,7 @@ impl Check {
 }
 
 impl HttpCheck {
-    /// Hooks ask in the same way.
+    /// Also used for HTTP lifecycle hooks.
     pub fn of(container: &Container, action: &v1::HTTPGetAction) -> Result<Self, BadCheck> {
         let headers = action.http_headers.iter().flatten();
         Ok(Self {
@@ -83,7 +83,7 @@ fn given(host: Option<&str>) -> Option<String> {
     host.filter(|host| !host.is_empty()).map(str::to_owned)
 }
 
-/// A number, or the name of one of the container's own ports.
+/// A port number, or the name of one of the container's own ports.
 fn port(port: &IntOrString, container: &Container) -> Result<u16, BadCheck> {
     let number = match port {
         IntOrString::Int(number) => *number,
@@ -98,7 +98,7 @@ fn port(port: &IntOrString, container: &Container) -> Result<u16, BadCheck> {
     valid.ok_or_else(|| BadCheck::PortNumber(number.into()))
 }
 
-/// When a probe runs, and how many equal answers settle it.
+/// When a probe runs, and how many equal outcomes in a row settle its verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     pub delay: Duration,
@@ -109,7 +109,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// What the API server would have defaulted is defaulted; nothing divides by its zero.
+    /// Applies the API server's defaults to missing and invalid values.
     pub fn of(probe: &v1::Probe) -> Self {
         let positive =
             |value: Option<i32>| value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0);
@@ -146,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_read_into_one_question() {
+    fn each_probe_handler_is_parsed() {
         let ports = json!({ "ports": [{ "name": "web", "containerPort": 8080 }] });
         let env =
             json!({ "env": [{ "name": "A", "value": "x" }, { "name": "F", "valueFrom": {} }] });
         for (case, container, probe, want) in [
             (
-                "only literal variables are known to a command",
+                "only literal variables are expanded in a command",
                 env,
                 json!({ "exec": { "command": ["$(A)", "$(F)", "$(NO)", "$$(A)"] } }),
                 Ok(Check::Exec { command: ["x", "", "$(NO)", "$(A)"].map(str::to_owned).to_vec() }),
@@ -164,13 +164,13 @@ mod tests {
                 Ok(Check::Tcp { host: None, port: 8080 }),
             ),
             (
-                "a number in words",
+                "a numeric string",
                 ports.clone(),
                 json!({ "tcpSocket": { "port": "81", "host": "h" } }),
                 Ok(Check::Tcp { host: Some("h".into()), port: 81 }),
             ),
             (
-                "a name nobody has",
+                "an unknown name",
                 ports,
                 json!({ "tcpSocket": { "port": "nope" } }),
                 Err("port \"nope\" not found".to_owned()),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn timing_without_sense_is_taken_as_not_given() {
+    fn invalid_timing_values_are_defaulted() {
         let probe = v1::Probe {
             period_seconds: Some(0),
             timeout_seconds: Some(-1),

@@ -1,38 +1,39 @@
-//! What an HTTP answer means to a probe.
+//! Evaluation of the HTTP response to a probe.
 //!
-//! A redirect within the same host is followed: servers like to add a slash. One to another host
-//! is not, or a container could make the node ask anyone anything; the answer then counts as it
-//! is, a success with a warning.
+//! A redirect to the same host is followed, as servers commonly add a slash. A redirect to another
+//! host is not, or a container could make the node send requests anywhere; the response then
+//! counts as a success with a warning.
 
-use super::Outcome;
+use super::ProbeOutcome;
 use super::check::kept;
 
-/// Where a request went.
+/// Target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct HttpTarget {
     pub https: bool,
-    /// A name or an address, the latter without brackets.
+    /// A host name or an address, the latter without brackets.
     pub host: String,
     pub port: u16,
-    /// With its query.
+    /// Path and query.
     pub path: String,
 }
 
-/// Somewhere else to ask.
+/// The next request after a redirect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    pub to: Place,
-    /// It names no host, so a Host header of the asker's own still fits.
+    pub to: HttpTarget,
+    /// The location names no host, so a custom Host header still applies.
     pub same_authority: bool,
 }
 
-const MOST_REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 
-/// Where an answer sends us on to: an answer from `asked`, reached by `followed` redirects from
-/// `first`. `None`: nowhere, or to a host we do not follow to. `Err`: the redirects lead nowhere.
+/// The redirect that a response demands. The response came from `requested`, reached by `followed`
+/// redirects from `first`. `None`: no redirect, or one to another host. `Err`: an invalid location
+/// or too many redirects.
 pub fn redirect(
-    first: &Place,
-    asked: &Place,
+    first: &HttpTarget,
+    requested: &HttpTarget,
     followed: usize,
     status: u16,
     location: Option<&str>,
@@ -44,30 +45,30 @@ pub fn redirect(
     let bad = || format!("failed to parse Location header {location:?}");
     let reference = Reference::parse(location).ok_or_else(bad)?;
     let same_authority = reference.authority.is_none();
-    let to = reference.from(asked);
+    let to = reference.from(requested);
     if !to.host.eq_ignore_ascii_case(&first.host) {
         return Ok(None);
     }
-    if followed + 1 >= MOST_REDIRECTS {
+    if followed + 1 >= MAX_REDIRECTS {
         return Err("stopped after 10 redirects".into());
     }
     Ok(Some(Redirect { to, same_authority }))
 }
 
-/// What the final answer to a probe means.
-pub fn outcome(status: u16, body: &[u8]) -> Outcome {
+/// ProbeOutcome of the final response to a probe.
+pub fn outcome(status: u16, body: &[u8]) -> ProbeOutcome {
     match status {
-        200..=299 => Outcome::Success,
+        200..=299 => ProbeOutcome::Success,
         300..=399 => {
             let body = kept(body);
-            Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"))
+            ProbeOutcome::Warning(format!("Probe terminated redirects, Response body: {body}"))
         }
-        // The body is the container's business, and may be secret.
-        _ => Outcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
+        // The body may contain secrets, so it is not reported.
+        _ => ProbeOutcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
     }
 }
 
-/// A `Location`, whole or in part.
+/// A `Location` header, absolute or relative.
 struct Reference<'a> {
     https: Option<bool>,
     authority: Option<(String, Option<u16>)>,
@@ -96,24 +97,24 @@ impl<'a> Reference<'a> {
         Some(Self { https, authority: Some(parse_authority(authority)?), path })
     }
 
-    fn from(self, base: &Place) -> Place {
+    fn from(self, base: &HttpTarget) -> HttpTarget {
         let https = self.https.unwrap_or(base.https);
         let (host, port) = match self.authority {
             Some((host, port)) => (host, port.unwrap_or(if https { 443 } else { 80 })),
-            None => return Place { path: resolve(&base.path, self.path), ..base.clone() },
+            None => return HttpTarget { path: resolve(&base.path, self.path), ..base.clone() },
         };
-        Place { https, host, port, path: resolve("/", self.path) }
+        HttpTarget { https, host, port, path: resolve("/", self.path) }
     }
 }
 
 fn parse_authority(authority: &str) -> Option<(String, Option<u16>)> {
-    let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
-    let (host, port) = match place.strip_prefix('[') {
-        Some(six) => {
-            let (host, rest) = six.split_once(']')?;
+    let target = authority.rsplit_once('@').map_or(authority, |(_, target)| target);
+    let (host, port) = match target.strip_prefix('[') {
+        Some(v6) => {
+            let (host, rest) = v6.split_once(']')?;
             (host, rest.strip_prefix(':'))
         }
-        None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
+        None => target.split_once(':').map_or((target, None), |(host, port)| (host, Some(port))),
     };
     let port = match port.filter(|port| !port.is_empty()) {
         Some(port) => Some(port.parse().ok()?),
@@ -122,7 +123,7 @@ fn parse_authority(authority: &str) -> Option<(String, Option<u16>)> {
     Some((host.to_owned(), port))
 }
 
-/// A path, perhaps relative, seen from another one.
+/// Resolves a path, perhaps relative, against a base.
 fn resolve(base: &str, path: &str) -> String {
     let base_path = base.split_once('?').map_or(base, |(path, _)| path);
     if path.is_empty() {
@@ -135,10 +136,10 @@ fn resolve(base: &str, path: &str) -> String {
         Some((path, query)) => (path, Some(query)),
         None => (path, None),
     };
-    let folder = base_path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let directory = base_path.rsplit_once('/').map_or("", |(directory, _)| directory);
     let joined = match path.starts_with('/') {
         true => path.to_owned(),
-        false => format!("{folder}/{path}"),
+        false => format!("{directory}/{path}"),
     };
     let mut resolved = without_dots(&joined);
     if let Some(query) = query {
@@ -150,16 +151,16 @@ fn resolve(base: &str, path: &str) -> String {
 
 fn without_dots(path: &str) -> String {
     let mut segments: Vec<&str> = Vec::new();
-    let mut ends_in_folder = false;
+    let mut ends_in_directory = false;
     for segment in path.split('/').skip(1) {
-        ends_in_folder = matches!(segment, "." | "..");
+        ends_in_directory = matches!(segment, "." | "..");
         match segment {
             "." => {}
             ".." => drop(segments.pop()),
             other => segments.push(other),
         }
     }
-    let tail = if ends_in_folder && !segments.is_empty() { "/" } else { "" };
+    let tail = if ends_in_directory && !segments.is_empty() { "/" } else { "" };
     format!("/{}{tail}", segments.join("/"))
 }
 
@@ -167,24 +168,26 @@ fn without_dots(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn place(host: &str, port: u16, path: &str) -> Place {
-        Place { https: false, host: host.into(), port, path: path.into() }
+    fn target(host: &str, port: u16, path: &str) -> HttpTarget {
+        HttpTarget { https: false, host: host.into(), port, path: path.into() }
     }
 
     fn redirected(status: u16, location: Option<&str>) -> Result<Option<Redirect>, String> {
-        let asked = place("10.0.0.7", 8080, "/a/b?c");
-        redirect(&asked, &asked, 0, status, location)
+        let requested = target("10.0.0.7", 8080, "/a/b?c");
+        redirect(&requested, &requested, 0, status, location)
     }
 
     #[test]
-    fn a_status_from_200_to_399_is_a_success() {
-        let failed = |code| Outcome::Failure(format!("HTTP probe failed with statuscode: {code}"));
-        let warned = Outcome::Warning("Probe terminated redirects, Response body: body".into());
+    fn status_from_200_to_399_is_a_success() {
+        let failed =
+            |code| ProbeOutcome::Failure(format!("HTTP probe failed with statuscode: {code}"));
+        let warned =
+            ProbeOutcome::Warning("Probe terminated redirects, Response body: body".into());
         for (status, want) in [
             (199, failed(199)),
-            (200, Outcome::Success),
-            (204, Outcome::Success),
-            (299, Outcome::Success),
+            (200, ProbeOutcome::Success),
+            (204, ProbeOutcome::Success),
+            (299, ProbeOutcome::Success),
             (300, warned.clone()),
             (302, warned.clone()),
             (399, warned),
@@ -196,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn row_26_a_redirect_is_followed_on_the_same_host_only() {
-        let here = |port, path: &str| Some((place("10.0.0.7", port, path), false));
-        let there = |path: &str| Some((place("10.0.0.7", 8080, path), true));
-        let secure = Place { https: true, ..place("10.0.0.7", 443, "/x") };
+    fn redirect_is_followed_on_the_same_host_only() {
+        let here = |port, path: &str| Some((target("10.0.0.7", port, path), false));
+        let there = |path: &str| Some((target("10.0.0.7", 8080, path), true));
+        let secure = HttpTarget { https: true, ..target("10.0.0.7", 443, "/x") };
         for (location, want) in [
             ("/x", there("/x")),
             ("x", there("/a/x")),
@@ -223,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_that_leads_nowhere_is_an_error() {
+    fn invalid_or_endless_redirect_is_an_error() {
         for location in ["ftp://10.0.0.7/", "http://10.0.0.7:99999/", "http://[::1/"] {
             assert!(redirected(301, Some(location)).is_err(), "{location}");
         }
-        let asked = place("h", 80, "/loop");
-        let around = |followed| redirect(&asked, &asked, followed, 302, Some("/loop"));
+        let requested = target("h", 80, "/loop");
+        let around = |followed| redirect(&requested, &requested, followed, 302, Some("/loop"));
         assert!(around(8).is_ok());
         assert_eq!(around(9), Err("stopped after 10 redirects".to_owned()));
     }

@@ -1,12 +1,13 @@
-//! Which probe of a pod is asked when, and which answers settle a verdict.
+//! Probe schedule: when each probe of a pod runs, and which outcomes settle a verdict.
 //!
-//! A container that just started gets one whole period before an answer can count against it, so
-//! that it has `failureThreshold` periods to come up and not one less. Good news is not kept
-//! waiting for that: readiness and startup probes without a delay of their own are also asked a
-//! few times early in that first period, when only a success counts.
+//! A container that just started gets one whole period before an outcome can count against it, so
+//! that it has `failureThreshold` full periods to start. Successes need not wait: readiness and
+//! startup probes without `initialDelaySeconds` also run a few times early in the first period,
+//! when only a success counts.
 //!
-//! An agent that was restarted finds all its containers at once. Their probes begin at different
-//! moments of their period, and what was reported of an instance holds until a probe has spoken.
+//! After a restart the agent finds all containers at once. Their probes then begin at different
+//! points of their periods, and the reported state of an instance holds until a probe has
+//! finished.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,38 +16,38 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::check::Timing;
-use super::{Outcome, Verdict};
+use super::{ProbeOutcome, ProbeVerdict};
 use crate::ids::ContainerId;
 use crate::observed::{Instance, ObservedPod, State as Seen};
 use crate::pod::{Container, ContainerKind, Pod, ProbeKind};
 use crate::time::{Mono, Now};
 
-/// When, after a container started, it is asked early. Most servers listen within the second.
+/// Times of the early runs after a container's start. Most servers listen within a second.
 const EARLY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(250), Duration::from_secs(1)];
-/// A container's age matters no longer once it is older than any delay.
-const OLD: Duration = Duration::from_secs(u32::MAX as u64);
+/// Upper bound of a container's age; it exceeds every possible delay.
+const MAX_AGE: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// The probes of one pod.
 #[derive(Debug)]
 pub struct Schedule {
-    containers: Vec<Watched>,
+    containers: Vec<ContainerProbes>,
 }
 
-/// What is known of the pod at the moment.
+/// Current facts about the pod.
 #[derive(Clone, Copy, Debug)]
-pub struct Sight<'a> {
+pub struct ProbeInputs<'a> {
     pub pod: &'a Pod,
     pub observed: &'a ObservedPod,
     /// The pod is being stopped.
     pub ending: bool,
-    /// The last report of the pod, by this agent or the one before it.
+    /// The last reported status, by this agent process or the one before.
     pub reported: Option<&'a PodStatus>,
     pub agent_started: Timestamp,
 }
 
-/// One question to put to a container now.
+/// One probe to run now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct DueProbe {
     pub container: Arc<str>,
     pub instance: ContainerId,
     pub kind: ProbeKind,
@@ -54,134 +55,140 @@ pub struct Ask {
 
 /// A verdict that holds until another one settles.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct SettledVerdict {
     pub instance: ContainerId,
     pub kind: ProbeKind,
-    pub verdict: Verdict,
+    pub verdict: ProbeVerdict,
 }
 
-/// What an answer leads to.
+/// Effect of a probe outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Heard {
-    /// It belongs to the instance that runs now.
+pub struct RecordedOutcome {
+    /// It belongs to the instance that is running now.
     pub current: bool,
-    /// It is worth an event: it counts.
+    /// It counts and is reported as an event.
     pub counts: bool,
-    pub settled: Option<Settled>,
+    pub settled: Option<SettledVerdict>,
 }
 
+/// The probes of one container.
 #[derive(Debug)]
-struct Watched {
+struct ContainerProbes {
     name: Arc<str>,
     kind: ContainerKind,
     /// The instance that runs.
     instance: Option<ContainerId>,
     /// When it started.
     began: Mono,
-    probes: Vec<Watch>,
+    probes: Vec<ProbeState>,
 }
 
 /// One probe of one container.
 #[derive(Debug)]
-struct Watch {
+struct ProbeState {
     kind: ProbeKind,
     timing: Timing,
-    turn: Turn,
-    /// The last answer and how often it came in a row.
+    next_run: NextRun,
+    /// The last outcome, and how often it came in a row.
     last: Option<bool>,
     run: u32,
-    /// Where in its period it begins after a restart of the agent, in thousandths.
+    /// Offset in its period at which it begins after a restart of the agent, in thousandths.
     spread: u32,
 }
 
-/// When a probe is asked next.
+/// When a probe runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    /// The container does not run, or has not started up.
+enum NextRun {
+    /// The container is not running, or has not started up.
     Waiting,
     Early {
         index: usize,
-        /// What the early moments are counted from.
+        /// Start of the early runs.
         from: Mono,
     },
     At(Mono),
-    Asked {
+    InFlight {
         due: Mono,
         early: Option<(usize, Mono)>,
     },
-    /// It has said all it will say of this instance.
-    Held,
+    /// Its verdict on this instance is final.
+    Done,
 }
 
 impl Schedule {
     /// `None`: the pod has no probes.
     pub fn of(pod: &Pod) -> Option<Self> {
-        let containers: Vec<Watched> =
-            pod.containers.iter().filter_map(|container| Watched::of(pod, container)).collect();
+        let containers: Vec<ContainerProbes> = pod
+            .containers
+            .iter()
+            .filter_map(|container| ContainerProbes::of(pod, container))
+            .collect();
         (!containers.is_empty()).then_some(Self { containers })
     }
 
-    /// Takes note of what runs. Returns verdicts that follow from what was reported before.
-    pub fn look(&mut self, sight: &Sight<'_>, now: Now) -> Vec<Settled> {
+    /// Updates the schedule from the observed state. Returns verdicts that follow from the last
+    /// report.
+    pub fn inspect(&mut self, sight: &ProbeInputs<'_>, now: Now) -> Vec<SettledVerdict> {
         let mut settled = Vec::new();
-        for watched in &mut self.containers {
-            settled.extend(watched.look(sight, now));
+        for container in &mut self.containers {
+            settled.extend(container.inspect(sight, now));
         }
         settled
     }
 
-    /// The instances whose verdicts are worth keeping.
+    /// Whether verdicts on this instance are still needed.
     pub fn watches(&self, instance: &ContainerId) -> bool {
-        self.containers.iter().any(|watched| watched.instance.as_ref() == Some(instance))
+        self.containers.iter().any(|container| container.instance.as_ref() == Some(instance))
     }
 
-    /// The questions to ask now. Each is asked again only after it was answered.
-    pub fn due(&mut self, now: Mono) -> Vec<Ask> {
-        let mut asks = Vec::new();
-        for watched in &mut self.containers {
-            let Some(instance) = &watched.instance else { continue };
-            for watch in &mut watched.probes {
-                if watch.take(now) {
-                    asks.push(Ask {
-                        container: watched.name.clone(),
+    /// The probes to run now. Each runs again only after its outcome was recorded.
+    pub fn due(&mut self, now: Mono) -> Vec<DueProbe> {
+        let mut due = Vec::new();
+        for container in &mut self.containers {
+            let Some(instance) = &container.instance else { continue };
+            for probe in &mut container.probes {
+                if probe.take(now) {
+                    due.push(DueProbe {
+                        container: container.name.clone(),
                         instance: instance.clone(),
-                        kind: watch.kind,
+                        kind: probe.kind,
                     });
                 }
             }
         }
-        asks
+        due
     }
 
-    /// When the next question is due.
+    /// When the next probe is due.
     pub fn wake_at(&self) -> Option<Mono> {
-        let watches = self.containers.iter().flat_map(|watched| &watched.probes);
-        watches.filter_map(Watch::due_at).min()
+        let watches = self.containers.iter().flat_map(|container| &container.probes);
+        watches.filter_map(ProbeState::due_at).min()
     }
 
-    /// Takes an answer. One to an instance that is gone says nothing.
-    pub fn answer(&mut self, ask: &Ask, outcome: &Outcome, now: Mono) -> Heard {
-        let asked = self.containers.iter_mut().find(|watched| watched.name == ask.container);
-        let asked = asked.filter(|watched| watched.instance.as_ref() == Some(&ask.instance));
-        asked.map(|watched| watched.answer(ask, outcome, now)).unwrap_or_default()
+    /// Records an outcome. One for an instance that no longer runs is ignored.
+    pub fn record(&mut self, ask: &DueProbe, outcome: &ProbeOutcome, now: Mono) -> RecordedOutcome {
+        let current = self.containers.iter_mut().find(|container| container.name == ask.container);
+        let current =
+            current.filter(|container| container.instance.as_ref() == Some(&ask.instance));
+        current.map(|container| container.record(ask, outcome, now)).unwrap_or_default()
     }
 }
 
-impl Watched {
+impl ContainerProbes {
     fn of(pod: &Pod, container: &Container) -> Option<Self> {
         let kinds = [ProbeKind::Startup, ProbeKind::Readiness, ProbeKind::Liveness];
-        let watch = |kind| {
+        let probe = |kind| {
             let timing = Timing::of(container.probe(kind)?);
-            Some(Watch {
+            Some(ProbeState {
                 kind,
                 timing,
-                turn: Turn::Waiting,
+                next_run: NextRun::Waiting,
                 last: None,
                 run: 0,
                 spread: spread(pod.uid.as_str(), &container.name, kind),
             })
         };
-        let probes: Vec<Watch> = kinds.into_iter().filter_map(watch).collect();
+        let probes: Vec<ProbeState> = kinds.into_iter().filter_map(probe).collect();
         (!probes.is_empty()).then(|| Self {
             name: container.name.clone(),
             kind: container.kind,
@@ -191,24 +198,24 @@ impl Watched {
         })
     }
 
-    fn look(&mut self, sight: &Sight<'_>, now: Now) -> Option<Settled> {
+    fn inspect(&mut self, sight: &ProbeInputs<'_>, now: Now) -> Option<SettledVerdict> {
         let newest = sight.observed.newest(&self.name);
         let running = newest.and_then(|instance| Some((instance, started(instance)?)));
         let mut settled = None;
         match running {
             None => {
                 self.instance = None;
-                self.probes.iter_mut().for_each(Watch::reset);
+                self.probes.iter_mut().for_each(ProbeState::reset);
             }
             Some((instance, _)) if self.instance.as_ref() == Some(&instance.id) => {}
             Some((instance, started)) => settled = self.begin(sight, instance, started, now),
         }
         if sight.ending && self.kind == ContainerKind::Regular {
-            // It is on its way out; that it does not answer any more is no surprise. Readiness
-            // goes on: who still sends it requests should know.
-            for watch in &mut self.probes {
-                match watch.kind {
-                    ProbeKind::Startup | ProbeKind::Liveness => watch.turn = Turn::Held,
+            // The container is being stopped, so failures are expected. Readiness probes go on, so
+            // that traffic is routed away.
+            for probe in &mut self.probes {
+                match probe.kind {
+                    ProbeKind::Startup | ProbeKind::Liveness => probe.next_run = NextRun::Done,
                     ProbeKind::Readiness => {}
                 }
             }
@@ -216,33 +223,33 @@ impl Watched {
         settled
     }
 
-    /// A new instance runs.
+    /// A new instance is running.
     fn begin(
         &mut self,
-        sight: &Sight<'_>,
+        sight: &ProbeInputs<'_>,
         instance: &Instance,
         started: Timestamp,
         now: Now,
-    ) -> Option<Settled> {
+    ) -> Option<SettledVerdict> {
         self.instance = Some(instance.id.clone());
-        self.began = now.mono_at(started, OLD);
-        self.probes.iter_mut().for_each(Watch::reset);
+        self.began = now.mono_at(started, MAX_AGE);
+        self.probes.iter_mut().for_each(ProbeState::reset);
         let adopted = started < sight.agent_started;
         let report = report_of(sight.reported, instance);
         if adopted && report.is_none() {
-            // Nobody knows whether it was ready; the first answer is all there is.
+            // The readiness is unknown; the first outcome decides.
             let readiness = self.probes.iter_mut().filter(|w| w.kind == ProbeKind::Readiness);
-            readiness.for_each(|watch| {
-                watch.last = Some(false);
-                watch.run = watch.timing.failures.saturating_sub(1);
+            readiness.for_each(|probe| {
+                probe.last = Some(false);
+                probe.run = probe.timing.failures.saturating_sub(1);
             });
         }
-        let age = now.age_of(sight.agent_started, OLD);
+        let age = now.age_of(sight.agent_started, MAX_AGE);
         let began = self.began;
-        let startup = self.probes.iter_mut().find(|watch| watch.kind == ProbeKind::Startup);
+        let startup = self.probes.iter_mut().find(|probe| probe.kind == ProbeKind::Startup);
         match startup {
             Some(startup) if report.is_some_and(|report| report.started == Some(true)) => {
-                startup.turn = Turn::Held;
+                startup.next_run = NextRun::Done;
             }
             Some(startup) => {
                 startup.open(began, began, now.mono, adopted.then_some(age));
@@ -254,72 +261,76 @@ impl Watched {
             }
         }
         self.open_others(began, now.mono, adopted.then_some(age));
-        Some(Settled {
+        Some(SettledVerdict {
             instance: instance.id.clone(),
             kind: ProbeKind::Startup,
-            verdict: Verdict::Success,
+            verdict: ProbeVerdict::Success,
         })
     }
 
-    /// The container has started up: readiness and liveness have their turn.
+    /// The container has started up: readiness and liveness probes begin.
     fn open_others(&mut self, started_up: Mono, now: Mono, adopted: Option<Duration>) {
         let began = self.began;
-        for watch in self.probes.iter_mut().filter(|watch| watch.kind != ProbeKind::Startup) {
-            watch.open(began, started_up, now, adopted);
+        for probe in self.probes.iter_mut().filter(|probe| probe.kind != ProbeKind::Startup) {
+            probe.open(began, started_up, now, adopted);
         }
     }
 
-    fn answer(&mut self, ask: &Ask, outcome: &Outcome, now: Mono) -> Heard {
-        let Some(watch) = self.probes.iter_mut().find(|watch| watch.kind == ask.kind) else {
-            return Heard::default();
+    fn record(&mut self, ask: &DueProbe, outcome: &ProbeOutcome, now: Mono) -> RecordedOutcome {
+        let Some(probe) = self.probes.iter_mut().find(|probe| probe.kind == ask.kind) else {
+            return RecordedOutcome::default();
         };
-        let Turn::Asked { due, early } = watch.turn else { return Heard::default() };
+        let NextRun::InFlight { due, early } = probe.next_run else {
+            return RecordedOutcome::default();
+        };
         let passed = match outcome {
-            Outcome::Success | Outcome::Warning(_) => true,
-            Outcome::Failure(_) => false,
-            Outcome::Error { .. } => {
-                watch.rest(due, early, now);
-                return Heard { current: true, counts: early.is_none(), settled: None };
+            ProbeOutcome::Success | ProbeOutcome::Warning(_) => true,
+            ProbeOutcome::Failure(_) => false,
+            ProbeOutcome::Error { .. } => {
+                probe.reschedule(due, early, now);
+                return RecordedOutcome { current: true, counts: early.is_none(), settled: None };
             }
         };
-        watch.rest(due, early, now);
+        probe.reschedule(due, early, now);
         if early.is_some() && !passed {
-            return Heard { current: true, ..Heard::default() };
+            return RecordedOutcome { current: true, ..RecordedOutcome::default() };
         }
-        let heard = Heard { current: true, counts: true, settled: None };
-        let Some(verdict) = watch.count(passed, due, now) else { return heard };
-        if ask.kind == ProbeKind::Startup && verdict == Verdict::Success {
+        let recorded = RecordedOutcome { current: true, counts: true, settled: None };
+        let Some(verdict) = probe.count(passed, due, now) else { return recorded };
+        if ask.kind == ProbeKind::Startup && verdict == ProbeVerdict::Success {
             self.open_others(now, now, None);
         }
-        // That a container is alive is what everyone assumes.
-        let is_news = (ask.kind, verdict) != (ProbeKind::Liveness, Verdict::Success);
-        let settled = Settled { instance: ask.instance.clone(), kind: ask.kind, verdict };
-        Heard { settled: is_news.then_some(settled), ..heard }
+        // Liveness is assumed anyway, so its success changes nothing.
+        let changes_state = (ask.kind, verdict) != (ProbeKind::Liveness, ProbeVerdict::Success);
+        let settled = SettledVerdict { instance: ask.instance.clone(), kind: ask.kind, verdict };
+        RecordedOutcome { settled: changes_state.then_some(settled), ..recorded }
     }
 }
 
-impl Watch {
+impl ProbeState {
     fn reset(&mut self) {
-        self.turn = Turn::Waiting;
+        self.next_run = NextRun::Waiting;
         self.last = None;
         self.run = 0;
     }
 
-    /// Sets the first question. `adopted`: an agent of this age found the container running.
+    /// Schedules the first run. `adopted`: the age of an agent that found the container running.
     fn open(&mut self, began: Mono, started_up: Mono, now: Mono, adopted: Option<Duration>) {
         let Timing { delay, period, .. } = self.timing;
-        let may_ask = (began + delay).max(started_up);
-        let is_old = now.since(may_ask) >= period;
-        self.turn = match adopted {
-            Some(age) if age < period => Turn::At((now + period * self.spread / 1000).max(may_ask)),
-            Some(_) | None if is_old || !delay.is_zero() => Turn::At(may_ask.max(now)),
-            Some(_) | None if self.may_ask_early() => Turn::Early { index: 0, from: may_ask },
-            Some(_) | None => Turn::At(may_ask + period),
+        let earliest = (began + delay).max(started_up);
+        let is_old = now.since(earliest) >= period;
+        self.next_run = match adopted {
+            Some(age) if age < period => {
+                NextRun::At((now + period * self.spread / 1000).max(earliest))
+            }
+            Some(_) | None if is_old || !delay.is_zero() => NextRun::At(earliest.max(now)),
+            Some(_) | None if self.may_run_early() => NextRun::Early { index: 0, from: earliest },
+            Some(_) | None => NextRun::At(earliest + period),
         };
     }
 
-    /// Whether a success may be believed the moment it is seen.
-    fn may_ask_early(&self) -> bool {
+    /// Whether a single success settles the verdict.
+    fn may_run_early(&self) -> bool {
         match self.kind {
             ProbeKind::Startup | ProbeKind::Readiness => self.timing.successes == 1,
             ProbeKind::Liveness => false,
@@ -327,53 +338,54 @@ impl Watch {
     }
 
     fn due_at(&self) -> Option<Mono> {
-        match self.turn {
-            Turn::Waiting | Turn::Asked { .. } | Turn::Held => None,
-            Turn::Early { index, from } => Some(from + early(index).unwrap_or_default()),
-            Turn::At(at) => Some(at),
+        match self.next_run {
+            NextRun::Waiting | NextRun::InFlight { .. } | NextRun::Done => None,
+            NextRun::Early { index, from } => Some(from + early(index).unwrap_or_default()),
+            NextRun::At(at) => Some(at),
         }
     }
 
-    /// Whether it is asked now; then it waits for the answer.
+    /// Marks the probe as in flight if it is due.
     fn take(&mut self, now: Mono) -> bool {
         let Some(due) = self.due_at().filter(|due| *due <= now) else { return false };
-        let early = match self.turn {
-            Turn::Early { index, from } => Some((index, from)),
-            Turn::Waiting | Turn::At(_) | Turn::Asked { .. } | Turn::Held => None,
+        let early = match self.next_run {
+            NextRun::Early { index, from } => Some((index, from)),
+            NextRun::Waiting | NextRun::At(_) | NextRun::InFlight { .. } | NextRun::Done => None,
         };
-        self.turn = Turn::Asked { due, early };
+        self.next_run = NextRun::InFlight { due, early };
         true
     }
 
-    /// Sets the next question after one was answered.
-    fn rest(&mut self, due: Mono, asked_early: Option<(usize, Mono)>, now: Mono) {
+    /// Schedules the next run after an outcome.
+    fn reschedule(&mut self, due: Mono, ran_early: Option<(usize, Mono)>, now: Mono) {
         let period = self.timing.period;
-        self.turn = match asked_early {
-            None => Turn::At((due + period).max(now)),
+        self.next_run = match ran_early {
+            None => NextRun::At((due + period).max(now)),
             Some((index, from)) => match early(index + 1) {
-                Some(moment) if moment < period => Turn::Early { index: index + 1, from },
-                Some(_) | None => Turn::At((from + period).max(now)),
+                Some(moment) if moment < period => NextRun::Early { index: index + 1, from },
+                Some(_) | None => NextRun::At((from + period).max(now)),
             },
         };
     }
 
-    /// Counts an answer; a verdict once there are enough of them in a row.
-    fn count(&mut self, passed: bool, due: Mono, now: Mono) -> Option<Verdict> {
+    /// Counts an outcome; returns a verdict once enough came in a row.
+    fn count(&mut self, passed: bool, due: Mono, now: Mono) -> Option<ProbeVerdict> {
         self.run = if self.last == Some(passed) { self.run.saturating_add(1) } else { 1 };
         self.last = Some(passed);
         let (enough, verdict) = match passed {
-            true => (self.timing.successes, Verdict::Success),
-            false => (self.timing.failures, Verdict::Failure),
+            true => (self.timing.successes, ProbeVerdict::Success),
+            false => (self.timing.failures, ProbeVerdict::Failure),
         };
         if self.run < enough {
             return None;
         }
-        let over = match self.kind {
+        let is_final = match self.kind {
             ProbeKind::Startup => true,
-            ProbeKind::Liveness => verdict == Verdict::Failure,
+            ProbeKind::Liveness => verdict == ProbeVerdict::Failure,
             ProbeKind::Readiness => false,
         };
-        self.turn = if over { Turn::Held } else { Turn::At((due + self.timing.period).max(now)) };
+        self.next_run =
+            if is_final { NextRun::Done } else { NextRun::At((due + self.timing.period).max(now)) };
         Some(verdict)
     }
 }
@@ -389,7 +401,7 @@ fn started(instance: &Instance) -> Option<Timestamp> {
     }
 }
 
-/// What was last reported of this very instance.
+/// The last report about this instance.
 fn report_of<'a>(
     reported: Option<&'a PodStatus>,
     instance: &Instance,
@@ -403,7 +415,7 @@ fn report_of<'a>(
     lists.into_iter().flatten().flatten().find(same)
 }
 
-/// A number below a thousand, different for most probes and the same each time.
+/// A number below 1000 that differs between probes and is stable.
 fn spread(uid: &str, container: &str, kind: ProbeKind) -> u32 {
     let bytes = uid.bytes().chain(container.bytes()).chain(kind.as_str().bytes());
     let fnv = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);

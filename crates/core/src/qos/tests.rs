@@ -41,7 +41,7 @@ fn text(list: &ResourceList) -> String {
 }
 
 #[test]
-fn the_class_follows_cpu_and_memory_of_every_container() {
+fn qos_class_follows_cpu_and_memory_of_every_container() {
     use QosClass::*;
     let full = || container("cpu=1 memory=1Gi", "cpu=1 memory=1Gi");
     let none = || container("", "");
@@ -84,13 +84,13 @@ fn the_class_follows_cpu_and_memory_of_every_container() {
 }
 
 #[test]
-fn resources_of_the_pod_as_a_whole_decide_the_class_alone() {
+fn pod_level_resources_alone_decide_the_class() {
     use QosClass::*;
     for (case, requests, limits, want) in [
         ("guaranteed", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi", Guaranteed),
         ("burstable", "cpu=1", "cpu=2", Burstable),
         ("hugepages only", "hugepages-2Mi=2Mi", "hugepages-2Mi=2Mi", BestEffort),
-        // a resource that cannot be set for a pod: the containers decide
+        // Not a pod-level resource: the containers decide.
         ("unsupported", "a/b=1", "", Burstable),
         ("empty", "", "", Burstable),
     ] {
@@ -101,7 +101,7 @@ fn resources_of_the_pod_as_a_whole_decide_the_class_alone() {
 }
 
 #[test]
-fn the_class_given_at_admission_stays() {
+fn class_in_the_status_is_kept() {
     let spec = spec(vec![], vec![container("cpu=1", "")]);
     let status = |class: &str| PodStatus { qos_class: Some(class.into()), ..Default::default() };
     for (status, want) in [
@@ -118,7 +118,7 @@ fn the_class_given_at_admission_stays() {
 }
 
 #[test]
-fn requests_are_the_peak_over_the_life_of_the_pod() {
+fn requests_are_the_peak_over_the_pods_lifetime() {
     let one = || vec![container("cpu=1 memory=1Gi", "")];
     for (case, init, containers, want) in [
         ("nothing", vec![], vec![container("", "")], ""),
@@ -178,7 +178,7 @@ fn requests_are_the_peak_over_the_life_of_the_pod() {
 }
 
 #[test]
-fn overhead_adds_to_requests_and_only_to_limits_that_exist() {
+fn overhead_adds_to_requests_and_to_existing_limits() {
     let mut spec = spec(vec![], vec![container("cpu=1", "cpu=2 memory=0")]);
     spec.overhead = list("cpu=250m memory=120Mi");
     let resources = parse(&spec);
@@ -189,7 +189,7 @@ fn overhead_adds_to_requests_and_only_to_limits_that_exist() {
 }
 
 #[test]
-fn the_pod_as_a_whole_overrides_the_sum_of_its_containers() {
+fn pod_level_resources_override_the_sum_of_the_containers() {
     let mut spec =
         spec(vec![], vec![container("cpu=1 a/b=1", "memory=1Gi"), container("memory=1Mi", "")]);
     spec.resources = requirements("cpu=3 a/b=9", "memory=4Gi");
@@ -201,7 +201,7 @@ fn the_pod_as_a_whole_overrides_the_sum_of_its_containers() {
 }
 
 #[test]
-fn a_pod_is_limited_if_all_its_containers_are_or_it_is_as_a_whole() {
+fn pod_is_limited_if_all_containers_or_the_pod_are() {
     let limited = || container("", "memory=1Gi");
     let free = || container("", "");
     for (case, init, containers, pod, want) in [
@@ -220,7 +220,7 @@ fn a_pod_is_limited_if_all_its_containers_are_or_it_is_as_a_whole() {
 }
 
 #[test]
-fn an_amount_that_is_no_quantity_names_its_container_and_resource() {
+fn invalid_quantity_error_names_container_and_resource() {
     let error = PodResources::parse(&spec(vec![], vec![container("", "memory=much")])).unwrap_err();
     assert_eq!(error.to_string(), r#"container "c": limit of memory"#);
     assert!(error.source().unwrap().to_string().starts_with(r#""much" is not a quantity"#));

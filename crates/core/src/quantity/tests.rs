@@ -10,7 +10,7 @@ fn q(text: &str) -> Quantity {
 
 #[test]
 fn canonical_forms_are_upstreams() {
-    // given: what is written, and how upstream's String() spells it after arithmetic
+    // given: the text, and upstream's String() of it after arithmetic
     for (written, canonical) in [
         ("0", "0"),
         ("-0", "0"),
@@ -56,14 +56,14 @@ fn canonical_forms_are_upstreams() {
 }
 
 #[test]
-fn the_largest_suffix_grows_a_number_instead_of_losing_zeros() {
-    // upstream prints "1" here
+fn number_grows_beyond_the_largest_suffix() {
+    // Upstream prints "1" here.
     assert_eq!(q("1000E").to_string(), "1000E");
     assert_eq!(q("1000Ei").to_string(), "9223372036854775807");
 }
 
 #[test]
-fn text_that_is_no_quantity_is_refused_with_the_way_out() {
+fn invalid_text_is_refused_with_an_example() {
     for text in [
         "",
         "+",
@@ -91,7 +91,7 @@ fn text_that_is_no_quantity_is_refused_with_the_way_out() {
         "1e+",
     ] {
         let error = text.parse::<Quantity>().expect_err(text);
-        assert!(error.to_string().contains("write a number such as"), "{text}: {error}");
+        assert!(error.to_string().contains("use a number such as"), "{text}: {error}");
     }
 }
 
@@ -115,7 +115,7 @@ fn values_round_away_from_zero() {
 }
 
 #[test]
-fn absurd_amounts_saturate() {
+fn huge_amounts_saturate() {
     let most = q("1e90");
     assert_eq!(most + most, most);
     assert_eq!(most, q(&format!("1{}", "0".repeat(5000))));
@@ -125,7 +125,7 @@ fn absurd_amounts_saturate() {
 }
 
 #[test]
-fn amounts_are_compared_whatever_their_spelling() {
+fn quantities_are_compared_by_amount() {
     assert_eq!(q("1000m"), q("1"));
     assert_eq!(q("1Ki"), q("1024"));
     assert!(q("1G") < q("1Gi"));
@@ -133,7 +133,7 @@ fn amounts_are_compared_whatever_their_spelling() {
 }
 
 #[test]
-fn a_sum_is_spelled_as_its_first_operand_that_is_not_zero() {
+fn sum_has_the_format_of_its_first_non_zero_operand() {
     assert_eq!((q("1Gi") + q("1048576")).to_string(), "1025Mi");
     assert_eq!((q("0") + q("1Gi")).to_string(), "1Gi");
     assert_eq!((q("0") - q("1Gi")).to_string(), "-1Gi");
@@ -141,7 +141,7 @@ fn a_sum_is_spelled_as_its_first_operand_that_is_not_zero() {
 }
 
 #[test]
-fn the_stored_spelling_keeps_what_upstream_takes_for_canonical() {
+fn stored_text_is_kept_if_upstream_accepts_it_as_canonical() {
     for (written, stored) in [
         ("0", "0"),
         ("00", "0"),
@@ -176,7 +176,7 @@ fn api_quantities_convert_both_ways() {
 }
 
 #[test]
-fn a_quantity_serialises_as_its_text() {
+fn quantity_serialises_as_its_text() {
     assert_eq!(serde_json::to_string(&q("0.5")).unwrap(), r#""500m""#);
     assert_eq!(serde_json::from_str::<Quantity>(r#""1Gi""#).unwrap(), q("1Gi"));
     assert!(serde_json::from_str::<Quantity>(r#""1gi""#).is_err());
@@ -188,8 +188,8 @@ fn any_format() -> impl Strategy<Value = Format> {
 
 proptest! {
     #[test]
-    fn what_is_printed_reads_back_as_the_same_amount(
-        // binary text is capped at 2^63, so stay below it
+    fn printed_quantity_parses_to_the_same_amount(
+        // Binary text is capped at 2^63, so stay below it.
         nanos in -9_000_000_000_000_000_000_000_000_000i128..9_000_000_000_000_000_000_000_000_000,
         shift in 0u32..90,
         format in any_format(),
@@ -201,14 +201,14 @@ proptest! {
     }
 
     #[test]
-    fn a_decimal_with_nine_places_is_exact(whole in any::<i32>(), nanos in 0u32..1_000_000_000) {
+    fn decimal_with_nine_places_is_exact(whole in any::<i32>(), nanos in 0u32..1_000_000_000) {
         let sign = if whole < 0 { -1 } else { 1 };
         let expected = i128::from(whole) * NANOS_PER_UNIT + i128::from(nanos) * sign;
         prop_assert_eq!(q(&format!("{whole}.{nanos:09}")).nanos, expected);
     }
 
     #[test]
-    fn a_binary_fraction_rounds_up_by_less_than_a_nano(
+    fn binary_fraction_rounds_up_by_less_than_a_nano(
         fraction in "[0-9]{1,60}",
         (suffix, shift) in prop_oneof![Just(("Ki", 10u32)), Just(("Ei", 60))],
     ) {
@@ -226,7 +226,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in "[-+]?[0-9.]{0,40}[eEinumkKMGTP]{0,3}[-+]?[0-9]{0,20}") {
+    fn number_like_text_does_not_panic(text in "[-+]?[0-9.]{0,40}[eEinumkKMGTP]{0,3}[-+]?[0-9]{0,20}") {
         if let Ok(quantity) = text.parse::<Quantity>() {
             let _ = (quantity.value(), quantity.milli_value());
             prop_assert_eq!(q(&quantity.to_string()), quantity);
@@ -236,7 +236,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(text in "\\PC*") {
+    fn arbitrary_text_does_not_panic(text in "\\PC*") {
         let _ = text.parse::<Quantity>();
     }
 }

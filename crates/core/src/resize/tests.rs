@@ -1,8 +1,8 @@
-//! Who needs what, and in which order it is done.
+//! Tests of resize needs and of the order of resize steps.
 
 use serde_json::{Value, json};
 
-use super::acts::{Act, MemoryUse, objection, sandbox_resources, stages};
+use super::actuation::{MemoryUse, ResizeStep, objection, sandbox_resources, stages};
 use super::*;
 use crate::builders::{observed, pod, t};
 use crate::cgroup::{CgroupConfig, PodPolicy};
@@ -28,9 +28,9 @@ fn two(a: Value, b: Value) -> Pod {
     pod("p").container_with("a", of(a)).container_with("b", of(b)).build()
 }
 
-fn applied(pod: &Pod) -> Applied {
+fn applied(pod: &Pod) -> ActuatedResources {
     let amounts = |c: &Container| (c.name.clone(), Amounts::of_container(pod, c));
-    Applied {
+    ActuatedResources {
         containers: pod.containers.iter().map(amounts).collect(),
         pod: Some(Amounts::of_pod(pod)),
     }
@@ -47,32 +47,32 @@ fn resize(from: &Pod, to: &Pod) -> Resize {
     for container in &to.containers {
         let instance = seen.newest(&container.name).unwrap();
         match need(to, container, instance, &applied(from)) {
-            Need::Nothing => {}
-            Need::InPlace(update) => resize.updates.push(update),
-            Need::Restart => resize.whole = true,
+            ResizeNeed::Nothing => {}
+            ResizeNeed::InPlace(update) => resize.updates.push(update),
+            ResizeNeed::Restart => resize.whole = true,
         }
     }
     resize
 }
 
-/// The acts in short words.
-fn told(from: &Pod, to: &Pod) -> Vec<String> {
-    let word = |act: Act| match act {
-        Act::Pod { set, .. } => match (set.memory_limit, set.cpu_quota, set.cpu_shares) {
+/// The steps in short form.
+fn steps(from: &Pod, to: &Pod) -> Vec<String> {
+    let describe = |step: ResizeStep| match step {
+        ResizeStep::Pod { set, .. } => match (set.memory_limit, set.cpu_quota, set.cpu_shares) {
             (Some(limit), _, _) => format!("pod memory {}", limit >> 20),
             (_, Some(quota), _) => format!("pod quota {}", quota.micros.unwrap()),
             (_, _, shares) => format!("pod shares {}", shares.unwrap()),
         },
-        Act::Container { update, now } => {
+        ResizeStep::Container { update, now } => {
             format!("{} {}m {}Mi", update.container, now.cpu_limit, now.memory_limit >> 20)
         }
     };
     let stages = stages(&resize(from, to), &group(from), &group(to));
-    stages.into_iter().flat_map(|(_, acts)| acts).map(word).collect()
+    stages.into_iter().flat_map(|(_, steps)| steps).map(describe).collect()
 }
 
 #[test]
-fn growing_goes_from_the_outside_in_and_shrinking_from_the_inside_out() {
+fn increases_go_from_pod_to_containers_and_decreases_the_other_way() {
     let base = || resources([100, 200], [32, 64]);
     for (case, a, b, want) in [
         ("nothing", base(), base(), vec![]),
@@ -113,21 +113,21 @@ fn growing_goes_from_the_outside_in_and_shrinking_from_the_inside_out() {
             vec!["a 200m 64Mi"],
         ),
     ] {
-        assert_eq!(told(&two(base(), base()), &two(a, b)), want, "{case}");
+        assert_eq!(steps(&two(base(), base()), &two(a, b)), want, "{case}");
     }
 }
 
 #[test]
-fn a_limit_that_is_gone_from_the_spec_stays() {
+fn limit_removed_from_the_spec_is_kept() {
     let (from, to) = (
         two(resources([100, 200], [32, 64]), resources([100, 200], [32, 64])),
         two(resources([100, 0], [32, 64]), resources([100, 200], [32, 64])),
     );
-    assert_eq!(told(&from, &to), ["a 0m 64Mi"], "the pod's own is not touched");
+    assert_eq!(steps(&from, &to), ["a 0m 64Mi"], "the pod's own is not touched");
 }
 
 #[test]
-fn a_resize_policy_can_ask_for_a_restart() {
+fn resize_policy_can_require_a_restart() {
     let with = |resources: Value| {
         let policy = json!([{ "resourceName": "memory", "restartPolicy": "RestartContainer" }]);
         pod("p")
@@ -137,25 +137,25 @@ fn a_resize_policy_can_ask_for_a_restart() {
     let before = with(resources([100, 200], [32, 64]));
     for (case, after, want) in [
         ("CPU in place", with(resources([150, 200], [32, 64])), "in place"),
-        ("memory anew", with(resources([100, 200], [32, 128])), "restart"),
-        ("both anew", with(resources([150, 200], [64, 128])), "restart"),
+        ("memory, with a restart", with(resources([100, 200], [32, 128])), "restart"),
+        ("both, with a restart", with(resources([150, 200], [64, 128])), "restart"),
         ("neither", with(resources([100, 200], [32, 64])), "nothing"),
     ] {
         let seen = observed(&after).sandbox_ready().running("a", t(0)).build();
         let (container, instance) = (&after.containers[0], seen.newest("a").unwrap());
-        let told = match need(&after, container, instance, &applied(&before)) {
-            Need::Nothing => "nothing",
-            Need::InPlace(_) => "in place",
-            Need::Restart => "restart",
+        let action = match need(&after, container, instance, &applied(&before)) {
+            ResizeNeed::Nothing => "nothing",
+            ResizeNeed::InPlace(_) => "in place",
+            ResizeNeed::Restart => "restart",
         };
-        assert_eq!(told, want, "{case}");
+        assert_eq!(action, want, "{case}");
         let progress = is_in_progress(&after, &seen, &applied(&before));
         assert_eq!(progress, want != "nothing", "{case}");
     }
 }
 
 #[test]
-fn only_what_runs_and_is_known_is_resized() {
+fn only_running_and_recorded_containers_are_resized() {
     let (before, after) = (
         two(resources([100, 0], [0, 0]), resources([100, 0], [0, 0])),
         two(resources([200, 0], [0, 0]), resources([200, 0], [0, 0])),
@@ -164,12 +164,12 @@ fn only_what_runs_and_is_known_is_resized() {
     assert!(!is_in_progress(&after, &exited, &applied(&before)));
     let running = observed(&after).sandbox_ready().running("a", t(0)).build();
     assert!(is_in_progress(&after, &running, &applied(&before)));
-    let unknown = Applied::default();
-    assert!(!is_in_progress(&after, &running, &unknown), "started by another agent, as granted");
+    let unknown = ActuatedResources::default();
+    assert!(!is_in_progress(&after, &running, &unknown), "started by another agent");
 }
 
 #[test]
-fn limits_of_the_pod_as_a_whole_are_inherited() {
+fn pod_level_limits_are_inherited() {
     let whole = |memory: &str| {
         let builder = pod("p").container("a").edit(|pod| {
             pod["spec"]["resources"] = json!({ "limits": { "memory": memory, "cpu": "1" } });
@@ -184,25 +184,25 @@ fn limits_of_the_pod_as_a_whole_are_inherited() {
 }
 
 #[test]
-fn row_50_a_limit_below_what_is_in_use_is_refused() {
+fn memory_limit_below_usage_is_refused() {
     let from = two(resources([100, 0], [0, 64]), resources([100, 0], [0, 64]));
     let to = two(resources([100, 0], [0, 32]), resources([100, 0], [0, 64]));
     let usage = |pod: Option<u64>, a: Option<u64>| MemoryUse {
         pod: pod.map(|pod| pod << 20),
         containers: [("a".into(), a.map(|a| a << 20))].into(),
     };
-    let told =
+    let refusal =
         |usage: &MemoryUse| objection(&resize(&from, &to), &group(&from), &group(&to), usage);
     let want = |text: &str| Some(format!("cannot decrease memory limits: {text}"));
-    assert_eq!(told(&usage(Some(40), Some(31))), None);
+    assert_eq!(refusal(&usage(Some(40), Some(31))), None);
     assert_eq!(
-        told(&usage(Some(40), Some(32))),
+        refusal(&usage(Some(40), Some(32))),
         want(
             "attempting to set container \"a\" memory limit (33554432) below current usage (33554432)"
         )
     );
     assert_eq!(
-        told(&usage(Some(96), None)),
+        refusal(&usage(Some(96), None)),
         want(
             "[attempting to set pod memory limit (100663296) below current usage (100663296), \
              missing container \"a\" memory usage]"
@@ -213,15 +213,15 @@ fn row_50_a_limit_below_what_is_in_use_is_refused() {
 }
 
 #[test]
-fn the_runtime_is_told_the_whole_without_its_overhead() {
+fn sandbox_resources_exclude_the_overhead() {
     let one = pod("p").container_with("a", json!({ "resources": resources([150, 300], [32, 64]) }));
     let group = group(&one.build());
-    let told = sandbox_resources(&group, &ResourceList::new());
+    let got = sandbox_resources(&group, &ResourceList::new());
     assert_eq!(
-        (told.cpu_period, told.cpu_quota, told.cpu_shares, told.memory_limit_in_bytes),
+        (got.cpu_period, got.cpu_quota, got.cpu_shares, got.memory_limit_in_bytes),
         (100_000, 30_000, 153, 64 << 20)
     );
     let overhead = [("cpu".to_owned(), "100m".parse().unwrap())].into();
-    let told = sandbox_resources(&group, &overhead);
-    assert_eq!((told.cpu_quota, told.cpu_shares), (20_000, 51));
+    let got = sandbox_resources(&group, &overhead);
+    assert_eq!((got.cpu_quota, got.cpu_shares), (20_000, 51));
 }

@@ -1,10 +1,10 @@
-//! Reads an object the way the API server does, and writes it back the way the API server would.
+//! Decoder that reads an object as the API server does, and normalizes it.
 //!
-//! Why: what a client gets back is not what it sent. Unknown fields are dropped, an explicit empty
-//! value disappears unless the field distinguishes it from unset, a missing struct becomes `{}`,
-//! quantities and times take their canonical form. A number where a quantity belongs is accepted.
-//! Doing this once, by the table, means that everything behind it (typed parsing, comparison,
-//! storage) sees one form only.
+//! What a client gets back is not what it sent. Unknown fields are dropped, an explicit empty value
+//! is omitted unless the field distinguishes it from unset, a missing struct becomes `{}`,
+//! quantities and times take their canonical form, and a number is accepted as a quantity. Doing
+//! this once from the table means that everything after it (typed parsing, comparison, storage)
+//! handles only one form.
 
 use jiff::Timestamp;
 use serde_json::{Map, Number, Value};
@@ -12,15 +12,15 @@ use serde_json::{Map, Number, Value};
 use super::{Field, Path, Side, Struct, Type, find};
 use crate::quantity::{self, Quantity};
 
-/// What an object says, in canonical form.
+/// A decoded object in canonical form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoded {
     pub value: Value,
-    /// Paths of the fields that no such type has; they are not in `value`.
+    /// Paths of unknown fields; they are not in `value`.
     pub unknown: Vec<String>,
 }
 
-/// Texts are the API server's: clients show them as they are.
+/// Texts are the API server's: clients print them unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error(
@@ -44,10 +44,11 @@ pub enum DecodeError {
     Base64(usize),
 }
 
-/// Reads an object that carries its `apiVersion` and `kind`.
+/// Decodes an object that has `apiVersion` and `kind`.
 pub fn decode(shape: &'static Struct, value: &Value) -> Result<Decoded, DecodeError> {
     let mut reader = Reader { unknown: Vec::new() };
-    let mut out = reader.object(shape, value, Place { owner: shape, path: &Path::new("") })?;
+    let mut out =
+        reader.object(shape, value, FieldLocation { owner: shape, path: &Path::new("") })?;
     for name in ["apiVersion", "kind"] {
         if let Some(text @ Value::String(_)) = value.get(name) {
             out.insert(name.to_owned(), text.clone());
@@ -58,14 +59,14 @@ pub fn decode(shape: &'static Struct, value: &Value) -> Result<Decoded, DecodeEr
     Ok(Decoded { value: Value::Object(out), unknown: unknown.collect() })
 }
 
-/// The struct whose field is read, and the way to it.
+/// Struct of the current field, and the path to it.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct FieldLocation<'a> {
     owner: &'static Struct,
     path: &'a Path<'a>,
 }
 
-impl Place<'_> {
+impl FieldLocation<'_> {
     fn mismatch(&self, value: &Value, expected: &Type) -> DecodeError {
         let found = match value {
             Value::Number(number) if matches!(expected, Type::Int32 | Type::Int64) => {
@@ -90,7 +91,7 @@ impl Reader {
         &mut self,
         shape: &'static Struct,
         value: &Value,
-        place: Place<'_>,
+        place: FieldLocation<'_>,
     ) -> Result<Map<String, Value>, DecodeError> {
         let empty = Map::new();
         let fields = match value {
@@ -105,7 +106,7 @@ impl Reader {
         for field in shape.fields.iter().filter(|field| field.side != Side::Internal) {
             let path = place.path.child(field.name);
             let given = fields.get(field.name).unwrap_or(&Value::Null);
-            let read = self.value(&field.ty, given, Place { owner: shape, path: &path })?;
+            let read = self.value(&field.ty, given, FieldLocation { owner: shape, path: &path })?;
             if !is_left_out(field, &read) {
                 out.insert(field.name.to_owned(), read);
             }
@@ -113,8 +114,13 @@ impl Reader {
         Ok(out)
     }
 
-    /// The value as it will be written; `null` reads as the zero value of the type.
-    fn value(&mut self, ty: &Type, value: &Value, place: Place<'_>) -> Result<Value, DecodeError> {
+    /// Canonical form of a value; `null` is the zero value of the type.
+    fn value(
+        &mut self,
+        ty: &Type,
+        value: &Value,
+        place: FieldLocation<'_>,
+    ) -> Result<Value, DecodeError> {
         let mismatch = |found: &Value| Err(place.mismatch(found, ty));
         Ok(match (ty, value) {
             (Type::Struct(name), _) => match find(name) {
@@ -153,7 +159,7 @@ impl Reader {
                     .enumerate()
                     .map(|(index, item)| {
                         let path = place.path.index(index);
-                        self.value(element, item, Place { owner: place.owner, path: &path })
+                        self.value(element, item, FieldLocation { owner: place.owner, path: &path })
                     })
                     .collect::<Result<_, _>>()?,
             ),
@@ -161,7 +167,7 @@ impl Reader {
                 let mut out = Map::new();
                 for (key, entry) in entries {
                     let path = place.path.key(key);
-                    let place = Place { owner: place.owner, path: &path };
+                    let place = FieldLocation { owner: place.owner, path: &path };
                     let read = match **element {
                         Type::Quantity => Value::String(amount_text(entry)?),
                         _ => self.value(element, entry, place)?,
@@ -187,7 +193,7 @@ impl Reader {
     }
 }
 
-/// An empty value is not written, unless the field says so. A struct is never empty in this sense.
+/// An empty value is omitted unless the field is always written. A struct is never empty here.
 fn is_left_out(field: &Field, written: &Value) -> bool {
     if field.omit_zero {
         return written.is_null();
@@ -219,7 +225,7 @@ fn quantity_text(value: &Value) -> Result<String, DecodeError> {
     quantity::as_stored(&text).map_err(|_| not_a_quantity(&text))
 }
 
-/// An amount of a resource: nobody gets less than a thousandth of one.
+/// A resource amount, with a minimum of one thousandth.
 fn amount_text(value: &Value) -> Result<String, DecodeError> {
     let text = quantity_text(value)?;
     let amount: Quantity = text.parse().map_err(|_| not_a_quantity(&text))?;
@@ -231,7 +237,7 @@ fn amount_text(value: &Value) -> Result<String, DecodeError> {
     Ok(rounded.to_string())
 }
 
-/// Whether the number or only what follows it is wrong.
+/// Distinguishes an invalid number from an invalid suffix.
 fn not_a_quantity(text: &str) -> DecodeError {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let suffix = unsigned.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
@@ -259,7 +265,7 @@ fn to_the_microsecond(text: &str) -> Result<String, DecodeError> {
     Ok(format!("{:.6}", timestamp(text)?))
 }
 
-/// Index of the first byte that standard base64 does not allow there.
+/// Index of the first byte that is invalid in standard base64.
 fn illegal_base64(text: &str) -> Option<usize> {
     let bytes: Vec<(usize, u8)> =
         text.bytes().enumerate().filter(|(_, byte)| !matches!(byte, b'\r' | b'\n')).collect();
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_zero_stays_only_where_unset_means_something_else() {
+    fn explicit_zero_is_kept_only_where_it_differs_from_unset() {
         let read = spec(json!({
             "nodeName": "", "hostNetwork": false, "tolerations": [], "nodeSelector": {},
             "enableServiceLinks": false, "terminationGracePeriodSeconds": 0, "containers": []
@@ -352,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_struct_is_written_even_when_nothing_was_said_about_it() {
+    fn missing_struct_is_written_as_empty() {
         let read = spec(json!({"containers": [{"name": "c", "env": [{"name": "e", "valueFrom":
             {"resourceFieldRef": {"resource": "limits.cpu"}}}]}]}));
         let container = &read["containers"][0];
@@ -384,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_dropped_and_named() {
+    fn unknown_fields_are_dropped_and_reported() {
         let read = pod(json!({"apiVersion": "v1", "kind": "Pod", "extra": 1, "spec":
             {"containers": [{"name": "c", "imagee": "x"}], "hostnetwork": true}}));
         let read = read.unwrap();
@@ -394,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_is_named_as_the_api_server_names_it() {
+    fn wrong_type_has_the_api_servers_message() {
         for (spec, want) in [
             (
                 json!({"containers": "x"}),
@@ -426,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_time_or_base64_is_refused() {
+    fn invalid_quantity_time_or_base64_is_refused() {
         for (cpu, want) in [
             (json!("1x"), DecodeError::Quantity),
             (json!(""), DecodeError::Quantity),
@@ -450,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_twice_changes_nothing() {
+    fn decoding_is_idempotent() {
         let once =
             pod(json!({"spec": {"containers": [{"name": "c", "ports": [{"containerPort": 1}],
             "livenessProbe": {"httpGet": {"port": "web"}}}], "volumes": [{"name": "v", "emptyDir":

@@ -1,9 +1,9 @@
-//! A unified diff of two texts, three lines of context.
+//! Unified diff of two texts with three lines of context.
 //!
-//! Why not a crate: the message of a refused update contains this diff, and clients compare it.
-//! The API server finds the longest block of common lines, then does the same left and right of
-//! it; in texts of 200 lines and more, lines that are too common to tell a place apart do not
-//! start a block. A minimal diff would differ.
+//! No crate is used, because the message of a refused update contains this diff and clients compare
+//! it. The API server finds the longest block of common lines and recurses left and right of it; in
+//! texts of 200 lines and more, very frequent lines do not start a block. A minimal diff would
+//! differ.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,10 +12,10 @@ use std::ops::Range;
 const CONTEXT: usize = 3;
 /// Below this, every line may start a block.
 const COMMON_LINES_FROM: usize = 200;
-/// A hostile pair of texts makes the search quadratic; beyond this nobody reads the diff anyway.
+/// The search is quadratic for adversarial input, and a longer diff has no use.
 const MAX_LINES: usize = 10_000;
 
-/// The diff from `a` to `b`; empty if they are equal or too long to compare.
+/// Diff from `a` to `b`; empty if they are equal or too long to compare.
 pub fn unified(a: &str, b: &str) -> String {
     let (a, b): (Vec<&str>, Vec<&str>) = (a.split('\n').collect(), b.split('\n').collect());
     if a.len() > MAX_LINES || b.len() > MAX_LINES {
@@ -53,7 +53,7 @@ fn range(lines: Range<usize>) -> String {
     }
 }
 
-/// A run of lines that both have, or that takes the place of another.
+/// A run of lines that are common, or that replace others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     same: bool,
@@ -84,7 +84,7 @@ fn changes(a: &[&str], b: &[&str]) -> Vec<Run> {
     runs
 }
 
-/// Cuts the runs into groups: each change with its context, near ones together.
+/// Splits the runs into groups: each change with its context, nearby changes together.
 fn groups(mut runs: Vec<Run>) -> Vec<Vec<Run>> {
     if runs.iter().all(|run| run.same) {
         return Vec::new();
@@ -125,13 +125,13 @@ fn keep_tail(run: &mut Run) {
     run.b.start = run.b.start.max(run.b.end.saturating_sub(CONTEXT));
 }
 
-/// The common blocks in order, adjacent ones joined.
+/// Common blocks in order, adjacent ones joined.
 fn blocks(a: &[&str], b: &[&str]) -> Vec<Block> {
-    let places = places(b);
+    let positions = positions(b);
     let mut found = Vec::new();
     let mut open = vec![(0..a.len(), 0..b.len())];
     while let Some((in_a, in_b)) = open.pop() {
-        let block = longest(a, b, &places, in_a.clone(), in_b.clone());
+        let block = longest(a, b, &positions, in_a.clone(), in_b.clone());
         if block.len == 0 {
             continue;
         }
@@ -152,33 +152,33 @@ fn blocks(a: &[&str], b: &[&str]) -> Vec<Block> {
     joined
 }
 
-/// Where each line stands in `b`, without the lines that stand nearly everywhere.
-fn places<'a>(b: &[&'a str]) -> HashMap<&'a str, Vec<usize>> {
-    let mut places: HashMap<&str, Vec<usize>> = HashMap::new();
+/// Positions of each line in `b`, without very frequent lines.
+fn positions<'a>(b: &[&'a str]) -> HashMap<&'a str, Vec<usize>> {
+    let mut positions: HashMap<&str, Vec<usize>> = HashMap::new();
     for (at, line) in b.iter().enumerate() {
-        places.entry(line).or_default().push(at);
+        positions.entry(line).or_default().push(at);
     }
     if b.len() >= COMMON_LINES_FROM {
         let limit = b.len() / 100 + 1;
-        places.retain(|_, at| at.len() <= limit);
+        positions.retain(|_, at| at.len() <= limit);
     }
-    places
+    positions
 }
 
-/// The longest common block in these ranges; of equal ones the first in `a`, then in `b`.
+/// Longest common block in these ranges; of equal ones the first in `a`, then in `b`.
 fn longest(
     a: &[&str],
     b: &[&str],
-    places: &HashMap<&str, Vec<usize>>,
+    positions: &HashMap<&str, Vec<usize>>,
     in_a: Range<usize>,
     in_b: Range<usize>,
 ) -> Block {
     let mut best = Block { a: in_a.start, b: in_b.start, len: 0 };
-    // length of the common block that ends at the previous line of `a` and at this line of `b`
+    // Length of the common block that ends at the previous line of `a` and at this line of `b`.
     let mut lengths: HashMap<usize, usize> = HashMap::new();
     for i in in_a.clone() {
         let mut next = HashMap::new();
-        let standing = a.get(i).and_then(|line| places.get(line)).map_or(&[][..], Vec::as_slice);
+        let standing = a.get(i).and_then(|line| positions.get(line)).map_or(&[][..], Vec::as_slice);
         for &j in standing.iter().filter(|j| in_b.contains(j)) {
             let len = 1 + j.checked_sub(1).and_then(|j| lengths.get(&j)).copied().unwrap_or(0);
             next.insert(j, len);
@@ -188,7 +188,7 @@ fn longest(
         }
         lengths = next;
     }
-    // the lines that could not start a block may still lengthen one
+    // Lines that cannot start a block may still extend one.
     while best.a > in_a.start && best.b > in_b.start && a.get(best.a - 1) == b.get(best.b - 1) {
         best = Block { a: best.a - 1, b: best.b - 1, len: best.len + 1 };
     }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_shown_with_three_lines_around_it() {
+    fn change_has_three_lines_of_context() {
         let a = lines(1..21);
         let mut b = a.clone();
         b[9] = "ten".to_owned();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_far_apart_are_shown_apart() {
+    fn distant_changes_are_separate_hunks() {
         let a = lines(1..41);
         let mut b = a.clone();
         b.remove(1);
@@ -244,8 +244,8 @@ mod tests {
     }
 
     #[test]
-    fn a_common_line_does_not_start_a_block_in_a_long_text() {
-        // 300 lines, half of them the same closing brace: the numbers decide what matches
+    fn frequent_line_does_not_start_a_block_in_a_long_text() {
+        // 300 lines, half of them the same closing brace: the numbers determine the match.
         let text = |skip: usize| {
             (0..150)
                 .filter(|n| *n != skip)
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadably_long_text_is_not_compared() {
+    fn overlong_text_is_not_compared() {
         assert_eq!(unified(&"a\n".repeat(MAX_LINES + 1), "b"), "");
     }
 }

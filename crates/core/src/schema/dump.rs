@@ -1,28 +1,28 @@
-//! Prints a value the way the API server's messages print its internal types.
+//! Printer for values in the format of the API server's internal types.
 //!
-//! Some validation messages quote the offending struct, and a refused update shows a diff of two
-//! of them. People paste these into search engines, so the text is the API server's: capitalised
-//! field names, every field, in its order.
+//! Some validation messages quote the invalid struct, and a refused update contains a diff of two
+//! structs. Users search for these messages, so the text is the API server's: capitalized field
+//! names, every field, in its order.
 
 use serde_json::{Map, Value};
 
 use super::{Field, Side, Struct, Type, find};
 
-/// One line.
+/// On one line.
 pub fn dump(ty: &Type, value: &Value) -> String {
     let mut out = String::new();
     node(ty, value).write(&mut out);
     out
 }
 
-/// One line per field, indented by one space a level.
+/// One line per field, indented by one space per level.
 pub fn pretty(ty: &Type, value: &Value) -> String {
     let mut out = String::new();
     node(ty, value).write_indented(&mut out, 0);
     out
 }
 
-/// A pod's spec as the internal type has it: the host settings are in the security context.
+/// A pod spec as the internal type: the host settings are in the security context.
 pub fn internal_pod_spec(spec: &Value) -> Value {
     let mut spec = spec.as_object().cloned().unwrap_or_default();
     let mut context = match spec.remove("securityContext") {
@@ -167,7 +167,7 @@ fn new_line(out: &mut String, comma: bool, level: usize) {
     out.extend(std::iter::repeat_n(' ', level));
 }
 
-/// JSON text that is also safe inside HTML, as the API server's encoder writes it.
+/// JSON text that is safe inside HTML, as the API server's encoder writes it.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_struct_shows_every_field_under_its_internal_name() {
+    fn struct_has_every_field_under_its_internal_name() {
         let context = json!({"privileged": true, "allowPrivilegeEscalation": false});
         assert_eq!(
             dump(&Type::Struct("SecurityContext"), &context),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_settings_are_in_the_security_context() {
+    fn host_settings_are_in_the_security_context() {
         let spec = internal_pod_spec(&json!({"hostNetwork": true, "containers": null}));
         let text = pretty(&Type::Struct("PodSpec"), &spec);
         assert!(

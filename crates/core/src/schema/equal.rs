@@ -1,14 +1,14 @@
-//! Whether two values mean the same.
+//! Semantic equality of two values.
 //!
-//! Unset and empty lists and maps are the same thing to the API server, and so are `1Gi` and
-//! `1024Mi`. A comparison of texts would call an update a change where none was made.
+//! For the API server unset and empty lists and maps are equal, and so are `1Gi` and `1024Mi`. A
+//! text comparison would report a change where there is none.
 
 use serde_json::Value;
 
 use super::{Side, Type, find};
 use crate::quantity::Quantity;
 
-/// Compares two canonical values of a type; a missing one is given as `null`.
+/// Compares two canonical values of a type; `null` stands for a missing one.
 pub fn equal(ty: &Type, a: &Value, b: &Value) -> bool {
     if a == b {
         return true;
@@ -45,7 +45,7 @@ pub fn equal(ty: &Type, a: &Value, b: &Value) -> bool {
     }
 }
 
-/// A member of an object, or `null`.
+/// Member of an object, or `null`.
 pub fn member<'a>(value: &'a Value, name: &str) -> &'a Value {
     value.get(name).unwrap_or(&Value::Null)
 }

@@ -1,7 +1,7 @@
-//! Where in an object a value stands.
+//! Field path in an object.
 //!
-//! A path is a chain of borrowed steps on the stack: walking an object costs nothing, and only an
-//! error pays for the text.
+//! A path is a chain of borrowed steps on the stack: walking an object does not allocate, and only
+//! an error builds the text.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ enum Step<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// A path of one field; the empty name means the object itself.
+    /// A path of one field; the empty name is the object itself.
     pub const fn new(field: &'a str) -> Self {
         Self { parent: None, step: Step::Field(field) }
     }
@@ -38,7 +38,7 @@ impl<'a> Path<'a> {
         Path { parent: Some(self), step: Step::Index(index) }
     }
 
-    /// An entry of a map.
+    /// Entry of a map.
     pub const fn key<'b>(&'b self, key: &'b str) -> Path<'b>
     where
         'a: 'b,
@@ -46,7 +46,7 @@ impl<'a> Path<'a> {
         Path { parent: Some(self), step: Step::Key(key) }
     }
 
-    /// The names of the fields alone, as decoding errors show them.
+    /// Only the field names, as in decoding errors.
     pub fn fields(&self) -> String {
         let mut names = Vec::new();
         let mut at = Some(self);
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_reads_as_the_api_server_writes_it() {
+    fn path_has_the_api_servers_format() {
         let spec = Path::new("spec");
         let containers = spec.child("containers");
         let first = containers.index(0);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_itself_has_no_name() {
+    fn root_object_has_no_name() {
         let root = Path::new("");
         assert_eq!(root.to_string(), "");
         assert_eq!(root.child("data").key("a b").to_string(), "data[a b]");

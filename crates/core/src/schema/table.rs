@@ -1,14 +1,13 @@
-//! Reads the `.types` files.
+//! Parser of the `.types` files.
 //!
-//! A struct starts at the margin: its name, and `tagged` if messages print it as the wire does.
-//! Its fields follow, indented: `name[/InternalName] type[!] [flags…]`. The internal name is given
-//! where it is not the name with a capital. `!` means written even when empty. Flags: `merge`,
-//! `merge=key` and `retainKeys` (how a merge patch treats the list), `omitzero`, `external` and
-//! `internal` (which form of the type has it), `inline`. A name that is no struct of these files
-//! is a string type of that name.
+//! A struct starts in the first column: its name, and `tagged` if messages print it with JSON
+//! names. Its fields follow, indented: `name[/InternalName] type[!] [flags…]`. The internal name is
+//! given where it is not the capitalized name. `!` means written even when empty. Flags: `merge`,
+//! `merge=key` and `retainKeys` (merge strategy of a list), `omitzero`, `external` and `internal`
+//! (version of the type that has the field), `inline`. A name that is not a struct of these files
+//! is a string type.
 //!
-//! The files are ours and compiled in, so a line that does not read is skipped here and found by
-//! the test below.
+//! The files are compiled in, so an invalid line is skipped here and found by the test below.
 
 use std::collections::HashSet;
 
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_line_says_names_type_and_flags() {
+    fn field_line_is_parsed() {
         let shapes = parse(&[
             "Pod tagged\n  volumes []Volume! merge=name retainKeys\n  tty/TTY *bool\n\nVolume\n  name string\n",
         ]);
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_of_our_files_reads() {
+    fn every_line_of_the_type_files_is_valid() {
         let texts = super::super::FILES;
         let lines: usize =
             texts.iter().flat_map(|text| text.lines()).filter(|line| is_content(line)).count();

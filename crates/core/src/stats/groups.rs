@@ -1,8 +1,8 @@
-//! The groups of the machine's own daemons, which the summary shows beside the pods.
+//! Cgroups of system daemons, reported in the summary beside the pods.
 
 use std::collections::BTreeMap;
 
-/// Whose group it is, as upstream names it.
+/// A daemon, under upstream's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Daemon {
     Kubelet,
@@ -20,19 +20,19 @@ impl Daemon {
     }
 }
 
-/// Paths of the daemons' groups; whoever has none is not shown.
+/// Cgroup paths of the daemons; a daemon without one is not reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DaemonGroups(BTreeMap<Daemon, String>);
 
 impl DaemonGroups {
-    /// From the settings, where an empty one says nothing. An agent that was told no group of its
-    /// own is shown in the one it is in: `own`, the text of its `/proc/<pid>/cgroup`.
+    /// From the settings, where an empty path means unset. Without a configured cgroup, the agent
+    /// is reported in its current one: `own`, the content of its `/proc/<pid>/cgroup`.
     pub fn new(kubelet: &str, runtime: &str, misc: &str, own: &str) -> Self {
-        let told = |path: &str| Some(path.to_owned()).filter(|path| !path.is_empty());
+        let configured = |path: &str| Some(path.to_owned()).filter(|path| !path.is_empty());
         let groups = [
-            (Daemon::Kubelet, told(kubelet).or_else(|| accounted_in(own))),
-            (Daemon::Runtime, told(runtime)),
-            (Daemon::Misc, told(misc)),
+            (Daemon::Kubelet, configured(kubelet).or_else(|| accounted_in(own))),
+            (Daemon::Runtime, configured(runtime)),
+            (Daemon::Misc, configured(misc)),
         ];
         let groups = groups.into_iter().filter_map(|(daemon, path)| Some((daemon, path?)));
         Self(groups.collect())
@@ -43,8 +43,8 @@ impl DaemonGroups {
     }
 }
 
-/// The one group whose counters are those of a process. With v1 there is none if its memory is
-/// counted in another group than its CPU time.
+/// The cgroup in which a process is accounted. In v1 there is none if memory and CPU are accounted
+/// in different cgroups.
 fn accounted_in(text: &str) -> Option<String> {
     let mut groups = BTreeMap::new();
     for line in text.lines() {
@@ -67,21 +67,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_is_shown_where_it_was_told_to_be_or_else_where_it_is() {
+    fn agent_is_reported_in_its_configured_cgroup_or_its_current_one() {
         let v1 = |cpu: &str, memory: &str, systemd: &str| {
             format!("4:memory:{memory}\n3:cpu,cpuacct:{cpu}\n1:name=systemd:{systemd}\n0::/\n")
         };
-        for (case, told, own, want) in [
-            ("told", "/kubelet.slice", v1("/a", "/a", "/a"), Some("/kubelet.slice")),
+        for (case, configured, own, want) in [
+            ("configured", "/kubelet.slice", v1("/a", "/a", "/a"), Some("/kubelet.slice")),
             ("v2", "", "0::/system.slice/x.service\n".into(), Some("/system.slice/x.service")),
-            ("systemd knows best", "", v1("/", "/", "/user.slice"), Some("/user.slice")),
+            ("systemd hierarchy first", "", v1("/", "/", "/user.slice"), Some("/user.slice")),
             ("two hierarchies that disagree", "", v1("/", "/sandbox", "/"), None),
             ("no systemd", "", "2:memory:/a\n1:cpu:/a\n".into(), Some("/a")),
             ("half of v1", "", "2:memory:/a\n0::/b\n".into(), None),
             ("nothing", "", String::new(), None),
             ("nonsense", "", "::\n:\n\n4".into(), None),
         ] {
-            let groups = DaemonGroups::new(told, "", "", &own);
+            let groups = DaemonGroups::new(configured, "", "", &own);
             let want: Vec<_> = want.into_iter().map(|path| (Daemon::Kubelet, path)).collect();
             assert_eq!(groups.iter().collect::<Vec<_>>(), want, "{case}");
         }

@@ -1,7 +1,6 @@
-//! Where the node and the pod are reached.
+//! Addresses of the node and the pod in the status.
 //!
-//! Addresses outlive what they belonged to: a finished pod still shows the one it had, so they
-//! are only ever replaced, never withdrawn.
+//! A finished pod keeps its last addresses: they are replaced, never removed.
 
 use std::net::IpAddr;
 
@@ -12,7 +11,7 @@ use crate::pod::Pod;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAddresses {
-    /// The node's own, the preferred family first; at most one of each is reported.
+    /// Addresses of the node, the preferred family first; at most one per family is reported.
     pub host_ips: Vec<IpAddr>,
 }
 
@@ -46,7 +45,7 @@ pub(super) fn of(
     Addresses { host, pod }
 }
 
-/// A pod on the host network keeps the address it began with; the second family may come later.
+/// A pod on the host network keeps its first address; the second family may be added later.
 fn with_hosts(mut reported: Vec<PodIP>, hosts: &[IpAddr]) -> Vec<PodIP> {
     let known = match reported.as_slice() {
         [] => return pod_ips(hosts),

@@ -1,19 +1,19 @@
-//! The conditions of a pod: questions with an answer, a reason and a time.
+//! Pod conditions.
 //!
-//! A pod's list has many writers. The agent answers only the questions it owns, takes the answers
-//! of others as they are in the API, and shares one (`DisruptionTarget`) with those who disrupt.
+//! A pod's conditions have several writers. The agent sets the types it owns, carries foreign ones
+//! over from the API, and shares one (`DisruptionTarget`) with those that disrupt pods.
 
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 
-use super::container::{Shown, find};
+use super::container::{ContainerStatuses, find};
 use super::normal::seconds;
-use super::{Sources, text};
+use super::{StatusSources, text};
 use crate::plan::usable_sandbox;
 use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
-use crate::resize::Resizing;
+use crate::resize::ResizeState;
 
 pub const READY: &str = "Ready";
 pub const CONTAINERS_READY: &str = "ContainersReady";
@@ -38,20 +38,20 @@ const RESTART_STARTED: &str = "RestartAllContainersStarted";
 const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
 const RESIZE_ERROR: &str = "Error";
 
-/// Who writes a type of condition.
+/// Writer of a condition type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum ConditionOwner {
     Agent,
     Shared,
     Foreign,
 }
 
-pub fn owner(type_: &str) -> Owner {
+pub fn owner(type_: &str) -> ConditionOwner {
     match type_ {
         READY | CONTAINERS_READY | INITIALIZED | POD_SCHEDULED | READY_TO_START
-        | ALL_RESTARTING | RESIZE_PENDING | RESIZE_IN_PROGRESS => Owner::Agent,
-        DISRUPTION_TARGET => Owner::Shared,
-        _ => Owner::Foreign,
+        | ALL_RESTARTING | RESIZE_PENDING | RESIZE_IN_PROGRESS => ConditionOwner::Agent,
+        DISRUPTION_TARGET => ConditionOwner::Shared,
+        _ => ConditionOwner::Foreign,
     }
 }
 
@@ -67,7 +67,7 @@ pub fn is_true(status: &PodStatus, type_: &str) -> bool {
     condition(status, type_).is_some_and(|condition| condition.status == TRUE)
 }
 
-/// Puts a condition in the place of the one of its type, or at the end.
+/// Replaces the condition of the same type, or appends it.
 pub(super) fn put(conditions: &mut Vec<PodCondition>, condition: PodCondition) {
     match conditions.iter_mut().find(|other| other.type_ == condition.type_) {
         Some(other) => *other = condition,
@@ -75,15 +75,15 @@ pub(super) fn put(conditions: &mut Vec<PodCondition>, condition: PodCondition) {
     }
 }
 
-/// An answer, not yet tied to a type.
+/// Status, reason and message of a condition, without its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Answer {
+struct ConditionValue {
     yes: bool,
     reason: &'static str,
     message: String,
 }
 
-impl Answer {
+impl ConditionValue {
     fn yes(reason: &'static str) -> Self {
         Self { yes: true, reason, message: String::new() }
     }
@@ -104,38 +104,42 @@ impl Answer {
     }
 }
 
-/// All conditions of a pod, in the order in which they are shown.
-pub(super) fn all(sources: &Sources<'_>, shown: Shown<'_>, phase: Phase) -> Vec<PodCondition> {
+/// All conditions of a pod, in the order in which they are reported.
+pub(super) fn all(
+    sources: &StatusSources<'_>,
+    shown: ContainerStatuses<'_>,
+    phase: Phase,
+) -> Vec<PodCondition> {
     let pod = sources.pod();
     let (generation, old) = (pod.generation(), sources.old());
     let mut all = Vec::with_capacity(8);
     let in_api = sources.api().and_then(|api| api.conditions.as_deref()).unwrap_or_default();
-    all.extend(in_api.iter().filter(|c| owner(&c.type_) != Owner::Agent).cloned());
+    all.extend(in_api.iter().filter(|c| owner(&c.type_) != ConditionOwner::Agent).cloned());
     if !sources.is_terminal() {
-        all.extend(resizing(&sources.inputs.surroundings.resizing));
+        all.extend(resizing(&sources.inputs.local_state.resizing));
     }
     if let Some(disrupted) = disruption(sources) {
         put(&mut all, disrupted);
     }
     let sandbox = usable_sandbox(pod, sources.inputs.observed).is_some();
-    let ready_to_start = Answer { yes: sandbox, reason: "", message: String::new() };
+    let ready_to_start = ConditionValue { yes: sandbox, reason: "", message: String::new() };
     all.push(ready_to_start.to(READY_TO_START, generation));
     all.push(initialized(pod, shown, phase, old).to(INITIALIZED, generation));
     let containers_ready = containers_ready(pod, shown, phase);
-    let ready = behind_gates(pod, &all, &containers_ready);
+    let ready = apply_readiness_gates(pod, &all, &containers_ready);
     all.push(ready.as_ref().unwrap_or(&containers_ready).to(READY, generation));
     all.push(containers_ready.to(CONTAINERS_READY, generation));
-    all.push(Answer::yes("").to(POD_SCHEDULED, generation));
+    all.push(ConditionValue::yes("").to(POD_SCHEDULED, generation));
     if could_restart_all(pod) {
-        // Of all conditions this one alone tells no generation.
+        // The only condition without a generation, as upstream.
         all.push(restarting_all(sources, phase).to(ALL_RESTARTING, None));
     }
     all
 }
 
-/// A wish for other resources that was not granted, and a grant that is not applied yet.
-fn resizing(resizing: &Resizing) -> impl Iterator<Item = PodCondition> {
-    let told = |type_: &str, generation, since: Timestamp| PodCondition {
+/// Conditions of a pending resize and of one in progress.
+fn resizing(resizing: &ResizeState) -> impl Iterator<Item = PodCondition> {
+    let common = |type_: &str, generation, since: Timestamp| PodCondition {
         type_: type_.into(),
         status: TRUE.into(),
         observed_generation: generation,
@@ -145,36 +149,36 @@ fn resizing(resizing: &Resizing) -> impl Iterator<Item = PodCondition> {
     let pending = resizing.pending.as_ref().map(|pending| PodCondition {
         reason: text(pending.why.as_str()),
         message: text(&pending.message),
-        ..told(RESIZE_PENDING, pending.generation, pending.since)
+        ..common(RESIZE_PENDING, pending.generation, pending.since)
     });
     let progress = resizing.progress.as_ref().map(|progress| PodCondition {
         reason: progress.error.as_ref().map(|_| RESIZE_ERROR.to_owned()),
         message: progress.error.clone(),
-        ..told(RESIZE_IN_PROGRESS, progress.generation, progress.since)
+        ..common(RESIZE_IN_PROGRESS, progress.generation, progress.since)
     });
     pending.into_iter().chain(progress)
 }
 
-/// Ready and ContainersReady as these container statuses and conditions make them.
+/// Ready and ContainersReady, computed from these container statuses and conditions.
 pub(super) fn readiness(
     pod: &Pod,
-    shown: Shown<'_>,
+    shown: ContainerStatuses<'_>,
     conditions: &[PodCondition],
     phase: Phase,
 ) -> [PodCondition; 2] {
     let containers_ready = containers_ready(pod, shown, phase);
-    let ready = behind_gates(pod, conditions, &containers_ready);
+    let ready = apply_readiness_gates(pod, conditions, &containers_ready);
     let ready = ready.as_ref().unwrap_or(&containers_ready).to(READY, pod.generation());
     [ready, containers_ready.to(CONTAINERS_READY, pod.generation())]
 }
 
-/// Ready and ContainersReady of a pod that is over.
-pub(super) fn unready_at_the_end(phase: Phase, generation: Option<i64>) -> [PodCondition; 2] {
-    let answer = Answer::no(end_reason(phase), String::new());
-    [answer.to(READY, generation), answer.to(CONTAINERS_READY, generation)]
+/// Ready and ContainersReady of a finished pod.
+pub(super) fn unready_when_finished(phase: Phase, generation: Option<i64>) -> [PodCondition; 2] {
+    let value = ConditionValue::no(end_reason(phase), String::new());
+    [value.to(READY, generation), value.to(CONTAINERS_READY, generation)]
 }
 
-/// The API shows a Ready condition that a readiness gate, changed by its owner, has overtaken.
+/// Whether the Ready condition in the API is outdated because a readiness gate has changed.
 pub fn ready_is_stale(pod: &Pod) -> bool {
     let gates = pod.object.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
     let (Some(status), Some(_)) = (&pod.object.status, gates.filter(|g| !g.is_empty())) else {
@@ -182,16 +186,16 @@ pub fn ready_is_stale(pod: &Pod) -> bool {
     };
     let Some(shown) = condition(status, READY) else { return false };
     let conditions = status.conditions.as_deref().unwrap_or_default();
-    let [ready, _] = readiness(pod, Shown::of(status), conditions, pod.api_phase);
+    let [ready, _] = readiness(pod, ContainerStatuses::of(status), conditions, pod.api_phase);
     shown.status != ready.status || shown.message != ready.message
 }
 
-fn containers_ready(pod: &Pod, shown: Shown<'_>, phase: Phase) -> Answer {
+fn containers_ready(pod: &Pod, shown: ContainerStatuses<'_>, phase: Phase) -> ConditionValue {
     if shown.is_empty() {
-        return Answer::no(UNKNOWN_STATUSES, String::new());
+        return ConditionValue::no(UNKNOWN_STATUSES, String::new());
     }
-    let mut missing = Named::new("containers with unknown status");
-    let mut unready = Named::new("containers with unready status");
+    let mut missing = ProblemContainers::new("containers with unknown status");
+    let mut unready = ProblemContainers::new("containers with unready status");
     for container in &pod.containers {
         let list = match container.kind {
             ContainerKind::Sidecar => shown.init,
@@ -210,11 +214,11 @@ fn containers_ready(pod: &Pod, shown: Shown<'_>, phase: Phase) -> Answer {
         Phase::Pending | Phase::Running | Phase::Unknown => false,
     };
     if over {
-        return Answer::no(end_reason(phase), String::new());
+        return ConditionValue::no(end_reason(phase), String::new());
     }
-    match Named::sentence([missing, unready]) {
-        Some(message) => Answer::no(NOT_READY, message),
-        None => Answer::yes(""),
+    match ProblemContainers::sentence([missing, unready]) {
+        Some(message) => ConditionValue::no(NOT_READY, message),
+        None => ConditionValue::yes(""),
     }
 }
 
@@ -226,8 +230,12 @@ fn end_reason(phase: Phase) -> &'static str {
     }
 }
 
-/// What the readiness gates say, if the containers are ready at all.
-fn behind_gates(pod: &Pod, conditions: &[PodCondition], containers: &Answer) -> Option<Answer> {
+/// The effect of readiness gates, if the containers are ready.
+fn apply_readiness_gates(
+    pod: &Pod,
+    conditions: &[PodCondition],
+    containers: &ConditionValue,
+) -> Option<ConditionValue> {
     let gates = pod.object.spec.as_ref()?.readiness_gates.as_ref()?;
     if !containers.yes {
         return None;
@@ -254,12 +262,17 @@ fn behind_gates(pod: &Pod, conditions: &[PodCondition], containers: &Answer) -> 
         };
         written.ok()?; // writing into a String does not fail
     }
-    (!message.is_empty()).then(|| Answer::no(GATES_NOT_READY, message))
+    (!message.is_empty()).then(|| ConditionValue::no(GATES_NOT_READY, message))
 }
 
-fn initialized(pod: &Pod, shown: Shown<'_>, phase: Phase, old: Option<&PodStatus>) -> Answer {
-    let mut missing = Named::new("containers with unknown status");
-    let mut incomplete = Named::new("containers with incomplete status");
+fn initialized(
+    pod: &Pod,
+    shown: ContainerStatuses<'_>,
+    phase: Phase,
+    old: Option<&PodStatus>,
+) -> ConditionValue {
+    let mut missing = ProblemContainers::new("containers with unknown status");
+    let mut incomplete = ProblemContainers::new("containers with incomplete status");
     for container in pod.init_containers() {
         match find(shown.init, &container.name) {
             None => missing.push(container),
@@ -268,22 +281,22 @@ fn initialized(pod: &Pod, shown: Shown<'_>, phase: Phase, old: Option<&PodStatus
         }
     }
     if shown.is_empty() && !missing.is_empty() {
-        return Answer::no(UNKNOWN_STATUSES, String::new());
+        return ConditionValue::no(UNKNOWN_STATUSES, String::new());
     }
     if phase == Phase::Succeeded && missing.is_empty() {
-        return Answer::yes(POD_COMPLETED);
+        return ConditionValue::yes(POD_COMPLETED);
     }
     let has_run = |status: &ContainerStatus| {
         let state = status.state.as_ref();
         state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
     };
-    // A pod does not become uninitialised: its sidecars may restart, all its containers may too.
+    // A pod does not become uninitialized again, even if its containers are restarted.
     if shown.regular.iter().any(has_run) || old.is_some_and(|old| is_true(old, INITIALIZED)) {
-        return Answer::yes("");
+        return ConditionValue::yes("");
     }
-    match Named::sentence([missing, incomplete]) {
-        Some(message) => Answer::no(NOT_INITIALIZED, message),
-        None => Answer::yes(""),
+    match ProblemContainers::sentence([missing, incomplete]) {
+        Some(message) => ConditionValue::no(NOT_INITIALIZED, message),
+        None => ConditionValue::yes(""),
     }
 }
 
@@ -294,15 +307,15 @@ fn has_passed(container: &Container, status: &ContainerStatus) -> bool {
     }
 }
 
-/// The pod was, or is being, taken away by the node.
-fn disruption(sources: &Sources<'_>) -> Option<PodCondition> {
-    let told = sources.old().and_then(|old| condition(old, DISRUPTION_TARGET));
-    if let Some(told) = told {
-        return Some(told.clone());
+/// DisruptionTarget, if the node terminated or terminates the pod.
+fn disruption(sources: &StatusSources<'_>) -> Option<PodCondition> {
+    let reported = sources.old().and_then(|old| condition(old, DISRUPTION_TARGET));
+    if let Some(reported) = reported {
+        return Some(reported.clone());
     }
-    let message = sources.inputs.life.obituary()?.disruption.clone()?;
-    let answer = Answer { yes: true, reason: TERMINATION_BY_KUBELET, message };
-    Some(answer.to(DISRUPTION_TARGET, sources.pod().generation()))
+    let message = sources.inputs.lifecycle.termination_reason()?.disruption.clone()?;
+    let value = ConditionValue { yes: true, reason: TERMINATION_BY_KUBELET, message };
+    Some(value.to(DISRUPTION_TARGET, sources.pod().generation()))
 }
 
 pub(super) fn could_restart_all(pod: &Pod) -> bool {
@@ -312,8 +325,8 @@ pub(super) fn could_restart_all(pod: &Pod) -> bool {
         .any(|rule| rule.then == Some(AfterExit::RestartAll))
 }
 
-/// A container exited with a code whose rule makes all containers start over.
-pub(super) fn is_restarting_all(sources: &Sources<'_>) -> bool {
+/// A container exited with a code whose rule restarts all containers.
+pub(super) fn is_restarting_all(sources: &StatusSources<'_>) -> bool {
     if !could_restart_all(sources.pod()) {
         return false;
     }
@@ -329,35 +342,35 @@ pub(super) fn is_restarting_all(sources: &Sources<'_>) -> bool {
         })
 }
 
-fn restarting_all(sources: &Sources<'_>, phase: Phase) -> Answer {
+fn restarting_all(sources: &StatusSources<'_>, phase: Phase) -> ConditionValue {
     if phase.is_terminal() {
-        return Answer::no(end_reason(phase), String::new());
+        return ConditionValue::no(end_reason(phase), String::new());
     }
-    let remains = sources.pod().containers.iter().any(|container| match container.kind {
+    let any_left = sources.pod().containers.iter().any(|container| match container.kind {
         ContainerKind::Init | ContainerKind::Sidecar | ContainerKind::Regular => {
             sources.inputs.observed.newest(&container.name).is_some()
         }
         ContainerKind::Ephemeral => false,
     });
-    if !remains || !is_restarting_all(sources) {
-        return Answer::no("", String::new());
+    if !any_left || !is_restarting_all(sources) {
+        return ConditionValue::no("", String::new());
     }
-    Answer {
+    ConditionValue {
         yes: true,
         reason: RESTART_STARTED,
         message: "container exited with restart policy rule".into(),
     }
 }
 
-/// Containers that share a fault: `containers with unready status: [a b]`.
-struct Named<'a> {
-    fault: &'static str,
+/// Containers with the same problem: `containers with unready status: [a b]`.
+struct ProblemContainers<'a> {
+    problem: &'static str,
     names: Vec<&'a str>,
 }
 
-impl<'a> Named<'a> {
-    fn new(fault: &'static str) -> Self {
-        Self { fault, names: Vec::new() }
+impl<'a> ProblemContainers<'a> {
+    fn new(problem: &'static str) -> Self {
+        Self { problem, names: Vec::new() }
     }
 
     fn push(&mut self, container: &'a Container) {
@@ -368,11 +381,11 @@ impl<'a> Named<'a> {
         self.names.is_empty()
     }
 
-    fn sentence(faults: [Self; 2]) -> Option<String> {
-        let parts: Vec<String> = faults
+    fn sentence(problems: [Self; 2]) -> Option<String> {
+        let parts: Vec<String> = problems
             .into_iter()
-            .filter(|fault| !fault.is_empty())
-            .map(|fault| format!("{}: [{}]", fault.fault, fault.names.join(" ")))
+            .filter(|problem| !problem.is_empty())
+            .map(|problem| format!("{}: [{}]", problem.problem, problem.names.join(" ")))
             .collect();
         (!parts.is_empty()).then(|| parts.join(", "))
     }

@@ -1,9 +1,8 @@
-//! The status of each container: what it does, what it did before, how often it was restarted.
+//! Container statuses: state, last state, restart count.
 //!
-//! The runtime knows the present and perhaps one instance of the past; the last report knows the
-//! rest. Where the runtime lost something that was reported, the status says so instead of
-//! pretending that it never was: "never ran" and "ran, and nobody knows how it ended" are
-//! different things to a job that must not run twice.
+//! The runtime has the current instance and perhaps one before; the last report has the rest. If
+//! the runtime lost something that was reported, the status says so: "never ran" and "ran, but its
+//! exit is unknown" differ for a job that must not run twice.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -13,14 +12,14 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::phase::hold;
-use super::{Sources, conditions, readiness, resources, text};
+use super::{StatusSources, conditions, readiness, resources, text};
 use crate::observed::{Exit, Instance, State, User};
 use crate::pod::{Container, ContainerKind};
 use crate::resize::Amounts;
 
 pub(super) const BLOCKED: &str = "Blocked";
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
-/// The end of a container that nobody saw.
+/// Reason of a termination that was not observed.
 pub(super) const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 const UNKNOWN_CODE: i32 = 137;
 
@@ -33,14 +32,14 @@ const REMOVED_TO_RESTART: &str = "The container was removed because all containe
 const INIT_FORGOTTEN: &str = "Unable to get init container status from container runtime and \
                               pod has been initialized, treat it as exited normally";
 
-/// The container statuses that phase and conditions look at.
+/// The container statuses that phase and conditions are computed from.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
+pub struct ContainerStatuses<'a> {
     pub init: &'a [ContainerStatus],
     pub regular: &'a [ContainerStatus],
 }
 
-impl<'a> Shown<'a> {
+impl<'a> ContainerStatuses<'a> {
     pub fn of(status: &'a PodStatus) -> Self {
         Self {
             init: status.init_container_statuses.as_deref().unwrap_or_default(),
@@ -53,7 +52,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// The list in which containers of this kind are shown.
+/// The list that has the containers of this kind.
 fn list_of(status: &PodStatus, kind: ContainerKind) -> &[ContainerStatus] {
     let list = match kind {
         ContainerKind::Init | ContainerKind::Sidecar => &status.init_container_statuses,
@@ -63,8 +62,8 @@ fn list_of(status: &PodStatus, kind: ContainerKind) -> &[ContainerStatus] {
     list.as_deref().unwrap_or_default()
 }
 
-/// What a pod's status says of a container.
-pub(super) fn told_of<'a>(
+/// The status of a container in a pod's status.
+pub(super) fn status_of<'a>(
     status: &'a PodStatus,
     container: &Container,
 ) -> Option<&'a ContainerStatus> {
@@ -86,17 +85,17 @@ pub(super) struct Statuses {
 }
 
 impl Statuses {
-    pub(super) fn shown(&self) -> Shown<'_> {
-        Shown { init: &self.init, regular: &self.regular }
+    pub(super) fn shown(&self) -> ContainerStatuses<'_> {
+        ContainerStatuses { init: &self.init, regular: &self.regular }
     }
 }
 
-pub(super) fn all(sources: &Sources<'_>) -> Statuses {
-    let teller = Teller::new(sources);
+pub(super) fn all(sources: &StatusSources<'_>) -> Statuses {
+    let builder = StatusBuilder::new(sources);
     let mut all = Statuses::default();
     for container in &sources.pod().containers {
-        let old = sources.old().and_then(|old| told_of(old, container));
-        let status = teller.status(container, old);
+        let old = sources.old().and_then(|old| status_of(old, container));
+        let status = builder.status(container, old);
         match container.kind {
             ContainerKind::Init | ContainerKind::Sidecar => all.init.push(status),
             ContainerKind::Regular => all.regular.push(status),
@@ -108,19 +107,19 @@ pub(super) fn all(sources: &Sources<'_>) -> Statuses {
     all
 }
 
-/// Tells what became of one container after the other.
-struct Teller<'a> {
-    sources: &'a Sources<'a>,
-    /// All containers are starting over.
+/// Builds the status of each container.
+struct StatusBuilder<'a> {
+    sources: &'a StatusSources<'a>,
+    /// All containers are being restarted.
     restarting: bool,
-    /// Some regular container got as far as being created.
+    /// Some regular container was created.
     past_init: bool,
-    /// What a container waits for before anything was tried.
+    /// Waiting reason before the first attempt.
     first_wait: &'static str,
 }
 
-impl<'a> Teller<'a> {
-    fn new(sources: &'a Sources<'a>) -> Self {
+impl<'a> StatusBuilder<'a> {
+    fn new(sources: &'a StatusSources<'a>) -> Self {
         let pod = sources.pod();
         let past_init = pod.regular_containers().any(|container| {
             let newest = sources.inputs.observed.newest(&container.name);
@@ -142,16 +141,16 @@ impl<'a> Teller<'a> {
         let mut instances = self.sources.inputs.observed.instances_of(&container.name);
         let newest = instances.next();
         let mut status = match newest {
-            Some(newest) => self.seen(container, old, newest, instances.next()),
-            None => self.unseen(container, old),
+            Some(newest) => self.with_instance(container, old, newest, instances.next()),
+            None => self.without_instance(container, old),
         };
         self.explain_wait(&mut status, container, newest);
         readiness::apply(&mut status, self.sources, container, newest, old);
         status
     }
 
-    /// The runtime has an instance of it, and perhaps the one `before`.
-    fn seen(
+    /// The runtime has an instance of the container, and perhaps the one `before`.
+    fn with_instance(
         &self,
         container: &Container,
         old: Option<&ContainerStatus>,
@@ -167,7 +166,8 @@ impl<'a> Teller<'a> {
         let state = match &newest.state {
             State::Created => waiting(None, None),
             State::Running { started } => {
-                // Its predecessor is gone from the runtime, and its number with it.
+                // The previous instance is no longer in the runtime, and its attempt number with
+                // it.
                 let uncounted = old_end.is_some_and(|end| !is_unknown(end)) && same.is_none();
                 if uncounted && reported >= attempt {
                     restart_count = reported.saturating_add(1);
@@ -180,12 +180,13 @@ impl<'a> Teller<'a> {
                 (None, Some(old)) if is_running(old) => {
                     restart_count = restart_count.max(reported.saturating_add(1));
                     let reason = if self.restarting { RESTARTING_ALL } else { STATUS_UNKNOWN };
-                    terminated(unseen_end(reason, LOST))
+                    terminated(unobserved_end(reason, LOST))
                 }
                 (None, _) => waiting(None, None),
             },
         };
-        // While it waited, its own end was shown as the last one; that is not its predecessor's.
+        // While it waited, its own termination was shown as the last state; that is not its
+        // predecessor's.
         let is_its_own = |end: &&ContainerStateTerminated| end.container_id.as_deref() == Some(&id);
         let inherited = || match old_end.filter(|_| same.is_none()) {
             Some(end) => Some(end.clone()),
@@ -214,10 +215,14 @@ impl<'a> Teller<'a> {
         }
     }
 
-    /// The runtime has nothing of it: it is yet to come, or it is forgotten.
-    fn unseen(&self, container: &Container, old: Option<&ContainerStatus>) -> ContainerStatus {
+    /// The runtime has no instance of the container: it was not created yet, or it was removed.
+    fn without_instance(
+        &self,
+        container: &Container,
+        old: Option<&ContainerStatus>,
+    ) -> ContainerStatus {
         let mut status = match old {
-            // The last word about it; nothing newer is known.
+            // The last report; nothing newer is known.
             Some(old) if end_of(old).is_some() => old.clone(),
             Some(_) | None => self.fresh(container, old),
         };
@@ -226,12 +231,12 @@ impl<'a> Teller<'a> {
             Some(old) if removed && !is_waiting(old) => {
                 status.state = Some(waiting(text(RESTARTING_ALL), text(REMOVED_TO_RESTART)));
                 status.last_state =
-                    Some(terminated(unseen_end(RESTARTING_ALL, REMOVED_TO_RESTART)));
+                    Some(terminated(unobserved_end(RESTARTING_ALL, REMOVED_TO_RESTART)));
                 status.restart_count = old.restart_count.saturating_add(1);
             }
             Some(old) if is_running(old) => {
                 status.last_state =
-                    Some(terminated(unseen_end(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
+                    Some(terminated(unobserved_end(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
                 if !self.is_ending() {
                     status.restart_count = old.restart_count.saturating_add(1);
                 }
@@ -247,7 +252,7 @@ impl<'a> Teller<'a> {
                 ..ContainerStateTerminated::default()
             }));
         } else if passed && self.sources.pod().is_static() {
-            // What is known of its end is what its mirror remembers.
+            // Only its mirror pod has the termination.
             let end = status.state.as_mut().and_then(|state| state.terminated.as_mut());
             if let Some(end) = end.filter(|end| end.exit_code == 0) {
                 end.message.get_or_insert_with(|| INIT_FORGOTTEN.into());
@@ -256,7 +261,7 @@ impl<'a> Teller<'a> {
         status
     }
 
-    /// A container before its first instance. Of its past only counts and ends are kept.
+    /// A container without an instance. Only restart count and last state are kept.
     fn fresh(&self, container: &Container, old: Option<&ContainerStatus>) -> ContainerStatus {
         let last_state = old.and_then(|old| old.last_state.clone());
         ContainerStatus {
@@ -270,7 +275,8 @@ impl<'a> Teller<'a> {
         }
     }
 
-    /// A container that should run but cannot yet waits, with the reason; how it ended is history.
+    /// A container that should be running but waits shows the reason; its termination becomes the
+    /// last state.
     fn explain_wait(
         &self,
         status: &mut ContainerStatus,
@@ -281,7 +287,7 @@ impl<'a> Teller<'a> {
             return;
         }
         let Some(why) = self.sources.plan.waiting.get(&container.name) else { return };
-        // A held pod starts nothing; what ended under it has ended.
+        // A held pod starts nothing; a terminated container stays terminated.
         if hold(self.sources.inputs).is_some() && !is_waiting(status) {
             return;
         }
@@ -291,23 +297,23 @@ impl<'a> Teller<'a> {
         }
     }
 
-    /// Mounts do not change in a container's life, so what was said of them stands.
+    /// The mounts of a container do not change, so the reported ones stay.
     fn volume_mounts(
         &self,
         container: &Container,
         old: Option<&ContainerStatus>,
     ) -> Option<Vec<VolumeMountStatus>> {
-        if let Some(told) = old.and_then(|old| old.volume_mounts.as_ref()) {
-            return Some(told.clone());
+        if let Some(reported) = old.and_then(|old| old.volume_mounts.as_ref()) {
+            return Some(reported.clone());
         }
         let mounts = container.spec.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
         let recursive = self.sources.runtime.recursive_read_only;
         Some(mounts.iter().map(|mount| mount_status(mount, recursive)).collect())
     }
 
-    /// What the runtime was last told of a container's resources, if it was us who told it.
+    /// The resources that the agent last applied to a container, if it did.
     fn applied(&self, container: &Container) -> Option<&Amounts> {
-        let resizing = &self.sources.inputs.surroundings.resizing;
+        let resizing = &self.sources.inputs.local_state.resizing;
         resizing.applied.containers.get(&container.name)
     }
 
@@ -316,7 +322,7 @@ impl<'a> Teller<'a> {
     }
 
     fn is_ending(&self) -> bool {
-        self.sources.pod().deletion.is_some() || self.sources.inputs.life.is_ending()
+        self.sources.pod().deletion.is_some() || self.sources.inputs.lifecycle.is_ending()
     }
 }
 
@@ -327,12 +333,12 @@ fn mount_status(mount: &VolumeMount, runtime_can_recurse: bool) -> VolumeMountSt
         Some("Enabled" | "IfPossible") => private && runtime_can_recurse,
         Some(_) | None => false,
     };
-    let told = if recursive { "Enabled" } else { "Disabled" };
+    let mode = if recursive { "Enabled" } else { "Disabled" };
     VolumeMountStatus {
         name: mount.name.clone(),
         mount_path: mount.mount_path.clone(),
         read_only: read_only.then_some(true),
-        recursive_read_only: read_only.then(|| told.into()),
+        recursive_read_only: read_only.then(|| mode.into()),
         volume_status: None,
     }
 }
@@ -359,8 +365,7 @@ pub(super) fn terminated(end: ContainerStateTerminated) -> ContainerState {
     ContainerState { terminated: Some(end), ..ContainerState::default() }
 }
 
-/// The end of an instance. A message that was reported of it is not taken back when the file it
-/// was read from is gone.
+/// Termination of an instance. A message that was already reported is kept after its file is gone.
 fn ended(exit: &Exit, id: &str, old: Option<&ContainerStatus>) -> ContainerStateTerminated {
     let reported = || {
         let ends = old.into_iter().flat_map(|old| [end_of(old), last_end_of(old)]).flatten();
@@ -378,7 +383,7 @@ fn ended(exit: &Exit, id: &str, old: Option<&ContainerStatus>) -> ContainerState
     }
 }
 
-fn unseen_end(reason: &str, message: &str) -> ContainerStateTerminated {
+fn unobserved_end(reason: &str, message: &str) -> ContainerStateTerminated {
     ContainerStateTerminated {
         exit_code: UNKNOWN_CODE,
         reason: text(reason),
@@ -387,9 +392,9 @@ fn unseen_end(reason: &str, message: &str) -> ContainerStateTerminated {
     }
 }
 
-/// The end that is assumed of a container whose pod is over and whose end nobody saw.
+/// Termination assumed for a container of a finished pod whose exit was not observed.
 pub(super) fn lost_end() -> ContainerStateTerminated {
-    unseen_end(STATUS_UNKNOWN, LOST)
+    unobserved_end(STATUS_UNKNOWN, LOST)
 }
 
 fn is_unknown(end: &ContainerStateTerminated) -> bool {

@@ -1,9 +1,9 @@
-//! Fields the API server does not keep.
+//! Status fields that the API server drops.
 //!
-//! An older server forgets the fields it does not know, without a word. The agent must not take
-//! that for a foreign edit and repair it every ten seconds. What the answer to a patch lacks
-//! although the patch had it is remembered here, and forgotten again when an answer has it: a
-//! server may be upgraded under a running agent.
+//! An older server silently drops fields it does not know. The agent must not treat that as a
+//! foreign edit and repair it every ten seconds. A field that a patch had but the response lacks
+//! is recorded here, and removed again once a response has it: the server may be upgraded
+//! meanwhile.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::schema;
 
-/// Stands for every element of a list.
+/// Path segment for every element of a list.
 const ELEMENT: &str = "*";
 
 /// Paths of fields in a status, such as `containerStatuses / * / resources`.
@@ -26,20 +26,20 @@ impl Dropped {
         self.paths.is_empty()
     }
 
-    /// Compares the body of a patch with the status that the server answered.
-    pub fn learn(&mut self, patch: &Value, answer: &PodStatus) {
+    /// Compares the body of a patch with the status in the server's response.
+    pub fn learn(&mut self, patch: &Value, response: &PodStatus) {
         let Some(sent) = patch.get("status") else { return };
-        let Ok(answer) = serde_json::to_value(answer) else { return };
-        self.compare(sent, &answer, &mut Vec::new());
+        let Ok(response) = serde_json::to_value(response) else { return };
+        self.compare(sent, &response, &mut Vec::new());
     }
 
-    fn compare(&mut self, sent: &Value, answer: &Value, path: &mut Vec<String>) {
-        match (sent, answer) {
-            (Value::Object(sent), Value::Object(answer)) => {
+    fn compare(&mut self, sent: &Value, response: &Value, path: &mut Vec<String>) {
+        match (sent, response) {
+            (Value::Object(sent), Value::Object(response)) => {
                 let fields = sent.iter().filter(|(field, _)| !field.starts_with('$'));
-                for (field, value) in fields.filter(|(_, value)| says_something(value)) {
+                for (field, value) in fields.filter(|(_, value)| is_significant(value)) {
                     path.push(field.clone());
-                    match answer.get(field) {
+                    match response.get(field) {
                         None => {
                             self.paths.insert(path.clone());
                         }
@@ -51,10 +51,10 @@ impl Dropped {
                     path.pop();
                 }
             }
-            (Value::Array(sent), Value::Array(answer)) => {
+            (Value::Array(sent), Value::Array(response)) => {
                 path.push(ELEMENT.to_owned());
                 for element in sent.iter().filter(|element| element.get("$patch").is_none()) {
-                    if let Some(kept) = answer.iter().find(|kept| is_same(element, kept)) {
+                    if let Some(kept) = response.iter().find(|kept| is_same(element, kept)) {
                         self.compare(element, kept, path);
                     }
                 }
@@ -64,14 +64,14 @@ impl Dropped {
         }
     }
 
-    /// The status as this server would keep it, in the form of [`without_empties`].
+    /// The status as this server would store it, in the form of [`without_empties`].
     pub fn strip(&self, status: &PodStatus) -> PodStatus {
         edited(status, |value| self.paths.iter().for_each(|path| remove(value, path)))
     }
 }
 
-/// The status without objects that say nothing. A server that knows the field keeps `{}`, one
-/// that does not drops it, and neither means anything by it.
+/// The status without empty objects. A server that knows the field keeps `{}`, another one drops
+/// it; it has no meaning.
 pub fn without_empties(status: &PodStatus) -> PodStatus {
     edited(status, |_| {})
 }
@@ -94,8 +94,8 @@ fn prune(value: &mut Value) {
     }
 }
 
-/// Null takes a field away, and an empty object may be left out by any server.
-fn says_something(value: &Value) -> bool {
+/// Null removes a field, and a server may leave out an empty object.
+fn is_significant(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Object(fields) => !fields.is_empty(),
@@ -104,7 +104,7 @@ fn says_something(value: &Value) -> bool {
     }
 }
 
-/// Elements of a status' lists are told apart by one of these.
+/// Elements of status lists are identified by one of these keys.
 fn is_same(a: &Value, b: &Value) -> bool {
     ["type", "name", "ip"].into_iter().any(|key| a.get(key).is_some() && a.get(key) == b.get(key))
 }

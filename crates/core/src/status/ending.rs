@@ -1,18 +1,18 @@
-//! The last report of a pod, written when nothing of it is left on the node.
+//! Final status of a pod, reported when nothing of it is left on the node.
 //!
-//! Whatever was never seen to end counts as failed: better a job that runs again than one that is
-//! believed to have succeeded. Containers of a pod that never got past its init containers are
-//! left as they are; the failed init container says enough.
+//! A container whose exit was never observed counts as failed: a job that runs again is better
+//! than one that wrongly counts as succeeded. The regular containers of a pod that never finished
+//! its init containers keep their state; the failed init container explains it.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::container::{
-    end_of, is_running, is_waiting, last_end_of, lost_end, terminated, told_of,
+    end_of, is_running, is_waiting, last_end_of, lost_end, status_of, terminated,
 };
 use super::phase_of;
 use crate::pod::{ContainerKind, Phase, Pod};
 
-/// The status with which a pod ends. `last` is our last report, or the API's copy if there is none.
+/// The final status of a pod. `last` is the last report, or the API's copy if there is none.
 pub fn terminate_pod(pod: &Pod, last: &PodStatus) -> PodStatus {
     let mut status = last.clone();
     if was_initialized(pod) {
@@ -36,7 +36,7 @@ fn end(status: &mut ContainerStatus) {
     }
 }
 
-/// The API's copy shows that the pod got as far as its regular containers.
+/// The API's copy shows that the pod finished initialization.
 fn was_initialized(pod: &Pod) -> bool {
     let Some(last_init) = pod.init_containers().next_back() else { return true };
     let Some(status) = &pod.object.status else { return false };
@@ -45,7 +45,7 @@ fn was_initialized(pod: &Pod) -> bool {
         [end_of(status), last_end_of(status)].into_iter().flatten().any(|end| end.exit_code == 0)
     };
     status.container_statuses.iter().flatten().any(began)
-        || told_of(status, last_init).is_some_and(|status| match last_init.kind {
+        || status_of(status, last_init).is_some_and(|status| match last_init.kind {
             ContainerKind::Sidecar => is_running(status) && status.started == Some(true),
             ContainerKind::Init | ContainerKind::Regular | ContainerKind::Ephemeral => {
                 succeeded(status)

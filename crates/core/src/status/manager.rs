@@ -1,15 +1,15 @@
-//! The rules of the status manager, which keeps the last report of each pod and sends it.
+//! Rules of the status manager, which caches the last report of each pod and sends it.
 //!
-//! It does not trust its callers: a report that contradicts an earlier one is refused, one that
-//! says nothing new is dropped, and what the agent does not own is left out. What is left gets a
-//! number; the API server is owed every pod whose number it has not been sent.
+//! Callers are not trusted: a report that contradicts an earlier one is refused, an unchanged one
+//! is dropped, and foreign conditions are left out. An accepted report gets a version; a pod whose
+//! version was not sent yet must be updated in the API.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
 
-use super::conditions::{self, ALL_RESTARTING, Owner, READY, condition, owner};
-use super::container::{CREATING, INITIALIZING, Shown, end_of, is_running};
+use super::conditions::{self, ALL_RESTARTING, ConditionOwner, READY, condition, owner};
+use super::container::{CREATING, ContainerStatuses, INITIALIZING, end_of, is_running};
 use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
@@ -20,55 +20,56 @@ use crate::time::{Mono, Now};
 
 /// The last report of one pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct CachedStatus {
     pub status: Arc<PodStatus>,
-    /// Counts reports, so that "what was sent" is a number.
+    /// Counts reports, to record which one was sent.
     pub version: u64,
-    /// When the first change came that was not sent yet.
+    /// Time of the first change that was not sent yet.
     pub changed_at: Option<Mono>,
-    /// Everything the pod held on this node is released.
+    /// Volumes and cgroup of the pod are released.
     pub finished: bool,
 }
 
-impl Entry {
-    /// The API server has this version now. Returns since when it waited; a later change starts its own clock.
+impl CachedStatus {
+    /// The API server has this version. Returns since when it was pending, unless a later change
+    /// is.
     pub fn note_sent(&mut self, version: u64) -> Option<Mono> {
         if self.version == version { self.changed_at.take() } else { None }
     }
 }
 
-/// What a report comes from.
+/// What triggered a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occasion {
+pub enum ReportTrigger {
     /// The pod was synced (upstream: SetPodStatus).
     Sync,
-    /// A probe changed its mind (SetContainerReadiness, SetContainerStartup).
+    /// A probe verdict changed (SetContainerReadiness, SetContainerStartup).
     Probe,
     /// Nothing of the pod is left on the node (TerminatePod).
     End,
 }
 
-/// Where a report is to be filed.
+/// A report together with the state it is compared with.
 #[derive(Clone, Copy, Debug)]
-pub struct Update<'a> {
+pub struct StatusUpdate<'a> {
     pub pod: &'a Pod,
-    pub cached: Option<&'a Entry>,
-    /// The status that the API shows of a static pod.
+    pub cached: Option<&'a CachedStatus>,
+    /// The API status of a static pod's mirror pod.
     pub mirror: Option<&'a PodStatus>,
-    pub occasion: Occasion,
+    pub occasion: ReportTrigger,
     pub now: Now,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Acceptance {
     Accepted {
-        entry: Entry,
-        /// Types of conditions the agent does not own and tried to set; they were left out.
+        entry: CachedStatus,
+        /// Foreign condition types that the report tried to set; they were left out.
         left_out: Vec<String>,
     },
-    /// It says nothing new.
+    /// Nothing changed.
     Unchanged,
-    Refused(Refusal),
+    Refused(IllegalTransition),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,58 +77,58 @@ pub enum Acceptance {
     "status of pod {pod} refused: container {container} has terminated for good, \
      and the new status lets it run again"
 )]
-pub struct Refusal {
+pub struct IllegalTransition {
     pub pod: PodName,
     pub container: String,
 }
 
-/// Files a report, if it is legal and says anything.
-pub fn accept(update: &Update<'_>, mut new: PodStatus) -> Acceptance {
-    let Update { pod, cached, mirror, occasion, now } = *update;
+/// Accepts a report if it is legal and changes anything.
+pub fn accept(update: &StatusUpdate<'_>, mut new: PodStatus) -> Acceptance {
+    let StatusUpdate { pod, cached, mirror, occasion, now } = *update;
     let nothing = PodStatus::default();
     let known = cached.map(|entry| &*entry.status).or(mirror).or(pod.object.status.as_ref());
     let old = known.unwrap_or(&nothing);
     if let Some(container) = transition::illegal(pod, old, &new) {
         let container = container.to_owned();
-        return Acceptance::Refused(Refusal { pod: pod.name.clone(), container });
+        return Acceptance::Refused(IllegalTransition { pod: pod.name.clone(), container });
     }
     let left_out = leave_out_foreign(&mut new, [pod.object.status.as_ref(), Some(old)]);
     for condition in new.conditions.iter_mut().flatten() {
-        date(condition, old, now);
+        set_transition_time(condition, old, now);
     }
     let begin = old.start_time.clone().or_else(|| new.start_time.take());
     new.start_time = Some(begin.unwrap_or_else(|| seconds(now.wall)));
     new.observed_generation = new.observed_generation.max(old.observed_generation);
     normalise(pod, &mut new);
     let forced = match occasion {
-        // A deleted pod may have nothing new to say and still wait for its deletion.
-        Occasion::Sync => pod.deletion.is_some(),
-        Occasion::Probe => false,
-        Occasion::End => true,
+        // A deleted pod with an unchanged status may still wait for its deletion.
+        ReportTrigger::Sync => pod.deletion.is_some(),
+        ReportTrigger::Probe => false,
+        ReportTrigger::End => true,
     };
     if !forced && cached.is_some_and(|cached| equal(&cached.status, &new)) {
         return Acceptance::Unchanged;
     }
-    // A static pod may come back under the same uid, and then it is not finished any more.
+    // A static pod may return with the same UID, and then it is not finished any more.
     let was_finished = cached.is_some_and(|cached| cached.finished) && !pod.is_static();
-    let entry = Entry {
+    let entry = CachedStatus {
         status: Arc::new(new),
         version: cached.map_or(0, |cached| cached.version) + 1,
         changed_at: cached.and_then(|cached| cached.changed_at).or(Some(now.mono)),
-        finished: occasion == Occasion::End || was_finished,
+        finished: occasion == ReportTrigger::End || was_finished,
     };
     Acceptance::Accepted { entry, left_out }
 }
 
-/// Conditions of others may be carried along as they are, but not written.
-fn leave_out_foreign(new: &mut PodStatus, told: [Option<&PodStatus>; 2]) -> Vec<String> {
+/// Foreign conditions may be carried over unchanged, but not set.
+fn leave_out_foreign(new: &mut PodStatus, known: [Option<&PodStatus>; 2]) -> Vec<String> {
     let carried = |new: &PodCondition| {
-        told.into_iter().flatten().any(|told| condition(told, &new.type_) == Some(new))
+        known.into_iter().flatten().any(|known| condition(known, &new.type_) == Some(new))
     };
     let mut left_out = Vec::new();
     if let Some(conditions) = &mut new.conditions {
         conditions.retain(|condition| {
-            let keep = owner(&condition.type_) != Owner::Foreign || carried(condition);
+            let keep = owner(&condition.type_) != ConditionOwner::Foreign || carried(condition);
             if !keep {
                 left_out.push(condition.type_.clone());
             }
@@ -137,17 +138,17 @@ fn leave_out_foreign(new: &mut PodStatus, told: [Option<&PodStatus>; 2]) -> Vec<
     left_out
 }
 
-/// A condition dates from when its answer last changed.
-fn date(new: &mut PodCondition, old: &PodStatus, now: Now) {
-    let dated_by_others = match owner(&new.type_) {
-        Owner::Foreign => true,
-        // Who resizes a pod dates it: there a new reason counts as a change.
-        Owner::Agent => {
+/// Sets the transition time: when the status of the condition last changed.
+fn set_transition_time(new: &mut PodCondition, old: &PodStatus, now: Now) {
+    let dated_elsewhere = match owner(&new.type_) {
+        ConditionOwner::Foreign => true,
+        // Resize conditions carry their own time: a new reason counts as a change.
+        ConditionOwner::Agent => {
             matches!(&*new.type_, conditions::RESIZE_PENDING | conditions::RESIZE_IN_PROGRESS)
         }
-        Owner::Shared => false,
+        ConditionOwner::Shared => false,
     };
-    if dated_by_others && new.last_transition_time.is_some() {
+    if dated_elsewhere && new.last_transition_time.is_some() {
         return;
     }
     let same = condition(old, &new.type_).filter(|old| old.status == new.status);
@@ -155,7 +156,7 @@ fn date(new: &mut PodCondition, old: &PodStatus, now: Now) {
     new.last_transition_time = Some(since.unwrap_or_else(|| seconds(now.wall)));
 }
 
-/// The status after a readiness probe's verdict; `None` if that is no news.
+/// The status after a verdict of a readiness probe; `None` if nothing changes.
 ///
 /// `container_id` has the runtime's scheme, as statuses show it.
 pub fn set_container_readiness(
@@ -167,14 +168,14 @@ pub fn set_container_readiness(
     let mut status = changed(status, container_id, |c| c.ready != ready, |c| c.ready = ready)?;
     let mut conditions = status.conditions.take().unwrap_or_default();
     let phase = phase_of(&status);
-    for new in conditions::readiness(pod, Shown::of(&status), &conditions, phase) {
+    for new in conditions::readiness(pod, ContainerStatuses::of(&status), &conditions, phase) {
         conditions::put(&mut conditions, new);
     }
     status.conditions = Some(conditions);
     Some(status)
 }
 
-/// The status after a startup probe's verdict; `None` if that is no news.
+/// The status after a verdict of a startup probe; `None` if nothing changes.
 pub fn set_container_startup(
     status: &PodStatus,
     container_id: &str,
@@ -191,7 +192,7 @@ fn changed(
     change: impl Fn(&mut ContainerStatus),
 ) -> Option<PodStatus> {
     let this = |c: &ContainerStatus| c.container_id.as_deref() == Some(container_id);
-    let shown = Shown::of(status);
+    let shown = ContainerStatuses::of(status);
     shown.regular.iter().chain(shown.init).find(|c| this(c)).filter(|c| differs(c))?;
     let mut status = status.clone();
     let lists = [&mut status.container_statuses, &mut status.init_container_statuses];
@@ -199,29 +200,29 @@ fn changed(
     Some(status)
 }
 
-/// What of a pod is still on the node.
+/// What is left of a pod on the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Remains {
-    /// A container of it runs or might be started.
+pub struct PodLeftovers {
+    /// A container of it is running or may be started.
     pub containers: bool,
-    /// A volume is mounted, or its folder is there.
+    /// A volume is mounted, or its directory exists.
     pub volumes: bool,
     pub cgroup: bool,
 }
 
-/// Nothing the pod used is in use any more, and its status does not claim otherwise.
-pub fn resources_are_reclaimed(status: &PodStatus, remains: Remains) -> bool {
+/// Nothing of the pod is left, and its status shows no running container.
+pub fn resources_are_reclaimed(status: &PodStatus, leftovers: PodLeftovers) -> bool {
     let lists = [
         &status.init_container_statuses,
         &status.container_statuses,
         &status.ephemeral_container_statuses,
     ];
-    remains == Remains::default() && !lists.into_iter().flatten().flatten().any(is_running)
+    leftovers == PodLeftovers::default() && !lists.into_iter().flatten().flatten().any(is_running)
 }
 
-/// The object may go: deletion was asked for, the API shows how the pod ended, nothing is left.
-/// `api` is the newest API copy; a mirror goes when its static pod goes.
-pub fn can_be_deleted(api: &ApiPod, entry: &Entry, remains: Remains) -> bool {
+/// The API object may be deleted: deletion was requested, the API shows a terminal phase, and
+/// nothing is left. `api` is the newest API copy. A mirror pod is deleted with its static pod.
+pub fn can_be_deleted(api: &ApiPod, entry: &CachedStatus, leftovers: PodLeftovers) -> bool {
     let annotations = api.metadata.annotations.as_ref();
     let is_mirror = annotations.is_some_and(|all| all.contains_key(ANNOTATION_MIRROR));
     let shows_the_end = api.status.as_ref().is_some_and(|status| phase_of(status).is_terminal());
@@ -229,28 +230,34 @@ pub fn can_be_deleted(api: &ApiPod, entry: &Entry, remains: Remains) -> bool {
         && !is_mirror
         && shows_the_end
         && entry.finished
-        && resources_are_reclaimed(&entry.status, remains)
+        && resources_are_reclaimed(&entry.status, leftovers)
 }
 
-/// The object that now has the pod's name is the one that the report with this uid is about.
-/// Otherwise the pod was deleted and made anew, and the report is nobody's business any more.
+/// Whether the object with the pod's name is the one that the report is about. Otherwise the pod
+/// was deleted and recreated, and the report is obsolete.
 pub fn is_same_object(api: &ApiPod, uid: &str) -> bool {
     api.metadata.uid.as_deref() == Some(uid)
 }
 
-/// The API server has not been sent this version, or the pod waits for nothing but its deletion.
+/// This version was not sent yet, or only the deletion of the pod is left to do.
 pub fn needs_update(
-    entry: &Entry,
+    entry: &CachedStatus,
     sent: Option<u64>,
     api: Option<&ApiPod>,
-    remains: Remains,
+    leftovers: PodLeftovers,
 ) -> bool {
     sent.is_none_or(|sent| sent < entry.version)
-        || api.is_some_and(|api| can_be_deleted(api, entry, remains))
+        || api.is_some_and(|api| can_be_deleted(api, entry, leftovers))
 }
 
-/// Someone changed our part of the status: `api` (the mirror's, for a static pod) says otherwise.
-pub fn needs_reconcile(pod: &Pod, api: &PodStatus, entry: &Entry, dropped: &Dropped) -> bool {
+/// Another writer changed the agent's part of the status in `api` (for a static pod, its mirror
+/// pod).
+pub fn needs_reconcile(
+    pod: &Pod,
+    api: &PodStatus,
+    entry: &CachedStatus,
+    dropped: &Dropped,
+) -> bool {
     let mut api = api.clone();
     normalise(pod, &mut api);
     if equal(&api, &entry.status) {
@@ -259,17 +266,17 @@ pub fn needs_reconcile(pod: &Pod, api: &PodStatus, entry: &Entry, dropped: &Drop
     !equal(&without_empties(&api), &dropped.strip(&entry.status))
 }
 
-/// A change of Ready moves traffic, so it is sent before all others.
+/// A change of Ready affects traffic, so it is sent first.
 pub fn changes_ready(api: &PodStatus, ours: &PodStatus) -> bool {
-    answer(api, READY) != answer(ours, READY)
+    condition_status(api, READY) != condition_status(ours, READY)
 }
 
-fn answer<'a>(status: &'a PodStatus, of: &str) -> Option<&'a str> {
+fn condition_status<'a>(status: &'a PodStatus, of: &str) -> Option<&'a str> {
     condition(status, of).map(|condition| condition.status.as_str())
 }
 
-/// What containers wait for that somebody may have to mend. A pull is tried again and again, and
-/// has several words for it.
+/// Waiting reasons that may need action by the user. A failed pull alternates between two reasons,
+/// which count as one.
 fn obstacles(status: &PodStatus) -> impl Iterator<Item = (&str, &str)> {
     let lists = [&status.init_container_statuses, &status.container_statuses];
     let all = lists.into_iter().flatten().flatten();
@@ -285,22 +292,22 @@ fn obstacles(status: &PodStatus) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Whether someone may act on this change, so that it must not wait for more.
-pub fn is_urgent(old: Option<&PodStatus>, new: &PodStatus, occasion: Occasion) -> bool {
+/// Whether users or controllers may act on this change, so that it is sent without delay.
+pub fn is_urgent(old: Option<&PodStatus>, new: &PodStatus, occasion: ReportTrigger) -> bool {
     match (occasion, old) {
-        (Occasion::End, _) => true,
-        (Occasion::Sync | Occasion::Probe, Some(old)) => {
+        (ReportTrigger::End, _) => true,
+        (ReportTrigger::Sync | ReportTrigger::Probe, Some(old)) => {
             changes_ready(old, new)
                 || phase_of(old) != phase_of(new)
                 || begun_ephemeral(old).ne(begun_ephemeral(new))
-                || answer(old, ALL_RESTARTING) != answer(new, ALL_RESTARTING)
+                || condition_status(old, ALL_RESTARTING) != condition_status(new, ALL_RESTARTING)
                 || obstacles(old).ne(obstacles(new))
         }
-        (Occasion::Sync | Occasion::Probe, None) => phase_of(new).is_terminal(),
+        (ReportTrigger::Sync | ReportTrigger::Probe, None) => phase_of(new).is_terminal(),
     }
 }
 
-/// Ephemeral containers that run or have ended: whoever asked for one waits to attach to it.
+/// Ephemeral containers that run or have terminated: a client may wait to attach to one.
 fn begun_ephemeral(status: &PodStatus) -> impl Iterator<Item = (&str, bool)> {
     let all = status.ephemeral_container_statuses.iter().flatten();
     let begun = all.filter(|container| is_running(container) || end_of(container).is_some());

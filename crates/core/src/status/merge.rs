@@ -1,19 +1,18 @@
-//! Our report, laid over what the API has.
+//! Merge of the agent's report into the API's copy of a status.
 //!
-//! Three things hold it back. What others wrote stays: their conditions, their fields. A pod that
-//! the API calls over stays over. And a pod is not called over while a container of it may run,
-//! because controllers and schedulers take a terminal phase as leave to hand its volumes, devices
-//! and name to the next one.
+//! Foreign conditions and fields stay. A terminal phase in the API stays. And no terminal phase is
+//! sent while a container may be running, because controllers and schedulers then reuse the pod's
+//! volumes, devices and name.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod as ApiPod, PodCondition, PodStatus};
 
 use super::conditions::{
-    CONTAINERS_READY, DISRUPTION_TARGET, Owner, READY, condition, is_true, owner, put,
-    unready_at_the_end,
+    CONTAINERS_READY, ConditionOwner, DISRUPTION_TARGET, READY, condition, is_true, owner, put,
+    unready_when_finished,
 };
 use super::normal::seconds;
-use super::{phase_of, some};
+use super::{non_empty, phase_of};
 
 /// The status to send for a pod whose newest API copy is `api`.
 pub fn merge(api: &ApiPod, ours: &PodStatus, may_run: bool, now: Timestamp) -> PodStatus {
@@ -36,12 +35,12 @@ pub fn merge(api: &ApiPod, ours: &PodStatus, may_run: bool, now: Timestamp) -> P
     let mut conditions = conditions(theirs, ours, ends && !may_run, now);
     let unready = [READY, CONTAINERS_READY].iter().all(|type_| !is_true(ours, type_));
     if phase_of(&merged).is_terminal() && !unready {
-        for end in unready_at_the_end(phase_of(&merged), api.metadata.generation) {
+        for end in unready_when_finished(phase_of(&merged), api.metadata.generation) {
             let end = since(end, theirs, now);
             put(&mut conditions, end);
         }
     }
-    merged.conditions = some(conditions);
+    merged.conditions = non_empty(conditions);
     merged
 }
 
@@ -52,23 +51,24 @@ fn conditions(
     now: Timestamp,
 ) -> Vec<PodCondition> {
     let foreign = theirs.conditions.iter().flatten();
-    let foreign = foreign.filter(|condition| owner(&condition.type_) != Owner::Agent);
+    let foreign = foreign.filter(|condition| owner(&condition.type_) != ConditionOwner::Agent);
     let mut merged: Vec<PodCondition> = foreign.cloned().collect();
     for condition in ours.conditions.iter().flatten() {
         match owner(&condition.type_) {
-            Owner::Agent => merged.push(condition.clone()),
-            Owner::Foreign => {}
-            // It explains an end, so it goes out with the end, and dates from then.
-            Owner::Shared if ended && condition.type_ == DISRUPTION_TARGET => {
+            ConditionOwner::Agent => merged.push(condition.clone()),
+            ConditionOwner::Foreign => {}
+            // It explains the end of the pod, so it is sent with the terminal phase and dated
+            // then.
+            ConditionOwner::Shared if ended && condition.type_ == DISRUPTION_TARGET => {
                 put(&mut merged, since(condition.clone(), theirs, now));
             }
-            Owner::Shared => {}
+            ConditionOwner::Shared => {}
         }
     }
     merged
 }
 
-/// Dates a condition: from when the API first showed this answer, or from now.
+/// Sets the transition time: when the API first showed this status, or now.
 fn since(mut new: PodCondition, shown: &PodStatus, now: Timestamp) -> PodCondition {
     let same = condition(shown, &new.type_).filter(|shown| shown.status == new.status);
     new.last_transition_time = match same {

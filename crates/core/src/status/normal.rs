@@ -1,8 +1,8 @@
-//! One form for each status, and when two of them say the same.
+//! Normal form of statuses, and their comparison.
 //!
-//! The API server cuts times to seconds, re-spells quantities and does not tell an empty list from
-//! none. A status that went there and came back must still equal the one that was sent, or the
-//! agent would repair a difference that is not there, every ten seconds, for ever.
+//! The API server truncates times to seconds, rewrites quantities and does not distinguish an
+//! empty list from none. A status read back must equal the one that was sent, or the agent would
+//! repair a difference that does not exist, every ten seconds.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::conditions::{Owner, owner};
+use super::conditions::{ConditionOwner, owner};
 use crate::pod::Pod;
 use crate::quantity;
 
-/// What the termination messages of one pod may take together.
+/// Total length of the termination messages of one pod.
 const MESSAGES_LIMIT: usize = 12 * 1024;
 
-/// Brings a status of this pod into the form in which statuses are kept and compared.
+/// Brings a status of this pod into normal form.
 pub fn normalise(pod: &Pod, status: &mut PodStatus) {
     let budget = MESSAGES_LIMIT / pod.containers.len().max(1);
     for field in [
@@ -47,10 +47,10 @@ pub fn normalise(pod: &Pod, status: &mut PodStatus) {
         drop_empty_list(list);
         list.iter_mut().flatten().for_each(|status| container(status, budget));
     }
-    let place = |status: &ContainerStatus| {
+    let position = |status: &ContainerStatus| {
         pod.init_containers().position(|c| *c.name == *status.name).unwrap_or(usize::MAX)
     };
-    status.init_container_statuses.iter_mut().for_each(|list| list.sort_by_key(place));
+    status.init_container_statuses.iter_mut().for_each(|list| list.sort_by_key(position));
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses] {
         list.iter_mut().for_each(|list| list.sort_by(|a, b| a.name.cmp(&b.name)));
     }
@@ -137,10 +137,10 @@ fn whole_seconds(time: &mut Option<Time>) {
     }
 }
 
-/// Whether two normalised statuses say the same, as far as the agent has a say.
+/// Whether two normalised statuses are equal in everything that the agent sets.
 ///
-/// Of the conditions only answers count, not when they were given; what others own counts not at
-/// all. Every field is named here, so that a new one cannot be forgotten.
+/// Transition times are ignored, and so are foreign conditions. Every field is named here, so that
+/// a new one cannot be missed.
 pub fn equal(a: &PodStatus, b: &PodStatus) -> bool {
     let PodStatus {
         observed_generation,
@@ -180,14 +180,14 @@ pub fn equal(a: &PodStatus, b: &PodStatus) -> bool {
         && *ephemeral_container_statuses == b.ephemeral_container_statuses
         && *allocated_resources == b.allocated_resources
         && *resources == b.resources
-        && same_answers(
+        && same_conditions(
             conditions.as_deref().unwrap_or_default(),
             b.conditions.as_deref().unwrap_or_default(),
         )
 }
 
-fn same_answers(a: &[PodCondition], b: &[PodCondition]) -> bool {
-    let ours = |condition: &&PodCondition| owner(&condition.type_) != Owner::Foreign;
+fn same_conditions(a: &[PodCondition], b: &[PodCondition]) -> bool {
+    let ours = |condition: &&PodCondition| owner(&condition.type_) != ConditionOwner::Foreign;
     a.iter().filter(ours).count() == b.iter().filter(ours).count()
         && a.iter().filter(ours).all(|a| {
             b.iter().any(|b| {

@@ -1,9 +1,8 @@
-//! The smallest strategic merge patch that makes one status of another.
+//! Status patch: the smallest strategic merge patch from one status to another.
 //!
-//! Small patches touch only what changed, so two writers of one status do not undo each other.
-//! The lists differ: conditions and addresses are merged by key, element by element, with
-//! directives for what is gone and for the order; lists of container statuses have no key and go
-//! out whole.
+//! A patch contains only what changed, so that two writers of one status do not undo each other.
+//! Conditions and addresses are merged by key, with directives for deleted elements and for the
+//! order; lists of container statuses have no key and are sent whole.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Map, Value, json};
@@ -12,7 +11,7 @@ use super::dropped::{Dropped, without_empties};
 
 type Object = Map<String, Value>;
 
-/// Lists that the API server merges, each with the field that tells its elements apart.
+/// Lists that the API server merges, each with its merge key.
 const MERGED_LISTS: [(&str, &str, Order); 3] = [
     ("conditions", "type", Order::Free),
     ("podIPs", "ip", Order::Matters),
@@ -21,12 +20,12 @@ const MERGED_LISTS: [(&str, &str, Order); 3] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Another order is no difference worth a request.
+    /// A different order is not sent.
     Free,
     Matters,
 }
 
-/// The body of a PATCH of `status`, bound to the object with this uid; `None`: nothing differs.
+/// The body of a PATCH of `status` for the object with this UID; `None` if nothing differs.
 pub fn patch(before: &PodStatus, after: &PodStatus, uid: &str) -> Option<Value> {
     if before == after {
         return None;
@@ -36,7 +35,7 @@ pub fn patch(before: &PodStatus, after: &PodStatus, uid: &str) -> Option<Value> 
     (!status.is_empty()).then(|| json!({ "metadata": { "uid": uid }, "status": status }))
 }
 
-/// The same, and `None` too if only fields differ which this server drops anyway.
+/// The same, but also `None` if only fields differ that this server drops.
 pub fn worth_sending(
     before: &PodStatus,
     after: &PodStatus,
@@ -61,7 +60,7 @@ fn status_diff(before: &Object, after: &Object) -> Object {
     for (field, key, order) in MERGED_LISTS {
         let (old, new) = (before.get(field), after.get(field));
         if let (Some(Value::Array(old)), Some(Value::Array(new))) = (old, new) {
-            // An empty list is no list: nothing is left to put in order.
+            // An empty list equals a missing one: there is no order to set.
             if new.is_empty() && !old.is_empty() {
                 out.insert(field.to_owned(), Value::Null);
                 continue;
@@ -78,7 +77,7 @@ fn status_diff(before: &Object, after: &Object) -> Object {
     out
 }
 
-/// What must be written over `before` to get `after`; null takes a field away.
+/// The merge patch from `before` to `after`; null removes a field.
 fn diff(before: &Object, after: &Object) -> Object {
     let mut out = Object::new();
     for (field, new) in after {
@@ -121,7 +120,7 @@ fn merged_list(
     if changes.is_empty() && !moved {
         return;
     }
-    // An old server that does not know the field refuses its directives, but not its elements.
+    // A server that does not know the field refuses its directives, but not its elements.
     if !before.is_empty() {
         let keys = after.iter().map(|new| json!({ key: new.get(key) })).collect();
         out.insert(format!("$setElementOrder/{field}"), Value::Array(keys));

@@ -1,12 +1,12 @@
-//! The phase: one word for where a pod is in its life, and why.
+//! Pod phase, with reason and message.
 //!
-//! It is counted from what the container statuses show. A pod that is over stays as it ended: no
-//! later count, deadline or eviction changes the word or the reason.
+//! It is computed from the container statuses. A terminal phase is final: no later status,
+//! deadline or eviction changes it or its reason.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 
-use super::container::{BLOCKED, RESTARTING_ALL, Shown, find};
-use super::{Sources, phase_of, text};
+use super::container::{BLOCKED, ContainerStatuses, RESTARTING_ALL, find};
+use super::{StatusSources, phase_of, text};
 use crate::lifecycle::Stage;
 use crate::plan::{Hold, Inputs};
 use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
@@ -14,57 +14,62 @@ use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
+/// Phase, reason and message of a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct PhaseOutcome {
     pub phase: Phase,
     pub reason: Option<String>,
     pub message: Option<String>,
 }
 
-impl Outcome {
+impl PhaseOutcome {
     fn new(phase: Phase, reason: &str, message: &str) -> Self {
         Self { phase, reason: text(reason), message: text(message) }
     }
 
-    /// The phase goes on, so whatever was said about it still holds.
-    fn kept(phase: Phase, said_by: [Option<&PodStatus>; 2]) -> Self {
-        let said = || said_by.into_iter().flatten().filter(|status| phase_of(status) == phase);
+    /// The phase did not change, so its reason and message are kept.
+    fn kept(phase: Phase, reports: [Option<&PodStatus>; 2]) -> Self {
+        let same = || reports.into_iter().flatten().filter(|status| phase_of(status) == phase);
         let of = |field: fn(&PodStatus) -> Option<&String>| {
-            said().find_map(|status| field(status).filter(|text| !text.is_empty())).cloned()
+            same().find_map(|status| field(status).filter(|text| !text.is_empty())).cloned()
         };
         Self { phase, reason: of(|s| s.reason.as_ref()), message: of(|s| s.message.as_ref()) }
     }
 }
 
-pub(super) fn outcome(sources: &Sources<'_>, shown: Shown<'_>) -> Outcome {
+pub(super) fn outcome(sources: &StatusSources<'_>, shown: ContainerStatuses<'_>) -> PhaseOutcome {
     let inputs = sources.inputs;
     let (api, old) = (sources.api(), sources.old());
     let over = [api, old].into_iter().flatten().map(phase_of).find(|phase| phase.is_terminal());
     if let Some(phase) = over {
-        return Outcome::kept(phase, [old, api]);
+        return PhaseOutcome::kept(phase, [old, api]);
     }
-    if let Some(obituary) = inputs.life.obituary() {
-        return Outcome::new(Phase::Failed, &obituary.reason, &obituary.message);
+    if let Some(termination_reason) = inputs.lifecycle.termination_reason() {
+        return PhaseOutcome::new(
+            Phase::Failed,
+            &termination_reason.reason,
+            &termination_reason.message,
+        );
     }
     if is_past_deadline(inputs) {
-        return Outcome::new(Phase::Failed, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
+        return PhaseOutcome::new(Phase::Failed, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
     }
     let initialized = has_regular_in_sandbox(inputs);
     let phase = compute(inputs.pod, shown, sources.is_terminal(), initialized);
     if let Some(hold) = hold(inputs).filter(|_| !phase.is_terminal()) {
-        return Outcome::new(Phase::Pending, &hold.reason, &hold.message);
+        return PhaseOutcome::new(Phase::Pending, &hold.reason, &hold.message);
     }
-    // What a hold said ends with the hold, though the pod goes on pending.
+    // The reason of a hold ends with the hold, even if the pod stays pending.
     if old.is_some_and(was_held) {
-        return Outcome::new(phase, "", "");
+        return PhaseOutcome::new(phase, "", "");
     }
-    Outcome::kept(phase, [old, api])
+    PhaseOutcome::kept(phase, [old, api])
 }
 
-/// Soft admission speaks only to pods that should run.
+/// Soft admission applies only to pods that should be running.
 pub(super) fn hold<'a>(inputs: &Inputs<'a>) -> Option<&'a Hold> {
-    match inputs.life.stage() {
-        Stage::Syncing => inputs.surroundings.hold.as_ref(),
+    match inputs.lifecycle.stage() {
+        Stage::Syncing => inputs.local_state.hold.as_ref(),
         Stage::Terminating | Stage::Terminated | Stage::Finished => None,
     }
 }
@@ -79,11 +84,11 @@ fn was_held(status: &PodStatus) -> bool {
 
 fn is_past_deadline(inputs: &Inputs<'_>) -> bool {
     let Some(limit) = inputs.pod.active_deadline else { return false };
-    let active = inputs.surroundings.active;
+    let active = inputs.local_state.active;
     active.is_some_and(|active| active.elapsed(inputs.now.mono) >= limit)
 }
 
-/// A regular container exists in the sandbox of today: initialisation is behind it.
+/// A regular container exists in the current sandbox: initialization is complete.
 fn has_regular_in_sandbox(inputs: &Inputs<'_>) -> bool {
     let Some(sandbox) = inputs.observed.newest_sandbox().filter(|s| s.ready) else { return false };
     inputs.observed.instances.iter().filter(|i| i.sandbox == sandbox.id).any(|i| {
@@ -92,27 +97,27 @@ fn has_regular_in_sandbox(inputs: &Inputs<'_>) -> bool {
     })
 }
 
-/// What one container's status says, as far as the phase is concerned.
+/// State of one container, as far as it matters for the phase.
 #[derive(Clone, Copy)]
-enum Shape<'a> {
+enum ContainerShape<'a> {
     Running,
     Ended(&'a ContainerStateTerminated),
-    /// It ended before and waits for its next start.
-    WaitsAgain(&'a ContainerStateTerminated),
-    Waits,
+    /// It terminated before and waits for its restart.
+    WaitingAgain(&'a ContainerStateTerminated),
+    Waiting,
     Unknown,
 }
 
-fn shape(status: Option<&ContainerStatus>) -> Shape<'_> {
-    let Some(status) = status else { return Shape::Unknown };
-    let Some(state) = &status.state else { return Shape::Unknown };
+fn shape(status: Option<&ContainerStatus>) -> ContainerShape<'_> {
+    let Some(status) = status else { return ContainerShape::Unknown };
+    let Some(state) = &status.state else { return ContainerShape::Unknown };
     let ended_before = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
     match (&state.running, &state.terminated, &state.waiting, ended_before) {
-        (Some(_), _, _, _) => Shape::Running,
-        (None, Some(end), _, _) => Shape::Ended(end),
-        (None, None, Some(_), Some(end)) => Shape::WaitsAgain(end),
-        (None, None, Some(_), None) => Shape::Waits,
-        (None, None, None, _) => Shape::Unknown,
+        (Some(_), _, _, _) => ContainerShape::Running,
+        (None, Some(end), _, _) => ContainerShape::Ended(end),
+        (None, None, Some(_), Some(end)) => ContainerShape::WaitingAgain(end),
+        (None, None, Some(_), None) => ContainerShape::Waiting,
+        (None, None, None, _) => ContainerShape::Unknown,
     }
 }
 
@@ -125,19 +130,24 @@ struct Tally {
     running: bool,
     waiting: bool,
     unknown: bool,
-    /// Regular containers that do not run.
+    /// Regular containers that are not running.
     stopped: usize,
-    /// Those of them that stay so.
+    /// Those of them that are not restarted.
     done: usize,
     /// Those of them that exited with zero.
     succeeded: usize,
 }
 
-/// The phase that the container statuses add up to.
+/// Computes the phase from the container statuses.
 ///
-/// `terminal`: nothing will be started again, whatever the restart policies say. `initialized`: a
-/// regular container exists in the current sandbox.
-pub fn compute(pod: &Pod, shown: Shown<'_>, terminal: bool, initialized: bool) -> Phase {
+/// `terminal`: no container will be started again, whatever the restart policies are.
+/// `initialized`: a regular container exists in the current sandbox.
+pub fn compute(
+    pod: &Pod,
+    shown: ContainerStatuses<'_>,
+    terminal: bool,
+    initialized: bool,
+) -> Phase {
     let tally = count(pod, shown);
     if tally.init_failed {
         return Phase::Failed;
@@ -162,7 +172,7 @@ pub fn compute(pod: &Pod, shown: Shown<'_>, terminal: bool, initialized: bool) -
     }
 }
 
-fn count(pod: &Pod, shown: Shown<'_>) -> Tally {
+fn count(pod: &Pod, shown: ContainerStatuses<'_>) -> Tally {
     let mut tally = Tally::default();
     for container in &pod.containers {
         match container.kind {
@@ -184,49 +194,51 @@ fn count(pod: &Pod, shown: Shown<'_>) -> Tally {
     tally
 }
 
-fn count_init(tally: &mut Tally, pod: &Pod, container: &Container, shape: Shape<'_>) {
+fn count_init(tally: &mut Tally, pod: &Pod, container: &Container, shape: ContainerShape<'_>) {
     match shape {
-        Shape::Running | Shape::Waits | Shape::Unknown => tally.init_pending = true,
-        Shape::Ended(end) | Shape::WaitsAgain(end) => {
-            tally.init_failed |= end.exit_code != 0 && !comes_back(pod, container, end);
+        ContainerShape::Running | ContainerShape::Waiting | ContainerShape::Unknown => {
+            tally.init_pending = true;
+        }
+        ContainerShape::Ended(end) | ContainerShape::WaitingAgain(end) => {
+            tally.init_failed |= end.exit_code != 0 && !is_restarted(pod, container, end);
         }
     }
 }
 
-/// A sidecar that ended says nothing about the pod.
-fn count_sidecar(tally: &mut Tally, started: bool, shape: Shape<'_>) {
+/// A terminated sidecar does not affect the phase.
+fn count_sidecar(tally: &mut Tally, started: bool, shape: ContainerShape<'_>) {
     match shape {
-        Shape::Running => {
+        ContainerShape::Running => {
             tally.running = true;
             tally.sidecar_pending |= !started;
         }
-        Shape::Ended(_) | Shape::WaitsAgain(_) => {}
-        Shape::Waits => {
+        ContainerShape::Ended(_) | ContainerShape::WaitingAgain(_) => {}
+        ContainerShape::Waiting => {
             tally.sidecar_pending = true;
             tally.waiting = true;
         }
-        Shape::Unknown => tally.unknown = true,
+        ContainerShape::Unknown => tally.unknown = true,
     }
 }
 
-fn count_regular(tally: &mut Tally, pod: &Pod, container: &Container, shape: Shape<'_>) {
+fn count_regular(tally: &mut Tally, pod: &Pod, container: &Container, shape: ContainerShape<'_>) {
     match shape {
-        Shape::Running => tally.running = true,
-        Shape::Ended(end) => {
+        ContainerShape::Running => tally.running = true,
+        ContainerShape::Ended(end) => {
             tally.stopped += 1;
-            tally.done += usize::from(!comes_back(pod, container, end));
+            tally.done += usize::from(!is_restarted(pod, container, end));
             tally.succeeded += usize::from(end.exit_code == 0);
         }
-        Shape::WaitsAgain(end) => {
+        ContainerShape::WaitingAgain(end) => {
             tally.stopped += 1;
-            tally.done += usize::from(!comes_back(pod, container, end));
+            tally.done += usize::from(!is_restarted(pod, container, end));
         }
-        Shape::Waits => tally.waiting = true,
-        Shape::Unknown => tally.unknown = true,
+        ContainerShape::Waiting => tally.waiting = true,
+        ContainerShape::Unknown => tally.unknown = true,
     }
 }
 
-fn comes_back(pod: &Pod, container: &Container, end: &ContainerStateTerminated) -> bool {
+fn is_restarted(pod: &Pod, container: &Container, end: &ContainerStateTerminated) -> bool {
     let after = container.after_exit(end.exit_code, pod.restart_policy);
     after != AfterExit::Stay || end.reason.as_deref() == Some(RESTARTING_ALL)
 }

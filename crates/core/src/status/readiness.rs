@@ -1,25 +1,24 @@
-//! Whether a container has started, and whether it may be sent traffic.
+//! Readiness of a container: whether it has started, and whether it may receive traffic.
 //!
-//! Probes answer that, but not at once: after a restart of the agent every container is unprobed.
-//! Until its probe has spoken, a container stays what it was last reported to be, so that the
-//! agent's own restart is nothing that users of a service notice.
+//! After a restart of the agent no probe has run yet. Until its probe has finished, a container
+//! keeps its last reported readiness, so that a restart of the agent does not affect services.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::container::end_of;
-use super::{Sources, conditions};
+use super::{StatusSources, conditions};
 use crate::observed::{Instance, State};
 use crate::pod::{Container, ContainerKind, ProbeKind};
-use crate::probe::Verdict;
+use crate::probe::ProbeVerdict;
 
-/// A container this much older than the agent was started by the agent's predecessor.
+/// A container that is this much older than the agent was started by an earlier agent process.
 const ADOPTED: Duration = Duration::from_secs(10);
 
 pub(super) fn apply(
     status: &mut ContainerStatus,
-    sources: &Sources<'_>,
+    sources: &StatusSources<'_>,
     container: &Container,
     newest: Option<&Instance>,
     old: Option<&ContainerStatus>,
@@ -44,9 +43,9 @@ pub(super) fn apply(
     }
 }
 
-/// `old` is the last report of this very instance.
+/// `old` is the last report about this instance.
 fn is_started(
-    sources: &Sources<'_>,
+    sources: &StatusSources<'_>,
     container: &Container,
     newest: &Instance,
     old: Option<&ContainerStatus>,
@@ -55,18 +54,19 @@ fn is_started(
         return true;
     }
     match sources.inputs.probed.verdict(&newest.id, ProbeKind::Startup) {
-        Some(Verdict::Success) => true,
-        Some(Verdict::Failure) => false,
-        Some(Verdict::Unknown) | None => match old {
+        Some(ProbeVerdict::Success) => true,
+        Some(ProbeVerdict::Failure) => false,
+        Some(ProbeVerdict::Unknown) | None => match old {
             Some(old) => old.started == Some(true),
-            // As for readiness: what a static pod was, its mirror tells later.
+            // As for readiness: the mirror pod of a static pod may be delivered later than the
+            // pod.
             None => is_adopted(sources, newest) && sources.pod().is_static(),
         },
     }
 }
 
 fn is_ready(
-    sources: &Sources<'_>,
+    sources: &StatusSources<'_>,
     container: &Container,
     newest: &Instance,
     old: Option<&ContainerStatus>,
@@ -75,12 +75,13 @@ fn is_ready(
         return true;
     }
     match sources.inputs.probed.verdict(&newest.id, ProbeKind::Readiness) {
-        Some(Verdict::Success) => true,
-        Some(Verdict::Failure) => false,
-        Some(Verdict::Unknown) | None => match old {
+        Some(ProbeVerdict::Success) => true,
+        Some(ProbeVerdict::Failure) => false,
+        Some(ProbeVerdict::Unknown) | None => match old {
             Some(old) => old.ready,
-            // It runs since before the agent, yet was never reported: the pod's word must do. Of a
-            // static pod the word is in its mirror, which may come later than the pod itself.
+            // It is older than the agent but was never reported: use the pod's readiness. For a
+            // static pod that is in its mirror pod, which may be delivered later than the pod
+            // itself.
             None => {
                 let trusted = was_pod_ready(sources) || sources.pod().is_static();
                 is_adopted(sources, newest) && trusted
@@ -89,7 +90,7 @@ fn is_ready(
     }
 }
 
-fn is_adopted(sources: &Sources<'_>, newest: &Instance) -> bool {
+fn is_adopted(sources: &StatusSources<'_>, newest: &Instance) -> bool {
     match newest.state {
         State::Running { started } => {
             sources.agent_started.duration_since(started) > ADOPTED.try_into().unwrap_or_default()
@@ -98,6 +99,6 @@ fn is_adopted(sources: &Sources<'_>, newest: &Instance) -> bool {
     }
 }
 
-fn was_pod_ready(sources: &Sources<'_>) -> bool {
+fn was_pod_ready(sources: &StatusSources<'_>) -> bool {
     sources.api().is_some_and(|api| conditions::is_true(api, conditions::READY))
 }

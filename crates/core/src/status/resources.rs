@@ -1,8 +1,8 @@
-//! Which resources a container and its pod have, as far as the node can tell.
+//! Resources of a container and its pod, as reported in the status.
 //!
-//! What was allocated is reported, and over it what is really enforced, so that a resize shows
-//! when it has happened and not when it was asked for. A value that means the same keeps the
-//! spelling of the spec: `100M` does not become `100000000` because a kernel counts bytes.
+//! The allocated resources are reported, overridden by those that are actually enforced, so that a
+//! resize shows when it is actuated, not when it is requested. An equal value keeps the spelling
+//! of the spec: `100M` does not become `100000000`.
 
 use std::collections::BTreeMap;
 
@@ -14,31 +14,31 @@ use crate::pod::Container;
 use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
 use crate::quantity::Quantity;
 use crate::resize::Amounts;
-use crate::resize::grant::as_applied;
-use crate::status::Sources;
+use crate::resize::allocation::as_actuated;
+use crate::status::StatusSources;
 
 type ApiList = BTreeMap<String, ApiQuantity>;
 
-/// The kernel cannot express fewer shares; smaller requests all become this.
-const LEAST_SHARES: i64 = 2;
-/// The kernel cannot express a shorter quota; smaller limits all become this many millicores.
-const LEAST_LIMIT: i64 = 10;
+/// Minimum CPU shares of the kernel; smaller requests become this.
+const MIN_SHARES: i64 = 2;
+/// Minimum CPU quota of the kernel in millicores; smaller limits become this.
+const MIN_LIMIT: i64 = 10;
 
-pub(super) struct OfPod {
+pub(super) struct PodTotals {
     pub allocated: Option<ApiList>,
     pub enforced: ResourceRequirements,
 }
 
-/// The pod's totals.
-pub(super) fn of_pod(sources: &Sources<'_>) -> OfPod {
+/// Totals of the pod.
+pub(super) fn of_pod(sources: &StatusSources<'_>) -> PodTotals {
     let spec = sources.pod().object.spec.as_ref();
-    let resizing = &sources.inputs.surroundings.resizing;
+    let resizing = &sources.inputs.local_state.resizing;
     let totals = |spec: &PodSpec| PodResources::parse(spec).unwrap_or_default();
     let granted = spec.map(totals).unwrap_or_default();
     let under_way = spec.filter(|_| resizing.progress.is_some() && !sources.is_terminal());
-    let applied = under_way.map(|spec| totals(&as_applied(spec, &resizing.applied)));
+    let applied = under_way.map(|spec| totals(&as_actuated(spec, &resizing.applied)));
     let enforced = applied.as_ref().unwrap_or(&granted);
-    OfPod {
+    PodTotals {
         allocated: to_api(&granted.requests(Overhead::Included)),
         enforced: ResourceRequirements {
             requests: to_api(&enforced.requests(Overhead::Included)),
@@ -48,7 +48,7 @@ pub(super) fn of_pod(sources: &Sources<'_>) -> OfPod {
     }
 }
 
-/// `same` is the last report of this very instance.
+/// `same` is the last report about this instance.
 pub(super) fn of_container(
     container: &Container,
     newest: &Instance,
@@ -57,21 +57,21 @@ pub(super) fn of_container(
 ) -> ResourceRequirements {
     let mut resources = container.spec.resources.clone().unwrap_or_default();
     if newest.is_running() {
-        // An older runtime does not tell what it enforces; then what it was told must do.
-        let told = newest.resources.as_ref().map(Enforced::read);
-        let enforced = told.or_else(|| applied.map(Enforced::applied)).unwrap_or_default();
+        // Older runtimes do not report what they enforce; then the applied amounts are used.
+        let reported = newest.resources.as_ref().map(Enforced::read);
+        let enforced = reported.or_else(|| applied.map(Enforced::applied)).unwrap_or_default();
         let last = same.filter(|same| super::container::is_running(same));
         overlay(&mut resources, &enforced, last.and_then(|last| last.resources.as_ref()));
     }
     resources
 }
 
-/// What the container was given when it was admitted.
+/// The requests of the container as allocated.
 pub(super) fn requests(container: &Container) -> Option<ApiList> {
     container.spec.resources.as_ref()?.requests.clone().filter(|requests| !requests.is_empty())
 }
 
-/// What the kernel was told; `None` where it was told nothing, or no limit.
+/// Values that the kernel enforces; `None` if unset or unlimited.
 #[derive(Default)]
 struct Enforced {
     cpu_request: Option<Quantity>,
@@ -99,7 +99,7 @@ impl Enforced {
         let quota = positive(resources.cpu_quota).zip(positive(resources.cpu_period));
         let bytes = positive(resources.memory_limit).and_then(|bytes| u64::try_from(bytes).ok());
         Self {
-            // Millicores become shares rounded down, so back again is rounded up.
+            // Converting millicores to shares rounds down, so the way back rounds up.
             cpu_request: positive(resources.cpu_shares).and_then(|s| milli(s, 1024, 1023)),
             cpu_limit: quota.and_then(|(quota, period)| milli(quota, period, 0)),
             memory_limit: bytes.map(Quantity::from_bytes),
@@ -116,18 +116,18 @@ fn overlay(
         |list: Option<&ApiList>, name: &str| list.and_then(|list| list.get(name).cloned());
     if let Some(limits) = &mut allocated.limits {
         let last = last.and_then(|last| last.limits.as_ref());
-        set(limits, CPU, enforced.cpu_limit, LEAST_LIMIT, || last_of(last, CPU));
+        set(limits, CPU, enforced.cpu_limit, MIN_LIMIT, || last_of(last, CPU));
         set(limits, MEMORY, enforced.memory_limit, 0, || last_of(last, MEMORY));
     }
     if let Some(requests) = &mut allocated.requests {
         let last = last.and_then(|last| last.requests.as_ref());
-        // A memory request reaches no cgroup: being allocated is all there is to it.
-        set(requests, CPU, enforced.cpu_request, LEAST_SHARES, || last_of(last, CPU));
+        // A memory request has no cgroup setting, so the allocated value is reported.
+        set(requests, CPU, enforced.cpu_request, MIN_SHARES, || last_of(last, CPU));
     }
 }
 
-/// Writes an enforced amount over the allocated one, or the last report if none is known.
-/// Amounts at or below `least` (in thousandths) are all the same to the kernel.
+/// Overrides the allocated amount with the enforced one, or with the last report if that is
+/// unknown. Amounts at or below `least` (in thousandths) are equal to the kernel.
 fn set(
     list: &mut ApiList,
     name: &str,

@@ -9,5 +9,5 @@ mod merge;
 mod patch;
 mod phase;
 mod properties;
-mod rows;
+mod scenarios;
 mod scene;

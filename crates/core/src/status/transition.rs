@@ -1,15 +1,15 @@
-//! Which container may leave the state "terminated".
+//! Legal container transitions: which containers may leave the state "terminated".
 //!
-//! A report that lets a finished container run again would undo what a job controller has already
-//! counted; it comes from a mistake and is refused as a whole.
+//! A report in which a finished container runs again would contradict what a job controller
+//! already counted; it results from a bug and is refused as a whole.
 
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::conditions::could_restart_all;
-use super::container::{end_of, told_of};
+use super::container::{end_of, status_of};
 use crate::pod::{AfterExit, Container, ContainerKind, Pod, RestartPolicy};
 
-/// The name of the first container that ended for good in `old` and has not in `new`.
+/// The first container that has finished in `old` but not in `new`.
 pub(super) fn illegal<'a>(pod: &'a Pod, old: &PodStatus, new: &PodStatus) -> Option<&'a str> {
     if pod.restart_policy == RestartPolicy::Always || could_restart_all(pod) {
         return None;
@@ -22,8 +22,8 @@ pub(super) fn illegal<'a>(pod: &'a Pod, old: &PodStatus, new: &PodStatus) -> Opt
 }
 
 fn is_revived(pod: &Pod, container: &Container, old: &PodStatus, new: &PodStatus) -> bool {
-    let end = told_of(old, container).and_then(end_of);
-    let (Some(end), Some(new)) = (end, told_of(new, container)) else { return false };
+    let end = status_of(old, container).and_then(end_of);
+    let (Some(end), Some(new)) = (end, status_of(new, container)) else { return false };
     let failed = end.exit_code != 0 && pod.restart_policy == RestartPolicy::OnFailure;
     let stays = container.after_exit(end.exit_code, pod.restart_policy) == AfterExit::Stay;
     !failed && stays && end_of(new).is_none()

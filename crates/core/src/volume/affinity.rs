@@ -1,17 +1,18 @@
-//! Whether a persistent volume can be reached from this node.
+//! Node affinity of persistent volumes.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1;
 
-/// The node as selectors see it.
+/// The node as selectors match it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
     pub name: String,
     pub labels: BTreeMap<String, String>,
 }
 
-/// Terms are alternatives; all of a term has to fit, and an empty one fits nothing.
+/// Terms are alternatives; all requirements of a term must match, and an empty term matches
+/// nothing.
 pub fn fits(selector: &v1::NodeSelector, node: &NodeView) -> bool {
     selector.node_selector_terms.iter().any(|term| {
         let labels = term.match_expressions.as_deref().unwrap_or_default();
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_fits_if_all_of_one_term_holds() {
+    fn node_matches_if_all_requirements_of_one_term_match() {
         let labels = [("zone", "a"), ("cores", "8")];
         let node = NodeView {
             name: "n1".into(),

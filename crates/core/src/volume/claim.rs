@@ -1,7 +1,7 @@
-//! From a claim to the volume it is bound to.
+//! Resolution of a PersistentVolumeClaim to its bound volume.
 //!
-//! A claim names a volume and the volume names a claim. Only if both mean each other may the pod
-//! have it: a volume bound to somebody else's claim holds somebody else's data.
+//! A claim names a volume and the volume names a claim. The pod gets the volume only if both match:
+//! a volume that is bound to another claim holds data of another user.
 
 use k8s_openapi::api::core::v1;
 
@@ -25,24 +25,24 @@ pub enum ClaimError {
     #[error("volume {volume} has volumeMode Block, but is specified in volumeMounts")]
     BlockMounted { volume: String },
     #[error("volume {volume} has volumeMode Filesystem, but is specified in volumeDevices")]
-    FolderAsDevice { volume: String },
+    FilesystemAsDevice { volume: String },
     #[error("PV {volume} cannot be reached from this node: no matching NodeSelectorTerms")]
     OtherNode { volume: String },
-    #[error("PV {volume}: no volume plugin matched; this node knows local and hostPath volumes")]
+    #[error("PV {volume}: no volume plugin matched; this node supports local and hostPath volumes")]
     Kind { volume: String },
 }
 
-/// The claim that a pod's volume stands for.
+/// Claim of a pod's volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRef {
     pub name: String,
     pub read_only: bool,
-    /// It was made for this pod, from a template in its spec.
+    /// Created for this pod from a template in its spec.
     pub ephemeral: bool,
 }
 
 impl ClaimRef {
-    /// `None`: the volume is of another kind.
+    /// `None`: the volume is of another type.
     pub fn of(pod: &Pod, volume: &v1::Volume) -> Option<Self> {
         if let Some(source) = &volume.persistent_volume_claim {
             let read_only = source.read_only.unwrap_or(false);
@@ -54,25 +54,25 @@ impl ClaimRef {
     }
 }
 
-/// Where the data of a persistent volume is.
+/// Location of a persistent volume's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum VolumeLocation {
     Local { path: String },
     HostPath { path: String, kind: String },
 }
 
-/// A persistent volume that the pod may have.
+/// A persistent volume that the pod may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
-    /// Its name, by which upstream names its folder and its messages.
+pub struct BoundVolume {
+    /// Name of the PersistentVolume, which upstream uses for the directory and in messages.
     pub name: String,
-    pub place: Place,
+    pub location: VolumeLocation,
     pub read_only: bool,
-    /// A group that its users have to be in.
+    /// Supplemental group that its users must have.
     pub group: Option<i64>,
 }
 
-/// The name of the volume that the claim is bound to.
+/// Name of the volume that the claim is bound to.
 pub fn volume_of(
     pod: &Pod,
     wanted: &ClaimRef,
@@ -97,7 +97,7 @@ pub fn volume_of(
     volume.filter(|name| bound && !name.is_empty()).ok_or(ClaimError::NotBound)
 }
 
-/// What is behind the claim, if it is the claim's.
+/// The volume of a claim, if both are bound to each other.
 pub fn resolve(
     pod: &Pod,
     volume: &v1::Volume,
@@ -105,7 +105,7 @@ pub fn resolve(
     claim: &v1::PersistentVolumeClaim,
     persistent: &v1::PersistentVolume,
     node: &NodeView,
-) -> Result<Bound, ClaimError> {
+) -> Result<BoundVolume, ClaimError> {
     let name = persistent.metadata.name.clone().unwrap_or_default();
     let nothing = v1::PersistentVolumeSpec::default();
     let spec = persistent.spec.as_ref().unwrap_or(&nothing);
@@ -123,19 +123,19 @@ pub fn resolve(
     if required.is_some_and(|selector| !affinity::fits(selector, node)) {
         return Err(ClaimError::OtherNode { volume: name });
     }
-    let place = if let Some(local) = &spec.local {
-        Place::Local { path: local.path.clone() }
+    let location = if let Some(local) = &spec.local {
+        VolumeLocation::Local { path: local.path.clone() }
     } else if let Some(host) = &spec.host_path {
         let kind = host.type_.clone().unwrap_or_default();
-        Place::HostPath { path: host.path.clone(), kind }
+        VolumeLocation::HostPath { path: host.path.clone(), kind }
     } else {
         return Err(ClaimError::Kind { volume: name });
     };
     let annotations = persistent.metadata.annotations.as_ref();
     let group = annotations.and_then(|all| all.get(GROUP_ANNOTATION));
-    Ok(Bound {
+    Ok(BoundVolume {
         name,
-        place,
+        location,
         read_only: wanted.read_only,
         group: group.and_then(|group| group.parse().ok()),
     })
@@ -156,7 +156,7 @@ fn check_mode(
     let block = spec.volume_mode.as_deref() == Some("Block");
     match (block, mounted, as_device) {
         (true, true, _) => Err(ClaimError::BlockMounted { volume: name.clone() }),
-        (false, _, true) => Err(ClaimError::FolderAsDevice { volume: name.clone() }),
+        (false, _, true) => Err(ClaimError::FilesystemAsDevice { volume: name.clone() }),
         (true, false, _) => Err(ClaimError::Kind { volume: name.clone() }),
         (false, _, false) => Ok(()),
     }
@@ -170,15 +170,15 @@ mod tests {
     use super::*;
     use crate::builders::pod;
 
-    struct Scene {
+    struct ClaimFixture {
         volume: Value,
         claim: Value,
         persistent: Value,
         mount: Value,
     }
 
-    fn scene() -> Scene {
-        Scene {
+    fn fixture() -> ClaimFixture {
+        ClaimFixture {
             volume: json!({"name": "v", "persistentVolumeClaim": {"claimName": "data"}}),
             claim: json!({"metadata": {"name": "data", "uid": "c1"},
                 "spec": {"volumeName": "pv1"}, "status": {"phase": "Bound"}}),
@@ -188,12 +188,12 @@ mod tests {
         }
     }
 
-    fn resolved(scene: &Scene) -> Result<Bound, String> {
+    fn resolved(fixture: &ClaimFixture) -> Result<BoundVolume, String> {
         let parse = |value: &Value| value.clone();
-        let pod = pod("p").container_with("c", scene.mount.clone()).build();
-        let volume: v1::Volume = serde_json::from_value(parse(&scene.volume)).unwrap();
-        let claim = serde_json::from_value(parse(&scene.claim)).unwrap();
-        let persistent = serde_json::from_value(parse(&scene.persistent)).unwrap();
+        let pod = pod("p").container_with("c", fixture.mount.clone()).build();
+        let volume: v1::Volume = serde_json::from_value(parse(&fixture.volume)).unwrap();
+        let claim = serde_json::from_value(parse(&fixture.claim)).unwrap();
+        let persistent = serde_json::from_value(parse(&fixture.persistent)).unwrap();
         let node = NodeView { name: "n1".into(), labels: Default::default() };
         let wanted = ClaimRef::of(&pod, &volume).unwrap();
         volume_of(&pod, &wanted, &claim)
@@ -205,22 +205,22 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_claim_leads_to_its_volume() {
-        let mut scene = scene();
-        scene.volume["persistentVolumeClaim"]["readOnly"] = json!(true);
-        scene.persistent["metadata"]["annotations"] = json!({GROUP_ANNOTATION: "44"});
-        let want = Bound {
+    fn bound_claim_resolves_to_its_volume() {
+        let mut fixture = fixture();
+        fixture.volume["persistentVolumeClaim"]["readOnly"] = json!(true);
+        fixture.persistent["metadata"]["annotations"] = json!({GROUP_ANNOTATION: "44"});
+        let want = BoundVolume {
             name: "pv1".into(),
-            place: Place::Local { path: "/mnt/d".into() },
+            location: VolumeLocation::Local { path: "/mnt/d".into() },
             read_only: true,
             group: Some(44),
         };
-        assert_eq!(resolved(&scene), Ok(want));
+        assert_eq!(resolved(&fixture), Ok(want));
     }
 
     #[test]
-    fn a_claim_that_is_not_the_pods_own_is_refused() {
-        type Change = fn(&mut Scene);
+    fn unusable_claim_is_refused() {
+        type Change = fn(&mut ClaimFixture);
         let cases: [(Change, &str); 9] = [
             (|s| s.claim["status"]["phase"] = json!("Pending"), "PVC is not bound"),
             (|s| s.claim["spec"] = json!({}), "PVC is not bound"),
@@ -258,19 +258,19 @@ mod tests {
             ),
         ];
         for (change, want) in cases {
-            let mut scene = scene();
-            change(&mut scene);
-            assert_eq!(resolved(&scene), Err(want.to_owned()));
+            let mut fixture = fixture();
+            change(&mut fixture);
+            assert_eq!(resolved(&fixture), Err(want.to_owned()));
         }
     }
 
     #[test]
-    fn a_claim_made_for_the_pod_is_the_pods() {
-        let mut scene = scene();
-        scene.volume = json!({"name": "v", "ephemeral": {}});
+    fn ephemeral_claim_of_the_pod_is_accepted() {
+        let mut fixture = fixture();
+        fixture.volume = json!({"name": "v", "ephemeral": {}});
         let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p",
             "controller": true});
-        scene.claim["metadata"]["ownerReferences"] = json!([owner]);
-        assert_eq!(resolved(&scene).unwrap().name, "pv1");
+        fixture.claim["metadata"]["ownerReferences"] = json!([owner]);
+        assert_eq!(resolved(&fixture).unwrap().name, "pv1");
     }
 }

@@ -1,4 +1,4 @@
-//! Where an emptyDir keeps its files, and how much of it there is.
+//! Medium and size of an emptyDir.
 
 use k8s_openapi::api::core::v1;
 
@@ -12,18 +12,18 @@ use crate::quantity::{ParseQuantityError, Quantity};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     Disk,
-    /// Bytes at most; `None` as the kernel has it.
+    /// Size in bytes; `None` for the kernel's default.
     Memory {
         size: Option<u64>,
     },
-    /// Bytes of a page.
+    /// Page size in bytes.
     HugePages {
         page: u64,
     },
 }
 
-/// What the record of an emptyDir says of its medium. The file is upstream's marker of a volume that
-/// is set up, which upstream and earlier builds leave empty.
+/// Medium in the record of an emptyDir. The file is upstream's marker of a volume that is set up,
+/// which upstream and earlier builds leave empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordedMedium {
     /// There is no record, or an empty one.
@@ -31,12 +31,12 @@ pub enum RecordedMedium {
     Disk,
     Memory,
     HugePages,
-    /// Not a word of this version.
+    /// A value that this version does not support.
     Unknown,
 }
 
 impl RecordedMedium {
-    const WORDS: [(Self, &'static str); 4] = [
+    const TEXTS: [(Self, &'static str); 4] = [
         (Self::Unrecorded, ""),
         (Self::Disk, "disk"),
         (Self::Memory, "memory"),
@@ -44,11 +44,11 @@ impl RecordedMedium {
     ];
 
     pub fn parse(record: &[u8]) -> Self {
-        let known = Self::WORDS.iter().find(|(_, word)| word.as_bytes() == record);
+        let known = Self::TEXTS.iter().find(|(_, text)| text.as_bytes() == record);
         known.map_or(Self::Unknown, |(medium, _)| *medium)
     }
 
-    /// Whether we mount this type of file system on a volume of this medium.
+    /// Whether we mount a filesystem of this type on a volume of this medium.
     pub fn mounts(self, fs_type: &str) -> bool {
         match self {
             Self::Unrecorded => matches!(fs_type, "tmpfs" | "hugetlbfs"),
@@ -60,7 +60,7 @@ impl RecordedMedium {
 }
 
 impl Medium {
-    /// What is written down of it.
+    /// Content of the record.
     pub fn record(self) -> &'static str {
         match self {
             Self::Disk => "disk",
@@ -77,12 +77,12 @@ pub enum MediumError {
     #[error("medium {medium} requested, but there is no resource request for huge pages")]
     NoHugePages { medium: String },
     #[error(
-        "medium HugePages is ambiguous: the pod requests pages of several sizes; name one, as in HugePages-2Mi"
+        "medium HugePages is ambiguous: the pod requests pages of several sizes; specify one, such as HugePages-2Mi"
     )]
     SeveralSizes,
-    #[error("size of a huge page in {text:?}")]
+    #[error("invalid huge page size in {text:?}")]
     PageSize { text: String, source: ParseQuantityError },
-    #[error("sizeLimit")]
+    #[error("invalid sizeLimit")]
     SizeLimit(#[source] ParseQuantityError),
     #[error(transparent)]
     Resources(#[from] ResourceError),
@@ -107,8 +107,8 @@ pub fn of_empty_dir(
     }
 }
 
-/// What a file system in memory may grow to: what the node can give to pods, what the pod may use,
-/// what the volume asks for; the least of them.
+/// Size of a memory-backed filesystem: the minimum of the node's allocatable memory, the pod's
+/// limit and the volume's size limit.
 pub fn memory(
     pod: &Pod,
     limit: Option<Quantity>,
@@ -121,7 +121,7 @@ pub fn memory(
     Ok(sizes.into_iter().flatten().filter_map(positive).min())
 }
 
-/// What the pod's cgroup is limited to.
+/// Memory limit of the pod's cgroup.
 fn pod_limit(pod: &Pod) -> Result<Option<Quantity>, ResourceError> {
     let Some(spec) = &pod.object.spec else { return Ok(None) };
     let resources = PodResources::parse(spec)?;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn row_31_memory_is_the_least_of_node_pod_and_volume() {
+    fn memory_size_is_the_minimum_of_node_pod_and_volume() {
         let limit = |memory: &str| {
             json!({"limits": {"memory": memory, "cpu": "1"},
             "requests": {"memory": memory, "cpu": "1"}})
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_have_to_be_requested() {
+    fn huge_pages_must_be_requested() {
         let two = json!({"limits": {"hugepages-2Mi": "4Mi"}, "requests": {"hugepages-2Mi": "4Mi"}});
         let both = json!({"limits": {"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi"}});
         let source = |medium: &str| json!({ "medium": medium });

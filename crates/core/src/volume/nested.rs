@@ -1,11 +1,11 @@
 //! Volumes mounted inside other volumes.
 //!
-//! Files from objects are mounted read-only, so the runtime could not make a folder in them for
-//! another volume; we make it beforehand.
+//! Volumes with files from API objects are mounted read-only, so the runtime could not create a
+//! mount point for another volume in them; we create it beforehand.
 
 use crate::pod::Pod;
 
-/// The folders, relative to the volume, that other volumes are mounted on.
+/// Mount points of other volumes inside a volume, relative to it.
 pub fn mount_points(pod: &Pod, volume: &str) -> Vec<String> {
     let mut found = Vec::new();
     for container in &pod.containers {
@@ -21,7 +21,7 @@ pub fn mount_points(pod: &Pod, volume: &str) -> Vec<String> {
                 .collect();
             inner.sort_unstable();
             for path in inner.iter().copied() {
-                // What is deeper is inside the other volume, not in this one.
+                // Deeper mount points are inside the other volume, not in this one.
                 let deeper = inner.iter().any(|other| below(path, other).is_some());
                 let plain = path.split('/').all(|part| !part.starts_with(".."));
                 if plain && !deeper && !found.iter().any(|known| known == path) {
@@ -33,8 +33,8 @@ pub fn mount_points(pod: &Pod, volume: &str) -> Vec<String> {
     found
 }
 
-fn below<'a>(path: &'a str, folder: &str) -> Option<&'a str> {
-    let rest = path.trim_end_matches('/').strip_prefix(folder.trim_end_matches('/'))?;
+fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
+    let rest = path.trim_end_matches('/').strip_prefix(directory.trim_end_matches('/'))?;
     rest.strip_prefix('/').map(|rest| rest.trim_start_matches('/')).filter(|rest| !rest.is_empty())
 }
 
@@ -47,7 +47,7 @@ mod tests {
     use crate::builders::pod;
 
     #[test]
-    fn only_the_outermost_mounts_below_the_volume_need_a_folder() {
+    fn only_the_outermost_nested_mounts_need_a_directory() {
         let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
         let pod = pod("p")
             .container_with("c", json!({"volumeMounts": [

@@ -1,4 +1,4 @@
-//! Who may read and write a volume's files.
+//! Ownership and permissions of volume files.
 
 use k8s_openapi::api::core::v1;
 
@@ -6,14 +6,14 @@ use crate::pod::{ContainerKind, Pod};
 
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// What the pod's containers may do with a volume.
+/// Access of the pod's containers to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     ReadWrite,
     ReadOnly,
 }
 
-/// The group that the pod's volumes belong to.
+/// Group that owns the pod's volumes.
 pub fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(context(pod)?.fs_group?).ok()
 }
@@ -22,16 +22,16 @@ fn context(pod: &Pod) -> Option<&v1::PodSecurityContext> {
     pod.object.spec.as_ref()?.security_context.as_ref()
 }
 
-/// The mode by which the group gets at a file or a folder; no right is taken away.
-pub fn group_mode(is_folder: bool, mode: u32, access: Access) -> u32 {
+/// Mode that gives the group access to a file or directory; no permission is removed.
+pub fn group_mode(is_directory: bool, mode: u32, access: Access) -> u32 {
     let rights = match access {
         Access::ReadWrite => 0o660,
         Access::ReadOnly => 0o440,
     };
-    if is_folder { mode | rights | 0o110 | SET_GROUP_ID } else { mode | rights }
+    if is_directory { mode | rights | 0o110 | SET_GROUP_ID } else { mode | rights }
 }
 
-/// Whether a volume has to be walked through, or its root shows that this was done before.
+/// Whether all files of a volume have to be changed, or its root shows that this was already done.
 pub fn needs_walk(pod: &Pod, group: u32, root_group: u32, root_mode: u32, access: Access) -> bool {
     let policy = context(pod).and_then(|own| own.fs_group_change_policy.as_deref());
     match policy {
@@ -42,8 +42,8 @@ pub fn needs_walk(pod: &Pod, group: u32, root_group: u32, root_mode: u32, access
     }
 }
 
-/// Mode and owner of a token's file. Only whoever is meant to may read it, if that can be told:
-/// the one user that all containers run as, or the pod's group.
+/// Mode and owner of a token file. It is readable only by the user that all containers run as, or
+/// by the pod's group, if either is set.
 pub fn of_token(pod: &Pod, default_mode: u32) -> (u32, Option<u32>) {
     let user = common_user(pod);
     match (user, fs_group(pod)) {
@@ -52,7 +52,7 @@ pub fn of_token(pod: &Pod, default_mode: u32) -> (u32, Option<u32>) {
     }
 }
 
-/// The user that all containers run as; `None` if they differ, or one does not say.
+/// User that all containers run as; `None` if they differ, or one is unset.
 fn common_user(pod: &Pod) -> Option<u32> {
     let of_pod = context(pod).and_then(|own| own.run_as_user);
     let mut users = pod.containers.iter().filter(|c| c.kind != ContainerKind::Ephemeral).map(|c| {
@@ -81,15 +81,15 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_for_the_one_user_or_the_group_if_there_is_one() {
+    fn token_is_readable_by_the_common_user_or_group_only() {
         let none = json!({});
         let user = |id: i64| json!({ "runAsUser": id });
         for (case, context, containers, want) in [
-            ("nobody says", none.clone(), vec![none.clone()], (0o644, None)),
-            ("the pod says", user(7), vec![none.clone(), none.clone()], (0o600, Some(7))),
-            ("all say the same", none.clone(), vec![user(7), user(7)], (0o600, Some(7))),
+            ("unset", none.clone(), vec![none.clone()], (0o644, None)),
+            ("set on the pod", user(7), vec![none.clone(), none.clone()], (0o600, Some(7))),
+            ("the same on all containers", none.clone(), vec![user(7), user(7)], (0o600, Some(7))),
             ("root is a user", user(0), vec![none.clone()], (0o600, Some(0))),
-            ("one says nothing", none.clone(), vec![user(7), none.clone()], (0o644, None)),
+            ("unset on one container", none.clone(), vec![user(7), none.clone()], (0o644, None)),
             ("they differ", user(7), vec![none.clone(), user(8)], (0o644, None)),
             ("a group", json!({"fsGroup": 5}), vec![none.clone()], (0o600, None)),
             ("both", json!({"fsGroup": 5, "runAsUser": 7}), vec![none], (0o600, Some(7))),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_gains_rights_and_nobody_loses_any() {
+    fn group_gains_permissions_and_none_are_removed() {
         for (folder, mode, access, want) in [
             (false, 0o600, Access::ReadOnly, 0o640),
             (false, 0o604, Access::ReadWrite, 0o664),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_fits_is_walked_only_if_the_policy_says_always() {
+    fn matching_root_is_walked_only_with_policy_always() {
         let with = |policy: &str| {
             pod_with(json!({"fsGroup": 5, "fsGroupChangePolicy": policy}), &[json!({})])
         };

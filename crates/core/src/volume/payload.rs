@@ -1,12 +1,12 @@
-//! The files of a volume that is made of objects.
+//! Files of a volume with content from API objects.
 //!
-//! Paths come from whoever wrote the pod or the object; they are checked here, before anything is
-//! written anywhere.
+//! Paths come from the author of the pod or of the object, so they are checked here, before any
+//! file is written.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// As the kernel counts.
+/// The kernel's limits.
 const LONGEST_PATH: usize = 4096;
 const LONGEST_NAME: usize = 255;
 
@@ -30,12 +30,12 @@ pub enum PathError {
     Conflict { path: String },
 }
 
-/// One file. Printing it does not tell what is in it.
+/// One file. `Debug` does not print the content.
 #[derive(Clone, PartialEq, Eq)]
 pub struct File {
     pub bytes: Vec<u8>,
     pub mode: u32,
-    /// Whose it is, if not root's.
+    /// Owner, if not root.
     pub owner: Option<u32>,
 }
 
@@ -45,12 +45,12 @@ impl fmt::Debug for File {
     }
 }
 
-/// Files by their paths in the volume, normalised.
+/// Files by normalized path in the volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload(BTreeMap<String, File>);
 
 impl Payload {
-    /// Where two sources name the same file the later one wins.
+    /// If two sources name the same file, the later one wins.
     pub fn insert(&mut self, path: &str, file: File) -> Result<(), PathError> {
         self.0.insert(normalised(path)?, file);
         Ok(())
@@ -68,7 +68,7 @@ impl Payload {
         self.0.is_empty()
     }
 
-    /// No file may stand where another one needs a folder.
+    /// A file must not have the path of a directory of another file.
     pub fn check(&self) -> Result<(), PathError> {
         for path in self.0.keys() {
             let folders = path.char_indices().filter(|(_, c)| *c == '/');
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn row_36_paths_that_lead_elsewhere_are_refused() {
+    fn paths_out_of_the_volume_are_refused() {
         let long = "x/".repeat(2049);
         let name = "y".repeat(256);
         for (path, want) in [
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_normalised_and_the_later_file_wins() {
+    fn path_is_normalised_and_the_later_file_wins() {
         let mut payload = Payload::default();
         payload.insert("a//./b", file("1")).unwrap();
         payload.insert("a/b", file("2")).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cannot_be_a_folder_as_well() {
+    fn file_cannot_also_be_a_directory() {
         let mut payload = Payload::default();
         payload.insert("a/b/c", file("1")).unwrap();
         assert_eq!(payload.check(), Ok(()));
@@ -172,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_accepted_stays_below(path in "[./a\\PC]{0,40}") {
+        fn accepted_paths_stay_inside_the_volume(path in "[./a\\PC]{0,40}") {
             let mut payload = Payload::default();
             if payload.insert(&path, file("")).is_ok() {
                 let (kept, _) = payload.files().next().unwrap();

@@ -1,7 +1,8 @@
-//! From ConfigMaps, Secrets, tokens and the pod itself to the files of a volume.
+//! Content of configMap, secret, downwardAPI and projected volumes.
 //!
-//! [`wanted`] says what has to be read first, [`payload`] makes the files. Messages are upstream's
-//! where it has one: they end up in events that people search for. None tells what a Secret holds.
+//! [`wanted`] lists what has to be read first, [`payload`] builds the files. Messages are
+//! upstream's where it has one: they appear in events that users search for. None contains the
+//! content of a Secret.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1;
@@ -20,7 +21,7 @@ const DEFAULT_MODE: i32 = 0o644;
 pub enum SourceError {
     #[error("{} {name:?} not found", .kind.resource())]
     Missing { kind: ObjectKind, name: String },
-    #[error("cannot read {} {name:?}: there is no API server to ask", .kind.resource())]
+    #[error("cannot read {} {name:?}: no API server configured", .kind.resource())]
     NoApiServer { kind: ObjectKind, name: String },
     #[error("cannot read {} {name:?}: {message}", .kind.resource())]
     Unreadable { kind: ObjectKind, name: String, message: String },
@@ -42,25 +43,25 @@ pub enum SourceError {
     Several(Vec<SourceError>),
 }
 
-/// What the shell has read of [`wanted`].
+/// Objects listed by [`wanted`], read by the shell.
 pub trait Objects {
     fn config_map(&self, name: &str) -> Lookup<&v1::ConfigMap>;
     fn secret(&self, name: &str) -> Lookup<&v1::Secret>;
-    /// `Err`: why there is none, in the words to show.
-    fn token(&self, wanted: &token::Wanted) -> Result<&str, String>;
+    /// `Err`: the error message to report.
+    fn token(&self, wanted: &token::TokenSpec) -> Result<&str, String>;
 }
 
-/// What a volume is made of.
+/// Sources of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ContentSources {
     pub objects: Vec<(ObjectKind, String)>,
-    pub tokens: Vec<token::Wanted>,
-    /// Something of it changes when the pod's labels, annotations or resources do.
+    pub tokens: Vec<token::TokenSpec>,
+    /// The content depends on the pod's labels, annotations or resources.
     pub pod: bool,
 }
 
-pub fn wanted(pod: &Pod, volume: &v1::Volume) -> Wanted {
-    let mut wanted = Wanted::default();
+pub fn wanted(pod: &Pod, volume: &v1::Volume) -> ContentSources {
+    let mut wanted = ContentSources::default();
     if let Some(source) = &volume.config_map {
         wanted.objects.push((ObjectKind::ConfigMap, source.name.clone()));
     }
@@ -81,7 +82,7 @@ pub fn wanted(pod: &Pod, volume: &v1::Volume) -> Wanted {
             wanted.pod |= fields.items.iter().flatten().any(changes_with_the_pod);
         }
         if let Some(source) = &source.service_account_token {
-            wanted.tokens.push(token::Wanted::new(pod, source));
+            wanted.tokens.push(token::TokenSpec::new(pod, source));
         }
     }
     wanted
@@ -94,30 +95,30 @@ fn changes_with_the_pod(file: &v1::DownwardAPIVolumeFile) -> bool {
         || field.starts_with("metadata.annotations")
 }
 
-/// The files of a configMap, secret, downwardAPI or projected volume.
+/// Files of a configMap, secret, downwardAPI or projected volume.
 pub fn payload(
     pod: &Pod,
     volume: &v1::Volume,
     allocatable: &ResourceList,
     objects: &dyn Objects,
 ) -> Result<Payload, SourceError> {
-    let mut making = Making { pod, allocatable, objects, payload: Payload::default() };
+    let mut builder = PayloadBuilder { pod, allocatable, objects, payload: Payload::default() };
     if let Some(source) = &volume.config_map {
         let keys = Keys::new(&source.items, source.optional, source.default_mode);
-        making.config_map(&source.name, &keys)?;
+        builder.config_map(&source.name, &keys)?;
     } else if let Some(source) = &volume.secret {
         let keys = Keys::new(&source.items, source.optional, source.default_mode);
-        making.secret(source.secret_name.as_deref().unwrap_or_default(), &keys)?;
+        builder.secret(source.secret_name.as_deref().unwrap_or_default(), &keys)?;
     } else if let Some(source) = &volume.downward_api {
-        making.fields(source.items.as_deref().unwrap_or_default(), source.default_mode)?;
+        builder.fields(source.items.as_deref().unwrap_or_default(), source.default_mode)?;
     } else if let Some(source) = &volume.projected {
-        making.projected(source)?;
+        builder.projected(source)?;
     }
-    making.payload.check()?;
-    Ok(making.payload)
+    builder.payload.check()?;
+    Ok(builder.payload)
 }
 
-/// Which keys of an object go where.
+/// Mapping of an object's keys to files.
 struct Keys<'a> {
     items: &'a [v1::KeyToPath],
     optional: bool,
@@ -135,17 +136,18 @@ impl<'a> Keys<'a> {
     }
 }
 
-struct Making<'a> {
+struct PayloadBuilder<'a> {
     pod: &'a Pod,
     allocatable: &'a ResourceList,
     objects: &'a dyn Objects,
     payload: Payload,
 }
 
-impl Making<'_> {
+impl PayloadBuilder<'_> {
     fn config_map(&mut self, name: &str, keys: &Keys<'_>) -> Result<(), SourceError> {
         let found = self.objects.config_map(name);
-        let Some(map) = looked_up(found, ObjectKind::ConfigMap, name, keys.optional)? else {
+        let Some(map) = found_or_optional(found, ObjectKind::ConfigMap, name, keys.optional)?
+        else {
             return Ok(());
         };
         let text = map.data.iter().flatten().map(|(key, text)| (key, text.as_bytes()));
@@ -156,7 +158,8 @@ impl Making<'_> {
 
     fn secret(&mut self, name: &str, keys: &Keys<'_>) -> Result<(), SourceError> {
         let found = self.objects.secret(name);
-        let Some(secret) = looked_up(found, ObjectKind::Secret, name, keys.optional)? else {
+        let Some(secret) = found_or_optional(found, ObjectKind::Secret, name, keys.optional)?
+        else {
             return Ok(());
         };
         let data = secret.data.iter().flatten().map(|(key, ByteString(b))| (key, b.as_slice()));
@@ -220,7 +223,7 @@ impl Making<'_> {
         Ok(downward::resource_for_volume(selector, &resources, self.allocatable)?)
     }
 
-    /// Every source is tried, so that one message names all that is missing.
+    /// All sources are tried, so that one message lists everything that is missing.
     fn projected(&mut self, projected: &v1::ProjectedVolumeSource) -> Result<(), SourceError> {
         let default_mode = projected.default_mode;
         let mut problems = Vec::new();
@@ -251,7 +254,7 @@ impl Making<'_> {
         source: &v1::ServiceAccountTokenProjection,
         default_mode: Option<i32>,
     ) -> Result<(), SourceError> {
-        let wanted = token::Wanted::new(self.pod, source);
+        let wanted = token::TokenSpec::new(self.pod, source);
         let text = self.objects.token(&wanted).map_err(|message| SourceError::Token { message })?;
         let (mode, owner) = ownership::of_token(self.pod, mode(default_mode));
         let file = File { bytes: text.as_bytes().to_vec(), mode, owner };
@@ -274,8 +277,8 @@ fn one_or_several(mut problems: Vec<SourceError>) -> Result<(), SourceError> {
     }
 }
 
-/// `Found`, or `None` if that is fine.
-fn looked_up<T>(
+/// `Found`, or `None` if the reference is optional.
+fn found_or_optional<T>(
     lookup: Lookup<T>,
     kind: ObjectKind,
     name: &str,

@@ -1,11 +1,11 @@
-//! What may be unmounted when a pod's volumes or its directory go.
+//! Selection of the mounts to unmount before a pod's volumes or its directory are removed.
 //!
-//! What we mount is recorded by its place: each mount of ours is on a directory that was made for
-//! one volume right before, in a layout in which no one else mounts. The kernel writes this record
-//! in the same step as it mounts, so no crash can separate the two, and it covers what an earlier
-//! version or the upstream kubelet mounted there. An emptyDir is a mount of ours or a plain directory,
-//! which its place does not tell: its medium is written down beside it ([`record`]). Everything else
-//! below a pod's directory is foreign: it is neither unmounted nor deleted through.
+//! Our mounts are identified by their path: each is on a directory that was created for one volume
+//! right before, in a layout in which no other program mounts. The kernel makes this record in the
+//! same step as the mount, so a crash cannot separate the two, and it covers mounts of earlier
+//! versions and of the upstream kubelet. An emptyDir is a mount or a plain directory, which its
+//! path does not show, so its medium is recorded beside it ([`record`]). All other mounts below a
+//! pod's directory are foreign: they are not unmounted, and nothing is deleted through them.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -17,63 +17,63 @@ use super::medium::RecordedMedium;
 pub enum Mounts {
     /// Its volumes are plain directories.
     Nothing,
-    /// A file system in memory.
+    /// A memory-backed filesystem.
     Memory,
-    /// A file system in memory, unless the volume's record says that it is on disk.
+    /// A memory-backed filesystem, unless the volume's record says that it is on disk.
     ByMedium,
-    /// A bind of any file system.
+    /// A bind mount of any filesystem.
     Bind,
 }
 
-/// A volume plugin as the layout of a pod's directory shows it.
+/// A volume plugin in the layout of a pod's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plugin {
-    /// The directory below `volumes/`, with `/` as `~`.
+    /// Directory below `volumes/`, with `~` instead of `/`.
     pub name: &'static str,
     pub mounts: Mounts,
 }
 
-/// Something mounted in a pod's directory.
+/// A mount in a pod's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenMount {
     /// Relative to the pod's directory.
     pub point: PathBuf,
     pub fs_type: String,
-    /// What the [`record`] for this place says.
+    /// Content of the [`record`] for this path.
     pub medium: RecordedMedium,
 }
 
 /// What is about to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The pod's volumes, at the end of its life.
+    /// The pod's volumes, when the pod has terminated.
     Volumes,
-    /// The pod's directory, when the pod is no longer wanted.
+    /// The pod's directory, when the pod is no longer known.
     Directory,
 }
 
-/// The directories that a pod's volumes are in. In this order they are removed: what says that a
-/// volume is set up goes before the volume.
+/// Directories of a pod's volumes, in removal order: the marker that a volume is set up is removed
+/// before the volume.
 pub const VOLUME_DIRECTORIES: [&str; 3] = ["plugins", "volume-subpaths", "volumes"];
 
-/// What else an agent makes in a pod's directory; upstream's names.
+/// Other entries of a pod's directory; upstream's names.
 const POD_ENTRIES: [&str; 3] = ["containers", "etc-hosts", "userns"];
 
-/// Whether an agent made a directory among those of the pods, as its name and its entries show. A
-/// disk that is mounted there has directories of its own, and so may a user.
+/// Whether an agent created a directory among those of the pods, judged by its name and entries. A
+/// disk that is mounted there, or a user, may have added other directories.
 pub fn is_pod_directory(name: &str, entries: &[OsString]) -> bool {
-    // What fsck finds may be a pod's as well, and is not ours all the same.
+    // fsck may move entries of a pod here, but the directory itself is not ours.
     if name == "lost+found" {
         return false;
     }
     let known = |entry: &OsString| {
         VOLUME_DIRECTORIES.iter().chain(&POD_ENTRIES).any(|known| entry == known)
     };
-    // An agent that was killed in between has made nothing but the directory.
+    // An agent that was killed early has created only the empty directory.
     entries.iter().any(known) || (entries.is_empty() && is_uid(name))
 }
 
-/// A UUID, or the hash that a static pod has instead.
+/// A UUID, or the hash that is the UID of a static pod.
 fn is_uid(name: &str) -> bool {
     let digits = name.bytes().filter(u8::is_ascii_hexdigit).count();
     let dashes = name.bytes().filter(|byte| *byte == b'-').count();
@@ -82,13 +82,13 @@ fn is_uid(name: &str) -> bool {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Teardown {
-    /// Ours, in the order to unmount them; nothing else is in the way.
+    /// Our mounts in unmount order; there are no foreign mounts.
     Unmount(Vec<PathBuf>),
-    /// This is not ours, and nothing is touched while it is there.
+    /// A foreign mount; nothing is changed while it exists.
     Foreign(PathBuf),
 }
 
-/// `seen` is all that is mounted at or below the pod's directory, those mounted last first.
+/// `seen` are all mounts at or below the pod's directory, the most recent first.
 pub fn plan(seen: &[SeenMount], scope: Scope, plugins: &[Plugin]) -> Teardown {
     let mut own: Vec<PathBuf> = Vec::new();
     for mount in seen.iter().filter(|mount| is_own(mount, plugins)) {
@@ -96,22 +96,22 @@ pub fn plan(seen: &[SeenMount], scope: Scope, plugins: &[Plugin]) -> Teardown {
             own.push(mount.point.clone());
         }
     }
-    // What is mounted on a mount of ours only goes out of sight with it.
+    // Mounts on top of our mounts become inaccessible with them and need no unmount.
     let on_ours = |point: &Path| own.iter().any(|own| point.starts_with(own));
     let foreign =
-        seen.iter().find(|mount| is_in_the_way(&mount.point, scope) && !on_ours(&mount.point));
+        seen.iter().find(|mount| blocks_removal(&mount.point, scope) && !on_ours(&mount.point));
     match foreign {
         Some(mount) => Teardown::Foreign(mount.point.clone()),
         None => Teardown::Unmount(own),
     }
 }
 
-/// The file that says that a volume is set up, and the medium of an emptyDir.
+/// Marker file of a volume that is set up; also the record of an emptyDir's medium.
 pub fn record(plugin: &str, volume: &str) -> PathBuf {
     ["plugins", plugin, volume, "ready"].iter().collect()
 }
 
-/// The [`record`] that has to be read before it is known whose a mount at this place is.
+/// The [`record`] that decides whether a mount at this path is ours.
 pub fn record_of(point: &Path, plugins: &[Plugin]) -> Option<PathBuf> {
     match parts(point)?.as_slice() {
         ["volumes", plugin, volume] => match mounts(plugin, plugins) {
@@ -136,7 +136,7 @@ fn is_own(mount: &SeenMount, plugins: &[Plugin]) -> bool {
     }
 }
 
-/// `None` for a path that is not text; the names of what is ours are.
+/// `None` for a path that is not UTF-8; our names always are.
 fn parts(point: &Path) -> Option<Vec<&str>> {
     let name = |part| match part {
         Component::Normal(name) => name.to_str(),
@@ -152,7 +152,7 @@ fn mounts(plugin: &str, plugins: &[Plugin]) -> Mounts {
     known.map_or(Mounts::Nothing, |plugin| plugin.mounts)
 }
 
-fn is_in_the_way(point: &Path, scope: Scope) -> bool {
+fn blocks_removal(point: &Path, scope: Scope) -> bool {
     match scope {
         Scope::Directory => true,
         Scope::Volumes => VOLUME_DIRECTORIES
@@ -190,7 +190,7 @@ mod tests {
     ];
 
     #[test]
-    fn mounts_at_the_places_of_volumes_are_ours() {
+    fn mounts_at_volume_paths_are_ours() {
         let want = OURS.map(|(point, _)| PathBuf::from(point)).to_vec();
         for scope in [Scope::Volumes, Scope::Directory] {
             assert_eq!(plan(&seen(&OURS), scope, &PLUGINS), Teardown::Unmount(want.clone()));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn path_that_is_not_text_is_foreign() {
+    fn path_that_is_not_utf8_is_foreign() {
         use std::os::unix::ffi::OsStrExt;
         let inside = std::ffi::OsStr::from_bytes(b"volumes/kubernetes.io~secret/s/\xff");
         let [mut mount] = seen(&[("", "tmpfs")]).try_into().unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_medium_of_an_empty_dir_tells_whose_a_mount_on_it_is() {
+    fn recorded_medium_of_an_empty_dir_decides_whether_a_mount_is_ours() {
         let point = "volumes/kubernetes.io~empty-dir/m";
         for (record, fs_type, is_ours) in [
             ("", "tmpfs", true),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_is_a_pods_by_what_an_agent_makes_in_it() {
+    fn pod_directory_is_identified_by_its_entries() {
         const UUID: &str = "9a5b1c7e-8f7e-4c7b-9c52-3f0d9b6f1a2b";
         const HASH: &str = "0123456789abcdef0123456789abcdef";
         for (name, entries, is_pods) in [
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_on_top_of_ours_go_out_of_sight_with_it() {
+    fn mounts_on_top_of_ours_are_not_foreign() {
         let on_ours = [("volume-subpaths/v/c/0/disk", "ext4"), ("volume-subpaths/v/c/0", "nfs")];
         let all: Vec<_> = on_ours.into_iter().chain(OURS).collect();
         let want = OURS.map(|(point, _)| PathBuf::from(point)).to_vec();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn row_44_mounts_at_other_places_are_foreign() {
+    fn mounts_at_other_paths_are_foreign() {
         for (foreign, fs_type, blocks_volumes) in [
             ("volumes/kubernetes.io~nfs/n", "nfs", true),
             ("volumes/kubernetes.io~empty-dir/disk/inside", "tmpfs", true),

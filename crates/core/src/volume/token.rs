@@ -1,7 +1,7 @@
-//! Service account tokens: which one, and when to fetch the next.
+//! Service account tokens of volumes: request parameters and renewal time.
 //!
-//! A token's age is counted on the monotonic clock from when we got it, so a wall clock that is
-//! set wrong neither lets it lapse nor fetches it again and again.
+//! The age of a token is measured on the monotonic clock from its receipt, so a wrong wall clock
+//! neither lets it expire nor causes repeated requests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use k8s_openapi::api::core::v1;
 use crate::pod::Pod;
 use crate::time::Mono;
 
-/// Tokens that live longer are still exchanged every day.
-const OLDEST: Duration = Duration::from_secs(24 * 3600);
-/// Not all pods of a node ask in the same second.
+/// Tokens with a longer lifetime are still renewed daily.
+const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Random spread of renewals, so that the pods of a node do not renew in the same second.
 const SPREAD_SECONDS: u64 = 10;
 const DEFAULT_SECONDS: i64 = 3600;
-/// After a failed exchange; there is a fifth of the token's life left for it.
+/// Retry delay after a failed renewal; a fifth of the token's lifetime is left for retries.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// A token that a volume is to hold.
+/// A token that a volume contains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Wanted {
+pub struct TokenSpec {
     pub service_account: String,
-    /// `None`: for the API server itself.
+    /// `None`: for the API server.
     pub audience: Option<String>,
     pub seconds: i64,
 }
 
-impl Wanted {
+impl TokenSpec {
     pub fn new(pod: &Pod, source: &v1::ServiceAccountTokenProjection) -> Self {
         let spec = pod.object.spec.as_ref();
         let account = spec.and_then(|spec| spec.service_account_name.clone());
@@ -41,7 +41,7 @@ impl Wanted {
         }
     }
 
-    /// Bound to the pod: the token ends with it.
+    /// The token is bound to the pod and expires with it.
     pub fn request(&self, pod: &Pod) -> TokenRequest {
         let bound = BoundObjectReference {
             api_version: Some("v1".into()),
@@ -58,7 +58,7 @@ impl Wanted {
     }
 }
 
-/// A token we have. Printing it does not tell it.
+/// A received token. `Debug` does not print its text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     pub text: Arc<str>,
@@ -73,25 +73,25 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// From the answer to a request. The server may grant another time than was asked for.
-    /// `None`: it says nothing useful.
-    pub fn received(answer: &TokenRequest, pod: &Pod, now: Mono) -> Option<Self> {
-        let text = answer.status.as_ref()?.token.as_deref()?;
-        let granted = answer.spec.as_ref().and_then(|spec| spec.expiration_seconds);
+    /// From the response to a request. The server may grant another lifetime than requested.
+    /// `None`: the response is unusable.
+    pub fn received(response: &TokenRequest, pod: &Pod, now: Mono) -> Option<Self> {
+        let text = response.status.as_ref()?.token.as_deref()?;
+        let granted = response.spec.as_ref().and_then(|spec| spec.expiration_seconds);
         let seconds = granted.unwrap_or(DEFAULT_SECONDS);
-        let life = Duration::from_secs(u64::try_from(seconds).ok()?);
+        let lifetime = Duration::from_secs(u64::try_from(seconds).ok()?);
         let spread =
             pod.uid.as_str().bytes().fold(0u64, |sum, b| sum.wrapping_mul(31) + u64::from(b));
-        let early = Duration::from_millis(spread % (SPREAD_SECONDS * 1000)).min(life / 20);
-        let renew_after = (life * 4 / 5).min(OLDEST).saturating_sub(early);
+        let early = Duration::from_millis(spread % (SPREAD_SECONDS * 1000)).min(lifetime / 20);
+        let renew_after = (lifetime * 4 / 5).min(MAX_AGE).saturating_sub(early);
         (!text.is_empty()).then(|| Self {
             text: text.into(),
             renew_at: now + renew_after,
-            ends_at: now + life,
+            ends_at: now + lifetime,
         })
     }
 
-    /// The same token, to be exchanged a little later: it could not be done now.
+    /// The same token with a later renewal time, after a failed renewal.
     pub fn kept_for_now(self, now: Mono) -> Self {
         Self { renew_at: now + RETRY, ..self }
     }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::builders::pod;
 
-    fn answer(seconds: i64) -> TokenRequest {
+    fn response(seconds: i64) -> TokenRequest {
         serde_json::from_value(json!({
             "metadata": {}, "spec": {"audiences": [], "expirationSeconds": seconds},
             "status": {"token": "hunter2", "expirationTimestamp": "2026-01-01T00:00:00Z"},
@@ -114,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn row_41_a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
+    fn token_is_renewed_at_four_fifths_of_its_lifetime_or_after_a_day() {
         let pod = pod("p").build();
         let now = Mono(Duration::from_secs(1000));
         for (seconds, earliest, latest) in
             [(3600, 2870, 2880), (600, 470, 480), (365 * 86_400, 86_390, 86_400)]
         {
-            let token = Token::received(&answer(seconds), &pod, now).unwrap();
+            let token = Token::received(&response(seconds), &pod, now).unwrap();
             let after = token.renew_at.since(now).as_secs_f64();
             assert!(f64::from(earliest) <= after && after <= f64::from(latest), "{seconds}");
             assert_eq!(token.ends_at.since(now).as_secs(), u64::try_from(seconds).unwrap());
@@ -128,26 +128,26 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_bound_to_its_pod_and_never_printed() {
+    fn token_is_bound_to_its_pod_and_never_printed() {
         let pod = pod("p").spec("serviceAccountName", json!("robot")).build();
         let source = serde_json::from_value(json!({"path": "t", "audience": "x"})).unwrap();
-        let wanted = Wanted::new(&pod, &source);
+        let wanted = TokenSpec::new(&pod, &source);
         let request = wanted.request(&pod).spec.unwrap();
         assert_eq!(wanted.service_account, "robot");
         assert_eq!(request.audiences.unwrap(), ["x"]);
         assert_eq!(request.expiration_seconds, Some(3600));
         let bound = request.bound_object_ref.unwrap();
         assert_eq!((bound.name.as_deref(), bound.uid.as_deref()), (Some("p"), Some("uid-p")));
-        let token = Token::received(&answer(3600), &pod, Mono::ZERO).unwrap();
+        let token = Token::received(&response(3600), &pod, Mono::ZERO).unwrap();
         assert!(!format!("{token:?}").contains("hunter2"));
     }
 
     #[test]
-    fn an_answer_without_a_token_is_none() {
+    fn response_without_a_token_is_none() {
         let pod = pod("p").build();
-        let mut empty = answer(3600);
+        let mut empty = response(3600);
         empty.status = None;
         assert_eq!(Token::received(&empty, &pod, Mono::ZERO), None);
-        assert_eq!(Token::received(&answer(-5), &pod, Mono::ZERO), None);
+        assert_eq!(Token::received(&response(-5), &pod, Mono::ZERO), None);
     }
 }

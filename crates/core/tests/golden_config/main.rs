@@ -1,10 +1,10 @@
-//! What the runtime is told of pods, compared with recordings of the upstream kubelet.
+//! CRI messages of pods compared with recordings of the upstream kubelet.
 //!
-//! Every RunPodSandbox, CreateContainer and UpdateContainerResources request of a recording is made
-//! again from the recorded objects and has to come out the same, field by field; every container
-//! that upstream could not configure has to fail here with the same message.
+//! Every RunPodSandbox, CreateContainer and UpdateContainerResources request of a recording is
+//! built again from the recorded objects and must be equal field by field. Every container that
+//! upstream could not configure must fail here with the same message.
 //!
-//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their directory.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -26,11 +26,11 @@ use podwright_testkit::report;
 use recording::Recording;
 use serde_json::Value;
 
-/// Recordings that are known not to be matched, and why.
+/// Recordings that are known not to match, and the reason.
 const OPEN: [(&str, &str); 0] = [];
 
 #[test]
-fn the_runtime_is_told_what_upstream_tells_it() {
+fn cri_messages_match_upstreams() {
     let Some(golden) = report::recordings() else { return };
     let open = BTreeMap::from(OPEN);
     let (mut cases, mut compared, mut wrong) = (0, 0, Vec::new());
@@ -45,11 +45,11 @@ fn the_runtime_is_told_what_upstream_tells_it() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(compared > 0, "no recording has a request");
+    assert!(compared > 0, "no recording contains a request");
     report::golden("config", cases - open.len(), cases);
 }
 
-/// How many messages were compared.
+/// Returns the number of compared messages.
 fn check(recording: &Recording) -> Result<usize, String> {
     let node = Node::new();
     let mut compared = 0;

@@ -1,4 +1,4 @@
-//! Messages as the recordings have them: protobuf JSON with proto names.
+//! Messages in the format of the recordings: protobuf JSON with proto field names.
 
 use podwright_proto::{FILE_DESCRIPTOR_SET, cri};
 use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
@@ -46,7 +46,7 @@ pub(crate) fn of<M: Named>(message: &M) -> Value {
     json
 }
 
-/// Where the order does not matter, by name.
+/// Sorted by name where the order does not matter.
 pub(crate) fn sorted(mut config: Value) -> Value {
     if let Some(envs) = config["envs"].as_array_mut() {
         envs.sort_by_key(|env| env["key"].to_string());
@@ -56,7 +56,7 @@ pub(crate) fn sorted(mut config: Value) -> Value {
     config
 }
 
-/// What of `left` is not in `right`.
+/// Differences of `left` from `right`.
 pub(crate) fn differences(path: &str, left: &Value, right: &Value, out: &mut Vec<String>) {
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => {

@@ -1,4 +1,4 @@
-//! The node that the recordings were made on, and what its shell would have done.
+//! The node of the recordings and the inputs that its shell would provide.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const POD_IP: &str = "10.88.0.2";
 const NODE_IP: &str = "192.0.2.1";
 const ROOT: &str = "<root>";
 
-/// Our text with the recordings' placeholders in place of what they stand for.
+/// Our text with the placeholders of the recordings.
 pub(crate) fn scrub(text: &str) -> String {
     text.replace(UID, "<uid>").replace(POD_IP, "<podIP>").replace(NODE_IP, "<nodeIP>")
 }
@@ -45,7 +45,7 @@ impl Node {
             host_ips: vec![NODE_IP.parse().unwrap()],
             cluster_dns: vec!["10.96.0.10".parse().unwrap()],
             cluster_domain: "cluster.local".to_owned(),
-            alone: false,
+            standalone: false,
             resolv_conf: String::new(),
             root_dir: ROOT.to_owned(),
             pod_logs_dir: "<logs>".to_owned(),
@@ -78,7 +78,8 @@ impl Node {
         resources::of_container(pod, container, &self.facts, &Placement::default()).unwrap()
     }
 
-    /// The container that `recorded` names. What only the runtime knows is taken from there.
+    /// Builds the container that `recorded` names. Values that only the runtime has are taken from
+    /// it.
     pub(crate) fn container(
         &self,
         recording: &Recording,
@@ -142,7 +143,7 @@ fn provision(pod: &Pod) -> PodProvision {
     PodProvision { cgroup_parent: group.path(Driver::Cgroupfs), ..Default::default() }
 }
 
-/// Where each kind of volume is mounted, and which kinds nobody may write to.
+/// Mount path of each volume type, and which types are read-only.
 fn volumes(pod: &Pod) -> BTreeMap<String, MountedVolume> {
     let spec = pod.object.spec.as_ref().unwrap();
     let mounted = |volume: &v1::Volume| {
@@ -169,7 +170,7 @@ fn volumes(pod: &Pod) -> BTreeMap<String, MountedVolume> {
         .collect()
 }
 
-/// The ConfigMaps and Secrets of a recording.
+/// ConfigMaps and Secrets of a recording.
 struct Objects {
     config_maps: BTreeMap<String, v1::ConfigMap>,
     secrets: BTreeMap<String, v1::Secret>,

@@ -1,4 +1,4 @@
-//! A recording: the objects posted, the patches, the requests that upstream made.
+//! A recording: posted objects, patches, and the requests of upstream.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use podwright_core::pod::{Pod, Source, defaults};
 use serde_json::{Value, json};
 
 pub(crate) const NODE: &str = "node1";
-/// Stands for every `<uid>`; cgroup names take no angle brackets.
+/// Replaces every `<uid>`; cgroup names must not contain angle brackets.
 pub(crate) const UID: &str = "11111111-2222-3333-4444-555555555555";
 
 pub(crate) struct Recording {
@@ -22,14 +22,14 @@ impl Recording {
         Self { name: value["case"].as_str().unwrap().to_owned(), value }
     }
 
-    /// Method and request of every call, also of those during the deletion.
+    /// Method and request of every call, including those during deletion.
     pub(crate) fn requests(&self) -> impl Iterator<Item = (&str, &Value)> {
         let running = self.value["cri"].as_array().into_iter().flatten();
         let ending = self.value["on_delete"]["cri"].as_array().into_iter().flatten();
         running.chain(ending).map(|call| (call["method"].as_str().unwrap(), &call["request"]))
     }
 
-    /// Containers that upstream could not configure, and what it said.
+    /// Containers that upstream could not configure, and the error message.
     pub(crate) fn config_errors(&self) -> Vec<(String, String)> {
         let statuses = self.value["status"]["containerStatuses"].as_array().into_iter().flatten();
         statuses
@@ -62,7 +62,8 @@ impl Recording {
         from_api(object)
     }
 
-    /// A container is made for a second time, or at all, because of the patches.
+    /// The pod at the time of a container's creation: later attempts and added containers follow
+    /// from the patches.
     pub(crate) fn pod_when_creating(&self, config: &Value) -> Pod {
         let before = self.pod_before_patches();
         let name = config["metadata"]["name"].as_str().unwrap();
@@ -75,7 +76,7 @@ impl Recording {
     }
 }
 
-/// As the API server hands it to the node that runs it.
+/// A pod as the API server sends it to its node.
 fn from_api(mut object: Value) -> Pod {
     let meta = &mut object["metadata"];
     meta["namespace"] = json!("default");
@@ -88,7 +89,7 @@ fn from_api(mut object: Value) -> Pod {
     Pod::parse(pod, Source::Api).unwrap()
 }
 
-/// What the API server's admission does unless `automountServiceAccountToken` is false.
+/// The API server's admission, unless `automountServiceAccountToken` is false.
 fn mount_token(spec: &mut Value) {
     spec["serviceAccountName"] = json!("default");
     if spec["automountServiceAccountToken"] == json!(false) {
@@ -117,14 +118,14 @@ fn from_manifest(object: &Value) -> Pod {
     let own_uid = meta.uid.replace(UID.to_owned()).unwrap();
     let annotations = meta.annotations.get_or_insert_default();
     for value in annotations.values_mut().filter(|value| **value == own_uid) {
-        value.replace_range(.., UID); // the hash of the manifest is the uid
+        value.replace_range(.., UID); // the manifest hash is the UID
     }
     let source = [("config.source", "file"), ("config.seen", "<time>")];
     annotations.extend(source.map(|(key, value)| (format!("kubernetes.io/{key}"), value.into())));
     Pod::parse(pod, Source::File).unwrap()
 }
 
-/// A strategic merge, as far as the recordings need one: lists of named things merge by name.
+/// A strategic merge as far as the recordings need it: lists of named elements merge by name.
 fn merge(into: &mut Value, patch: &Value) {
     match (into, patch) {
         (Value::Object(into), Value::Object(patch)) => {

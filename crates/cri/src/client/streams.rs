@@ -1,7 +1,7 @@
-//! Where a person may talk with a container, and what containers use.
+//! Streaming URLs (exec, attach, port-forward) and container stats.
 //!
-//! The runtime answers a request for a stream with a URL of its own server, good for one
-//! connection. Asking for it starts nothing yet: whoever does not dial leaves nothing behind.
+//! The runtime returns a URL of its own streaming server, valid for one connection. The request
+//! starts nothing yet: a client that does not connect leaves nothing behind.
 
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_proto::cri;
@@ -9,7 +9,7 @@ use podwright_proto::cri;
 use super::Client;
 use crate::error::Error;
 
-/// Which of a process's streams are carried.
+/// Which streams of a process are attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     pub stdin: bool,
@@ -53,7 +53,7 @@ impl Client {
         present("Attach", id.as_str(), reply.url)
     }
 
-    /// A URL that leads to ports of the sandbox.
+    /// A URL that forwards to ports of the sandbox.
     pub async fn port_forward_url(&self, id: &SandboxId, ports: Vec<i32>) -> Result<String, Error> {
         let mut client = self.runtime.clone();
         let request = cri::PortForwardRequest { pod_sandbox_id: id.to_string(), port: ports };
@@ -62,7 +62,7 @@ impl Client {
         present("PortForward", id.as_str(), reply.url)
     }
 
-    /// What all containers use, as the runtime measures it.
+    /// Usage of all containers, as measured by the runtime.
     pub async fn container_stats(&self) -> Result<Vec<cri::ContainerStats>, Error> {
         let mut client = self.runtime.clone();
         let request = cri::ListContainerStatsRequest { filter: None };

@@ -1,4 +1,4 @@
-//! Containers: created, started, ended, removed.
+//! Containers: creation, start, exit, removal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use podwright_proto::cri;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::events::What;
+use super::events::EventKind;
 use super::journal::Violation;
 use super::names::Reservation;
 use super::output;
 use super::rpc::PodRef;
+use super::runtime_state::RuntimeState;
 use super::script::{Begin, End, OnTerm, Run, Script};
 use super::serve::{Pace, Shared};
-use super::world::World;
 
 #[derive(Debug)]
 pub(super) struct Container {
@@ -53,12 +53,12 @@ pub(super) enum State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
     pub(super) code: i32,
-    /// Empty where the code says it all.
+    /// Empty where the code is sufficient.
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-/// A call is at work on the container.
+/// A call is working on the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Busy {
     Starting,
@@ -85,7 +85,7 @@ impl State {
 }
 
 impl Container {
-    /// The user id that it was told to run as.
+    /// The user id in its configuration.
     pub(super) fn user(&self) -> Option<i64> {
         let context = self.config.linux.as_ref()?.security_context.as_ref()?;
         context.run_as_user.as_ref().map(|user| user.value)
@@ -105,12 +105,12 @@ pub(super) async fn create(
     request: cri::CreateContainerRequest,
     pace: Pace,
 ) -> Result<cri::CreateContainerResponse, Status> {
-    let (id, reservation) = shared.world.lock().reserve_container(&request)?;
+    let (id, reservation) = shared.runtime_state.lock().reserve_container(&request)?;
     pace.keep().await;
-    let chooser = shared.world.lock().chooser.clone();
-    // Not under the lock: the chooser may look at the fake.
+    let chooser = shared.runtime_state.lock().chooser.clone();
+    // Not under the lock: the callback may access the fake.
     let chosen = chooser.zip(request.config.as_ref()).and_then(|(choose, config)| choose(config));
-    shared.world.lock().add_container(&id, request, chosen)?;
+    shared.runtime_state.lock().add_container(&id, request, chosen)?;
     reservation.keep();
     Ok(cri::CreateContainerResponse { container_id: id })
 }
@@ -120,10 +120,10 @@ pub(super) async fn start(
     id: String,
     pace: Pace,
 ) -> Result<cri::StartContainerResponse, Status> {
-    shared.world.lock().begin_start(&id)?;
+    shared.runtime_state.lock().begin_start(&id)?;
     let hold = Hold::new(&shared, &id, Busy::Starting);
     pace.keep().await;
-    let started = shared.world.lock().start_container(&id);
+    let started = shared.runtime_state.lock().start_container(&id);
     hold.release();
     started.map(|()| cri::StartContainerResponse {})
 }
@@ -134,17 +134,17 @@ pub(super) async fn stop(
     grace: Duration,
     pace: Pace,
 ) -> Result<cri::StopContainerResponse, Status> {
-    let mut exited = shared.world.lock().container(&id)?.exit_watch();
+    let mut exited = shared.runtime_state.lock().container(&id)?.exit_watch();
     pace.keep().await;
     if !grace.is_zero() {
-        shared.world.lock().terminate(&id);
-        let alive = shared.world.lock().is_alive(&id);
-        // An error means that the container was removed, which is as good as an exit.
+        shared.runtime_state.lock().terminate(&id);
+        let alive = shared.runtime_state.lock().is_alive(&id);
+        // An error means that the container was removed, which counts as an exit.
         if !alive || tokio::time::timeout(grace, exited.wait_for(|exited| *exited)).await.is_ok() {
             return Ok(cri::StopContainerResponse {});
         }
     }
-    shared.world.lock().end_container(&id, &End::killed());
+    shared.runtime_state.lock().end_container(&id, &End::killed());
     Ok(cri::StopContainerResponse {})
 }
 
@@ -153,17 +153,17 @@ pub(super) async fn remove(
     id: String,
     pace: Pace,
 ) -> Result<cri::RemoveContainerResponse, Status> {
-    // What does not exist is removed already.
-    if shared.world.lock().begin_remove(&id)? {
+    // A container that does not exist is already removed.
+    if shared.runtime_state.lock().begin_remove(&id)? {
         let hold = Hold::new(&shared, &id, Busy::Removing);
         pace.keep().await;
-        shared.world.lock().delete_container(&id);
+        shared.runtime_state.lock().delete_container(&id);
         hold.release();
     }
     Ok(cri::RemoveContainerResponse {})
 }
 
-/// A call at work on a container. If it is cut short, the container does not stay busy.
+/// A call that works on a container. If it is interrupted, the container does not stay busy.
 struct Hold {
     shared: Arc<Shared>,
     id: String,
@@ -185,13 +185,13 @@ impl Hold {
 
     fn let_go(&self, cut_short: bool) {
         let same_runtime = self.shared.generation() == self.generation;
-        let mut world = self.shared.world.lock();
-        if let Some(container) = world.containers.get_mut(&self.id) {
+        let mut runtime_state = self.shared.runtime_state.lock();
+        if let Some(container) = runtime_state.containers.get_mut(&self.id) {
             container.busy = None;
         }
-        // A runtime that died in the middle left the container as it was.
+        // A runtime that crashed during the call left the container unchanged.
         if cut_short && same_runtime && self.busy == Busy::Starting {
-            world.fail_start(&self.id, "context canceled");
+            runtime_state.fail_start(&self.id, "context canceled");
         }
     }
 }
@@ -204,7 +204,7 @@ impl Drop for Hold {
     }
 }
 
-impl World {
+impl RuntimeState {
     pub(super) fn container(&self, id: &str) -> Result<&Container, Status> {
         self.containers.get(id).ok_or_else(|| {
             let text = format!("an error occurred when try to find container {id:?}: not found");
@@ -258,7 +258,7 @@ impl World {
         let sandbox = self.sandbox(&request.pod_sandbox_id)?;
         let log_path = match (sandbox.config.log_directory.as_str(), config.log_path.as_str()) {
             ("", _) | (_, "") => String::new(),
-            (folder, file) => format!("{folder}/{file}"),
+            (directory, file) => format!("{directory}/{file}"),
         };
         let (pod, sandbox) = (sandbox.pod.clone(), sandbox.id.clone());
         let spec = config.image.clone().unwrap_or_default();
@@ -285,7 +285,7 @@ impl World {
             exited: watch::Sender::new(false),
         };
         self.containers.insert(id.to_owned(), container);
-        self.tell(&What::Created, id);
+        self.publish(&EventKind::Created, id);
         Ok(())
     }
 
@@ -365,7 +365,7 @@ impl World {
         (container.started_at, container.pid) = (started_at, pid);
         output::open_log(self.options.writes_below.as_deref(), container, now);
         let ends = container.run.ends.clone();
-        self.tell(&What::Started, id);
+        self.publish(&EventKind::Started, id);
         if let Some((after, end)) = ends {
             self.end_later(id, after, end);
         }
@@ -405,17 +405,17 @@ impl World {
         let Some(container) = self.containers.get(id) else { return };
         let (me, mut exited, id) = (self.me.clone(), container.exit_watch(), id.to_owned());
         tokio::spawn(async move {
-            // Whoever ended otherwise, or was removed, needs no alarm.
+            // A container that ended otherwise, or was removed, needs no timer.
             let otherwise = tokio::time::timeout(after, exited.wait_for(|exited| *exited)).await;
             if otherwise.is_err()
                 && let Some(shared) = me.upgrade()
             {
-                shared.world.lock().end_container(&id, &end);
+                shared.runtime_state.lock().end_container(&id, &end);
             }
         });
     }
 
-    /// The process is gone. Nothing happens where there was none.
+    /// The process ends. No effect where there was none.
     pub(super) fn end_container(&mut self, id: &str, end: &End) {
         let finished_at = self.stamp();
         let Some(container) = self.containers.get_mut(id) else { return };
@@ -428,12 +428,12 @@ impl World {
         output::write_files(self.options.writes_below.as_deref(), container);
         container.exited.send_replace(true);
         if end.oom {
-            self.tell(&What::RanOutOfMemory, id);
+            self.publish(&EventKind::RanOutOfMemory, id);
         }
-        self.tell(&What::Exited { code: end.code }, id);
+        self.publish(&EventKind::Exited { code: end.code }, id);
     }
 
-    /// The machine went down under it: nobody saw how it ended.
+    /// The machine went down: the exit code is unknown.
     pub(super) fn lose_container(&mut self, id: &str) {
         let finished_at = self.stamp();
         let Some(container) = self.containers.get_mut(id) else { return };
@@ -461,10 +461,10 @@ impl World {
         Err(Status::unknown(text))
     }
 
-    /// Ends it by force if need be.
+    /// Kills it first if necessary.
     pub(super) fn delete_container(&mut self, id: &str) {
         self.end_container(id, &End::killed());
-        self.tell(&What::Deleted, id);
+        self.publish(&EventKind::Deleted, id);
         let Some(container) = self.containers.remove(id) else { return };
         if let Some(meta) = &container.config.metadata {
             self.container_names.release(&container_name(meta, &container.pod));
@@ -472,7 +472,7 @@ impl World {
         self.touch();
     }
 
-    /// The log was moved away; here is a new one.
+    /// The log was rotated; creates a new one.
     pub(super) fn reopen_log(&mut self, id: &str) {
         if let Some(container) = self.containers.get(id) {
             output::reopen_log(self.options.writes_below.as_deref(), container);

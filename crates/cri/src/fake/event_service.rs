@@ -1,4 +1,4 @@
-//! containerd's event service, served.
+//! containerd's event service.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Events for Served {
         let (via, filters) = (Via::of(&request), request.into_inner().filters);
         let work = |shared: Arc<Shared>, pace: super::serve::Pace| async move {
             pace.keep().await;
-            let events = shared.world.lock().hub.follow_containerd(&filters)?;
+            let events = shared.runtime_state.lock().hub.follow_containerd(&filters)?;
             Ok(from_first(events).await)
         };
         self.0.serve(via, Rpc::Subscribe, About::default(), work).await
@@ -35,7 +35,7 @@ impl Events for Served {
 /// A stream that opens with its first event.
 ///
 /// A server written in Go sends the headers of a streaming reply with the first message, so the
-/// caller of a silent stream waits even for the stream itself. An agent must live with that.
+/// caller of a stream without events waits even for the stream itself. An agent has to handle that.
 pub(super) async fn from_first<T: Send + 'static>(
     mut events: mpsc::UnboundedReceiver<T>,
 ) -> BoxStream<'static, Result<T, Status>> {

@@ -1,7 +1,7 @@
-//! The two event streams: the CRI's own, and containerd's.
+//! Event streams: the CRI's own, and containerd's.
 //!
-//! Both tell of the same happenings. As with the real ones, nothing is replayed, and a stream
-//! that broke has missed whatever happened meanwhile.
+//! Both report the same events. As in real runtimes, nothing is replayed, and a stream that broke
+//! has missed everything that happened meanwhile.
 
 use jiff::Timestamp;
 use podwright_proto::containerd_events as containerd;
@@ -15,7 +15,7 @@ const NAMESPACE: &str = "k8s.io";
 
 /// What happened to a container or a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum EventKind {
     Created,
     Started,
     RanOutOfMemory,
@@ -23,16 +23,16 @@ pub(super) enum What {
         code: i32,
     },
     Deleted,
-    /// A command in the container came and went.
+    /// An exec process started and ended.
     Exec {
         id: String,
         code: i32,
     },
 }
 
-/// One happening, as each stream tells it.
+/// One event, in the form of each stream.
 #[derive(Clone, Debug)]
-pub(super) struct News {
+pub(super) struct RuntimeEvent {
     pub(super) envelopes: Vec<containerd::Envelope>,
     pub(super) event: Option<cri::ContainerEventResponse>,
 }
@@ -60,24 +60,24 @@ impl Hub {
         receiver
     }
 
-    /// Whether anybody follows containerd's stream, and the CRI's.
+    /// Whether there are subscribers of containerd's stream, and of the CRI's.
     pub(super) fn followed(&self) -> (bool, bool) {
         (!self.containerd.is_empty(), !self.cri.is_empty())
     }
 
-    pub(super) fn tell(&mut self, news: &News) {
-        for envelope in &news.envelopes {
+    pub(super) fn publish(&mut self, event_message: &RuntimeEvent) {
+        for envelope in &event_message.envelopes {
             self.containerd.retain(|(filters, follower)| {
                 let wanted = filters.is_empty() || filters.iter().any(|f| f.admits(envelope));
                 if wanted { follower.send(envelope.clone()).is_ok() } else { !follower.is_closed() }
             });
         }
-        if let Some(event) = &news.event {
+        if let Some(event) = &event_message.event {
             self.cri.retain(|follower| follower.send(event.clone()).is_ok());
         }
     }
 
-    /// Nobody listens any more: the runtime went down.
+    /// Drops all subscribers: the runtime went down.
     pub(super) fn clear(&mut self) {
         self.containerd.clear();
         self.cri.clear();
@@ -86,7 +86,7 @@ impl Hub {
 
 /// What containerd publishes when this happens to the task of `id`.
 pub(super) fn envelopes(
-    what: &What,
+    what: &EventKind,
     id: &str,
     pid: u32,
     at: Timestamp,
@@ -116,8 +116,8 @@ pub(super) fn envelopes(
     };
     match what {
         // They concern containerd's container, not its task.
-        What::Created | What::Deleted => vec![],
-        What::Started => {
+        EventKind::Created | EventKind::Deleted => vec![],
+        EventKind::Started => {
             let create = containerd::TaskCreate { container_id: container_id.clone(), pid };
             let start = containerd::TaskStart { container_id: container_id.clone(), pid };
             vec![
@@ -125,15 +125,15 @@ pub(super) fn envelopes(
                 seal("/tasks/start", "TaskStart", start.encode_to_vec()),
             ]
         }
-        What::RanOutOfMemory => {
+        EventKind::RanOutOfMemory => {
             let oom = containerd::TaskOom { container_id: container_id.clone() };
             vec![seal("/tasks/oom", "TaskOOM", oom.encode_to_vec())]
         }
-        What::Exited { code } => vec![
+        EventKind::Exited { code } => vec![
             seal("/tasks/exit", "TaskExit", exit(id, *code)),
             seal("/tasks/delete", "TaskDelete", delete("", *code)),
         ],
-        What::Exec { id: exec_id, code } => {
+        EventKind::Exec { id: exec_id, code } => {
             let added = containerd::TaskExecAdded {
                 container_id: container_id.clone(),
                 exec_id: exec_id.clone(),
@@ -153,14 +153,14 @@ pub(super) fn envelopes(
     }
 }
 
-/// The CRI's word for it, if it has one.
-pub(super) fn event_type(what: &What) -> Option<cri::ContainerEventType> {
+/// The CRI's event type, if it has one.
+pub(super) fn event_type(what: &EventKind) -> Option<cri::ContainerEventType> {
     match what {
-        What::Created => Some(cri::ContainerEventType::ContainerCreatedEvent),
-        What::Started => Some(cri::ContainerEventType::ContainerStartedEvent),
-        What::Exited { .. } => Some(cri::ContainerEventType::ContainerStoppedEvent),
-        What::Deleted => Some(cri::ContainerEventType::ContainerDeletedEvent),
-        What::RanOutOfMemory | What::Exec { .. } => None,
+        EventKind::Created => Some(cri::ContainerEventType::ContainerCreatedEvent),
+        EventKind::Started => Some(cri::ContainerEventType::ContainerStartedEvent),
+        EventKind::Exited { .. } => Some(cri::ContainerEventType::ContainerStoppedEvent),
+        EventKind::Deleted => Some(cri::ContainerEventType::ContainerDeletedEvent),
+        EventKind::RanOutOfMemory | EventKind::Exec { .. } => None,
     }
 }
 
@@ -211,7 +211,7 @@ impl Filter {
 
 impl Condition {
     fn parse(text: &str) -> Result<Self, Status> {
-        let bad = || Status::invalid_argument(format!("filter {text:?} is not understood"));
+        let bad = || Status::invalid_argument(format!("filter {text:?} is not supported"));
         let operator = ["==", "!=", "~="].into_iter().find(|op| text.contains(op));
         let operator = operator.ok_or_else(bad)?;
         let (field, value) = text.split_once(operator).ok_or_else(bad)?;
@@ -224,7 +224,7 @@ impl Condition {
         let test = match operator {
             "==" => Test::Is(value.into()),
             "!=" => Test::IsNot(value.into()),
-            // Of regular expressions, only those without special characters are known here.
+            // Of regular expressions, only those without special characters are supported.
             _ => match value.strip_prefix('^') {
                 _ if value.trim_start_matches('^').contains(is_special) => return Err(bad()),
                 Some(start) => Test::StartsWith(start.into()),
@@ -239,7 +239,7 @@ fn is_special(c: char) -> bool {
     "\\.+*?()|[]{}^$".contains(c)
 }
 
-/// A value may stand in double quotes, and a regular expression between bars or slashes.
+/// A value may be in double quotes, and a regular expression between bars or slashes.
 fn unquoted(value: &str) -> &str {
     let quotes = ['"', '|', '/'];
     let inner = quotes.iter().find_map(|&q| value.strip_prefix(q)?.strip_suffix(q));
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_admits_what_all_of_its_conditions_do() {
+    fn filter_requires_all_of_its_conditions() {
         let envelope = containerd::Envelope {
             namespace: NAMESPACE.into(),
             topic: "/tasks/exit".into(),
@@ -274,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn whoever_hung_up_is_told_no_more() {
+    fn disconnected_subscriber_gets_no_more_events() {
         let mut hub = Hub::default();
         drop(hub.follow_containerd(&[]).unwrap());
         drop(hub.follow_cri());
-        let what = What::Exited { code: 1 };
-        let news = News {
+        let what = EventKind::Exited { code: 1 };
+        let event_message = RuntimeEvent {
             envelopes: envelopes(&what, "c1", 7, Timestamp::UNIX_EPOCH),
             event: Some(cri::ContainerEventResponse::default()),
         };
-        hub.tell(&news);
+        hub.publish(&event_message);
         assert!(hub.containerd.is_empty() && hub.cri.is_empty());
     }
 }

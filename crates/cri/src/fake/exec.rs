@@ -1,4 +1,4 @@
-//! Commands run in containers.
+//! Exec commands in containers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use podwright_proto::cri;
 use tonic::Status;
 
 use super::containers::State;
-use super::events::What;
+use super::events::EventKind;
 use super::options::ExecCall;
+use super::runtime_state::RuntimeState;
 use super::script::ExecReply;
 use super::serve::{Pace, Shared};
-use super::world::World;
 
 pub(super) async fn exec(
     shared: Arc<Shared>,
@@ -19,11 +19,11 @@ pub(super) async fn exec(
     pace: Pace,
 ) -> Result<cri::ExecSyncResponse, Status> {
     let id = request.container_id;
-    let (scripted, call, mut exited) = shared.world.lock().begin_exec(&id, request.cmd)?;
+    let (scripted, call, mut exited) = shared.runtime_state.lock().begin_exec(&id, request.cmd)?;
     pace.keep().await;
-    let answerer = shared.world.lock().answerer.clone();
-    // Not under the lock: the answerer may look at the fake.
-    let answer = answerer.and_then(|answer| answer(&call));
+    let exec_handler = shared.runtime_state.lock().exec_handler.clone();
+    // Not under the lock: the callback may access the fake.
+    let answer = exec_handler.and_then(|answer| answer(&call));
     let reply = answer.unwrap_or(scripted);
     let timeout = u64::try_from(request.timeout).ok().filter(|seconds| *seconds > 0);
     let ends = tokio::time::sleep(reply.takes);
@@ -35,11 +35,11 @@ pub(super) async fn exec(
         }
     };
     let result = tokio::select! { biased;
-        // It goes down with its container.
+        // It ends with its container.
         _ = died => ExecReply::exits(137),
         () = ends => reply,
         () = limit => {
-            shared.world.lock().tell_exec(&id, 137);
+            shared.runtime_state.lock().publish_exec(&id, 137);
             let text = format!(
                 "failed to exec in container: timeout {}s exceeded: context deadline exceeded",
                 request.timeout
@@ -47,7 +47,7 @@ pub(super) async fn exec(
             return Err(Status::deadline_exceeded(text));
         }
     };
-    shared.world.lock().tell_exec(&id, result.exit_code);
+    shared.runtime_state.lock().publish_exec(&id, result.exit_code);
     Ok(cri::ExecSyncResponse {
         exit_code: result.exit_code,
         stdout: result.stdout.into_bytes(),
@@ -55,7 +55,7 @@ pub(super) async fn exec(
     })
 }
 
-impl World {
+impl RuntimeState {
     fn begin_exec(
         &self,
         id: &str,
@@ -82,8 +82,8 @@ impl World {
         Ok((scripted, call, container.exit_watch()))
     }
 
-    fn tell_exec(&mut self, container: &str, code: i32) {
+    fn publish_exec(&mut self, container: &str, code: i32) {
         let id = self.ids.hex64();
-        self.tell(&What::Exec { id, code }, container);
+        self.publish(&EventKind::Exec { id, code }, container);
     }
 }

@@ -1,7 +1,7 @@
-//! What goes wrong, and when.
+//! Fault injection: rules for calls and events.
 //!
-//! A rule says which calls it means, which of them it spoils, and how. Chance is drawn from the
-//! fake's seed, so a run that failed can be run again.
+//! A rule selects calls, which of them fail, and how. Random choices are drawn from the fake's
+//! seed, so a failed run can be repeated.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,39 +12,39 @@ use tonic::Code;
 use super::random::Random;
 use super::rpc::{About, Rpc};
 
-/// What becomes of a call.
+/// Fault of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Refused in these words; nothing happens.
+    /// Refused with this message; nothing happens.
     Error(Code, String),
-    /// It happens, and is answered with an error all the same.
+    /// It is carried out, but the response is an error.
     DoneButError(Code, String),
-    /// The work takes so much longer. Delays of several rules add up, and a delayed call may
-    /// suffer another fault besides.
+    /// The work takes this much longer. Delays of several rules add up, and a delayed call may have
+    /// another fault as well.
     Delay(Duration),
-    /// Never answered, and nothing happens. What the call had taken (a name, say) it holds until
-    /// the caller gives up.
+    /// No response, and nothing happens. What the call had reserved (a name, say) stays reserved
+    /// until the caller gives up.
     Hang,
-    /// Never answered; it happens so much later, whether or not the caller still waits. With a
+    /// No response; carried out this much later, whether or not the caller still waits. With a
     /// delay beyond all deadlines it is the call that keeps a name reserved until a restart.
     Late(Duration),
     /// The connection breaks before anything happens.
     Disconnect,
-    /// The connection breaks after it happened.
+    /// The connection breaks after it was carried out.
     DoneButDisconnect,
-    /// It is carried out twice, as by a transport that tried again; the second answer is told.
+    /// Carried out twice, as by a transport that retried; the second response is returned.
     Twice,
-    /// It happens, and its answer is held back until a later call of the same method was answered;
-    /// at most so long, if none is.
+    /// Carried out, and its response is held back until a later call of the same method was
+    /// answered; at most this long, if there is none.
     Overtaken(Duration),
 }
 
-/// What becomes of an event.
+/// Fault of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventFault {
     Drop,
     Duplicate,
-    /// Told so much later: what happens meanwhile overtakes it.
+    /// Published this much later: later events overtake it.
     Late(Duration),
 }
 
@@ -56,11 +56,11 @@ pub struct Rule<F> {
     container: Option<String>,
     only: Option<Predicate>,
     when: When,
-    /// How many it meant so far.
+    /// How many calls it selected so far.
     seen: u64,
 }
 
-/// Runs while the fake is locked: it must not ask the fake anything.
+/// Runs while the fake is locked: it must not access the fake.
 type Predicate = Arc<dyn Fn(&About) -> bool + Send + Sync>;
 
 #[derive(Clone, Copy, Debug)]
@@ -116,25 +116,25 @@ impl<F> Rule<F> {
         self
     }
 
-    /// Only where this holds. It runs while the fake is locked: it must not ask the fake anything.
+    /// Only where this holds. It runs while the fake is locked: it must not access the fake.
     pub fn only(mut self, predicate: impl Fn(&About) -> bool + Send + Sync + 'static) -> Self {
         self.only = Some(Arc::new(predicate));
         self
     }
 
-    /// Only the `n`th of those meant, counted from one.
+    /// Only the `n`th of the selected calls, counted from one.
     pub fn nth(mut self, n: u64) -> Self {
         self.when = When::Nth(n);
         self
     }
 
-    /// Only the first `n` of those meant.
+    /// Only the first `n` of the selected calls.
     pub fn first(mut self, n: u64) -> Self {
         self.when = When::First(n);
         self
     }
 
-    /// A share of `p` of those meant, drawn from the fake's seed.
+    /// A share of `p` of the selected calls, drawn from the fake's seed.
     pub fn chance(mut self, p: f64) -> Self {
         self.when = When::Chance(p);
         self
@@ -152,8 +152,8 @@ impl<F> Rule<F> {
             && self.only.as_ref().is_none_or(|only| only(about))
     }
 
-    /// Counts one that it means, and says whether this is one to spoil.
-    fn strikes(&mut self, random: &mut Random) -> bool {
+    /// Counts a selected call, and returns whether the fault applies.
+    fn applies(&mut self, random: &mut Random) -> bool {
         self.seen += 1;
         match self.when {
             When::Always => true,
@@ -178,7 +178,7 @@ impl<F: fmt::Debug> fmt::Debug for Rule<F> {
     }
 }
 
-/// What all rules together say about one call.
+/// Combined result of all rules for one call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) delay: Duration,
@@ -186,7 +186,7 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// As it goes on record: what is worse than a delay hides it.
+    /// As recorded: a fault hides a delay.
     pub(super) fn recorded(&self) -> Option<Fault> {
         let delay = (!self.delay.is_zero()).then_some(Fault::Delay(self.delay));
         self.fault.clone().or(delay)
@@ -218,11 +218,11 @@ impl Rules {
         self.events.clear();
     }
 
-    /// The first rule that strikes decides; delays add up.
+    /// The first rule that applies decides; delays add up.
     pub(super) fn judge(&mut self, rpc: Rpc, about: &About) -> Verdict {
         let mut verdict = Verdict::default();
         for rule in &mut self.calls {
-            if !rule.means(Some(rpc), about) || !rule.strikes(&mut self.random) {
+            if !rule.means(Some(rpc), about) || !rule.applies(&mut self.random) {
                 continue;
             }
             match &rule.fault {
@@ -238,7 +238,7 @@ impl Rules {
     pub(super) fn judge_event(&mut self, about: &About) -> Option<EventFault> {
         let mut fault = None;
         for rule in &mut self.events {
-            if rule.means(None, about) && rule.strikes(&mut self.random) {
+            if rule.means(None, about) && rule.applies(&mut self.random) {
                 fault = fault.or(Some(rule.fault));
             }
         }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_strikes_when_it_says() {
+    fn rule_applies_to_the_selected_calls() {
         let hang = || Rule::on(Rpc::StartContainer, Fault::Hang);
         for (case, rule, want) in [
             ("always", hang(), vec![1, 2, 3, 4]),

@@ -1,4 +1,4 @@
-//! The CRI's image service, served.
+//! The CRI's image service.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl ImageService for Served {
         let (via, spec) = (Via::of(&request), request.into_inner().image);
         let about = About::image(spec.as_ref());
         self.0
-            .answer(via, Rpc::ImageStatus, about, move |world| {
-                let image = world.images.find(&spec.unwrap_or_default().image).cloned();
+            .respond(via, Rpc::ImageStatus, about, move |runtime_state| {
+                let image = runtime_state.images.find(&spec.unwrap_or_default().image).cloned();
                 Ok(cri::ImageStatusResponse { image, ..Default::default() })
             })
             .await
@@ -46,9 +46,9 @@ impl ImageService for Served {
     ) -> Reply<cri::ListImagesResponse> {
         let via = Via::of(&request);
         self.0
-            .answer(via, Rpc::ListImages, About::default(), |world| {
-                let mut images = world.images.all();
-                world.order.shuffle(&mut images);
+            .respond(via, Rpc::ListImages, About::default(), |runtime_state| {
+                let mut images = runtime_state.images.all();
+                runtime_state.order.shuffle(&mut images);
                 Ok(cri::ListImagesResponse { images })
             })
             .await
@@ -61,9 +61,9 @@ impl ImageService for Served {
         let (via, spec) = (Via::of(&request), request.into_inner().image);
         let about = About::image(spec.as_ref());
         self.0
-            .answer(via, Rpc::RemoveImage, about, move |world| {
-                world.images.remove(&spec.unwrap_or_default().image);
-                world.touch();
+            .respond(via, Rpc::RemoveImage, about, move |runtime_state| {
+                runtime_state.images.remove(&spec.unwrap_or_default().image);
+                runtime_state.touch();
                 Ok(cri::RemoveImageResponse {})
             })
             .await
@@ -75,7 +75,9 @@ impl ImageService for Served {
     ) -> Reply<cri::ImageFsInfoResponse> {
         let via = Via::of(&request);
         self.0
-            .answer(via, Rpc::ImageFsInfo, About::default(), |world| Ok(world.image_fs_info()))
+            .respond(via, Rpc::ImageFsInfo, About::default(), |runtime_state| {
+                Ok(runtime_state.image_fs_info())
+            })
             .await
     }
 }
@@ -86,7 +88,7 @@ async fn pull(
     pace: Pace,
 ) -> Result<cri::PullImageResponse, Status> {
     let reference = request.image.unwrap_or_default().image;
-    let fetch = shared.world.lock().images.begin_pull(&reference, request.auth.as_ref())?;
+    let fetch = shared.runtime_state.lock().images.begin_pull(&reference, request.auth.as_ref())?;
     let _under_way = UnderWay { shared: shared.clone(), seq: fetch.seq };
     pace.keep().await;
     tokio::time::sleep(fetch.takes).await;
@@ -95,13 +97,13 @@ async fn pull(
         FetchOutcome::Failure(status) => return Err(status),
         FetchOutcome::Never => std::future::pending().await,
     };
-    let mut world = shared.world.lock();
-    let image = world.images.add(&image).map_err(|bad| Status::unknown(bad.to_string()))?;
-    world.touch();
+    let mut runtime_state = shared.runtime_state.lock();
+    let image = runtime_state.images.add(&image).map_err(|bad| Status::unknown(bad.to_string()))?;
+    runtime_state.touch();
     Ok(cri::PullImageResponse { image_ref: image.id })
 }
 
-/// A pull that is under way until it ends, or until nobody wants it any more.
+/// A pull that is under way until it ends or its caller goes away.
 struct UnderWay {
     shared: Arc<Shared>,
     seq: u64,
@@ -109,6 +111,6 @@ struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.shared.world.lock().images.settle(self.seq);
+        self.shared.runtime_state.lock().images.settle(self.seq);
     }
 }

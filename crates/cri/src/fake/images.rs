@@ -1,4 +1,4 @@
-//! Images that are here, and those a registry has to offer.
+//! Images that are present, and those a registry offers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use super::random::Random;
 
-/// An image, made up from its name: its id and digest follow from it.
+/// An image derived from its name: its id and digest follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeImage {
     name: String,
@@ -33,7 +33,7 @@ impl FakeImage {
         }
     }
 
-    /// Its id, where it must be that of an image which a real runtime had.
+    /// Its id, where it must be that of an image in a real runtime.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
@@ -74,7 +74,7 @@ impl From<String> for FakeImage {
     }
 }
 
-/// How a pull goes.
+/// Behaviour of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pull {
     takes: Duration,
@@ -98,12 +98,12 @@ impl Pull {
         Self { takes: after, ends: PullEnd::Fails(code, message.into()), needs: None }
     }
 
-    /// Comes half way and no further, until the caller gives up.
+    /// Stalls half way, until the caller gives up.
     pub fn stalls() -> Self {
         Self { takes: Duration::ZERO, ends: PullEnd::Stalls, needs: None }
     }
 
-    /// Only for who knows this name and password; anybody else is turned away.
+    /// Only with this name and password; other callers are refused.
     pub fn needs(mut self, username: impl Into<String>, password: impl Into<String>) -> Self {
         self.needs = Some((username.into(), password.into()));
         self
@@ -114,11 +114,11 @@ impl Pull {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pulling {
     pub image: String,
-    /// How far it is, from zero to one.
+    /// Progress, from zero to one.
     pub progress: f64,
 }
 
-/// What the caller of PullImage will get, and when.
+/// Result of PullImage, and when it is returned.
 #[derive(Debug)]
 pub(super) struct Fetch {
     pub(super) seq: u64,
@@ -143,7 +143,7 @@ pub(super) struct Images {
 }
 
 impl Images {
-    pub(super) fn add(&mut self, image: &FakeImage) -> Result<cri::Image, image::BadImageName> {
+    pub(super) fn add(&mut self, image: &FakeImage) -> Result<cri::Image, image::ImageNameError> {
         let name = full_name(&image.name)?;
         let digest = image.id.clone().unwrap_or_else(|| digest_of(&name));
         let repository = repository(&name).to_owned();
@@ -266,7 +266,7 @@ fn repository(name: &str) -> &str {
 }
 
 fn digest_of(name: &str) -> String {
-    // FNV-1a: any good spread will do, as long as a name always gives the same.
+    // FNV-1a: any well distributed hash works, as long as a name always gives the same.
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

@@ -1,17 +1,17 @@
-//! What a test sees of the runtime without asking over the wire.
+//! Snapshot of the runtime for tests, without calls over the connection.
 
 use std::net::IpAddr;
 
 use super::containers::State;
 use super::rpc::PodRef;
-use super::world::World;
+use super::runtime_state::RuntimeState;
 
-/// Everything in the runtime at one moment. Lists are in the order things were made.
+/// Everything in the runtime at one moment. Lists are in order of creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     pub sandboxes: Vec<SandboxView>,
     pub containers: Vec<ContainerView>,
-    /// First names of the images that are here.
+    /// First names of the images that are present.
     pub images: Vec<String>,
 }
 
@@ -32,7 +32,7 @@ pub struct ContainerView {
     pub name: String,
     pub attempt: u32,
     pub state: ContainerState,
-    /// The user id that it was told to run as.
+    /// The user id in its configuration.
     pub user: Option<i64>,
 }
 
@@ -45,7 +45,7 @@ pub enum ContainerState {
 }
 
 impl Snapshot {
-    /// No pod left anything behind.
+    /// Whether no pod left anything behind.
     pub fn has_no_pods(&self) -> bool {
         self.sandboxes.is_empty() && self.containers.is_empty()
     }
@@ -73,7 +73,7 @@ impl Snapshot {
     }
 }
 
-impl World {
+impl RuntimeState {
     pub(super) fn snapshot(&self) -> Snapshot {
         let mut sandboxes: Vec<_> = self.sandboxes.values().collect();
         sandboxes.sort_by_key(|sandbox| sandbox.created_at);
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// The newest living instance of a container.
+    /// The newest running instance of a container.
     pub(super) fn living(&self, pod: &str, container: &str) -> Option<String> {
         let living = self
             .containers

@@ -1,8 +1,7 @@
-//! Every call that was made, and every one that should not have been.
+//! Record of calls, and detection of invalid ones.
 //!
-//! The rules are those a node agent must keep towards any runtime. They are checked here, where
-//! all calls pass, and not in each test: a simulation that ends well with a violation on the way
-//! did not end well.
+//! The rules are those a node agent must follow with any runtime. They are checked here, where all
+//! calls pass, and not in each test: a simulation that ends well but violated a rule has failed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -15,19 +14,19 @@ use tonic::Code;
 use super::faults::Fault;
 use super::rpc::{About, PodRef, Rpc};
 
-/// Upstream never gives a container less time to end than this.
+/// Upstream's minimum grace period of a container.
 const LEAST_GRACE: i64 = 2;
 
-/// One call, as the runtime saw it.
+/// One call, as received by the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Counts all calls, from zero.
     pub seq: u64,
     pub rpc: Rpc,
     pub about: About,
-    /// The seconds that a StopContainer gives.
+    /// The timeout of a StopContainer.
     pub grace: Option<i64>,
-    /// What was made to go wrong with it.
+    /// The injected fault.
     pub fault: Option<Fault>,
     /// Since the fake was started.
     pub at: Duration,
@@ -39,7 +38,7 @@ pub struct Call {
 pub enum Outcome {
     Done,
     Failed(Code),
-    /// The caller went away, or its deadline passed, before there was an answer.
+    /// The caller went away, or its deadline passed, before there was a response.
     Abandoned,
 }
 
@@ -70,11 +69,11 @@ impl fmt::Display for Call {
 pub enum Violation {
     /// Two instances of one container ran at the same time.
     TwoRunning { pod: PodRef, container: String, ids: [String; 2] },
-    /// A sandbox was made while another one of the pod was ready and nobody was stopping it.
+    /// A sandbox was created while another one of the pod was ready and not being stopped.
     TwoReady { pod: PodRef, ids: [String; 2] },
-    /// A call was made while another one on the same thing was under way.
+    /// A call was made while another one on the same object was under way.
     Overlap { pod: PodRef, under_way: Box<Call>, made: Box<Call> },
-    /// A container was given less time to end than anyone may.
+    /// A container was given less than the minimum grace period.
     ShortGrace { pod: PodRef, container: String, seconds: i64 },
 }
 
@@ -99,11 +98,11 @@ impl fmt::Display for Violation {
 
 #[derive(Debug)]
 pub(super) struct Journal {
-    /// How many calls are remembered.
+    /// How many calls are kept.
     keep: usize,
     calls: VecDeque<Call>,
     counts: BTreeMap<Rpc, u64>,
-    /// The newest call of each method that was answered.
+    /// The newest answered call of each method.
     answered: watch::Sender<BTreeMap<Rpc, u64>>,
     next: u64,
     /// Calls that change pods and whose callers still wait.
@@ -152,7 +151,7 @@ impl Journal {
         self.counts.get(&rpc).copied().unwrap_or(0)
     }
 
-    pub(super) fn forget_calls(&mut self) {
+    pub(super) fn clear_calls(&mut self) {
         self.calls.retain(|call| call.end.is_none());
     }
 
@@ -161,7 +160,7 @@ impl Journal {
     }
 
     pub(super) fn report(&mut self, violation: Violation) {
-        tracing::error!(%violation, "the fake runtime saw what must not be");
+        tracing::error!(%violation, "fake runtime: rule violated");
         self.violations.push(violation);
     }
 
@@ -193,7 +192,7 @@ impl Journal {
         let clashes: Vec<Call> = self
             .under_way
             .values()
-            // Whose time is up is no longer waited for, even if we have not noticed yet.
+            // A call past its deadline is no longer waited for, even if that was not processed yet.
             .filter(|other| other.deadline.is_none_or(|deadline| now < deadline))
             .filter(|other| other.call.about.pod.as_ref().is_some_and(|p| p.uid == pod.uid))
             .filter(|other| clash(&other.call, made) && !hurries(made, &other.call))
@@ -215,20 +214,20 @@ impl Journal {
         }
     }
 
-    /// Somebody was told what became of a call.
-    pub(super) fn note_answer(&mut self, rpc: Rpc, seq: u64) {
+    /// The response of a call was sent.
+    pub(super) fn note_response(&mut self, rpc: Rpc, seq: u64) {
         self.answered.send_modify(|newest| {
             let newest = newest.entry(rpc).or_default();
             *newest = seq.max(*newest);
         });
     }
 
-    /// The newest call of each method that was answered, from now on.
+    /// The newest answered call of each method, from now on.
     pub(super) fn answered(&self) -> watch::Receiver<BTreeMap<Rpc, u64>> {
         self.answered.subscribe()
     }
 
-    /// The connection is gone, and with it whoever waited for an answer.
+    /// The connection is gone, and with it all callers that waited for a response.
     pub(super) fn cut(&mut self, line: u64, at: Duration) {
         let gone: Vec<u64> = self
             .under_way
@@ -242,16 +241,16 @@ impl Journal {
     }
 }
 
-/// Less time than before for a container that is being stopped already: that is allowed.
+/// A shorter grace period for a container that is already being stopped: allowed.
 fn hurries(made: &Call, under_way: &Call) -> bool {
     let shorter = made.grace.zip(under_way.grace).is_some_and(|(now, before)| now < before);
     made.rpc == Rpc::StopContainer && shorter
 }
 
-/// Whether two calls on one pod get in each other's way.
+/// Whether two calls on one pod conflict.
 ///
-/// What is dead may be removed while its successor starts, and different containers of a pod have
-/// nothing to do with each other; but ending a sandbox ends everything in it, grace or not.
+/// A dead container may be removed while its successor starts, and different containers of a pod
+/// are independent; but stopping a sandbox kills everything in it, regardless of grace periods.
 fn clash(a: &Call, b: &Call) -> bool {
     let same_sandbox = a.about.sandbox_id.is_some() && a.about.sandbox_id == b.about.sandbox_id;
     match (&a.about.container, &b.about.container) {
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn two_calls_on_one_thing_at_once_are_a_violation() {
+    async fn concurrent_calls_on_one_object_are_a_violation() {
         let sandbox = || about(None, Some("s1"));
         let app = |id| about(Some(("app", id)), Some("s1"));
         let log = |id| about(Some(("log", id)), Some("s1"));
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_ended_is_in_nobodys_way() {
+    async fn finished_call_conflicts_with_none() {
         let app = || about(Some(("app", "1")), Some("s1"));
         let mut journal = Journal::new(10);
         let start = journal.arrive(arrival(Rpc::StartContainer, app(), None));
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_shorter_grace_may_overtake_a_stop() {
+    async fn only_a_shorter_grace_period_may_overtake_a_stop() {
         for (second, want) in [(30, 1), (60, 1), (5, 0)] {
             let mut journal = Journal::new(10);
             for grace in [30, second] {
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_grace_below_two_seconds_is_a_violation() {
+    async fn grace_period_below_two_seconds_is_a_violation() {
         for (grace, want) in [(0, 1), (1, 1), (2, 0)] {
             let mut journal = Journal::new(10);
             let app = about(Some(("app", "1")), None);
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn old_calls_are_forgotten_and_counted_all_the_same() {
+    async fn dropped_old_calls_are_still_counted() {
         let mut journal = Journal::new(3);
         for _ in 0..10 {
             let seq = journal.arrive(arrival(Rpc::Version, About::default(), None));

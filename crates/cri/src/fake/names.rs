@@ -1,8 +1,8 @@
-//! Names that are taken.
+//! Name reservations.
 //!
-//! A name is taken from the moment its maker begins until the thing is removed, not only while
-//! the thing is to be seen. This is what makes a call that hangs so unpleasant: its name is in
-//! use, and nothing shows by whom.
+//! A name is reserved from the start of a creation until the object is removed, not only while the
+//! object is visible. This is why a hanging call is hard to handle: its name is in use, and nothing
+//! shows by what.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic::Status;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names(Arc<Mutex<BTreeMap<String, String>>>);
 
-/// A name held for something in the making; given back unless it is kept.
+/// A name reserved for an object in creation; released unless it is kept.
 #[derive(Debug)]
 pub(super) struct Reservation {
     names: Names,
@@ -23,7 +23,7 @@ pub(super) struct Reservation {
 }
 
 impl Names {
-    /// `kind` is `sandbox` or `container`, for the complaint.
+    /// `kind` is `sandbox` or `container`, for the error message.
     pub(super) fn reserve(
         &self,
         kind: &str,
@@ -51,7 +51,7 @@ impl Names {
 }
 
 impl Reservation {
-    /// The thing is made: it has the name until it is removed.
+    /// The object is created: it keeps the name until it is removed.
     pub(super) fn keep(mut self) {
         self.kept = true;
     }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_taken_while_its_thing_is_in_the_making_and_after() {
+    fn name_is_reserved_during_and_after_creation() {
         let names = Names::default();
         let reserve = |id: &str| names.reserve("sandbox", "web_ns_uid_0".into(), id.into());
         let first = reserve("s1").unwrap();

@@ -1,7 +1,7 @@
 //! Observer of calls: sees each call with its whole request, as it arrives and as it ends.
 //!
-//! The fake itself remembers only what a call is about. A journal of a simulation needs the whole
-//! request, and needs it for longer than the fake remembers calls.
+//! The fake itself keeps only the subject of a call. A journal of a simulation needs the whole
+//! request, and needs it for longer than the fake keeps calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::faults::Fault;
 use super::journal::Outcome;
 use super::rpc::{About, Rpc};
 
-/// What happens to a call.
+/// Phase of a call.
 #[derive(Debug)]
 pub enum CallProgress<'a> {
     /// It arrived, with this request in protobuf encoding.
@@ -22,7 +22,7 @@ pub enum CallProgress<'a> {
     Ended(Outcome),
 }
 
-/// One moment in a call's life. `seq` is the same for all moments of one call.
+/// One phase of a call. `seq` is the same for all phases of one call.
 #[derive(Debug)]
 pub struct ObservedCall<'a> {
     pub seq: u64,

@@ -1,4 +1,4 @@
-//! What kind of runtime the fake is.
+//! Options and features of the fake runtime.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,23 +11,23 @@ use tokio::time::Instant;
 use super::observer::CallObserver;
 use super::rpc::PodRef;
 
-/// Tells the time of day.
+/// Source of the time of day.
 pub type Wall = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 #[derive(Clone)]
 pub struct FakeOptions {
-    /// Of everything left to chance: ids, the order of lists, which calls fail.
+    /// Seed of everything random: ids, the order of lists, which calls fail.
     pub seed: u64,
     /// The clock behind all timestamps. By default it starts with 2026 and follows tokio's time.
     pub wall: Wall,
     pub features: Features,
     /// Pods get an IPv6 address too.
     pub dual_stack: bool,
-    /// Containers write their logs and files, but only below this folder.
+    /// Containers write their logs and files, but only below this directory.
     pub writes_below: Option<PathBuf>,
-    /// How many of the latest calls are remembered.
+    /// How many of the latest calls are kept.
     pub keep_calls: usize,
-    /// Sees every call, whether it is remembered or not.
+    /// Observes every call, whether it is kept or not.
     pub observer: Option<CallObserver>,
 }
 
@@ -63,23 +63,23 @@ pub fn wall_from(start: Timestamp) -> Wall {
     Arc::new(move || start.saturating_add(began.elapsed()).unwrap_or(start))
 }
 
-/// What the runtime can do, by its age.
+/// Features of the runtime, by its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// What RuntimeConfig answers; without, it is not implemented.
+    /// Reply of RuntimeConfig; without, it is not implemented.
     pub cgroup_driver: Option<cri::CgroupDriver>,
     /// Whether GetContainerEvents is implemented. containerd's own events always are.
     pub cri_events: bool,
-    /// Whether container statuses tell the resources in force.
+    /// Whether container statuses report the current resources.
     pub status_resources: bool,
     /// Whether UpdatePodSandboxResources is implemented.
     pub sandbox_resources: bool,
-    /// Whether the default handler can do what newer pods ask for.
+    /// Whether the default handler supports features of newer pods.
     pub handlers: bool,
 }
 
 impl Features {
-    /// The oldest runtime we care for.
+    /// The oldest supported runtime.
     pub const fn containerd_1_6() -> Self {
         Self {
             cgroup_driver: None,
@@ -105,7 +105,7 @@ impl Features {
     }
 }
 
-/// How the runtime, or its network, says it is.
+/// Condition of the runtime or its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     Ready,

@@ -1,7 +1,7 @@
-//! What programs leave on the host's disk: their logs and the files they were told to write.
+//! Files that containers write on the host: logs and termination messages.
 //!
-//! Only below the one folder the fake was given, whatever paths it is asked for: a simulation
-//! never touches the machine it runs on.
+//! Only below the directory the fake was given, whatever paths it gets: a simulation never touches
+//! the machine it runs on.
 
 use std::fs;
 use std::io::Write;
@@ -11,19 +11,19 @@ use jiff::Timestamp;
 
 use super::containers::Container;
 
-/// A log exists from the start of its container, even if nothing is ever said.
+/// A log exists from the start of its container, even if it stays empty.
 pub(super) fn open_log(below: Option<&Path>, container: &Container, now: Timestamp) {
-    let lines = container.script.says.iter().map(|line| format!("{now:.9} stdout F {line}\n"));
+    let lines = container.script.prints.iter().map(|line| format!("{now:.9} stdout F {line}\n"));
     let lines: String = lines.collect();
     write(below, &container.log_path, &lines, true);
 }
 
-/// A log that was moved away is made anew, empty.
+/// Creates a rotated log again, empty.
 pub(super) fn reopen_log(below: Option<&Path>, container: &Container) {
     write(below, &container.log_path, "", true);
 }
 
-/// The files a program leaves behind.
+/// The files a program writes.
 pub(super) fn write_files(below: Option<&Path>, container: &Container) {
     for (inside, text) in &container.script.writes {
         if let Some(outside) = host_path(container, inside) {
@@ -32,14 +32,14 @@ pub(super) fn write_files(below: Option<&Path>, container: &Container) {
     }
 }
 
-/// The file on the host behind a path in the container; the innermost mount counts.
+/// The host path of a path in the container; the innermost mount applies.
 fn host_path(container: &Container, inside: &str) -> Option<String> {
     let mounts = container.config.mounts.iter().filter_map(|mount| {
         let rest = Path::new(inside).strip_prefix(&mount.container_path).ok()?;
         Some((mount, rest))
     });
     let (mount, rest) = mounts.max_by_key(|(mount, _)| mount.container_path.len())?;
-    // A file that is itself the mount leaves nothing to add, not even a slash.
+    // If the file itself is the mount, nothing is appended, not even a slash.
     Some(match rest.to_str()? {
         "" => mount.host_path.clone(),
         rest => format!("{}/{rest}", mount.host_path),
@@ -49,8 +49,8 @@ fn host_path(container: &Container, inside: &str) -> Option<String> {
 fn write(below: Option<&Path>, path: &str, text: &str, append: bool) {
     let Some(path) = permitted(below, path) else { return };
     let attempt = || {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
         }
         let mut file =
             fs::OpenOptions::new().create(true).append(append).write(true).open(&path)?;
@@ -60,7 +60,7 @@ fn write(below: Option<&Path>, path: &str, text: &str, append: bool) {
         file.write_all(text.as_bytes())
     };
     if let Err(error) = attempt() {
-        tracing::warn!(%error, path = %path.display(), "a container's file cannot be written");
+        tracing::warn!(%error, path = %path.display(), "write file of container failed");
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_written_outside_of_the_folder() {
+    fn nothing_is_written_outside_of_the_directory() {
         let below = Some(Path::new("/tmp/sim"));
         assert!(permitted(below, "/tmp/sim/a/b.log").is_some());
         for path in ["/tmp/simulation/a", "/etc/passwd", "/tmp/sim/../x", "", "a"] {

@@ -1,11 +1,11 @@
-//! Chance that can be played again: the same seed gives the same run.
+//! Seeded random numbers: the same seed gives the same run.
 
 /// SplitMix64. Small, and good enough for choosing which call fails.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
 impl Random {
-    /// `stream` keeps draws for different ends apart: one more fault changes no container's id.
+    /// `stream` separates draws for different purposes: one more fault changes no container's id.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut mixer = Self(seed ^ stream.rotate_left(32));
         Self(mixer.next())
@@ -31,7 +31,7 @@ impl Random {
         (0..4).map(|_| format!("{:016x}", self.next())).collect()
     }
 
-    /// Puts the items in some order, as iterating a Go map does.
+    /// Shuffles the items, as iterating a Go map does.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let bound = u64::try_from(last).unwrap_or(u64::MAX).saturating_add(1);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_draws_the_same_and_another_stream_does_not() {
+    fn same_seed_gives_same_draws_and_another_stream_others() {
         let draw = |seed, stream| {
             let mut random = Random::new(seed, stream);
             [random.next(), random.next()]
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chance_comes_true_about_as_often_as_it_says() {
+    fn share_of_true_draws_is_as_requested() {
         let mut random = Random::new(1, 1);
         let hits = (0..10_000).filter(|_| random.chance(0.3)).count();
         assert!((2_800..3_200).contains(&hits), "{hits}");

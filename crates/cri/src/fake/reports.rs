@@ -1,12 +1,12 @@
-//! What the runtime says of its containers.
+//! Container and sandbox statuses in CRI form.
 
 use podwright_proto::cri;
 
 use super::containers::{Container, State};
+use super::runtime_state::RuntimeState;
 use super::sandboxes::selected;
-use super::world::World;
 
-impl World {
+impl RuntimeState {
     pub(super) fn container_status(&self, container: &Container) -> cri::ContainerStatus {
         let (image, image_ref) = self.image_of(container);
         let (exit_code, reason, message) = match &container.state {
@@ -45,7 +45,7 @@ impl World {
         }
     }
 
-    /// The image as the status names it: by its first tag, and by its digest.
+    /// The image as in a status: its first tag and its digest.
     fn image_of(&self, container: &Container) -> (cri::ImageSpec, String) {
         let spec = container.config.image.clone().unwrap_or_default();
         let Some(image) = self.images.find(&container.image_id) else {

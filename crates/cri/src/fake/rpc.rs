@@ -1,4 +1,4 @@
-//! The calls there are, and what one of them is about.
+//! CRI methods, and the subject of a call.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use podwright_proto::cri;
 
 macro_rules! rpcs {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A method of the three services, by its name on the wire.
+        /// A method of the three services, by its name in the protocol.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Rpc {
             $($(#[$doc])* $name,)*
         }
 
         impl Rpc {
-            /// Every one, for a matrix of faults.
+            /// All of them, for a fault matrix.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
         }
     };
@@ -56,7 +56,7 @@ rpcs! {
     ListImages,
     RemoveImage,
     ImageFsInfo,
-    /// Of containerd's own event service.
+    /// In containerd's own event service.
     Subscribe,
 }
 
@@ -99,7 +99,7 @@ impl PodRef {
         }
     }
 
-    /// Whether it is meant by `pod`: a name, `namespace/name`, or a UID.
+    /// Whether it matches `pod`: a name, `namespace/name`, or a UID.
     pub fn is(&self, pod: &str) -> bool {
         &*self.name.name == pod || self.uid.as_str() == pod || self.name.to_string() == pod
     }
@@ -111,10 +111,10 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// Whom a call or an event concerns.
+/// Subject of a call or an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
-    /// Absent for calls about no pod, and for ids the runtime does not know.
+    /// Absent for calls about no pod, and for ids unknown to the runtime.
     pub pod: Option<PodRef>,
     /// The name of the container within its pod.
     pub container: Option<String>,

@@ -1,4 +1,4 @@
-//! The CRI's runtime service, served.
+//! The CRI's runtime service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::rpc::{About, Rpc};
 use super::serve::{Shared, Via};
 use super::{containers, exec, sandboxes};
 
-/// The fake, as gRPC sees it.
+/// The fake as a gRPC service.
 #[derive(Clone)]
 pub(super) struct Served(pub(super) Arc<Shared>);
 
@@ -24,23 +24,23 @@ type Reply<T> = Result<Response<T>, Status>;
 
 impl Served {
     fn about_sandbox(&self, id: &str) -> About {
-        self.0.world.lock().about_sandbox(id)
+        self.0.runtime_state.lock().about_sandbox(id)
     }
 
     fn about_container(&self, id: &str) -> About {
-        self.0.world.lock().about_container(id)
+        self.0.runtime_state.lock().about_container(id)
     }
 
-    /// What the runtime is too old for.
+    /// Method that this version of the runtime lacks.
     async fn missing<T: Send + 'static>(&self, via: Via, rpc: Rpc, about: About) -> Reply<T> {
         let text = format!("method {rpc} not implemented");
-        self.0.answer(via, rpc, about, |_| Err(Status::unimplemented(text))).await
+        self.0.respond(via, rpc, about, |_| Err(Status::unimplemented(text))).await
     }
 
-    /// The fake has no streaming server to send anybody to.
+    /// The fake has no streaming server.
     async fn no_streaming<T: Send + 'static>(&self, via: Via, rpc: Rpc, about: About) -> Reply<T> {
         let text = "streaming server is not running";
-        self.0.answer(via, rpc, about, move |_| Err(Status::unknown(text))).await
+        self.0.respond(via, rpc, about, move |_| Err(Status::unknown(text))).await
     }
 }
 
@@ -49,11 +49,11 @@ impl RuntimeService for Served {
     async fn version(&self, request: Request<cri::VersionRequest>) -> Reply<cri::VersionResponse> {
         let via = Via::of(&request);
         self.0
-            .answer(via, Rpc::Version, About::default(), |world| {
+            .respond(via, Rpc::Version, About::default(), |runtime_state| {
                 Ok(cri::VersionResponse {
                     version: "0.1.0".into(),
                     runtime_name: "containerd".into(),
-                    runtime_version: world.options.features.version().into(),
+                    runtime_version: runtime_state.options.features.version().into(),
                     runtime_api_version: "v1".into(),
                 })
             })
@@ -63,7 +63,7 @@ impl RuntimeService for Served {
     async fn status(&self, request: Request<cri::StatusRequest>) -> Reply<cri::StatusResponse> {
         let via = Via::of(&request);
         self.0
-            .answer(via, Rpc::Status, About::default(), |world| {
+            .respond(via, Rpc::Status, About::default(), |runtime_state| {
                 let condition = |kind: &str, is: &Condition| match is {
                     Condition::Ready => cri::RuntimeCondition {
                         r#type: kind.into(),
@@ -78,10 +78,10 @@ impl RuntimeService for Served {
                     },
                 };
                 let conditions = vec![
-                    condition("RuntimeReady", &world.runtime),
-                    condition("NetworkReady", &world.network),
+                    condition("RuntimeReady", &runtime_state.runtime),
+                    condition("NetworkReady", &runtime_state.network),
                 ];
-                let modern = world.options.features.handlers;
+                let modern = runtime_state.options.features.handlers;
                 let features = cri::RuntimeHandlerFeatures {
                     recursive_read_only_mounts: true,
                     user_namespaces: true,
@@ -105,13 +105,13 @@ impl RuntimeService for Served {
         request: Request<cri::RuntimeConfigRequest>,
     ) -> Reply<cri::RuntimeConfigResponse> {
         let (via, rpc) = (Via::of(&request), Rpc::RuntimeConfig);
-        let driver = self.0.world.lock().options.features.cgroup_driver;
+        let driver = self.0.runtime_state.lock().options.features.cgroup_driver;
         let Some(driver) = driver else {
             return self.missing(via, rpc, About::default()).await;
         };
         let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: driver.into() };
         let config = cri::RuntimeConfigResponse { linux: Some(linux) };
-        self.0.answer(via, rpc, About::default(), move |_| Ok(config)).await
+        self.0.respond(via, rpc, About::default(), move |_| Ok(config)).await
     }
 
     async fn update_runtime_config(
@@ -120,9 +120,9 @@ impl RuntimeService for Served {
     ) -> Reply<cri::UpdateRuntimeConfigResponse> {
         let (via, request) = (Via::of(&request), request.into_inner());
         self.0
-            .answer(via, Rpc::UpdateRuntimeConfig, About::default(), |world| {
+            .respond(via, Rpc::UpdateRuntimeConfig, About::default(), |runtime_state| {
                 let network = request.runtime_config.and_then(|config| config.network_config);
-                world.pod_cidr = network.map(|network| network.pod_cidr);
+                runtime_state.pod_cidr = network.map(|network| network.pod_cidr);
                 Ok(cri::UpdateRuntimeConfigResponse {})
             })
             .await
@@ -144,9 +144,9 @@ impl RuntimeService for Served {
     ) -> Reply<cri::StopPodSandboxResponse> {
         let (via, id) = (Via::of(&request), request.into_inner().pod_sandbox_id);
         let about = self.about_sandbox(&id);
-        if self.0.world.lock().stops_in_vain {
+        if self.0.runtime_state.lock().ignores_stops {
             let done = cri::StopPodSandboxResponse {};
-            return self.0.answer(via, Rpc::StopPodSandbox, about, move |_| Ok(done)).await;
+            return self.0.respond(via, Rpc::StopPodSandbox, about, move |_| Ok(done)).await;
         }
         let work = |shared, pace| sandboxes::stop(shared, id, pace);
         self.0.serve(via, Rpc::StopPodSandbox, about, work).await
@@ -168,10 +168,10 @@ impl RuntimeService for Served {
     ) -> Reply<cri::ListPodSandboxResponse> {
         let (via, filter) = (Via::of(&request), request.into_inner().filter);
         let wanted = filter.as_ref().map(|filter| &filter.label_selector);
-        let about = self.0.world.lock().about_selector(wanted);
+        let about = self.0.runtime_state.lock().about_selector(wanted);
         self.0
-            .answer(via, Rpc::ListPodSandbox, about, move |world| {
-                let items = world.list_sandboxes(filter.as_ref());
+            .respond(via, Rpc::ListPodSandbox, about, move |runtime_state| {
+                let items = runtime_state.list_sandboxes(filter.as_ref());
                 Ok(cri::ListPodSandboxResponse { items })
             })
             .await
@@ -185,8 +185,8 @@ impl RuntimeService for Served {
         let cri::PodSandboxStatusRequest { pod_sandbox_id: id, verbose } = request.into_inner();
         let about = self.about_sandbox(&id);
         self.0
-            .answer(via, Rpc::PodSandboxStatus, about, move |world| {
-                let sandbox = world.sandbox(&id)?;
+            .respond(via, Rpc::PodSandboxStatus, about, move |runtime_state| {
+                let sandbox = runtime_state.sandbox(&id)?;
                 let info = if verbose { sandbox.info() } else { BTreeMap::new() };
                 let status = Some(sandbox.status());
                 Ok(cri::PodSandboxStatusResponse { status, info, ..Default::default() })
@@ -201,13 +201,13 @@ impl RuntimeService for Served {
         let (via, request) = (Via::of(&request), request.into_inner());
         let (about, rpc) =
             (self.about_sandbox(&request.pod_sandbox_id), Rpc::UpdatePodSandboxResources);
-        if !self.0.world.lock().options.features.sandbox_resources {
+        if !self.0.runtime_state.lock().options.features.sandbox_resources {
             return self.missing(via, rpc, about).await;
         }
         self.0
-            .answer(via, rpc, about, move |world| {
-                world.sandbox(&request.pod_sandbox_id)?;
-                if let Some(sandbox) = world.sandboxes.get_mut(&request.pod_sandbox_id) {
+            .respond(via, rpc, about, move |runtime_state| {
+                runtime_state.sandbox(&request.pod_sandbox_id)?;
+                if let Some(sandbox) = runtime_state.sandboxes.get_mut(&request.pod_sandbox_id) {
                     let linux = sandbox.config.linux.get_or_insert_default();
                     linux.overhead = request.overhead;
                     linux.resources = request.resources;
@@ -247,9 +247,9 @@ impl RuntimeService for Served {
         via.grace = Some(request.timeout);
         let id = request.container_id;
         let about = self.about_container(&id);
-        if self.0.world.lock().stops_in_vain {
+        if self.0.runtime_state.lock().ignores_stops {
             let done = cri::StopContainerResponse {};
-            return self.0.answer(via, Rpc::StopContainer, about, move |_| Ok(done)).await;
+            return self.0.respond(via, Rpc::StopContainer, about, move |_| Ok(done)).await;
         }
         let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
         let work = |shared, pace| containers::stop(shared, id, grace, pace);
@@ -272,10 +272,10 @@ impl RuntimeService for Served {
     ) -> Reply<cri::ListContainersResponse> {
         let (via, filter) = (Via::of(&request), request.into_inner().filter);
         let wanted = filter.as_ref().map(|filter| &filter.label_selector);
-        let about = self.0.world.lock().about_selector(wanted);
+        let about = self.0.runtime_state.lock().about_selector(wanted);
         self.0
-            .answer(via, Rpc::ListContainers, about, move |world| {
-                let containers = world.list_containers(filter.as_ref());
+            .respond(via, Rpc::ListContainers, about, move |runtime_state| {
+                let containers = runtime_state.list_containers(filter.as_ref());
                 Ok(cri::ListContainersResponse { containers })
             })
             .await
@@ -288,8 +288,8 @@ impl RuntimeService for Served {
         let (via, id) = (Via::of(&request), request.into_inner().container_id);
         let about = self.about_container(&id);
         self.0
-            .answer(via, Rpc::ContainerStatus, about, move |world| {
-                let status = Some(world.container_status(world.container(&id)?));
+            .respond(via, Rpc::ContainerStatus, about, move |runtime_state| {
+                let status = Some(runtime_state.container_status(runtime_state.container(&id)?));
                 Ok(cri::ContainerStatusResponse { status, ..Default::default() })
             })
             .await
@@ -302,9 +302,9 @@ impl RuntimeService for Served {
         let (via, request) = (Via::of(&request), request.into_inner());
         let about = self.about_container(&request.container_id);
         self.0
-            .answer(via, Rpc::UpdateContainerResources, about, move |world| {
-                world.container(&request.container_id)?;
-                let container = world.containers.get_mut(&request.container_id);
+            .respond(via, Rpc::UpdateContainerResources, about, move |runtime_state| {
+                runtime_state.container(&request.container_id)?;
+                let container = runtime_state.containers.get_mut(&request.container_id);
                 if let (Some(container), Some(linux)) = (container, request.linux) {
                     let config = container.config.linux.get_or_insert_default();
                     update(config.resources.get_or_insert_default(), linux);
@@ -321,11 +321,11 @@ impl RuntimeService for Served {
         let (via, id) = (Via::of(&request), request.into_inner().container_id);
         let about = self.about_container(&id);
         self.0
-            .answer(via, Rpc::ReopenContainerLog, about, move |world| {
-                if world.container(&id)?.state != State::Running {
+            .respond(via, Rpc::ReopenContainerLog, about, move |runtime_state| {
+                if runtime_state.container(&id)?.state != State::Running {
                     return Err(Status::unknown("container is not running"));
                 }
-                world.reopen_log(&id);
+                runtime_state.reopen_log(&id);
                 Ok(cri::ReopenContainerLogResponse {})
             })
             .await
@@ -378,13 +378,13 @@ impl RuntimeService for Served {
         request: Request<cri::GetEventsRequest>,
     ) -> Reply<Self::GetContainerEventsStream> {
         let (via, rpc) = (Via::of(&request), Rpc::GetContainerEvents);
-        if !self.0.world.lock().options.features.cri_events {
+        if !self.0.runtime_state.lock().options.features.cri_events {
             return self.missing(via, rpc, About::default()).await;
         }
         self.0
             .serve(via, rpc, About::default(), |shared: Arc<Shared>, pace| async move {
                 pace.keep().await;
-                let events = shared.world.lock().hub.follow_cri();
+                let events = shared.runtime_state.lock().hub.follow_cri();
                 Ok(from_first(events).await)
             })
             .await
@@ -397,8 +397,8 @@ impl RuntimeService for Served {
         let (via, id) = (Via::of(&request), request.into_inner().container_id);
         let about = self.about_container(&id);
         self.0
-            .answer(via, Rpc::ContainerStats, about, move |world| {
-                let stats = Some(world.container_stats(world.container(&id)?));
+            .respond(via, Rpc::ContainerStats, about, move |runtime_state| {
+                let stats = Some(runtime_state.container_stats(runtime_state.container(&id)?));
                 Ok(cri::ContainerStatsResponse { stats })
             })
             .await
@@ -410,10 +410,10 @@ impl RuntimeService for Served {
     ) -> Reply<cri::ListContainerStatsResponse> {
         let (via, filter) = (Via::of(&request), request.into_inner().filter);
         let wanted = filter.as_ref().map(|filter| &filter.label_selector);
-        let about = self.0.world.lock().about_selector(wanted);
+        let about = self.0.runtime_state.lock().about_selector(wanted);
         self.0
-            .answer(via, Rpc::ListContainerStats, about, move |world| {
-                let stats = world.list_container_stats(filter.as_ref());
+            .respond(via, Rpc::ListContainerStats, about, move |runtime_state| {
+                let stats = runtime_state.list_container_stats(filter.as_ref());
                 Ok(cri::ListContainerStatsResponse { stats })
             })
             .await
@@ -426,8 +426,8 @@ impl RuntimeService for Served {
         let (via, id) = (Via::of(&request), request.into_inner().pod_sandbox_id);
         let about = self.about_sandbox(&id);
         self.0
-            .answer(via, Rpc::PodSandboxStats, about, move |world| {
-                let stats = Some(world.sandbox_stats(world.sandbox(&id)?));
+            .respond(via, Rpc::PodSandboxStats, about, move |runtime_state| {
+                let stats = Some(runtime_state.sandbox_stats(runtime_state.sandbox(&id)?));
                 Ok(cri::PodSandboxStatsResponse { stats })
             })
             .await
@@ -439,10 +439,10 @@ impl RuntimeService for Served {
     ) -> Reply<cri::ListPodSandboxStatsResponse> {
         let (via, filter) = (Via::of(&request), request.into_inner().filter);
         let wanted = filter.as_ref().map(|filter| &filter.label_selector);
-        let about = self.0.world.lock().about_selector(wanted);
+        let about = self.0.runtime_state.lock().about_selector(wanted);
         self.0
-            .answer(via, Rpc::ListPodSandboxStats, about, move |world| {
-                let stats = world.list_sandbox_stats(filter.as_ref());
+            .respond(via, Rpc::ListPodSandboxStats, about, move |runtime_state| {
+                let stats = runtime_state.list_sandbox_stats(filter.as_ref());
                 Ok(cri::ListPodSandboxStatsResponse { stats })
             })
             .await
@@ -463,7 +463,7 @@ impl RuntimeService for Served {
     }
 }
 
-/// Zero and nothing leave a value as it is.
+/// Zero and absent values leave a setting unchanged.
 fn update(now: &mut cri::LinuxContainerResources, wanted: cri::LinuxContainerResources) {
     let set = |now: &mut i64, wanted: i64| {
         if wanted != 0 {

@@ -1,4 +1,4 @@
-//! Pod sandboxes: made, stopped, removed.
+//! Pod sandboxes: creation, stop, removal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use podwright_proto::cri;
 use tonic::Status;
 
-use super::events::What;
+use super::events::EventKind;
 use super::journal::Violation;
 use super::names::Reservation;
 use super::options::Condition;
 use super::rpc::PodRef;
+use super::runtime_state::RuntimeState;
 use super::script::End;
 use super::serve::{Pace, Shared};
-use super::world::World;
 
 #[derive(Debug)]
 pub(super) struct Sandbox {
@@ -24,10 +24,10 @@ pub(super) struct Sandbox {
     handler: String,
     pub(super) created_at: i64,
     pub(super) ready: bool,
-    /// Empty for the host's network, and once the network was taken down.
+    /// Empty for the host's network, and after the network was removed.
     pub(super) ips: Vec<IpAddr>,
     pub(super) pid: u32,
-    /// How many calls are stopping it at this moment.
+    /// How many calls are stopping it now.
     stopping: u32,
 }
 
@@ -65,7 +65,7 @@ impl Sandbox {
         }
     }
 
-    /// What a verbose status adds, as containerd writes it; only what we read of it.
+    /// Verbose status, as containerd writes it; only the parts we read.
     pub(super) fn info(&self) -> BTreeMap<String, String> {
         let linux = self.config.linux.as_ref();
         let parent = linux.map_or("", |linux| linux.cgroup_parent.as_str());
@@ -94,7 +94,7 @@ fn is_host_network(config: &cri::PodSandboxConfig) -> bool {
     namespace_options(config).is_some_and(|o| o.network == cri::NamespaceMode::Node as i32)
 }
 
-/// Whether an object has all the labels asked for.
+/// Whether an object has all the requested labels.
 pub(super) fn selected(
     labels: &BTreeMap<String, String>,
     wanted: &BTreeMap<String, String>,
@@ -102,7 +102,7 @@ pub(super) fn selected(
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Pod addresses, handed out in turn as CNI's host-local does.
+/// Pod addresses, assigned round-robin as by CNI's host-local.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     last: u16,
@@ -148,9 +148,9 @@ pub(super) async fn run(
     pace: Pace,
 ) -> Result<cri::RunPodSandboxResponse, Status> {
     let config = request.config.unwrap_or_default();
-    let (id, reservation) = shared.world.lock().reserve_sandbox(&config)?;
+    let (id, reservation) = shared.runtime_state.lock().reserve_sandbox(&config)?;
     pace.keep().await;
-    shared.world.lock().add_sandbox(&id, config, request.runtime_handler)?;
+    shared.runtime_state.lock().add_sandbox(&id, config, request.runtime_handler)?;
     reservation.keep();
     Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
 }
@@ -160,14 +160,14 @@ pub(super) async fn stop(
     id: String,
     pace: Pace,
 ) -> Result<cri::StopPodSandboxResponse, Status> {
-    let known = shared.world.lock().begin_stopping(&id);
+    let known = shared.runtime_state.lock().begin_stopping(&id);
     if !known {
         let text = format!("an error occurred when try to find sandbox {id:?}: not found");
         return Err(Status::not_found(text));
     }
     let _stopping = Stopping { shared: shared.clone(), id: id.clone() };
     pace.keep().await;
-    shared.world.lock().stop_sandbox(&id);
+    shared.runtime_state.lock().stop_sandbox(&id);
     Ok(cri::StopPodSandboxResponse {})
 }
 
@@ -176,16 +176,16 @@ pub(super) async fn remove(
     id: String,
     pace: Pace,
 ) -> Result<cri::RemovePodSandboxResponse, Status> {
-    // What does not exist is removed already.
-    if shared.world.lock().begin_stopping(&id) {
+    // A sandbox that does not exist is already removed.
+    if shared.runtime_state.lock().begin_stopping(&id) {
         let _stopping = Stopping { shared: shared.clone(), id: id.clone() };
         pace.keep().await;
-        shared.world.lock().remove_sandbox(&id);
+        shared.runtime_state.lock().remove_sandbox(&id);
     }
     Ok(cri::RemovePodSandboxResponse {})
 }
 
-/// A sandbox that somebody is stopping.
+/// A sandbox that is being stopped.
 struct Stopping {
     shared: Arc<Shared>,
     id: String,
@@ -193,13 +193,13 @@ struct Stopping {
 
 impl Drop for Stopping {
     fn drop(&mut self) {
-        if let Some(sandbox) = self.shared.world.lock().sandboxes.get_mut(&self.id) {
+        if let Some(sandbox) = self.shared.runtime_state.lock().sandboxes.get_mut(&self.id) {
             sandbox.stopping = sandbox.stopping.saturating_sub(1);
         }
     }
 }
 
-impl World {
+impl RuntimeState {
     fn reserve_sandbox(
         &mut self,
         config: &cri::PodSandboxConfig,
@@ -248,8 +248,8 @@ impl World {
             stopping: 0,
         };
         self.sandboxes.insert(id.to_owned(), sandbox);
-        self.tell(&What::Created, id);
-        self.tell(&What::Started, id);
+        self.publish(&EventKind::Created, id);
+        self.publish(&EventKind::Started, id);
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl World {
         sandbox.map(|sandbox| sandbox.stopping += 1).is_some()
     }
 
-    /// Kills what runs in it, then ends it, then takes its network down.
+    /// Kills its containers, then its process, then removes its network.
     fn stop_sandbox(&mut self, id: &str) {
         let inside: Vec<String> = self.containers_of(id);
         for container in inside {
@@ -273,11 +273,11 @@ impl World {
     pub(super) fn end_sandbox(&mut self, id: &str) {
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return };
         if std::mem::replace(&mut sandbox.ready, false) {
-            self.tell(&What::Exited { code: 137 }, id);
+            self.publish(&EventKind::Exited { code: 137 }, id);
         }
     }
 
-    /// The machine went down under it, and its network with it.
+    /// The machine went down, and its network with it.
     pub(super) fn lose_sandbox(&mut self, id: &str) {
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return };
         sandbox.ready = false;
@@ -290,7 +290,7 @@ impl World {
         for container in self.containers_of(id) {
             self.delete_container(&container);
         }
-        self.tell(&What::Deleted, id);
+        self.publish(&EventKind::Deleted, id);
         let Some(sandbox) = self.sandboxes.remove(id) else { return };
         if let Some(meta) = &sandbox.config.metadata {
             self.sandbox_names.release(&sandbox_name(meta));

@@ -1,13 +1,13 @@
-//! What the program in a container does, told in advance.
+//! Scripts: predefined behaviour of the program in a container.
 
 use std::time::Duration;
 
-/// The life of a container's program. Each start of the container plays the next run; the last
-/// one repeats.
+/// Behaviour of a container's program. Each start of the container plays the next run; the last one
+/// repeats.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub(super) runs: Vec<Run>,
-    pub(super) says: Vec<String>,
+    pub(super) prints: Vec<String>,
     pub(super) writes: Vec<(String, String)>,
     pub(super) execs: Vec<(Vec<String>, ExecReply)>,
     pub(super) usage: Usage,
@@ -17,7 +17,7 @@ pub struct Script {
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) begins: Begin,
-    /// Without: it runs until somebody ends it.
+    /// Without: it runs until it is killed.
     pub(super) ends: Option<(Duration, End)>,
     pub(super) on_term: OnTerm,
 }
@@ -50,14 +50,14 @@ impl End {
     }
 }
 
-/// What SIGTERM does to a program.
+/// Reaction of a program to SIGTERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTerm {
     Exits { after: Duration, code: i32 },
     Ignores,
 }
 
-/// What a command run in a container does.
+/// Behaviour of an exec command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecReply {
     pub exit_code: i32,
@@ -82,7 +82,7 @@ impl ExecReply {
     }
 }
 
-/// What a running program uses up, for the stats calls.
+/// Resource usage of a running program, for the stats calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     pub millicores: u64,
@@ -97,33 +97,33 @@ impl Default for Usage {
 }
 
 impl Script {
-    /// Runs until it is told to stop, and then does so at once, with code 0.
+    /// Runs until it is stopped, and then exits at once, with code 0.
     pub fn forever() -> Self {
         Self::one(Begin::Starts, None)
     }
 
-    /// Ends by itself.
+    /// Exits by itself.
     pub fn exits(code: i32, after: Duration) -> Self {
         Self::one(Begin::Starts, Some((after, End::code(code))))
     }
 
-    /// Fails every time, so long after it was started.
+    /// Fails every time, this long after its start.
     pub fn crash_loop(after: Duration) -> Self {
         Self::exits(1, after)
     }
 
-    /// Fails the first time and then runs for good.
+    /// Fails the first time and then keeps running.
     pub fn crashes_once(after: Duration) -> Self {
         Self::crash_loop(after).then(Self::forever())
     }
 
-    /// Uses more memory than it may.
+    /// Exceeds its memory limit.
     pub fn runs_out_of_memory(after: Duration) -> Self {
         Self::one(Begin::Starts, Some((after, End::out_of_memory())))
     }
 
-    /// StartContainer fails with these words, and the container is left exited: code 128,
-    /// reason `StartError`.
+    /// StartContainer fails with this message, and the container is left exited: code 128, reason
+    /// `StartError`.
     pub fn refuses_to_start(message: impl Into<String>) -> Self {
         Self::one(Begin::Refuses(message.into()), None)
     }
@@ -132,20 +132,20 @@ impl Script {
         let on_term = OnTerm::Exits { after: Duration::ZERO, code: 0 };
         Self {
             runs: vec![Run { begins, ends, on_term }],
-            says: Vec::new(),
+            prints: Vec::new(),
             writes: Vec::new(),
             execs: Vec::new(),
             usage: Usage::default(),
         }
     }
 
-    /// What the next starts do, when those of `self` are used up. Only the runs of `next` count.
+    /// Runs that follow those of `self`. Only the runs of `next` count.
     pub fn then(mut self, next: Self) -> Self {
         self.runs.extend(next.runs);
         self
     }
 
-    /// How every run told so far reacts to SIGTERM.
+    /// Reaction to SIGTERM of every run so far.
     pub fn on_sigterm(mut self, on_term: OnTerm) -> Self {
         for run in &mut self.runs {
             run.on_term = on_term;
@@ -157,9 +157,9 @@ impl Script {
         self.on_sigterm(OnTerm::Ignores)
     }
 
-    /// A line on standard output at each start, where the fake may write files.
-    pub fn says(mut self, line: impl Into<String>) -> Self {
-        self.says.push(line.into());
+    /// A line on standard output at each start, if the fake may write files.
+    pub fn prints(mut self, line: impl Into<String>) -> Self {
+        self.prints.push(line.into());
         self
     }
 
@@ -169,7 +169,7 @@ impl Script {
         self
     }
 
-    /// What a command in the container does; one that is not scripted succeeds silently.
+    /// Result of an exec command; one without a script succeeds without output.
     pub fn exec(mut self, command: &[&str], reply: ExecReply) -> Self {
         self.execs.push((command.iter().map(|&word| word.to_owned()).collect(), reply));
         self
@@ -180,7 +180,7 @@ impl Script {
         self
     }
 
-    /// What the `n`th start plays, counted from zero.
+    /// The run of the `n`th start, counted from zero.
     pub(super) fn run(&self, n: u32) -> Run {
         let n = usize::try_from(n).unwrap_or(usize::MAX);
         let run = self.runs.get(n).or(self.runs.last());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_nobody_scripted_succeeds() {
+    fn command_without_script_succeeds() {
         let script = Script::forever().exec(&["cat", "/ready"], ExecReply::exits(1));
         let reply = |words: &[&str]| {
             script.reply_to(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>())

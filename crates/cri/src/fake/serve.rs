@@ -1,4 +1,4 @@
-//! How any call is served: noted, judged, carried out, answered, or not.
+//! Processing of calls: recorded, checked, delayed or failed, carried out, answered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,23 +16,23 @@ use super::journal::{Arrival, Outcome};
 use super::observer::{CallObserver, CallProgress, ObservedCall};
 use super::options::FakeOptions;
 use super::rpc::{About, Rpc};
+use super::runtime_state::RuntimeState;
 use super::wire::Line;
-use super::world::World;
 
-/// The fake, as its parts share it.
+/// The fake's shared state.
 pub(super) struct Shared {
-    pub(super) world: Mutex<World>,
-    /// Cancelled for good when the last handle is gone.
-    pub(super) life: CancellationToken,
+    pub(super) runtime_state: Mutex<RuntimeState>,
+    /// Cancelled when the last handle is gone.
+    pub(super) shutdown: CancellationToken,
     process: Mutex<Process>,
     generation: AtomicU64,
     observer: Option<CallObserver>,
 }
 
-/// The runtime's process: it can end and be started again, and what it holds outlives it.
+/// The runtime's process: it can end and be restarted; its state outlives it.
 struct Process {
     up: bool,
-    /// Cancelled with the process; all work in it ends there.
+    /// Cancelled with the process; all its work ends there.
     alive: CancellationToken,
     lines: Vec<Line>,
     next_line: u64,
@@ -40,25 +40,25 @@ struct Process {
 
 impl Shared {
     pub(super) fn new(options: FakeOptions) -> Arc<Self> {
-        let life = CancellationToken::new();
+        let shutdown = CancellationToken::new();
         let process =
-            Process { up: true, alive: life.child_token(), lines: Vec::new(), next_line: 0 };
+            Process { up: true, alive: shutdown.child_token(), lines: Vec::new(), next_line: 0 };
         let observer = options.observer.clone();
         Arc::new_cyclic(|me: &Weak<Self>| Self {
-            world: Mutex::new(World::new(options, me.clone())),
-            life,
+            runtime_state: Mutex::new(RuntimeState::new(options, me.clone())),
+            shutdown,
             process: Mutex::new(process),
             generation: AtomicU64::new(0),
             observer,
         })
     }
 
-    /// Which process of the runtime this is: each restart begins a new one.
+    /// Number of the runtime's process: each restart begins a new one.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
 
-    /// A new connection, unless nobody listens.
+    /// A new connection, unless the runtime is down.
     pub(super) fn accept(&self) -> Option<Line> {
         let mut process = self.process.lock();
         if !process.up {
@@ -73,9 +73,9 @@ impl Shared {
 
     pub(super) fn cut(&self, line: &Line) {
         line.cut();
-        let mut world = self.world.lock();
-        let at = world.age();
-        world.journal.cut(line.id, at);
+        let mut runtime_state = self.runtime_state.lock();
+        let at = runtime_state.age();
+        runtime_state.journal.cut(line.id, at);
     }
 
     /// Every connection breaks.
@@ -86,28 +86,28 @@ impl Shared {
         }
     }
 
-    /// The process ends, with all its work in the middle of whatever it was at.
+    /// The process ends, interrupting all its work.
     pub(super) fn go_down(&self) {
         {
             let mut process = self.process.lock();
             process.up = false;
-            // First, so that work cut short knows that it is not merely abandoned.
+            // First, so that interrupted work can distinguish this from an abandoned call.
             self.generation.fetch_add(1, Ordering::SeqCst);
             process.alive.cancel();
         }
         self.hang_up();
-        self.world.lock().hub.clear();
+        self.runtime_state.lock().hub.clear();
     }
 
     pub(super) fn come_up(&self) {
         let mut process = self.process.lock();
         if !process.up {
             process.up = true;
-            process.alive = self.life.child_token();
+            process.alive = self.shutdown.child_token();
         }
     }
 
-    /// Serves one call; `work` gets the pace at which to do it.
+    /// Serves one call; `work` gets the delay to apply.
     pub(super) async fn serve<T, W>(
         self: &Arc<Self>,
         via: Via,
@@ -137,7 +137,7 @@ impl Shared {
                 Some(Fault::Late(by)) => {
                     let work = work(me, Pace::After(verdict.delay.saturating_add(by)));
                     let alive = alive.clone();
-                    // In a task of its own: it goes on when the caller has given up.
+                    // In a task of its own: it continues when the caller has given up.
                     tokio::spawn(async move {
                         tokio::select! { biased;
                             () = alive.cancelled() => {}
@@ -155,19 +155,19 @@ impl Shared {
                     self.disconnect(via.line.as_ref()).await
                 }
                 Some(Fault::Twice) => {
-                    // What became of the first nobody hears.
+                    // The result of the first is dropped.
                     let _ = work.clone()(me.clone(), pace).await;
                     work(me, Pace::After(Duration::ZERO)).await
                 }
                 Some(Fault::Overtaken(most)) => {
                     let answer = work(me, pace).await;
-                    // Elapsed: nobody came by.
+                    // Elapsed: no later call came.
                     let _ = tokio::time::timeout(most, self.overtaken(rpc, seq)).await;
                     answer
                 }
             }
         };
-        // A runtime that is gone does nothing more, not even what was due this very moment.
+        // A runtime that is down does nothing more, not even work that is due now.
         let answer = tokio::select! { biased;
             () = alive.cancelled() => return Err(Status::unavailable("the runtime went down")),
             answer = answer => answer,
@@ -176,22 +176,22 @@ impl Shared {
             Ok(_) => Outcome::Done,
             Err(status) => Outcome::Failed(status.code()),
         };
-        self.world.lock().journal.note_answer(rpc, seq);
+        self.runtime_state.lock().journal.note_response(rpc, seq);
         answer.map(Response::new)
     }
 
-    /// Puts a call on record, and says what is to become of it.
+    /// Records a call, and returns its fault.
     fn note(self: &Arc<Self>, via: &Via, rpc: Rpc, about: &About) -> (Ongoing, Verdict) {
-        let mut world = self.world.lock();
-        let verdict = world.rules.judge(rpc, about);
-        let at = world.age();
+        let mut runtime_state = self.runtime_state.lock();
+        let verdict = runtime_state.rules.judge(rpc, about);
+        let at = runtime_state.age();
         let line = via.line.as_ref().map(|line| line.id);
         let (deadline, grace) = (via.deadline, via.grace);
         let fault = verdict.recorded();
         let arrival =
             Arrival { rpc, about: about.clone(), at, line, deadline, grace, fault: fault.clone() };
-        let seq = world.journal.arrive(arrival);
-        drop(world);
+        let seq = runtime_state.journal.arrive(arrival);
+        drop(runtime_state);
         let arrived = CallProgress::Arrived { about, request: &via.request, fault: fault.as_ref() };
         self.observe(seq, rpc, at, arrived);
         (Ongoing { shared: self.clone(), seq, rpc, outcome: Outcome::Abandoned }, verdict)
@@ -203,26 +203,26 @@ impl Shared {
         }
     }
 
-    /// Serves a call that only looks, or changes something at once.
-    pub(super) async fn answer<T: Send + 'static>(
+    /// Serves a call that only reads, or changes something at once.
+    pub(super) async fn respond<T: Send + 'static>(
         self: &Arc<Self>,
         via: Via,
         rpc: Rpc,
         about: About,
-        look: impl FnOnce(&mut World) -> Result<T, Status> + Clone + Send + 'static,
+        look: impl FnOnce(&mut RuntimeState) -> Result<T, Status> + Clone + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let work = |shared: Arc<Self>, pace: Pace| async move {
             pace.keep().await;
-            look(&mut shared.world.lock())
+            look(&mut shared.runtime_state.lock())
         };
         self.serve(via, rpc, about, work).await
     }
 
-    /// Waits until a call of this method that came after this one was answered.
+    /// Waits until a later call of this method was answered.
     async fn overtaken(&self, rpc: Rpc, seq: u64) {
-        let mut answered = self.world.lock().journal.answered();
+        let mut answered = self.runtime_state.lock().journal.answered();
         let later = |newest: &BTreeMap<Rpc, u64>| newest.get(&rpc).is_some_and(|at| *at > seq);
-        // The sender lives as long as `self`.
+        // The sender exists as long as `self`.
         let _ = answered.wait_for(later).await;
     }
 
@@ -230,12 +230,12 @@ impl Shared {
         if let Some(line) = line {
             self.cut(line);
         }
-        // No answer comes; the connection's end drops us.
+        // No response is sent; the end of the connection drops this future.
         std::future::pending().await
     }
 }
 
-/// By which way a call came.
+/// Connection and metadata of a call.
 #[derive(Debug, Default)]
 pub(super) struct Via {
     line: Option<Line>,
@@ -259,7 +259,7 @@ impl Via {
     }
 }
 
-/// How long until the work is done.
+/// Delay before the work is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
     After(Duration),
@@ -276,7 +276,7 @@ impl Pace {
     }
 }
 
-/// A call somebody waits for. However it ends, that is noted.
+/// A call with a waiting caller. However it ends, that is recorded.
 struct Ongoing {
     shared: Arc<Shared>,
     seq: u64,
@@ -286,10 +286,10 @@ struct Ongoing {
 
 impl Drop for Ongoing {
     fn drop(&mut self) {
-        let mut world = self.shared.world.lock();
-        let at = world.age();
-        world.journal.end(self.seq, at, self.outcome);
-        drop(world);
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let at = runtime_state.age();
+        runtime_state.journal.end(self.seq, at, self.outcome);
+        drop(runtime_state);
         self.shared.observe(self.seq, self.rpc, at, CallProgress::Ended(self.outcome));
     }
 }
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_callers_deadline_is_understood() {
+    fn grpc_timeout_is_parsed() {
         for (text, want) in [
             ("2H", Some(Duration::from_secs(7200))),
             ("3M", Some(Duration::from_secs(180))),

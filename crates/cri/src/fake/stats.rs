@@ -1,15 +1,15 @@
-//! What containers and disks use, as far as scripts tell.
+//! Resource usage of containers and disks, as far as scripts define it.
 
 use podwright_proto::cri;
 
 use super::containers::{Container, State};
+use super::runtime_state::RuntimeState;
 use super::sandboxes::{Sandbox, selected};
-use super::world::World;
 
-/// Where containerd's usual snapshotter keeps layers.
+/// Storage directory of containerd's default snapshotter.
 const IMAGE_FS: &str = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs";
 
-impl World {
+impl RuntimeState {
     fn nanos(&self) -> i64 {
         i64::try_from(self.now().as_nanosecond()).unwrap_or(i64::MAX)
     }
@@ -33,7 +33,7 @@ impl World {
             }),
             ..Default::default()
         };
-        // A process that is not there has no cgroup to be measured.
+        // A process that does not run has no cgroup to be measured.
         if container.state == State::Running {
             let ran = u64::try_from(timestamp - container.started_at).unwrap_or(0);
             let spent = (u128::from(ran) * u128::from(usage.millicores)) / 1000;
@@ -109,7 +109,7 @@ impl World {
         &mut self,
         filter: Option<&cri::PodSandboxStatsFilter>,
     ) -> Vec<cri::PodSandboxStats> {
-        // containerd leaves out what is not ready.
+        // containerd leaves out sandboxes that are not ready.
         let wanted = self.sandboxes.values().filter(|sandbox| {
             sandbox.ready
                 && filter.is_none_or(|filter| {
@@ -122,7 +122,7 @@ impl World {
         stats
     }
 
-    /// The disk under images: what they take, and nothing about how large it is.
+    /// The image filesystem: used bytes, without its size.
     pub(super) fn image_fs_info(&self) -> cri::ImageFsInfoResponse {
         let used = self.images.all().iter().map(|image| image.size).fold(0, u64::saturating_add);
         let usage = cri::FilesystemUsage {

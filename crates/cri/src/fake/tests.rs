@@ -4,8 +4,8 @@ mod calls;
 mod events;
 mod faults;
 mod images;
+mod lifecycles;
 mod like_containerd;
-mod lives;
 mod rules;
 mod storm;
 
@@ -18,7 +18,7 @@ use podwright_core::time::Mono;
 use podwright_proto::cri;
 
 use super::*;
-use crate::{Error, Kind, SeenContainer};
+use crate::{Error, Kind, ObservedContainer};
 
 const IMAGE: &str = "localhost/podwright/app:1";
 
@@ -31,7 +31,7 @@ async fn notice() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Whether a call failed for want of a connection, as far as the transport's own words tell.
+/// Whether a call failed because of the connection, by the transport's error messages.
 fn is_lost(error: &Error) -> bool {
     let words = ["transport error", "operation was canceled", "tcp connect error"];
     error.kind == Kind::Unavailable || words.contains(&error.message.as_str())
@@ -114,7 +114,7 @@ impl Bed {
         (sandbox, container)
     }
 
-    async fn observe(&self, pod: &str) -> (ObservedPod, Vec<SeenContainer>) {
+    async fn observe(&self, pod: &str) -> (ObservedPod, Vec<ObservedContainer>) {
         let (uid, name) = (PodUid::new(format!("uid-{pod}")), PodName::new("default", pod));
         self.client.observe(&uid, &name, Mono::ZERO).await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! Connections that exist only in memory, and that can be cut.
+//! In-memory connections that can be cut.
 
 use std::io;
 use std::pin::Pin;
@@ -8,10 +8,10 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-/// As much as a socket would buffer.
+/// About the size of a socket buffer.
 const BUFFER: usize = 64 * 1024;
 
-/// One connection, as its calls know it.
+/// One connection, as seen by its calls.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) id: u64,

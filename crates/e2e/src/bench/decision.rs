@@ -1,4 +1,4 @@
-//! What one decision of the agent costs: `decide` for a pod of five containers, in this process.
+//! Cost of one decision of the agent: `decide` for a pod of five containers, in this process.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use serde::Serialize;
 use super::quantiles::Quantiles;
 
 const CONTAINERS: [&str; 5] = ["a", "b", "c", "d", "e"];
-/// One is too short to be timed by itself.
-const TOGETHER: u32 = 100;
+/// Decisions per timed round: one is too short to time.
+const DECISIONS_PER_ROUND: u32 = 100;
 const ROUNDS: usize = 200;
 
 /// Seconds of one decision.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Decision {
-    /// All is well: nothing to do.
+    /// All containers run: no steps.
     pub at_rest: Quantiles,
-    /// All five have died and are to be started again.
+    /// All five have exited and must be restarted.
     pub all_dead: Quantiles,
 }
 
@@ -48,10 +48,10 @@ impl Decision {
 fn cost(case: &Case) -> Result<Quantiles> {
     let round = || {
         let began = Instant::now();
-        for _ in 0..TOGETHER {
+        for _ in 0..DECISIONS_PER_ROUND {
             black_box(decide(black_box(&case.inputs())));
         }
-        began.elapsed() / TOGETHER
+        began.elapsed() / DECISIONS_PER_ROUND
     };
     let times: Vec<Duration> = (0..ROUNDS).map(|_| round()).collect();
     Quantiles::of(&times).context("no rounds")

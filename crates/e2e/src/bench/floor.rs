@@ -1,4 +1,5 @@
-//! What the runtime needs for the same pods with no agent at all: nobody can be faster.
+//! Floor: the time that the runtime needs for the same pods without an agent, the lower bound for
+//! any kubelet.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -19,26 +20,26 @@ use super::quantiles::Quantiles;
 use crate::bed::Bed;
 use crate::cri::Cri;
 
-/// What the API server does meanwhile.
+/// Load on the API server during the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Load {
     None,
-    /// For each pod what it causes: at its start the creation, two status patches, three events
-    /// and a token; at its end the deletion, a status patch, an event and the object's removal.
+    /// Per pod: on start its creation, two status patches, three events and a token; on stop its
+    /// deletion, a status patch, an event and the removal of the object.
     Api,
 }
 
 impl Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "nothing else happens",
-            Self::Api => "the API server busy",
+            Self::None => "no other load",
+            Self::Api => "API server under load",
         })
     }
 }
 
-/// One, four and all pods at a time; the quickest of each is the floor.
+/// One, four and all pods at a time; the fastest of each is the floor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Floor {
     pub pods: usize,
@@ -50,9 +51,9 @@ pub struct Floor {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Start {
     pub at_a_time: usize,
-    /// Of one pod from the beginning of its batch.
+    /// Of one pod, from the start of its batch.
     pub each: Quantiles,
-    /// Of a batch; the median where there were several.
+    /// Of a batch; the median if there were several.
     pub all: f64,
 }
 
@@ -63,33 +64,35 @@ pub struct Stop {
 }
 
 impl Floor {
-    pub async fn measure(pods: usize, load: Load, say: &impl Fn(&str)) -> Result<Self> {
+    pub async fn measure(pods: usize, load: Load, report_progress: &impl Fn(&str)) -> Result<Self> {
         let mut ways = vec![1, 4, pods];
         ways.retain(|way| *way <= pods);
         ways.dedup();
         let (mut starts, mut stops) = (Vec::new(), Vec::new());
         for at_a_time in ways {
-            let (start, stop) = one_way(pods, load, at_a_time).await?;
+            let (start, stop) = measure_with(pods, load, at_a_time).await?;
             let (started, stopped) = (start.all, stop.all);
-            say(&format!("  {at_a_time} at a time: {started:.2} s, stopped {stopped:.2} s"));
+            report_progress(&format!(
+                "  {at_a_time} at a time: {started:.2} s, stopped {stopped:.2} s"
+            ));
             starts.push(start);
             stops.push(stop);
         }
         Ok(Self { pods, load, starts, stops })
     }
 
-    /// The way in which all were running soonest.
+    /// The concurrency with which all were running first.
     pub fn start(&self) -> Option<&Start> {
         self.starts.iter().min_by(|a, b| a.all.total_cmp(&b.all))
     }
 
-    /// The way in which all were gone soonest.
+    /// The concurrency with which all were removed first.
     pub fn stop(&self) -> Option<&Stop> {
         self.stops.iter().min_by(|a, b| a.all.total_cmp(&b.all))
     }
 }
 
-/// One pod after the other, with nothing else going on.
+/// One pod after the other, without other load.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Singles {
     pub start: Quantiles,
@@ -116,13 +119,13 @@ impl Singles {
     }
 }
 
-/// The first pod of a runtime brings up what stays, such as the bridge.
+/// The first pod of a runtime sets up what stays, such as the bridge.
 async fn warm_up(cri: &Cri) -> Result<()> {
     let made = start(cri.clone(), None, "first".to_owned()).await?;
     stop(cri.clone(), None, made).await
 }
 
-async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, Stop)> {
+async fn measure_with(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, Stop)> {
     let bed = match load {
         Load::None => Bed::builder().without_bystanders().start().await?,
         Load::Api => Bed::builder().without_bystanders().fresh_control_plane().start().await?,
@@ -136,7 +139,7 @@ async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, St
     let (mut each, mut all_started, mut all_stopped) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..pods::rounds(pods) {
         let began = Instant::now();
-        let made: Vec<(Made, Duration)> = futures::stream::iter(0..pods)
+        let made: Vec<(FloorPod, Duration)> = futures::stream::iter(0..pods)
             .map(|number| {
                 let made = start(cri.clone(), loader.clone(), format!("floor-{round}-{number}"));
                 async move { anyhow::Ok((made.await?, began.elapsed())) }
@@ -155,19 +158,19 @@ async fn one_way(pods: usize, load: Load, at_a_time: usize) -> Result<(Start, St
         all_stopped.push(began.elapsed());
     }
     bed.close()?;
-    let quantiles = |times: &[Duration]| Quantiles::of(times).context("no pods were asked for");
+    let quantiles = |times: &[Duration]| Quantiles::of(times).context("no pods requested");
     let start = Start { at_a_time, each: quantiles(&each)?, all: quantiles(&all_started)?.p50 };
     Ok((start, Stop { at_a_time, all: quantiles(&all_stopped)?.p50 }))
 }
 
-/// A pod of the floor.
-struct Made {
+/// A pod created by bare CRI calls.
+struct FloorPod {
     name: String,
     sandbox: String,
     container: String,
 }
 
-async fn start(cri: Cri, loader: Option<Arc<Loader>>, name: String) -> Result<Made> {
+async fn start(cri: Cri, loader: Option<Arc<Loader>>, name: String) -> Result<FloorPod> {
     let runtime = async {
         let config = cri.sandbox(&name);
         let sandbox = cri.run_sandbox(config.clone()).await?;
@@ -176,16 +179,16 @@ async fn start(cri: Cri, loader: Option<Arc<Loader>>, name: String) -> Result<Ma
     };
     let requests = async {
         match &loader {
-            Some(loader) => loader.requests_of_a_start(&name).await,
+            Some(loader) => loader.start_requests(&name).await,
             None => Ok(()),
         }
     };
     let ((sandbox, container), ()) = tokio::try_join!(runtime, requests)?;
-    Ok(Made { name, sandbox, container })
+    Ok(FloorPod { name, sandbox, container })
 }
 
-async fn stop(cri: Cri, loader: Option<Arc<Loader>>, made: Made) -> Result<()> {
-    let Made { name, sandbox, container } = made;
+async fn stop(cri: Cri, loader: Option<Arc<Loader>>, made: FloorPod) -> Result<()> {
+    let FloorPod { name, sandbox, container } = made;
     let runtime = async {
         let mut runtime = cri.runtime.clone();
         let request = StopContainerRequest { container_id: container, timeout: 30 };
@@ -196,7 +199,7 @@ async fn stop(cri: Cri, loader: Option<Arc<Loader>>, made: Made) -> Result<()> {
     };
     let requests = async {
         match &loader {
-            Some(loader) => loader.requests_of_an_end(&name).await,
+            Some(loader) => loader.stop_requests(&name).await,
             None => Ok(()),
         }
     };
@@ -204,13 +207,13 @@ async fn stop(cri: Cri, loader: Option<Arc<Loader>>, made: Made) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the API server as busy as a user and a kubelet would.
+/// Loads the API server as a user and a kubelet would.
 struct Loader {
     client: kube::Client,
 }
 
 impl Loader {
-    async fn requests_of_a_start(&self, name: &str) -> Result<()> {
+    async fn start_requests(&self, name: &str) -> Result<()> {
         self.pods()
             .create(&PostParams::default(), &serde_json::from_value(pods::plain(name, "nobody"))?)
             .await?;
@@ -226,7 +229,7 @@ impl Loader {
         Ok(())
     }
 
-    async fn requests_of_an_end(&self, name: &str) -> Result<()> {
+    async fn stop_requests(&self, name: &str) -> Result<()> {
         self.pods().delete(name, &DeleteParams::default()).await?;
         self.event(name, "Killing").await?;
         self.report(name, "Succeeded").await?;

@@ -1,8 +1,8 @@
-//! How the agent grows with its pods.
+//! Scaling of the agent with the number of pods.
 //!
-//! A runtime that does nothing takes no time, so thousands of pods fit on a small machine and what
-//! is measured is the agent: a process of its own, at a fake runtime and our own API server, both
-//! of which live in this one.
+//! The fake runtime takes no time, so thousands of pods fit on a small machine and only the agent
+//! is measured: it runs in its own process, while the fake runtime and the embedded API server run
+//! in this one.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use super::usage::{self, Memory};
 use crate::bed::Bed;
 use crate::embedded::Embedded;
 
-/// What it has room for, and so has no part in the figures.
+/// High enough not to affect the figures.
 const MAX_PODS: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -30,7 +30,7 @@ pub struct Growth {
     pub pods: usize,
     pub all_ready: f64,
     pub all_gone: f64,
-    /// Of the agent, for starting them all, in seconds.
+    /// CPU seconds of the agent for starting them all.
     pub start_cpu: f64,
     pub loaded: Idle,
 }
@@ -42,7 +42,7 @@ impl Growth {
         let fake = Fake::start(FakeOptions {
             wall: wall_from(jiff::Timestamp::now()),
             keep_calls: 1_000,
-            // A container without a log would be asked again and again to open it.
+            // The agent would keep asking the runtime to reopen a missing log.
             writes_below: Some(bed.path("")),
             ..FakeOptions::default()
         });
@@ -72,7 +72,7 @@ impl Growth {
         }
         let all_ready = since(began, &stopwatch.all(&names, "ready", |m| m.ready).await?);
         let start_cpu = usage::cpu(pid)?.saturating_sub(cpu);
-        // What so many starts leave to be told and written down is over by then.
+        // Pending status reports and writes of the start are done by then.
         tokio::time::sleep(Duration::from_secs(25)).await;
         let millicores = usage::millicores(pid, idle).await?;
         let loaded = Idle { memory: Memory::of(pid)?, millicores };

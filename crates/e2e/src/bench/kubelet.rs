@@ -1,4 +1,4 @@
-//! What one kubelet needs: time, memory, CPU and requests.
+//! Figures of one kubelet: time, memory, CPU and requests.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,9 +22,9 @@ use crate::wait;
 
 pub(super) const NODE: &str = "node-1";
 const LIMIT: Duration = Duration::from_secs(200);
-/// An edit may take a kubelet more than a minute, so there are not many.
+/// Few, because a kubelet may take more than a minute per edit.
 const EDITS: usize = 5;
-/// Long enough for the agent to remove what ten pods left.
+/// Long enough for the agent to remove the leftovers of ten pods.
 const CLEAN_UP: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Debug, Serialize)]
@@ -34,7 +34,7 @@ pub struct Figures {
     /// One pod at a time, on an otherwise empty node.
     pub single: Single,
     pub batches: Vec<Batch>,
-    /// `None`: this kubelet mounts no ConfigMaps.
+    /// `None`: this kubelet does not mount ConfigMaps.
     pub config_map: Option<ConfigMaps>,
 }
 
@@ -46,9 +46,9 @@ pub struct Idle {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ConfigMaps {
-    /// From an edit to the file in the volume.
+    /// From an edit to the changed file in the volume.
     pub edited: Quantiles,
-    /// From the creation of one that a pod waits for to that pod being Ready.
+    /// From the creation of a missing ConfigMap to the waiting pod being Ready.
     pub missing: Quantiles,
 }
 
@@ -56,41 +56,41 @@ pub struct ConfigMaps {
 pub struct Single {
     pub start: Quantiles,
     pub delete: Quantiles,
-    /// From the process's own end to the phase that a watcher sees.
+    /// From the exit of the process to the phase that a watcher sees.
     pub exit: Quantiles,
 }
 
-/// Where it came and went several times: quantiles of all its pods, and medians of the rest.
+/// Several rounds: quantiles over all pods, medians of the rest.
 #[derive(Clone, Debug, Serialize)]
 pub struct Batch {
     pub pods: usize,
     pub start: Quantiles,
     pub all_ready: f64,
     pub all_gone: f64,
-    /// Of the agent, for starting them all, in seconds.
+    /// CPU seconds of the agent for starting them all.
     pub start_cpu: f64,
     pub loaded: Idle,
-    /// By verb, resource and subresource, for each pod.
+    /// Per pod, by verb, resource and subresource.
     pub start_requests: BTreeMap<String, f64>,
     pub delete_requests: BTreeMap<String, f64>,
 }
 
-/// Pods that were created at once.
-struct Coming {
-    /// From the beginning to each one being Ready.
+/// One round of pods created at once.
+struct CreatedRound {
+    /// From the creation to each pod being Ready.
     each: Vec<Duration>,
-    /// Of the agent.
+    /// CPU of the agent.
     cpu: Duration,
     requests: Requests,
 }
 
-/// Pods that were deleted at once.
-struct Going {
+/// One round of pods deleted at once.
+struct DeletedRound {
     all: Duration,
     requests: Requests,
 }
 
-/// A kubelet on a bed of its own.
+/// A kubelet on its own bed.
 struct Bench {
     bed: Bed,
     agent: Agent,
@@ -103,21 +103,21 @@ impl Figures {
         name: &str,
         command_line: &[OsString],
         options: &Options,
-        say: &impl Fn(&str),
+        report_progress: &impl Fn(&str),
     ) -> Result<Self> {
         let bench = Bench::set_up(command_line).await?;
-        say("  idle");
-        // What it reads and builds at start is settled after a while.
+        report_progress("  idle");
+        // Lets the work at start-up finish first.
         tokio::time::sleep(Duration::from_secs(5)).await;
         let idle = bench.idle(options.idle).await?;
-        say("  single pods");
+        report_progress("  single pods");
         let single = bench.singles(options.singles).await?;
         let mut batches = Vec::new();
         for &pods in &options.pods {
-            say(&format!("  {pods} pods at once"));
+            report_progress(&format!("  {pods} pods at once"));
             batches.push(bench.batch(pods, options.idle).await?);
         }
-        say("  an edited ConfigMap");
+        report_progress("  an edited ConfigMap");
         let config_map = bench.config_maps(options.singles.min(EDITS)).await?;
         let Bench { bed, agent, .. } = bench;
         drop(agent);
@@ -130,7 +130,7 @@ impl Bench {
     async fn set_up(command_line: &[OsString]) -> Result<Self> {
         let bed = Bed::builder().without_bystanders().fresh_control_plane().start().await?;
         let client = bed.client().await?;
-        // Made here, so that registering is not measured.
+        // Created here so that registration is not measured.
         let nodes: Api<Node> = Api::all(client.clone());
         let node = serde_json::from_value(json!({ "metadata": { "name": NODE } }))?;
         nodes.create(&PostParams::default(), &node).await?;
@@ -138,7 +138,7 @@ impl Bench {
             .agent(NODE)
             .command_line(command_line.iter().cloned())
             .joined()?
-            // Nothing depends on how full the machine's disk is.
+            // The results must not depend on how full the machine's disk is.
             .configure(json!({
                 "maxPods": 250,
                 "evictionHard": {
@@ -147,7 +147,7 @@ impl Bench {
                     "nodefs.available": "0%",
                 },
             }))
-            // As nodes run: what is written for a test to read has its price too.
+            // As on production nodes: verbose logs for tests have a cost.
             .argument("--v=2")
             .start()?;
         agent.healthy().await?;
@@ -188,15 +188,15 @@ impl Bench {
         })
     }
 
-    /// A container that ends by itself when a file appears on the node.
+    /// A container that exits when a file appears on the node.
     async fn exit(&self, stopwatch: &mut Stopwatch, name: String) -> Result<Duration> {
-        let folder = self.bed.path(&name);
-        std::fs::create_dir(&folder)?;
-        self.create(pods::that_ends(&name, NODE, &folder)).await?;
+        let directory = self.bed.path(&name);
+        std::fs::create_dir(&directory)?;
+        self.create(pods::that_ends(&name, NODE, &directory)).await?;
         let name = [name];
         stopwatch.all(&name, "ready", |m| m.ready).await?;
         let began = Instant::now();
-        std::fs::write(folder.join("end"), "")?;
+        std::fs::write(directory.join("end"), "")?;
         let took = since(began, &stopwatch.all(&name, "ended", |m| m.ended).await?);
         self.pods.delete(&name[0], &DeleteParams::default()).await?;
         stopwatch.all(&name, "gone", |m| m.gone).await?;
@@ -217,13 +217,13 @@ impl Bench {
                 loaded = Some(self.idle(idle).await?);
             }
             ends.push(self.go(&mut stopwatch, &names).await?);
-            // What they left is removed later; that is not part of the next round.
+            // Leftovers are removed later and must not affect the next round.
             tokio::time::sleep(CLEAN_UP).await;
         }
-        let quantiles = |times: &[Duration]| Quantiles::of(times).context("no pods were asked for");
+        let quantiles = |times: &[Duration]| Quantiles::of(times).context("no pods requested");
         let median = |times: Vec<Duration>| anyhow::Ok(quantiles(&times)?.p50);
         let each: Vec<Duration> = starts.iter().flat_map(|start| start.each.clone()).collect();
-        let slowest = |start: &Coming| start.each.iter().max().copied().unwrap_or_default();
+        let slowest = |start: &CreatedRound| start.each.iter().max().copied().unwrap_or_default();
         Ok(Batch {
             pods: count,
             start: quantiles(&each)?,
@@ -236,7 +236,7 @@ impl Bench {
         })
     }
 
-    async fn come(&self, stopwatch: &mut Stopwatch, names: &[String]) -> Result<Coming> {
+    async fn come(&self, stopwatch: &mut Stopwatch, names: &[String]) -> Result<CreatedRound> {
         let pid = self.agent.daemon().pid();
         let (cpu, before) = (usage::cpu(pid)?, self.requests()?);
         let began = Instant::now();
@@ -246,23 +246,23 @@ impl Bench {
         .await?;
         let ready = stopwatch.all(names, "ready", |m| m.ready).await?;
         let cpu = usage::cpu(pid)?.saturating_sub(cpu);
-        // The last requests of a start come after what they tell of.
+        // The last requests of a start follow the status change that is waited for.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let each = ready.iter().map(|seen| seen.duration_since(began)).collect();
-        Ok(Coming { each, cpu, requests: new_since(&before, &self.requests()?) })
+        Ok(CreatedRound { each, cpu, requests: new_since(&before, &self.requests()?) })
     }
 
-    async fn go(&self, stopwatch: &mut Stopwatch, names: &[String]) -> Result<Going> {
+    async fn go(&self, stopwatch: &mut Stopwatch, names: &[String]) -> Result<DeletedRound> {
         let before = self.requests()?;
         let began = Instant::now();
         let params = DeleteParams::default();
         futures::future::try_join_all(names.iter().map(|name| self.pods.delete(name, &params)))
             .await?;
         let all = since(began, &stopwatch.all(names, "gone", |m| m.gone).await?);
-        Ok(Going { all, requests: new_since(&before, &self.requests()?) })
+        Ok(DeletedRound { all, requests: new_since(&before, &self.requests()?) })
     }
 
-    /// What the agent has asked the API server so far, watches aside.
+    /// Requests of the agent to the API server so far, without watches.
     fn requests(&self) -> Result<Requests> {
         let mut requests = Requests::new();
         let user = format!("system:node:{NODE}");
@@ -278,7 +278,7 @@ impl Bench {
         Ok(requests)
     }
 
-    /// `None`: this kubelet mounts no ConfigMaps, and said so by not starting the pod.
+    /// `None` if this kubelet does not mount ConfigMaps: the pod did not start.
     async fn config_maps(&self, count: usize) -> Result<Option<ConfigMaps>> {
         let Some(edited) = self.edited(count).await? else { return Ok(None) };
         let missing = self.missing(count).await?;
@@ -323,7 +323,7 @@ impl Bench {
             let map = format!("missing-{number}");
             let name = [format!("waits-{number}")];
             self.create(pods::that_reads(&name[0], NODE, &map)).await?;
-            // Long enough to have looked for it in vain.
+            // Long enough for the kubelet to have found it missing.
             tokio::time::sleep(Duration::from_millis(1_500)).await;
             let began = Instant::now();
             maps.create(&PostParams::default(), &words(&map, "here")?).await?;
@@ -335,7 +335,7 @@ impl Bench {
     }
 }
 
-/// A ConfigMap with one word in it.
+/// A ConfigMap with one key.
 fn words(name: &str, word: &str) -> Result<ConfigMap> {
     Ok(serde_json::from_value(json!({ "metadata": { "name": name }, "data": { "word": word } }))?)
 }

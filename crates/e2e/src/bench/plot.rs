@@ -1,4 +1,4 @@
-//! The figures as pictures: bars in groups, as SVG that reads on light and dark pages.
+//! Plots of the figures: grouped bars, as SVG that is readable on light and dark pages.
 
 use std::fmt::Write as _;
 
@@ -11,16 +11,16 @@ const WIDTH: f64 = 720.0;
 const BAR: f64 = 18.0;
 const GAP: f64 = 14.0;
 const TOP: f64 = 44.0;
-/// Where the bars begin, and how much room their figures need at the other end.
+/// Left edge of the bars, and the width of the figures at their right.
 const LEFT: f64 = 210.0;
 const RIGHT: f64 = 90.0;
 const COLOURS: [&str; 4] = ["#9aa5b1", "#627d98", "#2f9e8f", "#d9822b"];
 
-/// One picture.
+/// One plot.
 pub struct Bars {
     pub title: String,
     pub unit: &'static str,
-    /// The name of each group and its bars.
+    /// Name and bars of each group.
     pub groups: Vec<(String, Vec<(String, f64)>)>,
 }
 
@@ -65,7 +65,7 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
 }
 
 impl Report {
-    /// The pictures and the names of their files.
+    /// The plots and their file names.
     pub fn plots(&self) -> Vec<(&'static str, Bars)> {
         let mut plots = vec![
             (
@@ -93,16 +93,19 @@ impl Report {
             let time = |growth: &Growth| {
                 vec![
                     ("all ready", growth.all_ready),
-                    ("of it the agent's CPU", growth.start_cpu),
+                    ("agent CPU", growth.start_cpu),
                     ("all gone", growth.all_gone),
                 ]
             };
-            let cpu = |growth: &Growth| vec![("at rest", growth.loaded.millicores)];
+            let cpu = |growth: &Growth| vec![("idle", growth.loaded.millicores)];
             plots.push((
                 "memory.svg",
                 self.by_growth("Memory of the agent, fake runtime", "MB", memory),
             ));
-            plots.push(("growth.svg", self.by_growth("Pods come and go, fake runtime", "s", time)));
+            plots.push((
+                "growth.svg",
+                self.by_growth("Pods started and deleted, fake runtime", "s", time),
+            ));
             plots.push((
                 "rest.svg",
                 self.by_growth("CPU of the agent, fake runtime", "millicores", cpu),
@@ -111,7 +114,7 @@ impl Report {
         plots
     }
 
-    /// One time of a batch, beside the floors.
+    /// One duration per batch, next to the floors.
     fn batches(
         &self,
         title: &str,
@@ -123,7 +126,7 @@ impl Report {
         sizes.sort_unstable();
         sizes.dedup();
         let groups = sizes.into_iter().map(|pods| {
-            let floors = [(Load::None, "bare CRI calls"), (Load::Api, "bare, API busy")];
+            let floors = [(Load::None, "bare CRI calls"), (Load::Api, "bare, API loaded")];
             let floor = |(load, name): (Load, &str)| {
                 Some((name.to_owned(), of_floor(self.floor(pods, load)?)?))
             };
@@ -156,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_bar_fills_the_picture_and_names_are_words() {
+    fn longest_bar_fills_the_plot_and_names_are_escaped() {
         let bars = vec![("a<b".to_owned(), 1.0), ("c".to_owned(), 4.0)];
         let picture = Bars { title: "t".into(), unit: "s", groups: vec![("g".into(), bars)] };
         let svg = picture.svg();

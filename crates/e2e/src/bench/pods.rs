@@ -1,4 +1,4 @@
-//! The pods that are measured: one container that starts at once and ends when told to.
+//! Measured pods: one container that starts immediately and exits on SIGTERM.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ pub(super) const IMAGE: &str = "localhost/podwright/test:latest";
 pub(super) const NAMESPACE: &str = "default";
 pub(super) const COMMAND: [&str; 2] = ["testserver", "serve"];
 
-/// How often a batch comes and goes. One that takes a second or two moves by a third from one time
-/// to the next; the median of some does not.
+/// Rounds per batch. A batch of a second or two varies by a third between rounds; the median is
+/// stable.
 pub(super) fn rounds(pods: usize) -> usize {
     if pods < 50 { 5 } else { 1 }
 }
@@ -19,17 +19,17 @@ pub(super) fn plain(name: &str, node: &str) -> Value {
     pod(name, node, json!({ "command": COMMAND }), &json!([]), "Always")
 }
 
-/// Ends by itself as soon as `end` is in `folder`.
-pub(super) fn that_ends(name: &str, node: &str, folder: &Path) -> Value {
+/// Exits as soon as `end` exists in `directory`.
+pub(super) fn that_ends(name: &str, node: &str, directory: &Path) -> Value {
     let container = json!({
         "command": ["sh", "-c", "until [ -e /sign/end ]; do sleep 0.01; done"],
         "volumeMounts": [{ "name": "sign", "mountPath": "/sign" }],
     });
-    let volumes = json!([{ "name": "sign", "hostPath": { "path": folder } }]);
+    let volumes = json!([{ "name": "sign", "hostPath": { "path": directory } }]);
     pod(name, node, container, &volumes, "Never")
 }
 
-/// Has a ConfigMap in its volume `words`.
+/// Mounts a ConfigMap in its volume `words`.
 pub(super) fn that_reads(name: &str, node: &str, config_map: &str) -> Value {
     let container = json!({
         "command": COMMAND,

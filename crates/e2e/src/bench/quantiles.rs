@@ -1,4 +1,4 @@
-//! Many times in three numbers.
+//! Three quantiles of a list of durations.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ impl Quantiles {
     pub fn of(times: &[Duration]) -> Option<Self> {
         let mut seconds: Vec<f64> = times.iter().map(Duration::as_secs_f64).collect();
         seconds.sort_by(f64::total_cmp);
-        // The nearest rank: a time that was really measured.
+        // Nearest rank: a duration that was actually measured.
         let rank = |percent: usize| (seconds.len() * percent).div_ceil(100).saturating_sub(1);
         let at = |percent| seconds.get(rank(percent)).copied();
         Some(Self { p50: at(50)?, p90: at(90)?, p99: at(99)? })

@@ -1,4 +1,4 @@
-//! The figures as a table for people and as JSON for programs.
+//! Benchmark report, as a table and as JSON.
 
 use std::fmt::{self, Display};
 
@@ -17,7 +17,7 @@ pub struct Report {
     pub kubelets: Vec<Figures>,
     pub growth: Vec<Growth>,
     pub decision: Decision,
-    /// What could not be measured, and why.
+    /// Failed measurements and their errors.
     pub failures: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl Report {
     }
 }
 
-/// A time and how it stands to the floor.
+/// A duration and its ratio to the floor.
 struct Ratio(f64, Option<f64>);
 
 impl Display for Ratio {
@@ -39,7 +39,7 @@ impl Display for Ratio {
     }
 }
 
-/// The slow ones among many.
+/// The upper quantiles.
 struct Tail(Quantiles);
 
 impl Display for Tail {
@@ -50,7 +50,7 @@ impl Display for Tail {
 
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "floor: bare CRI calls, the best of 1, 4 and all at a time")?;
+        writeln!(f, "floor: bare CRI calls, best of 1, 4 and all at a time")?;
         let Singles { start, stop } = &self.singles;
         writeln!(
             f,
@@ -90,7 +90,7 @@ impl Display for Report {
         let Decision { at_rest, all_dead } = &self.decision;
         writeln!(
             f,
-            "one decision for five containers: p50 {:.1} µs at rest, {:.1} µs when all have died",
+            "one decision for five containers: p50 {:.1} µs idle, {:.1} µs after all have exited",
             at_rest.p50 * 1e6,
             all_dead.p50 * 1e6
         )?;

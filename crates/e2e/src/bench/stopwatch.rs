@@ -1,4 +1,4 @@
-//! When a watcher of the API saw what of each pod.
+//! Stopwatch: the times at which an API watcher saw the states of each pod.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use tokio::sync::watch;
 
-/// The first time each was seen.
+/// The first time each state was seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moments {
     pub ready: Option<Instant>,
-    /// In a phase that it does not leave.
+    /// In a terminal phase.
     pub ended: Option<Instant>,
     pub gone: Option<Instant>,
 }
@@ -53,7 +53,7 @@ impl Stopwatch {
         Ok(Self { seen, watching })
     }
 
-    /// Waits until all of `names` have been seen as asked, and returns when.
+    /// Waits until all of `names` have reached the state, and returns the times.
     pub async fn all(
         &mut self,
         names: &[String],
@@ -61,7 +61,7 @@ impl Stopwatch {
         moment: impl Fn(&Moments) -> Option<Instant>,
     ) -> Result<Vec<Instant>> {
         let mut times = Vec::with_capacity(names.len());
-        // Each name is looked up until it was seen and never again, however many changes come.
+        // Each name is looked up only until it was seen, however many changes arrive.
         let all_seen = self.seen.wait_for(|all| {
             let unseen = names.iter().skip(times.len());
             let seen: Vec<_> = unseen.map_while(|name| moment(all.get(name)?)).collect();
@@ -70,9 +70,8 @@ impl Stopwatch {
         });
         let all_seen = tokio::time::timeout(LIMIT, all_seen).await;
         let all_seen = all_seen.map(|seen| seen.map(drop));
-        let told =
-            || format!("{} of {} pods were {what}, in their order", times.len(), names.len());
-        all_seen.with_context(told)?.context("the watch ended")?;
+        let reported = || format!("{} of {} pods were {what}, in order", times.len(), names.len());
+        all_seen.with_context(reported)?.context("the watch ended")?;
         Ok(times)
     }
 }

@@ -1,4 +1,4 @@
-//! What a process costs, from /proc.
+//! Resource usage of a process, from /proc.
 
 use std::fs;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Memory {
-    /// Resident, in MB as the kernel counts them for humans: 1,000,000 bytes.
+    /// Resident set in MB of 1,000,000 bytes.
     pub resident: f64,
-    /// Of it what no file backs.
+    /// The part that is not backed by a file.
     pub anonymous: f64,
 }
 
@@ -33,15 +33,15 @@ impl Memory {
     }
 }
 
-/// CPU time of a process so far, with its threads that have ended. The kernel's own clock of it:
-/// that of `stat` ticks in 10 ms, and `schedstat` knows only threads that live.
+/// CPU time of a process so far, including exited threads. Uses the kernel's CPU clock of the
+/// process: `stat` counts in 10 ms ticks, and `schedstat` covers live threads only.
 pub fn cpu(pid: u32) -> Result<Duration> {
-    let process = Pid::from_raw(pid.try_into().context("a process id")?);
+    let process = Pid::from_raw(pid.try_into().context("process id out of range")?);
     let clock = ClockId::pid_cpu_clock_id(process).with_context(|| format!("process {pid}"))?;
-    Ok(clock.now().with_context(|| format!("the CPU time of process {pid}"))?.into())
+    Ok(clock.now().with_context(|| format!("reading the CPU time of process {pid}"))?.into())
 }
 
-/// Thousandths of one core, over a while.
+/// Average usage over `over`, in thousandths of one core.
 pub async fn millicores(pid: u32, over: Duration) -> Result<f64> {
     let before = cpu(pid)?;
     tokio::time::sleep(over).await;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_used_counts_when_it_has_ended() {
+    fn cpu_time_includes_ended_threads() {
         let before = cpu(std::process::id()).unwrap();
         let used = std::thread::spawn(|| {
             let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;

@@ -1,6 +1,6 @@
-//! `./bench`: measures a kubelet beside the runtime's own floor, and beside another kubelet.
+//! `./bench`: measures a kubelet next to the floor of the runtime, and optionally another kubelet.
 
-// It talks to the person who called it.
+// A command-line tool prints to its user.
 #![allow(clippy::print_stdout)]
 
 use std::path::PathBuf;
@@ -14,16 +14,16 @@ use podwright_e2e::bench::{self, Options};
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Arguments {
-    /// Sizes of the batches
+    /// Batch sizes
     #[arg(long, value_delimiter = ',', default_value = "10,110")]
     pods: Vec<usize>,
-    /// How often a single pod is measured
+    /// How many times a single pod is measured
     #[arg(long, default_value_t = 20)]
     singles: usize,
-    /// How long an idle agent is watched, in seconds
+    /// How long an idle agent is measured, in seconds
     #[arg(long, default_value_t = 60)]
     idle: u64,
-    /// Numbers of pods on a runtime that does nothing, to see how the agent grows
+    /// Numbers of pods on the fake runtime, to show how the agent scales
     #[arg(long, value_delimiter = ',')]
     growth: Vec<usize>,
     /// Another kubelet to measure in the same run: a program, or a command line in quotes
@@ -32,7 +32,7 @@ struct Arguments {
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw the figures into this folder
+    /// Also write plots into this directory
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
 }
@@ -53,12 +53,12 @@ async fn main() -> Result<()> {
     if let Some(file) = arguments.json {
         std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
     }
-    if let Some(folder) = arguments.plots {
-        std::fs::create_dir_all(&folder)?;
+    if let Some(directory) = arguments.plots {
+        std::fs::create_dir_all(&directory)?;
         for (name, plot) in report.plots() {
-            std::fs::write(folder.join(name), plot.svg())?;
+            std::fs::write(directory.join(name), plot.svg())?;
         }
     }
-    anyhow::ensure!(report.failures.is_empty(), "not everything could be measured; see above");
+    anyhow::ensure!(report.failures.is_empty(), "some measurements failed; see above");
     Ok(())
 }

@@ -1,22 +1,23 @@
-//! Makes fixtures: what a given build of the program leaves on a machine when it is killed.
+//! Fixture recorder: records what a given build of the program leaves on a machine when it is
+//! killed.
 //!
-//! As root, with the build whose formats are to be kept:
+//! Run as root with the build whose formats must stay readable:
 //!
 //! ```sh
 //! cargo run -p podwright-e2e --bin fixtures -- --program ./podwright-87c89a6 --commit 87c89a6
 //! ```
 //!
-//! A joined node and a standalone node each run one pod of every kind that leaves something on the
-//! disk, on a real containerd. Then the agent is killed with SIGKILL, and its directory, what the
-//! runtime holds and what the API server holds go into one text file each. All of it runs in
-//! namespaces of its own, so that paths and the host name are the same on every machine, and no
-//! private key goes into a fixture.
+//! A joined node and a standalone node each run one pod of every kind that leaves something on
+//! disk, on a real containerd. Then the agent is killed with SIGKILL, and its directory, the
+//! runtime's state and the API server's state go into one text file each. Everything runs in its
+//! own namespaces, so that paths and the host name are the same on every machine. No private key
+//! goes into a fixture.
 
-// It talks to the person who called it.
+// A command-line tool prints to its user.
 #![allow(
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "run by hand: it prints what it does, and what is missing in an object is null"
+    reason = "run by hand: it prints its progress, and a missing JSON field is null"
 )]
 
 use std::ffi::OsString;
@@ -31,18 +32,18 @@ use podwright_e2e::embedded::Embedded;
 use podwright_e2e::fixture::{self, Recorded};
 use podwright_e2e::kubectl::{self, Kubectl};
 use podwright_e2e::registry::Registry;
-use podwright_e2e::{cell, images, tools};
+use podwright_e2e::{images, isolation, tools};
 use serde_json::json;
 
 const NODE: &str = "node-a";
-/// The joined node: as kubeadm has it.
+/// The joined node, with kubeadm's paths.
 const ROOT: &str = "/var/lib/kubelet";
 const MANIFESTS: &str = "/var/lib/manifests";
 /// The standalone node.
 const STATE: &str = "/var/lib/podwright";
 
-/// Runs the program again with a host name, a machine id and a /var/lib of its own; of the machine's
-/// only the list of installed packages is there, which `testbed/provide` reads.
+/// Runs the program again with its own host name, machine id and /var/lib; of the machine's
+/// /var/lib only the list of installed packages is visible, which `testbed/provide` reads.
 const SETUP: &str = r#"
 set -e
 hostname "$1"
@@ -64,21 +65,21 @@ exec "$@"
 #[derive(Parser)]
 #[command(name = "fixtures")]
 struct Arguments {
-    /// The build
+    /// The build to record
     #[arg(long)]
     program: PathBuf,
-    /// The commit it was built from
+    /// The commit of that build
     #[arg(long)]
     commit: String,
-    /// Where the files go
+    /// Output directory
     #[arg(long, default_value = "crates/podwright/tests/fixtures")]
     output: PathBuf,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if !cell::inside() {
-        return in_a_cell();
+    if !isolation::inside() {
+        return run_isolated();
     }
     let runtime = tokio::runtime::Runtime::new()?;
     let directory = arguments.output.join(&arguments.commit);
@@ -90,12 +91,12 @@ fn main() -> Result<()> {
     up.save(&directory.join("up.json"))
 }
 
-/// Nothing can be fetched inside.
-fn in_a_cell() -> Result<()> {
+/// The tools must be provided before: nothing can be fetched inside.
+fn run_isolated() -> Result<()> {
     for tool in ["host", "containerd-2", "cni-plugins", "crun", "kubectl-1.36"] {
         tools::provide(tool)?;
     }
-    let mut command = cell::command("unshare");
+    let mut command = isolation::command("unshare");
     command.args(["--uts", "sh", "-c", SETUP, "fixtures", NODE]);
     command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
     let status = command.status().context("cannot start unshare")?;
@@ -135,14 +136,14 @@ async fn joined(program: &Path, commit: &str) -> Result<Recorded> {
     Ok(recorded)
 }
 
-/// What `podwright why` prints and records of pods in different states.
+/// Output of `podwright why` and its records, for pods in different states.
 async fn answers(bed: &Bed, program: &Path, kubectl: &Kubectl) -> Result<serde_json::Value> {
     fixture::crash(kubectl, NODE).await?;
     let (program, file) = (program.to_string_lossy(), "/var/lib/case.json");
     let mut answers = json!({});
     for pod in ["crashing", "deferred", "finished", "rejected", "static", "users", "volumes"] {
         let mut command = vec![&*program, "why", pod, "--root-dir", ROOT, "--output", "json"];
-        // One that was not admitted has no decision to record.
+        // A pod that was not admitted has no decision to record.
         if pod != "rejected" {
             command.extend(["--record", file]);
         }
@@ -155,7 +156,7 @@ async fn answers(bed: &Bed, program: &Path, kubectl: &Kubectl) -> Result<serde_j
     Ok(answers)
 }
 
-/// Without what the machine says of itself, and without what the API server makes by itself.
+/// Without machine-specific fields, and without objects that the API server creates itself.
 async fn objects(kubectl: &Kubectl) -> Result<Vec<serde_json::Value>> {
     let kinds = ["configmaps/settings", "secrets/registry"];
     let listed = kubectl.run(&["get", "pods", "-ojson"]).await?;
@@ -175,7 +176,7 @@ async fn standalone(program: &Path, commit: &str) -> Result<Recorded> {
     let run = async |arguments: &[&str]| {
         let mut command = bed.command(&program.to_string_lossy());
         command.args(arguments).env("PATH", format!("{}:{path}", programs.display()));
-        bed.ground().run(command).await
+        bed.environment().run(command).await
     };
     run(&["up", "--state-dir", STATE]).await?;
     let archives = images::archives()?;
@@ -187,8 +188,8 @@ async fn standalone(program: &Path, commit: &str) -> Result<Recorded> {
         serde_json::from_str(&std::fs::read_to_string(state.join("made.json"))?)?;
     let instance = made["cgroup_root"].as_str().and_then(|root| root.rsplit('-').next());
     let volatile = Path::new("/run/podwright");
-    let own = volatile.join(instance.context("made.json names no cgroup")?);
-    // 87c89a6 closes it to all but root, and the root of a user namespace is another.
+    let own = volatile.join(instance.context("made.json does not name a cgroup")?);
+    // 87c89a6 restricts it to root, and the root of a user namespace is a different user.
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o711))?;
     let kubectl = bed.kubectl_with(kubectl::Release::V1_36, state.join("kubeconfig"))?;
     let root = state.join("kubelet");
@@ -197,7 +198,8 @@ async fn standalone(program: &Path, commit: &str) -> Result<Recorded> {
         serde_json::from_str(&std::fs::read_to_string(own.join("agent.pid"))?)?;
     bed.exec(&["kill", "-9", &pid["pid"].to_string()]).await?;
     println!("standalone node: recording");
-    // The runtime's own files, logs, and whatever holds a private key: a test makes its own.
+    // Excludes the runtime's own files, logs, and anything with a private key: a test makes its
+    // own.
     let left_out =
         ["containerd", "logs", "api/ca.key", "api/ca.crt", "api/token.key", "kubeconfig"];
     let recorded =

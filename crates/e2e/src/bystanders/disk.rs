@@ -1,4 +1,4 @@
-//! A user's mounts and files.
+//! Mounts and files of a user.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -9,11 +9,11 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::mounts;
 
-/// A file system that a user has mounted and made shared, as everything is on a machine with
+/// A file system that a user has mounted and made shared, as all mounts are on a machine with
 /// systemd.
 pub(super) struct UserMount {
     point: PathBuf,
-    /// Number of the file system, as the mount table and as `stat` say it.
+    /// Device number of the file system, as in the mount table and `stat`.
     device: String,
     number: u64,
 }
@@ -32,12 +32,12 @@ impl UserMount {
     }
 
     /// An agent may bind its root directory onto itself, as upstream does: then the user's file
-    /// system is mounted there twice. What counts is that it is the one that is seen.
-    pub(super) fn harm(&self) -> Option<String> {
+    /// system is mounted there twice. It must be the visible one.
+    pub(super) fn damage(&self) -> Option<String> {
         let point = self.point.display();
         let table = match mounts::below(&self.point) {
             Ok(table) => table,
-            Err(error) => return Some(format!("mount {point}: cannot be looked at: {error:#}")),
+            Err(error) => return Some(format!("mount {point}: cannot inspect: {error:#}")),
         };
         let top = table.iter().rfind(|mount| mount.point == self.point);
         match top {
@@ -46,7 +46,7 @@ impl UserMount {
                 "mount {point}: {} {} was mounted over a user's file system",
                 top.kind, top.source
             )),
-            Some(_) if !self.is_seen() => {
+            Some(_) if !self.is_visible() => {
                 Some(format!("mount {point}: a user's file system is hidden or was unmounted"))
             }
             Some(top) if top.shared.is_none() => {
@@ -61,12 +61,12 @@ impl UserMount {
 }
 
 impl UserMount {
-    fn is_seen(&self) -> bool {
+    fn is_visible(&self) -> bool {
         fs::symlink_metadata(&self.point).is_ok_and(|metadata| metadata.dev() == self.number)
     }
 }
 
-/// A file that a user has written; only its owner can read it.
+/// A file that a user has written, readable by its owner only.
 pub(super) struct UserFile {
     path: PathBuf,
     inode: u64,
@@ -87,7 +87,7 @@ impl UserFile {
         Ok(Self { path: path.to_owned(), inode })
     }
 
-    pub(super) fn harm(&self) -> Option<String> {
+    pub(super) fn damage(&self) -> Option<String> {
         let path = self.path.display();
         let metadata = match fs::symlink_metadata(&self.path) {
             Ok(metadata) => metadata,

@@ -1,4 +1,4 @@
-//! A user's links and packet filter rules, in the bed's network.
+//! Links and packet filter rules of a user, in the bed's network namespace.
 
 use anyhow::{Result, bail};
 
@@ -7,12 +7,12 @@ use crate::process::output;
 
 pub(super) struct UserNetwork {
     netns: NetNs,
-    /// Each line of [`LOOK`] that a bystander is in.
+    /// The lines of [`LIST`] output that contain a bystander.
     seen: Vec<String>,
 }
 
-/// In one go: every program that is started costs more than what it does.
-const PLANT: &str = r#"
+/// One script: starting a program costs more than its work.
+const CREATE: &str = r#"
 set -e
 ip link add user0 type veth peer name user1
 ip address add 192.0.2.77/32 dev user0
@@ -42,7 +42,7 @@ table inet user_table {
 RULES
 "#;
 
-const LOOK: &str = r#"
+const LIST: &str = r#"
 ip -oneline address show | tr -s ' ' | cut -d ' ' -f 1-4 | sed 's/^/address /'
 ip -oneline link show | cut -d : -f 1,2 | sed 's/^/link /'
 iptables-save | sed 's/^/iptables /'
@@ -50,34 +50,34 @@ ip6tables-save | sed 's/^/ip6tables /'
 nft list table inet user_table 2>&1 | sed 's/^/nft /'
 "#;
 
-/// What marks the lines of a bystander.
+/// Substrings that mark the lines of a bystander.
 const MARKS: [&str; 5] = ["user0", "user1", "user_", "USER-", "7777"];
 
-/// Two links and an address, two chains and four rules for each of iptables and ip6tables, three
-/// lines of a table.
+/// Two links and an address; two chains and four rules each for iptables and ip6tables; three lines
+/// of an nftables table.
 const LINES: usize = 3 + 2 * 6 + 3;
 
 impl UserNetwork {
-    pub(super) fn plant(netns: NetNs) -> Result<Self> {
-        output(netns.command("sh").args(["-c", PLANT]))?;
+    pub(super) fn create(netns: NetNs) -> Result<Self> {
+        output(netns.command("sh").args(["-c", CREATE]))?;
         let mut network = Self { netns, seen: Vec::new() };
-        network.seen = network.look()?;
+        network.seen = network.list()?;
         if network.seen.len() != LINES {
-            bail!("bystander: of a user's network only this is seen: {:#?}", network.seen);
+            bail!("bystander: incomplete user network: {:#?}", network.seen);
         }
         Ok(network)
     }
 
-    fn look(&self) -> Result<Vec<String>> {
-        let said = output(self.netns.command("sh").args(["-c", LOOK]))?;
-        let own = said.lines().filter(|line| MARKS.iter().any(|mark| line.contains(mark)));
+    fn list(&self) -> Result<Vec<String>> {
+        let printed = output(self.netns.command("sh").args(["-c", LIST]))?;
+        let own = printed.lines().filter(|line| MARKS.iter().any(|mark| line.contains(mark)));
         Ok(own.filter(|line| !line.contains("fe80")).map(str::to_owned).collect())
     }
 
-    pub(super) fn harm(&self) -> Vec<String> {
-        let now = match self.look() {
+    pub(super) fn damage(&self) -> Vec<String> {
+        let now = match self.list() {
             Ok(now) => now,
-            Err(error) => return vec![format!("network: cannot be looked at: {error:#}")],
+            Err(error) => return vec![format!("network: cannot inspect: {error:#}")],
         };
         let gone = self.seen.iter().filter(|line| !now.contains(line));
         gone.map(|line| format!("network: a user's {line} is gone or was changed")).collect()

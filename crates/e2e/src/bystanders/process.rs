@@ -1,4 +1,4 @@
-//! A user's process, in the bed's network and in a cgroup of the user's own.
+//! Process of a user, in the bed's network namespace and in its own cgroup.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,11 +8,11 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
+use crate::leftovers::MARK;
 use crate::machine::start_time;
-use crate::remains::MARK;
 
-/// What it is called in a list of processes.
+/// Its name in a process list.
 const NAME: &str = "user-database";
 
 pub(super) struct UserProcess {
@@ -24,26 +24,26 @@ pub(super) struct UserProcess {
 }
 
 impl UserProcess {
-    /// Starts one in the cgroup `below` that of the bed, in every hierarchy.
-    pub(super) fn start(ground: &Ground, below: &str) -> Result<Self> {
+    /// Starts one in the cgroup `below` the bed's, in every hierarchy.
+    pub(super) fn start(environment: &TestEnvironment, below: &str) -> Result<Self> {
         let failed = || format!("bystander: starting a process in the cgroup {below}");
-        let program = ground.path(NAME);
+        let program = environment.path(NAME);
         if !program.exists() {
             std::os::unix::fs::symlink("/bin/sleep", &program).with_context(failed)?;
         }
-        let cgroup = ground.cgroup().child(below)?;
-        let files = ground.cgroup().enrolments(below);
-        // The shell becomes the program, so the pid stays the same.
+        let cgroup = environment.cgroup().child(below)?;
+        let files = environment.cgroup().procs_files(below);
+        // The shell execs the program, so the pid stays the same.
         let script = r#"program=$0
             for file; do echo 0 >"$file" || exit 1; done
             echo enrolled; exec "$program" infinity >/dev/null"#;
-        let mut command = ground.netns().command("sh");
-        command.args(["-c", script]).arg(&program).args(&files).env(MARK, ground.id());
+        let mut command = environment.netns().command("sh");
+        command.args(["-c", script]).arg(&program).args(&files).env(MARK, environment.id());
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(failed)?;
-        let mut said = String::new();
+        let mut output = String::new();
         if let Some(stdout) = child.stdout.take() {
-            BufReader::new(stdout).read_line(&mut said).with_context(failed)?;
+            BufReader::new(stdout).read_line(&mut output).with_context(failed)?;
         }
         let pid = child.id();
         let started = start_time(Path::new(&format!("/proc/{pid}"))).unwrap_or_default();
@@ -57,11 +57,11 @@ impl UserProcess {
             started,
             child: Mutex::new(child),
         };
-        ensure!(said.trim() == "enrolled", "{}: it said {said:?}", failed());
+        ensure!(output.trim() == "enrolled", "{}: output {output:?}", failed());
         Ok(process)
     }
 
-    pub(super) fn harm(&self) -> Vec<String> {
+    pub(super) fn damage(&self) -> Vec<String> {
         let Self { cgroup, pid, .. } = self;
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let alive = fs::read_link(proc.join("exe")).is_ok();
@@ -70,11 +70,11 @@ impl UserProcess {
                 "process {pid}: a user's {NAME} in the cgroup {cgroup} was killed"
             )];
         }
-        let mut harm = Vec::new();
+        let mut damage = Vec::new();
         let table = fs::read_to_string(proc.join("cgroup")).unwrap_or_default();
         let inside = table.lines().filter(|line| line.ends_with(cgroup.as_str())).count();
         if inside != self.directories.len() {
-            harm.push(format!(
+            damage.push(format!(
                 "process {pid}: a user's {NAME} was moved out of {cgroup}:\n{table}"
             ));
         }
@@ -83,9 +83,9 @@ impl UserProcess {
             read("freezer.state").trim() == "FROZEN" || read("cgroup.freeze").trim() == "1"
         };
         if self.directories.iter().any(frozen) {
-            harm.push(format!("process {pid}: a user's cgroup {cgroup} was frozen"));
+            damage.push(format!("process {pid}: a user's cgroup {cgroup} was frozen"));
         }
-        harm
+        damage
     }
 }
 

@@ -1,9 +1,9 @@
 //! Cgroups of a machine snapshot, with their limits.
 //!
-//! A cell shares them with the whole machine: a cgroup namespace would hide the hierarchy's top from
-//! the node under test, which has to find it. Other tests, systemd and whatever else runs here make
-//! and remove cgroups at any time, so only those that bear a name of the test count, see
-//! [`of_others`]. For everybody else's stand the bystanders: they are in cgroups below the bed's.
+//! They are shared with the whole machine even in isolation: a cgroup namespace would hide the root
+//! of the hierarchy from the node under test, which must find it. Other tests, systemd and other
+//! programs create and remove cgroups at any time, so only those with a name of the test count, see
+//! [`of_others`]. Bystanders represent the others: they are in cgroups below the bed's.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::{Entry, Kind};
 use crate::{cgroup, mounts};
 
-/// Limits of versions 1 and 2 that a node sets.
+/// Limits of cgroup v1 and v2 that a node sets.
 const LIMITS: [&str; 12] = [
     "cgroup.subtree_control",
     "cpu.cfs_quota_us",
@@ -48,15 +48,15 @@ pub(super) fn entries() -> Result<Vec<Entry>> {
 fn limits_of(directory: &Path) -> String {
     let limits = LIMITS.iter().filter_map(|file| {
         let text = fs::read_to_string(directory.join(file)).ok()?;
-        // Of oom_control only the switch is a limit; the rest counts what happened.
+        // Of oom_control only the switch is a limit; the rest are counters.
         let value = text.lines().next().unwrap_or_default().trim();
         (!value.is_empty()).then(|| format!("{file}={value}"))
     });
     limits.collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a cgroup is another's. `names` mark those of this test: the ids of its beds, and what
-/// tells a node made by `up` from others.
+/// Whether a cgroup belongs to others. `names` mark those of this test: the ids of its beds, and
+/// the instance name of a node made by `up`.
 pub(super) fn of_others(path: &str, names: &[&str]) -> bool {
     !names.iter().any(|name| path.contains(name))
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroups_of_others_are_told_by_name() {
+    fn cgroups_of_others_are_filtered_by_name() {
         for (path, want) in [
             ("/sys/fs/cgroup/memory/pw-0a1b2c3d/node-1", true),
             ("/sys/fs/cgroup/memory/pw-99999999/node-1", false),

@@ -1,4 +1,4 @@
-//! Files of a machine snapshot: those outside the node's own directories that an agent could harm.
+//! Files of a machine snapshot: those outside the node's directories that an agent could change.
 
 use std::fs;
 use std::hash::Hasher;
@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 use super::{Entry, Kind, Scope};
 use crate::tools::repository;
 
-/// A tree that is walked, at most so many levels down, and not across mounts: what is mounted is
-/// listed as a mount.
+/// A directory tree that is walked to a maximum depth and not across mounts: those are listed as
+/// mounts.
 struct Tree {
     root: &'static str,
     levels: usize,
@@ -25,7 +25,7 @@ struct Tree {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Walked {
     Always,
-    /// Only where the cell has it to itself: everybody on the machine writes there.
+    /// Only if it is private in isolation: everyone on the machine writes there.
     IfMounted,
 }
 
@@ -35,7 +35,7 @@ impl Tree {
     }
 }
 
-/// What of a file's content is compared.
+/// Which part of a file's content is compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Compared,
@@ -48,7 +48,7 @@ const TREES: [Tree; 18] = [
     Tree::new("/run", 8),
     Tree::new("/var/lib", 5),
     Tree { content: Content::Ignored, ..Tree::new("/var/log", 5) },
-    // A cell has these two to itself, so they are mounts.
+    // These two are private in isolation, so they are mounts.
     Tree::new("/var/lib/cni", 5),
     Tree::new("/var/log/containers", 2),
     Tree::new("/var/cache", 3),
@@ -65,9 +65,9 @@ const TREES: [Tree; 18] = [
     Tree { walked: Walked::IfMounted, ..Tree::new("/dev/shm", 4) },
 ];
 
-/// Directories that are not looked into.
+/// Directories that are not walked.
 const EXCLUDED: [(&str, &str); 19] = [
-    ("/run/podwright-beds", "the beds' own directories; bystanders watch over what is in them"),
+    ("/run/podwright-beds", "the beds' own directories; their content is covered by bystanders"),
     ("/var/lib/apt", "the machine's package manager, which other tests may be using"),
     ("/var/lib/dpkg", "the machine's package manager, which other tests may be using"),
     ("/var/cache/PackageKit", "the machine's package manager, which other tests may be using"),
@@ -77,18 +77,18 @@ const EXCLUDED: [(&str, &str); 19] = [
     ("/var/cache/ldconfig", "written by any package that is installed"),
     ("/var/cache/man", "written by any package that is installed, and by a timer"),
     ("/var/cache/swcatalog", "written by any package that is installed"),
-    ("/var/lib/docker", "data of a runtime that goes on working; bystanders stand for it"),
-    ("/var/lib/containerd", "data of a runtime that goes on working; bystanders stand for it"),
+    ("/var/lib/docker", "data of a running runtime; represented by bystanders"),
+    ("/var/lib/containerd", "data of a running runtime; represented by bystanders"),
     ("/var/lib/postgresql", "data of a server that may be running"),
     ("/var/lib/systemd", "timers and seeds that systemd writes at any time"),
     ("/var/log/journal", "systemd's journal is written at any time"),
     ("/root/.cache", "build caches, and the parts that testbed/provide unpacks"),
     ("/root/.cargo", "cargo's registry, which a build beside the tests changes"),
-    ("/root/.rustup", "tool chains: large, and no node has a reason to be there"),
-    ("/root/.pyenv", "tool chains: large, and no node has a reason to be there"),
+    ("/root/.rustup", "toolchains: large, and never used by a node"),
+    ("/root/.pyenv", "toolchains: large, and never used by a node"),
 ];
 
-/// Files of more than this are compared by size.
+/// Larger files are compared by size only.
 const SMALL: u64 = 64 << 10;
 const MOST_FILES: usize = 50_000;
 const LONGEST: Duration = Duration::from_secs(60);
@@ -140,7 +140,7 @@ fn listed(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).collect())
 }
 
-/// Others may remove a file between listing and looking.
+/// Others may remove a file between listing and reading.
 fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -172,14 +172,15 @@ fn entry(path: &Path, metadata: &fs::Metadata, content: Content) -> Entry {
         format!(" device {:x}", metadata.rdev())
     };
     detail.push_str(&what);
-    // A file that was deleted and written again is not the user's any more, whatever is in it.
+    // A file that was deleted and written again is no longer the user's, even with the same
+    // content.
     if content == Content::Compared {
         detail.push_str(&format!(" inode {}", metadata.ino()));
     }
     Entry::new(Kind::File, path.display().to_string(), detail)
 }
 
-/// Not a cryptographic one: accidents are looked for, and it is taken of thousands of files.
+/// Not cryptographic: it only detects accidents, and is computed for thousands of files.
 fn digest(path: &Path, metadata: &fs::Metadata) -> String {
     if metadata.len() > SMALL {
         return String::new();
@@ -201,24 +202,24 @@ mod tests {
     fn mode_content_inode_and_link_target_of_a_file_are_compared() {
         let directory = tempfile::tempdir().unwrap();
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
-        let look = |path: &Path| {
+        let inspect = |path: &Path| {
             entry(path, &fs::symlink_metadata(path).unwrap(), Content::Compared).detail
         };
         fs::write(&file, "one").unwrap();
         std::os::unix::fs::symlink("one", &link).unwrap();
-        let mut seen = vec![look(&file), look(&link)];
+        let mut seen = vec![inspect(&file), inspect(&link)];
         fs::write(&file, "two").unwrap();
-        seen.push(look(&file));
-        // Written beside it and put in its place, as most programs replace a file.
+        seen.push(inspect(&file));
+        // Written to a new file and renamed, as most programs replace a file.
         let copy = directory.path().join("copy");
         fs::copy(&file, &copy).unwrap();
         fs::rename(&copy, &file).unwrap();
-        seen.push(look(&file));
+        seen.push(inspect(&file));
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-        seen.push(look(&file));
+        seen.push(inspect(&file));
         fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink("two", &link).unwrap();
-        seen.push(look(&link));
+        seen.push(inspect(&link));
         let different: std::collections::BTreeSet<_> = seen.iter().collect();
         assert_eq!(different.len(), seen.len(), "{seen:#?}");
     }

@@ -13,8 +13,8 @@ pub(super) fn entries() -> Result<Vec<Entry>> {
     Ok(describe(&mounts::all()?, birth))
 }
 
-/// When the file system's root was made, where it knows. The kernel gives the lowest free number to
-/// a new file system, which is that of one just unmounted: only this tells a remount.
+/// Birth time of the file system's root, if known. The kernel gives a new file system the lowest
+/// free number, which may be that of one just unmounted: only the birth time reveals a remount.
 fn birth(point: &Path) -> Option<String> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let found = statx(CWD, point, flags, StatxFlags::BTIME).ok()?;
@@ -22,8 +22,8 @@ fn birth(point: &Path) -> Option<String> {
     knows.then(|| format!("{}.{:09}", found.stx_btime.tv_sec, found.stx_btime.tv_nsec))
 }
 
-/// The kernel gives a new number to a peer group that is made again, so a group is named by the
-/// mount points that are in it.
+/// The kernel gives a recreated peer group a new number, so a group is identified by its mount
+/// points.
 fn describe(table: &[Mount], birth: impl Fn(&Path) -> Option<String>) -> Vec<Entry> {
     let mut members: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for mount in table {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn file_system_that_was_mounted_again_is_another() {
+    fn remounted_file_system_is_a_difference() {
         let first = mount("/a", None, None);
         let other = Mount { device: "0:2".to_owned(), ..first.clone() };
         let at = |mount: &Mount, time: &str| {
@@ -88,17 +88,17 @@ mod tests {
     }
 
     #[test]
-    fn peer_groups_compare_by_their_members_and_not_by_their_numbers() {
+    fn peer_groups_are_compared_by_members_not_by_numbers() {
         let table = |group| {
             let peers = [mount("/a", Some(group), None), mount("/b", Some(group), None)];
             let others = [mount("/c", None, Some(group)), mount("/d", None, None)];
             describe(&[peers, others].concat(), |_| None)
         };
         assert_eq!(table(7), table(19));
-        let said: Vec<String> = table(7).iter().map(ToString::to_string).collect();
+        let output: Vec<String> = table(7).iter().map(ToString::to_string).collect();
         let prefix = "tmpfs tmpfs device 0:1 root / rw rw";
         assert_eq!(
-            said,
+            output,
             [
                 format!("mount /a: {prefix} shared [/a /b]"),
                 format!("mount /b: {prefix} shared [/a /b]"),

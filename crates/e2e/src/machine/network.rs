@@ -11,31 +11,31 @@ use super::{Entry, Kind, THREAD};
 use crate::process::output;
 
 pub(super) fn entries() -> Result<Vec<Entry>> {
-    let mut entries: Vec<Entry> = ask(&["address", "show"])?.iter().map(link).collect();
+    let mut entries: Vec<Entry> = ip(&["address", "show"])?.iter().map(link).collect();
     for family in ["-4", "-6"] {
-        let routes = ask(&[family, "route", "show", "table", "all"])?;
+        let routes = ip(&[family, "route", "show", "table", "all"])?;
         entries.extend(routes.iter().filter(|route| !is_automatic(route)).map(route));
         entries
-            .extend(ask(&[family, "rule", "show"])?.iter().map(|rule| routing_rule(family, rule)));
+            .extend(ip(&[family, "rule", "show"])?.iter().map(|rule| routing_rule(family, rule)));
     }
     entries.extend(unix_sockets()?);
     Ok(entries)
 }
 
-fn ask(arguments: &[&str]) -> Result<Vec<Value>> {
+fn ip(arguments: &[&str]) -> Result<Vec<Value>> {
     let text = output(Command::new("ip").args(["-json", "-details"]).args(arguments))?;
     if text.trim().is_empty() {
-        return Ok(Vec::new()); // what some versions say for "none"
+        return Ok(Vec::new()); // some versions print this for "none"
     }
     let list = serde_json::from_str(&text);
-    list.with_context(|| format!("machine snapshot: ip {arguments:?} said {text:?}"))
+    list.with_context(|| format!("machine snapshot: ip {arguments:?} printed {text:?}"))
 }
 
-/// With the number of the link: one that was deleted and made again is not the user's any more.
+/// Includes the index of the link: one that was deleted and created again is no longer the user's.
 fn link(link: &Value) -> Entry {
     let text = |field: &str| link[field].as_str().unwrap_or("none").to_owned();
     let addresses = link["addr_info"].as_array().into_iter().flatten();
-    // The kernel adds a link-local address itself, a moment after the link is up.
+    // The kernel adds a link-local address itself, shortly after the link is up.
     let addresses = addresses.filter(|address| address["scope"] != "link").filter_map(|address| {
         Some(format!(" {}/{}", address["local"].as_str()?, address["prefixlen"]))
     });
@@ -65,20 +65,20 @@ fn route(route: &Value) -> Entry {
     Entry::new(Kind::Route, name, detail)
 }
 
-/// Which routing table is asked for whom.
+/// Routing policy rules: which table serves which traffic.
 fn routing_rule(family: &str, rule: &Value) -> Entry {
     let name = format!("ip {family} priority {}", rule["priority"]);
     Entry::new(Kind::Rule, name, rule.to_string())
 }
 
-/// Routes that the kernel adds itself, a moment after a link is up.
+/// Routes that the kernel adds itself, shortly after a link is up.
 fn is_automatic(route: &Value) -> bool {
     let to = route["dst"].as_str().unwrap_or_default();
     to.starts_with("fe80:") || to.starts_with("ff00:") || route["type"] == "multicast"
 }
 
 fn unix_sockets() -> Result<Vec<Entry>> {
-    /// `__SO_ACCEPTCON` in the column of flags: a socket that listens.
+    /// `__SO_ACCEPTCON` in the flags column: a listening socket.
     const LISTENS: &str = "00010000";
     let table = fs::read_to_string(Path::new(THREAD).join("net/unix"))
         .context("machine snapshot: listing unix sockets")?;
@@ -94,8 +94,8 @@ fn unix_sockets() -> Result<Vec<Entry>> {
     Ok(sockets.collect())
 }
 
-/// A socket in a directory with a long path is bound through a descriptor of it, whose number is
-/// not the socket's name.
+/// A socket in a directory with a long path is bound through a file descriptor, whose number is not
+/// part of the socket's name.
 fn without_descriptor(path: &str) -> String {
     let through = path.strip_prefix("/proc/self/fd/").and_then(|rest| rest.split_once('/'));
     through.map_or_else(|| path.to_owned(), |(_, name)| format!("/proc/self/fd/*/{name}"))
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_that_was_bound_through_a_descriptor_compares_without_its_number() {
+    fn socket_bound_through_descriptor_compares_without_its_number() {
         for (path, want) in [
             ("/run/x.sock", "/run/x.sock"),
             ("/proc/self/fd/18/podwright.sock", "/proc/self/fd/*/podwright.sock"),

@@ -18,7 +18,7 @@ pub(super) fn entries() -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// What iptables-save prints. A rule's place among those of its chain is part of it.
+/// Parses iptables-save output. The position of a rule in its chain is part of the entry.
 fn saved(program: &str, text: &str) -> Vec<Entry> {
     let (mut found, mut table) = (Vec::new(), String::new());
     let mut places = BTreeMap::new();
@@ -43,7 +43,7 @@ fn saved(program: &str, text: &str) -> Vec<Entry> {
     found
 }
 
-/// What `nft list ruleset` prints: tables that hold chains and sets, which hold lines.
+/// Parses `nft list ruleset` output: tables contain chains and sets, which contain lines.
 fn nftables(text: &str) -> Vec<Entry> {
     let (mut found, mut inside) = (Vec::new(), Vec::<String>::new());
     let mut place = 0_u32;
@@ -58,7 +58,7 @@ fn nftables(text: &str) -> Vec<Entry> {
             inside.push(opened.to_owned());
             place = 0;
             let built_in = opened.strip_prefix("chain ").is_some_and(|c| BUILT_IN.contains(&c));
-            // Whoever has ever looked into a table of iptables has made it, with its own chains.
+            // Listing an iptables table creates it with its built-in chains.
             if !(built_in || is_table_of_iptables(opened)) {
                 found.push(Entry::new(Kind::Rule, format!("nft {}", inside.join(" ")), ""));
             }
@@ -71,7 +71,7 @@ fn nftables(text: &str) -> Vec<Entry> {
     found
 }
 
-/// The chains that the kernel has of its own.
+/// The kernel's built-in chains.
 const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
 fn is_table_of_iptables(opened: &str) -> bool {
@@ -82,7 +82,7 @@ fn is_table_of_iptables(opened: &str) -> bool {
     }
 }
 
-/// Drops `[12:3456]` of iptables and `packets 12 bytes 3456` of nft.
+/// Removes `[12:3456]` of iptables and `packets 12 bytes 3456` of nft.
 fn without_counters(line: &str) -> String {
     let mut words = line.split(' ').peekable();
     let mut kept = Vec::new();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_tables_of_iptables_make_no_difference_and_rules_and_policies_do() {
+    fn empty_iptables_tables_are_ignored_but_rules_and_policies_count() {
         let text = "# comment\n*nat\n:POSTROUTING ACCEPT [1:2]\n:INPUT DROP [0:0]\n:USER - [0:0]\n\
                     -A POSTROUTING -j USER\n-A USER -j RETURN\n-A USER -j ACCEPT\nCOMMIT\n";
         assert_eq!(
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_nftables_are_told_with_their_table_and_chain() {
+    fn nftables_rules_are_named_with_table_and_chain() {
         let text = "table ip nat {\n\tchain POSTROUTING {\n\t\ttype nat hook postrouting \
                     priority srcnat; policy accept;\n\t\tcounter packets 1 bytes 2 accept\n\t}\n}\n\
                     table inet user {\n\tchain own {\n\t\taccept\n\t}\n}\n";

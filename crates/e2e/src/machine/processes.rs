@@ -13,7 +13,7 @@ pub(super) fn entries() -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// When a process started, in ticks since boot: with the pid it tells one process from every other.
+/// Start time of a process in ticks since boot: together with the pid it identifies a process.
 pub(crate) fn start_time(proc: &Path) -> Option<String> {
     let stat = fs::read_to_string(proc.join("stat")).ok()?;
     let (_, after_name) = stat.rsplit_once(") ")?;
@@ -27,7 +27,7 @@ fn processes() -> Result<Vec<Entry>> {
             continue;
         };
         let proc = proc.path();
-        // What has no program is a thread of the kernel, or dead and not yet waited for.
+        // A process without a command line is a kernel thread or a zombie.
         if fs::read_link(proc.join("exe")).is_err() {
             continue;
         }
@@ -41,7 +41,7 @@ fn processes() -> Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// Those of other tests are left out: a cell shares the machine's block devices.
+/// Loop devices of other tests are left out: isolation shares the machine's block devices.
 fn loop_devices() -> Vec<Entry> {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let used = devices.filter_map(|device| {

@@ -1,5 +1,5 @@
-//! Kernel settings of a machine snapshot: all of the network namespace, and the machine's that a
-//! node could change.
+//! Kernel settings of a machine snapshot: all of the network namespace, and those of the machine
+//! that a node could change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use super::{Entry, Kind};
 
 const KERNEL: &str = "/proc/sys";
 
-/// The kernel keeps these for each network namespace: everything below is compared.
+/// These exist per network namespace: everything below is compared.
 const OF_THE_NAMESPACE: &str = "net";
 
-/// These belong to no namespace. Files below /proc/sys.
+/// Settings outside of any namespace, as files below /proc/sys.
 const OF_THE_MACHINE: [&str; 10] = [
     "fs/inotify/max_user_instances",
     "fs/inotify/max_user_watches",
@@ -25,7 +25,7 @@ const OF_THE_MACHINE: [&str; 10] = [
     "vm/panic_on_oom",
 ];
 
-/// Values that change without anybody setting them.
+/// Values that change by themselves.
 const VOLATILE: [(&str, &str); 3] = [
     ("net/netfilter/nf_conntrack_count", "a count of connections, not a setting"),
     ("net/ipv4/tcp_available_congestion_control", "grows when another test loads a kernel module"),
@@ -41,14 +41,14 @@ pub(super) fn entries() -> Vec<Entry> {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => open.push(entry.path()),
                 Ok(_) => found.push(entry.path()),
-                Err(_) => {} // gone with its link
+                Err(_) => {} // removed with its link
             }
         }
     }
     let settings = found.iter().filter_map(|path| {
         let name = path.strip_prefix(kernel).ok()?.to_str()?;
         let volatile = VOLATILE.iter().any(|(volatile, _)| *volatile == name);
-        // Some can only be written, or have no value yet.
+        // Some are write-only, or have no value yet.
         let value = fs::read_to_string(path).ok().filter(|_| !volatile)?;
         let value = value.split_whitespace().collect::<Vec<_>>().join(" ");
         Some(Entry::new(Kind::Sysctl, name, value))

@@ -1,5 +1,5 @@
-//! Commands that run to their end, each with a hard time limit: a command that hangs is killed
-//! together with everything it started in its process group, and the error names it.
+//! Commands that run to completion, each with a hard time limit: a hanging command is killed with
+//! its whole process group, and the error names it.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -13,42 +13,42 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::case;
 
-/// How long a command may take unless the caller says something else.
+/// Default time limit of a command.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
-/// How long output may stay open after the command ended, because something it started has it.
+/// Time limit for output that stays open after the command exited, held by a process it started.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a command reads.
+/// Standard input of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum Stdin<'a> {
-    /// This, and then the end.
+    /// This, then end of file.
     Ends(&'a [u8]),
-    /// This, and no end before the command ends.
+    /// This, and no end of file before the command exits.
     StaysOpen(&'a [u8]),
 }
 
-/// Runs a command to its end and returns what it printed; its failure carries what it complained
-/// about.
+/// Runs a command to completion and returns its output; an error contains its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     output_of(command, b"")
 }
 
-/// Like [`output`], with something on its standard input.
+/// Like [`output`], with standard input.
 pub fn output_of(command: &mut Command, input: &[u8]) -> Result<String> {
     let output = run(command, Stdin::Ends(input), COMMAND_LIMIT)?;
     if !output.status.success() {
-        bail!("{command:?} ended with {}:\n{}", output.status, everything(&output));
+        bail!("{command:?} exited with {}:\n{}", output.status, everything(&output));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Both streams as text.
+/// Both output streams as text.
 pub fn everything(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// Runs a command to its end, however it ends. It is an error if that takes longer than `limit`.
+/// Runs a command to completion with any exit status. It is an error if it takes longer than
+/// `limit`.
 pub fn run(command: &mut Command, stdin: Stdin<'_>, limit: Duration) -> Result<Output> {
     let _waiting = case::waiting_for(format!("{command:?}"));
     let deadline = Instant::now() + limit;
@@ -56,7 +56,7 @@ pub fn run(command: &mut Command, stdin: Stdin<'_>, limit: Duration) -> Result<O
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0) // so that what it starts can be ended with it
+        .process_group(0) // so that its children can be killed with it
         .spawn()
         .with_context(|| format!("running {command:?}"))?;
     let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
@@ -68,7 +68,7 @@ pub fn run(command: &mut Command, stdin: Stdin<'_>, limit: Duration) -> Result<O
     let writing = thread::spawn(move || {
         let mut pipe = pipe;
         if let Some(pipe) = &mut pipe {
-            // A program need not read what it is offered.
+            // A program need not read its input.
             let _ = pipe.write_all(&input);
         }
         stays.then_some(pipe)
@@ -76,22 +76,22 @@ pub fn run(command: &mut Command, stdin: Stdin<'_>, limit: Duration) -> Result<O
     let Some(status) = wait_until(&mut child, deadline)? else {
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let _ = child.wait();
-        let said = [&stdout, &stderr].map(|stream| stream.recv_timeout(OUTPUT_LIMIT));
-        let said =
-            said.map(|bytes| String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned());
+        let printed = [&stdout, &stderr].map(|stream| stream.recv_timeout(OUTPUT_LIMIT));
+        let printed =
+            printed.map(|bytes| String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned());
         bail!(
-            "{command:?} did not end in {} s and was killed:\n{}",
+            "{command:?} did not exit within {} s and was killed:\n{}",
             limit.as_secs_f32(),
-            said.concat()
+            printed.concat()
         );
     };
     let [stdout, stderr] = [stdout, stderr].map(|stream| stream.recv_timeout(OUTPUT_LIMIT));
     drop(writing.join());
-    let open = || format!("{command:?} ended with {status}, and its output stayed open");
+    let open = || format!("{command:?} exited with {status}, but its output stayed open");
     Ok(Output { status, stdout: stdout.with_context(open)?, stderr: stderr.with_context(open)? })
 }
 
-/// Everything that comes out of a pipe, once it has ended.
+/// Everything from a pipe until end of file.
 fn read(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (send, receive) = channel();
     thread::spawn(move || {
@@ -104,7 +104,7 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     receive
 }
 
-/// How a child ended; `None` if it did not until then.
+/// The exit status of a child; `None` if it is still running at the deadline.
 pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>> {
     let began = Instant::now();
     loop {
@@ -135,15 +135,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn command_that_hangs_is_killed_with_its_children_and_named() {
+    async fn hanging_command_is_killed_with_its_children_and_named() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
         let script = format!("tail -f /dev/null & echo $! >{}; echo early; wait", file.display());
         let error = run(&mut shell(&script), Stdin::Ends(b""), SECOND).unwrap_err().to_string();
-        assert!(error.contains("did not end in 1 s and was killed"), "{error}");
+        assert!(error.contains("did not exit within 1 s and was killed"), "{error}");
         assert!(error.contains("tail -f") && error.contains("early"), "{error}");
         let child = std::fs::read_to_string(file).unwrap();
-        // An orphan takes a moment to end, and may then wait for its exit status to be collected.
+        // An orphan takes a moment to exit, and may then wait to be reaped.
         let ended = async || {
             let state = std::fs::read_to_string(format!("/proc/{}/stat", child.trim()));
             Ok(state.map_or(true, |state| state.contains(") Z ")))
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn failure_carries_what_was_printed() {
+    fn failure_contains_the_output() {
         let error =
             output(&mut shell("echo here; echo there >&2; exit 3")).unwrap_err().to_string();
         assert!(error.contains("here\nthere") && error.contains("exit status: 3"), "{error}");
     }
 
     #[test]
-    fn input_ends_or_stays_open_as_asked() {
+    fn input_ends_or_stays_open_as_requested() {
         let ended = run(&mut shell("cat"), Stdin::Ends(b"word"), SECOND * 60).unwrap();
         assert_eq!(ended.stdout, b"word");
         let open =

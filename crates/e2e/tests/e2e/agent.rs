@@ -1,4 +1,4 @@
-//! How a bed starts and ends an agent, whatever agent it is.
+//! Start and stop of an agent on a bed, for any kubelet.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,9 +15,9 @@ use crate::privilege::{needs_root, skipped};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A program that is healthy where a kubelet would be, and tells how it was started.
-fn impostor(bed: &Bed) -> PathBuf {
-    let path = bed.path("impostor");
+/// A program that serves /healthz like a kubelet and logs how it was started.
+fn fake_kubelet(bed: &Bed) -> PathBuf {
+    let path = bed.path("fake_kubelet");
     let pages = bed.path("pages");
     fs::create_dir(&pages).unwrap();
     fs::write(pages.join("healthz"), "ok").unwrap();
@@ -35,22 +35,22 @@ fn configuration(path: &Path) -> Value {
 }
 
 #[tokio::test]
-async fn agent_is_told_to_share_nothing_with_the_machine() {
+async fn agent_configuration_shares_nothing_with_the_machine() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let change = json!({ "maxPods": 7, "clusterDNS": null });
-    let agent = bed.agent("node-1").program(impostor(&bed)).configure(change).start().unwrap();
+    let agent = bed.agent("node-1").program(fake_kubelet(&bed)).configure(change).start().unwrap();
     agent.healthy().await.unwrap();
 
-    let said = configuration(&agent.configuration());
-    let folder = bed.path("");
+    let config = configuration(&agent.configuration());
+    let directory = bed.path("");
     for field in ["podLogsDir", "staticPodPath", "volumePluginDir"] {
-        let path = Path::new(said[field].as_str().unwrap());
-        assert!(path.starts_with(&folder) && path.is_dir(), "{field} is {}", path.display());
+        let path = Path::new(config[field].as_str().unwrap());
+        assert!(path.starts_with(&directory) && path.is_dir(), "{field} is {}", path.display());
     }
-    assert_eq!(said["cgroupRoot"], format!("/pw-{}/node-1", bed.id()));
-    assert_eq!(said["containerRuntimeEndpoint"], bed.containerd().endpoint());
-    assert_eq!((&said["maxPods"], said.get("clusterDNS")), (&json!(7), None));
+    assert_eq!(config["cgroupRoot"], format!("/pw-{}/node-1", bed.id()));
+    assert_eq!(config["containerRuntimeEndpoint"], bed.containerd().endpoint());
+    assert_eq!((&config["maxPods"], config.get("clusterDNS")), (&json!(7), None));
     let log = agent.daemon().log();
     assert!(log.contains(&format!("--root-dir={}", agent.root_dir().display())), "{log}");
     drop(agent);
@@ -58,10 +58,10 @@ async fn agent_is_told_to_share_nothing_with_the_machine() {
 }
 
 #[tokio::test]
-async fn agent_that_was_killed_is_started_again_the_same_way() {
+async fn killed_agent_is_restarted_with_the_same_command() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let mut agent = bed.agent("node-1").program(impostor(&bed)).start().unwrap();
+    let mut agent = bed.agent("node-1").program(fake_kubelet(&bed)).start().unwrap();
     agent.healthy().await.unwrap();
     let before = agent.daemon().pid();
 
@@ -78,7 +78,7 @@ async fn agent_that_was_killed_is_started_again_the_same_way() {
     bed.close().unwrap();
 }
 
-/// A pod of the sandbox's image, which is always at hand.
+/// A pod of the sandbox image, which is always present.
 fn pod(bed: &Bed, name: &str) -> Value {
     let image = bed.containerd().pause_image();
     let container = json!({ "name": "app", "image": image, "imagePullPolicy": "Never" });
@@ -93,7 +93,7 @@ fn pod(bed: &Bed, name: &str) -> Value {
 async fn upstream_kubelet_joins_by_bootstrap_and_runs_pods() {
     needs_root!();
     let Some(reference) = tools::reference() else {
-        return skipped("PODWRIGHT_REFERENCE names no upstream kubelet");
+        return skipped("PODWRIGHT_REFERENCE is not set to an upstream kubelet");
     };
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let agent = bed.agent("node-1").program(reference).bootstrapped().unwrap().start().unwrap();

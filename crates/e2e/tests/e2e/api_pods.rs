@@ -1,4 +1,4 @@
-//! Pods that a real API server assigns, and what it is told of them.
+//! Pods assigned by a real API server, and their reported status.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::needs_root;
 
 #[tokio::test]
-async fn a_pod_runs_reports_itself_and_is_gone_when_deleted() {
+async fn pod_runs_is_reported_and_is_removed_when_deleted() {
     needs_root!();
     let cluster = Cluster::start().await;
     let uid = cluster.create(pod("web", &["serve"])).await.metadata.uid;
@@ -27,21 +27,21 @@ async fn a_pod_runs_reports_itself_and_is_gone_when_deleted() {
     let cri = cluster.bed.cri().await.unwrap();
     let stopped = cri.containers().await.unwrap();
     let ours = stopped.iter().filter(|c| c.labels.get("io.kubernetes.pod.uid") == uid.as_ref());
-    assert!(ours.clone().all(|c| c.state != 1), "its container runs on");
+    assert!(ours.clone().all(|c| c.state != 1), "its container still runs");
 
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), NAMESPACE);
-    let told = async || {
+    let reported = async || {
         let list = events.list(&ListParams::default()).await?;
         let reasons: Vec<String> = list.items.into_iter().filter_map(|e| e.reason).collect();
         let wanted = ["Pulled", "Created", "Started", "Killing"];
         Ok(wanted.iter().all(|reason| reasons.iter().any(|r| r == reason)))
     };
-    wait::until_true("its events", LIMIT, told).await.unwrap();
+    wait::until_true("its events", LIMIT, reported).await.unwrap();
     cluster.close();
 }
 
 #[tokio::test]
-async fn a_run_once_pod_ends_in_the_phase_of_its_exit() {
+async fn run_once_pod_ends_in_the_phase_of_its_exit_code() {
     needs_root!();
     let cluster = Cluster::start().await;
     for (name, code, phase) in [("good", "0", "Succeeded"), ("bad", "7", "Failed")] {
@@ -57,7 +57,7 @@ async fn a_run_once_pod_ends_in_the_phase_of_its_exit() {
 }
 
 #[tokio::test]
-async fn a_held_pod_waits_with_its_reason_and_starts_when_released() {
+async fn held_pod_waits_with_its_reason_and_starts_when_released() {
     needs_root!();
     let cluster = Cluster::start().await;
     let mut held = pod("held", &["serve"]);
@@ -76,7 +76,7 @@ async fn a_held_pod_waits_with_its_reason_and_starts_when_released() {
 }
 
 #[tokio::test]
-async fn a_static_pod_shows_in_the_api_and_its_mirror_comes_back() {
+async fn static_pod_has_a_mirror_pod_that_is_recreated() {
     needs_root!();
     let cluster = Cluster::start().await;
     let mut manifest = pod("proxy", &["serve"]);
@@ -100,7 +100,7 @@ async fn a_static_pod_shows_in_the_api_and_its_mirror_comes_back() {
         Ok(pod.filter(|pod| pod.metadata.uid != uid && ready(&status.unwrap_or_default())))
     };
     let again = wait::until("a new mirror", LIMIT, back).await.unwrap();
-    assert_eq!(id(&again), container, "the pod itself ran on");
+    assert_eq!(id(&again), container, "the pod itself kept running");
 
     std::fs::remove_file(file).unwrap();
     cluster.until_gone("proxy-node-1").await;
@@ -108,7 +108,7 @@ async fn a_static_pod_shows_in_the_api_and_its_mirror_comes_back() {
 }
 
 #[tokio::test]
-async fn a_killed_agent_finishes_a_deletion_it_did_not_see() {
+async fn restarted_agent_completes_a_deletion_made_while_it_was_down() {
     needs_root!();
     let mut cluster = Cluster::start().await;
     for name in ["kept", "deleted"] {
@@ -132,7 +132,7 @@ async fn a_killed_agent_finishes_a_deletion_it_did_not_see() {
     cluster.close();
 }
 
-/// When a condition became what it is, in seconds.
+/// Unix time of a condition's last transition.
 fn since(pod: &Pod, condition: &str) -> i64 {
     let status = serde_json::to_value(&pod.status).unwrap();
     let conditions = status["conditions"].as_array().unwrap();
@@ -142,14 +142,14 @@ fn since(pod: &Pod, condition: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn row_37_a_pod_that_does_not_change_costs_no_request() {
+async fn unchanged_pod_causes_no_requests() {
     needs_root!();
     let cluster = Cluster::start().await;
     cluster.create(pod("idle", &["serve"])).await;
     let shown = cluster.until("idle", "ready", ready).await;
     let asked = || {
         let audit = cluster.bed.control_plane().unwrap().audit().unwrap();
-        let about = |a: &&podwright_e2e::audit::Audited| {
+        let about = |a: &&podwright_e2e::audit::AuditedRequest| {
             a.resource == "pods" && a.user == "system:node:node-1" && a.verb != "watch"
         };
         audit
@@ -158,7 +158,7 @@ async fn row_37_a_pod_that_does_not_change_costs_no_request() {
             .map(|a| format!("{} {}", a.verb, a.subresource))
             .collect::<Vec<_>>()
     };
-    // The server writes its log after it answered.
+    // The server writes its audit log after it has responded.
     let quiet = async || {
         let before = asked();
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -167,11 +167,12 @@ async fn row_37_a_pod_that_does_not_change_costs_no_request() {
     };
     let started = wait::until("the end of the requests of a start", LIMIT, quiet).await.unwrap();
     let patches = started.iter().filter(|request| request.starts_with("patch")).count();
-    // A sandbox is told of together with its containers, unless they take more than five seconds.
+    // The sandbox is reported together with its containers, unless they take more than five
+    // seconds.
     let containers_took = since(&shown, "Ready") - since(&shown, "PodReadyToStartContainers");
     let most = if containers_took >= 5 { 3 } else { 2 };
     assert!(patches <= most, "a start is at most {most} reports: {started:?}");
-    // One round of comparing everything with what the API shows, and some.
+    // One full resync against the API, plus a margin.
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(asked(), started);
     cluster.close();

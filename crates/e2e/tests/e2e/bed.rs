@@ -1,4 +1,4 @@
-//! The bed itself: if it does not do what it says, no other case means anything.
+//! Test bed self-test: every other case depends on it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use podwright_proto::cri::PodSandboxState;
 
 use crate::privilege::{needs_root, skipped};
 
-/// What `cargo xtask images` makes.
+/// The image made by `cargo xtask images`.
 const IMAGE: &str = "localhost/podwright/test:latest";
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-async fn sandbox_lives_and_goes(release: Release) {
+async fn sandbox_starts_and_is_removed(release: Release) {
     let bed = Bed::builder().containerd(release).start().await.unwrap();
     let cri = bed.cri().await.unwrap();
 
@@ -35,19 +35,19 @@ async fn sandbox_lives_and_goes(release: Release) {
 #[tokio::test]
 async fn sandbox_has_the_beds_network_on_containerd_1_6() {
     needs_root!();
-    sandbox_lives_and_goes(Release::V1_6).await;
+    sandbox_starts_and_is_removed(Release::V1_6).await;
 }
 
 #[tokio::test]
 async fn sandbox_has_the_beds_network_on_containerd_1_7() {
     needs_root!();
-    sandbox_lives_and_goes(Release::V1_7).await;
+    sandbox_starts_and_is_removed(Release::V1_7).await;
 }
 
 #[tokio::test]
 async fn sandbox_has_the_beds_network_on_containerd_2() {
     needs_root!();
-    sandbox_lives_and_goes(Release::V2).await;
+    sandbox_starts_and_is_removed(Release::V2).await;
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn container_runs_below_the_beds_cgroup_under_every_handler() {
         let config = cri.sandbox(handler);
         let sandbox = match cri.run_sandbox_with(config.clone(), handler).await {
             Err(error) if format!("{error:#}").contains("hybrid mode not supported") => {
-                skipped("crun does not run on a mix of cgroup v1 and v2");
+                skipped("crun does not support hybrid cgroup v1 and v2");
                 continue;
             }
             sandbox => sandbox.unwrap(),
@@ -76,7 +76,7 @@ async fn container_runs_below_the_beds_cgroup_under_every_handler() {
 }
 
 #[tokio::test]
-async fn containers_outlive_a_containerd_that_is_killed() {
+async fn containers_survive_a_killed_containerd() {
     needs_root!();
     let mut bed = Bed::builder().start().await.unwrap();
     let id = {
@@ -105,7 +105,7 @@ async fn two_beds_at_once_do_not_see_each_other() {
     let same = others.sandbox_status(&twin).await.unwrap().network.unwrap().ip;
     assert_eq!(address, same, "each bed has the whole subnet");
 
-    // when one bed goes, the other's pod stays
+    // when one bed is removed, the other's pod stays
     one.close().unwrap();
     let status = others.sandbox_status(&twin).await.unwrap();
     assert_eq!(status.state(), PodSandboxState::SandboxReady);
@@ -114,7 +114,7 @@ async fn two_beds_at_once_do_not_see_each_other() {
 }
 
 #[tokio::test]
-async fn server_inside_a_bed_is_reached_from_the_test() {
+async fn server_inside_a_bed_is_reachable_from_the_test() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     std::fs::create_dir(bed.path("pages")).unwrap();
@@ -123,8 +123,8 @@ async fn server_inside_a_bed_is_reached_from_the_test() {
     httpd.args(["httpd", "-f", "-p", "10.99.0.10:8080", "-h"]).arg(bed.path("pages"));
     let httpd = bed.daemon("httpd", httpd).unwrap();
     let page = async || bed.http_get("http://10.99.0.10:8080/hello").await.map(Some);
-    let answer = httpd.until("the page", LIMIT, page).await.unwrap();
-    assert_eq!(answer.text(), "good morning");
+    let response = httpd.until("the page", LIMIT, page).await.unwrap();
+    assert_eq!(response.text(), "good morning");
     drop(httpd);
     bed.close().unwrap();
 }

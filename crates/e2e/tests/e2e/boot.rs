@@ -1,5 +1,5 @@
-//! Cases on a machine that boots. They take the longest, and cases begin in the order of their
-//! names: these are to begin early.
+//! Cases on a virtual machine. They take the longest, and cases start in the order of their names:
+//! the module name makes these start early.
 
 mod units;
 mod vm;

@@ -1,4 +1,4 @@
-//! The machine snapshot and the bystanders notice harm: the tests do it themselves.
+//! Machine snapshot and bystanders detect damage: the tests cause it themselves.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -9,14 +9,14 @@ use podwright_e2e::bed::Bed;
 use podwright_e2e::machine::{Kind, MachineSnapshot, Scope};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::privilege::{in_a_cell, needs_root};
+use crate::privilege::{isolated, needs_root};
 
 fn shell(script: &str) {
     let status = Command::new("sh").args(["-ec", script]).status().unwrap();
     assert!(status.success(), "{script}");
 }
 
-/// What a user has on a machine, of every kind that a snapshot knows.
+/// A user's objects, of every kind that a snapshot covers.
 const USERS_OWN: &str = "
 mkdir /run/user /run/user/disk /run/user/other
 mount -t tmpfs user /run/user/disk
@@ -42,8 +42,8 @@ nft add chain inet user_table user_chain
 nft add rule inet user_table user_chain tcp dport 77 accept
 ";
 
-/// Harm, and the kind and name that has to be told of it.
-const HARM: [(&str, Kind, &str); 26] = [
+/// Damage, and the kind and name that must be reported for it.
+const DAMAGE: [(&str, Kind, &str); 26] = [
     (
         "umount /run/user/disk/inner && mount -t tmpfs inner /run/user/disk/inner",
         Kind::Mount,
@@ -81,22 +81,22 @@ const HARM: [(&str, Kind, &str); 26] = [
 ];
 
 #[test]
-fn snapshot_names_each_kind_of_harm() {
+fn snapshot_reports_each_kind_of_damage() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     shell(USERS_OWN);
     let take = || MachineSnapshot::take(&Scope::new()).unwrap();
     let names = ["pw-meta"];
     let mut before = take();
-    for (harm, kind, text) in HARM {
-        shell(harm);
+    for (damage, kind, text) in DAMAGE {
+        shell(damage);
         let after = take();
         let difference = before.difference(&after).without_cgroups_of_others(&names);
-        assert!(difference.names(kind, text), "{harm}: no {kind} {text} in\n{difference}");
+        assert!(difference.names(kind, text), "{damage}: no {kind} {text} in\n{difference}");
         before = after;
     }
 
-    // a process, and its end
+    // a process starts and exits
     let mut process = Command::new("sleep").arg("infinity").stdin(Stdio::null()).spawn().unwrap();
     let started = take();
     assert!(before.difference(&started).names(Kind::Process, "sleep infinity"));
@@ -108,14 +108,14 @@ fn snapshot_names_each_kind_of_harm() {
         "{killed}"
     );
 
-    // a socket that a program listens at, and its file
+    // a listening socket and its file
     let listening = UnixListener::bind("/run/user/socket").unwrap();
     let before = take();
     drop(listening);
     let closed = before.difference(&take());
     assert!(closed.names(Kind::UnixSocket, "/run/user/socket"), "{closed}");
 
-    // a cgroup and its limits; cgroups are the whole machine's, so this one is removed again
+    // a cgroup and its limits; cgroups are shared with the machine, so this one is removed again
     let cgroup = UserCgroup::make();
     let before = take();
     cgroup.limit();
@@ -126,12 +126,12 @@ fn snapshot_names_each_kind_of_harm() {
     let removed = before.difference(&take());
     assert!(removed.names(Kind::Cgroup, &name), "{removed}");
 
-    // and nothing, where nothing was done
+    // and nothing, if nothing was done
     let before = take();
     assert_eq!(before.difference(&take()).without_cgroups_of_others(&names).to_string(), "");
 }
 
-/// A cgroup with a limit, whichever version the machine has.
+/// A cgroup with a limit, on either cgroup version.
 struct UserCgroup(PathBuf);
 
 impl UserCgroup {
@@ -166,19 +166,19 @@ fn running(program: &Path) -> Vec<Pid> {
 }
 
 #[tokio::test]
-async fn bystanders_name_each_kind_of_harm_and_the_bed_cannot_be_closed() {
+async fn bystanders_report_each_kind_of_damage_and_closing_the_bed_fails() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
     agent.healthy().await.unwrap();
     let bystanders = bed.bystanders().unwrap();
-    assert_eq!(bystanders.harm(), Vec::<String>::new());
+    assert_eq!(bystanders.damage(), Vec::<String>::new());
     drop(agent);
 
     let path = |below: &str| bed.path(below).display().to_string();
     let root = "agents/node-1/root";
     let mut known = 0;
-    for (harm, told) in [
+    for (damage, reported) in [
         (
             format!("umount {}", path("user-disk/inner")),
             "user-disk/inner: a user's file system was",
@@ -207,23 +207,29 @@ async fn bystanders_name_each_kind_of_harm_and_the_bed_cannot_be_closed() {
             "a user's file was replaced",
         ),
     ] {
-        shell(&harm);
-        let now = bystanders.harm();
-        assert!(now.len() > known, "{harm}: {now:#?}");
-        assert!(now.iter().any(|line| line.contains(told)), "{harm}: no {told:?} in {now:#?}");
+        shell(&damage);
+        let now = bystanders.damage();
+        assert!(now.len() > known, "{damage}: {now:#?}");
+        assert!(
+            now.iter().any(|line| line.contains(reported)),
+            "{damage}: no {reported:?} in {now:#?}"
+        );
         known = now.len();
     }
-    for (harm, told) in [
+    for (damage, reported) in [
         (&["iptables", "-t", "nat", "-F", "USER-NAT"][..], "iptables -A USER-NAT"),
         (&["ip6tables", "-D", "FORWARD", "1"], "ip6tables -A FORWARD"),
         (&["nft", "delete", "table", "inet", "user_table"], "user_table"),
         (&["ip", "address", "flush", "dev", "user0"], "192.0.2.77"),
         (&["ip", "link", "delete", "user0"], "link"),
     ] {
-        bed.exec(harm).await.unwrap();
-        let now = bystanders.harm();
-        assert!(now.len() > known, "{harm:?}: {now:#?}");
-        assert!(now.iter().any(|line| line.contains(told)), "{harm:?}: no {told:?} in {now:#?}");
+        bed.exec(damage).await.unwrap();
+        let now = bystanders.damage();
+        assert!(now.len() > known, "{damage:?}: {now:#?}");
+        assert!(
+            now.iter().any(|line| line.contains(reported)),
+            "{damage:?}: no {reported:?} in {now:#?}"
+        );
         known = now.len();
     }
     let processes = running(&bed.path("user-database"));
@@ -232,26 +238,26 @@ async fn bystanders_name_each_kind_of_harm_and_the_bed_cannot_be_closed() {
         kill_process(process, Signal::KILL).unwrap();
     }
     let dead = async || {
-        let harm = bystanders.harm();
-        Ok(harm.iter().filter(|line| line.ends_with("was killed")).count() == 2)
+        let damage = bystanders.damage();
+        Ok(damage.iter().filter(|line| line.ends_with("was killed")).count() == 2)
     };
     let limit = std::time::Duration::from_secs(30);
-    podwright_e2e::wait::until_true("the processes to be missed", limit, dead).await.unwrap();
+    podwright_e2e::wait::until_true("the processes to be reported", limit, dead).await.unwrap();
 
-    let folder = bed.path("");
+    let directory = bed.path("");
     let refused = format!("{:#}", bed.close().unwrap_err());
-    assert!(refused.starts_with("the node harmed what is not its own"), "{refused}");
-    assert!(!folder.exists(), "the bed is gone all the same");
+    assert!(refused.starts_with("the node changed objects that are not its own"), "{refused}");
+    assert!(!directory.exists(), "the bed is removed nevertheless");
 }
 
 #[tokio::test]
-async fn bed_that_is_dropped_and_not_closed_fails_its_case() {
+async fn bed_dropped_without_close_fails_its_case() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
-    let folder = bed.path("");
+    let directory = bed.path("");
     let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(bed)));
-    let said = dropped.unwrap_err();
-    let said = said.downcast_ref::<String>().unwrap();
-    assert!(said.contains("was dropped and not closed"), "{said}");
-    assert!(!folder.exists(), "the bed is gone all the same");
+    let output = dropped.unwrap_err();
+    let output = output.downcast_ref::<String>().unwrap();
+    assert!(output.contains("was dropped without being closed"), "{output}");
+    assert!(!directory.exists(), "the bed is removed nevertheless");
 }

@@ -1,4 +1,4 @@
-//! A bed leaves nothing behind, however its test ends.
+//! Removal of a bed, however its test ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,15 +10,15 @@ use podwright_e2e::machine::{Difference, Kind, MachineSnapshot, Scope};
 use podwright_e2e::wait;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::privilege::{in_a_cell, needs_root};
+use crate::privilege::{isolated, needs_root};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What a victim says, with the id of its bed, when it may be killed.
-const FURNISHED: &str = "furnished ";
+/// Printed by a victim with the id of its bed, when it may be killed.
+const STARTED: &str = "started ";
 
-/// Makes a bed of every part, with a running sandbox in it.
-async fn furnished() -> Bed {
+/// A bed with every component and a running sandbox.
+async fn full_bed() -> Bed {
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let cri = bed.cri().await.unwrap();
     cri.run_sandbox(cri.sandbox("left")).await.unwrap();
@@ -29,7 +29,7 @@ fn snapshot() -> MachineSnapshot {
     MachineSnapshot::take(&Scope::new()).unwrap()
 }
 
-/// What changed since; of the cgroups, only those of one bed count.
+/// Changes since `before`; of the cgroups, only those of one bed count.
 fn difference(before: &MachineSnapshot, id: &str) -> Difference {
     before.difference(&snapshot()).without_cgroups_of_others(&[id])
 }
@@ -40,15 +40,15 @@ async fn nothing_differs_from(before: &MachineSnapshot, id: &str) {
         anyhow::ensure!(difference.is_empty(), "{difference}");
         Ok(true)
     };
-    wait::until_true("the machine as it was", LIMIT, same).await.unwrap();
+    wait::until_true("the machine to be unchanged", LIMIT, same).await.unwrap();
 }
 
 #[tokio::test]
-async fn bed_that_is_closed_leaves_the_machine_as_it_was() {
+async fn closed_bed_leaves_the_machine_unchanged() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let before = snapshot();
-    let bed = furnished().await;
+    let bed = full_bed().await;
     let id = bed.id().to_owned();
     let during = difference(&before, &id);
     for (kind, text) in [
@@ -61,14 +61,14 @@ async fn bed_that_is_closed_leaves_the_machine_as_it_was() {
         assert!(during.names(kind, text), "no {kind} {text} of bed {id}:\n{during}");
     }
     bed.close().unwrap();
-    // when it is closed all is gone already: nothing to wait for
+    // after close everything is already removed: no waiting
     assert_eq!(difference(&before, &id).to_string(), "");
 }
 
 #[tokio::test]
-async fn test_that_is_killed_leaves_the_machine_as_it_was() {
+async fn killed_test_leaves_the_machine_unchanged() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     if Victim::is_me() {
         return Victim::live().await;
     }
@@ -81,45 +81,46 @@ async fn test_that_is_killed_leaves_the_machine_as_it_was() {
 }
 
 #[tokio::test]
-async fn bed_whose_guardian_was_killed_too_is_cleared_away_by_the_next() {
+async fn bed_with_killed_cleanup_process_is_removed_by_the_next_bed() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     if Victim::is_me() {
         return Victim::live().await;
     }
     let before = snapshot();
     let (victim, id) = Victim::start();
-    for pid in victim.guardians() {
+    for pid in victim.cleanup_processes() {
         kill_process(pid, Signal::KILL).unwrap();
     }
     victim.kill();
     assert!(!difference(&before, &id).added.is_empty());
 
-    // when another bed comes and goes
+    // when another bed is started and closed
     Bed::builder().start().await.unwrap().close().unwrap();
     nothing_differs_from(&before, &id).await;
 }
 
-/// A process that has a bed with a pod in it, until it is killed: the same test, told to be it.
+/// A process that holds a bed with a pod until it is killed: the same test with [`Victim::MARK`]
+/// set.
 struct Victim(Child);
 
 impl Victim {
     const MARK: &str = "PODWRIGHT_E2E_VICTIM";
 
-    /// Whether this process is to be killed.
+    /// Whether this process is the victim.
     fn is_me() -> bool {
         std::env::var_os(Self::MARK).is_some()
     }
 
-    #[allow(clippy::print_stdout, reason = "how the killer learns that it may kill")]
+    #[allow(clippy::print_stdout, reason = "tells the parent that it may kill this process")]
     async fn live() {
-        let bed = furnished().await;
-        println!("\n{FURNISHED}{}", bed.id());
+        let bed = full_bed().await;
+        println!("\n{STARTED}{}", bed.id());
         std::future::pending::<()>().await;
         drop(bed);
     }
 
-    /// Starts it, and returns the id of its bed too.
+    /// Starts it; also returns the id of its bed.
     fn start() -> (Self, String) {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
@@ -128,25 +129,25 @@ impl Victim {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(process.stdout.take().unwrap());
-        let mut lines = said.lines().map_while(Result::ok);
-        let id = lines.find_map(|line| line.strip_prefix(FURNISHED).map(str::to_owned));
-        (Self(process), id.expect("the victim never had a bed"))
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let mut lines = output.lines().map_while(Result::ok);
+        let id = lines.find_map(|line| line.strip_prefix(STARTED).map(str::to_owned));
+        (Self(process), id.expect("the victim has no bed"))
     }
 
-    /// Its guardians: all children of that name.
-    fn guardians(&self) -> Vec<Pid> {
+    /// Its cleanup processes: all children with that name.
+    fn cleanup_processes(&self) -> Vec<Pid> {
         let parent = format!("PPid:\t{}\n", self.0.id());
         let pids: Vec<Pid> = fs::read_dir("/proc")
             .unwrap()
             .flatten()
             .filter(|proc| {
                 let status = fs::read_to_string(proc.path().join("status")).unwrap_or_default();
-                status.starts_with("Name:\tbed-guardian\n") && status.contains(&parent)
+                status.starts_with("Name:\tbed-cleanup\n") && status.contains(&parent)
             })
             .filter_map(|proc| Pid::from_raw(proc.file_name().to_str()?.parse().ok()?))
             .collect();
-        assert!(!pids.is_empty(), "the victim has no guardian");
+        assert!(!pids.is_empty(), "the victim has no cleanup process");
         pids
     }
 

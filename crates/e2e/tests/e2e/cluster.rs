@@ -1,4 +1,4 @@
-//! One node joined to a real API server, for the cases that need nothing else.
+//! One node joined to a real API server, for cases that need nothing else.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use podwright_e2e::watch::History;
 use serde_json::{Value, json};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
-/// Where the cases' pods are.
+/// The namespace of the cases' pods.
 pub(crate) const NAMESPACE: &str = "shop";
 
 /// A bed with a control plane, a node object and an agent that joined as that node.
@@ -28,12 +28,12 @@ impl Cluster {
         Self::on(Bed::builder().control_plane()).await
     }
 
-    /// On a bed of the case's own making.
+    /// On a bed that the case has configured.
     pub(crate) async fn on(bed: BedBuilder) -> Self {
         Self::configured(bed, |_| json!({})).await
     }
 
-    /// With changes to the agent's configuration, made when the bed is there.
+    /// With changes to the agent's configuration, which may depend on the bed.
     pub(crate) async fn configured(bed: BedBuilder, change: impl Fn(&Bed) -> Value) -> Self {
         let bed = bed.start().await.unwrap();
         let client = bed.client().await.unwrap();
@@ -57,22 +57,22 @@ impl Cluster {
         self.pods().create(&PostParams::default(), &pod).await.unwrap()
     }
 
-    /// Waits until the pod's status answers a question, and returns the pod.
+    /// Waits until the pod's status satisfies the predicate, and returns the pod.
     pub(crate) async fn until(
         &self,
         name: &str,
         what: &str,
-        asked: impl Fn(&Value) -> bool,
+        predicate: impl Fn(&Value) -> bool,
     ) -> Pod {
         let pods = self.pods();
-        let look = async || {
+        let inspect = async || {
             let pod = pods.get(name).await?;
-            Ok(asked(&status(&pod)).then_some(pod))
+            Ok(predicate(&status(&pod)).then_some(pod))
         };
-        wait::until(format!("{name}: {what}"), LIMIT, look).await.unwrap()
+        wait::until(format!("{name}: {what}"), LIMIT, inspect).await.unwrap()
     }
 
-    /// Waits until so many pods are ready.
+    /// Waits until this many pods are ready.
     pub(crate) async fn until_all_ready(&self, count: usize) {
         let pods = self.pods();
         let all = async || {
@@ -89,19 +89,19 @@ impl Cluster {
     }
 
     /// Waits for an event of a pod with this reason and message.
-    pub(crate) async fn until_told(&self, pod: &str, reason: &str, message: &str) {
+    pub(crate) async fn until_event(&self, pod: &str, reason: &str, message: &str) {
         let events: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let told = async || {
+        let reported = async || {
             let list = events.list(&ListParams::default()).await?;
             let about = list.items.iter().filter(|e| text(&e.involved_object.name) == pod);
-            let told: Vec<String> =
+            let reported: Vec<String> =
                 about.map(|e| format!("{}: {}", text(&e.reason), text(&e.message))).collect();
             let wanted = format!("{reason}: {message}");
-            anyhow::ensure!(told.contains(&wanted), "of {wanted:?} only: {told:#?}");
+            anyhow::ensure!(reported.contains(&wanted), "of {wanted:?} only: {reported:#?}");
             Ok(true)
         };
-        wait::until_true(format!("{pod} to be told of"), LIMIT, told).await.unwrap();
+        wait::until_true(format!("the event of {pod}"), LIMIT, reported).await.unwrap();
     }
 
     pub(crate) fn close(self) {
@@ -140,7 +140,7 @@ pub(crate) fn not_ready(history: &History) -> BTreeSet<String> {
     flipped.map(|(name, _)| name.clone()).collect()
 }
 
-/// Whether a status, as JSON, says Ready.
+/// Whether a status, as JSON, has the Ready condition.
 pub(crate) fn ready(status: &Value) -> bool {
     let conditions = status["conditions"].as_array().into_iter().flatten();
     conditions.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True")

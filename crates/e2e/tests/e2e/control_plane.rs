@@ -1,4 +1,4 @@
-//! The control plane of a bed: it lets in whom a real cluster lets in, and no one else.
+//! Control plane of a bed: it authorizes like a real cluster.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, ServiceAccount};
 use kube::api::{Api, ListParams, Patch, PostParams};
-use podwright_e2e::audit::Audited;
+use podwright_e2e::audit::AuditedRequest;
 use podwright_e2e::bed::Bed;
 use podwright_e2e::kubectl;
 use podwright_e2e::wait;
@@ -18,7 +18,7 @@ use crate::privilege::needs_root;
 const LIMIT: Duration = Duration::from_secs(180);
 
 #[tokio::test]
-async fn row_50_node_may_read_itself_and_nothing_that_is_not_its_own() {
+async fn node_may_read_itself_but_nothing_that_is_not_its_own() {
     needs_root!();
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let admin = bed.client().await.unwrap();
@@ -36,7 +36,7 @@ async fn row_50_node_may_read_itself_and_nothing_that_is_not_its_own() {
     let seen = Api::<Node>::all(node.clone()).get("node-1").await.unwrap();
     assert_eq!(seen.metadata.name.as_deref(), Some("node-1"));
 
-    // then it can neither change another node nor read what no pod of its own uses
+    // then it can neither change another node nor read an object that none of its pods uses
     let other = json!({ "metadata": { "labels": { "mine": "now" } } });
     let patch = Patch::Merge(other);
     let changed = Api::<Node>::all(node.clone());
@@ -51,7 +51,7 @@ async fn row_50_node_may_read_itself_and_nothing_that_is_not_its_own() {
 }
 
 #[tokio::test]
-async fn audit_log_tells_of_requests_and_every_kubectl_works() {
+async fn audit_log_contains_requests_and_every_kubectl_works() {
     needs_root!();
     let bed = Bed::builder().control_plane().start().await.unwrap();
     for release in kubectl::Release::ALL {
@@ -74,7 +74,7 @@ async fn audit_log_tells_of_requests_and_every_kubectl_works() {
 }
 
 #[tokio::test]
-async fn api_server_that_was_taken_away_comes_back_with_its_objects() {
+async fn restarted_api_server_keeps_its_objects() {
     needs_root!();
     let mut bed = Bed::builder().control_plane().start().await.unwrap();
     let client = bed.client().await.unwrap();
@@ -89,9 +89,9 @@ async fn api_server_that_was_taken_away_comes_back_with_its_objects() {
     bed.close().unwrap();
 }
 
-/// Control planes go from bed to bed, so the second bed most likely has the first one's.
+/// Control planes are reused, so the second bed most likely gets the first one's.
 #[tokio::test]
-async fn what_one_bed_did_to_its_cluster_is_not_there_for_the_next() {
+async fn changes_of_one_bed_are_not_visible_to_the_next() {
     needs_root!();
     for time in ["the first bed", "the next bed"] {
         let bed = Bed::builder().control_plane().start().await.unwrap();
@@ -109,8 +109,8 @@ async fn what_one_bed_did_to_its_cluster_is_not_there_for_the_next() {
         let account = accounts.get("default").await.unwrap();
         assert_eq!(account.image_pull_secrets, None, "{time}");
         let plane = bed.control_plane().unwrap();
-        // Controllers may still be asking what became of it.
-        let ours = |a: &&Audited| a.user == "kubernetes-admin" && a.namespace == "shop";
+        // Controllers may still be processing its removal.
+        let ours = |a: &&AuditedRequest| a.user == "kubernetes-admin" && a.namespace == "shop";
         assert_eq!(plane.audit().unwrap().iter().find(ours), None, "{time}");
 
         plane.create_namespace("shop").await.unwrap();
@@ -130,7 +130,7 @@ async fn what_one_bed_did_to_its_cluster_is_not_there_for_the_next() {
     }
 }
 
-/// What a kubelet asks for at its first start.
+/// The certificate request that a kubelet sends at its first start.
 fn request_for(node: &str) -> CertificateSigningRequest {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
@@ -155,7 +155,7 @@ async fn bootstrap_token_gets_a_certificate_for_a_node_and_nothing_else() {
     let newcomer = plane.client(&plane.bootstrap_kubeconfig().unwrap()).await.unwrap();
     let nodes = Api::<Node>::all(newcomer.clone());
     let Err(kube::Error::Api(refused)) = nodes.list(&Default::default()).await else {
-        panic!("a newcomer may list nodes");
+        panic!("a bootstrap token may list nodes");
     };
     assert_eq!(refused.code, 403);
 

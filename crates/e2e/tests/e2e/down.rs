@@ -1,4 +1,4 @@
-//! `podwright up`, `down` and `reset` beside things of the user's own, and how pods end.
+//! `podwright up`, `down` and `reset` next to a user's mounts and files, and how pods are stopped.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,13 +12,13 @@ use podwright_e2e::{tools, wait};
 use serde_json::{Value, json};
 
 use crate::machine_unchanged::Before;
-use crate::privilege::{in_a_cell, needs_root};
+use crate::privilege::{isolated, needs_root};
 use crate::standalone::Standalone;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const IMAGE: &str = "localhost/podwright/test:latest";
 
-/// A container that runs a script and has the evidence directory of the case at /evidence.
+/// A container that runs a script, with the case's evidence directory at /evidence.
 fn container(name: &str, script: &str) -> Value {
     json!({
         "name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script],
@@ -36,7 +36,7 @@ fn pod(name: &str, evidence: &Path, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 }
 
-/// A shell that writes a line when it is asked to end, after a time, and then ends with 0.
+/// A shell that on SIGTERM waits, writes a line and exits with 0.
 fn slow(who: &str, seconds: u32) -> String {
     format!(
         "echo {who} started >>/evidence/log; \
@@ -68,7 +68,7 @@ async fn started(evidence: &Path, line: &str) {
     wait::until_true(format!("the line {line:?}"), LIMIT, seen).await.unwrap();
 }
 
-/// Lines of the mount table at or below a directory, with propagation.
+/// Mount table lines at or below a directory, with propagation.
 fn mounts_below(directory: &str) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let point = |line: &str| line.split(' ').nth(4).unwrap_or_default().to_owned();
@@ -78,7 +78,7 @@ fn mounts_below(directory: &str) -> Vec<String> {
     lines
 }
 
-/// Processes that have a word in their command line that begins with a path.
+/// Processes with an argument that begins with a path.
 fn processes_of(path: &str) -> Vec<String> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|it| fs::read(it.path().join("cmdline")).ok());
@@ -87,15 +87,15 @@ fn processes_of(path: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn disks_of_the_user_stay_mounted_with_their_files_after_down_and_reset() {
+async fn user_mounts_and_their_files_survive_down_and_reset() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::without_bystanders(&bed, "state");
     let state = Path::new(&node.state).to_owned();
     let shell = async |script: String| bed.exec(&["sh", "-ec", &script]).await.unwrap();
-    // A shared disk for the whole directory with a peer elsewhere, a directory for the volumes, a
-    // disk in it, and one where containerd keeps its images.
+    // A shared mount for the whole directory with a peer elsewhere, a directory for the volumes, a
+    // mount in it, and one where containerd keeps its images.
     let (elsewhere, peer) = (bed.path("elsewhere"), bed.path("peer"));
     shell(format!(
         "mkdir -p {state} {elsewhere} {peer}; \
@@ -124,7 +124,7 @@ async fn disks_of_the_user_stay_mounted_with_their_files_after_down_and_reset() 
         if round == 0 {
             node.load_test_image().await;
             let kubectl = node.kubectl(Release::V1_32);
-            // Its token is a mount of ours, and so is what its container runs on.
+            // Its token volume and its container's root are mounts of the node.
             let spec = json!({"containers": [container("main", "sleep 1000")]});
             let spec =
                 json!({"terminationGracePeriodSeconds": 1, "containers": spec["containers"]});
@@ -132,25 +132,25 @@ async fn disks_of_the_user_stay_mounted_with_their_files_after_down_and_reset() 
         }
         ready(&node.kubectl(Release::V1_32), "web").await;
         assert!(mounts_below(&base).len() > before.len(), "the pod has mounts");
-        let said = node.run(&["down"]).await.unwrap();
-        assert!(said.contains(&format!("stopped; data kept in {}", node.state)), "{said}");
+        let printed = node.run(&["down"]).await.unwrap();
+        assert!(printed.contains(&format!("stopped; data kept in {}", node.state)), "{printed}");
         assert_eq!(mounts_below(&base), before, "round {round}");
         for file in &files {
             assert!(file.exists(), "{} is gone", file.display());
         }
     }
-    let said = node.run(&["reset", "--yes"]).await.unwrap();
+    let printed = node.run(&["reset", "--yes"]).await.unwrap();
     for part in ["left in place: ", "/volumes (a mount)", "/containerd (a mount)"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
-    assert!(!said.contains("deleted"), "{said}");
+    assert!(!printed.contains("deleted"), "{printed}");
     assert_eq!(mounts_below(&base), before);
     for file in &files {
         assert!(file.exists(), "{} is gone", file.display());
     }
     let left: Vec<_> = fs::read_dir(&state).unwrap().map(|it| it.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 2, "only what the disks are mounted on: {left:?}");
-    // What is prepared for a node is no reason to refuse it.
+    assert_eq!(left.len(), 2, "only the mount points of the user's mounts: {left:?}");
+    // A prepared state directory is no reason to refuse.
     node.run(&["up"]).await.unwrap();
     node.run(&["reset", "--yes", "--now"]).await.unwrap();
     shell(format!(
@@ -162,16 +162,16 @@ async fn disks_of_the_user_stay_mounted_with_their_files_after_down_and_reset() 
     bed.close().unwrap();
 }
 
-fn answered(command: &mut Command, answer: &str) -> Output {
+fn run_with_input(command: &mut Command, input: &str) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // A command that refuses before it asks does not read the answer.
-    let _ = child.stdin.take().unwrap().write_all(answer.as_bytes());
+    // A command that refuses before it prompts does not read the input.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
 
 #[tokio::test]
-async fn directories_with_files_of_others_are_refused_by_up_and_kept_by_reset() {
+async fn directories_with_foreign_files_are_refused_by_up_and_kept_by_reset() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::without_bystanders(&bed, "state");
@@ -191,16 +191,20 @@ async fn directories_with_files_of_others_are_refused_by_up_and_kept_by_reset() 
     fs::write(state.join("notes.txt"), "mine").unwrap();
     fs::create_dir(state.join("photos")).unwrap();
     let mut reset = bed.command(&node.program);
-    let output = answered(reset.args(["reset", "--state-dir", &node.state]), "n\n");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!((output.status.code(), said.contains("nothing deleted")), (Some(1), true), "{said}");
+    let output = run_with_input(reset.args(["reset", "--state-dir", &node.state]), "n\n");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(
+        (output.status.code(), printed.contains("nothing deleted")),
+        (Some(1), true),
+        "{printed}"
+    );
     assert!(state.join("made.json").exists());
 
-    let said = node.run(&["reset", "--yes"]).await.unwrap();
+    let printed = node.run(&["reset", "--yes"]).await.unwrap();
     for part in ["left in place", "/notes.txt (not made by podwright)", "/photos"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
-    assert!(!said.contains("deleted"), "{said}");
+    assert!(!printed.contains("deleted"), "{printed}");
     let mut left: Vec<_> = fs::read_dir(state).unwrap().map(|it| it.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["notes.txt", "photos"]);
@@ -208,7 +212,7 @@ async fn directories_with_files_of_others_are_refused_by_up_and_kept_by_reset() 
 }
 
 #[tokio::test]
-async fn down_stops_pods_as_a_deletion_would_and_up_starts_them_again() {
+async fn down_stops_pods_like_a_deletion_and_up_restarts_them() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -242,14 +246,14 @@ async fn down_stops_pods_as_a_deletion_would_and_up_starts_them_again() {
     kubectl.run(&["exec", "database", "-c", "main", "--", "touch", "/cache/kept"]).await.unwrap();
     let uid = field(&kubectl, "database", ".metadata.uid").await;
 
-    let said = node.run(&["down"]).await.unwrap();
+    let printed = node.run(&["down"]).await.unwrap();
     for part in ["stopping default/database (grace period 60 s)", "2 pods stopped", "data kept in"]
     {
-        assert!(said.contains(part), "no {part:?} in {said}");
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
     let want = ["proxy started", "main started", "hook", "main closed", "proxy closed"];
-    assert_eq!(lines(&database), want, "{said}");
-    assert_eq!(lines(&by_manifest), ["static started", "static closed"], "{said}");
+    assert_eq!(lines(&database), want, "{printed}");
+    assert_eq!(lines(&by_manifest), ["static started", "static closed"], "{printed}");
     assert_eq!(processes_of(&node.state), [] as [&str; 0]);
 
     node.run(&["up"]).await.unwrap();
@@ -274,7 +278,7 @@ async fn down_stops_pods_as_a_deletion_would_and_up_starts_them_again() {
 }
 
 #[tokio::test]
-async fn pods_that_do_not_stop_are_killed_after_the_timeout_or_now() {
+async fn pods_that_do_not_stop_are_killed_after_the_timeout_or_immediately() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -291,18 +295,18 @@ async fn pods_that_do_not_stop_are_killed_after_the_timeout_or_now() {
     let spec = json!({"terminationGracePeriodSeconds": 3000, "containers": [main]});
     apply(&kubectl, &pod("stubborn", &evidence, spec)).await;
     started(&evidence, "started").await;
-    let said = node.run(&["down", "--timeout", "2s"]).await.unwrap();
-    let killed = "still running when their time was over, now killed: default/stubborn";
+    let printed = node.run(&["down", "--timeout", "2s"]).await.unwrap();
+    let killed = "not stopped in time, killing: default/stubborn";
     for part in [killed, "1 pod stopped", "data kept in"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
     assert_eq!(lines(&evidence), ["started", "hook", "asked"]);
 
     fs::remove_file(evidence.join("log")).unwrap();
     node.run(&["up"]).await.unwrap();
     started(&evidence, "started").await;
-    let said = node.run(&["down", "--now"]).await.unwrap();
-    assert!(said.contains("1 pod stopped"), "{said}");
+    let printed = node.run(&["down", "--now"]).await.unwrap();
+    assert!(printed.contains("1 pod stopped"), "{printed}");
     assert!(!lines(&evidence).contains(&"hook".to_owned()), "{:?}", lines(&evidence));
     assert_eq!(processes_of(&node.state), [] as [&str; 0]);
     drop(kubectl);
@@ -310,7 +314,7 @@ async fn pods_that_do_not_stop_are_killed_after_the_timeout_or_now() {
 }
 
 #[tokio::test]
-async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
+async fn down_without_an_agent_starts_one_or_grants_the_grace_period() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -324,9 +328,9 @@ async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
     apply(&kubectl, &pod("database", &evidence, spec)).await;
     started(&evidence, "main started").await;
     bed.exec(&["kill", "-9", &node.pid("agent")]).await.unwrap();
-    let said = node.run(&["down"]).await.unwrap();
+    let printed = node.run(&["down"]).await.unwrap();
     for part in ["starting it to stop the pods", "1 pod stopped"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
     assert_eq!(lines(&evidence), ["main started", "hook", "main closed"]);
 
@@ -334,26 +338,26 @@ async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
     node.run(&["up"]).await.unwrap();
     started(&evidence, "main started").await;
     bed.exec(&["kill", "-STOP", &node.pid("agent")]).await.unwrap();
-    let said = node.run(&["down"]).await.unwrap();
-    for part in ["the agent does not answer; it is replaced to stop the pods", "1 pod stopped"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+    let printed = node.run(&["down"]).await.unwrap();
+    for part in ["the agent does not respond; replacing it to stop the pods", "1 pod stopped"] {
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
-    assert_eq!(lines(&evidence), ["main started", "hook", "main closed"], "{said}");
+    assert_eq!(lines(&evidence), ["main started", "hook", "main closed"], "{printed}");
 
     fs::remove_file(evidence.join("log")).unwrap();
     node.run(&["up"]).await.unwrap();
     started(&evidence, "main started").await;
     bed.exec(&["kill", "-9", &node.pid("agent")]).await.unwrap();
-    // No agent can start without its port.
+    // No agent can start while its port is in use.
     let port = fs::read_to_string(Path::new(&node.state).join("api/port")).unwrap();
     let port: u16 = port.trim().parse().unwrap();
     let listen = move || std::net::TcpListener::bind(("127.0.0.1", port));
-    // A process that was killed has its port for a moment longer.
+    // The port of a killed process stays in use for a moment.
     let take = async || Ok(bed.netns().within(listen).await.ok());
     let taken = wait::until("the agent's port to be free", LIMIT, take).await.unwrap();
-    let said = node.run(&["down"]).await.unwrap();
+    let printed = node.run(&["down"]).await.unwrap();
     for part in ["stopped without the agent", "preStop hooks were not run: default/database"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
     assert_eq!(lines(&evidence), ["main started", "main closed"]);
     drop((taken, kubectl));
@@ -361,9 +365,9 @@ async fn down_without_an_agent_starts_one_or_leaves_pods_their_grace_period() {
 }
 
 #[tokio::test]
-async fn down_of_a_node_of_an_earlier_build_runs_hooks_and_stops_sidecars_last() {
+async fn down_of_an_earlier_build_runs_hooks_and_stops_sidecars_last() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let earlier = tools::earlier().unwrap().to_string_lossy().into_owned();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::without_bystanders(&bed, "state");
@@ -383,12 +387,12 @@ async fn down_of_a_node_of_an_earlier_build_runs_hooks_and_stops_sidecars_last()
     });
     apply(&kubectl, &pod("database", &evidence, spec)).await;
     started(&evidence, "main started").await;
-    let said = node.run(&["down"]).await.unwrap();
-    for part in ["the agent is of another build; it is replaced", "1 pod stopped"] {
-        assert!(said.contains(part), "no {part:?} in {said}");
+    let printed = node.run(&["down"]).await.unwrap();
+    for part in ["the agent is of another build; replacing it", "1 pod stopped"] {
+        assert!(printed.contains(part), "no {part:?} in {printed}");
     }
     let want = ["proxy started", "main started", "hook", "main closed", "proxy closed"];
-    assert_eq!(lines(&evidence), want, "{said}");
+    assert_eq!(lines(&evidence), want, "{printed}");
     assert_eq!(processes_of(&node.state), [] as [&str; 0]);
     assert_eq!(mounts_below(&bed.path("").to_string_lossy()), before);
     node.run(&["reset", "--yes"]).await.unwrap();
@@ -398,7 +402,7 @@ async fn down_of_a_node_of_an_earlier_build_runs_hooks_and_stops_sidecars_last()
 }
 
 #[tokio::test]
-async fn down_that_is_interrupted_can_be_finished_or_taken_back() {
+async fn interrupted_down_can_be_completed_or_reverted() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -418,8 +422,8 @@ async fn down_that_is_interrupted_can_be_finished_or_taken_back() {
         down.kill().await.unwrap();
     };
     interrupted().await;
-    let said = node.run(&["up"]).await.unwrap();
-    assert!(said.contains("is Ready"), "{said}");
+    let printed = node.run(&["up"]).await.unwrap();
+    assert!(printed.contains("is Ready"), "{printed}");
     let twice = async || {
         let starts = lines(&evidence).iter().filter(|line| *line == "main started").count();
         Ok(starts == 2)
@@ -436,9 +440,9 @@ async fn down_that_is_interrupted_can_be_finished_or_taken_back() {
 }
 
 #[tokio::test]
-async fn commands_on_one_node_take_turns() {
+async fn commands_on_one_node_are_serialized() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::without_bystanders(&bed, "state");
     let before = Before::take(&bed).await;
@@ -451,9 +455,12 @@ async fn commands_on_one_node_take_turns() {
         let begun: Vec<Child> = commands.iter().map(|command| begin(command)).collect();
         for (child, command) in begun.into_iter().zip(commands) {
             let output = child.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            // Whoever does not get its turn in time says whose it is.
-            assert!(output.status.success() || said.contains("is working on"), "{command}: {said}");
+            let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+            // A command that does not get the lock in time names its holder.
+            assert!(
+                output.status.success() || printed.contains("is working on"),
+                "{command}: {printed}"
+            );
         }
         let runtimes = processes_of(&format!("{}/containerd/config.toml", node.state));
         assert!(runtimes.len() <= 1, "{commands:?}: {runtimes:?}");
@@ -467,9 +474,9 @@ async fn commands_on_one_node_take_turns() {
 }
 
 #[tokio::test]
-async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
+async fn down_removes_everything_of_an_up_killed_at_any_moment() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::without_bystanders(&bed, "state");
     node.run(&["up"]).await.unwrap();
@@ -481,14 +488,14 @@ async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
     let runs = || fs::read_dir("/run/podwright").into_iter().flatten().flatten();
     let in_run = |name: &str| runs().any(|it| it.path().join(name).exists());
     let moments: [(&str, &dyn Fn() -> bool); 11] = [
-        ("it began", &|| true),
+        ("it started", &|| true),
         ("it holds the lock", &|| runs().next().is_some()),
-        ("the directory is there", &|| state.exists()),
+        ("the directory exists", &|| state.exists()),
         ("the directory is marked", &|| state.join("node.json").exists()),
-        ("the record is there", &|| state.join("made.json").exists()),
-        ("the run directory is there", &|| in_run("state-dir")),
+        ("the record exists", &|| state.join("made.json").exists()),
+        ("the run directory exists", &|| in_run("state-dir")),
         ("containerd is configured", &|| Path::new(&config).exists()),
-        ("a process for containerd is there", &|| !processes_of(&config).is_empty()),
+        ("a containerd process exists", &|| !processes_of(&config).is_empty()),
         ("containerd has a pid file", &|| in_run("containerd.pid")),
         ("containerd listens", &|| in_run("containerd.sock")),
         ("the agent has a pid file", &|| in_run("agent.pid")),
@@ -499,8 +506,8 @@ async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
         let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let begun = std::time::Instant::now();
         while !has_come() {
-            assert!(begun.elapsed() < LIMIT, "{moment}: it never came");
-            assert!(up.try_wait().unwrap().is_none(), "{moment}: up ended before");
+            assert!(begun.elapsed() < LIMIT, "{moment}: it was never reached");
+            assert!(up.try_wait().unwrap().is_none(), "{moment}: up ended earlier");
             std::thread::yield_now();
         }
         up.kill().unwrap();
@@ -512,7 +519,7 @@ async fn down_finds_everything_of_an_up_that_was_killed_at_any_moment() {
             node.run(&["reset", "--yes"]).await.unwrap();
             assert!(!state.exists(), "{moment}");
         } else if state.exists() {
-            // Killed before the directory was marked: it is as good as empty.
+            // Killed before the directory was marked: it counts as empty.
             fs::remove_dir_all(state).unwrap();
         }
     }
@@ -532,22 +539,22 @@ async fn port_in_use_is_refused_before_anything_is_changed() {
     let refused = format!("{:#}", node.run(&["up", "--api-port", &port]).await.unwrap_err());
     assert!(refused.contains(&port) && refused.contains("nothing was changed"), "{refused}");
     assert_eq!(node.pid("agent"), agent);
-    let said = node.run(&["up"]).await.unwrap();
-    assert!(said.contains("agent: runs already"), "{said}");
+    let printed = node.run(&["up"]).await.unwrap();
+    assert!(printed.contains("agent: already running"), "{printed}");
     node.run(&["down"]).await.unwrap();
     bed.close().unwrap();
 }
 
-/// A neighbour with the very same paths in a mount namespace and a network of its own.
+/// A neighbour with the same paths in its own mount and network namespaces.
 #[tokio::test]
-async fn node_in_a_container_with_the_same_paths_is_left_alone() {
+async fn node_in_a_container_with_the_same_paths_is_not_touched() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
-    let socket = node.run_folder().join("containerd.sock");
+    let socket = node.run_directory().join("containerd.sock");
     let shim = bed.path("containerd-shim-runc-v2");
-    // As a shim in a container of its own looks from outside: the same arguments, another /run.
+    // Like a shim in its own container, seen from outside: the same arguments, another /run.
     let inside = "mount -t tmpfs tmpfs /run; echo ready; read -r line";
     let mut neighbour = bed.command("unshare");
     neighbour.args(["--mount", "bash", "-c"]);
@@ -563,7 +570,7 @@ async fn node_in_a_container_with_the_same_paths_is_left_alone() {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
     assert_eq!(line, "ready\n");
     node.run(&["down"]).await.unwrap();
-    assert!(neighbour.try_wait().unwrap().is_none(), "the neighbour was ended");
+    assert!(neighbour.try_wait().unwrap().is_none(), "the neighbour was killed");
     neighbour.kill().unwrap();
     neighbour.wait().unwrap();
     bed.close().unwrap();

@@ -1,7 +1,7 @@
-//! What must hold for long: an agent that dies again and again, an API server that stays away, and
-//! pods that come and go without end.
+//! Endurance: an agent that is killed repeatedly, an API server outage, and pods that are
+//! continuously created and deleted.
 //!
-//! The ordinary run takes a short form of each; `PODWRIGHT_LONG` the full one.
+//! A normal run uses a short form of each; `PODWRIGHT_LONG` the full one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,8 +24,7 @@ fn long() -> bool {
     std::env::var_os("PODWRIGHT_LONG").is_some()
 }
 
-/// Of each pod whose name begins so: its container, how often that was restarted, whether it is
-/// ready.
+/// For each pod with the name prefix: its container, its restart count, and whether it is ready.
 async fn instances(pods: &Api<Pod>, prefix: &str) -> BTreeMap<String, Value> {
     let list = pods.list(&ListParams::default()).await.unwrap();
     let named = list.items.into_iter().filter_map(|pod| Some((pod.metadata.name.clone()?, pod)));
@@ -41,7 +40,7 @@ async fn instances(pods: &Api<Pod>, prefix: &str) -> BTreeMap<String, Value> {
         .collect()
 }
 
-/// Starts pods that are to notice nothing, each with probes that would tell.
+/// Starts pods that must not be disturbed, each with probes that would show it.
 async fn steady(cluster: &Cluster, count: usize) {
     for number in 0..count {
         let mut steady = pod(&format!("steady-{number}"), &["serve", "--http", "8080"]);
@@ -49,7 +48,8 @@ async fn steady(cluster: &Cluster, count: usize) {
         let page = json!({
             "httpGet": { "path": "/", "port": 8080 },
             "periodSeconds": 2,
-            // A late answer is an answer: this is about the agent, not about a busy machine.
+            // A long timeout, so that a busy machine does not fail the probe: the agent is under
+            // test.
             "timeoutSeconds": 20,
         });
         container["readinessProbe"] = page.clone();
@@ -59,7 +59,7 @@ async fn steady(cluster: &Cluster, count: usize) {
     cluster.until_all_ready(count).await;
 }
 
-/// Pods that come and go, a few at a time, until told to stop. Returns how many came.
+/// Creates and deletes pods, a few at a time, until stopped. Returns how many were created.
 struct Churn {
     stop: Arc<AtomicBool>,
     task: JoinHandle<usize>,
@@ -70,39 +70,39 @@ impl Churn {
 
     fn begin(pods: Api<Pod>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let reported = stop.clone();
         let task = tokio::spawn(async move {
-            let mut born = 0;
-            while !told.load(Ordering::Relaxed) {
+            let mut created_count = 0;
+            while !reported.load(Ordering::Relaxed) {
                 let alive = alive(&pods).await;
-                // Of whoever is ready the first goes; whoever is not may be stuck half-way, which
-                // is what this is about.
+                // Deletes the first ready pod; an unready one may be stuck, which is what this test
+                // detects.
                 let leaving = alive.iter().find(|(_, ready)| *ready).map(|(name, _)| name);
                 if alive.len() >= Self::AT_A_TIME
                     && let Some(name) = leaving
                 {
                     let _ = pods.delete(name, &DeleteParams::default()).await;
                 } else if alive.len() < Self::AT_A_TIME * 2 {
-                    let next = pod(&format!("churn-{born}"), &["serve"]);
+                    let next = pod(&format!("churn-{created_count}"), &["serve"]);
                     let next = serde_json::from_value(next).unwrap();
                     pods.create(&PostParams::default(), &next).await.unwrap();
-                    born += 1;
+                    created_count += 1;
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             for (name, _) in alive(&pods).await {
                 let _ = pods.delete(&name, &DeleteParams::default()).await;
             }
-            born
+            created_count
         });
         Self { stop, task }
     }
 
     async fn end(self, pods: &Api<Pod>) -> usize {
         self.stop.store(true, Ordering::Relaxed);
-        let born = self.task.await.unwrap();
+        let created_count = self.task.await.unwrap();
         let gone = async || {
-            // A request may have failed; whoever nobody deleted yet is deleted now.
+            // A request may have failed; pods that are not deleted yet are deleted now.
             for (name, _) in alive(pods).await {
                 pods.delete(&name, &DeleteParams::default()).await?;
             }
@@ -112,12 +112,12 @@ impl Churn {
             anyhow::ensure!(left.is_empty(), "{left:?} stay");
             Ok(true)
         };
-        wait::until_true("what came and went to be gone", LIMIT, gone).await.unwrap();
-        born
+        wait::until_true("the churned pods to be gone", LIMIT, gone).await.unwrap();
+        created_count
     }
 }
 
-/// The pods of a churn that nobody deleted yet, oldest first, and whether they are ready.
+/// The churned pods that are not deleted yet, oldest first, and whether they are ready.
 async fn alive(pods: &Api<Pod>) -> Vec<(String, bool)> {
     let Ok(list) = pods.list(&ListParams::default()).await else { return Vec::new() };
     let mut alive: Vec<_> = list
@@ -132,7 +132,7 @@ async fn alive(pods: &Api<Pod>) -> Vec<(String, bool)> {
     alive
 }
 
-/// Every container that runs belongs to a pod that the API knows.
+/// Checks that every running container belongs to a pod in the API.
 async fn no_orphans(cluster: &Cluster) {
     let cri = cluster.bed.cri().await.unwrap();
     let pods = cluster.pods();
@@ -149,7 +149,7 @@ async fn no_orphans(cluster: &Cluster) {
 }
 
 #[tokio::test]
-async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
+async fn thirty_pods_are_not_disturbed_when_the_agent_is_killed_ten_times() {
     needs_root!(LONGER);
     let mut cluster = Cluster::start().await;
     steady(&cluster, 30).await;
@@ -158,7 +158,7 @@ async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
     assert_eq!(before.len(), 30);
     let watch = PodWatch::begin(pods.clone(), before.keys()).await.unwrap();
     let churn = Churn::begin(pods.clone());
-    // Moments that look random and are the same each time.
+    // Pseudo-random times, the same in each run.
     let mut moment: u64 = 0x9e37_79b9;
     for _ in 0..if long() { 100 } else { 10 } {
         moment = moment.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -167,8 +167,8 @@ async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
         cluster.agent.restart().await.unwrap();
     }
     cluster.agent.healthy().await.unwrap();
-    let born = churn.end(&pods).await;
-    assert!(born > 0, "nothing came and went");
+    let created_count = churn.end(&pods).await;
+    assert!(created_count > 0, "no pods were churned");
     no_orphans(&cluster).await;
     assert_eq!(instances(&pods, "steady").await, before, "a container was restarted");
     let history = watch.finish("the end").await.unwrap();
@@ -177,12 +177,12 @@ async fn thirty_pods_do_not_notice_an_agent_that_dies_at_ten_moments() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back() {
+async fn an_api_server_gets_all_reports_after_a_long_outage() {
     needs_root!(LONGER);
     let mut cluster = Cluster::start().await;
     steady(&cluster, 5).await;
     cluster.create(pod("dies", &["serve"])).await;
-    // Slow enough to be still stopping when the server goes.
+    // Slow enough to be still stopping when the server goes down.
     let mut goes = pod("goes", &["serve", "--linger", "1000"]);
     goes["spec"]["terminationGracePeriodSeconds"] = json!(10);
     cluster.create(goes).await;
@@ -201,8 +201,8 @@ async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back
     };
 
     pods.delete("goes", &DeleteParams::default()).await.unwrap();
-    // The agent has heard of it.
-    cluster.until_told("goes", "Killing", "Stopping container app").await;
+    // The agent has seen the deletion.
+    cluster.until_event("goes", "Killing", "Stopping container app").await;
     cluster.bed.control_plane().unwrap().kill_apiserver().await.unwrap();
     let away = Instant::now();
     let died = of_pod("dies").await.unwrap();
@@ -216,14 +216,14 @@ async fn an_api_server_that_was_away_for_long_is_told_everything_when_it_is_back
 
     cluster.bed.control_plane_mut().unwrap().restart_apiserver().await.unwrap();
     cluster.until_gone("goes").await;
-    let told =
+    let reported =
         |status: &Value| ready(status) && status["containerStatuses"][0]["restartCount"] == 1;
-    cluster.until("dies", "reported", told).await;
-    assert_eq!(instances(&pods, "steady").await, before, "somebody noticed the outage");
+    cluster.until("dies", "reported", reported).await;
+    assert_eq!(instances(&pods, "steady").await, before, "a pod was disturbed by the outage");
     cluster.close();
 }
 
-/// What an agent holds of the machine.
+/// Resources that an agent holds on the machine.
 #[derive(Debug, PartialEq, Eq)]
 struct Holdings {
     descriptors: usize,
@@ -231,7 +231,7 @@ struct Holdings {
     mounts: usize,
     cgroups: Vec<String>,
     namespaces: usize,
-    pod_folders: usize,
+    pod_directories: usize,
 }
 
 impl Holdings {
@@ -241,36 +241,37 @@ impl Holdings {
         let root = cluster.agent.root_dir();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mut cgroups = Vec::new();
-        let below = cluster.bed.ground().cgroup().of("pids", cluster.agent.cgroup_root()).unwrap();
-        folders(&below, &mut cgroups);
-        assert!(!cgroups.is_empty(), "not even the groups of classes are in {}", below.display());
+        let below =
+            cluster.bed.environment().cgroup().of("pids", cluster.agent.cgroup_root()).unwrap();
+        directories(&below, &mut cgroups);
+        assert!(!cgroups.is_empty(), "no QoS cgroups in {}", below.display());
         Self {
             descriptors: entries(format!("/proc/{pid}/fd").as_ref()),
             threads: entries(format!("/proc/{pid}/task").as_ref()),
             mounts: mounts.lines().filter(|line| line.contains(cluster.bed.id())).count(),
             cgroups,
             namespaces: entries(&cluster.bed.path("containerd/state/netns")),
-            pod_folders: entries(&root.join("pods")),
+            pod_directories: entries(&root.join("pods")),
         }
     }
 
-    /// Whether it is no more than this. A connection that was idle may have been closed meanwhile.
-    /// A thread for work that blocks ends when it had none for ten seconds; what the agent does now
-    /// and then may keep one or another of them, never one for each pod.
+    /// Whether it is no more than `wanted`. An idle connection may have been closed meanwhile. A
+    /// thread for blocking work exits after ten idle seconds; the agent's occasional work may keep
+    /// a few of them, but never one per pod.
     fn within(&self, wanted: &Self) -> bool {
-        let Self { descriptors, threads, mounts, cgroups, namespaces, pod_folders } = self;
+        let Self { descriptors, threads, mounts, cgroups, namespaces, pod_directories } = self;
         *descriptors <= wanted.descriptors
             && *threads <= wanted.threads + 4
-            && (mounts, cgroups, namespaces, pod_folders)
-                == (&wanted.mounts, &wanted.cgroups, &wanted.namespaces, &wanted.pod_folders)
+            && (mounts, cgroups, namespaces, pod_directories)
+                == (&wanted.mounts, &wanted.cgroups, &wanted.namespaces, &wanted.pod_directories)
     }
 }
 
-fn folders(path: &std::path::Path, all: &mut Vec<String>) {
+fn directories(path: &std::path::Path, all: &mut Vec<String>) {
     for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
         if entry.path().is_dir() {
             all.push(entry.path().display().to_string());
-            folders(&entry.path(), all);
+            directories(&entry.path(), all);
         }
     }
 }
@@ -283,7 +284,7 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
     let minutes = std::env::var("PODWRIGHT_SOAK_MINUTES").ok().and_then(|text| text.parse().ok());
     let minutes: u64 = minutes.unwrap_or(if long() { 10 } else { 1 });
     let pid = cluster.agent.daemon().pid();
-    // The first few bring up what stays: connections, watches, the bridge.
+    // The first few pods set up what stays: connections, watches, the bridge.
     let first = Churn::begin(pods.clone());
     tokio::time::sleep(Duration::from_secs(10)).await;
     first.end(&pods).await;
@@ -293,29 +294,29 @@ async fn pods_that_come_and_go_leave_nothing_behind() {
 
     let churn = Churn::begin(pods.clone());
     tokio::time::sleep(Duration::from_secs(60 * minutes - 15)).await;
-    let born = churn.end(&pods).await;
+    let created_count = churn.end(&pods).await;
     let (after, calm) = settled(&cluster, Some(&before)).await;
     let mut late = Memory::of(pid).unwrap();
-    // What is free goes back to the machine once a minute.
+    // Free memory is returned to the machine once a minute.
     let trimmed = async || {
         late = Memory::of(pid)?;
         Ok(late.anonymous < early.anonymous * 1.1 + 1.0)
     };
-    let trimmed = wait::until_true("memory as it was", LIMIT * 2, trimmed).await;
+    let trimmed = wait::until_true("memory to be as before", LIMIT * 2, trimmed).await;
     figure(&format!(
-        "soak: {born} pods in {minutes} min; {:.1} MB ({:.1} anonymous) before, \
+        "soak: {created_count} pods in {minutes} min; {:.1} MB ({:.1} anonymous) before, \
          {:.1} MB ({:.1} anonymous) after",
         early.resident, early.anonymous, late.resident, late.anonymous
     ));
-    assert!(after.within(&before), "before: {before:#?}\nafter {born} pods: {after:#?}");
+    assert!(after.within(&before), "before: {before:#?}\nafter {created_count} pods: {after:#?}");
     calm.unwrap();
-    assert!(trimmed.is_ok(), "memory grew: {early:?} before, {late:?} after {born} pods");
+    assert!(trimmed.is_ok(), "memory grew: {early:?} before, {late:?} after {created_count} pods");
     cluster.close();
 }
 
-/// What is held once dead containers are removed and, if there is something to compare with, once
-/// it is no more; else once it stays the same: a file that is just being read is not held, and a
-/// thread that has nothing to do ends after ten seconds.
+/// The resources held after dead containers are removed: once they are within `wanted` if given,
+/// else once they are stable. A file that is only being read is not counted as held, and an idle
+/// thread exits after ten seconds.
 async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> (Holdings, anyhow::Result<()>) {
     const STAYS: Duration = Duration::from_secs(12);
     let cri = cluster.bed.cri().await.unwrap();
@@ -328,6 +329,6 @@ async fn settled(cluster: &Cluster, wanted: Option<&Holdings>) -> (Holdings, any
         let good = wanted.map_or(since.elapsed() >= STAYS, |wanted| held.within(wanted));
         Ok(good && cri.containers().await?.is_empty() && cri.sandboxes().await?.is_empty())
     };
-    let settled = wait::until_true("everything dead to be removed", LIMIT * 2, settled).await;
+    let settled = wait::until_true("all dead containers to be removed", LIMIT * 2, settled).await;
     (held, settled)
 }

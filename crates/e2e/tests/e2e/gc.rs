@@ -1,4 +1,4 @@
-//! What is left of containers and pods that ended.
+//! Leftovers of exited containers and deleted pods.
 
 use std::fs;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::privilege::needs_root;
 const LIMIT: Duration = Duration::from_secs(90);
 
 #[tokio::test]
-async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_keeps_nothing() {
+async fn crash_loop_keeps_last_dead_container_and_log_and_deleted_pod_keeps_nothing() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -33,12 +33,12 @@ async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_ke
         attempts.sort_unstable();
         anyhow::Ok(attempts)
     };
-    // The second restart comes after ten seconds of back-off.
+    // The second restart follows after ten seconds of back-off.
     let only_the_last = async || Ok(dead().await?.as_slice() == [2]);
     wait::until_true("only the newest of three to be left", LIMIT, only_the_last).await.unwrap();
-    let folders = agent.log_directories().unwrap();
+    let directories = agent.log_directories().unwrap();
     let logs = || -> Vec<String> {
-        let files = fs::read_dir(folders[0].join("app")).unwrap().flatten();
+        let files = fs::read_dir(directories[0].join("app")).unwrap().flatten();
         files.map(|file| file.file_name().into_string().unwrap()).collect()
     };
     assert_eq!(logs().len(), 1, "{:?}", logs());
@@ -46,7 +46,7 @@ async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_ke
     fs::remove_file(manifest).unwrap();
     let nothing = async || {
         let left = cri.containers().await?.len() + cri.sandboxes().await?.len();
-        Ok(left == 0 && !folders[0].exists())
+        Ok(left == 0 && !directories[0].exists())
     };
     wait::until_true("nothing to be left", LIMIT, nothing).await.unwrap();
     drop(agent);
@@ -54,7 +54,7 @@ async fn a_crash_loop_keeps_its_last_dead_instance_and_its_log_and_a_gone_pod_ke
 }
 
 #[tokio::test]
-async fn images_unused_for_too_long_go_and_no_others() {
+async fn only_images_unused_for_too_long_are_removed() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -76,14 +76,15 @@ async fn images_unused_for_too_long_go_and_no_others() {
         let images = listed().await?.into_iter();
         anyhow::Ok(images.flat_map(|image| image.repo_tags).collect::<Vec<_>>())
     };
-    // The sandboxes' own image is pinned by every runtime that can.
+    // The sandbox image is pinned by every runtime that supports it.
     let can_pin = bed.containerd().release() != Release::V1_6;
     let pause = |image: &&Image| image.repo_tags.iter().any(|tag| tag.contains("/pause"));
     let pinned = listed().await.unwrap().iter().find(pause).map(|image| image.pinned);
     assert_eq!(pinned, Some(can_pin), "{:?}", bed.containerd().release());
     assert!(images().await.unwrap().iter().any(|name| name.contains("busybox")));
 
-    // The same node again, for which everything is too old. Its own age counts from its start.
+    // Restarts the node with a maximum age that every image exceeds. The age counts from the
+    // agent's start.
     agent.stop().await.unwrap();
     drop(agent);
     let strict = json!({ "imageMinimumGCAge": "1ns", "imageMaximumGCAge": "2ns" });
@@ -92,7 +93,7 @@ async fn images_unused_for_too_long_go_and_no_others() {
     wait::until_true("the unused image to go", LIMIT, gone).await.unwrap();
     let left = images().await.unwrap();
     assert!(left.iter().any(|name| name.contains("/test")), "in use: {left:?}");
-    assert!(left.iter().any(|name| name.contains("/pause")), "the sandboxes' own: {left:?}");
+    assert!(left.iter().any(|name| name.contains("/pause")), "the sandbox image: {left:?}");
     drop(agent);
     bed.close().unwrap();
 }

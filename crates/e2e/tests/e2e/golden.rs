@@ -1,26 +1,26 @@
-//! The golden recordings, from posting a pod to its last trace: what the agent does to the runtime
-//! and tells the API server is what the upstream kubelet did and told.
+//! Golden recordings, from the creation of a pod to its removal: the agent's runtime calls and
+//! reports must match those of the upstream kubelet.
 //!
-//! All cases run side by side on one [`stage`]: real containerd, our agent, our API server, and a
-//! tap on the line to the runtime. A [`performance`] of a case and its [`recording`] are both told
-//! as an [`account`]; [`calls`] and [`story`] compare what depends on time with a rule, the rest
-//! is compared as it is. [`meant`] has every difference that we mean. What the node's server shows
-//! meanwhile is compared by [`pages`].
+//! All cases run concurrently on one [`golden_node`]: real containerd, Podwright's agent and
+//! embedded API server, and a proxy in front of the runtime. A [`replay`] of a case and its
+//! [`recording`] both yield an [`observation`]; [`calls`] and [`transitions`] compare
+//! time-dependent parts by rules, the rest is compared exactly. [`intended`] lists every intended
+//! difference. [`pages`] compares the responses of the kubelet server.
 //!
-//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their directory.
 
-mod account;
 mod calls;
 mod cgroups;
-mod chronicle;
 mod difference;
-mod meant;
+mod golden_node;
+mod history;
+mod intended;
 mod names;
+mod observation;
 mod pages;
-mod performance;
 mod recording;
-mod stage;
-mod story;
+mod replay;
+mod transitions;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -31,50 +31,50 @@ use podwright_testkit::report;
 
 use crate::privilege::{LONGER, needs_root, skipped};
 use difference::Difference;
-use performance::perform;
+use golden_node::GoldenNode;
 use recording::Recording;
-use stage::Stage;
+use replay::replay_case;
 
-/// Cases that are not matched yet, and what each waits for. A case that comes to match leaves.
+/// Cases that do not match yet, each with the reason. A case that matches must be removed.
 const OPEN: [(&str, &str); 0] = [];
 
-/// How long anything may take: the longest wait of a case is for a second back-off, and the machine
-/// may be busy.
-const PATIENCE: Duration = Duration::from_secs(240);
-/// How long to wait for what is known not to come.
-const LITTLE_PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit of any wait: the longest one is for a second back-off, and the machine may be busy.
+const LIMIT: Duration = Duration::from_secs(240);
+/// Time limit for something that is known not to happen.
+const SHORT_LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_live_as_recorded() {
+async fn pods_behave_as_recorded() {
     needs_root!(LONGER);
     let Some(golden) = report::recordings() else { return };
     if !cgroups::are_as_recorded() {
-        return skipped("the recordings are of cgroup v1, and this machine has v2");
+        return skipped("the recordings are for cgroup v1, this machine has v2");
     }
     let recordings = Recording::all(&golden).unwrap();
     let mut open = BTreeMap::from(OPEN);
-    let patience = |recording: &Recording| {
+    let limit = |recording: &Recording| {
         let is_open = open.contains_key(recording.name.as_str());
-        if is_open { LITTLE_PATIENCE } else { PATIENCE }
+        if is_open { SHORT_LIMIT } else { LIMIT }
     };
-    let stage = Stage::set().await.unwrap();
-    // What a resize is granted depends on who else is there, so nobody is.
+    let golden_node = GoldenNode::start().await.unwrap();
+    // The outcome of a resize depends on the other pods, so these run alone.
     let (resizes, others): (Vec<_>, Vec<_>) = recordings.iter().partition(|r| r.is_resized());
     let mut verdicts: Vec<(&Recording, Vec<Difference>)> = Vec::new();
     for together in resizes.chunks(1).chain([others.as_slice()]) {
         let performances = together.iter().map(|recording| async {
-            (*recording, perform(&stage, recording, patience(recording)).await)
+            (*recording, replay_case(&golden_node, recording, limit(recording)).await)
         });
         verdicts.extend(join_all(performances).await);
     }
-    stage.strike();
-    // On a busy machine a deletion can fall into the next restart. What differs alone as well is
-    // wrong; what matches then is unsteady, and counts as such.
+    golden_node.close();
+    // On a busy machine a deletion can coincide with a restart. A case that also differs alone is
+    // wrong; one that matches alone is unsteady and counted as such.
     for (recording, differences) in &mut verdicts {
         if !differences.is_empty() && !open.contains_key(recording.name.as_str()) {
-            let stage = Stage::set().await.unwrap();
-            let beside = std::mem::replace(differences, perform(&stage, recording, PATIENCE).await);
-            stage.strike();
+            let golden_node = GoldenNode::start().await.unwrap();
+            let beside =
+                std::mem::replace(differences, replay_case(&golden_node, recording, LIMIT).await);
+            golden_node.close();
             if differences.is_empty() {
                 let first = beside.first().map(ToString::to_string).unwrap_or_default();
                 report::unsteady(&recording.name, &format!("differed beside others: {first}"));
@@ -88,7 +88,7 @@ async fn pods_live_as_recorded() {
             (false, Some(_)) => {}
             (true, Some(why)) => {
                 let name = &recording.name;
-                let _ = writeln!(wrong, "\n{name}: matches now, take it off the table ({why})");
+                let _ = writeln!(wrong, "\n{name}: matches now, remove it from OPEN ({why})");
             }
             (false, None) => {
                 let _ = writeln!(wrong, "\n{}: {}", recording.name, recording.about);
@@ -99,7 +99,7 @@ async fn pods_live_as_recorded() {
         }
     }
     for name in open.keys() {
-        let _ = writeln!(wrong, "\n{name}: on the table, and there is no such recording");
+        let _ = writeln!(wrong, "\n{name}: in OPEN, but there is no such recording");
     }
     report::golden("pods", matched, recordings.len());
     assert!(wrong.is_empty(), "{wrong}");

@@ -1,4 +1,4 @@
-//! What the end of a pod leaves of the host's own mounts and of the pod's termination message.
+//! Host mounts and termination messages after a pod has ended.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, LIMIT, pod, ready, status};
 use crate::privilege::needs_root;
 use crate::volumes::script;
 
-/// A tree of the host on a file system of its own, shared as systemd shares `/`.
+/// A host directory tree on its own file system, shared as systemd shares `/`.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -86,29 +86,29 @@ async fn pod_end_leaves_the_mounts_of_the_host() {
         {"name": "memory", "mountPath": "/memory", "subPath": "x"},
     ]);
     let mut wanted = script("uses", WAITS, volumes, mounts);
-    // Bidirectional is for privileged containers.
+    // Bidirectional propagation requires a privileged container.
     wanted["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
     let made = cluster.create(wanted).await;
     cluster.until("uses", "ready", ready).await;
     for below in ["disks/later", "disks/later/nested", "local/later"] {
         tree.mount(below);
     }
-    cluster.says(&made, "/part/later/file precious").await;
-    cluster.says(&made, "/local/later/file precious").await;
+    cluster.until_line(&made, "/part/later/file precious").await;
+    cluster.until_line(&made, "/local/later/file precious").await;
 
     cluster.pods().delete("uses", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("uses").await;
     for below in ["disks/before", "disks/later", "disks/later/nested", "local/later"] {
         tree.assert_there(below);
     }
-    assert_eq!(mounts_below(&cluster.folder_of(&made)), Vec::<String>::new());
-    cluster.until_folder_gone(&made).await;
+    assert_eq!(mounts_below(&cluster.directory_of(&made)), Vec::<String>::new());
+    cluster.until_directory_removed(&made).await;
     drop(tree);
     cluster.close();
 }
 
 #[tokio::test]
-async fn foreign_mount_in_a_volume_is_kept_and_holds_up_its_own_pod_only() {
+async fn foreign_mount_in_a_volume_is_kept_and_blocks_only_its_own_pod() {
     needs_root!();
     let cluster = Cluster::start().await;
     let text = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
@@ -119,23 +119,23 @@ async fn foreign_mount_in_a_volume_is_kept_and_holds_up_its_own_pod_only() {
         made.push(cluster.create(script(name, text, volumes.clone(), mounts.clone())).await);
         cluster.until(name, "ready", ready).await;
     }
-    let scratch = cluster.folder_of(&made[0]).join("volumes/kubernetes.io~empty-dir/scratch");
+    let scratch = cluster.directory_of(&made[0]).join("volumes/kubernetes.io~empty-dir/scratch");
     let foreign = Tree::new(scratch.join("by-hand"));
     fs::write(foreign.0.join("file"), "precious").unwrap();
     for name in ["occupied", "free"] {
         cluster.pods().delete(name, &DeleteParams::default()).await.unwrap();
     }
     cluster.until_gone("free").await;
-    // It is named in the log, and kept.
+    // The log names it, and it is kept.
     let fix = format!("Fix: umount {}", foreign.0.display());
     let named = async || Ok(cluster.agent.daemon().log().contains(&fix));
     wait::until_true("the mount point to be named", LIMIT, named).await.unwrap();
     foreign.assert_there("");
     assert!(cluster.pods().get_opt("occupied").await.unwrap().is_some());
-    // When it is gone, the pod goes.
+    // After it is unmounted, the pod is removed.
     drop(foreign);
     cluster.until_gone("occupied").await;
-    cluster.until_folder_gone(&made[0]).await;
+    cluster.until_directory_removed(&made[0]).await;
     cluster.close();
 }
 
@@ -151,7 +151,7 @@ async fn finished_pod_keeps_termination_message_when_the_agent_is_killed() {
     job["spec"]["containers"][0]["securityContext"] = Value::Null;
     let made = cluster.create(job).await;
     cluster.until("job", "succeeded", |status| status["phase"] == "Succeeded").await;
-    let released = async || Ok(!cluster.folder_of(&made).join("volumes").try_exists()?);
+    let released = async || Ok(!cluster.directory_of(&made).join("volumes").try_exists()?);
     wait::until_true("its volumes to be released", LIMIT, released).await.unwrap();
     let message =
         |status: &Value| status["containerStatuses"][0]["state"]["terminated"]["message"].clone();
@@ -159,7 +159,7 @@ async fn finished_pod_keeps_termination_message_when_the_agent_is_killed() {
         cluster.agent.kill().await.unwrap();
         cluster.agent.restart().await.unwrap();
         cluster.agent.healthy().await.unwrap();
-        // A pod that comes later has been reported: so has this one.
+        // A later pod has been reported, so this one has been as well.
         let name = format!("marker-{round}");
         cluster.create(pod(&name, &["serve"])).await;
         cluster.until(&name, "ready", ready).await;
@@ -168,7 +168,7 @@ async fn finished_pod_keeps_termination_message_when_the_agent_is_killed() {
     }
     cluster.pods().delete("job", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("job").await;
-    cluster.until_folder_gone(&made).await;
+    cluster.until_directory_removed(&made).await;
     cluster.close();
 }
 

@@ -1,4 +1,4 @@
-//! Images from a registry that asks who is there.
+//! Image pulls from a registry with authentication.
 
 use k8s_openapi::api::core::v1::{Event, Secret};
 use kube::Api;
@@ -39,7 +39,7 @@ fn waits_for(reason: &'static str) -> impl Fn(&Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_pull_secret_opens_a_private_registry_and_only_for_who_has_it() {
+async fn pull_secret_grants_access_only_to_pods_that_have_it() {
     needs_root!();
     let cluster = Cluster::start().await;
     let registry = Registry::start(&cluster.bed, LOGIN).await.unwrap();
@@ -63,32 +63,32 @@ async fn a_pull_secret_opens_a_private_registry_and_only_for_who_has_it() {
     let served = registry.visits().0;
     assert!(served > 0);
 
-    // It lies on the node now; who cannot show the way it came does not get it.
+    // The image is on the node now; a pod without credentials for it may not use it.
     cluster.create(wanting("thief", &image, "Never", None)).await;
     cluster.until("thief", "not found", waits_for("ErrImageNeverPull")).await;
     let before = registry.visits().1;
     cluster.create(wanting("burglar", &image, "IfNotPresent", None)).await;
     cluster.until("burglar", "refused", waits_for("ImagePullBackOff")).await;
-    assert!(registry.visits().1 > before, "the registry was asked again");
+    assert!(registry.visits().1 > before, "the registry was contacted again");
     cluster.create(wanting("family", &image, "Never", Some("right"))).await;
     cluster.until("family", "ready", ready).await;
-    assert_eq!(registry.visits().0, served, "and for who can, nothing is pulled again");
+    assert_eq!(registry.visits().0, served, "with credentials, nothing is pulled again");
 
     cluster.create(wanting("forgetful", &image, "IfNotPresent", Some("lost"))).await;
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), NAMESPACE);
-    let told = async || {
+    let reported = async || {
         let list = events.list(&ListParams::default()).await?;
         let reasons: Vec<String> = list.items.into_iter().filter_map(|e| e.reason).collect();
         let wanted = ["Pulling", "Pulled", "BackOff", "FailedToRetrieveImagePullSecret"];
         Ok(wanted.iter().all(|reason| reasons.iter().any(|r| r == reason)))
     };
-    wait::until_true("its events", LIMIT, told).await.unwrap();
+    wait::until_true("its events", LIMIT, reported).await.unwrap();
     drop(registry);
     cluster.close();
 }
 
 #[tokio::test]
-async fn the_nodes_docker_configuration_opens_a_registry_for_static_pods() {
+async fn node_docker_configuration_is_used_for_static_pods() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let registry = Registry::start(&bed, LOGIN).await.unwrap();
@@ -110,7 +110,7 @@ async fn the_nodes_docker_configuration_opens_a_registry_for_static_pods() {
 }
 
 #[tokio::test]
-async fn a_runtime_class_names_the_handler_and_a_missing_one_is_told() {
+async fn runtime_class_selects_the_handler_and_a_missing_one_is_reported() {
     needs_root!();
     let cluster = Cluster::start().await;
     let class: k8s_openapi::api::node::v1::RuntimeClass =
@@ -128,7 +128,7 @@ async fn a_runtime_class_names_the_handler_and_a_missing_one_is_told() {
     let sandboxes = cri.sandboxes().await.unwrap();
     assert_eq!(sandboxes[0].runtime_handler, "other");
 
-    // The API server lets in only classes it knows; this one goes away before its pod comes.
+    // The API server only admits known classes; this one is deleted before its pod starts.
     let classes: Api<k8s_openapi::api::node::v1::RuntimeClass> = Api::all(cluster.client.clone());
     let brief = json!({ "metadata": { "name": "brief" }, "handler": "other" });
     let brief = serde_json::from_value(brief).unwrap();
@@ -142,11 +142,11 @@ async fn a_runtime_class_names_the_handler_and_a_missing_one_is_told() {
     let patch = kube::api::Patch::Merge(release);
     cluster.pods().patch("unlucky", &Default::default(), &patch).await.unwrap();
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), NAMESPACE);
-    let told = async || {
+    let reported = async || {
         let list = events.list(&ListParams::default()).await?;
         let want = "Failed to create pod sandbox: runtimeclass.node.k8s.io \"brief\" not found";
         Ok(list.items.iter().any(|event| event.message.as_deref() == Some(want)))
     };
-    wait::until_true("the missing class to be told", LIMIT, told).await.unwrap();
+    wait::until_true("the event about the missing class", LIMIT, reported).await.unwrap();
     cluster.close();
 }

@@ -1,4 +1,4 @@
-//! How a node gets to its API server and stays there: bootstrap, renewal, connections.
+//! Joining an API server: bootstrap, certificate renewal, connections.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ async fn until_ready(bed: &Bed, agent: &Agent) -> Node {
     agent.daemon().until("the node to be ready", LIMIT, ready).await.unwrap()
 }
 
-/// Connections from the agent to the API server, by their local ports.
+/// Number of connections from the agent to the API server, by local port.
 fn connections(agent: &Agent) -> usize {
     let sockets = std::fs::read_to_string(format!("/proc/{}/net/tcp", agent.daemon().pid()));
     let inodes: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", agent.daemon().pid()))
@@ -54,16 +54,16 @@ fn requests_of(bed: &Bed, user: &str, verb: &str, resource: &str) -> usize {
     audit.iter().filter(|a| a.user == user && a.verb == verb && a.resource == resource).count()
 }
 
-fn certificates(folder: &Path) -> usize {
-    let files = std::fs::read_dir(folder).unwrap().flatten();
+fn certificates(directory: &Path) -> usize {
+    let files = std::fs::read_dir(directory).unwrap().flatten();
     let name = |file: std::fs::DirEntry| file.file_name().to_string_lossy().into_owned();
     files.map(name).filter(|name| name.starts_with("kubelet-client-2")).count()
 }
 
 #[tokio::test]
-async fn a_new_machine_asks_for_its_certificate_and_renews_it_without_losing_a_watch() {
+async fn new_node_requests_its_certificate_and_renews_it_without_losing_a_watch() {
     needs_root!();
-    // What the controller signs began five minutes ago: of seven, the last two are left, and
+    // The controller backdates certificates by five minutes: of seven minutes, two are left, and
     // renewal is due within 80 s.
     let bed = Bed::builder().certificates_for(Duration::from_secs(120)).start().await.unwrap();
     let rotate = json!({ "rotateCertificates": true });
@@ -71,8 +71,8 @@ async fn a_new_machine_asks_for_its_certificate_and_renews_it_without_losing_a_w
     let agent = builder.start().unwrap();
     agent.healthy().await.unwrap();
     until_ready(&bed, &agent).await;
-    let folder = agent.certificates();
-    let current = folder.join("kubelet-client-current.pem");
+    let directory = agent.certificates();
+    let current = directory.join("kubelet-client-current.pem");
     let pem = std::fs::read_to_string(&current).unwrap();
     assert!(pem.find("CERTIFICATE") < pem.find("PRIVATE KEY"), "the certificate, then its key");
     let kubeconfig = agent.root_dir().parent().unwrap().join("kubeconfig");
@@ -83,8 +83,8 @@ async fn a_new_machine_asks_for_its_certificate_and_renews_it_without_losing_a_w
     assert_eq!(first[0].spec.signer_name, "kubernetes.io/kube-apiserver-client-kubelet");
 
     let user = format!("system:node:{NODE}");
-    // A server writes its log after it answered; of a watch some tell when it begins and some when
-    // it ends. Either way one that is lost is one line more.
+    // The server writes its audit log after it has responded; some versions log a watch at its
+    // start and some at its end. Either way a lost watch is one more line.
     let quiet = async || {
         let watches = requests_of(&bed, &user, "watch", "pods");
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -93,21 +93,21 @@ async fn a_new_machine_asks_for_its_certificate_and_renews_it_without_losing_a_w
         Ok((listed && same).then_some(watches))
     };
     let watches = wait::until("the pods to be watched", LIMIT, quiet).await.unwrap();
-    // The file comes first, then the link that makes it the current one.
+    // The file is written first, then the link that makes it the current one.
     let renewed = async || Ok(std::fs::read_to_string(&current)? != pem);
     wait::until_true("a renewed certificate", LIMIT, renewed).await.unwrap();
-    assert!(certificates(&folder) > 1, "the one before is kept");
+    assert!(certificates(&directory) > 1, "the previous one is kept");
     let before = requests_of(&bed, &user, "update", "leases");
     let alive = async || Ok(requests_of(&bed, &user, "update", "leases") > before);
     wait::until_true("the lease with the new certificate", LIMIT, alive).await.unwrap();
-    assert_eq!(requests_of(&bed, &user, "watch", "pods"), watches, "no watch was begun anew");
+    assert_eq!(requests_of(&bed, &user, "watch", "pods"), watches, "no watch was restarted");
     assert!(connections(&agent) <= 6, "{} connections", connections(&agent));
     drop(agent);
     bed.close().unwrap();
 }
 
 #[tokio::test]
-async fn row_7_a_kubeconfig_that_works_asks_for_nothing() {
+async fn working_kubeconfig_requests_no_certificate() {
     needs_root!();
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let plane = bed.control_plane().unwrap();
@@ -119,7 +119,7 @@ async fn row_7_a_kubeconfig_that_works_asks_for_nothing() {
     until_ready(&bed, &agent).await;
     let requests: Api<CertificateSigningRequest> = Api::all(bed.client().await.unwrap());
     assert_eq!(requests.list(&ListParams::default()).await.unwrap().items.len(), 0);
-    // Two clients, each on one connection, for longer than it takes to open one more.
+    // Two clients, one connection each, for longer than it takes to open another.
     let mut since = Instant::now();
     let two = async || {
         let count = connections(&agent);
@@ -134,9 +134,10 @@ async fn row_7_a_kubeconfig_that_works_asks_for_nothing() {
     bed.close().unwrap();
 }
 
-/// Upstream's agent would end; ours runs its pods, says what is wrong and goes on when it is right.
+/// The upstream kubelet would exit; Podwright runs its pods, reports the problem and resumes when
+/// it is fixed.
 #[tokio::test]
-async fn row_9_an_expired_certificate_is_told_of_and_may_be_replaced_under_the_agent() {
+async fn expired_certificate_is_reported_and_can_be_replaced_at_runtime() {
     needs_root!();
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let plane = bed.control_plane().unwrap();
@@ -164,8 +165,8 @@ async fn row_9_an_expired_certificate_is_told_of_and_may_be_replaced_under_the_a
     let runs = async || Ok(cri.containers().await?.iter().any(|c| c.state == 1));
     wait::until_true("the static pod to run", LIMIT, runs).await.unwrap();
     let log = agent.daemon().log();
-    for told in ["certificate has expired", "--bootstrap-kubeconfig"] {
-        assert_eq!(log.matches(told).count(), 1, "{told:?} in {log}");
+    for reported in ["certificate has expired", "--bootstrap-kubeconfig"] {
+        assert_eq!(log.matches(reported).count(), 1, "{reported:?} in {log}");
     }
 
     let good = plane.authority().client(&user, &groups).unwrap();
@@ -176,11 +177,11 @@ async fn row_9_an_expired_certificate_is_told_of_and_may_be_replaced_under_the_a
 }
 
 #[tokio::test]
-async fn a_token_from_a_file_or_a_program_is_as_good_as_a_certificate() {
+async fn token_from_a_file_or_a_program_authenticates_like_a_certificate() {
     needs_root!();
     let bed = Bed::builder().control_plane().start().await.unwrap();
     let plane = bed.control_plane().unwrap();
-    // A bootstrap token is somebody, though nobody who may be a node: the server knows it.
+    // The server authenticates a bootstrap token, although it does not authorize it as a node.
     let by_token = plane.bootstrap_kubeconfig().unwrap();
     let text = std::fs::read_to_string(&by_token).unwrap();
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -205,10 +206,10 @@ async fn a_token_from_a_file_or_a_program_is_as_good_as_a_certificate() {
         changed["users"][0]["user"] = user;
         let path = bed.path(&format!("{case}.kubeconfig"));
         std::fs::write(&path, changed.to_string()).unwrap();
-        let before = known(&bed);
+        let before = bootstrap_requests(&bed);
         let agent = bed.agent(NODE).kubeconfig(path).start().unwrap();
         agent.healthy().await.unwrap();
-        let asked = async || Ok(known(&bed) > before);
+        let asked = async || Ok(bootstrap_requests(&bed) > before);
         wait::until_true(format!("requests with a token from a {case}"), LIMIT, asked)
             .await
             .unwrap();
@@ -218,7 +219,7 @@ async fn a_token_from_a_file_or_a_program_is_as_good_as_a_certificate() {
 }
 
 /// Requests of the bootstrap token's user.
-fn known(bed: &Bed) -> usize {
+fn bootstrap_requests(bed: &Bed) -> usize {
     let audit = bed.control_plane().unwrap().audit().unwrap();
     audit.iter().filter(|a| a.user.starts_with("system:bootstrap:") && a.verb == "create").count()
 }

@@ -1,5 +1,5 @@
-//! The kubelet server, asked by those who really ask: kube-apiserver on behalf of kubectl, and
-//! clients with certificates and tokens of the cluster.
+//! Kubelet server with its real clients: kube-apiserver on behalf of kubectl, and clients with
+//! certificates and tokens of the cluster.
 
 mod access;
 mod logs;
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use http::Request;
 use hyper::body::Bytes;
-use podwright_e2e::http::{Answer, Tls};
+use podwright_e2e::http::{HttpResponse, Tls};
 use podwright_e2e::kubectl::{Kubectl, Release};
 use podwright_e2e::pki::Pair;
 use podwright_e2e::process::{self, Stdin};
@@ -18,21 +18,21 @@ use podwright_e2e::wait;
 
 use crate::cluster::{Cluster, LIMIT};
 
-/// How a program ended.
-struct Ended {
+/// Result of a program.
+struct ProgramResult {
     code: Option<i32>,
     out: String,
     err: String,
 }
 
-/// Runs a program to its end, whatever that is.
-async fn run(mut command: Command, input: &[u8]) -> Ended {
+/// Runs a program to completion, with any exit status.
+async fn run(mut command: Command, input: &[u8]) -> ProgramResult {
     let input = input.to_owned();
     let ended = tokio::task::spawn_blocking(move || {
         process::run(&mut command, Stdin::Ends(&input), LIMIT * 2)
     });
     let output = ended.await.unwrap().unwrap();
-    Ended {
+    ProgramResult {
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -44,58 +44,63 @@ impl Cluster {
         self.bed.kubectl(release).unwrap()
     }
 
-    /// Asks the node itself.
-    pub(crate) async fn ask(&self, method: &str, path: &str, who: &Who) -> Answer {
-        self.ask_with(method, path, who, &[]).await
-    }
-
-    async fn ask_with(
+    /// Sends a request to the node itself.
+    pub(crate) async fn request(
         &self,
         method: &str,
         path: &str,
-        who: &Who,
+        identity: &ClientIdentity,
+    ) -> HttpResponse {
+        self.request_with(method, path, identity, &[]).await
+    }
+
+    async fn request_with(
+        &self,
+        method: &str,
+        path: &str,
+        identity: &ClientIdentity,
         headers: &[(&str, &str)],
-    ) -> Answer {
+    ) -> HttpResponse {
         let url = format!("{}{path}", self.agent.url());
         let mut request = Request::builder().method(method).uri(url);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let mut tls = Tls::default();
-        match who {
-            Who::Nobody => {}
-            Who::Token(token) => {
+        match identity {
+            ClientIdentity::Anonymous => {}
+            ClientIdentity::Token(token) => {
                 request = request.header("authorization", format!("Bearer {token}"));
             }
-            Who::Certificate(pair) => tls.identity = Some(pair.clone()),
+            ClientIdentity::Certificate(pair) => tls.identity = Some(pair.clone()),
         }
         self.bed.http_send(request.body(Bytes::new()).unwrap(), &tls).await.unwrap()
     }
 
     /// A client certificate of the cluster.
-    fn certificate(&self, user: &str, groups: &[&str]) -> Who {
+    fn certificate(&self, user: &str, groups: &[&str]) -> ClientIdentity {
         let authority = self.bed.control_plane().unwrap().authority();
-        Who::Certificate(authority.client(user, groups).unwrap())
+        ClientIdentity::Certificate(authority.client(user, groups).unwrap())
     }
 
-    pub(crate) fn admin(&self) -> Who {
+    pub(crate) fn admin(&self) -> ClientIdentity {
         self.certificate("admin", &["system:masters"])
     }
 }
 
-pub(crate) enum Who {
-    Nobody,
+pub(crate) enum ClientIdentity {
+    Anonymous,
     Token(String),
     Certificate(Pair),
 }
 
-/// How many file descriptors a process has open.
+/// Number of open file descriptors of a process.
 fn open_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// Waits until a process has no more descriptors open than it had.
-async fn settles(what: &str, pid: u32, before: usize) {
+/// Waits until a process has no more descriptors open than before.
+async fn until_files_closed(what: &str, pid: u32, before: usize) {
     let settled = async || Ok(open_files(pid) <= before);
     wait::until_true(format!("{what} to close what it opened"), LIMIT, settled).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Logs that grow.
+//! Rotation of container logs.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -24,16 +24,16 @@ fn text(path: &Path) -> String {
     text
 }
 
-/// The numbers of the lines in a log, in order.
+/// The line numbers in a log, in order.
 fn numbers(text: &str) -> impl Iterator<Item = u64> {
     text.lines().filter_map(|line| {
-        let said = line.splitn(4, ' ').nth(3)?.strip_prefix("line ")?;
-        said.trim_end_matches('.').parse().ok()
+        let output = line.splitn(4, ' ').nth(3)?.strip_prefix("line ")?;
+        output.trim_end_matches('.').parse().ok()
     })
 }
 
 #[tokio::test]
-async fn a_chatty_containers_log_is_rotated_and_no_line_is_lost() {
+async fn large_container_log_is_rotated_without_losing_lines() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let rotation = json!({
@@ -47,15 +47,15 @@ async fn a_chatty_containers_log_is_rotated_and_no_line_is_lost() {
     chatty["spec"]["nodeName"] = json!(null);
     agent.add_manifest("chatty", &chatty).unwrap();
 
-    let folder = async || {
+    let directory = async || {
         let pods = agent.log_directories()?;
-        Ok(pods.first().map(|pod| pod.join("app")).filter(|folder| folder.exists()))
+        Ok(pods.first().map(|pod| pod.join("app")).filter(|directory| directory.exists()))
     };
-    let folder = wait::until("the log's folder", LIMIT, folder).await.unwrap();
+    let directory = wait::until("the log directory", LIMIT, directory).await.unwrap();
     let files = || {
         let mut files: Vec<_> =
-            fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.path()).collect();
-        // Put aside, oldest first; then the one in use.
+            fs::read_dir(&directory).unwrap().flatten().map(|entry| entry.path()).collect();
+        // Rotated files, oldest first; then the current one.
         files.sort_by_key(|path| (path.extension().is_some_and(|e| e == "log"), path.clone()));
         files
     };
@@ -65,12 +65,12 @@ async fn a_chatty_containers_log_is_rotated_and_no_line_is_lost() {
         let whole = files.iter().all(|path| path.extension().is_none_or(|e| e != "tmp"));
         Ok(files.len() == 4 && whole && files.iter().filter(|p| is_compressed(p)).count() == 2)
     };
-    wait::until_true("two compressed logs, one put aside and one in use", LIMIT, rotated)
+    wait::until_true("two compressed logs, one rotated and one current", LIMIT, rotated)
         .await
         .unwrap();
     agent.stop().await.unwrap();
     let files = files();
-    assert!(!is_compressed(&files[2]), "the newest put aside stays as it is: {files:?}");
+    assert!(!is_compressed(&files[2]), "the newest rotated log is not compressed: {files:?}");
     let all: String = files.iter().map(|path| text(path)).collect();
     let numbers: Vec<u64> = numbers(&all).collect();
     assert!(numbers.len() > 1000, "{}", numbers.len());

@@ -1,5 +1,5 @@
-//! The whole machine before and after what a node does, identical: `down`, `reset`, the deletion of
-//! a pod, and a restart of the agent. `down` and `./run --down` are in `standalone.rs`.
+//! Machine snapshot before and after `down`, `reset`, the deletion of a pod and a restart of the
+//! agent: identical. `down` and `./run --down` are in `standalone.rs`.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,12 +17,12 @@ use podwright_proto::cri::ContainerState;
 use serde_json::{Value, json};
 
 use crate::cluster::pod;
-use crate::privilege::{in_a_cell, needs_root};
+use crate::privilege::{isolated, needs_root};
 use crate::standalone::Standalone;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The machine, and the bed's network, as they were.
+/// Snapshot of the machine and the bed's network.
 pub(crate) struct Before {
     snapshot: MachineSnapshot,
     scope: Scope,
@@ -39,14 +39,14 @@ impl Before {
         Self { snapshot, scope }
     }
 
-    /// What is different now. Of the cgroups, those with one of the names count. Bystanders that
-    /// were planted meanwhile are verified by themselves.
+    /// The changes since then. Of the cgroups, those with one of the names count. Bystanders that
+    /// were created meanwhile are verified separately.
     pub(crate) async fn changes(&self, bed: &Bed, names: &[&str]) -> Difference {
         let now = MachineSnapshot::take_in(bed.netns(), &self.scope).await.unwrap();
-        let planted = |entry: &Entry| {
+        let is_bystander = |entry: &Entry| {
             entry.kind == Kind::Mount && entry.name.contains(STATE_DIRECTORY_BYSTANDER)
         };
-        self.snapshot.difference(&now).without_cgroups_of_others(names).without(planted)
+        self.snapshot.difference(&now).without_cgroups_of_others(names).without(is_bystander)
     }
 
     pub(crate) async fn assert_same(&self, bed: &Bed, names: &[&str]) {
@@ -55,26 +55,31 @@ impl Before {
         bed.bystanders().unwrap().assert_untouched();
     }
 
-    /// Waits until nothing differs but what `expected` picks: a deleted pod is gone from the API
-    /// before its last cgroup is.
+    /// Waits until the only differences are those that `expected` selects: a deleted pod is gone
+    /// from the API before its last cgroup is.
     async fn until_same(&self, bed: &Bed, names: &[&str], expected: impl Fn(&Entry) -> bool) {
         let same = async || {
             let changes = self.changes(bed, names).await;
-            // One may take another's place, and no more than that.
+            // The agent may be replaced by exactly one other.
             let agents = |these: &[Entry]| these.iter().filter(|entry| is_process(entry)).count();
             let (ended, started) = (agents(&changes.removed), agents(&changes.added));
-            anyhow::ensure!(ended == started, "{ended} agents ended, {started} began:\n{changes}");
+            anyhow::ensure!(
+                ended == started,
+                "{ended} agents ended, {started} started:\n{changes}"
+            );
             let changes = changes.without(&expected);
             anyhow::ensure!(changes.is_empty(), "{changes}");
             Ok(true)
         };
-        wait::until_true("the machine as it was", Duration::from_secs(30), same).await.unwrap();
+        wait::until_true("the machine to be unchanged", Duration::from_secs(30), same)
+            .await
+            .unwrap();
         bed.bystanders().unwrap().assert_untouched();
     }
 }
 
-/// Puts a user's own things into directories that runtimes and nodes share.
-pub(crate) fn plant_machine_wide() {
+/// Creates a user's files in directories that runtimes and nodes share.
+pub(crate) fn create_machine_wide_bystanders() {
     for file in [
         "/var/log/containers/user-notes.log",
         "/var/lib/cni/results/user-notes",
@@ -90,7 +95,7 @@ pub(crate) fn plant_machine_wide() {
     assert!(added.success());
 }
 
-/// Another node, on another containerd, with a pod that runs.
+/// Another node, on another containerd, with a running pod.
 struct Neighbour {
     agent: Agent,
     bed: Bed,
@@ -111,7 +116,7 @@ impl Neighbour {
         assert_eq!(
             running(&self.bed).await,
             self.container,
-            "the neighbour's container is another"
+            "the neighbour's container was replaced"
         );
         self.bed.bystanders().unwrap().assert_untouched();
     }
@@ -125,15 +130,15 @@ impl Neighbour {
 /// Waits until one container runs, and returns its id.
 async fn running(bed: &Bed) -> String {
     let cri = bed.cri().await.unwrap();
-    let look = async || {
+    let inspect = async || {
         let containers = cri.containers().await?;
         let running = containers.iter().find(|c| c.state() == ContainerState::ContainerRunning);
         Ok(running.map(|container| container.id.clone()))
     };
-    wait::until("a container to run", LIMIT, look).await.unwrap()
+    wait::until("a container to run", LIMIT, inspect).await.unwrap()
 }
 
-/// Waits until no pod of the node has a cgroup: that goes last.
+/// Waits until no pod of the node has a cgroup, which is removed last.
 async fn until_no_pod(node: &str) {
     let gone = async || {
         let now = MachineSnapshot::take(&Scope::new())?;
@@ -143,7 +148,7 @@ async fn until_no_pod(node: &str) {
     wait::until_true("the pods' cgroups to be gone", LIMIT, gone).await.unwrap();
 }
 
-/// Not any with `pod` in it: all of a node's are below `/podwright-…`.
+/// Does not match every name with `pod`: all cgroups of a node are below `/podwright-…`.
 fn is_cgroup_of_pod(name: &str) -> bool {
     name.split_once("/kubepods").is_some_and(|(_, tail)| tail.contains("/pod"))
 }
@@ -153,16 +158,16 @@ fn is_process(entry: &Entry) -> bool {
     entry.kind == Kind::Process && entry.name.contains(" podwright")
 }
 
-/// Whether an entry is of an agent, which a restart replaces.
+/// Whether an entry belongs to an agent, which a restart replaces.
 fn is_agent(entry: &Entry) -> bool {
-    // It names the process that held the lock last.
+    // It contains the pid of the last lock holder.
     let lock = entry.kind == Kind::File
         && entry.name.starts_with("/run/podwright/")
         && entry.name.ends_with(".lock");
     is_process(entry) || lock
 }
 
-/// A static pod with volumes in memory and of the host.
+/// A static pod with a memory volume and a host path volume.
 fn static_pod(name: &str, bed: &Bed) -> Value {
     let mut pod = pod(name, &["serve", "--http", "8080"]);
     pod["spec"]["nodeName"] = json!(null);
@@ -178,8 +183,8 @@ fn static_pod(name: &str, bed: &Bed) -> Value {
     pod
 }
 
-/// A pod with every kind of volume, sub paths, propagation both ways and a host port, and the
-/// objects that it needs.
+/// A pod with every kind of volume, sub paths, propagation in both directions and a host port, and
+/// the objects that it needs.
 fn everything(bed: &Bed) -> String {
     let disks = bed.path("user-disks");
     let volumes = json!([
@@ -230,14 +235,14 @@ fn everything(bed: &Bed) -> String {
     objects.map(|object| object.to_string()).join("\n")
 }
 
-/// A node in a cell of its own with a user's things all around it.
+/// An isolated node surrounded by a user's objects.
 async fn node_among_others(bed: &Bed) -> (Standalone<'_>, Kubectl) {
-    plant_machine_wide();
+    create_machine_wide_bystanders();
     // the source of a sub path, on a shared file system
     let bystanders = bed.bystanders().unwrap();
-    bystanders.plant_mounts(&bed.path("user-disks")).unwrap();
+    bystanders.create_mounts(&bed.path("user-disks")).unwrap();
     fs::create_dir(bed.path("user-disks/disks")).unwrap();
-    bystanders.plant_mounts(&bed.path("user-disks/disks/user-ssd")).unwrap();
+    bystanders.create_mounts(&bed.path("user-disks/disks/user-ssd")).unwrap();
     let node = Standalone::up(bed).await;
     let kubectl = node.kubectl(Release::V1_32);
     (node, kubectl)
@@ -256,19 +261,19 @@ async fn delete_everything(kubectl: &Kubectl) {
 }
 
 #[tokio::test]
-async fn deleted_pod_with_every_kind_of_volume_leaves_the_machine_as_it_was() {
+async fn deleted_pod_with_every_kind_of_volume_leaves_the_machine_unchanged() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let neighbour = Neighbour::start().await;
     let (node, kubectl) = node_among_others(&bed).await;
     let instance = node.instance();
     let names = [bed.id(), neighbour.bed.id(), &instance];
-    // The first pod brings what stays: the bridge, and the plugins' chains for host ports.
+    // The first pod sets up what stays: the bridge, and the plugins' chains for host ports.
     create_everything(&bed, &kubectl).await;
     delete_everything(&kubectl).await;
     until_no_pod(&instance).await;
-    let scope = Scope::new().without_files_of(node.run_folder(), "the node is running");
+    let scope = Scope::new().without_files_of(node.run_directory(), "the node is running");
     let before = Before::take_of(&bed, scope).await;
 
     create_everything(&bed, &kubectl).await;
@@ -284,7 +289,10 @@ async fn deleted_pod_with_every_kind_of_volume_leaves_the_machine_as_it_was() {
         assert!(during.names(kind, text), "no {kind} {text} of the pod in\n{during}");
     }
     let mut cgroups = during.added.iter().filter(|entry| entry.kind == Kind::Cgroup);
-    assert!(cgroups.any(|entry| is_cgroup_of_pod(&entry.name)), "no cgroup of it in\n{during}");
+    assert!(
+        cgroups.any(|entry| is_cgroup_of_pod(&entry.name)),
+        "no cgroup of the pod in\n{during}"
+    );
     delete_everything(&kubectl).await;
     before.until_same(&bed, &names, |_| false).await;
     neighbour.assert_unharmed().await;
@@ -296,15 +304,15 @@ async fn deleted_pod_with_every_kind_of_volume_leaves_the_machine_as_it_was() {
 }
 
 #[tokio::test]
-async fn restarted_and_replaced_agent_leaves_the_machine_as_it_was() {
+async fn restarted_and_replaced_agent_leaves_the_machine_unchanged() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let (node, kubectl) = node_among_others(&bed).await;
     let instance = node.instance();
     let names = [bed.id(), instance.as_str()];
     create_everything(&bed, &kubectl).await;
-    let scope = Scope::new().without_files_of(node.run_folder(), "pids of the agent");
+    let scope = Scope::new().without_files_of(node.run_directory(), "pids of the agent");
     let before = Before::take_of(&bed, scope).await;
     let restarts = ["get", "pod", "everything", "-o"];
     let restarts =
@@ -338,12 +346,12 @@ async fn restarted_and_replaced_agent_leaves_the_machine_as_it_was() {
 }
 
 #[tokio::test]
-async fn reset_leaves_the_machine_as_it_was() {
+async fn reset_leaves_the_machine_unchanged() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
-    plant_machine_wide();
-    bed.bystanders().unwrap().plant_mounts(&bed.path("user-disks")).unwrap();
+    create_machine_wide_bystanders();
+    bed.bystanders().unwrap().create_mounts(&bed.path("user-disks")).unwrap();
     fs::create_dir(bed.path("user-disks/disks")).unwrap();
     let neighbour = Neighbour::start().await;
     let before = Before::take(&bed).await;
@@ -361,15 +369,15 @@ async fn reset_leaves_the_machine_as_it_was() {
 }
 
 #[tokio::test]
-async fn restarted_kubelet_and_its_ended_pods_leave_the_machine_as_it_was() {
+async fn restarted_kubelet_and_its_finished_pods_leave_the_machine_unchanged() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
-    plant_machine_wide();
+    create_machine_wide_bystanders();
     let mut agent = bed.agent("node-1").start().unwrap();
     agent.healthy().await.unwrap();
     let names = [bed.id()];
-    // The first pod brings what stays: the bridge, and the plugins' chains for host ports.
+    // The first pod sets up what stays: the bridge, and the plugins' chains for host ports.
     let cri = bed.cri().await.unwrap();
     let gone =
         async || Ok(agent.pod_directories()?.is_empty() && cri.sandboxes().await?.is_empty());

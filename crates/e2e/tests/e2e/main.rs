@@ -1,9 +1,11 @@
-//! Black-box cases on real parts. One binary, so that it is linked once; each module is a subject.
+//! Black-box cases on real components. One binary, so that it is linked once; one module per
+//! subject.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+mod admission;
 mod agent;
-mod alike;
+mod api_parity;
 mod api_pods;
 mod bed;
 mod bench;
@@ -12,6 +14,7 @@ mod bystanders;
 mod clean_up;
 mod cluster;
 mod control_plane;
+mod disruptions;
 mod down;
 mod endurance;
 mod gc;
@@ -26,16 +29,14 @@ mod node_object;
 mod privilege;
 mod probes;
 mod resize;
-mod room;
 mod standalone;
 mod static_pods;
 mod traffic;
+mod up_access;
 mod up_kubectl;
-mod up_reach;
-mod up_room;
+mod up_scheduling;
 mod up_verbs;
 mod upgrade;
-mod upheaval;
 mod users;
 mod volumes;
 mod why;

@@ -1,4 +1,4 @@
-//! The node as a real API server sees it: its object, its lease, its events.
+//! Node object, lease and events, as seen by a real API server.
 
 use std::time::Duration;
 
@@ -44,29 +44,29 @@ impl Joined {
         Self { bed, agent, nodes: Api::all(client.clone()), client }
     }
 
-    /// Waits until the Node object answers a question, and returns it.
-    async fn until(&self, what: &str, asked: impl Fn(&Value) -> bool) -> Value {
-        let look = async || {
+    /// Waits until the Node object satisfies the predicate, and returns it.
+    async fn until(&self, what: &str, predicate: impl Fn(&Value) -> bool) -> Value {
+        let inspect = async || {
             let node = self.nodes.get_opt(NODE).await?;
             let node = serde_json::to_value(&node)?;
-            Ok(asked(&node).then_some(node))
+            Ok(predicate(&node).then_some(node))
         };
-        wait::until(format!("the node: {what}"), LIMIT, look).await.unwrap()
+        wait::until(format!("the node: {what}"), LIMIT, inspect).await.unwrap()
     }
 
-    async fn until_told(&self, reasons: &[&str]) {
+    async fn until_event(&self, reasons: &[&str]) {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        let told = async || {
+        let reported = async || {
             let about = ListParams::default().fields("involvedObject.kind=Node");
             let list = events.list(&about).await?;
-            let told: Vec<String> = list.items.into_iter().filter_map(|e| e.reason).collect();
-            Ok(reasons.iter().all(|reason| told.iter().any(|known| known == reason)))
+            let reported: Vec<String> = list.items.into_iter().filter_map(|e| e.reason).collect();
+            Ok(reasons.iter().all(|reason| reported.iter().any(|known| known == reason)))
         };
-        wait::until_true(format!("events {reasons:?}"), LIMIT, told).await.unwrap();
+        wait::until_true(format!("events {reasons:?}"), LIMIT, reported).await.unwrap();
     }
 
-    /// Requests of the node about nodes and leases so far, by verb.
-    fn asked(&self, verb: &str, resource: &str) -> usize {
+    /// Number of requests of the node for nodes and leases so far, by verb.
+    fn request_count(&self, verb: &str, resource: &str) -> usize {
         let audit = self.bed.control_plane().unwrap().audit().unwrap();
         let user = format!("system:node:{NODE}");
         audit.iter().filter(|a| a.user == user && a.verb == verb && a.resource == resource).count()
@@ -88,7 +88,7 @@ fn ready(node: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn the_node_registers_becomes_ready_and_comes_back_when_it_is_deleted() {
+async fn node_registers_becomes_ready_and_is_recreated_when_deleted() {
     needs_root!();
     let joined = Joined::start().await;
     let node = joined.until("ready", ready).await;
@@ -110,16 +110,16 @@ async fn the_node_registers_becomes_ready_and_comes_back_when_it_is_deleted() {
     let images = joined.until("images", |node| node["status"]["images"].is_array()).await;
     let sizes = images["status"]["images"].as_array().unwrap().iter();
     assert!(sizes.map(|image| image["sizeBytes"].as_i64()).is_sorted_by(|a, b| a >= b));
-    joined.until_told(&["Starting", "NodeAllocatableEnforced", "NodeHasSufficientMemory"]).await;
+    joined.until_event(&["Starting", "NodeAllocatableEnforced", "NodeHasSufficientMemory"]).await;
 
-    // A condition that somebody else wrote does not stay.
+    // A condition written by another client is reverted.
     let unknown = json!({ "status": { "conditions": [{ "type": "Ready", "status": "Unknown" }] } });
     let params = PatchParams::default();
     joined.nodes.patch_status(NODE, &params, &Patch::Strategic(unknown)).await.unwrap();
     joined.until("ready again", ready).await;
-    joined.until_told(&["NodeReady"]).await;
+    joined.until_event(&["NodeReady"]).await;
 
-    // Nor does its absence; and its lease follows.
+    // A deleted node is recreated, with its lease.
     let leases: Api<Lease> = Api::namespaced(joined.client.clone(), "kube-node-lease");
     let owner = |lease: &Lease| lease.metadata.owner_references.clone().unwrap()[0].uid.clone();
     let first = wait::until("a lease", LIMIT, async || Ok(leases.get_opt(NODE).await?)).await;
@@ -133,11 +133,11 @@ async fn the_node_registers_becomes_ready_and_comes_back_when_it_is_deleted() {
     };
     wait::until_true("a lease of the new node", LIMIT, followed).await.unwrap();
 
-    // Another machine of the same name renews the lease as well: both are told of it.
+    // Another machine with the same name also renews the lease: both get an event.
     let another = json!({ "spec": { "renewTime": "2100-01-01T00:00:00.000000Z" } });
     leases.patch(NODE, &params, &Patch::Merge(another)).await.unwrap();
-    let told = async || Ok(joined.agent.daemon().log().contains("--hostname-override"));
-    wait::until_true("word of the other machine", LIMIT, told).await.unwrap();
+    let reported = async || Ok(joined.agent.daemon().log().contains("--hostname-override"));
+    wait::until_true("the event about the other machine", LIMIT, reported).await.unwrap();
     let ours = async || {
         let lease = leases.get(NODE).await?;
         let renewed = lease.spec.and_then(|spec| spec.renew_time);
@@ -148,14 +148,14 @@ async fn the_node_registers_becomes_ready_and_comes_back_when_it_is_deleted() {
 }
 
 #[tokio::test]
-async fn row_17_and_51_an_idle_node_renews_its_lease_and_little_else() {
+async fn idle_node_renews_its_lease_and_sends_little_else() {
     needs_root!();
     let joined = Joined::start().await;
     joined
         .until("ready, with images", |node| ready(node) && node["status"]["images"].is_array())
         .await;
-    let lease = || joined.asked("update", "leases");
-    let patches = || joined.asked("patch", "nodes");
+    let lease = || joined.request_count("update", "leases");
+    let patches = || joined.request_count("patch", "nodes");
     let renewed = async |times: usize| {
         let before = lease();
         let more = async || Ok(lease() >= before + times);
@@ -164,9 +164,9 @@ async fn row_17_and_51_an_idle_node_renews_its_lease_and_little_else() {
     renewed(1).await;
     let before = patches();
     renewed(2).await;
-    assert_eq!(patches(), before, "a node that does not change is not reported");
+    assert_eq!(patches(), before, "an unchanged node is not reported");
 
-    // What the node may not do is refused by the server, not by us: labels that are reserved.
+    // The server, not the agent, rejects what the node may not do: reserved labels.
     let kubeconfig = joined.bed.control_plane().unwrap().node_kubeconfig(NODE).unwrap();
     let as_node = joined.bed.control_plane().unwrap().client(&kubeconfig).await.unwrap();
     let nodes: Api<Node> = Api::all(as_node);
@@ -181,7 +181,7 @@ async fn row_17_and_51_an_idle_node_renews_its_lease_and_little_else() {
 }
 
 #[tokio::test]
-async fn row_45_without_an_api_server_static_pods_run_and_the_node_joins_when_it_is_there() {
+async fn static_pods_run_without_an_api_server_and_the_node_joins_later() {
     needs_root!();
     let mut joined = Joined::start().await;
     joined.until("ready", ready).await;
@@ -204,8 +204,8 @@ async fn row_45_without_an_api_server_static_pods_run_and_the_node_joins_when_it
     };
     wait::until_true("the static pod to run", LIMIT, runs).await.unwrap();
     joined.bed.control_plane_mut().unwrap().restart_apiserver().await.unwrap();
-    let renewed = joined.asked("update", "leases");
-    let again = async || Ok(joined.asked("update", "leases") > renewed);
+    let renewed = joined.request_count("update", "leases");
+    let again = async || Ok(joined.request_count("update", "leases") > renewed);
     wait::until_true("the lease to be renewed again", LIMIT, again).await.unwrap();
     joined.until("ready", ready).await;
     joined.close();

@@ -1,16 +1,16 @@
-//! What a case needs from the machine, and what it tells of itself although it passes.
+//! Requirements of a case on the machine, and notes of passing cases.
 
 use std::time::Duration;
 
-use podwright_e2e::{cell, tools};
+use podwright_e2e::{isolation, tools};
 pub(crate) use podwright_testkit::report::{figure, skipped};
 
-/// For cases that need longer than others: with a VM, tens of pods, or all recordings. Well below
-/// what `./test` gives the whole suite, which begins them early enough.
+/// Limit for long cases: with a VM, tens of pods, or all recordings. Well below the limit of
+/// `./test` for the whole suite, which starts them early enough.
 pub(crate) const LONGER: Duration = Duration::from_secs(28 * 60);
 
-/// Leaves the test when it does not run as root: namespaces, cgroups and mounts need it. Begins the
-/// time limit of the case, which may be given.
+/// Skips the test unless it runs as root: namespaces, cgroups and mounts need it. Starts the time
+/// limit of the case, which may be given.
 macro_rules! needs_root {
     () => {
         podwright_testkit::needs_root!();
@@ -23,18 +23,18 @@ macro_rules! needs_root {
 }
 pub(crate) use needs_root;
 
-/// Runs the test that this is in again, in a cell, where nobody else changes the machine.
-macro_rules! in_a_cell {
+/// Runs the current test again in isolation, where nothing else changes the machine.
+macro_rules! isolated {
     () => {
-        if !podwright_e2e::cell::inside() {
-            return crate::privilege::run_in_a_cell();
+        if !podwright_e2e::isolation::inside() {
+            return crate::privilege::run_isolated();
         }
     };
 }
-pub(crate) use in_a_cell;
+pub(crate) use isolated;
 
-/// In a cell nothing can be fetched, so that what a bed may need is there before.
-pub(crate) fn run_in_a_cell() {
+/// Nothing can be fetched in isolation, so everything a bed may need is provided before.
+pub(crate) fn run_isolated() {
     for tool in [
         "host",
         "containerd-1.6",
@@ -49,10 +49,10 @@ pub(crate) fn run_in_a_cell() {
     ] {
         tools::provide(tool).unwrap();
     }
-    cell::run_test(std::thread::current().name().unwrap()).unwrap();
+    isolation::run_test(std::thread::current().name().unwrap()).unwrap();
 }
 
-/// Leaves the test where there is no VM: `testbed/provide` has one for amd64 only.
+/// Skips the test if there is no VM: `testbed/provide` has one for amd64 only.
 macro_rules! needs_vm {
     () => {
         if !cfg!(target_arch = "x86_64") {
@@ -62,8 +62,8 @@ macro_rules! needs_vm {
 }
 pub(crate) use needs_vm;
 
-/// Leaves the test when the API server of the bed is older than 1.`minor`.
-#[allow(unused_macros, reason = "for whichever case needs a field that 1.20 drops")]
+/// Skips the test if the bed's API server is older than 1.`minor`.
+#[allow(unused_macros, reason = "for cases that need a field that 1.20 drops")]
 macro_rules! needs_server {
     ($bed:expr, $minor:literal) => {
         let minor = $bed.control_plane().unwrap().minor_version().await.unwrap();

@@ -1,4 +1,4 @@
-//! Probes of containers that really run: what they gate, what they kill, what is told of them.
+//! Probes of running containers: their effect on readiness, restarts and events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::privilege::{figure, needs_root};
 
 const SERVE: [&str; 6] = ["serve", "--http", "8080", "--tcp", "7070", "--log-requests"];
 
-/// A pod that serves, with these probes.
+/// A serving pod with these probes.
 fn probed(name: &str, probes: Value) -> Value {
     let mut pod = pod(name, &SERVE);
     let Value::Object(probes) = probes else { panic!("probes") };
@@ -34,13 +34,13 @@ fn sh(script: &str) -> Value {
     json!({ "exec": { "command": ["sh", "-c", script] }, "periodSeconds": 1 })
 }
 
-/// A probe that may take so many seconds: on a busy machine an answer can be late and right.
-fn patient(mut probe: Value, seconds: u32) -> Value {
+/// A probe with a timeout in seconds: on a busy machine a response can be late and correct.
+fn with_timeout(mut probe: Value, seconds: u32) -> Value {
     probe["timeoutSeconds"] = json!(seconds);
     probe
 }
 
-/// Sets what the pod says of itself. Its program may run and not listen yet.
+/// Sets the health that the pod reports. Its program may run and not listen yet.
 async fn set(cluster: &Cluster, pod: &Pod, verdict: &str) {
     let ip = pod.status.clone().unwrap().pod_ip.unwrap();
     let ask = async || {
@@ -48,12 +48,12 @@ async fn set(cluster: &Cluster, pod: &Pod, verdict: &str) {
         let request = request.body(Default::default())?;
         send(cluster.bed.netns(), request, &Tls::default()).await
     };
-    let heard = async || {
+    let received = async || {
         let status = ask().await?.status;
-        anyhow::ensure!(status.is_success(), "answered {status}");
+        anyhow::ensure!(status.is_success(), "status {status}");
         Ok(true)
     };
-    wait::until_true(format!("{ip} to set {verdict}"), LIMIT, heard).await.unwrap();
+    wait::until_true(format!("{ip} to set {verdict}"), LIMIT, received).await.unwrap();
 }
 
 #[tokio::test]
@@ -76,12 +76,12 @@ async fn readiness_gates_ready_and_startup_gates_readiness() {
     set(&cluster, &web, "ready/false").await;
     cluster.until("web", "not ready any more", |status| !ready(status)).await;
     let failed = "Readiness probe failed: HTTP probe failed with statuscode: 503";
-    cluster.until_told("web", "Unhealthy", failed).await;
+    cluster.until_event("web", "Unhealthy", failed).await;
     set(&cluster, &web, "ready/true").await;
     let again = cluster.until("web", "ready again", ready).await;
-    assert_eq!(id(&again), id(&web), "readiness restarts nothing");
+    assert_eq!(id(&again), id(&web), "readiness must not restart anything");
 
-    cluster.until_told("slow", "Unhealthy", "Startup probe failed: ").await;
+    cluster.until_event("slow", "Unhealthy", "Startup probe failed: ").await;
     let held = cluster.pods().get("slow").await.unwrap();
     let status = serde_json::to_value(&held.status).unwrap();
     assert_eq!(status["containerStatuses"][0]["started"], json!(false));
@@ -89,13 +89,13 @@ async fn readiness_gates_ready_and_startup_gates_readiness() {
     assert!(!log(&cluster, &held).contains("/healthz"), "liveness waits for startup");
     exec(&cluster, &held, &["touch", "/tmp/up"]).await;
     let up = cluster.until("slow", "ready", ready).await;
-    let asked = async || Ok(log(&cluster, &up).contains("GET /healthz 200 kube-probe/1.36"));
-    wait::until_true("liveness to be asked", LIMIT, asked).await.unwrap();
+    let probed_once = async || Ok(log(&cluster, &up).contains("GET /healthz 200 kube-probe/1.36"));
+    wait::until_true("a liveness probe", LIMIT, probed_once).await.unwrap();
     cluster.close();
 }
 
 #[tokio::test]
-async fn a_container_that_fails_its_liveness_probe_is_restarted() {
+async fn container_that_fails_its_liveness_probe_is_restarted() {
     needs_root!();
     let cluster = Cluster::start().await;
     let mut http_liveness = probed("web", json!({ "livenessProbe": http("/healthz") }));
@@ -107,7 +107,7 @@ async fn a_container_that_fails_its_liveness_probe_is_restarted() {
     stuck["spec"]["containers"][0]["livenessProbe"] = sh("echo alive; sleep 5; exit 0");
     stuck["spec"]["containers"][0]["livenessProbe"]["failureThreshold"] = json!(1);
     stuck["spec"]["restartPolicy"] = json!("Never");
-    // It ends well when it is asked to, however long that takes.
+    // It exits gracefully on SIGTERM, however long that takes.
     stuck["spec"]["terminationGracePeriodSeconds"] = json!(30);
     cluster.create(stuck).await;
 
@@ -116,27 +116,30 @@ async fn a_container_that_fails_its_liveness_probe_is_restarted() {
     let restarted = |status: &Value| status["containerStatuses"][0]["restartCount"] == 1;
     let web = cluster.until("web", "restarted", restarted).await;
     let failed = "Liveness probe failed: HTTP probe failed with statuscode: 500";
-    cluster.until_told("web", "Unhealthy", failed).await;
+    cluster.until_event("web", "Unhealthy", failed).await;
     let killed = "Container app failed liveness probe, will be restarted";
-    cluster.until_told("web", "Killing", killed).await;
+    cluster.until_event("web", "Killing", killed).await;
     assert_eq!(web.status.unwrap().phase.as_deref(), Some("Running"));
 
     cluster.until("stuck", "over", |status| status["phase"] == "Succeeded").await;
     let late = "Liveness probe failed: command timed out: \
                 \"sh -c echo alive; sleep 5; exit 0\" timed out after 1s";
-    cluster.until_told("stuck", "Unhealthy", late).await;
-    cluster.until_told("stuck", "Killing", "Stopping container app").await;
+    cluster.until_event("stuck", "Unhealthy", late).await;
+    cluster.until_event("stuck", "Killing", "Stopping container app").await;
     cluster.close();
 }
 
 #[tokio::test]
-async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
+async fn three_deaths_of_the_agent_change_no_readiness_and_restart_nothing() {
     needs_root!();
     let mut cluster = Cluster::start().await;
-    let tcp = patient(json!({ "tcpSocket": { "port": 7070 }, "periodSeconds": 1 }), 30);
-    let (exec, live) = (patient(sh("true"), 30), patient(http("/healthz"), 30));
+    let tcp = with_timeout(json!({ "tcpSocket": { "port": 7070 }, "periodSeconds": 1 }), 30);
+    let (exec, live) = (with_timeout(sh("true"), 30), with_timeout(http("/healthz"), 30));
     let all = [
-        ("web", json!({ "readinessProbe": patient(http("/readyz"), 30), "livenessProbe": live })),
+        (
+            "web",
+            json!({ "readinessProbe": with_timeout(http("/readyz"), 30), "livenessProbe": live }),
+        ),
         ("tcp", json!({ "readinessProbe": tcp, "livenessProbe": live })),
         ("all", json!({ "startupProbe": exec, "readinessProbe": exec, "livenessProbe": live })),
     ];
@@ -150,12 +153,12 @@ async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
     let watch = PodWatch::begin(cluster.pods(), before.keys()).await.unwrap();
     for _ in 0..3 {
         cluster.agent.kill().await.unwrap();
-        let asked: Vec<usize> = before.values().map(|pod| log(&cluster, pod).len()).collect();
+        let probed_once: Vec<usize> = before.values().map(|pod| log(&cluster, pod).len()).collect();
         cluster.agent.restart().await.unwrap();
         cluster.agent.healthy().await.unwrap();
         let probed = async || {
             let now = before.values().map(|pod| log(&cluster, pod).len());
-            Ok(now.zip(&asked).all(|(now, before)| now > *before))
+            Ok(now.zip(&probed_once).all(|(now, before)| now > *before))
         };
         wait::until_true("the new agent to probe", LIMIT, probed).await.unwrap();
     }
@@ -168,10 +171,10 @@ async fn three_deaths_of_the_agent_flip_no_ready_and_restart_nothing() {
     cluster.close();
 }
 
-/// With `PODWRIGHT_LONG`: a hundred pods for two minutes. As manifests, and seen on the node's own
-/// page, because the API server of the bed does not know gRPC probes.
+/// With `PODWRIGHT_LONG`: a hundred pods for two minutes. As static pods, observed on the kubelet
+/// server, because the bed's API server does not support gRPC probes.
 #[tokio::test]
-async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
+async fn many_probes_change_no_readiness_restart_nothing_and_leak_nothing() {
     needs_root!();
     let long = std::env::var_os("PODWRIGHT_LONG").is_some();
     let (many, over) =
@@ -182,7 +185,7 @@ async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
         json!({ "tcpSocket": { "port": 7070 }, "periodSeconds": 1 }),
         json!({ "grpc": { "port": 9090 }, "periodSeconds": 1 }),
     ]
-    .map(|probe| patient(probe, 10));
+    .map(|probe| with_timeout(probe, 10));
     for number in 0..many {
         let name = format!("probed-{number}");
         let (readiness, liveness) = (&kinds[number % 3], &kinds[(number + 1) % 3]);
@@ -194,19 +197,19 @@ async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
         cluster.agent.add_manifest(&name, &pod).unwrap();
     }
     let admin = cluster.admin();
-    let standing = async || {
-        let page = cluster.ask("GET", "/pods", &admin).await;
+    let ready_states = async || {
+        let page = cluster.request("GET", "/pods", &admin).await;
         let pods: Value = serde_json::from_slice(&page.body)?;
         let pods = pods["items"].as_array().cloned().unwrap_or_default();
-        let ready: Vec<Standing> = pods.iter().filter_map(Standing::of).collect();
+        let ready: Vec<ReadyState> = pods.iter().filter_map(ReadyState::of).collect();
         anyhow::ensure!(ready.len() == many, "{} of {many} are ready", ready.len());
         Ok(Some(ready))
     };
-    let mut before = wait::until("all pods to be ready", 5 * LIMIT, standing).await.unwrap();
-    // A probe that lost its race with a hundred starts has shown it three periods later.
+    let mut before = wait::until("all pods to be ready", 5 * LIMIT, ready_states).await.unwrap();
+    // A probe that was delayed by a hundred starts shows its result three periods later.
     loop {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let now = wait::until("all pods to be ready", 5 * LIMIT, standing).await.unwrap();
+        let now = wait::until("all pods to be ready", 5 * LIMIT, ready_states).await.unwrap();
         let settled = now == before;
         before = now;
         if settled {
@@ -216,15 +219,19 @@ async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
     let agent = cluster.agent.daemon().pid();
     let (sockets_before, memory_before) = (sockets(agent), Memory::of(agent).unwrap());
     let answers_before =
-        answers(&cluster.ask("GET", "/metrics/probes", &admin).await.text(), "successful");
+        answers(&cluster.request("GET", "/metrics/probes", &admin).await.text(), "successful");
     let millicores = usage::millicores(agent, over).await.unwrap();
     let (sockets_after, memory_after) = (sockets(agent), Memory::of(agent).unwrap());
-    assert_eq!(standing().await.unwrap().unwrap(), before, "a flip or a restart");
-    // A probe has a socket while it asks; what is left of it would be hundreds each second.
+    assert_eq!(
+        ready_states().await.unwrap().unwrap(),
+        before,
+        "readiness changed or a container restarted"
+    );
+    // A probe has a socket only while it runs; a leak would be hundreds of sockets per second.
     assert!(sockets_after < sockets_before + 50, "{sockets_before} sockets, then {sockets_after}");
-    let answer = cluster.ask("GET", "/metrics/probes", &admin).await;
-    let counts = answer.text();
-    // Meanwhile every pod answered: not to have flipped without being asked proves nothing.
+    let response = cluster.request("GET", "/metrics/probes", &admin).await;
+    let counts = response.text();
+    // Every pod answered probes meanwhile: stable readiness without probes proves nothing.
     let answers_after = answers(&counts, "successful");
     assert_eq!(answers_after.len(), many, "{counts}");
     for (pod, after) in &answers_after {
@@ -243,15 +250,15 @@ async fn many_probes_flip_no_ready_restart_nothing_and_pile_nothing_up() {
     cluster.close();
 }
 
-/// How a pod that is ready stands: since when, and in which container.
+/// Ready state of a pod: since when, and in which container.
 #[derive(Debug, PartialEq)]
-struct Standing {
+struct ReadyState {
     name: Value,
     since: Value,
     container: Value,
 }
 
-impl Standing {
+impl ReadyState {
     fn of(pod: &Value) -> Option<Self> {
         let status = &pod["status"];
         let conditions = status["conditions"].as_array()?;
@@ -264,7 +271,7 @@ impl Standing {
     }
 }
 
-/// How many answers of this kind each pod gave to its probes, from the metrics.
+/// Number of probe results of this kind per pod, from the metrics.
 fn answers(counts: &str, result: &str) -> BTreeMap<String, u64> {
     let mut answers = BTreeMap::new();
     for line in counts.lines().filter(|line| line.starts_with("prober_probe_total{")) {
@@ -286,9 +293,9 @@ fn sockets(pid: u32) -> usize {
     links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// gRPC probes are younger than the API server of the bed, but not than the agent.
+/// gRPC probes are newer than the bed's API server, but the agent supports them.
 #[tokio::test]
-async fn grpc_probes_hold_back_and_kill() {
+async fn grpc_probes_delay_readiness_and_restart() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -320,10 +327,10 @@ async fn grpc_probes_hold_back_and_kill() {
         Ok(containers.iter().any(|c| c.metadata.as_ref().is_some_and(|m| m.attempt == 1)))
     };
     wait::until_true("a restart by the liveness probe", LIMIT, restarted).await.unwrap();
-    let folder = agent.log_directories().unwrap().remove(0);
-    let log = std::fs::read_to_string(folder.join("app/0.log")).unwrap();
+    let directory = agent.log_directories().unwrap().remove(0);
+    let log = std::fs::read_to_string(directory.join("app/0.log")).unwrap();
     assert!(log.contains("GET /readyz 200"), "{log}");
-    assert!(!log.contains("GET /readyz 503"), "asked before the startup probe was: {log}");
+    assert!(!log.contains("GET /readyz 503"), "probed before the startup probe succeeded: {log}");
     drop(agent);
     bed.close().unwrap();
 }
@@ -332,13 +339,13 @@ fn id(pod: &Pod) -> Option<String> {
     pod.status.clone()?.container_statuses?.first()?.container_id.clone()
 }
 
-/// What the pod's first instance printed.
+/// Output of the pod's first container.
 fn log(cluster: &Cluster, pod: &Pod) -> String {
     let meta = &pod.metadata;
     let [namespace, name, uid] =
         [&meta.namespace, &meta.name, &meta.uid].map(|part| part.clone().unwrap());
-    let folder = cluster.agent.pod_logs().join(format!("{namespace}_{name}_{uid}"));
-    std::fs::read_to_string(folder.join("app/0.log")).unwrap_or_default()
+    let directory = cluster.agent.pod_logs().join(format!("{namespace}_{name}_{uid}"));
+    std::fs::read_to_string(directory.join("app/0.log")).unwrap_or_default()
 }
 
 async fn exec(cluster: &Cluster, pod: &Pod, command: &[&str]) {

@@ -1,8 +1,8 @@
-//! Resources of a running pod change, on a real runtime and in real cgroups.
+//! In-place resize of a running pod, on a real runtime and in real cgroups.
 //!
-//! The API server of the bed may be older than in-place resize. It stores objects as JSON here, and
-//! the first test then edits what it stored, as a newer one would have: the agent cannot tell the
-//! difference. The second asks a node's own API.
+//! The bed's API server may be older than in-place resize. It stores objects as JSON here, and the
+//! first test edits the stored object as a newer server would: the agent cannot tell the
+//! difference. The second test uses the embedded API server.
 
 use k8s_openapi::ByteString;
 use kube::api::{Patch, PatchParams};
@@ -15,10 +15,10 @@ use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::{needs_root, skipped};
 use crate::standalone::Standalone;
 
-/// The first release whose API server takes it.
+/// The first release whose API server supports it.
 const RESIZES: u32 = 33;
 
-/// Asks for other resources of the pod's only container. Returns the generation that is then.
+/// Changes the resources of the pod's only container. Returns the new generation.
 async fn resize(cluster: &Cluster, name: &str, resources: Value) -> i64 {
     if cluster.bed.control_plane().unwrap().minor_version().await.unwrap() < RESIZES {
         resize_in_store(cluster, name, resources).await;
@@ -31,7 +31,7 @@ async fn resize(cluster: &Cluster, name: &str, resources: Value) -> i64 {
     cluster.pods().get(name).await.unwrap().metadata.generation.unwrap_or(0)
 }
 
-/// Changes the resources of a pod behind the API server's back.
+/// Changes the resources of a pod in etcd, bypassing the API server.
 async fn resize_in_store(cluster: &Cluster, name: &str, resources: Value) {
     let base64 = |bytes: Vec<u8>| serde_json::to_value(ByteString(bytes)).unwrap();
     let key = base64(format!("/registry/pods/{NAMESPACE}/{name}").into_bytes());
@@ -51,7 +51,8 @@ fn resources(cpu: [&str; 2], memory: [&str; 2]) -> Value {
     })
 }
 
-/// What the kernel enforces for a burstable pod below `root`, or for one of its containers.
+/// The limits that the kernel enforces for a burstable pod below `root`, or for one of its
+/// containers.
 fn enforced(root: &str, uid: &str, container: &str) -> [String; 3] {
     let read = |hierarchy: &str, file: &str| {
         let group = format!("/sys/fs/cgroup/{hierarchy}{root}/kubepods/burstable/pod{uid}");
@@ -75,10 +76,10 @@ async fn until_enforced(root: &str, uid: &str, container: &str, want: [&str; 3])
 }
 
 #[tokio::test]
-async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
+async fn running_pod_is_resized_without_a_restart() {
     needs_root!();
     if !std::path::Path::new("/sys/fs/cgroup/cpu").exists() {
-        return skipped("the values are read as cgroup v1 has them, and this machine has v2");
+        return skipped("the test reads cgroup v1 files, this machine has v2");
     }
     let bed =
         Bed::builder().control_plane().apiserver_flag("--storage-media-type=application/json");
@@ -95,7 +96,7 @@ async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     let generation = resize(&cluster, "web", resources(["150m", "300m"], ["32Mi", "128Mi"])).await;
     until_enforced(&root, &uid, "", ["153", "30000", "134217728"]).await;
     until_enforced(&root, &uid, &id, ["153", "30000", "134217728"]).await;
-    let told = |what: &str, cpu: &str, memory: &str, more: &str| {
+    let reported = |what: &str, cpu: &str, memory: &str, more: &str| {
         format!(
             "Pod resize {what}: {{\"containers\":[{{\"name\":\"app\",\"resources\":{{\
              \"limits\":{{\"cpu\":\"300m\",\"memory\":\"{memory}\"}},\
@@ -103,15 +104,15 @@ async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
         )
     };
     for (reason, what) in [("ResizeStarted", "started"), ("ResizeCompleted", "completed")] {
-        cluster.until_told("web", reason, &told(what, "150m", "128Mi", "")).await;
+        cluster.until_event("web", reason, &reported(what, "150m", "128Mi", "")).await;
     }
 
-    // Killed and started again, the agent neither reverts nor repeats it.
+    // A killed and restarted agent neither reverts nor repeats the resize.
     cluster.agent.kill().await.unwrap();
     cluster.agent.restart().await.unwrap();
     cluster.agent.healthy().await.unwrap();
 
-    // A server of today refuses what the node can never have; the agent finds that out by itself.
+    // A current API server rejects what the node can never provide; otherwise the agent detects it.
     resize_in_store(&cluster, "web", resources(["1000", "1000"], ["32Mi", "128Mi"])).await;
     let condition = |status: &Value, kind: &str| {
         let mut all = status["conditions"].as_array().into_iter().flatten();
@@ -119,13 +120,13 @@ async fn rows_26_and_27_a_running_pod_gets_other_resources_without_a_restart() {
     };
     let deferred =
         |status: &Value| condition(status, "PodResizePending") == Some("Deferred".into());
-    cluster.until("web", "to wait for room", deferred).await;
+    cluster.until("web", "the resize to be deferred", deferred).await;
     assert_eq!(enforced(&root, &uid, &id), ["153", "30000", "134217728"]);
 
-    // Two pages: nothing runs in that.
+    // Two pages of memory: too little to run anything.
     resize(&cluster, "web", resources(["150m", "300m"], ["4Ki", "8Ki"])).await;
     let refused = |status: &Value| condition(status, "PodResizeInProgress") == Some("Error".into());
-    let web = cluster.until("web", "to be refused", refused).await;
+    let web = cluster.until("web", "the resize to be rejected", refused).await;
     assert_eq!(container_id(&web), id, "nothing restarted");
     assert_eq!(enforced(&root, &uid, &id), ["153", "30000", "134217728"]);
 
@@ -147,12 +148,12 @@ fn container_id(pod: &k8s_openapi::api::core::v1::Pod) -> String {
     id.strip_prefix("containerd://").unwrap().to_owned()
 }
 
-/// On the node's own API, which knows both.
+/// On the embedded API server, which supports both.
 #[tokio::test]
-async fn a_running_init_container_and_the_pod_as_a_whole_get_other_resources() {
+async fn running_init_container_and_pod_level_resources_are_resized() {
     needs_root!();
     if !std::path::Path::new("/sys/fs/cgroup/cpu").exists() {
-        return skipped("the values are read as cgroup v1 has them, and this machine has v2");
+        return skipped("the test reads cgroup v1 files, this machine has v2");
     }
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -182,7 +183,7 @@ async fn a_running_init_container_and_the_pod_as_a_whole_get_other_resources() {
         })
     };
     let cpu = |request: &str, limit: &str| json!({ "requests": { "cpu": request }, "limits": { "cpu": limit } });
-    // It outlives the command that lets it end: with its last process all others of it are killed.
+    // It outlives the command that lets it end: when its last process exits, all others are killed.
     let mut first = container("first", "until [ -e /go ]; do sleep 0.1; done; sleep 3");
     first["resources"] = cpu("50m", "100m");
     let spec = json!({
@@ -215,12 +216,12 @@ async fn a_running_init_container_and_the_pod_as_a_whole_get_other_resources() {
 
     resize(json!({"spec": {"resources": resources(["150m", "300m"], ["32Mi", "128Mi"])}})).await;
     until_enforced(&root, &uid, "", ["153", "30000", "134217728"]).await;
-    // It says nothing of its own, so the limits of the pod are its own, and its request as well.
+    // It has no resources of its own, so the pod's limits apply, and its request as well.
     until_enforced(&root, &uid, &main, ["307", "30000", "134217728"]).await;
     until_shown("status.resources.limits.memory", "128Mi").await;
     until_shown("status.conditions[?(@.type==\"PodResizeInProgress\")].type", "").await;
 
-    // Two pages: what cannot be is shown as granted, and not as enforced.
+    // Two pages of memory: an impossible size is shown as allocated, but not as actuated.
     resize(json!({"spec": {"resources": resources(["150m", "300m"], ["4Ki", "8Ki"])}})).await;
     until_shown("status.conditions[?(@.type==\"PodResizeInProgress\")].reason", "Error").await;
     assert_eq!(shown("status.allocatedResources.memory").await, "4Ki");

@@ -14,19 +14,19 @@ use podwright_e2e::{images, tools, wait};
 use podwright_proto::cri::PortMapping;
 use serde_json::{Value, json};
 
-use crate::machine_unchanged::{Before, plant_machine_wide};
-use crate::privilege::{in_a_cell, needs_root};
+use crate::machine_unchanged::{Before, create_machine_wide_bystanders};
+use crate::privilege::{isolated, needs_root};
 
 const LIMIT: Duration = Duration::from_secs(180);
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 
-/// A node of its own in the bed's network, with the machine's containerd and plugins.
+/// A standalone node in the bed's network, with the machine's containerd and plugins.
 pub(crate) struct Standalone<'a> {
     bed: &'a Bed,
     pub(crate) program: String,
     pub(crate) state: String,
-    _undertaker: Undertaker,
-    /// A user's own things are put into the state directory once it is there.
+    _undertaker: DownOnDrop,
+    /// Bystanders are created in the state directory once it exists.
     bystanders: bool,
 }
 
@@ -36,15 +36,15 @@ impl<'a> Standalone<'a> {
         let state = bed.path(state).to_string_lossy().into_owned();
         let mut down = bed.command(&program);
         down.args(["down", "--state-dir", &state]);
-        Self { bed, program, state, _undertaker: Undertaker(down), bystanders: true }
+        Self { bed, program, state, _undertaker: DownOnDrop(down), bystanders: true }
     }
 
-    /// One whose state directory the case fills itself.
+    /// A node whose state directory the case fills itself.
     pub(crate) fn without_bystanders(bed: &'a Bed, state: &str) -> Self {
         Self { bystanders: false, ..Self::new(bed, state) }
     }
 
-    /// One that is up and has the test image.
+    /// A running node with the test image loaded.
     pub(crate) async fn up(bed: &'a Bed) -> Self {
         let node = Self::new(bed, "up");
         node.run(&["up"]).await.unwrap();
@@ -62,35 +62,35 @@ impl<'a> Standalone<'a> {
         let mut command = vec![self.program.as_str()];
         command.extend(arguments);
         command.extend(["--state-dir", &self.state]);
-        let said = self.bed.exec(&command).await?;
+        let printed = self.bed.exec(&command).await?;
         if arguments.first() == Some(&"up")
             && self.bystanders
             && let Some(bystanders) = self.bed.bystanders()
         {
-            bystanders.plant_in_state_directory(Path::new(&self.state))?;
+            bystanders.create_in_state_directory(Path::new(&self.state))?;
         }
-        Ok(said)
+        Ok(printed)
     }
 
-    /// The group that all of its pods are in, once it is up.
+    /// The cgroup of all its pods, once it is up.
     pub(crate) fn cgroup_root(&self) -> String {
         let made = json_of(&Path::new(&self.state).join("made.json"));
         made["cgroup_root"].as_str().unwrap().to_owned()
     }
 
-    /// What tells this node from others in the names of its cgroups and folders, once it is up.
+    /// Identifies this node in the names of its cgroups and directories, once it is up.
     pub(crate) fn instance(&self) -> String {
         self.cgroup_root().split('-').next_back().unwrap().to_owned()
     }
 
-    /// Where its pid files and sockets are, once it is up.
-    pub(crate) fn run_folder(&self) -> PathBuf {
+    /// The directory of its pid files and sockets, once it is up.
+    pub(crate) fn run_directory(&self) -> PathBuf {
         Path::new("/run/podwright").join(self.instance())
     }
 
-    /// The process of its agent or of its containerd.
+    /// The pid of its agent or its containerd.
     pub(crate) fn pid(&self, of: &str) -> String {
-        json_of(&self.run_folder().join(format!("{of}.pid")))["pid"].to_string()
+        json_of(&self.run_directory().join(format!("{of}.pid")))["pid"].to_string()
     }
 
     pub(crate) fn put_manifest(&self, pod: &Value) {
@@ -98,7 +98,7 @@ impl<'a> Standalone<'a> {
         fs::write(Path::new(&self.state).join("manifests").join(name), pod.to_string()).unwrap();
     }
 
-    /// The address of its pod, when that answers.
+    /// The address of its pod, once that responds.
     async fn address_of_pod(&self) -> String {
         let address = async || {
             let pods = self.pods().await;
@@ -108,7 +108,7 @@ impl<'a> Standalone<'a> {
         let ip = wait::until("the pod to run", LIMIT, address).await.unwrap();
         let page = format!("http://{ip}:8080/");
         let answers = async || Ok(self.bed.http_get(&page).await.is_ok());
-        wait::until_true("the pod to answer", LIMIT, answers).await.unwrap();
+        wait::until_true("the pod to respond", LIMIT, answers).await.unwrap();
         ip
     }
 
@@ -130,13 +130,13 @@ impl<'a> Standalone<'a> {
     }
 }
 
-/// Takes a node down whose case failed: a bed knows nothing of the node's own cgroup.
-struct Undertaker(Command);
+/// Stops the node of a failed case: a bed does not know the node's own cgroup.
+struct DownOnDrop(Command);
 
-impl Drop for Undertaker {
+impl Drop for DownOnDrop {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The failure of the case is what is to be told.
+            // The failure of the case is what matters.
             let _ = output(&mut self.0);
         }
     }
@@ -146,7 +146,7 @@ fn json_of(file: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// A pod that serves a page, also at a port of the machine.
+/// A pod that serves a page, also at a host port.
 fn web(host_port: u16) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "hello" },
@@ -158,7 +158,7 @@ fn web(host_port: u16) -> Value {
     })
 }
 
-/// That it would be noticed if anything of a node that runs stayed.
+/// Checks that leftovers of a running node would be detected.
 async fn assert_seen(before: &Before, bed: &Bed, instance: &str) {
     let changes = before.changes(bed, &[instance]).await;
     let bridge = format!("pw-{instance}");
@@ -182,7 +182,7 @@ async fn assert_seen(before: &Before, bed: &Bed, instance: &str) {
     }
 }
 
-/// Turns forwarding off, which a node turns on. A bed has it on.
+/// Disables forwarding, which a node enables. In a bed it is enabled by default.
 async fn forward_nothing(bed: &Bed) {
     bed.exec(&["sh", "-c", &format!("echo 0 >{FORWARDING}")]).await.unwrap();
 }
@@ -190,10 +190,10 @@ async fn forward_nothing(bed: &Bed) {
 #[tokio::test]
 async fn up_runs_a_pod_and_down_leaves_nothing() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     forward_nothing(&bed).await;
-    plant_machine_wide();
+    create_machine_wide_bystanders();
     let node = Standalone::new(&bed, "up");
     let before = Before::take(&bed).await;
 
@@ -204,17 +204,17 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     node.address_of_pod().await;
 
     let again = node.run(&["up"]).await.unwrap();
-    assert!(again.contains("containerd") && again.contains("agent: runs already"), "{again}");
+    assert!(again.contains("containerd") && again.contains("agent: already running"), "{again}");
     let uid = node.pods().await[0]["uid"].clone();
     assert_eq!(node.pods().await[0]["restarts"], 0);
     let examined = async || {
         let mut doctor = bed.command(&node.program);
         doctor.args(["doctor", "--state-dir", &node.state]);
-        let said = everything(&run(&mut doctor, Stdin::Ends(b""), COMMAND_LIMIT)?);
-        anyhow::ensure!(said.contains("runs and is Ready"), "{said}");
+        let printed = everything(&run(&mut doctor, Stdin::Ends(b""), COMMAND_LIMIT)?);
+        anyhow::ensure!(printed.contains("is running and Ready"), "{printed}");
         Ok(true)
     };
-    wait::until_true("the doctor to find the node well", LIMIT, examined).await.unwrap();
+    wait::until_true("the doctor to report no problems", LIMIT, examined).await.unwrap();
 
     assert_seen(&before, &bed, &instance).await;
     node.run(&["down"]).await.unwrap();
@@ -224,7 +224,7 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
     node.address_of_pod().await;
     assert_eq!(node.pods().await[0]["uid"], uid, "the same manifest is the same pod");
 
-    // killed, containerd takes nothing down itself: network namespaces, links, shims, sockets
+    // a killed containerd removes nothing itself: network namespaces, links, shims, sockets
     bed.exec(&["kill", "-9", &node.pid("containerd")]).await.unwrap();
     bed.exec(&["kill", "-9", &node.pid("agent")]).await.unwrap();
     node.run(&["down"]).await.unwrap();
@@ -233,12 +233,12 @@ async fn up_runs_a_pod_and_down_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_network() {
+async fn removing_one_of_two_nodes_keeps_the_other_and_the_machine_network() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     forward_nothing(&bed).await;
-    // as a kubelet with plugins of its own would have it
+    // like a kubelet with its own plugins
     let foreign = ["-t", "nat", "-N", "CNI-0123456789abcdef"];
     let entry = [
         "-t",
@@ -272,8 +272,8 @@ async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_net
     };
     let rules = of_the_other().await;
 
-    let said = one.run(&["down"]).await.unwrap();
-    assert!(said.contains("ip_forward") && said.contains("stay"), "{said}");
+    let printed = one.run(&["down"]).await.unwrap();
+    assert!(printed.contains("ip_forward") && printed.contains("stay"), "{printed}");
     assert_eq!(of_the_other().await, rules);
     assert_eq!(bed.exec(&["cat", FORWARDING]).await.unwrap().trim(), "1");
     let page = async || Ok(bed.http_get("http://10.99.0.10:18081/").await.is_ok());
@@ -292,24 +292,24 @@ async fn one_of_two_nodes_goes_and_the_other_and_the_machines_own_keep_their_net
 }
 
 #[tokio::test]
-async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
+async fn existing_runtime_keeps_nothing_of_a_removed_node() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::new(&bed, "up");
 
-    // a runtime that nobody serves is named before anything is made
-    let nobody = format!("unix://{}", bed.path("nobody.sock").display());
-    let refused = node.run(&["up", "--container-runtime-endpoint", &nobody]).await.unwrap_err();
+    // a runtime that does not respond is reported before anything is created
+    let unserved = format!("unix://{}", bed.path("nobody.sock").display());
+    let refused = node.run(&["up", "--container-runtime-endpoint", &unserved]).await.unwrap_err();
     assert!(format!("{refused:#}").contains("nobody.sock"), "{refused:#}");
     assert!(!Path::new(&node.state).join("made.json").exists());
 
-    // so is one with the pods of another node
+    // and so is one with the pods of another node
     let cri = bed.cri().await.unwrap();
     let mut config = cri.sandbox("neighbour");
     let label = |end: &str, value: &str| (format!("io.kubernetes.pod.{end}"), value.to_owned());
     config.labels = [label("uid", "u"), label("name", "neighbour"), label("namespace", "n")].into();
-    // With a host port: the plugins' chains for them are the runtime's, and stay with it.
+    // With a host port: the plugins' chains for them belong to the runtime and stay.
     let port = PortMapping { container_port: 80, host_port: 18090, ..Default::default() };
     config.port_mappings = vec![port];
     let neighbour = cri.run_sandbox(config).await.unwrap();
@@ -324,58 +324,58 @@ async fn a_runtime_that_was_there_keeps_nothing_of_a_node_that_went() {
     let instance = node.instance();
     node.put_manifest(&web(18080));
     node.address_of_pod().await;
-    let other = node.run(&["up", "--container-runtime-endpoint", &nobody]).await.unwrap_err();
+    let other = node.run(&["up", "--container-runtime-endpoint", &unserved]).await.unwrap_err();
     assert!(format!("{other:#}").contains("podwright down"), "{other:#}");
     let bare = cri.run_sandbox(cri.sandbox("bare")).await.unwrap();
-    let said = node.run(&["down"]).await.unwrap();
-    assert!(said.contains("1 pod stopped"), "{said}");
+    let printed = node.run(&["down"]).await.unwrap();
+    assert!(printed.contains("1 pod stopped"), "{printed}");
     let left: Vec<String> = cri.sandboxes().await.unwrap().into_iter().map(|it| it.id).collect();
-    assert_eq!(left, std::slice::from_ref(&bare), "what is not the node's own stays");
+    assert_eq!(left, std::slice::from_ref(&bare), "foreign sandboxes stay");
     cri.remove_sandbox(&bare).await.unwrap();
     before.assert_same(&bed, &[bed.id(), &instance]).await;
 
-    // and what a private runtime is wanted for next, goes with it
+    // a private runtime that is started next is removed with the node
     node.run(&["up"]).await.unwrap();
     let containerd = node.pid("containerd");
     node.run(&["down"]).await.unwrap();
-    // one that nobody waited for is still listed, but has no program any more
+    // an unreaped process is still listed, but has no program any more
     assert!(fs::read_link(format!("/proc/{containerd}/exe")).is_err());
     bed.close().unwrap();
 }
 
 #[tokio::test]
-async fn the_run_script_shows_a_pod_and_takes_everything_off_again() {
+async fn run_script_shows_a_pod_and_removes_everything() {
     needs_root!();
-    in_a_cell!();
+    isolated!();
     let bed = Bed::builder().start().await.unwrap();
-    plant_machine_wide();
+    create_machine_wide_bystanders();
     let node = Standalone::new(&bed, "run");
     let before = Before::take(&bed).await;
     let script = async |arguments: &[&str]| {
         let mut command = bed.command(&tools::repository().join("run").to_string_lossy());
         command.args(arguments).env("HOME", bed.path("home"));
         command.env("PODWRIGHT_STATE", &node.state).env("PODWRIGHT_BIN", &node.program);
-        bed.ground().run(command).await.unwrap()
+        bed.environment().run(command).await.unwrap()
     };
 
-    for told in ["agent: started", "agent: runs already"] {
-        let said = script(&[]).await;
-        for part in [told, "is Ready", "hello from podwright", "./run --down"] {
-            assert!(said.contains(part), "no {part:?} in\n{said}");
+    for reported in ["agent: started", "agent: already running"] {
+        let printed = script(&[]).await;
+        for part in [reported, "is Ready", "hello from podwright", "./run --down"] {
+            assert!(printed.contains(part), "no {part:?} in\n{printed}");
         }
     }
     let bystanders = bed.bystanders().unwrap();
-    bystanders.plant_in_state_directory(Path::new(&node.state)).unwrap();
+    bystanders.create_in_state_directory(Path::new(&node.state)).unwrap();
     let instance = node.instance();
-    let said = script(&["--down"]).await;
-    assert!(said.contains("stopped; data kept in"), "{said}");
+    let printed = script(&["--down"]).await;
+    assert!(printed.contains("stopped; data kept in"), "{printed}");
     assert!(!bed.path("home").exists(), "kubectl wrote into HOME");
     before.assert_same(&bed, &[bed.id(), &instance]).await;
     bed.close().unwrap();
 }
 
 #[tokio::test]
-async fn a_node_that_runs_does_what_it_is_asked_for_later_or_says_why_not() {
+async fn running_node_applies_new_options_or_reports_why_not() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -386,15 +386,19 @@ async fn a_node_that_runs_does_what_it_is_asked_for_later_or_says_why_not() {
     let open = async || bed.http_get(&format!("https://{gateway}:{port}/version")).await.is_ok();
     assert!(open().await);
 
-    // closed to pods, and closed it stays until somebody opens it
+    // cordoned, and stays so until uncordoned
     let mut agent = node.pid("agent");
     for (arguments, is_open, replaced) in [
         (&["up", "--no-pod-api"][..], false, true),
         (&["up"], false, false),
         (&["up", "--no-pod-api=false"], true, true),
     ] {
-        let said = node.run(arguments).await.unwrap();
-        assert_eq!(said.contains("anew"), replaced, "{arguments:?}: {said}");
+        let printed = node.run(arguments).await.unwrap();
+        assert_eq!(
+            printed.contains("restarting with new flags"),
+            replaced,
+            "{arguments:?}: {printed}"
+        );
         assert_eq!(open().await, is_open, "{arguments:?}");
         let now = node.pid("agent");
         assert_eq!(now != agent, replaced, "{arguments:?}");
@@ -403,16 +407,16 @@ async fn a_node_that_runs_does_what_it_is_asked_for_later_or_says_why_not() {
     let refused = node.run(&["up", "--pod-cidr", "10.55.0.0/16"]).await.unwrap_err();
     assert!(format!("{refused:#}").contains("podwright down"), "{refused:#}");
 
-    // another build takes the place of the one that runs
+    // another build replaces the running one
     let another = bed.path("podwright");
     fs::copy(&node.program, &another).unwrap();
     let same = bed.exec(&[another.to_str().unwrap(), "up", "--state-dir", &node.state]).await;
-    assert!(same.unwrap().contains("agent: runs already"), "a copy is the same build");
+    assert!(same.unwrap().contains("agent: already running"), "a copy is the same build");
     let mut file = fs::OpenOptions::new().append(true).open(&another).unwrap();
-    file.write_all(b"built anew").unwrap();
+    file.write_all(b"another build").unwrap();
     drop(file);
-    let said = bed.exec(&[another.to_str().unwrap(), "up", "--state-dir", &node.state]).await;
-    assert!(said.as_ref().is_ok_and(|said| said.contains("another build")), "{said:?}");
+    let printed = bed.exec(&[another.to_str().unwrap(), "up", "--state-dir", &node.state]).await;
+    assert!(printed.as_ref().is_ok_and(|printed| printed.contains("another build")), "{printed:?}");
     let program = fs::read_link(format!("/proc/{}/exe", node.pid("agent"))).unwrap();
     assert_eq!(program, another);
 

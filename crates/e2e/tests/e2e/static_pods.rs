@@ -1,4 +1,4 @@
-//! A manifest becomes a running container, follows its file, and survives the agent.
+//! Static pods: a manifest becomes a running container, follows its file, and survives the agent.
 
 use std::fs;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::privilege::needs_root;
 const LIMIT: Duration = Duration::from_secs(180);
 const UID: &str = "io.kubernetes.pod.uid";
 
-/// A pod that waits for its end and goes at once when told to.
+/// A pod that waits and exits immediately on SIGTERM.
 fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -32,7 +32,7 @@ fn pod(name: &str) -> Value {
     })
 }
 
-/// Ids of the containers that run, with their pods' names, UIDs and restart counts.
+/// Ids of the running containers, with their pods' names, UIDs and restart counts.
 async fn running(cri: &Cri) -> anyhow::Result<Vec<(String, String, String)>> {
     let label = |container: &podwright_proto::cri::Container, key: &str| {
         container.labels.get(key).cloned().unwrap_or_default()
@@ -45,18 +45,18 @@ async fn running(cri: &Cri) -> anyhow::Result<Vec<(String, String, String)>> {
     Ok(found)
 }
 
-/// Waits until just these pods run, and returns them.
+/// Waits until exactly these pods run, and returns them.
 async fn until_running(cri: &Cri, names: &[&str]) -> Vec<(String, String, String)> {
-    let look = async || {
+    let inspect = async || {
         let found = running(cri).await?;
         let same = found.iter().map(|(name, _, _)| name.as_str()).eq(names.iter().copied());
         Ok(same.then_some(found))
     };
-    wait::until(&format!("{names:?} to run"), LIMIT, look).await.unwrap()
+    wait::until(&format!("{names:?} to run"), LIMIT, inspect).await.unwrap()
 }
 
 #[tokio::test]
-async fn a_manifest_starts_a_pod_an_edit_replaces_it_and_removal_ends_it() {
+async fn manifest_starts_a_pod_an_edit_replaces_it_and_removal_stops_it() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -68,8 +68,8 @@ async fn a_manifest_starts_a_pod_an_edit_replaces_it_and_removal_ends_it() {
     let sandboxes = cri.sandboxes().await.unwrap();
     let status = cri.sandbox_status(&sandboxes[0].id).await.unwrap();
     let page = format!("http://{}:8080/", status.network.unwrap().ip);
-    let answer = async || Ok(bed.http_get(&page).await.is_ok());
-    wait::until_true("the pod to answer", LIMIT, answer).await.unwrap();
+    let response = async || Ok(bed.http_get(&page).await.is_ok());
+    wait::until_true("the pod to respond", LIMIT, response).await.unwrap();
 
     let mut edited = pod("web");
     edited["spec"]["containers"][0]["env"] = json!([{ "name": "COLOUR", "value": "blue" }]);
@@ -88,13 +88,13 @@ async fn a_manifest_starts_a_pod_an_edit_replaces_it_and_removal_ends_it() {
     fs::remove_file(agent.manifests().join("other.yaml")).unwrap();
     until_running(&cri, &[]).await;
     let empty = async || Ok(agent.pod_directories()?.is_empty());
-    wait::until_true("the pods' folders to go", LIMIT, empty).await.unwrap();
+    wait::until_true("the pod directories to be removed", LIMIT, empty).await.unwrap();
     drop(agent);
     bed.close().unwrap();
 }
 
 #[tokio::test]
-async fn a_killed_agent_finds_its_pods_again_and_ends_those_removed_meanwhile() {
+async fn restarted_agent_adopts_its_pods_and_stops_those_removed_meanwhile() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let mut agent = bed.agent("node-1").start().unwrap();
@@ -115,7 +115,7 @@ async fn a_killed_agent_finds_its_pods_again_and_ends_those_removed_meanwhile() 
 }
 
 #[tokio::test]
-async fn a_container_that_ends_is_started_again() {
+async fn exited_container_is_restarted() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -134,12 +134,12 @@ async fn a_container_that_ends_is_started_again() {
 }
 
 #[tokio::test]
-async fn row_5_a_pod_of_a_url_outlives_errors_and_goes_when_it_is_listed_no_more() {
+async fn pod_from_url_survives_errors_and_stops_when_no_longer_listed() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let listener = bed.netns().listen(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (answer, answers) = tokio::sync::watch::channel(("200 OK", pod("afar").to_string()));
+    let (response, answers) = tokio::sync::watch::channel(("200 OK", pod("afar").to_string()));
     let (asked, asks) = tokio::sync::watch::channel(0_u32);
     let serving = tokio::spawn(async move {
         loop {
@@ -158,13 +158,13 @@ async fn row_5_a_pod_of_a_url_outlives_errors_and_goes_when_it_is_listed_no_more
     agent.healthy().await.unwrap();
     let cri = bed.cri().await.unwrap();
     let first = until_running(&cri, &["afar-node-1"]).await;
-    // Asked a few times more, and told that something is wrong.
-    answer.send_replace(("500 Internal Server Error", String::new()));
+    // Polled a few more times, with an error response.
+    response.send_replace(("500 Internal Server Error", String::new()));
     let before = *asks.borrow();
     let again = async || Ok(*asks.borrow() > before + 3);
-    wait::until_true("more questions", LIMIT, again).await.unwrap();
+    wait::until_true("more requests", LIMIT, again).await.unwrap();
     assert_eq!(until_running(&cri, &["afar-node-1"]).await, first);
-    answer.send_replace(("200 OK", String::new()));
+    response.send_replace(("200 OK", String::new()));
     until_running(&cri, &[]).await;
     serving.abort();
     drop(agent);
@@ -172,7 +172,7 @@ async fn row_5_a_pod_of_a_url_outlives_errors_and_goes_when_it_is_listed_no_more
 }
 
 #[tokio::test]
-async fn two_nodes_side_by_side_leave_each_others_pods_alone() {
+async fn two_nodes_on_one_runtime_do_not_touch_each_others_pods() {
     needs_root!();
     let one = Bed::builder().start().await.unwrap();
     let two = Bed::builder().start().await.unwrap();
@@ -184,7 +184,7 @@ async fn two_nodes_side_by_side_leave_each_others_pods_alone() {
     let (cri_one, cri_two) = (one.cri().await.unwrap(), two.cri().await.unwrap());
     let first = until_running(&cri_one, &["a-node-1"]).await;
     let second = until_running(&cri_two, &["b-node-2"]).await;
-    // That nothing happens can only be waited for: three rounds of housekeeping of both.
+    // The absence of an effect can only be waited for: three rounds of housekeeping of both.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(running(&cri_one).await.unwrap(), first);
     assert_eq!(running(&cri_two).await.unwrap(), second);

@@ -1,4 +1,4 @@
-//! Pods that may use only so much of the network.
+//! Bandwidth limits of pods.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use crate::cluster::pod;
 use crate::privilege::needs_root;
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// Bits a second, and what is sent at that rate. containerd asks for a burst of half a gigabyte,
-/// whatever the rate; counted in the kernel's 32-bit ticks it wraps around, and at this rate to
-/// next to nothing.
+/// Bits per second, and the amount sent at that rate. containerd requests a burst of half a
+/// gigabyte, whatever the rate; counted in the kernel's 32-bit ticks it overflows, at this rate to
+/// almost zero.
 const RATE: u32 = 15_616_000;
 const BYTES: usize = 8 << 20;
 
@@ -27,7 +27,7 @@ async fn address(cri: &Cri, name: &str) -> anyhow::Result<Option<String>> {
 }
 
 #[tokio::test]
-async fn a_pod_with_a_bandwidth_annotation_sends_no_faster() {
+async fn bandwidth_annotation_limits_the_rate() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -52,13 +52,13 @@ async fn a_pod_with_a_bandwidth_annotation_sends_no_faster() {
             wait::until("an address", LIMIT, async || address(&cri, name).await).await.unwrap();
         let page = format!("http://{ip}:8080");
         let answers = async || Ok(bed.http_get(&format!("{page}/healthz")).await.is_ok());
-        wait::until_true("the pod to answer", LIMIT, answers).await.unwrap();
+        wait::until_true("the pod to respond", LIMIT, answers).await.unwrap();
         let began = Instant::now();
         let sent = bed.http_get(&format!("{page}/bytes/{BYTES}")).await.unwrap();
         assert_eq!(sent.body.len(), BYTES);
         took.push(began.elapsed());
     }
-    // A limit holds whatever else the machine does: only the lower bound is certain.
+    // The limit holds whatever else the machine does, so only the lower bound is certain.
     let least = Duration::from_secs_f64(BYTES as f64 * 8.0 / f64::from(RATE) * 0.8);
     assert!(took[1] >= least, "{took:?}: 8 MiB at this rate take no less than {least:?}");
     drop(agent);

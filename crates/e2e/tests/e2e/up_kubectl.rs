@@ -1,4 +1,4 @@
-//! Stock `kubectl`, of three ages, against `podwright up`: one machine, no control plane.
+//! Stock `kubectl` of three releases against `podwright up`: one machine, no control plane.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::standalone::Standalone;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A pod of the test image that serves a page, with what a case wants of its spec.
+/// A pod of the test image that serves a page, with additional spec fields.
 fn server(name: &str, extra: &Value) -> String {
     let mut spec = json!({
         "terminationGracePeriodSeconds": 1,
@@ -36,7 +36,7 @@ fn pid(text: &str) -> u32 {
     text.lines().next().and_then(|line| line.trim().parse().ok()).expect("the agent runs")
 }
 
-/// The agent that serves this node.
+/// The pid of this node's agent.
 pub(crate) async fn agent(bed: &Bed, node: &Standalone<'_>) -> u32 {
     let pattern = format!("up --foreground --state-dir {}", node.state);
     pid(&bed.exec(&["pgrep", "--full", "--", &pattern]).await.unwrap())
@@ -57,7 +57,7 @@ async fn objects(kubectl: &Kubectl, suffix: &str) {
         command.extend(arguments);
         kubectl.run_with(&command, &manifest(data)).await
     };
-    // tried, then done, then seen in every form
+    // dry run, then created, then read in every form
     let tried = apply(&["--dry-run=server"], json!({"a": "1"})).await.unwrap();
     assert!(tried.contains("created (server dry run)"), "{tried}");
     assert!(kubectl.run(&["get", "configmap", map]).await.is_err(), "a dry run leaves nothing");
@@ -65,12 +65,12 @@ async fn objects(kubectl: &Kubectl, suffix: &str) {
     assert!(apply(&[], json!({"a": "1", "b": "2"})).await.unwrap().contains("unchanged"));
     assert!(apply(&[], json!({"a": "3"})).await.unwrap().contains("configured"));
     let data = run(&["get", "configmap", map, "-o", "jsonpath={.data}"]).await;
-    assert_eq!(data, r#"{"a":"3"}"#, "what is applied takes away what was applied before");
+    assert_eq!(data, r#"{"a":"3"}"#, "apply removes fields of the previous apply");
     let table = run(&["get", "cm", "-l", &format!("age={suffix}")]).await;
     assert!(table.starts_with("NAME") && table.contains(map), "{table}");
     assert!(run(&["get", "cm", map, "-o", "yaml"]).await.contains("kind: ConfigMap"));
     assert!(run(&["describe", "cm", map]).await.contains("Data"));
-    // a diff is told by its exit code
+    // a diff is reported by its exit code
     let diff = kubectl.run_with(&["diff", "-f", "-"], &manifest(json!({"a": "4"}))).await;
     assert!(format!("{:#}", diff.unwrap_err()).contains("exit"), "there is a difference");
     // changed in every way
@@ -87,12 +87,12 @@ async fn objects(kubectl: &Kubectl, suffix: &str) {
     assert_eq!(shown["data"], json!({"a": "edited", "m": "1", "j": "1", "s": "1"}));
     assert_eq!(shown["metadata"]["labels"]["colour"], "red");
     assert_eq!(shown["metadata"]["annotations"]["note"], "short");
-    // and gone
+    // and deleted
     run(&["delete", "configmap", map, "--wait=true"]).await;
     assert!(kubectl.run(&["get", "configmap", map]).await.is_err());
 }
 
-async fn papers(kubectl: &Kubectl) {
+async fn certificates_and_tokens(kubectl: &Kubectl) {
     let run = async |arguments: &[&str]| kubectl.run(arguments).await.unwrap();
     let resources = run(&["api-resources"]).await;
     for kind in ["pods", "configmaps", "leases", "runtimeclasses", "priorityclasses"] {
@@ -103,8 +103,8 @@ async fn papers(kubectl: &Kubectl) {
     assert_eq!(run(&["auth", "can-i", "create", "pods"]).await.trim(), "yes");
     let robot = "--as=system:serviceaccount:default:default";
     let asked = kubectl.run(&["auth", "can-i", "list", "secrets", robot]).await;
-    assert!(asked.is_err(), "a service account may do nothing unless it is given a role");
-    // what a person mistypes is told before it is sent
+    assert!(asked.is_err(), "a service account has no rights without a role");
+    // typos are reported by kubectl before it sends a request
     let typo = server("typo", &json!({"restartPolcy": "Never"}));
     let refused = kubectl.run_with(&["apply", "-f", "-"], &typo).await.unwrap_err();
     assert!(format!("{refused:#}").contains("restartPolcy"), "{refused:#}");
@@ -112,16 +112,16 @@ async fn papers(kubectl: &Kubectl) {
     assert!(!format!("{unserved:#}").contains("panic"), "{unserved:#}");
 }
 
-/// Logs, commands, files and ports of a pod that serves.
+/// Logs, exec, cp and port-forward of a serving pod.
 async fn streams(bed: &Bed, kubectl: &Kubectl) {
     let logged = kubectl.run(&["logs", "hello"]).await.unwrap();
     assert!(logged.contains("8080"), "{logged}");
-    let said = kubectl.run(&["exec", "hello", "--", "sh", "-c", "echo out; echo err >&2"]).await;
-    assert!(said.unwrap().contains("out"));
+    let printed = kubectl.run(&["exec", "hello", "--", "sh", "-c", "echo out; echo err >&2"]).await;
+    assert!(printed.unwrap().contains("out"));
     let failed = kubectl.run(&["exec", "hello", "--", "sh", "-c", "exit 3"]).await.unwrap_err();
     assert!(format!("{failed:#}").contains("exit code 3"), "{failed:#}");
-    let heard = kubectl.run_with(&["exec", "-i", "hello", "--", "cat"], "through stdin").await;
-    assert_eq!(heard.unwrap(), "through stdin");
+    let received = kubectl.run_with(&["exec", "-i", "hello", "--", "cat"], "through stdin").await;
+    assert_eq!(received.unwrap(), "through stdin");
     let file = bed.path("copied");
     std::fs::write(&file, "a file").unwrap();
     kubectl.run(&["cp", file.to_str().unwrap(), "hello:/tmp/copied"]).await.unwrap();
@@ -133,28 +133,28 @@ async fn streams(bed: &Bed, kubectl: &Kubectl) {
     let page = forwarding.until("the forwarded page", LIMIT, page).await.unwrap();
     assert_eq!(page.status, 200);
     forwarding.kill().await.unwrap();
-    let nobody = kubectl.run(&["logs", "nobody"]).await.unwrap_err();
-    assert!(format!("{nobody:#}").contains("not found"), "{nobody:#}");
+    let missing = kubectl.run(&["logs", "nobody"]).await.unwrap_err();
+    assert!(format!("{missing:#}").contains("not found"), "{missing:#}");
 }
 
 #[tokio::test]
-async fn kubectl_of_every_age_reads_and_writes_objects() {
+async fn every_kubectl_release_reads_and_writes_objects() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::new(&bed, "up");
-    let said = node.run(&["up"]).await.unwrap();
-    assert!(said.contains("is Ready") && said.contains("KUBECONFIG="), "{said}");
+    let printed = node.run(&["up"]).await.unwrap();
+    assert!(printed.contains("is Ready") && printed.contains("KUBECONFIG="), "{printed}");
     for (release, suffix) in
         [(Release::V1_20, "old"), (Release::V1_32, "middle"), (Release::V1_36, "new")]
     {
         let kubectl = node.kubectl(release);
         objects(&kubectl, suffix).await;
-        papers(&kubectl).await;
-        // a namespace comes furnished, and its deletion empties it
+        certificates_and_tokens(&kubectl).await;
+        // a namespace has its default objects, and its deletion removes its content
         kubectl.run(&["create", "namespace", suffix]).await.unwrap();
         let account = ["get", "serviceaccount", "default", "-n", suffix];
         let furnished = async || kubectl.run(&account).await.map(Some);
-        wait::until("the account of a namespace", LIMIT, furnished).await.unwrap();
+        wait::until("the service account of the namespace", LIMIT, furnished).await.unwrap();
         kubectl.run(&["create", "configmap", "left", "-n", suffix]).await.unwrap();
         kubectl.run(&["delete", "namespace", suffix]).await.unwrap();
         assert!(kubectl.run(&["get", "namespace", suffix]).await.is_err());
@@ -164,7 +164,7 @@ async fn kubectl_of_every_age_reads_and_writes_objects() {
 }
 
 #[tokio::test]
-async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down() {
+async fn applied_pod_runs_and_survives_agent_restart_and_down() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;
@@ -187,21 +187,23 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
         streams(&bed, &node.kubectl(release)).await;
     }
 
-    // what does not fit says so, and comes when there is room
+    // a pod that does not fit reports it, and starts when there is capacity
     let greedy = json!({"containers": [{
         "name": "web", "image": "localhost/podwright/test:latest", "imagePullPolicy": "Never",
         "args": ["serve", "--http", "8080"], "resources": {"requests": {"cpu": "1000"}},
     }]});
     kubectl.run_with(&["apply", "-f", "-"], &server("greedy", &greedy)).await.unwrap();
     let why = "jsonpath={.status.conditions[?(@.type==\"PodScheduled\")].message}";
-    let told = async || {
+    let reported = async || {
         let message = kubectl.run(&["get", "pod", "greedy", "-o", why]).await?;
         Ok(message.contains("Insufficient cpu (requested 1k"))
     };
-    wait::until_true("the greedy pod to say what is short", LIMIT, told).await.unwrap();
+    wait::until_true("the unschedulable pod to report the missing resource", LIMIT, reported)
+        .await
+        .unwrap();
     run(&["delete", "pod", "greedy"]).await;
 
-    // every write that was acknowledged is there after kill -9, and no container noticed
+    // every acknowledged write survives kill -9, and no container is disturbed
     let uid = run(&["get", "pod", "hello", "-o", "jsonpath={.metadata.uid}"]).await;
     run(&["create", "configmap", "acknowledged", "--from-literal=a=b"]).await;
     let killed = agent(&bed, &node).await;
@@ -212,7 +214,7 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     let same = "jsonpath={.metadata.uid} {.status.containerStatuses[0].restartCount}";
     assert_eq!(run(&["get", "pod", "hello", "-o", same]).await, format!("{uid} 0"));
 
-    // down stops it, up brings it back
+    // down stops it, up starts it again
     node.run(&["down"]).await.unwrap();
     node.run(&["up"]).await.unwrap();
     let back = async || {
@@ -234,10 +236,10 @@ async fn a_pod_is_applied_runs_and_survives_the_agent_and_the_machine_going_down
     bed.close().unwrap();
 }
 
-/// Figures for the README; with `PODWRIGHT_LONG` for as many pods as a node takes. To measure the
-/// release build, name it in `PODWRIGHT_BIN`.
+/// Figures for the README; with `PODWRIGHT_LONG` for the maximum number of pods. Set
+/// `PODWRIGHT_BIN` to measure the release build.
 #[tokio::test]
-async fn time_to_the_first_pod_and_memory_of_the_whole_process_are_printed() {
+async fn time_to_first_pod_and_memory_are_printed() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let node = Standalone::up(&bed).await;

@@ -1,8 +1,8 @@
-//! Upgrade and downgrade: the agent is replaced by another build, and no pod is touched.
+//! Upgrade and downgrade: another build replaces the agent, and no pod is disturbed.
 //!
-//! The other build is that of an earlier commit (`testbed/provide podwright-earlier`). Only what
-//! users see is compared, never files: a later program may keep them in another form, if it reads
-//! those of the earlier one and the earlier one can still live with its own.
+//! The other build is that of an earlier commit (`testbed/provide podwright-earlier`). Only
+//! user-visible state is compared, never files: a later program may store them in another form, if
+//! it reads those of the earlier one and the earlier one still works with its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,11 +22,11 @@ use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready, status};
 use crate::privilege::{LONGER, needs_root};
 use crate::standalone::Standalone;
 
-/// Pods with probes that the API server is asked for; the static ones come on top.
+/// Number of pods with probes from the API server; static pods are additional.
 const PROBED: usize = 30;
-/// On pods that the watch must have shown to the end.
+/// Annotation that the watch must have shown on each pod.
 const MARK: &str = "example.org/mark";
-/// Made last of all; no node runs it.
+/// Created last; no node runs it.
 const MARKER: &str = "marker";
 
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ async fn thirty_probed_pods_keep_running_when_the_agent_is_upgraded_and_downgrad
         [format!("static-{}", cluster.agent.node()), format!("aside-{}", cluster.agent.node())];
     let names: BTreeSet<String> =
         (0..PROBED).map(|number| format!("steady-{number}")).chain(statics.clone()).collect();
-    let before = picture(&cluster, &names, &finished).await;
+    let before = node_state(&cluster, &names, &finished).await;
     assert_eq!(before.pods.len(), names.len() + finished.len());
     let watch = Watch::start(&cluster, names.clone()).await;
 
@@ -63,18 +63,18 @@ async fn thirty_probed_pods_keep_running_when_the_agent_is_upgraded_and_downgrad
         };
         cluster.agent.restart_as(program).await.unwrap();
         cluster.agent.healthy().await.unwrap();
-        // An agent that brings up a new pod has seen the others, and reported what it saw.
+        // An agent that has started a new pod has seen the others and reported their status.
         let proof = format!("proof-{number}");
         cluster.create(pod(&proof, &["serve"])).await;
         cluster.until(&proof, "ready", ready).await;
-        let now = picture(&cluster, &names, &finished).await;
+        let now = node_state(&cluster, &names, &finished).await;
         assert_eq!(now, before, "after {} ({end:?} before)", program.display());
     }
 
     let flips = watch.finish(&cluster, &statics).await;
     assert_eq!(flips, Vec::<String>::new(), "a pod was disturbed");
-    assert_eq!(picture(&cluster, &names, &finished).await, before);
-    // The current program still ends what the earlier one began.
+    assert_eq!(node_state(&cluster, &names, &finished).await, before);
+    // The current program still stops what the earlier one started.
     for name in ["steady-0", "steady-29", "succeeded"] {
         cluster.pods().delete(name, &Default::default()).await.unwrap();
         cluster.until_gone(name).await;
@@ -116,7 +116,7 @@ async fn start_pods(cluster: &Cluster) -> BTreeSet<String> {
         };
         cluster.create(steady).await;
     }
-    // A sidecar is newer than the API server of the bed; a manifest's is kept.
+    // A sidecar is newer than the bed's API server; a manifest keeps the field.
     let (mut plain, mut aside) = (probed("static"), with_sidecar(probed("aside")));
     for pod in [&mut plain, &mut aside] {
         pod["metadata"]["namespace"] = json!(NAMESPACE);
@@ -151,7 +151,7 @@ fn probed(name: &str) -> Value {
     let page = json!({
         "httpGet": { "path": "/", "port": 8080 },
         "periodSeconds": 2,
-        // A late answer is an answer: this is about the agent, not about a busy machine.
+        // A long timeout, so that a busy machine does not fail the probe: the agent is under test.
         "timeoutSeconds": 20,
     });
     let container = &mut pod["spec"]["containers"][0];
@@ -177,7 +177,7 @@ fn with_sidecar(mut pod: Value) -> Value {
     pod
 }
 
-/// With a second container whose probe is a command.
+/// With a second container that has an exec probe.
 fn with_second(mut pod: Value) -> Value {
     let mut second = test_container("second", &["serve", "--http", "8082"]);
     let command = json!({ "exec": { "command": ["/bin/true"] }, "timeoutSeconds": 20 });
@@ -187,7 +187,7 @@ fn with_second(mut pod: Value) -> Value {
     pod
 }
 
-/// With a volume of each kind, and parts of them.
+/// With a volume of each kind, and sub paths.
 fn with_volumes(mut pod: Value, shared: &Path) -> Value {
     pod["spec"]["volumes"] = json!([
         { "name": "map", "configMap": { "name": "map" } },
@@ -212,20 +212,20 @@ fn with_volumes(mut pod: Value, shared: &Path) -> Value {
     pod
 }
 
-/// What must not change while the agent is replaced.
+/// State that must not change while the agent is replaced.
 #[derive(Debug, PartialEq)]
-struct Picture {
-    /// By name: what the API shows.
+struct NodeState {
+    /// Pods in the API, by name.
     pods: BTreeMap<String, Value>,
-    /// Sandboxes that are ready and containers that run, by pod.
+    /// Ready sandboxes and running containers, by pod.
     runtime: BTreeMap<String, BTreeSet<String>>,
 }
 
-async fn picture(
+async fn node_state(
     cluster: &Cluster,
     running: &BTreeSet<String>,
     finished: &BTreeSet<String>,
-) -> Picture {
+) -> NodeState {
     let list = cluster.pods().list(&ListParams::default()).await.unwrap();
     let mut pods = BTreeMap::new();
     for pod in list.items {
@@ -248,14 +248,14 @@ async fn picture(
     for container in cri.containers().await.unwrap().iter().filter(|c| c.state == 1) {
         note(&container.labels, &container.id);
     }
-    Picture { pods, runtime }
+    NodeState { pods, runtime }
 }
 
-/// What of a pod must not change. When it became ready is part of it: a pod that was not ready for
-/// a moment would show another time.
+/// The fields of a pod that must not change. They include the time it became ready: a pod that was
+/// briefly not ready would show another time.
 ///
-/// Left out, because the earlier program changes it at each start of its own: the times of a static
-/// pod, and containers of a rejected pod, which never had any.
+/// Left out, because the earlier program changes them at each start: the times of a static pod, and
+/// containers of a rejected pod, which never had any.
 fn shown(pod: &Value) -> Value {
     let status = &pod["status"];
     let rejected = status["reason"] == "NodeAffinity";
@@ -286,7 +286,7 @@ fn shown(pod: &Value) -> Value {
     })
 }
 
-/// Watches every change of the pods, and notes those that show a disturbance.
+/// Watches every change of the pods, and records those that show a disturbance.
 struct Watch {
     notes: Arc<Mutex<Notes>>,
     task: JoinHandle<()>,
@@ -297,13 +297,13 @@ struct Notes {
     /// Pods that were seen with the mark, and the marker.
     marked: BTreeSet<String>,
     disturbances: Vec<String>,
-    /// Why nothing more is seen.
+    /// Why the watch stopped.
     broken: Option<String>,
 }
 
 impl Watch {
-    /// From how the pods are now, without a gap: each watch goes on where the one before it ended,
-    /// and a server that has forgotten that moment ends the case.
+    /// Starts from the current state, without a gap: each watch resumes where the previous one
+    /// ended, and an expired resource version fails the case.
     async fn start(cluster: &Cluster, names: BTreeSet<String>) -> Self {
         let pods = cluster.pods();
         let list = pods.list(&ListParams::default()).await.unwrap();
@@ -345,7 +345,7 @@ impl Watch {
             pods.patch(&name, &PatchParams::default(), &mark).await.unwrap();
             wanted.insert(name);
         }
-        // Mirrors of static pods are the agent's to write: they are seen, but not marked.
+        // Only the agent writes mirror pods: they are watched, but not marked.
         assert!(unmarked.iter().all(|name| !wanted.contains(name)));
         let mut marker = pod(MARKER, &["serve"]);
         marker["spec"].as_object_mut().unwrap().remove("nodeName");
@@ -365,7 +365,7 @@ impl Watch {
 }
 
 impl Notes {
-    /// Notes a change; returns the version it made, or why the watch cannot go on.
+    /// Records a change; returns its resource version, or why the watch cannot continue.
     fn take(
         &mut self,
         change: kube::Result<WatchEvent<Pod>>,
@@ -398,7 +398,7 @@ impl Notes {
     }
 }
 
-/// The pods of a node that stands alone, as they must stay.
+/// The pods of a standalone node, as they must stay.
 async fn alone(kubectl: &Kubectl) -> BTreeMap<String, Value> {
     let list = kubectl.run(&["get", "pods", "-o", "json"]).await.unwrap();
     let list: Value = serde_json::from_str(&list).unwrap();
@@ -422,7 +422,7 @@ async fn load_test_image(bed: &Bed, program: &Path, node: &Standalone<'_>) {
 }
 
 #[tokio::test]
-async fn node_of_up_keeps_its_pods_when_another_build_takes_over() {
+async fn standalone_node_keeps_its_pods_when_another_build_takes_over() {
     needs_root!(LONGER);
     let (earlier, current) = (tools::earlier().unwrap(), tools::podwright().unwrap());
     let bed = Bed::builder().start().await.unwrap();
@@ -481,7 +481,7 @@ async fn node_of_up_keeps_its_pods_when_another_build_takes_over() {
         let agent = node.pid("agent");
         up(&bed, program, &node).await;
         assert_ne!(node.pid("agent"), agent, "{} takes over", program.display());
-        // An agent that brings up a new pod has seen the others, and reported what it saw.
+        // An agent that has started a new pod has seen the others and reported their status.
         let proof = format!("proof-{number}");
         let mut new = probed(&proof);
         new["spec"].as_object_mut().unwrap().remove("nodeName");

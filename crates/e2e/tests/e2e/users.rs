@@ -1,4 +1,4 @@
-//! Pods whose root is nobody on the node.
+//! Pods with user namespaces, whose root is unprivileged on the node.
 
 use std::fs;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::privilege::needs_root;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A pod that says which ids its own are on the node.
-fn own_users(name: &str) -> Value {
+/// A pod that prints its uid map.
+fn user_namespace_pod(name: &str) -> Value {
     let mut pod = pod(name, &[]);
     pod["spec"]["nodeName"] = json!(null);
     pod["spec"]["hostUsers"] = json!(false);
@@ -24,7 +24,7 @@ fn own_users(name: &str) -> Value {
     pod
 }
 
-/// Waits until so many pods with users of their own were tried to start, and so many failed.
+/// Waits until the metrics show this many started and failed pods with user namespaces.
 async fn until_counted(bed: &Bed, tried_and_failed: [&str; 2]) {
     let counted = async || {
         let page = bed.http_get("http://127.0.0.1:10255/metrics").await?.text();
@@ -40,30 +40,30 @@ async fn until_counted(bed: &Bed, tried_and_failed: [&str; 2]) {
 }
 
 #[tokio::test]
-async fn pods_with_users_of_their_own_get_blocks_of_ids_that_nobody_else_has() {
+async fn pods_with_user_namespaces_get_exclusive_id_ranges() {
     needs_root!();
-    // Older ones do not say that they can.
+    // Older releases do not report their support.
     let bed = Bed::builder().containerd(Release::V2).start().await.unwrap();
     let agent = bed.agent("node-1").configure(json!({ "readOnlyPort": 10255 })).start().unwrap();
     agent.healthy().await.unwrap();
     for name in ["a", "b"] {
-        agent.add_manifest(name, &own_users(name)).unwrap();
+        agent.add_manifest(name, &user_namespace_pod(name)).unwrap();
     }
     let maps = async || {
         let mut maps = Vec::new();
         for pod in agent.log_directories()? {
             let log = fs::read_to_string(pod.join("app/0.log")).unwrap_or_default();
-            let said = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
-            maps.extend(said.map(|map| map.split_whitespace().collect::<Vec<_>>().join(" ")));
+            let output = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
+            maps.extend(output.map(|map| map.split_whitespace().collect::<Vec<_>>().join(" ")));
         }
         maps.sort();
         Ok((maps.len() == 2).then_some(maps))
     };
-    let maps = wait::until("both to say who they are", LIMIT, maps).await.unwrap();
+    let maps = wait::until("both to print their uid maps", LIMIT, maps).await.unwrap();
     assert_eq!(maps, ["0 131072 65536", "0 65536 65536"]);
 
-    // Its sandbox is made and its container is not.
-    let mut broken = own_users("c");
+    // Its sandbox is created and its container is not.
+    let mut broken = user_namespace_pod("c");
     broken["spec"]["containers"][0]["command"] = json!(["/no/such/program"]);
     until_counted(&bed, ["2", "0"]).await;
     agent.add_manifest("c", &broken).unwrap();

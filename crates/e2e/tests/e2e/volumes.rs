@@ -1,4 +1,4 @@
-//! What pods find in their volumes, on real mounts and a real API server.
+//! Content of volumes, on real mounts and a real API server.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -54,15 +54,15 @@ impl Cluster {
         self.agent.pod_logs().join(format!("{NAMESPACE}_{name}_{uid}/app/0.log"))
     }
 
-    /// Waits for a line of the container, the exact text, and returns how long it took.
-    pub(crate) async fn says(&self, pod: &Pod, line: &str) -> Duration {
+    /// Waits for this exact line of the container, and returns how long it took.
+    pub(crate) async fn until_line(&self, pod: &Pod, line: &str) -> Duration {
         let (log, asked) = (self.log_of(pod), Instant::now());
-        let said = async || {
+        let output = async || {
             let text = std::fs::read_to_string(&log)?;
-            // A time, a stream and a tag come before what the container wrote.
+            // A timestamp, a stream and a tag precede the container's output.
             Ok(text.lines().any(|known| known.splitn(4, ' ').nth(3) == Some(line)))
         };
-        wait::until_true(format!("the line {line:?}"), LIMIT, said).await.unwrap();
+        wait::until_true(format!("the line {line:?}"), LIMIT, output).await.unwrap();
         asked.elapsed()
     }
 
@@ -88,7 +88,7 @@ impl Cluster {
             .await
     }
 
-    /// Binds by hand, as the controller would: first the volume, then the claim.
+    /// Binds manually, like the controller: first the volume, then the claim.
     pub(crate) async fn bind(&self, claim: &PersistentVolumeClaim, volume: &str) {
         let name = claim.metadata.name.as_deref().unwrap();
         let reference = json!({"namespace": NAMESPACE, "name": name, "uid": claim.metadata.uid});
@@ -101,19 +101,19 @@ impl Cluster {
         claims.patch_status(name, &PatchParams::default(), &bound).await.unwrap();
     }
 
-    /// The directory goes after the pod, and nothing waits for it.
-    pub(crate) async fn until_folder_gone(&self, pod: &Pod) {
-        let folder = self.folder_of(pod);
-        let gone = async || Ok(!folder.try_exists()?);
-        wait::until_true(format!("{} to be gone", folder.display()), LIMIT, gone).await.unwrap();
+    /// The directory is removed after the pod, asynchronously.
+    pub(crate) async fn until_directory_removed(&self, pod: &Pod) {
+        let directory = self.directory_of(pod);
+        let gone = async || Ok(!directory.try_exists()?);
+        wait::until_true(format!("{} to be gone", directory.display()), LIMIT, gone).await.unwrap();
     }
 
-    pub(crate) fn folder_of(&self, pod: &Pod) -> PathBuf {
+    pub(crate) fn directory_of(&self, pod: &Pod) -> PathBuf {
         self.agent.root_dir().join("pods").join(pod.metadata.uid.as_deref().unwrap())
     }
 }
 
-/// A pod whose container runs a script of the shell as nobody in particular.
+/// A pod whose container runs a shell script as an unprivileged user.
 pub(crate) fn script(name: &str, script: &str, volumes: Value, mounts: Value) -> Value {
     let mut pod = pod(name, &[]);
     let container = &mut pod["spec"]["containers"][0];
@@ -124,8 +124,8 @@ pub(crate) fn script(name: &str, script: &str, volumes: Value, mounts: Value) ->
     pod
 }
 
-/// Says what is in a file, whenever that changes.
-fn tell_changes(files: &[&str]) -> String {
+/// A script that prints the content of files whenever it changes.
+fn print_changes(files: &[&str]) -> String {
     let files = files.join(" ");
     format!(
         "trap 'exit 0' TERM; cd /tmp 2>/dev/null; \
@@ -135,7 +135,7 @@ fn tell_changes(files: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
+async fn every_kind_of_volume_is_readable_by_its_users() {
     needs_root!();
     let cluster = Cluster::start().await;
     cluster
@@ -185,22 +185,22 @@ async fn every_kind_of_volume_is_there_for_whoever_may_read_it() {
         "size 8192 one 1 host seen",
         "read-only",
     ] {
-        cluster.says(&made, line).await;
+        cluster.until_line(&made, line).await;
     }
-    let part = cluster.folder_of(&made).join("volumes/kubernetes.io~empty-dir/disk/kinds/x/f");
+    let part = cluster.directory_of(&made).join("volumes/kubernetes.io~empty-dir/disk/kinds/x/f");
     assert_eq!(std::fs::read_to_string(part).unwrap(), "y\n");
 
     assert!(!cluster.agent.daemon().log().contains("hunter2"), "a Secret is in the log");
 
     cluster.pods().delete("kinds", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("kinds").await;
-    cluster.until_folder_gone(&made).await;
-    assert!(shared.join("seen").exists(), "the node's own folder is not ours to empty");
+    cluster.until_directory_removed(&made).await;
+    assert!(shared.join("seen").exists(), "a hostPath directory must not be emptied");
     cluster.close();
 }
 
 #[tokio::test]
-async fn row_37_an_edit_is_seen_in_the_container_at_once() {
+async fn edit_is_visible_in_the_container_at_once() {
     needs_root!();
     let cluster = Cluster::start().await;
     cluster.make::<ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "0"}})).await;
@@ -215,7 +215,7 @@ async fn row_37_an_edit_is_seen_in_the_container_at_once() {
         {"name": "map", "mountPath": "/map"}, {"name": "secret", "mountPath": "/secret"},
         {"name": "down", "mountPath": "/down"}, {"name": "later", "mountPath": "/later"},
     ]);
-    // One program per file, so that each tells its own changes.
+    // One process per file, so that each prints its own changes.
     let each = ["/map/a", "/secret/k", "/down/l", "/later/x"].map(|file| {
         format!(
             "( while :; do n=$(cat {file} 2>/dev/null); [ \"$n\" = \"$w\" ] || \
@@ -225,22 +225,22 @@ async fn row_37_an_edit_is_seen_in_the_container_at_once() {
     let text = format!("trap 'exit 0' TERM; {} while :; do sleep 0.1; done", each.join(" "));
     let made = cluster.create(script("edits", &text, volumes, mounts)).await;
     cluster.until("edits", "ready", ready).await;
-    cluster.says(&made, "/map/a 0").await;
+    cluster.until_line(&made, "/map/a 0").await;
 
     let mut took = Vec::new();
     for round in 1..=7 {
         let text = round.to_string();
         let began = Instant::now();
         cluster.edit::<ConfigMap>("m", json!({"data": {"a": text}})).await;
-        cluster.says(&made, &format!("/map/a {round}")).await;
+        cluster.until_line(&made, &format!("/map/a {round}")).await;
         took.push(began.elapsed());
         let began = Instant::now();
         cluster.edit::<Secret>("s", json!({"stringData": {"k": text}})).await;
-        cluster.says(&made, &format!("/secret/k {round}")).await;
+        cluster.until_line(&made, &format!("/secret/k {round}")).await;
         took.push(began.elapsed());
         let began = Instant::now();
         cluster.edit::<Pod>("edits", json!({"metadata": {"labels": {"edit": text}}})).await;
-        cluster.says(&made, &format!("/down/l {round}")).await;
+        cluster.until_line(&made, &format!("/down/l {round}")).await;
         took.push(began.elapsed());
     }
     took.sort_unstable();
@@ -249,17 +249,17 @@ async fn row_37_an_edit_is_seen_in_the_container_at_once() {
     figure(&format!("edit to container: median {median:.2?}, longest {most:.2?} of {of}"));
     assert!(median < Duration::from_secs(10), "upstream takes a minute; this was {median:?}");
 
-    // What is optional appears and vanishes.
+    // An optional source appears and disappears.
     cluster.make::<ConfigMap>(json!({"metadata": {"name": "late"}, "data": {"x": "here"}})).await;
-    cluster.says(&made, "/later/x here").await;
+    cluster.until_line(&made, "/later/x here").await;
     let gone = DeleteParams::default();
     cluster.objects::<ConfigMap>().delete("late", &gone).await.unwrap();
-    cluster.says(&made, "/later/x ").await;
+    cluster.until_line(&made, "/later/x ").await;
     cluster.close();
 }
 
 #[tokio::test]
-async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
+async fn missing_object_is_reported_and_the_pod_runs_when_it_appears() {
     needs_root!();
     let cluster = Cluster::start().await;
     let volumes = json!([
@@ -267,10 +267,10 @@ async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
         {"name": "unused", "configMap": {"name": "nobody-cares"}},
     ]);
     let mounts = json!([{"name": "s", "mountPath": "/s"}]);
-    let made = cluster.create(script("waits", &tell_changes(&["/s/k"]), volumes, mounts)).await;
+    let made = cluster.create(script("waits", &print_changes(&["/s/k"]), volumes, mounts)).await;
     let wanted = r#"MountVolume.SetUp failed for volume "s" : secret "absent" not found"#;
     let events: Api<Event> = cluster.objects();
-    let told = async || {
+    let reported = async || {
         let list = events.list(&ListParams::default()).await?;
         let is = |event: &Event| {
             event.reason.as_deref() == Some("FailedMount")
@@ -278,17 +278,17 @@ async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
         };
         Ok(list.items.iter().any(is))
     };
-    wait::until_true("the event", LIMIT, told).await.unwrap();
+    wait::until_true("the event", LIMIT, reported).await.unwrap();
     let waits = |status: &Value| {
         status["containerStatuses"][0]["state"]["waiting"]["reason"] == "ContainerCreating"
     };
     cluster.until("waits", "waiting", waits).await;
     let began = Instant::now();
     cluster.make::<Secret>(json!({"metadata": {"name": "absent"}, "stringData": {"k": "v"}})).await;
-    cluster.says(&made, "v").await;
+    cluster.until_line(&made, "v").await;
     figure(&format!("missing Secret created to container runs: {:.2?}", began.elapsed()));
 
-    // The same for a variable.
+    // The same for an environment variable.
     let mut needs = pod("variable", &["serve"]);
     needs["spec"]["containers"][0]["env"] =
         json!([{"name": "V", "valueFrom": {"configMapKeyRef": {"name": "vars", "key": "v"}}}]);
@@ -307,7 +307,7 @@ async fn what_is_missing_is_named_and_the_pod_runs_when_it_appears() {
 }
 
 #[tokio::test]
-async fn row_39_a_secret_is_in_memory_only_and_nothing_of_it_is_left() {
+async fn secret_is_only_in_memory_and_leaves_nothing() {
     needs_root!();
     let mut cluster = Cluster::start().await;
     const WORD: &str = "correct-horse-battery";
@@ -326,19 +326,19 @@ async fn row_39_a_secret_is_in_memory_only_and_nothing_of_it_is_left() {
     }
     let root = cluster.agent.root_dir();
     let on_disk = |root: &Path| files_with(root, WORD, OnDisk::Only);
-    assert_eq!(files_with(&root, WORD, OnDisk::AndInMemory).len(), 4, "they are there to be read");
+    assert_eq!(files_with(&root, WORD, OnDisk::AndInMemory).len(), 4, "all copies are readable");
     assert_eq!(on_disk(&root), Vec::<PathBuf>::new());
 
     cluster.pods().delete("goes", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("goes").await;
-    cluster.until_folder_gone(&made[1]).await;
-    // What an agent leaves that nobody can stop in good order.
+    cluster.until_directory_removed(&made[1]).await;
+    // What remains after the agent was killed.
     cluster.agent.kill().await.unwrap();
     cluster.pods().delete("stays", &DeleteParams::default()).await.unwrap();
     cluster.agent.restart().await.unwrap();
     cluster.until_gone("stays").await;
     assert_eq!(files_with(&root, WORD, OnDisk::AndInMemory), Vec::<PathBuf>::new());
-    assert!(!cluster.agent.daemon().log().contains(WORD), "it is in the log");
+    assert!(!cluster.agent.daemon().log().contains(WORD), "the Secret is in the log");
     cluster.close();
 }
 
@@ -348,13 +348,13 @@ enum OnDisk {
     AndInMemory,
 }
 
-/// The files below a folder that hold a word.
-fn files_with(folder: &Path, word: &str, which: OnDisk) -> Vec<PathBuf> {
+/// The files below a directory that contain a word.
+fn files_with(directory: &Path, word: &str, which: OnDisk) -> Vec<PathBuf> {
     use std::os::unix::fs::MetadataExt;
-    let disk = std::fs::symlink_metadata(folder).unwrap().dev();
-    let (mut found, mut open) = (Vec::new(), vec![folder.to_owned()]);
-    while let Some(folder) = open.pop() {
-        for entry in there(std::fs::read_dir(folder)).into_iter().flatten() {
+    let disk = std::fs::symlink_metadata(directory).unwrap().dev();
+    let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(directory) = open.pop() {
+        for entry in there(std::fs::read_dir(directory)).into_iter().flatten() {
             let path = entry.unwrap().path();
             let Some(metadata) = there(std::fs::symlink_metadata(&path)) else { continue };
             if which == OnDisk::Only && metadata.dev() != disk {
@@ -373,7 +373,7 @@ fn files_with(folder: &Path, word: &str, which: OnDisk) -> Vec<PathBuf> {
     found
 }
 
-/// What was read, unless it vanished since it was listed, as temporary files do.
+/// The content, unless the file vanished since it was listed, as temporary files do.
 fn there<T>(read: std::io::Result<T>) -> Option<T> {
     match read {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -382,7 +382,7 @@ fn there<T>(read: std::io::Result<T>) -> Option<T> {
 }
 
 #[tokio::test]
-async fn an_image_is_a_volume_where_the_runtime_can() {
+async fn image_volume_is_mounted_where_the_runtime_supports_it() {
     needs_root!();
     let bed = Bed::builder().containerd(Release::V2).start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
@@ -394,19 +394,19 @@ async fn an_image_is_a_volume_where_the_runtime_can() {
         (echo x > /files/x) 2>/dev/null || echo read-only; \
         trap 'exit 0' TERM; while :; do sleep 0.1; done";
     agent.add_manifest("reads", &script("reads", text, volumes, mounts)).unwrap();
-    let said = async || {
-        let folders = agent.log_directories()?;
-        let Some(folder) = folders.first() else { return Ok(false) };
-        let log = std::fs::read_to_string(folder.join("app/0.log"))?;
+    let output = async || {
+        let directories = agent.log_directories()?;
+        let Some(directory) = directories.first() else { return Ok(false) };
+        let log = std::fs::read_to_string(directory.join("app/0.log"))?;
         Ok(log.contains(" found\n") && log.contains(" read-only\n"))
     };
-    wait::until_true("the files of the image", LIMIT, said).await.unwrap();
+    wait::until_true("the files of the image", LIMIT, output).await.unwrap();
     drop(agent);
     bed.close().unwrap();
 }
 
 #[tokio::test]
-async fn a_killed_agent_finds_its_volumes_again() {
+async fn restarted_agent_adopts_its_volumes() {
     needs_root!();
     let mut cluster = Cluster::start().await;
     cluster.make::<ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "0"}})).await;
@@ -416,7 +416,7 @@ async fn a_killed_agent_finds_its_volumes_again() {
         json!([{"name": "map", "mountPath": "/map"}, {"name": "memory", "mountPath": "/memory"}]);
     let mut made = Vec::new();
     for name in ["kept", "deleted"] {
-        let text = tell_changes(&["/map/a"]);
+        let text = print_changes(&["/map/a"]);
         let pod = script(name, &text, volumes.clone(), mounts.clone());
         made.push(cluster.create(pod).await);
         cluster.until(name, "ready", ready).await;
@@ -425,18 +425,18 @@ async fn a_killed_agent_finds_its_volumes_again() {
     cluster.edit::<ConfigMap>("m", json!({"data": {"a": "1"}})).await;
     cluster.pods().delete("deleted", &DeleteParams::default()).await.unwrap();
     cluster.agent.restart().await.unwrap();
-    cluster.says(&made[0], "1").await;
+    cluster.until_line(&made[0], "1").await;
     cluster.edit::<ConfigMap>("m", json!({"data": {"a": "2"}})).await;
-    cluster.says(&made[0], "2").await;
+    cluster.until_line(&made[0], "2").await;
     cluster.until_gone("deleted").await;
-    cluster.until_folder_gone(&made[1]).await;
+    cluster.until_directory_removed(&made[1]).await;
     let kept = cluster.pods().get("kept").await.unwrap().status.unwrap();
     assert_eq!(kept.container_statuses.unwrap()[0].restart_count, 0);
     cluster.close();
 }
 
 #[tokio::test]
-async fn a_claim_that_is_bound_leads_to_data_that_stays() {
+async fn bound_claim_provides_persistent_data() {
     needs_root!();
     let cluster = Cluster::start().await;
     let data = cluster.agent.root_dir().join("data");
@@ -449,18 +449,18 @@ async fn a_claim_that_is_bound_leads_to_data_that_stays() {
     wanted["spec"]["securityContext"] = json!({ "fsGroup": 4321 });
     let made = cluster.create(wanted).await;
     let events: Api<Event> = cluster.objects();
-    let told = async || {
+    let reported = async || {
         let list = events.list(&ListParams::default()).await?;
-        let mut said = list.items.iter().filter_map(|event| event.message.as_deref());
-        Ok(said.any(|m| m.ends_with("error processing PVC shop/data: PVC is not bound")))
+        let mut output = list.items.iter().filter_map(|event| event.message.as_deref());
+        Ok(output.any(|m| m.ends_with("error processing PVC shop/data: PVC is not bound")))
     };
-    wait::until_true("the event", LIMIT, told).await.unwrap();
+    wait::until_true("the event", LIMIT, reported).await.unwrap();
 
     cluster.bind(&claim, "pv-1").await;
-    cluster.says(&made, "wrote").await;
+    cluster.until_line(&made, "wrote").await;
     cluster.pods().delete("claims", &DeleteParams::default()).await.unwrap();
     cluster.until_gone("claims").await;
     assert_eq!(std::fs::read_to_string(data.join("file")).unwrap(), "kept\n");
-    cluster.until_folder_gone(&made).await;
+    cluster.until_directory_removed(&made).await;
     cluster.close();
 }

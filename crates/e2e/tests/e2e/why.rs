@@ -1,4 +1,4 @@
-//! `podwright why`, asked of a running agent about pods that do not run as they should.
+//! `podwright why` on a running agent, for pods that do not run as they should.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::privilege::needs_root;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Runs the command beside the agent: what it printed, and whether it succeeded.
+/// Runs the command beside the agent: its output, and whether it succeeded.
 fn podwright(arguments: &[&str]) -> (String, bool) {
     let mut command = Command::new(tools::podwright().unwrap());
     command.args(arguments);
@@ -30,15 +30,15 @@ fn why(agent: &Agent, pod: &str, more: &[&str]) -> (String, bool) {
     podwright(&arguments)
 }
 
-/// Asks until the answer has all these words.
-async fn until_told(agent: &Agent, pod: &str, words: &[&str]) -> Value {
-    let told = async || {
+/// Polls until the output contains all these words.
+async fn until_output(agent: &Agent, pod: &str, words: &[&str]) -> Value {
+    let reported = async || {
         let (text, _) = why(agent, pod, &["-o", "json"]);
         let missing: Vec<_> = words.iter().filter(|word| !text.contains(**word)).collect();
         anyhow::ensure!(missing.is_empty(), "{missing:?} is not in {text}");
         Ok(Some(serde_json::from_str(&text)?))
     };
-    wait::until(format!("why {pod}"), LIMIT, told).await.unwrap()
+    wait::until(format!("why {pod}"), LIMIT, reported).await.unwrap()
 }
 
 fn pod(name: &str, container: Value) -> Value {
@@ -57,13 +57,13 @@ fn pod(name: &str, container: Value) -> Value {
 }
 
 #[tokio::test]
-async fn it_names_what_a_pod_waits_for_and_the_way_out() {
+async fn why_names_what_a_pod_waits_for_and_the_fix() {
     needs_root!();
     let bed = Bed::builder().start().await.unwrap();
     let agent = bed.agent("node-1").start().unwrap();
     agent.healthy().await.unwrap();
 
-    // Loopback answers at once that nobody listens.
+    // Loopback refuses the connection immediately.
     let image = json!({ "image": "127.0.0.1:1/none:1", "imagePullPolicy": "Always" });
     agent.add_manifest("unpullable", &pod("unpullable", image)).unwrap();
     let crash =
@@ -76,33 +76,33 @@ async fn it_names_what_a_pod_waits_for_and_the_way_out() {
     let stopping = agent.add_manifest("deaf", &pod("deaf", deaf)).unwrap();
 
     let words = ["ErrImagePull", "127.0.0.1:1/none:1", "check the image name", "refused"];
-    let told = until_told(&agent, "unpullable", &words).await;
-    assert!(told["failed"][0]["times"].as_u64().unwrap() >= 1, "{told}");
+    let reported = until_output(&agent, "unpullable", &words).await;
+    assert!(reported["failed"][0]["times"].as_u64().unwrap() >= 1, "{reported}");
 
-    // Resting after an exit, not just starting again.
+    // In back-off after an exit, not just restarting.
     let words = ["CrashLoopBackOff", "logs --previous", "\"next\": \"20", "\"since\": \"20"];
-    until_told(&agent, "default/crashing", &words).await;
+    until_output(&agent, "default/crashing", &words).await;
 
-    let told = until_told(&agent, "held-node-1", &["held back", "maintenance"]).await;
-    assert!(told["wayOut"].as_str().unwrap().contains("podwright/hold"), "{told}");
+    let reported = until_output(&agent, "held-node-1", &["held: ", "maintenance"]).await;
+    assert!(reported["wayOut"].as_str().unwrap().contains("podwright/hold"), "{reported}");
 
-    let told = until_told(&agent, "deaf", &["\"state\": \"runs\""]).await;
-    let uid = told["uid"].as_str().unwrap().to_owned();
+    let reported = until_output(&agent, "deaf", &["\"state\": \"running\""]).await;
+    let uid = reported["uid"].as_str().unwrap().to_owned();
     std::fs::remove_file(stopping).unwrap();
     let words = ["\"stage\": \"Terminating\"", "\"what\": \"stopping app", "grace"];
-    until_told(&agent, &uid, &words).await;
+    until_output(&agent, &uid, &words).await;
 
-    let (page, told) = why(&agent, "crashing", &[]);
-    assert!(told && page.starts_with("default/crashing-node-1 ("), "{page}");
+    let (page, reported) = why(&agent, "crashing", &[]);
+    assert!(reported && page.starts_with("default/crashing-node-1 ("), "{page}");
     replays(&agent, &bed.path("case.json")).await;
     unknown(&agent);
     drop(agent);
     bed.close().unwrap();
 }
 
-/// What the API and the node do not give.
+/// Problems outside of the pod: a missing object and missing capacity.
 #[tokio::test]
-async fn it_names_an_object_that_is_missing_and_room_that_is_not_there() {
+async fn why_names_missing_objects_and_missing_capacity() {
     needs_root!();
     let cluster = Cluster::start().await;
     let mut mounts = cluster::pod("mounts", &["serve"]);
@@ -118,30 +118,30 @@ async fn it_names_an_object_that_is_missing_and_room_that_is_not_there() {
     cluster.create(large).await;
 
     let agent = &cluster.agent;
-    let words = ["mounting its volumes", "configmap \\\"absent\\\" not found", "\"wayOut\": \""];
-    until_told(agent, "shop/mounts", &words).await;
+    let words = ["mounting volumes", "configmap \\\"absent\\\" not found", "\"wayOut\": \""];
+    until_output(agent, "shop/mounts", &words).await;
     let words =
         ["CreateContainerConfigError", "configmap \\\"vars\\\" not found", "\"wayOut\": \""];
-    until_told(agent, "shop/variable", &words).await;
-    until_told(agent, "shop/large", &["OutOfmemory", "enough resource: memory"]).await;
+    until_output(agent, "shop/variable", &words).await;
+    until_output(agent, "shop/large", &["OutOfmemory", "enough resource: memory"]).await;
     cluster.close();
 }
 
-/// A recorded case tells no secret and leads to what the agent decided.
+/// A recorded case contains no secret and reproduces the agent's decision.
 async fn replays(agent: &Agent, file: &Path) {
     let file = file.to_str().unwrap();
     let same = async || {
-        let (told, recorded) = why(agent, "crashing", &["-o", "json", "--record", file]);
-        anyhow::ensure!(recorded, "{told}");
+        let (reported, recorded) = why(agent, "crashing", &["-o", "json", "--record", file]);
+        anyhow::ensure!(recorded, "{reported}");
         let case = std::fs::read_to_string(file)?;
         assert!(case.contains("PASSWORD") && !case.contains("hunter2"), "{case}");
         let (plan, replayed) = podwright(&["plan", file]);
         assert!(replayed, "{plan}");
-        let mut told = serde_json::Deserializer::from_str(&told).into_iter::<Value>();
-        let told = told.next().unwrap()?;
-        // The container may have started again between the two questions; then ask again.
-        let same = plan.contains(told["why"].as_str().unwrap_or_default());
-        anyhow::ensure!(same, "{plan}\nis not what was told: {told}");
+        let mut reported = serde_json::Deserializer::from_str(&reported).into_iter::<Value>();
+        let reported = reported.next().unwrap()?;
+        // The container may have restarted between the two requests; then try again.
+        let same = plan.contains(reported["why"].as_str().unwrap_or_default());
+        anyhow::ensure!(same, "{plan}\ndiffers from the report: {reported}");
         Ok(true)
     };
     wait::until_true("a replay that decides the same", LIMIT, same).await.unwrap();

@@ -1,4 +1,4 @@
-//! What a group has read from and written to block devices.
+//! Block device I/O of a group.
 
 /// A kind of access, by the kernel's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Accesses {
     pub count: u64,
 }
 
-/// Since the group was made, with the groups below.
+/// Since the group was created, including the groups below.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Io {
     pub bytes: Vec<Accesses>,

@@ -1,4 +1,4 @@
-//! What the kernel counts of a group besides its plain use, for dashboards.
+//! Detailed cgroup counters, for dashboards.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::directory::{keyed, read, read_number};
 use super::processes::{self, Processes};
 use super::{Result, v1, v2};
 
-/// All since the group was made, or as of now; absent where the kernel or its version has none.
+/// Totals since the group was created, or current values; absent where the kernel has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Detail {
     pub user_nanos: Option<u64>,
@@ -21,14 +21,14 @@ pub struct Detail {
     pub active_file: Option<u64>,
     pub inactive_file: Option<u64>,
     pub kernel: Option<u64>,
-    /// The most it ever used.
+    /// Peak usage.
     pub peak: Option<u64>,
-    /// How often it met its limit.
+    /// How often the limit was reached.
     pub limit_hits: Option<u64>,
     pub oom_kills: Option<u64>,
-    /// Zero without a limit, as of the following.
+    /// Zero without a limit; the same holds for the following.
     pub most_tasks: Option<u64>,
-    /// Below this nothing is taken away as long as others have more.
+    /// Usage below this is reclaimed only when other groups have less.
     pub memory_reservation: Option<u64>,
     pub swap_limit: Option<u64>,
     pub cpu_shares: Option<u64>,
@@ -48,7 +48,7 @@ pub struct Throttling {
 
 impl v1::Hierarchies {
     pub(super) fn detail(&self, path: &str) -> Result<Detail> {
-        /// The unit of `cpuacct.stat`, fixed for all programs.
+        /// The unit of `cpuacct.stat`, fixed by the kernel ABI.
         const TICK_NANOS: u64 = 10_000_000;
         let mut detail = Detail::default();
         if let Some(dir) = self.dir("cpuacct", path)
@@ -114,7 +114,7 @@ impl v2::Unified {
             active_file: memory("active_file"),
             inactive_file: memory("inactive_file"),
             kernel: memory("kernel"),
-            // Kernels before 5.19 do not remember it.
+            // Kernels before 5.19 have no peak.
             peak: number(&dir, "memory.peak")?.or_else(|| memory("file").map(|_| 0)),
             limit_hits: event("max"),
             oom_kills: event("oom_kill"),

@@ -1,8 +1,8 @@
-//! One group's directory, in whichever hierarchy.
+//! One group's directory, in any hierarchy.
 //!
 //! These are not ordinary files: they exist as soon as the directory does, take one value per
-//! write, may vanish between two system calls, and a directory goes with `rmdir` although it is
-//! full of them, once no process and no group is left in it.
+//! write, may vanish between two system calls, and the directory is removed with `rmdir` although
+//! it contains them, once no process and no group is left in it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,9 +20,9 @@ use crate::change;
 
 use super::{CgroupError, Result};
 
-/// Rounds of SIGKILL before we give up.
+/// Rounds of SIGKILL before giving up.
 const KILL_PASSES: u32 = 5;
-/// How long a round waits for those it has killed.
+/// How long a round waits for the killed processes.
 const KILL_WAIT: Duration = Duration::from_millis(500);
 /// How long a directory may stay busy although its processes are gone.
 const BUSY_TRIES: u32 = 10;
@@ -34,7 +34,7 @@ pub(super) fn io_error(
     move |source| CgroupError::Io { attempt, path: path.to_owned(), source }
 }
 
-/// False only if it is known not to be there.
+/// False only if it is certain that it does not exist.
 pub(super) fn is_there(dir: &Path) -> Result<bool> {
     match dir.metadata() {
         Ok(metadata) => Ok(metadata.is_dir()),
@@ -52,7 +52,7 @@ pub(super) fn made(dir: &Path) -> Result<Option<SystemTime>> {
     }
 }
 
-/// Puts a process in, with all its threads.
+/// Moves a process into the group, with all its threads.
 pub(super) fn join(dir: &Path, pid: u32) -> Result<()> {
     set(dir, "cgroup.procs", &pid.to_string())
 }
@@ -86,7 +86,7 @@ pub(super) fn keyed(stat: &str, key: &str) -> u64 {
     found.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Writes to a file that the kernel has made; it is never made by us.
+/// Writes to a file that the kernel created; never creates one.
 pub(super) fn set(dir: &Path, file: &str, value: &str) -> Result<()> {
     let path = dir.join(file);
     change::set(&path, value).map_err(|source| CgroupError::Set {
@@ -96,7 +96,7 @@ pub(super) fn set(dir: &Path, file: &str, value: &str) -> Result<()> {
     })
 }
 
-/// As [`set`], but it is no error if this kernel has no such file.
+/// Like [`set`], but it is no error if this kernel has no such file.
 pub(super) fn set_if_there(dir: &Path, file: &str, value: &str) -> Result<()> {
     match set(dir, file, value) {
         Err(CgroupError::Set { source, .. }) if is_gone(&source) => Ok(()),
@@ -139,7 +139,7 @@ pub(super) fn children(dir: &Path) -> Result<BTreeSet<String>> {
         };
         // Not following links: the kernel makes none here.
         if entry.file_type().is_ok_and(|file_type| file_type.is_dir()) {
-            // Names that are no text are not ours.
+            // Names that are not UTF-8 are not ours.
             names.extend(entry.file_name().into_string().ok());
         }
     }
@@ -151,7 +151,7 @@ pub(super) fn collect_pids(dir: &Path, pids: &mut BTreeSet<u32>) -> Result<()> {
     let mut open = vec![dir.to_owned()];
     while let Some(dir) = open.pop() {
         let listed = read(&dir, "cgroup.procs")?.unwrap_or_default();
-        // Zero stands for a process that our namespace does not know.
+        // Zero stands for a process outside our pid namespace.
         let listed = listed.lines().filter_map(|line| line.trim().parse::<u32>().ok());
         pids.extend(listed.filter(|pid| *pid != 0));
         open.extend(children(&dir)?.into_iter().map(|name| dir.join(name)));
@@ -159,10 +159,10 @@ pub(super) fn collect_pids(dir: &Path, pids: &mut BTreeSet<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Kills all that `list` names until it names none.
+/// Kills all processes that `list` returns until it returns none.
 ///
-/// A number read from the list may belong to someone else by the time that a signal is sent, so
-/// each process is first pinned by a handle, and signalled only if it is then still listed.
+/// A pid from the list may belong to another process by the time a signal is sent, so each process
+/// is first pinned by a pidfd, and signalled only if it is then still listed.
 pub(super) fn kill_all(path: &Path, list: impl Fn() -> Result<BTreeSet<u32>>) -> Result<()> {
     let others = || {
         let mut pids = list()?;
@@ -196,13 +196,13 @@ fn pin(pid: u32) -> Option<OwnedFd> {
     rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Until all have exited, or the time of one round is over.
+/// Waits until all have exited, or the time of one round is over.
 fn wait_for_exit(processes: &[OwnedFd]) {
     let end = Instant::now() + KILL_WAIT;
     for process in processes {
         let left = end.saturating_duration_since(Instant::now());
         let Ok(timeout) = Timespec::try_from(left) else { return };
-        // Readable once it has exited. An error means that the next pass will look again.
+        // Readable once it has exited. After an error the next pass checks again.
         let _ = rustix::event::poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout));
     }
 }
@@ -216,7 +216,7 @@ pub(super) fn remove(dir: &Path) -> Result<()> {
     for tried in 1.. {
         match change::rmdir(dir) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            // Those who were in it have exited, but the kernel has not finished with them.
+            // Its processes have exited, but the kernel has not yet released them.
             Err(Errno::BUSY) if tried < BUSY_TRIES => {
                 std::thread::sleep(wait);
                 wait *= 2;

@@ -1,10 +1,10 @@
-//! Pressure stall information: how long processes waited for want of something.
+//! Pressure stall information: how long processes waited for a resource.
 
 use std::path::Path;
 
 use super::{Result, directory};
 
-/// Shares of time in per cent over the last seconds, and microseconds in all.
+/// Shares of time in per cent over the last seconds, and total microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stall {
     pub avg10: f64,
@@ -15,9 +15,9 @@ pub struct Stall {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
-    /// At least one waited.
+    /// At least one process waited.
     pub some: Stall,
-    /// All waited.
+    /// All processes waited.
     pub full: Stall,
 }
 
@@ -25,7 +25,7 @@ pub struct Pressure {
 pub(super) fn read(dir: &Path, file: &str) -> Result<Option<Pressure>> {
     match directory::read(dir, file) {
         Ok(text) => Ok(text.map(|text| parse(&text))),
-        // Switched off at boot, the files are there but cannot be opened.
+        // If switched off at boot, the files exist but cannot be opened.
         Err(super::CgroupError::Io { source, .. })
             if source.raw_os_error() == Some(nix::libc::EOPNOTSUPP) =>
         {
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_lines_are_read_and_the_unknown_is_ignored() {
+    fn both_lines_are_read_and_unknown_fields_ignored() {
         let text = "some avg10=1.50 avg60=0.25 avg300=0.00 total=12345 new=1\n\
                     full avg10=0.00 avg60=x avg300=0.10 total=7\nodd\n";
         let some = Stall { avg10: 1.5, avg60: 0.25, avg300: 0.0, total_micros: 12345 };

@@ -1,7 +1,7 @@
-//! The processes directly in a group: how they are, and what they hold open.
+//! Processes directly in a group: their states and open files.
 //!
-//! Each costs a look into its folder of open files. A pod may have as many processes and files as
-//! it likes, so only so many are looked at; what is counted then is at least there.
+//! Each costs a read of its directory of open files. A pod may have any number of processes and
+//! files, so only a limited number is read; the counts are then lower bounds.
 
 use std::path::Path;
 
@@ -17,28 +17,28 @@ pub struct Processes {
     pub sockets: u64,
     pub running: u64,
     pub sleeping: u64,
-    /// They wait for a device, and hear no signal.
+    /// Uninterruptible sleep: they wait for a device and ignore signals.
     pub uninterruptible: u64,
     pub stopped: u64,
-    /// How many files the oldest of them may open.
+    /// Limit of open files of the oldest process.
     pub most_files: Option<u64>,
 }
 
-/// Of the processes in the text of `cgroup.procs`; `proc` is where procfs is. One that ends
-/// meanwhile is not counted further.
+/// Of the processes in the text of `cgroup.procs`; `proc` is where procfs is mounted. A process
+/// that ends meanwhile is not counted further.
 pub(super) fn read(proc: &Path, listed: &str) -> Processes {
-    // Zero stands for a process that our namespace does not know.
+    // Zero stands for a process outside our pid namespace.
     let pids = listed.lines().filter_map(|line| line.trim().parse::<u32>().ok());
     let mut pids: Vec<u32> = pids.filter(|pid| *pid != 0).collect();
     pids.sort_unstable();
     let mut all = Processes { count: pids.len() as u64, ..Processes::default() };
     for (place, pid) in pids.iter().take(MOST_PROCESSES).enumerate() {
-        let folder = proc.join(pid.to_string());
+        let directory = proc.join(pid.to_string());
         if place == 0 {
-            let limits = std::fs::read_to_string(folder.join("limits"));
+            let limits = std::fs::read_to_string(directory.join("limits"));
             all.most_files = limits.ok().and_then(|limits| soft_limit_of_files(&limits));
         }
-        let stat = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
+        let stat = std::fs::read_to_string(directory.join("stat")).unwrap_or_default();
         match state(&stat) {
             Some('R') => all.running += 1,
             Some('S' | 'I') => all.sleeping += 1,
@@ -46,13 +46,13 @@ pub(super) fn read(proc: &Path, listed: &str) -> Processes {
             Some('T' | 't') => all.stopped += 1,
             Some(_) | None => {}
         }
-        count_files(&folder.join("fd"), &mut all);
+        count_files(&directory.join("fd"), &mut all);
     }
     all
 }
 
-fn count_files(folder: &Path, all: &mut Processes) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
+fn count_files(directory: &Path, all: &mut Processes) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         if all.open_files >= MOST_FILES {
             return;
@@ -65,7 +65,7 @@ fn count_files(folder: &Path, all: &mut Processes) {
     }
 }
 
-/// The letter after the name, which is in parentheses and may hold anything.
+/// The letter after the name, which is in parentheses and may contain anything.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
@@ -73,7 +73,7 @@ fn state(stat: &str) -> Option<char> {
 fn soft_limit_of_files(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_ascii_whitespace().next()? {
-        // Upstream's way to write that there is none would be -1; the kernel has a largest number.
+        // Upstream reports -1 for no limit; the kernel has a largest number.
         "unlimited" => None,
         soft => soft.parse().ok(),
     }
@@ -85,20 +85,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_are_counted_with_what_they_hold_open() {
+    fn processes_are_counted_with_their_open_files() {
         let proc = tempfile::tempdir().unwrap();
         for (pid, stat, open) in [
             (7, "7 (a) b) S 1", &["socket:[1]", "/dev/null", "pipe:[2]"][..]),
             (9, "9 (sh) R 7", &["socket:[3]"]),
             (11, "11 (dd) D 7", &[]),
         ] {
-            let folder = proc.path().join(pid.to_string());
-            std::fs::create_dir_all(folder.join("fd")).unwrap();
-            std::fs::write(folder.join("stat"), stat).unwrap();
+            let directory = proc.path().join(pid.to_string());
+            std::fs::create_dir_all(directory.join("fd")).unwrap();
+            std::fs::write(directory.join("stat"), stat).unwrap();
             let limits = format!("Limit  Soft\nMax open files  {}  4096  files\n", pid * 100);
-            std::fs::write(folder.join("limits"), limits).unwrap();
+            std::fs::write(directory.join("limits"), limits).unwrap();
             for (number, target) in open.iter().enumerate() {
-                let link = folder.join("fd").join(number.to_string());
+                let link = directory.join("fd").join(number.to_string());
                 std::os::unix::fs::symlink(target, link).unwrap();
             }
         }

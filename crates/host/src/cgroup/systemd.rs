@@ -1,11 +1,12 @@
-//! Groups that systemd owns.
+//! Cgroups managed by systemd.
 //!
-//! Where systemd runs the machine it believes that every group is one of its units, and may reset
-//! or remove what it does not know. So each of our groups is a transient slice, made and set over
-//! D-Bus; the kernel's files are then written as well, for what systemd has no word for.
+//! Where systemd is the init system it treats every cgroup as one of its units, and may reset or
+//! remove groups that it does not manage. So each of our groups is a transient slice, created and
+//! configured over D-Bus; the kernel's files are then written as well, for settings without a
+//! systemd property.
 //!
-//! systemd answers a request at once and does it later: it says so by a signal that names the
-//! job. We wait for that, but not forever.
+//! systemd acknowledges a request at once and carries it out later; a signal that names the job
+//! reports the result. We wait for that signal, with a time limit.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,9 +19,9 @@ use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedObjectPath, Variant};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// systemd's own socket: for the time when there is no bus, or for machines without one.
+/// systemd's private socket: for early boot, when there is no bus, and for machines without one.
 const PRIVATE_SOCKET: &str = "/run/systemd/private";
-/// systemd's word for no limit.
+/// systemd's value for no limit.
 const INFINITY: u64 = u64::MAX;
 
 #[zbus::proxy(
@@ -63,19 +64,19 @@ trait Manager {
     fn version(&self) -> zbus::Result<String>;
 }
 
-/// systemd's units, as far as they are groups of ours.
+/// systemd's units that are our cgroups.
 #[derive(Debug)]
 pub struct Units {
     bus: Bus,
-    /// Made when first needed, and again after it broke.
+    /// Connected on first use, and again after it broke.
     session: Mutex<Option<Session>>,
 }
 
 #[derive(Debug)]
 enum Bus {
-    /// The system bus or, failing that, systemd's private socket.
+    /// The system bus or, if there is none, systemd's private socket.
     System,
-    /// A socket where the other end is systemd itself.
+    /// A socket on which systemd itself is the peer.
     Peer(PathBuf),
 }
 
@@ -87,7 +88,9 @@ struct Session {
 
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
-    #[error("cannot reach systemd over D-Bus; is it running, and are we root?")]
+    #[error(
+        "cannot reach systemd over D-Bus; check that it is running and that podwright runs as root"
+    )]
     Connect { source: Box<zbus::Error> },
     #[error("systemd did not {attempt} unit {unit}")]
     Call { attempt: &'static str, unit: String, source: Box<zbus::Error> },
@@ -102,17 +105,17 @@ pub enum UnitError {
 type Properties<'a> = Vec<(&'static str, Variant<'a>)>;
 
 impl Units {
-    /// Those of this machine.
+    /// Units of this machine.
     pub fn system() -> Self {
         Self { bus: Bus::System, session: Mutex::new(None) }
     }
 
-    /// Those of a manager that listens on a socket of its own.
+    /// Units of a manager that listens on a socket of its own.
     pub fn at_socket(path: impl Into<PathBuf>) -> Self {
         Self { bus: Bus::Peer(path.into()), session: Mutex::new(None) }
     }
 
-    /// Makes the slice of a group if it does not exist.
+    /// Starts the slice of a group if it does not exist.
     pub(super) async fn start(
         &self,
         name: &CgroupName,
@@ -120,11 +123,12 @@ impl Units {
     ) -> Result<(), UnitError> {
         let parent = name.parent().unwrap_or(CgroupName::ROOT).slice();
         let description = format!("Podwright group {name}");
-        self.ask(&name.slice(), &Request::Start { parent, description, cgroup_version }).await
+        self.send_request(&name.slice(), &Request::Start { parent, description, cgroup_version })
+            .await
     }
 
-    /// Sets `config` on a slice; returns it as the kernel's files should then say, since systemd
-    /// knows quotas in whole per cent only.
+    /// Sets `config` on a slice; returns the values for the kernel's files, since systemd supports
+    /// quotas only in whole per cent.
     pub(super) async fn set(
         &self,
         name: &CgroupName,
@@ -132,7 +136,7 @@ impl Units {
         cgroup_version: u32,
     ) -> Result<CgroupConfig, UnitError> {
         config.cpu_quota = config.cpu_quota.map(in_whole_percent);
-        // Everyone is below the root; its slice takes no limits.
+        // All groups are below the root; its slice takes no limits.
         if name.is_root() {
             return Ok(config);
         }
@@ -143,18 +147,19 @@ impl Units {
             },
             None => None,
         };
-        self.ask(&name.slice(), &Request::Set { config: &config, cpus, cgroup_version }).await?;
+        self.send_request(&name.slice(), &Request::Set { config: &config, cpus, cgroup_version })
+            .await?;
         Ok(config)
     }
 
     /// Stops the slice; no error if there is none.
     pub(super) async fn stop(&self, name: &CgroupName) -> Result<(), UnitError> {
-        self.ask(&name.slice(), &Request::Stop).await
+        self.send_request(&name.slice(), &Request::Stop).await
     }
 
-    /// Asks for one thing, in bounded time. If the connection turns out to be broken, once more on
-    /// a new one: systemd or its bus was restarted.
-    async fn ask(&self, unit: &str, request: &Request<'_>) -> Result<(), UnitError> {
+    /// Sends one request, in bounded time. If the connection turns out to be broken, retries once
+    /// on a new one: systemd or its bus was restarted.
+    async fn send_request(&self, unit: &str, request: &Request<'_>) -> Result<(), UnitError> {
         let attempt = request.attempt();
         let limited = tokio::time::timeout(CALL_TIMEOUT, async {
             let mut result = self.session().await?.carry_out(unit, request).await;
@@ -201,7 +206,7 @@ impl Units {
                 Ok(connection) => connection,
                 Err(error) => match peer(PRIVATE_SOCKET.into()).await {
                     Ok(connection) => connection,
-                    Err(_) => return Err(error), // the first one says more
+                    Err(_) => return Err(error), // the first error says more
                 },
             },
         };
@@ -209,7 +214,7 @@ impl Units {
             .cache_properties(CacheProperties::No)
             .build()
             .await?;
-        // Without it a bus gets no signals; on the private socket they come anyhow.
+        // Without it a bus sends no signals; on the private socket they are always sent.
         manager.subscribe().await?;
         let version = parse_version(&manager.version().await?);
         Ok(Session { manager, version })
@@ -221,7 +226,7 @@ async fn peer(path: PathBuf) -> zbus::Result<Connection> {
     Builder::unix_stream(stream.into_std()?).p2p().build().await
 }
 
-/// What we ask of systemd for one unit.
+/// A request to systemd for one unit.
 enum Request<'a> {
     Start { parent: String, description: String, cgroup_version: u32 },
     Set { config: &'a CgroupConfig, cpus: Option<Vec<u8>>, cgroup_version: u32 },
@@ -273,7 +278,8 @@ impl Session {
         let io_accounting = if cgroup_version == 1 { "BlockIOAccounting" } else { "IOAccounting" };
         let properties = [
             ("Description", Variant::from(description)),
-            // A slice sits below its parent by its name; this keeps the parent while it exists.
+            // A slice is placed below its parent by its name; this keeps the parent while it
+            // exists.
             ("Wants", Variant::from(vec![parent])),
             ("MemoryAccounting", Variant::from(true)),
             ("CPUAccounting", Variant::from(true)),
@@ -281,7 +287,7 @@ impl Session {
             ("TasksAccounting", Variant::from(true)),
             ("DefaultDependencies", Variant::from(false)),
         ];
-        // Listening comes first: the job may be over before we know its name.
+        // Subscribe first: the job may be finished before the reply with its name arrives.
         let jobs = self.manager.receive_job_removed().await?;
         let request = self.manager.start_transient_unit(unit, "replace", &properties, &[]);
         match job_done(jobs, request).await {
@@ -298,16 +304,16 @@ impl Session {
             Err(error) if is_error(&error, "NoSuchUnit") => return Ok(Done::Already),
             Err(error) => return Err(error),
         };
-        // A unit that failed would stay in systemd's lists; most have not.
+        // Otherwise a failed unit would stay in systemd's lists; most have not failed.
         let _ = self.manager.reset_failed_unit(unit).await;
         Ok(done)
     }
 }
 
-/// Sends a request and waits for the end of the job that it makes.
+/// Sends a request and waits for the end of the job that it creates.
 ///
-/// The ends of jobs are read from the first moment on: they come over the same line as the answer,
-/// and a line on which nobody reads the one holds up the other.
+/// Job results are read from the start: they come over the same connection as the reply, and an
+/// unread signal blocks the reply.
 async fn job_done(
     mut jobs: JobRemovedStream,
     request: impl Future<Output = zbus::Result<OwnedObjectPath>>,
@@ -331,7 +337,7 @@ async fn job_done(
     Ok(Done::ConnectionLost)
 }
 
-/// Which job ended, and how.
+/// Which job ended, and its result.
 fn result(removed: &JobRemoved) -> Option<(OwnedObjectPath, String)> {
     let args = removed.args().ok()?;
     Some((args.job().clone(), args.result().clone()))
@@ -346,7 +352,7 @@ fn is_error(error: &zbus::Error, name: &str) -> bool {
     }
 }
 
-/// The other end is gone; as opposed to it having said no.
+/// The connection is gone, as opposed to a refusal.
 fn is_broken(error: &zbus::Error) -> bool {
     match error {
         zbus::Error::InputOutput(_) => true,
@@ -402,8 +408,8 @@ fn per_second(micros: u64, quota: CpuQuota) -> u64 {
     u64::try_from(per_second).unwrap_or(INFINITY)
 }
 
-/// systemd keeps a quota as whole per cent of a CPU. Rounded up, or a container's own quota could
-/// be more than its pod's.
+/// systemd keeps a quota as whole per cent of a CPU. Rounded up, because a container's quota must
+/// not exceed its pod's.
 fn in_whole_percent(quota: CpuQuota) -> CpuQuota {
     const PERCENT: u64 = 10_000;
     let round = |micros: u64| {

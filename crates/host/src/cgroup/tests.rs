@@ -10,7 +10,7 @@ use crate::mounts;
 
 pub(super) const SIZES: [u64; 2] = [2 << 20, 1 << 30];
 
-/// A folder that stands in for `/sys/fs/cgroup`.
+/// A directory that stands in for `/sys/fs/cgroup`.
 pub(super) struct Fixture {
     dir: TempDir,
     table: Vec<Mount>,
@@ -46,7 +46,7 @@ impl Fixture {
         self.dir.path()
     }
 
-    /// A file as the kernel would have made it.
+    /// A file as the kernel would have created it.
     pub(super) fn file(&self, path: &str, content: &str) {
         let path = self.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -87,7 +87,7 @@ const HYBRID: [&str; 8] =
     ["cpu", "cpuacct", "cpuset", "memory", "devices", "pids", "name=systemd", "unified"];
 
 #[test]
-fn the_mode_follows_from_what_is_mounted_at_the_root() {
+fn mode_is_detected_from_the_mounts_at_the_root() {
     let table = |lines: &str| mounts::parse(lines.as_bytes());
     let root = Path::new("/sys/fs/cgroup");
     let v2 = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
@@ -109,12 +109,12 @@ fn the_mode_follows_from_what_is_mounted_at_the_root() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_looked_at_is_not_taken_for_missing() {
+async fn unreadable_group_does_not_count_as_missing() {
     let (v1, v2) = (Fixture::v1(&["memory"]), Fixture::v2("memory"));
     for (fixture, pods) in [(&v1, "memory/pods"), (&v2, "pods")] {
         let cgroups = fixture.open(Owner::Us);
         assert!(!cgroups.exists(&name("/pods/a")).await.unwrap());
-        // No folder on the way there: another error than that it is not there.
+        // The parent is not a directory: an error other than "not found".
         fixture.file(pods, "");
         let error = cgroups.exists(&name("/pods/a")).await.unwrap_err();
         assert!(matches!(error, CgroupError::Io { .. }), "{error}");
@@ -122,7 +122,7 @@ async fn what_cannot_be_looked_at_is_not_taken_for_missing() {
 }
 
 #[tokio::test]
-async fn a_process_joins_a_group_by_its_path_and_no_path_leads_out() {
+async fn process_joins_a_group_by_path_and_no_path_leaves_the_hierarchy() {
     let (v1, v2) = (Fixture::v1(&["cpu,cpuacct", "memory"]), Fixture::v2("cpu memory"));
     let file = |fixture: &Fixture, place: &str| {
         fixture.file(&format!("{place}/cgroup.procs"), "");
@@ -199,7 +199,7 @@ async fn a_v1_group_is_made_and_set_in_every_hierarchy_with_a_controller() {
 }
 
 #[tokio::test]
-async fn what_a_config_leaves_open_is_left_as_it_is() {
+async fn unset_config_values_are_not_written() {
     let fixture = Fixture::v1(&["cpu", "memory", "pids", "hugetlb"]);
     let cgroups = fixture.open(Owner::Us);
     // no file exists, so any write would fail
@@ -214,7 +214,7 @@ async fn what_a_config_leaves_open_is_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn hierarchies_that_are_absent_are_done_without_and_named() {
+async fn absent_hierarchies_are_skipped_and_named() {
     let fixture = Fixture::v1(&["cpu,cpuacct", "name=systemd"]);
     let cgroups = fixture.open(Owner::Us);
     fixture.files("cpu,cpuacct/a", &["cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us"]);
@@ -231,7 +231,10 @@ async fn a_value_that_cannot_be_set_names_file_and_value() {
     let error = cgroups.ensure(&name("/a"), &CgroupConfig::least_cpu()).await.unwrap_err();
     let want = format!("cannot set {}/cpu/a/cpu.shares to \"2\"", fixture.path().display());
     assert_eq!(error.to_string(), want);
-    assert!(!fixture.path().join("cpu/a/cpu.shares").exists(), "files are the kernel's to make");
+    assert!(
+        !fixture.path().join("cpu/a/cpu.shares").exists(),
+        "only the kernel creates these files"
+    );
 }
 
 #[tokio::test]
@@ -280,7 +283,7 @@ async fn v1_usage_and_settings_are_read() {
 }
 
 #[tokio::test]
-async fn an_unreadable_value_is_named() {
+async fn error_names_an_unreadable_value() {
     let fixture = Fixture::v1(&["cpuacct"]);
     fixture.file("cpuacct/a/cpuacct.usage", "many\n");
     let error = fixture.open(Owner::Us).usage(&name("/a")).await.unwrap_err();
@@ -332,7 +335,7 @@ async fn a_v2_group_gets_controllers_from_every_group_above_and_its_values() {
 }
 
 #[tokio::test]
-async fn unlimited_values_have_their_own_words_on_v2() {
+async fn unlimited_values_are_written_as_max_on_v2() {
     let fixture = Fixture::v2("cpu hugetlb\n");
     fixture.file("a/cgroup.controllers", "cpu hugetlb\n");
     fixture.files("a", &V2_FILES);
@@ -350,7 +353,7 @@ async fn unlimited_values_have_their_own_words_on_v2() {
 }
 
 #[tokio::test]
-async fn a_v2_group_without_the_controllers_we_use_does_not_count() {
+async fn v2_group_without_required_controllers_does_not_exist() {
     let fixture = Fixture::v2("cpu memory pids io\n");
     fixture.file("a/cgroup.controllers", "cpu io\n");
     let cgroups = fixture.open(Owner::Us);
@@ -363,7 +366,7 @@ async fn a_v2_group_without_the_controllers_we_use_does_not_count() {
 }
 
 #[test]
-fn swap_is_limited_if_the_kernel_has_the_files_for_it() {
+fn swap_is_limited_if_the_kernel_supports_it() {
     let v2 = || Fixture::v2("cpu memory pids\n");
     for (case, fixture, files, want) in [
         ("version 1", Fixture::v1(&["memory"]), [].as_slice(), false),
@@ -408,7 +411,7 @@ async fn v2_usage_is_read_and_the_root_adds_up_its_own() {
 }
 
 #[tokio::test]
-async fn pods_are_found_in_whatever_hierarchy_they_are_left() {
+async fn pods_are_found_in_every_hierarchy() {
     let fixture = Fixture::v1(&HYBRID);
     for dir in [
         "cpu/x/kubepods/poda-1/container",
@@ -435,7 +438,7 @@ async fn pods_are_found_in_whatever_hierarchy_they_are_left() {
 }
 
 #[tokio::test]
-async fn destroying_removes_the_group_everywhere_and_again_is_no_error() {
+async fn destroying_removes_the_group_everywhere_and_is_idempotent() {
     let fixture = Fixture::v1(&HYBRID);
     for point in ["cpu", "memory", "devices", "systemd", "unified"] {
         std::fs::create_dir_all(fixture.path().join(point).join("a/b/c")).unwrap();
@@ -450,7 +453,7 @@ async fn destroying_removes_the_group_everywhere_and_again_is_no_error() {
         assert!(fixture.path().join(point).join("a/d").exists(), "{point}");
     }
     assert!(matches!(cgroups.destroy(&CgroupName::ROOT).await, Err(CgroupError::Root)));
-    // a directory that cannot go is named, and does not keep the others
+    // a directory that cannot be removed is named, and does not block the others
     fixture.file("cpu/a/d/file", "");
     let error = cgroups.destroy(&name("/a/d")).await.unwrap_err();
     assert!(error.to_string().ends_with("/cpu/a/d"), "{error}");
@@ -458,14 +461,14 @@ async fn destroying_removes_the_group_everywhere_and_again_is_no_error() {
 }
 
 #[test]
-fn where_nothing_is_mounted_the_way_out_is_named() {
+fn error_names_the_fix_where_no_hierarchy_is_mounted() {
     let error = Cgroups::open(&[], Path::new("/sys/fs/cgroup"), Owner::Us, vec![]).unwrap_err();
     let want = "no cgroup hierarchy is mounted at /sys/fs/cgroup; mount cgroup2 there";
     assert_eq!(error.to_string(), want);
 }
 
 #[test]
-fn its_futures_can_be_spawned() {
+fn futures_can_be_spawned() {
     fn spawnable<T: Send + 'static>(_: impl Fn(Cgroups) -> T) {}
     spawnable(|cgroups| async move {
         cgroups.ensure(&CgroupName::ROOT, &CgroupConfig::default()).await?;

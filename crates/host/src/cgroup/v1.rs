@@ -1,9 +1,9 @@
-//! cgroup v1: a tree for each controller, and a group is a directory of the same name in each.
+//! cgroup v1: a tree for each controller; a group is a directory of the same name in each.
 //!
-//! A pod's group is made in every hierarchy that has a controller, also in those that we set
-//! nothing in: the runtime puts its containers there, and would otherwise make the pod's directory
-//! itself, where nobody would take it down. In systemd's own named hierarchy and in the v2 tree
-//! that a hybrid machine has besides, we make nothing and only remove what the runtime left.
+//! A pod's group is created in every hierarchy that has a controller, also in those without
+//! settings of ours: the runtime puts its containers there, and would otherwise create the pod's
+//! directory itself, which would then never be removed. In systemd's named hierarchy and in the v2
+//! tree of a hybrid machine we create nothing and only remove what the runtime left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use super::directory::{self, io_error, keyed, set, set_if_there};
 use super::{MemoryUsage, Result, Usage, below, hugepage_limits};
 use crate::mounts::Mount;
 
-/// Without one of these a group is not whole.
+/// Controllers without which a group counts as incomplete.
 const USED: [&str; 6] = ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "pids"];
-/// The kernel's way to say that there is no limit of memory.
+/// The kernel's value for no memory limit.
 const UNLIMITED: u64 = 1 << 62;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Hierarchies {
 }
 
 impl Hierarchies {
-    /// Where one controller is mounted more than once, the shortest path is the machine's own.
+    /// Where one controller is mounted more than once, the shortest path is used.
     pub(super) fn find(table: &[Mount], root: &Path) -> Self {
         let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
         for mount in table.iter().filter(|mount| mount.point.starts_with(root)) {
@@ -49,7 +49,7 @@ impl Hierarchies {
         USED.into_iter().filter(|used| !self.controllers.contains_key(*used)).collect()
     }
 
-    /// Only if the kernel was started so.
+    /// Only with the corresponding kernel command line option.
     pub(super) fn limits_swap(&self) -> bool {
         let memory = self.controllers.get("memory");
         memory.is_some_and(|point| point.join("memory.memsw.limit_in_bytes").exists())
@@ -79,7 +79,7 @@ impl Hierarchies {
         Ok(true)
     }
 
-    /// The oldest of its directories: some controllers may have come later.
+    /// The oldest of its directories: some controllers may have been added later.
     pub(super) fn made(&self, path: &str) -> Result<Option<SystemTime>> {
         let mut oldest = None;
         for point in self.points() {
@@ -121,7 +121,7 @@ impl Hierarchies {
                 set_if_there(&dir, &format!("hugetlb.{name}.rsvd.limit_in_bytes"), &limit)?;
             }
         }
-        // Last: it is refused while more is in use.
+        // Last: it is refused while usage is above it.
         if let Some(dir) = self.dir("memory", path)
             && let Some(bytes) = config.memory_limit
         {
@@ -130,7 +130,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Someone who was frozen here dies of no signal before he is thawed.
+    /// Frozen processes ignore signals until thawed.
     pub(super) fn thaw(&self, path: &str) -> Result<()> {
         let Some(dir) = self.dir("freezer", path) else { return Ok(()) };
         let mut open = vec![dir];
@@ -143,8 +143,8 @@ impl Hierarchies {
 
     pub(super) fn remove(&self, path: &str) -> Result<()> {
         let mut first_error = None;
-        // One that cannot be removed must not keep the others. Those in which leftovers are looked
-        // for go last: a removal that is cut off is found and ended.
+        // A directory that cannot be removed must not block the others. The hierarchies in which
+        // leftovers are searched go last, so that an interrupted removal is found and finished.
         for point in self.others.iter().chain(self.points()) {
             if let Err(error) = directory::remove(&below(point, path)) {
                 first_error.get_or_insert(error);
@@ -190,7 +190,7 @@ impl Hierarchies {
         if let Some(dir) = self.dir("cpu", path) {
             config.cpu_shares = directory::read_number(&dir, "cpu.shares")?.flatten();
             let period = directory::read_number(&dir, "cpu.cfs_period_us")?.flatten();
-            // -1 is no number of ours: unlimited
+            // -1 means unlimited
             let quota = directory::read(&dir, "cpu.cfs_quota_us")?;
             let micros = quota.and_then(|quota| quota.trim().parse().ok());
             config.cpu_quota = period.map(|period_micros| CpuQuota { micros, period_micros });
@@ -214,8 +214,8 @@ impl Hierarchies {
     }
 }
 
-/// Names of the controllers on a mount; one that has none is named by its `name=`, and the v2 tree
-/// by nothing.
+/// Names of the controllers on a mount; one without controllers is named by its `name=`, and the v2
+/// tree has no name.
 fn hierarchies_of(mount: &Mount) -> Vec<String> {
     const OPTIONS: [&str; 7] = ["rw", "ro", "noprefix", "clone_children", "xattr", "all", "none"];
     match mount.fs_type.as_str() {
@@ -230,7 +230,7 @@ fn hierarchies_of(mount: &Mount) -> Vec<String> {
     }
 }
 
-/// A new cpuset has no CPUs and no memory nodes, and takes no process before it has both.
+/// A new cpuset has no CPUs and no memory nodes, and accepts no process before it has both.
 fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let read = |dir: &Path| {
@@ -244,8 +244,8 @@ fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The kernel checks each write against what the other value still is, so either order may be
-/// refused; then the other one works.
+/// The kernel checks each write against the current other value, so either order may be refused;
+/// then the other order works.
 fn set_quota(dir: &Path, quota: CpuQuota) -> Result<()> {
     let set_period = || set(dir, "cpu.cfs_period_us", &quota.period_micros.to_string());
     let micros = quota.micros.map_or("-1".to_owned(), |micros| micros.to_string());
@@ -260,7 +260,7 @@ fn set_quota(dir: &Path, quota: CpuQuota) -> Result<()> {
     }
 }
 
-/// `None`: as much as there is.
+/// `None`: unlimited.
 pub(super) fn memory_limit(dir: &Path, file: &str) -> Result<Option<u64>> {
     let limit = directory::read_number(dir, file)?.flatten();
     Ok(limit.filter(|limit| *limit < UNLIMITED))

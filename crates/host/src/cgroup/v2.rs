@@ -11,14 +11,14 @@ use podwright_core::cgroup::{
 use super::directory::{self, keyed, set, set_if_there};
 use super::{CgroupError, MemoryUsage, Pressure, Result, Usage, below, hugepage_limits, pressure};
 
-/// Without one of these, as far as the machine has them, a group is not whole.
+/// Controllers without which a group counts as incomplete, as far as the machine has them.
 const USED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
 const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 #[derive(Debug)]
 pub(super) struct Unified {
     point: PathBuf,
-    /// All that the machine has, those included that only the runtime uses.
+    /// All controllers of the machine, including those that only the runtime uses.
     controllers: BTreeSet<String>,
 }
 
@@ -39,7 +39,7 @@ impl Unified {
         USED.into_iter().filter(|used| !self.controllers.contains(*used)).collect()
     }
 
-    /// The root tells nothing. Where no group tells, the kernel is taken to be an ordinary one.
+    /// The root group does not show it. Where no group shows it, assume a standard kernel.
     pub(super) fn limits_swap(&self) -> Result<bool> {
         let groups = directory::children(&self.point)?;
         let groups = groups.iter().map(|name| self.point.join(name));
@@ -65,8 +65,8 @@ impl Unified {
         }
     }
 
-    /// Some controllers may be held back by whoever owns the groups above; whether one that we
-    /// need is among them shows in the group itself.
+    /// The owner of the groups above may withhold controllers; whether a required one is missing
+    /// shows in the group itself.
     fn pass_on_controllers(&self, dir: &Path) -> Result<()> {
         let passed = directory::read(dir, SUBTREE_CONTROL)?.unwrap_or_default();
         let passed: BTreeSet<_> = passed.split_ascii_whitespace().collect();
@@ -98,7 +98,7 @@ impl Unified {
         directory::join(&below(&self.point, path), pid)
     }
 
-    /// Which of the controllers that we use a group does not have; `None` if there is no group.
+    /// Required controllers that a group does not have; `None` if there is no group.
     fn lacking(&self, dir: &Path) -> Result<Option<Vec<String>>> {
         let Some(present) = controllers(dir)? else { return Ok(None) };
         Ok(Some(self.used().filter(|used| !present.contains(*used)).map(str::to_owned).collect()))
@@ -142,7 +142,7 @@ impl Unified {
         set(&below(&self.point, path), "memory.oom.group", if together { "1" } else { "0" })
     }
 
-    /// The kernel's own way, since Linux 5.14. Whoever it does not reach is killed one by one.
+    /// `cgroup.kill`, since Linux 5.14. Processes that it does not reach are killed one by one.
     pub(super) fn kill_at_once(&self, path: &str) {
         let _ = set(&below(&self.point, path), "cgroup.kill", "1");
     }
@@ -164,10 +164,10 @@ impl Unified {
     pub(super) fn usage(&self, path: &str) -> Result<Usage> {
         let dir = below(&self.point, path);
         let cpu = directory::read(&dir, "cpu.stat")?;
-        // A kernel that does not count it is told as one on which nobody ever waited.
+        // A kernel without the file is reported as one without any stalls.
         let pressure = |file| {
-            let told = pressure::read(&dir, file)?;
-            Ok(told.or_else(|| cpu.is_some().then(Pressure::default)))
+            let stalls = pressure::read(&dir, file)?;
+            Ok(stalls.or_else(|| cpu.is_some().then(Pressure::default)))
         };
         let (cpu_pressure, memory_pressure, io_pressure) =
             (pressure("cpu.pressure")?, pressure("memory.pressure")?, pressure("io.pressure")?);

@@ -1,4 +1,4 @@
-//! Making folders in a volume that a container can change meanwhile.
+//! Creation of directories in a volume that a container can change at the same time.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::change;
 use super::{FileError, Result, Root, open_beneath};
 
 impl Root {
-    /// Makes the folders of a path as far as they are missing, following links that stay beneath
-    /// the root. What is made is made in the folder we hold, wherever its name leads by then.
+    /// Creates the missing directories of a path, following links that stay beneath the root. Each
+    /// is created in the directory we hold open, even if its name leads elsewhere by then.
     pub fn create_dirs_following(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         let path = path.as_ref();
         let mut parent: Option<OwnedFd> = None;
@@ -53,7 +53,7 @@ fn make(
     let open = OFlags::RDONLY | OFlags::DIRECTORY;
     let child = open_beneath(dir, Path::new(name), open, resolve)?;
     if made {
-        // The set-group-id bit of the folder above is inherited and stays.
+        // The set-group-id bit of the parent directory is inherited and stays.
         let inherited = rustix::fs::fstat(&child)?.st_mode & 0o2000;
         change::fchmod(&child, Mode::from_raw_mode(mode & 0o5777 | inherited))?;
     }

@@ -1,8 +1,8 @@
-//! Giving a whole tree to a group.
+//! Group ownership of a whole tree (fsGroup).
 //!
-//! The tree is a container's: it may hold links to files of the host, pipes, devices and mounts.
-//! Every file is taken hold of without following a link and without opening it, and changed
-//! through that hold; nothing on the other side of a link or a mount is touched.
+//! The tree is a container's: it may contain links to files of the host, pipes, devices and mounts.
+//! Every file is opened with `O_PATH`, without following a link, and changed through that handle;
+//! nothing behind a link or a mount is touched.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::change;
 
 use super::{Kind, Result, Root, entries, open_beneath};
 
-/// Who a file belongs to and what they may do.
+/// Owner, group and mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     pub group: u32,
@@ -30,22 +30,22 @@ impl Root {
         Ok(Ownership { group: stat.st_gid, mode: stat.st_mode & 0o7777 })
     }
 
-    /// Gives the root and all beneath it to `group`; `mode` says what a file's or folder's mode
-    /// becomes. Links get the group and nothing else.
+    /// Changes the group of the root and everything beneath it; `mode` maps the mode of a file or
+    /// directory. Links get only the group.
     pub fn give_to_group(&self, group: u32, mode: impl Fn(Kind, u32) -> u32) -> Result<()> {
         self.give_one(self.as_fd(), Path::new(""), group, &mode)?;
-        let mut folders = vec![PathBuf::new()];
-        while let Some(folder) = folders.pop() {
+        let mut directories = vec![PathBuf::new()];
+        while let Some(directory) = directories.pop() {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
             let open = OFlags::RDONLY | OFlags::DIRECTORY;
-            let dir = match open_beneath(self.as_fd(), &folder, open, resolve) {
+            let dir = match open_beneath(self.as_fd(), &directory, open, resolve) {
                 Ok(dir) => dir,
-                // Gone meanwhile, or somebody else's: a mount.
+                // Gone meanwhile, or a mount, which is not ours.
                 Err(Errno::NOENT | Errno::XDEV) => continue,
-                Err(errno) => return Err(self.error("open directory", &folder, errno)),
+                Err(errno) => return Err(self.error("open directory", &directory, errno)),
             };
-            for (name, kind) in entries(&dir).map_err(|e| self.error("list", &folder, e))? {
-                let path = folder.join(&name);
+            for (name, kind) in entries(&dir).map_err(|e| self.error("list", &directory, e))? {
+                let path = directory.join(&name);
                 let hold = OFlags::PATH | OFlags::NOFOLLOW;
                 let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
                 match open_beneath(dir.as_fd(), Path::new(&name), hold, resolve) {
@@ -54,14 +54,14 @@ impl Root {
                     Err(errno) => return Err(self.error("look at", &path, errno)),
                 }
                 if kind == Kind::Directory {
-                    folders.push(path);
+                    directories.push(path);
                 }
             }
         }
         Ok(())
     }
 
-    /// Gives the root, and nothing beneath it.
+    /// Changes the group of the root only.
     pub fn give_itself_to_group(&self, group: u32, mode: impl Fn(Kind, u32) -> u32) -> Result<()> {
         self.give_one(self.as_fd(), Path::new(""), group, &mode)
     }
@@ -83,11 +83,12 @@ impl Root {
             return Ok(());
         }
         let wanted = mode(kind, stat.st_mode & 0o7777);
-        // A change of group took the set-id bits away, so they are set again.
+        // Changing the group clears the set-id bits, so they are set again.
         if wanted == stat.st_mode & 0o7777 && stat.st_gid == group {
             return Ok(());
         }
-        // The kernel changes no mode through a mere hold, but does through its name in /proc.
+        // The kernel does not change the mode through an O_PATH handle, but does through its name
+        // in /proc.
         let held = format!("/proc/self/fd/{}", file.as_raw_fd());
         change::chmodat(CWD, held, Mode::from_raw_mode(wanted))
             .map_err(|errno| self.error("set the mode of", path, errno))
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_40_links_are_given_away_and_what_they_lead_to_is_not() {
+    fn group_change_applies_to_links_and_not_to_their_targets() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

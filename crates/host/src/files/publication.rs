@@ -1,14 +1,14 @@
-//! A set of files that changes as one.
+//! Atomic publication of a set of files.
 //!
 //! A program that reads two keys of a ConfigMap must not see one from before an edit and one from
-//! after it. So each edition is written whole into a folder of its own, and one rename of the link
-//! `..data` makes it the edition that counts; the names users see lead through that link:
+//! after it. So each edition is written completely into a directory of its own, and one rename of
+//! the link `..data` makes it the current edition; the names users see lead through that link:
 //!
 //! ```text
 //! key -> ..data/key      ..data -> ..2026_01_31_12_00_00.1      ..2026_01_31_12_00_00.1/key
 //! ```
 //!
-//! Programs in the field watch for exactly this rename, so the names are upstream's.
+//! Programs watch for exactly this rename, so the names are upstream's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,30 +23,30 @@ use super::{Durability, FileError, Kind, Result, Root};
 
 const CURRENT: &str = "..data";
 const NEXT: &str = "..data_tmp";
-const FOLDER_MODE: u32 = 0o755;
+const DIRECTORY_MODE: u32 = 0o755;
 
 /// One file of an edition.
 #[derive(Clone, Copy)]
 pub struct NewFile<'a> {
     pub bytes: &'a [u8],
     pub mode: u32,
-    /// Whose it is; root's if nobody's.
+    /// Owner; root if `None`.
     pub owner: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// What is there already says the same, so nothing was written.
+    /// The current edition has the same content, so nothing was written.
     Unchanged,
     NewEdition,
 }
 
 impl Root {
-    /// Makes these files, by their paths beneath this root, the ones that are there.
+    /// Makes these files, by their paths beneath this root, the current edition.
     ///
-    /// `stamp` names the edition and must not have been used before; `finish` may change owners
-    /// and modes in its folder before anybody sees it. An edition that fails leaves the one
-    /// before it in place.
+    /// `stamp` names the edition and must not have been used before; `finish` may change owners and
+    /// modes in its directory before it becomes visible. An edition that fails leaves the previous
+    /// one in place.
     pub fn publish(
         &self,
         files: &BTreeMap<PathBuf, NewFile<'_>>,
@@ -56,7 +56,7 @@ impl Root {
         let current = self.current_edition()?;
         self.sweep_editions(current.as_deref())?;
         if let Some(current) = &current
-            && self.says_the_same(current, files)?
+            && self.has_same_content(current, files)?
         {
             self.show(files)?;
             return Ok(Published::Unchanged);
@@ -67,7 +67,7 @@ impl Root {
             .and_then(|()| finish(&self.sub(&edition)?))
             .and_then(|()| self.switch_to(&edition));
         if let Err(error) = made {
-            // Best effort: the error that matters is the first one.
+            // Best effort: the first error is the one to report.
             let _ = self.remove_dir_all(&edition);
             return Err(error);
         }
@@ -78,7 +78,7 @@ impl Root {
         Ok(Published::NewEdition)
     }
 
-    /// The folder that `..data` leads to; `None` if there is none or it was tampered with.
+    /// The directory that `..data` leads to; `None` if there is none or it was tampered with.
     fn current_edition(&self) -> Result<Option<PathBuf>> {
         let target = match rustix::fs::readlinkat(self, CURRENT, Vec::new()) {
             Ok(target) => target,
@@ -92,7 +92,7 @@ impl Root {
         Ok(there.then_some(target))
     }
 
-    /// Removes editions that a process killed on the way left behind.
+    /// Removes editions that an interrupted process left behind.
     fn sweep_editions(&self, current: Option<&Path>) -> Result<()> {
         for (name, kind) in self.list("")? {
             let edition = kind == Kind::Directory && name.as_bytes().starts_with(b"..");
@@ -103,8 +103,8 @@ impl Root {
         self.remove_file(NEXT)
     }
 
-    /// Only content counts: a mode that changed is not worth a new edition.
-    fn says_the_same(
+    /// Only content counts: a changed mode alone does not make a new edition.
+    fn has_same_content(
         &self,
         edition: &Path,
         files: &BTreeMap<PathBuf, NewFile<'_>>,
@@ -127,7 +127,7 @@ impl Root {
         Ok(true)
     }
 
-    /// False: there is something that no edition has.
+    /// False: there is an entry that no edition has.
     fn files_below(
         &self,
         edition: &Path,
@@ -139,7 +139,7 @@ impl Root {
             match kind {
                 Kind::File => drop(found.insert(path)),
                 Kind::Directory => {
-                    // Deeper than any path we write is not ours.
+                    // Deeper than any path we write: not ours.
                     if path.as_os_str().len() > 4096 || !self.files_below(edition, &path, found)? {
                         return Ok(false);
                     }
@@ -151,12 +151,12 @@ impl Root {
     }
 
     fn write_edition(&self, edition: &Path, files: &BTreeMap<PathBuf, NewFile<'_>>) -> Result<()> {
-        self.create_dir(edition, FOLDER_MODE)?;
+        self.create_dir(edition, DIRECTORY_MODE)?;
         for (path, file) in files {
             let path = edition.join(path);
-            let folder = path.parent().unwrap_or(edition);
-            if folder != edition {
-                self.create_dir_all(folder, FOLDER_MODE)?;
+            let directory = path.parent().unwrap_or(edition);
+            if directory != edition {
+                self.create_dir_all(directory, DIRECTORY_MODE)?;
             }
             let (parent, name) = self.parent(&path)?;
             self.write_new(&parent, name, file.bytes, file.mode, Durability::Cache, &path)?;
@@ -175,7 +175,7 @@ impl Root {
         self.rename(NEXT, CURRENT)
     }
 
-    /// The names users see: a link for each, and none for what is gone.
+    /// The names users see: a link for each, and none for removed files.
     fn show(&self, files: &BTreeMap<PathBuf, NewFile<'_>>) -> Result<()> {
         let first = |path: &PathBuf| match path.components().next() {
             Some(Component::Normal(name)) => Some(name.to_owned()),
@@ -190,7 +190,7 @@ impl Root {
             if kind == Kind::Symlink && !wanted.contains(&name) {
                 self.remove_file(&name)?;
             } else {
-                // A folder is where another volume is mounted into this one.
+                // A directory is a mount point of another volume within this one.
                 shown.insert(name);
             }
         }

@@ -1,11 +1,11 @@
-//! Removing a tree that a container filled.
+//! Removal of a directory tree that a container filled.
 //!
-//! It may hold links to anywhere, forgotten mounts, directories with millions of
-//! entries, and directories nested so deep that neither a path nor a stack nor our file
-//! descriptors reach the bottom. Each directory is entered through its parent's handle, and the
-//! kernel is asked to cross neither links nor mounts. Entries are read as they are removed, never
-//! collected. The open directories are an explicit stack of bounded depth: below that depth a
-//! directory is first moved up to the top.
+//! It may contain links to anywhere, leftover mounts, directories with millions of entries, and
+//! directories nested so deep that neither a path nor a stack nor our file descriptors reach the
+//! bottom. Each directory is opened through its parent's handle, with the kernel crossing neither
+//! links nor mounts. Entries are read as they are removed, never collected. The open directories
+//! are an explicit stack of bounded depth: below that depth a directory is first moved up to the
+//! top.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,24 +19,24 @@ use crate::change;
 
 use super::{FileError, Kind, Result, Root, kind_of, open_beneath, temporary_name};
 
-/// Directories that are open at a time.
+/// Maximum number of directories that are open at a time.
 const MAX_DEPTH: usize = 64;
 
 struct Removal<'a> {
     root: &'a Root,
-    /// What is to be removed, relative to the root.
+    /// The tree to remove, relative to the root.
     path: &'a Path,
     /// The directory that holds it.
     parent: OwnedFd,
-    /// From the directory that is to be removed down to the one that is being emptied.
+    /// From the tree's top directory down to the one that is being emptied.
     levels: Vec<Level>,
 }
 
 struct Level {
     name: OsString,
     entries: Dir,
-    /// Something went since its entries were last read from the first one on. Some file systems
-    /// leave out entries when others are removed meanwhile, so they are read again after that.
+    /// An entry was removed since the listing was last started. Some filesystems skip entries when
+    /// others are removed meanwhile, so the directory is read again then.
     progress: bool,
 }
 
@@ -59,7 +59,7 @@ enum Removed {
 }
 
 impl Removal<'_> {
-    /// Removes one entry of the directory at hand, or that directory if it has none.
+    /// Removes one entry of the current directory, or that directory if it has none.
     fn step(&mut self) -> Result<Removed> {
         let Some(level) = self.levels.last_mut() else { return Ok(Removed::Wholly) };
         match level.entries.read() {
@@ -82,7 +82,7 @@ impl Removal<'_> {
 
     fn remove_entry(&mut self, name: &OsStr, kind: Option<Kind>) -> Result<()> {
         match kind {
-            // Gone since it was read.
+            // Gone since it was listed.
             None => Ok(()),
             Some(Kind::Directory) => self.descend(name),
             Some(Kind::File | Kind::Symlink | Kind::Other) => {
@@ -94,9 +94,10 @@ impl Removal<'_> {
         }
     }
 
-    /// Opens a directory below the one at hand; or moves it to the top, if this is deep enough.
+    /// Opens a directory below the current one, or moves it to the top if the depth limit is
+    /// reached.
     fn descend(&mut self, name: &OsStr) -> Result<()> {
-        // Entered in any case: this is where the kernel says that it is a mount.
+        // Opened in any case: this is where the kernel reports a mount.
         let opened = match enter(self.at_hand(), name) {
             Ok(opened) => opened,
             Err(Errno::NOENT) => return Ok(()),
@@ -117,7 +118,7 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Removes the directory at hand, of which all entries were read.
+    /// Removes the current directory, of which all entries were read.
     fn ascend(&mut self) -> Result<()> {
         let Some(mut level) = self.levels.pop() else { return Ok(()) };
         match unlink(self.at_hand(), &level.name, AtFlags::REMOVEDIR) {
@@ -138,7 +139,8 @@ impl Removal<'_> {
         }
     }
 
-    /// The directory whose entries are being removed; at both ends, the one that holds the tree.
+    /// The directory whose entries are being removed; the tree's parent at the start and at the
+    /// end.
     fn at_hand(&self) -> BorrowedFd<'_> {
         self.opened(self.levels.last())
     }
@@ -152,7 +154,7 @@ impl Removal<'_> {
         level.and_then(|level| level.entries.fd().ok()).unwrap_or_else(|| self.parent.as_fd())
     }
 
-    /// Here a crossing can only be a mount: links are not entered, they are removed.
+    /// Only a mount can be crossed here: links are removed, not followed.
     fn refused(&self, name: Option<&OsStr>, errno: Errno) -> FileError {
         let mut path = self.path.parent().map(PathBuf::from).unwrap_or_default();
         path.extend(self.levels.iter().map(|level| level.name.as_os_str()).chain(name));

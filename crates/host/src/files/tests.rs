@@ -37,7 +37,7 @@ fn paths_that_leave_the_root_are_refused() {
 }
 
 #[test]
-fn links_are_refused_in_our_own_tree_and_stay_beneath_in_a_users() {
+fn links_are_refused_in_our_tree_and_confined_in_a_volume() {
     let (dir, root) = root();
     std::fs::write(dir.path().join("real"), "x").unwrap();
     symlink("real", dir.path().join("inside")).unwrap();
@@ -55,7 +55,7 @@ fn links_are_refused_in_our_own_tree_and_stay_beneath_in_a_users() {
 }
 
 #[test]
-fn a_link_in_the_way_never_redirects_a_write() {
+fn link_never_redirects_a_write() {
     let (dir, root) = root();
     let outside = tempfile::tempdir().unwrap();
     symlink(outside.path(), dir.path().join("way")).unwrap();
@@ -71,7 +71,7 @@ fn a_link_in_the_way_never_redirects_a_write() {
 }
 
 #[test]
-fn modes_are_exact_whatever_the_umask() {
+fn modes_do_not_depend_on_the_umask() {
     let (dir, root) = root();
     let before = rustix::process::umask(Mode::from_raw_mode(0o077));
     root.create_dir("d", 0o2777).unwrap();
@@ -87,7 +87,7 @@ fn modes_are_exact_whatever_the_umask() {
 }
 
 #[test]
-fn directories_that_exist_are_kept_as_they_are() {
+fn existing_directories_are_not_changed() {
     let (dir, root) = root();
     root.create_dir("d", 0o700).unwrap();
     root.create_dir_all("d/e", 0o755).unwrap();
@@ -99,7 +99,7 @@ fn directories_that_exist_are_kept_as_they_are() {
 }
 
 #[test]
-fn an_atomic_write_replaces_the_file_and_leaves_nothing_else() {
+fn atomic_write_replaces_the_file_and_leaves_no_temporary_file() {
     let (dir, root) = root();
     root.create_dir("d", 0o700).unwrap();
     for text in ["one", "two"] {
@@ -108,14 +108,14 @@ fn an_atomic_write_replaces_the_file_and_leaves_nothing_else() {
     }
     assert_eq!(root.list("d").unwrap(), [("f".into(), Kind::File)]);
     assert_eq!(mode_of(&dir.path().join("d/f")), 0o640);
-    // and a failed one, too
+    // and neither does a failed one
     root.create_dir_all("d/dir/full", 0o700).unwrap();
     root.write_atomic("d/dir", b"x", 0o640, Durability::Cache).unwrap_err();
     assert_eq!(root.list("d").unwrap().len(), 2);
 }
 
 #[test]
-fn what_a_killed_process_left_is_swept() {
+fn temporary_files_of_a_killed_process_are_removed() {
     let (dir, root) = root();
     let left = dir.path().join(format!(".state.json.0-0123456789abcdef{TEMPORARY}"));
     let ours = dir.path().join(temporary_name(OsStr::new("state.json")));
@@ -131,18 +131,18 @@ fn what_a_killed_process_left_is_swept() {
 }
 
 #[test]
-fn reading_is_bounded() {
+fn reading_is_limited_in_size() {
     let (_dir, root) = root();
     root.write_atomic("f", b"12345", 0o600, Durability::Cache).unwrap();
     assert_eq!(root.read("f", 5).unwrap(), b"12345");
     assert!(matches!(root.read("f", 4), Err(FileError::TooLarge { limit: 4, .. })));
     assert!(root.read("none", 4).unwrap_err().is_not_found());
     rustix::fs::mkfifoat(&root, "pipe", Mode::RUSR).unwrap();
-    assert_eq!(root.read("pipe", 4).unwrap(), b"", "a pipe does not hang us");
+    assert_eq!(root.read("pipe", 4).unwrap(), b"", "a pipe does not block");
 }
 
 #[test]
-fn what_is_not_there_needs_no_removing() {
+fn removing_a_missing_file_is_no_error() {
     let (_dir, root) = root();
     root.remove_file("no/such").unwrap();
     root.remove_dir("no").unwrap();
@@ -162,13 +162,13 @@ fn a_tree_is_removed_without_following_links() {
     root.remove_dir_all("t").unwrap();
     assert!(!dir.path().join("t").exists());
     assert!(outside.path().join("keep").exists());
-    // a link instead of the tree is not entered
+    // a link in place of the tree is not entered
     root.symlink(outside.path(), "t").unwrap();
     root.remove_dir_all("t").unwrap_err();
     assert!(outside.path().join("keep").exists());
 }
 
-/// A chain of directories that is deeper than any path can be, with a file here and there.
+/// A chain of directories deeper than any path can be, with files in some of them.
 fn nest(root: &Root, top: &str, depth: usize) {
     root.create_dir(top, 0o700).unwrap();
     let mut here = root.sub(top).unwrap();
@@ -184,7 +184,7 @@ fn nest(root: &Root, top: &str, depth: usize) {
 #[test]
 fn hundred_thousand_nested_directories_are_removed_on_a_small_stack() {
     const STACK: usize = 64 << 10;
-    // In memory, where it takes seconds: a disk would write each of them down.
+    // On tmpfs, where it takes seconds: a disk would be much slower.
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let root = Root::open(dir.path()).unwrap();
     nest(&root, "t", 100_000);

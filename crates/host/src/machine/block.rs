@@ -1,11 +1,11 @@
-//! Block devices: what they have done so far, and the filesystems on them.
+//! Block devices: I/O counters, and the filesystems on them.
 
 use std::collections::BTreeMap;
 
 use super::{Disk, Machine, Result, disk};
 use crate::mounts::{self, Mount};
 
-/// A device's counters since the machine was switched on, as `/proc/diskstats` has them.
+/// A device's counters since boot, as in `/proc/diskstats`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockDevice {
     /// Major and minor number.
@@ -24,7 +24,7 @@ pub struct BlockDevice {
     pub weighted_io_millis: u64,
 }
 
-/// A filesystem that lies on a device.
+/// A filesystem on a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filesystem {
     /// `/dev/sda1`.
@@ -39,7 +39,7 @@ impl Machine {
         Ok(self.read("proc/diskstats")?.lines().filter_map(block_device).collect())
     }
 
-    /// Every filesystem with a device, once, wherever and however often it is mounted.
+    /// Every filesystem with a device, once, no matter how often it is mounted.
     pub fn filesystems(&self) -> Result<Vec<Filesystem>> {
         let table = self.read("proc/self/mountinfo")?;
         let mut found: BTreeMap<String, Mount> = BTreeMap::new();
@@ -53,11 +53,11 @@ impl Machine {
         let devices = self.block_devices()?;
         let filesystem = |(device, mount): (String, Mount)| {
             let named = |known: &&BlockDevice| device.strip_prefix("/dev/") == Some(&known.name);
-            // `/dev/root` and `/dev/mapper/…` have other names there.
+            // `/dev/root` and `/dev/mapper/…` are named differently there.
             let numbered = |known: &&BlockDevice| known.number == mount.device;
             let known = devices.iter().find(named).or_else(|| devices.iter().find(numbered));
             let activity = known.cloned().unwrap_or_default();
-            // One that was unmounted meanwhile is not shown.
+            // A filesystem that was unmounted meanwhile is left out.
             Some(Filesystem { disk: disk(&mount.point).ok()?, device, activity })
         };
         Ok(found.into_iter().filter_map(filesystem).collect())
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filesystem_is_listed_once_with_what_its_device_did() {
+    fn filesystem_is_listed_once_with_its_device_counters() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
         let diskstats = " 8 1 sda1 1 2 3 4 5 6 7 8 9 10 11 12 13\n 8 2 sda2 1\nbroken\n \
@@ -104,9 +104,9 @@ mod tests {
         std::fs::write(root.path().join("proc/self/mountinfo"), table).unwrap();
         let machine = Machine::at(root.path());
         let found = machine.filesystems().unwrap();
-        let told = |fs: &Filesystem| (fs.device.clone(), fs.activity.number, fs.activity.reads);
+        let summary = |fs: &Filesystem| (fs.device.clone(), fs.activity.number, fs.activity.reads);
         assert_eq!(
-            found.iter().map(told).collect::<Vec<_>>(),
+            found.iter().map(summary).collect::<Vec<_>>(),
             [
                 ("/dev/odd".into(), (0, 0), 0),
                 ("/dev/root".into(), (253, 0), 21),

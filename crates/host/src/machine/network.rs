@@ -1,7 +1,7 @@
-//! The addresses by which others reach this node.
+//! Node addresses: default routes and interfaces.
 //!
-//! Without one from the configuration, the address of the interface that the default route leaves
-//! by is the one that the rest of the cluster most likely reaches.
+//! Without a configured address, the address of the interface of the default route is the one that
+//! the rest of the cluster most likely reaches.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -61,7 +61,7 @@ pub fn node_addresses(routes: &[DefaultRoute], addresses: &[InterfaceAddress]) -
     if !chosen.is_empty() {
         return chosen.into_iter().map(|chosen| chosen.address).collect();
     }
-    // No way out: any address that is not for this machine alone.
+    // No default route: any usable address that is neither loopback nor point-to-point.
     let outward = |address: &&InterfaceAddress| !address.loopback && !address.point_to_point;
     let mut candidates = addresses.iter().filter(|a| usable(a) && outward(a));
     candidates.next().map(|chosen| chosen.address).into_iter().collect()

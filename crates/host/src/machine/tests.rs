@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A machine as a folder of files.
+/// A machine as a directory of files.
 fn machine(files: &[(&str, &str)]) -> (TempDir, Machine) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -43,7 +43,7 @@ fn capacity_is_read_from_the_kernels_files() {
 }
 
 #[test]
-fn swap_and_huge_pages_may_be_absent_but_memory_and_cpus_may_not() {
+fn missing_swap_and_huge_pages_are_no_error_missing_memory_and_cpus_are() {
     let online = ("sys/devices/system/cpu/online", "0\n");
     let (_dir, small) = machine(&[("proc/meminfo", "MemTotal: 1 kB\n"), online]);
     let capacity = small.capacity().unwrap();
@@ -222,7 +222,7 @@ fn this_machine_can_be_read() {
 
 proptest! {
     #[test]
-    fn no_route_table_makes_it_panic(v4 in "\\PC{0,200}", v6 in "([0-9a-f ]{0,80}\n?){0,3}") {
+    fn arbitrary_route_tables_do_not_panic(v4 in "\\PC{0,200}", v6 in "([0-9a-f ]{0,80}\n?){0,3}") {
         default_routes(&v4, &v6);
         count_cpus(&v4);
         unquote(&v4);

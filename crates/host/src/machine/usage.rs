@@ -1,4 +1,4 @@
-//! What the machine and its processes have used so far.
+//! Usage of the machine and of processes.
 
 use jiff::Timestamp;
 use podwright_core::stats::Interface;
@@ -15,11 +15,11 @@ impl Machine {
         Ok(podwright_core::stats::interfaces(&self.read(&file)?))
     }
 
-    /// When it was switched on.
+    /// Boot time.
     pub fn boot_time(&self) -> Result<Timestamp> {
         let stat = self.read("proc/stat")?;
         let line = stat.lines().find_map(|line| line.strip_prefix("btime "));
         line.and_then(|seconds| Timestamp::from_second(seconds.trim().parse().ok()?).ok())
-            .ok_or_else(|| self.unexpected("proc/stat", "when the machine was switched on"))
+            .ok_or_else(|| self.unexpected("proc/stat", "the boot time"))
     }
 }

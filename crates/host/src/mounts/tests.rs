@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A bind mount for the time of a test, gone even if the test fails.
+/// A bind mount for the duration of a test, removed even if the test fails.
 pub(crate) struct BindGuard(PathBuf);
 
 pub(crate) fn bind_guard(source: &Path, target: &Path) -> BindGuard {
@@ -65,7 +65,7 @@ fn the_table_is_read_with_its_escapes_and_optional_fields() {
 }
 
 #[test]
-fn mounts_below_a_path_come_in_the_order_to_unmount_them() {
+fn mounts_below_a_path_are_in_unmount_order() {
     let table = parse(TABLE.as_bytes());
     let below = |path: &str| {
         at_or_below(&table, Path::new(path)).iter().map(|mount| mount.id).collect::<Vec<_>>()
@@ -77,7 +77,7 @@ fn mounts_below_a_path_come_in_the_order_to_unmount_them() {
 }
 
 #[test]
-fn lines_that_make_no_sense_are_left_out() {
+fn invalid_lines_are_left_out() {
     for line in ["", "x", "1 2 0:1 / /a rw", "1 2 0:1 / /a rw shared:1", "a b c d e f - g h i"] {
         assert_eq!(parse(line.as_bytes()), [], "{line:?}");
     }
@@ -93,13 +93,13 @@ fn this_machines_own_table_can_be_read() {
 }
 
 #[test]
-fn a_missing_table_is_named() {
+fn error_names_a_missing_table() {
     let error = table(Path::new("/no/proc")).unwrap_err();
     assert_eq!(error.to_string(), "cannot read the mount table /no/proc/self/mountinfo");
 }
 
 #[test]
-fn real_binds_appear_in_the_table_and_go_again() {
+fn real_bind_mounts_appear_in_the_table_and_are_removed() {
     if not_root() {
         return;
     }
@@ -146,7 +146,7 @@ fn real_a_file_can_be_bound_by_its_handle_after_its_name_changed() {
 }
 
 #[test]
-fn real_a_tmpfs_keeps_what_it_forbids_when_it_becomes_read_only() {
+fn real_tmpfs_keeps_its_restrictions_when_it_becomes_read_only() {
     if not_root() {
         return;
     }
@@ -166,7 +166,7 @@ fn real_a_tmpfs_keeps_what_it_forbids_when_it_becomes_read_only() {
 }
 
 #[test]
-fn real_folder_becomes_shared_once() {
+fn real_directory_becomes_shared_once() {
     if not_root() {
         return;
     }
@@ -187,7 +187,7 @@ fn real_folder_becomes_shared_once() {
 }
 
 #[test]
-fn the_mount_around_a_path_is_the_last_on_the_longest_part_of_it() {
+fn mount_of_a_path_is_the_last_on_its_longest_prefix() {
     let table = parse(
         b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /var rw - ext4 b rw\n\
           3 1 0:3 / /var/lib rw - ext4 c rw\n4 3 0:4 / /var/lib rw shared:9 - ext4 d rw\n",
@@ -197,7 +197,7 @@ fn the_mount_around_a_path_is_the_last_on_the_longest_part_of_it() {
 }
 
 #[test]
-fn a_mount_that_fails_names_both_ends() {
+fn failed_mount_names_source_and_target() {
     let error =
         bind(Path::new("/no/source"), Path::new("/no/target"), Propagation::Both).unwrap_err();
     assert_eq!(error.to_string(), "cannot bind /no/source on /no/target");
@@ -206,7 +206,7 @@ fn a_mount_that_fails_names_both_ends() {
     assert_eq!(error.to_string(), "cannot mount tmpfs on /no/target");
 }
 
-/// A directory of the host on a shared file system of its own, and a directory of ours beside it.
+/// A directory of the host on a shared filesystem, and a directory of ours beside it.
 struct Host {
     dir: tempfile::TempDir,
     _shared: BindGuard,
@@ -233,7 +233,7 @@ impl Host {
         self.dir.path().join(path)
     }
 
-    /// A file system with a file in it, as a user of the host would mount it.
+    /// A filesystem with a file in it, as a user of the host would mount it.
     fn mount(&self, path: &str) {
         let path = self.at(path);
         std::fs::create_dir_all(&path).unwrap();
@@ -258,7 +258,7 @@ fn real_detached_bind_leaves_the_mounts_of_its_source() {
         return;
     }
     for propagation in [Propagation::FromSource, Propagation::Both] {
-        // given a bind of a directory with mounts below it, some from before and some from later
+        // given a bind mount of a directory with mounts below it, some older and some newer
         let host = Host::new();
         host.mount("mnt/disks/before");
         let target = host.ours("bind");
@@ -266,19 +266,19 @@ fn real_detached_bind_leaves_the_mounts_of_its_source() {
         assert!(!host.is_there("ours/bind/before"), "a bind is not recursive");
         host.mount("mnt/disks/later");
         host.mount("mnt/disks/later/nested");
-        assert!(host.is_there("ours/bind/later"), "mounts of the host are passed on");
-        // and one that a user made by hand on our path
+        assert!(host.is_there("ours/bind/later"), "mounts of the host propagate");
+        // and one that a user mounted on our path
         host.mount("ours/bind/by-hand");
         let at_source = host.is_there("mnt/disks/by-hand");
         assert_eq!(at_source, propagation == Propagation::Both);
         if !at_source {
-            // then it is nowhere else, and nothing is touched
+            // then it is mounted nowhere else, and nothing is touched
             let error = detach_own(&target, InUse::Fail).unwrap_err();
             assert!(error.to_string().contains("ours/bind/by-hand"), "{error}");
             assert!(host.is_there("ours/bind/by-hand") && host.is_there("ours/bind/later"));
             change::unmount(host.at("ours/bind/by-hand").as_path(), UnmountFlags::empty()).unwrap();
         }
-        // when our bind goes
+        // when our bind mount is removed
         detach_own(&target, InUse::Fail).unwrap();
         // then only ours is gone
         assert!(!is_mount_point(&target).unwrap());
@@ -290,7 +290,7 @@ fn real_detached_bind_leaves_the_mounts_of_its_source() {
 }
 
 #[test]
-fn real_bind_that_passes_mounts_on_receives_them_and_returns_none() {
+fn real_propagating_bind_receives_mounts_and_returns_none() {
     if not_root() {
         return;
     }
@@ -310,7 +310,7 @@ fn real_bind_that_passes_mounts_on_receives_them_and_returns_none() {
 }
 
 #[test]
-fn real_mounts_stacked_on_ours_are_not_taken_for_ours() {
+fn real_mounts_stacked_on_ours_are_not_unmounted() {
     if not_root() {
         return;
     }
@@ -321,7 +321,7 @@ fn real_mounts_stacked_on_ours_are_not_taken_for_ours() {
     let error = detach_own(&target, InUse::Fail).unwrap_err();
     assert!(matches!(error, MountError::Occupied { .. }), "{error}");
     assert!(host.is_there("ours/memory"));
-    // when what is on top is to be seen elsewhere, it can go with ours
+    // when the topmost mount is mounted elsewhere too, it can be unmounted with ours
     std::fs::create_dir(host.at("elsewhere")).unwrap();
     let _kept = bind_guard(&target, &host.at("elsewhere"));
     detach_own(&target, InUse::Fail).unwrap();
@@ -330,8 +330,8 @@ fn real_mounts_stacked_on_ours_are_not_taken_for_ours() {
 }
 
 #[test]
-fn mounts_seen_twice_in_what_goes_are_lost_all_the_same() {
-    // given a tmpfs of ours, a bind of a part of it, and a user's mount that shows in both
+fn mount_visible_twice_below_ours_still_counts_as_lost() {
+    // given a tmpfs of ours, a bind of a part of it, and a user's mount that is visible in both
     let table = parse(
         b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /p/memory rw shared:1 - tmpfs b rw\n\
           3 1 0:2 /d /p/part rw master:1 - tmpfs b rw\n4 2 0:3 / /p/memory/d/x rw - tmpfs c rw\n\
@@ -349,7 +349,7 @@ fn mounts_seen_twice_in_what_goes_are_lost_all_the_same() {
 }
 
 #[test]
-fn network_namespace_pinned_only_on_ours_is_not_taken_for_another() {
+fn network_namespace_pinned_only_on_ours_counts_as_lost() {
     // given a tmpfs of ours with a namespace pinned in it; all of them share one device
     let table = parse(
         b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /p/memory rw - tmpfs b rw\n\
@@ -382,7 +382,7 @@ fn file_system_counts_as_mounted_elsewhere_only_if_that_part_of_it_is() {
 }
 
 #[test]
-fn real_shared_folder_keeps_the_mounts_below_it_in_sight() {
+fn real_shared_directory_keeps_the_mounts_below_it_visible() {
     if not_root() {
         return;
     }
@@ -397,7 +397,7 @@ fn real_shared_folder_keeps_the_mounts_below_it_in_sight() {
         let table = table(Path::new("/proc")).unwrap();
         table.iter().rfind(|mount| mount.point == path).unwrap().shared
     };
-    assert!(shared(&disks) && !shared(&disks.join("users")), "what is a user's is not changed");
+    assert!(shared(&disks) && !shared(&disks.join("users")), "a user's mount is not changed");
     detach_own(&disks, InUse::Fail).unwrap();
     assert!(host.is_there("mnt/disks/users"));
 }
@@ -419,7 +419,7 @@ proptest! {
     }
 
     #[test]
-    fn no_table_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_tables_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         parse(&bytes);
     }
 }

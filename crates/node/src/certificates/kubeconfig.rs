@@ -1,4 +1,4 @@
-//! The node's kubeconfig, made from the bootstrap one.
+//! The node's kubeconfig, derived from the bootstrap kubeconfig.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,30 +12,30 @@ use serde_json::{Value, json};
 pub enum KubeconfigError {
     #[error("bootstrap kubeconfig {path}: cannot be read")]
     Bootstrap { path: String, source: Box<kube::config::KubeconfigError> },
-    #[error("bootstrap kubeconfig {path}: its current context names no cluster with a server")]
+    #[error("bootstrap kubeconfig {path}: the current context names no cluster with a server")]
     NoCluster { path: String },
     #[error("kubeconfig {path}: cannot be written")]
     Write { path: String, source: std::io::Error },
 }
 
-/// Whether the node needs a kubeconfig: there is none that can be read, or its certificate is over
-/// or missing. One that names a token or a program is taken as it is.
+/// Whether the node needs a new kubeconfig: it cannot be read, or its certificate is missing or has
+/// expired. A kubeconfig with a token or an exec plugin is used as it is.
 pub fn needs_bootstrap(kubeconfig: &Path, now: Timestamp) -> bool {
     let Ok(file) = Kubeconfig::read_from(kubeconfig) else { return true };
     let Some(user) = current_user(&file) else { return true };
     if let Some(data) = &user.client_certificate_data {
         use base64::Engine;
         let pem = base64::engine::general_purpose::STANDARD.decode(data).unwrap_or_default();
-        return is_over(&pem, now);
+        return is_expired(&pem, now);
     }
     match &user.client_certificate {
-        Some(path) => is_over(&std::fs::read(path).unwrap_or_default(), now),
+        Some(path) => is_expired(&std::fs::read(path).unwrap_or_default(), now),
         None => user.token.is_none() && user.token_file.is_none() && user.exec.is_none(),
     }
 }
 
-fn is_over(pem: &[u8], now: Timestamp) -> bool {
-    super::life(pem).is_none_or(|life| life.is_over(now))
+fn is_expired(pem: &[u8], now: Timestamp) -> bool {
+    super::validity(pem).is_none_or(|validity| validity.is_expired(now))
 }
 
 fn current_user(file: &Kubeconfig) -> Option<&kube::config::AuthInfo> {
@@ -45,7 +45,8 @@ fn current_user(file: &Kubeconfig) -> Option<&kube::config::AuthInfo> {
     file.auth_infos.iter().find(|info| info.name == *user)?.auth_info.as_ref()
 }
 
-/// Writes a kubeconfig for the bootstrap's cluster whose certificate and key are `pair`.
+/// Writes a kubeconfig for the cluster of the bootstrap kubeconfig, with `pair` as certificate and
+/// key.
 pub fn write_from_bootstrap(
     bootstrap: &Path,
     kubeconfig: &Path,
@@ -84,10 +85,10 @@ fn current_cluster(file: &Kubeconfig) -> Option<Value> {
     serde_json::to_value(cluster).ok()
 }
 
-/// Whole or not at all. JSON, which is YAML.
+/// Writes atomically. JSON is valid YAML.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
     }
     let part = path.with_extension("part");
     let mut file = std::fs::OpenOptions::new()

@@ -1,4 +1,4 @@
-//! Asks the cluster for a certificate.
+//! Certificate signing requests.
 
 use std::time::Duration;
 
@@ -16,26 +16,29 @@ use sha2::{Digest, Sha256};
 
 use super::StoreError;
 
-/// Somebody may have to approve it by hand.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// An administrator may have to approve the request.
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the request for a certificate cannot be made")]
+    #[error("cannot encode the certificate signing request")]
     Encode(#[source] rcgen::Error),
-    #[error("the API server does not take the request for a certificate")]
+    #[error("cannot create the certificate signing request")]
     Create(#[source] Box<kube::Error>),
-    #[error("lost sight of the request {name}")]
+    #[error("cannot watch the certificate signing request {name}")]
     Watch { name: String, source: Box<kube::runtime::wait::Error> },
-    #[error("the request {name} was not answered yet; kubectl certificate approve {name}")]
-    Unanswered { name: String },
-    #[error("the request {name} was refused: {why}")]
-    Refused { name: String, why: String },
+    #[error(
+        "the certificate signing request {name} is not approved yet. \
+         Fix: kubectl certificate approve {name}"
+    )]
+    NotApproved { name: String },
+    #[error("the certificate signing request {name} was rejected: {why}")]
+    Rejected { name: String, why: String },
 }
 
-/// Asks for a node's client certificate for `key` and waits for it.
+/// Requests a client certificate of the node for `key` and waits for it.
 ///
 /// The request is named after the key, so one that was sent before a restart is found again.
 pub(super) async fn client_certificate(
@@ -57,33 +60,33 @@ pub(super) async fn client_certificate(
         status: None,
     };
     match requests.create(&PostParams::default(), &request).await {
-        Ok(_) => tracing::info!(name, "asked for a client certificate"),
-        // Ours, from before.
+        Ok(_) => tracing::info!(name, "requested a client certificate"),
+        // Created before a restart.
         Err(kube::Error::Api(status)) if status.code == 409 => {}
         Err(error) => return Err(RequestError::Create(Box::new(error))),
     }
     let settled = await_condition(requests, &name, is_settled);
-    let settled = match tokio::time::timeout(PATIENCE, settled).await {
-        Err(_) => return Err(RequestError::Unanswered { name }),
+    let settled = match tokio::time::timeout(APPROVAL_TIMEOUT, settled).await {
+        Err(_) => return Err(RequestError::NotApproved { name }),
         Ok(Err(source)) => return Err(RequestError::Watch { name, source: Box::new(source) }),
         Ok(Ok(settled)) => settled,
     };
     let gone = || "it was deleted".to_owned();
     match settled.map(|request| outcome(&request)) {
         Some(Some(Ok(certificate))) => Ok(certificate),
-        Some(Some(Err(why))) => Err(RequestError::Refused { name, why }),
-        Some(None) | None => Err(RequestError::Refused { name, why: gone() }),
+        Some(Some(Err(why))) => Err(RequestError::Rejected { name, why }),
+        Some(None) | None => Err(RequestError::Rejected { name, why: gone() }),
     }
 }
 
-/// 36 for v1.36; `None` if the server does not say.
+/// 36 for v1.36; `None` if unknown.
 async fn minor_version(client: &kube::Client) -> Option<u32> {
     let version = client.apiserver_version().await.ok()?;
     let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }
 
-/// Answered one way or the other, or gone.
+/// Whether the request is approved, rejected or deleted.
 #[allow(clippy::ref_option, reason = "the shape that the condition has")]
 fn is_settled(request: Option<&CertificateSigningRequest>) -> bool {
     request.is_none_or(|request| outcome(request).is_some())
@@ -103,7 +106,7 @@ fn outcome(request: &CertificateSigningRequest) -> Option<Result<Vec<u8>, String
     Some(Err(format!("{}: {}", refusal.type_, why.join(": "))))
 }
 
-/// The request itself, as PEM.
+/// The signing request as PEM.
 fn encode(node: &str, key: &KeyPair) -> Result<Vec<u8>, RequestError> {
     let mut params = CertificateParams::default();
     let mut subject = DistinguishedName::new();
@@ -127,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_names_the_node_and_its_group() {
+    fn request_names_the_node_and_its_group() {
         let key = KeyPair::generate().unwrap();
         let pem = encode("node-1", &key).unwrap();
         let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_key_makes_the_same_name() {
+    fn same_key_and_node_give_the_same_name() {
         let (one, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
         let again = KeyPair::from_pem(&one.serialize_pem()).unwrap();
         assert_eq!(digest("n", &one), digest("n", &again));

@@ -1,7 +1,7 @@
-//! Where certificates are kept: `<prefix>-<time>.pem`, and a link to the one that counts.
+//! Certificate store: `<prefix>-<time>.pem`, and a symbolic link to the current one.
 //!
 //! The layout is upstream's, because other tools read `kubelet-client-current.pem`. The link is
-//! switched by renaming a prepared one over it, so there is never none.
+//! replaced by a rename, so it always exists.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,23 +13,23 @@ use rcgen::KeyPair;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("cannot {attempt} {path}; is the folder of --cert-dir there and writable?")]
+    #[error("cannot {attempt} {path}. Fix: make sure that the directory of --cert-dir is writable")]
     File { attempt: &'static str, path: String, source: io::Error },
-    #[error("cannot make a key")]
+    #[error("cannot generate a key")]
     Key(#[source] rcgen::Error),
 }
 
 #[derive(Clone, Debug)]
 pub struct Store {
-    folder: PathBuf,
+    directory: PathBuf,
     prefix: &'static str,
 }
 
 impl Store {
-    /// The store of the client certificate. What an interrupted switch left is finished.
-    pub fn client(folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
-        let this = Self { folder: folder.into(), prefix: "kubelet-client" };
-        fs::create_dir_all(&this.folder).map_err(failed("make", &this.folder))?;
+    /// The store of the client certificate. Completes an interrupted switch.
+    pub fn client(directory: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        let this = Self { directory: directory.into(), prefix: "kubelet-client" };
+        fs::create_dir_all(&this.directory).map_err(failed("create", &this.directory))?;
         let updated = this.updated();
         if updated.symlink_metadata().is_ok() {
             fs::rename(&updated, this.current()).map_err(failed("rename", &updated))?;
@@ -37,18 +37,18 @@ impl Store {
         Ok(this)
     }
 
-    /// The pair that counts.
+    /// The current certificate and key.
     pub fn current(&self) -> PathBuf {
-        self.folder.join(format!("{}-current.pem", self.prefix))
+        self.directory.join(format!("{}-current.pem", self.prefix))
     }
 
     fn updated(&self) -> PathBuf {
-        self.folder.join(format!("{}-updated.pem", self.prefix))
+        self.directory.join(format!("{}-updated.pem", self.prefix))
     }
 
-    /// The key of a request that may still be answered, over restarts.
+    /// The key of a pending request, kept across restarts.
     fn pending(&self) -> PathBuf {
-        self.folder.join(format!("{}.key.tmp", self.prefix))
+        self.directory.join(format!("{}.key.tmp", self.prefix))
     }
 
     pub(super) fn pending_key(&self) -> Result<KeyPair, StoreError> {
@@ -63,7 +63,7 @@ impl Store {
         Ok(key)
     }
 
-    pub(super) fn forget_pending_key(&self) -> Result<(), StoreError> {
+    pub(super) fn remove_pending_key(&self) -> Result<(), StoreError> {
         let path = self.pending();
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -73,7 +73,7 @@ impl Store {
         }
     }
 
-    /// Keeps a pair and makes it the one that counts.
+    /// Stores a certificate with its key and makes it the current one.
     pub(super) fn keep(
         &self,
         certificate: &[u8],
@@ -82,13 +82,13 @@ impl Store {
     ) -> Result<PathBuf, StoreError> {
         let time = now.strftime("%Y-%m-%d-%H-%M-%S");
         let name = format!("{}-{time}.pem", self.prefix);
-        let path = self.folder.join(&name);
+        let path = self.directory.join(&name);
         let mut pem = certificate.to_vec();
         if !pem.ends_with(b"\n") {
             pem.push(b'\n');
         }
         pem.extend_from_slice(key.serialize_pem().as_bytes());
-        // A second one within a second replaces the first, which nobody points to yet.
+        // A second one within a second replaces the first, which is not linked yet.
         let _ = fs::remove_file(&path);
         write_secret(&path, &pem).map_err(failed("write", &path))?;
         let updated = self.updated();

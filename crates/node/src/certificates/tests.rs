@@ -12,7 +12,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// A certificate of that life, as PEM, and its key.
+/// A certificate with this validity, as PEM, and its key.
 fn pair(from: i64, until: i64) -> (String, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let time = |second| rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(second);
@@ -23,70 +23,73 @@ fn pair(from: i64, until: i64) -> (String, KeyPair) {
 }
 
 #[test]
-fn what_is_needed_follows_from_the_certificates_life() {
-    let life = Life { from: at(0), until: at(1000) };
-    let nothing = |seconds| Need::Nothing { until: Duration::from_secs(seconds) };
-    for (case, life, rotate, now, want) in [
-        ("none", None, true, 0, Need::New),
-        ("young", Some((life, 0.5)), true, 700, nothing(100)),
-        ("old", Some((life, 0.5)), true, 800, Need::Renewal),
-        ("old, and nobody wants it renewed", Some((life, 0.5)), false, 800, nothing(200)),
-        ("over", Some((life, 0.5)), false, 1000, Need::New),
+fn next_action_follows_from_the_certificates_validity() {
+    let validity = CertificateValidity { from: at(0), until: at(1000) };
+    let nothing = |seconds| CertificateAction::Nothing { until: Duration::from_secs(seconds) };
+    for (case, validity, rotate, now, want) in [
+        ("none", None, true, 0, CertificateAction::New),
+        ("young", Some((validity, 0.5)), true, 700, nothing(100)),
+        ("old", Some((validity, 0.5)), true, 800, CertificateAction::Renewal),
+        ("old, without rotation", Some((validity, 0.5)), false, 800, nothing(200)),
+        ("expired", Some((validity, 0.5)), false, 1000, CertificateAction::New),
     ] {
-        assert_eq!(need(life, rotate, at(now)), want, "{case}");
+        assert_eq!(next_action(validity, rotate, at(now)), want, "{case}");
     }
 }
 
 #[test]
-fn the_life_of_a_certificate_is_read_from_its_file() {
+fn validity_of_a_certificate_is_read_from_its_file() {
     let (certificate, key) = pair(100, 5000);
     let both = format!("{certificate}{}", key.serialize_pem());
-    assert_eq!(life(both.as_bytes()), Some(Life { from: at(100), until: at(5000) }));
-    assert_eq!(life(key.serialize_pem().as_bytes()), None);
-    assert_eq!(life(b"garbage"), None);
+    assert_eq!(
+        validity(both.as_bytes()),
+        Some(CertificateValidity { from: at(100), until: at(5000) })
+    );
+    assert_eq!(validity(key.serialize_pem().as_bytes()), None);
+    assert_eq!(validity(b"garbage"), None);
 }
 
 #[test]
-fn a_kept_pair_is_the_current_one_and_only_ours_to_read() {
-    let folder = TempDir::new().unwrap();
-    let store = Store::client(folder.path()).unwrap();
+fn stored_pair_is_current_and_readable_by_the_owner_only() {
+    let dir = TempDir::new().unwrap();
+    let store = Store::client(dir.path()).unwrap();
     for (from, now) in [(1, 1_700_000_000), (2, 1_700_000_100)] {
         let (certificate, key) = pair(from, 5000);
         store.keep(certificate.as_bytes(), &key, at(now)).unwrap();
         let current = std::fs::read(store.current()).unwrap();
-        assert_eq!(life(&current).unwrap().from, at(from));
+        assert_eq!(validity(&current).unwrap().from, at(from));
         let mode = std::fs::metadata(store.current()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
     let link = std::fs::read_link(store.current()).unwrap();
     assert_eq!(link, Path::new("kubelet-client-2023-11-14-22-15-00.pem"));
-    assert!(!folder.path().join("kubelet-client-updated.pem").exists());
+    assert!(!dir.path().join("kubelet-client-updated.pem").exists());
 }
 
 #[test]
-fn a_switch_that_was_interrupted_is_finished() {
-    let folder = TempDir::new().unwrap();
+fn interrupted_switch_is_completed() {
+    let dir = TempDir::new().unwrap();
     let (certificate, _) = pair(7, 5000);
-    std::fs::write(folder.path().join("new.pem"), certificate).unwrap();
-    let updated = folder.path().join("kubelet-client-updated.pem");
+    std::fs::write(dir.path().join("new.pem"), certificate).unwrap();
+    let updated = dir.path().join("kubelet-client-updated.pem");
     std::os::unix::fs::symlink("new.pem", &updated).unwrap();
-    let store = Store::client(folder.path()).unwrap();
-    assert_eq!(life(&std::fs::read(store.current()).unwrap()).unwrap().from, at(7));
+    let store = Store::client(dir.path()).unwrap();
+    assert_eq!(validity(&std::fs::read(store.current()).unwrap()).unwrap().from, at(7));
     assert!(updated.symlink_metadata().is_err());
 }
 
 #[test]
-fn the_key_of_a_request_survives_a_restart_until_it_is_answered() {
-    let folder = TempDir::new().unwrap();
-    let key = || Store::client(folder.path()).unwrap().pending_key().unwrap().serialize_pem();
+fn pending_key_survives_a_restart_until_its_request_is_settled() {
+    let dir = TempDir::new().unwrap();
+    let key = || Store::client(dir.path()).unwrap().pending_key().unwrap().serialize_pem();
     let first = key();
     assert_eq!(first, key());
-    Store::client(folder.path()).unwrap().forget_pending_key().unwrap();
+    Store::client(dir.path()).unwrap().remove_pending_key().unwrap();
     assert_ne!(first, key());
 }
 
-fn kubeconfig(folder: &Path, user: &serde_json::Value) -> std::path::PathBuf {
-    let path = folder.join("kubeconfig");
+fn kubeconfig(dir: &Path, user: &serde_json::Value) -> std::path::PathBuf {
+    let path = dir.join("kubeconfig");
     let document = serde_json::json!({
         "clusters": [{ "name": "c", "cluster": { "server": "https://10.0.0.1:6443" } }],
         "users": [{ "name": "u", "user": user }],
@@ -98,33 +101,33 @@ fn kubeconfig(folder: &Path, user: &serde_json::Value) -> std::path::PathBuf {
 }
 
 #[test]
-fn row_7_and_8_only_a_kubeconfig_that_does_not_work_is_made_anew() {
-    let folder = TempDir::new().unwrap();
+fn only_an_unusable_kubeconfig_is_replaced() {
+    let dir = TempDir::new().unwrap();
     let (certificate, _) = pair(0, 1000);
-    let file = folder.path().join("pair.pem");
+    let file = dir.path().join("pair.pem");
     std::fs::write(&file, certificate).unwrap();
     let by_file = serde_json::json!({ "client-certificate": file, "client-key": file });
     for (case, user, now, want) in [
-        ("good", by_file.clone(), 999, false),
+        ("valid", by_file.clone(), 999, false),
         ("expired", by_file, 1000, true),
         ("its file is missing", serde_json::json!({ "client-certificate": "none" }), 0, true),
         ("a token", serde_json::json!({ "token": "t" }), 0, false),
-        ("nothing to show", serde_json::json!({}), 0, true),
+        ("no credentials", serde_json::json!({}), 0, true),
     ] {
-        let path = kubeconfig(folder.path(), &user);
+        let path = kubeconfig(dir.path(), &user);
         assert_eq!(needs_bootstrap(&path, at(now)), want, "{case}");
     }
-    assert!(needs_bootstrap(&folder.path().join("absent"), at(0)));
+    assert!(needs_bootstrap(&dir.path().join("absent"), at(0)));
 }
 
 #[test]
-fn the_kubeconfig_names_the_bootstraps_cluster_and_our_pair() {
-    let folder = TempDir::new().unwrap();
-    let bootstrap = kubeconfig(folder.path(), &serde_json::json!({ "token": "once" }));
-    let path = folder.path().join("etc/node.kubeconfig");
+fn kubeconfig_names_the_bootstrap_cluster_and_the_stored_pair() {
+    let dir = TempDir::new().unwrap();
+    let bootstrap = kubeconfig(dir.path(), &serde_json::json!({ "token": "once" }));
+    let path = dir.path().join("etc/node.kubeconfig");
     write_from_bootstrap(&bootstrap, &path, Path::new("/pki/current.pem")).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
-    assert!(!text.contains("once"), "the token is not for keeps");
+    assert!(!text.contains("once"), "the bootstrap token is not kept");
     let read = kube::config::Kubeconfig::read_from(&path).unwrap();
     assert_eq!(read.current_context.as_deref(), Some("default-context"));
     assert_eq!(read.clusters[0].name, "default-cluster");

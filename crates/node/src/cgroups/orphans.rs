@@ -1,7 +1,7 @@
-//! Cgroups of pods that nobody knows any more.
+//! Removal of orphaned pod cgroups.
 //!
-//! Whatever still runs in one is killed, and may not die: a process that waits for a disk hears no
-//! signal. So each has a task of its own, and one that stays is tried again, but not at every look.
+//! The processes in them are killed, but a process in uninterruptible sleep may not exit. So each
+//! cgroup has its own task, and one that cannot be removed is retried after a delay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,73 +15,76 @@ use podwright_host::cgroup::CgroupError;
 use podwright_host::clock::Clock;
 
 use super::Cgroups;
-use crate::causes::chain;
+use crate::error_chain::chain;
 
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Groups that are to go.
+/// Cgroups to be removed.
 #[derive(Default)]
-pub(super) struct Orphans(Mutex<BTreeMap<PodUid, Orphan>>);
+pub(super) struct OrphanedCgroups(Mutex<BTreeMap<PodUid, OrphanedCgroup>>);
 
-enum Orphan {
-    UnderWay,
-    /// Why it stays, and when to try again.
-    Stays {
+enum OrphanedCgroup {
+    Removing,
+    /// The last attempt failed.
+    Failed {
         why: String,
         retry_at: Mono,
     },
 }
 
-impl Orphans {
-    /// Whether somebody is at this one just now.
+impl OrphanedCgroups {
+    /// Whether this cgroup is being removed.
     pub(super) fn has(&self, uid: &PodUid) -> bool {
-        matches!(self.0.lock().get(uid), Some(Orphan::UnderWay))
+        matches!(self.0.lock().get(uid), Some(OrphanedCgroup::Removing))
     }
 
-    /// Takes those that are due, each with why it stayed the last time.
+    /// Returns those that are due, each with the error of its last attempt.
     fn take_due(
         &self,
-        there: Vec<(PodUid, CgroupName)>,
+        on_disk: Vec<(PodUid, CgroupName)>,
         kept: &BTreeSet<PodUid>,
         now: Mono,
     ) -> Vec<(PodUid, CgroupName, Option<String>)> {
         let mut all = self.0.lock();
-        let lost = |uid: &PodUid| !kept.contains(uid) && there.iter().any(|(one, _)| one == uid);
+        let is_orphan =
+            |uid: &PodUid| !kept.contains(uid) && on_disk.iter().any(|(one, _)| one == uid);
         all.retain(|uid, orphan| match orphan {
-            Orphan::UnderWay => true,
-            Orphan::Stays { .. } => lost(uid),
+            OrphanedCgroup::Removing => true,
+            OrphanedCgroup::Failed { .. } => is_orphan(uid),
         });
         let mut due = Vec::new();
-        for (uid, name) in there.into_iter().filter(|(uid, _)| !kept.contains(uid)) {
-            let stayed = match all.get(&uid) {
+        for (uid, name) in on_disk.into_iter().filter(|(uid, _)| !kept.contains(uid)) {
+            let last_error = match all.get(&uid) {
                 None => None,
-                Some(Orphan::Stays { why, retry_at }) if *retry_at <= now => Some(why.clone()),
-                Some(Orphan::Stays { .. } | Orphan::UnderWay) => continue,
+                Some(OrphanedCgroup::Failed { why, retry_at }) if *retry_at <= now => {
+                    Some(why.clone())
+                }
+                Some(OrphanedCgroup::Failed { .. } | OrphanedCgroup::Removing) => continue,
             };
-            all.insert(uid.clone(), Orphan::UnderWay);
-            due.push((uid, name, stayed));
+            all.insert(uid.clone(), OrphanedCgroup::Removing);
+            due.push((uid, name, last_error));
         }
         due
     }
 }
 
 impl Cgroups {
-    /// Every pod that has a group.
+    /// Every pod that has a cgroup.
     pub async fn pods_on_disk(&self) -> Result<Vec<(PodUid, CgroupName)>, CgroupError> {
         self.host.pods(&self.tree).await
     }
 
-    /// Begins to remove the groups of pods that are not among `kept`. From here on until it is gone
-    /// such a group is nobody else's: a pod that comes back under its UID waits.
+    /// Starts to remove the cgroups of pods that are not in `kept`. A new pod with the same UID waits
+    /// until its cgroup is gone.
     pub fn destroy_orphans(
         self: &Arc<Self>,
-        there: Vec<(PodUid, CgroupName)>,
+        on_disk: Vec<(PodUid, CgroupName)>,
         kept: &BTreeSet<PodUid>,
         clock: &Clock,
     ) {
-        for (uid, name, stayed) in self.orphans.take_due(there, kept, clock.now().mono) {
+        for (uid, name, last_error) in self.orphans.take_due(on_disk, kept, clock.now().mono) {
             let (this, clock) = (self.clone(), clock.clone());
-            tokio::spawn(async move { this.destroy_orphan(uid, &name, stayed, &clock).await });
+            tokio::spawn(async move { this.destroy_orphan(uid, &name, last_error, &clock).await });
         }
     }
 
@@ -89,23 +92,23 @@ impl Cgroups {
         &self,
         uid: PodUid,
         name: &CgroupName,
-        stayed: Option<String>,
+        last_error: Option<String>,
         clock: &Clock,
     ) {
         match self.host.destroy(name).await {
             Ok(()) => {
-                tracing::info!(%uid, "removed the cgroup of a pod that is gone");
+                tracing::info!(%uid, "removed orphaned pod cgroup");
                 self.pods.lock().remove(&uid);
                 self.orphans.0.lock().remove(&uid);
                 self.refresh().await;
             }
             Err(error) => {
                 let why = chain(&error);
-                if stayed.as_ref() != Some(&why) {
-                    tracing::warn!(%uid, error = why, "a pod that is gone left its cgroup");
+                if last_error.as_ref() != Some(&why) {
+                    tracing::warn!(%uid, error = why, "cannot remove orphaned pod cgroup, retrying");
                 }
                 let retry_at = clock.now().mono + RETRY;
-                self.orphans.0.lock().insert(uid, Orphan::Stays { why, retry_at });
+                self.orphans.0.lock().insert(uid, OrphanedCgroup::Failed { why, retry_at });
             }
         }
     }
@@ -120,26 +123,26 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stays_rests_and_keeps_no_other_from_going() {
+    fn stuck_cgroup_is_retried_later_and_blocks_no_other() {
         let uids = ["stuck", "gone", "kept"].map(PodUid::new);
         let [stuck, gone, kept] = &uids;
-        let there = || uids.iter().map(|uid| (uid.clone(), CgroupName::ROOT)).collect::<Vec<_>>();
-        let orphans = Orphans::default();
+        let on_disk = || uids.iter().map(|uid| (uid.clone(), CgroupName::ROOT)).collect::<Vec<_>>();
+        let orphans = OrphanedCgroups::default();
         let kept = BTreeSet::from([kept.clone()]);
         let due = |now| {
-            let due = orphans.take_due(there(), &kept, at(now));
-            due.into_iter().map(|(uid, _, stayed)| (uid, stayed)).collect::<Vec<_>>()
+            let due = orphans.take_due(on_disk(), &kept, at(now));
+            due.into_iter().map(|(uid, _, last_error)| (uid, last_error)).collect::<Vec<_>>()
         };
         assert_eq!(due(0), [(stuck.clone(), None), (gone.clone(), None)]);
         assert!(orphans.has(stuck) && orphans.has(gone));
-        assert_eq!(due(2), [], "somebody is at both");
+        assert_eq!(due(2), [], "both are being removed");
 
         orphans.0.lock().remove(gone);
         let why = "still has processes".to_owned();
-        let stays = Orphan::Stays { why: why.clone(), retry_at: at(62) };
+        let stays = OrphanedCgroup::Failed { why: why.clone(), retry_at: at(62) };
         orphans.0.lock().insert(stuck.clone(), stays);
-        assert!(!orphans.has(stuck), "a pod of this UID may have it back meanwhile");
-        assert_eq!(due(4), [(gone.clone(), None)], "and the stuck one rests");
+        assert!(!orphans.has(stuck), "a new pod with this UID may use it in between");
+        assert_eq!(due(4), [(gone.clone(), None)], "the stuck one is in back-off");
         assert_eq!(due(62), [(stuck.clone(), Some(why))]);
         assert_eq!(orphans.take_due(Vec::new(), &kept, at(64)).len(), 0);
     }

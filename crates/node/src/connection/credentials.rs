@@ -1,9 +1,9 @@
-//! Who we are to the API server, and whom we believe to be it.
+//! Client credentials and CA of the connection to the API server.
 //!
-//! Read from a kubeconfig: a client certificate, a token, a file with a token, a program that gives
-//! one. Files may be replaced under a running node, by whoever renews certificates; they are looked
-//! at now and then, and what is new is used for the next connection. Those that are open stay until
-//! their last stream has ended, so that no watch is lost.
+//! Read from a kubeconfig: a client certificate, a token, a token file, or an exec plugin. Files may
+//! be replaced while the node runs, by whatever renews certificates; they are checked periodically,
+//! and new content is used for the next connection. Open connections stay until their last stream
+//! has ended, so that no watch is lost.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use kube::client::ConfigExt;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use parking_lot::Mutex;
-use podwright_core::certificate::Life;
+use podwright_core::certificate::CertificateValidity;
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -24,17 +24,17 @@ use tokio::time::Instant;
 
 use crate::certificates;
 
-/// How often the files are looked at.
-const LOOK: Duration = Duration::from_secs(10);
+/// How often the files are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const USER_AGENT: &str = concat!("podwright/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    #[error("kubeconfig {path}: cannot be used")]
+    #[error("kubeconfig {path}: cannot be loaded")]
     Kubeconfig { path: String, source: Box<kube::config::KubeconfigError> },
     #[error("kubeconfig {path}: {problem}")]
     Unusable { path: String, problem: String },
-    #[error("kubeconfig {path}: its credentials cannot be used")]
+    #[error("kubeconfig {path}: invalid credentials")]
     Refused { path: String, source: Box<kube::Error> },
 }
 
@@ -45,9 +45,9 @@ pub struct Credentials {
     port: u16,
     /// `None` for a plain connection.
     name: Option<ServerName<'static>>,
-    /// The file of the cluster's authority, if it is one.
+    /// The CA file of the cluster, if it is a file.
     authority: Option<PathBuf>,
-    /// A pair that the node renews itself; once it is there it counts, whatever the kubeconfig has.
+    /// A certificate that the node renews itself; if present and valid, it replaces the kubeconfig's.
     managed: Option<PathBuf>,
     files: Vec<PathBuf>,
     current: Mutex<Current>,
@@ -55,17 +55,17 @@ pub struct Credentials {
 }
 
 struct Current {
-    /// `Err`: why there is nothing to show yet.
+    /// `Err`: why there is no TLS configuration yet.
     tls: Result<Arc<ClientConfig>, String>,
-    life: Option<Life>,
-    /// It was said that this life is over.
-    told: Option<Life>,
-    /// Of the files when they were read; `None`: they were not yet.
+    validity: Option<CertificateValidity>,
+    /// The expired certificate that was already logged.
+    warned: Option<CertificateValidity>,
+    /// Of the files when they were read; `None`: not read yet.
     stamps: Option<Vec<Option<Stamp>>>,
-    looked: Instant,
+    checked_at: Instant,
 }
 
-/// Tells one state of a file from another.
+/// Changes with the content of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -73,15 +73,15 @@ struct Stamp {
     modified: (i64, i64),
 }
 
-/// What a connection is made with.
+/// Security of a connection.
 pub(super) enum Security {
     Plain,
     Tls(Arc<ClientConfig>, ServerName<'static>),
 }
 
 impl Credentials {
-    /// `managed` is where the node keeps a pair that it renews itself. A certificate that is not
-    /// there yet is no error: connections wait for it.
+    /// `managed` is the path of the certificate that the node renews itself. A missing certificate is
+    /// not an error: connections wait for it.
     pub async fn read(
         kubeconfig: &Path,
         managed: Option<PathBuf>,
@@ -95,10 +95,10 @@ impl Credentials {
             return Err(unusable("proxy-url is not supported; remove it".into()));
         }
         let host = config.cluster_url.host().unwrap_or_default();
-        // Addresses of the sixth version are written in brackets.
+        // IPv6 addresses are written in brackets.
         let host = host.trim_matches(['[', ']']).to_owned();
         if host.is_empty() {
-            return Err(unusable("the server is no URL with a host".into()));
+            return Err(unusable("the server is not a URL with a host".into()));
         }
         let secure = config.cluster_url.scheme_str() != Some("http");
         let port = config.cluster_url.port_u16().unwrap_or(if secure { 443 } else { 80 });
@@ -117,10 +117,10 @@ impl Credentials {
             managed,
             current: Mutex::new(Current {
                 tls: Err("not read yet".into()),
-                life: None,
-                told: None,
+                validity: None,
+                warned: None,
                 stamps: None,
-                looked: Instant::now(),
+                checked_at: Instant::now(),
             }),
             files,
             config,
@@ -142,7 +142,7 @@ impl Credentials {
         (&self.host, self.port)
     }
 
-    /// What to connect with; `Err` says what is missing.
+    /// The security of a new connection; `Err` gives the reason that there is none.
     pub(super) fn security(&self) -> Result<Security, String> {
         match &self.name {
             None => Ok(Security::Plain),
@@ -155,40 +155,41 @@ impl Credentials {
         CredentialsError::Refused { path, source: Box::new(source) }
     }
 
-    /// Grows when there is something new; connections of an older generation take no new streams.
+    /// Increases with new credentials; connections of an older generation take no new streams.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
     }
 
-    /// Looks at the files if it is time.
+    /// Checks the files if it is time.
     pub(super) fn refresh(&self) -> u64 {
-        if self.current.lock().looked.elapsed() >= LOOK {
+        if self.current.lock().checked_at.elapsed() >= CHECK_INTERVAL {
             self.reload();
         }
         self.generation()
     }
 
-    /// Looks at the files now: somebody knows that they are new.
+    /// Checks the files now, after the caller replaced them.
     pub fn reload(&self) {
         let mut current = self.current.lock();
-        current.looked = Instant::now();
+        current.checked_at = Instant::now();
         let stamps = Some(self.files.iter().map(|file| stamp(file)).collect());
-        let is_over = current.life.is_some_and(|life| life.is_over(Timestamp::now()));
-        let renewed_by_program = is_over && self.config.auth_info.exec.is_some();
+        let is_expired =
+            current.validity.is_some_and(|validity| validity.is_expired(Timestamp::now()));
+        let renewed_by_program = is_expired && self.config.auth_info.exec.is_some();
         if stamps == current.stamps && !renewed_by_program {
-            self.warn_if_over(&mut current, Timestamp::now());
+            self.warn_if_expired(&mut current, Timestamp::now());
             return;
         }
         let config = self.with_files();
         match tls(&config) {
             Ok(tls) => {
-                current.life = shown_life(&tls);
+                current.validity = certificate_validity(&tls);
                 (current.tls, current.stamps) = (Ok(tls), stamps);
                 self.generation.fetch_add(1, Relaxed);
             }
-            // Half of a pair is written, most likely: the next look finds the other half.
+            // Probably only half of a pair is written; the next check finds the other half.
             Err(problem) if current.tls.is_ok() => {
-                tracing::warn!(problem, "new credentials cannot be read; the old ones are kept");
+                tracing::warn!(problem, "cannot load new credentials, keeping the old ones");
                 return;
             }
             Err(problem) => {
@@ -196,38 +197,40 @@ impl Credentials {
                 current.stamps = stamps;
             }
         }
-        if let Some(life) = current.life {
-            tracing::info!(until = %life.until, "the client certificate was read");
+        if let Some(validity) = current.validity {
+            tracing::info!(until = %validity.until, "loaded client certificate");
         }
-        self.warn_if_over(&mut current, Timestamp::now());
+        self.warn_if_expired(&mut current, Timestamp::now());
     }
 
-    /// Said once of each certificate, whether it was over when it came or ends under the node.
-    fn warn_if_over(&self, current: &mut Current, now: Timestamp) {
-        let Some(life) = current.life.filter(|life| life.is_over(now)) else { return };
-        if current.told.replace(life) != Some(life) {
+    /// Logs once for each certificate, whether it was expired when loaded or expires later.
+    fn warn_if_expired(&self, current: &mut Current, now: Timestamp) {
+        let Some(validity) = current.validity.filter(|validity| validity.is_expired(now)) else {
+            return;
+        };
+        if current.warned.replace(validity) != Some(validity) {
             tracing::error!(
                 kubeconfig = %self.kubeconfig.display(),
-                expired = %life.until,
-                "the node's client certificate has expired, so the API server will not know us; \
-                 pods run on. Replace the certificate, or start with --bootstrap-kubeconfig so \
-                 that the node can ask for a new one"
+                expired = %validity.until,
+                "the node's client certificate has expired: the API server rejects requests, pods \
+                 keep running. Fix: replace the certificate, or start with --bootstrap-kubeconfig \
+                 so that the node can request a new one"
             );
         }
     }
 
-    /// How long the client certificate that is used now is good, if there is one.
-    pub fn life(&self) -> Option<Life> {
-        self.current.lock().life
+    /// Validity of the current client certificate, if there is one.
+    pub fn validity(&self) -> Option<CertificateValidity> {
+        self.current.lock().validity
     }
 
-    /// The configuration with what the files hold now.
+    /// The configuration with the current content of the files.
     fn with_files(&self) -> kube::Config {
         let mut config = self.config.clone();
-        // One that is over is no better than what the kubeconfig has.
+        // An expired one does not replace the kubeconfig's.
         let good = |path: &&PathBuf| {
-            let life = std::fs::read(path).ok().as_deref().and_then(certificates::life);
-            life.is_some_and(|life| !life.is_over(Timestamp::now()))
+            let validity = std::fs::read(path).ok().as_deref().and_then(certificates::validity);
+            validity.is_some_and(|validity| !validity.is_expired(Timestamp::now()))
         };
         if let Some(path) = self.managed.as_ref().filter(good) {
             let path = Some(path.to_string_lossy().into_owned());
@@ -238,7 +241,7 @@ impl Credentials {
         if let Some(pem) = self.authority.as_ref().and_then(|path| std::fs::read(path).ok()) {
             let found: Vec<Vec<u8>> =
                 CertificateDer::pem_slice_iter(&pem).flatten().map(|der| der.to_vec()).collect();
-            // An authority that is being written is not no authority.
+            // An empty file may still be in the process of being written.
             if !found.is_empty() {
                 config.root_cert = Some(found);
             }
@@ -247,7 +250,7 @@ impl Credentials {
     }
 }
 
-/// The configuration, and the file of the cluster's authority if it is one.
+/// The configuration, and the CA file of the cluster, if it is a file.
 async fn load(path: &Path) -> Result<(kube::Config, Option<PathBuf>), CredentialsError> {
     let failed = |source| {
         let path = path.display().to_string();
@@ -271,7 +274,7 @@ fn authority(kubeconfig: &Kubeconfig) -> Option<PathBuf> {
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
-    // Through links: that is how a renewed pair is put in place.
+    // Follows links: a renewed pair is put in place by a link.
     let about = std::fs::metadata(path).ok()?;
     let modified = (about.mtime(), about.mtime_nsec());
     Some(Stamp { inode: about.ino(), size: about.size(), modified })
@@ -280,21 +283,22 @@ fn stamp(path: &Path) -> Option<Stamp> {
 fn tls(config: &kube::Config) -> Result<Arc<ClientConfig>, String> {
     let named = config.auth_info.client_certificate.as_ref();
     if let Some(missing) = named.filter(|path| !Path::new(path).exists()) {
-        return Err(format!("the client certificate {missing} is not there yet"));
+        return Err(format!("the client certificate {missing} does not exist yet"));
     }
     let mut config = config.clone();
     if config.accept_invalid_certs {
-        // Nobody is believed, so it does not matter whether the machine knows any authority.
+        // Nothing is verified, so the CAs of the system need not be loaded.
         config.root_cert.get_or_insert_default();
     }
-    let mut tls = config.rustls_client_config().map_err(|error| crate::causes::chain(&error))?;
+    let mut tls =
+        config.rustls_client_config().map_err(|error| crate::error_chain::chain(&error))?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(tls))
 }
 
-/// How long the certificate is good that we show, wherever it came from; `None`: we show none.
-fn shown_life(tls: &ClientConfig) -> Option<Life> {
-    // There is one at most, whatever the server would like.
+/// Validity of the client certificate, from any source; `None`: there is none.
+fn certificate_validity(tls: &ClientConfig) -> Option<CertificateValidity> {
+    // There is at most one, independent of the server's hints.
     let shown = tls.client_auth_cert_resolver.resolve(&[], &[])?;
-    certificates::life_of(shown.cert.first()?)
+    certificates::validity_of(shown.cert.first()?)
 }

@@ -1,4 +1,4 @@
-//! The open connections, and which of them takes the next stream.
+//! Connection pool: the open connections and the choice of one for the next stream.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,36 +22,36 @@ type Sent = Full<Bytes>;
 
 pub(super) struct Pool {
     credentials: Arc<Credentials>,
-    /// Filled in order: the last ones empty first, and go when the server closes them.
-    lines: Mutex<Vec<Shared>>,
-    /// Whoever holds it dials; everyone else waits for what comes of it.
+    /// Filled in order: the last ones become idle first and are dropped when the server closes them.
+    pooled: Mutex<Vec<PooledConnection>>,
+    /// The holder of this lock dials; the others wait for its result.
     dialer: tokio::sync::Mutex<Dialer>,
-    /// What went wrong last, for those who do not wait any longer.
+    /// The last dial error, for requests that time out.
     problem: Mutex<Option<String>>,
 }
 
 /// An HTTP/2 connection.
 #[derive(Clone)]
-struct Shared {
+struct PooledConnection {
     sender: http2::SendRequest<Sent>,
     open: Arc<AtomicUsize>,
-    /// How many streams the server allows; it may change its mind.
+    /// The server's stream limit, which may change.
     most: Arc<AtomicUsize>,
-    /// With which credentials it was opened.
+    /// The generation of its credentials.
     generation: u64,
 }
 
-/// A place on a connection.
-pub(super) enum Line {
-    Shared(http2::SendRequest<Sent>, Place),
-    /// The server speaks HTTP/1.1 only: a connection for this one request.
+/// A slot for one request on a connection.
+pub(super) enum StreamSlot {
+    Shared(http2::SendRequest<Sent>, OpenStream),
+    /// The server supports HTTP/1.1 only: a connection for this one request.
     Single(http1::SendRequest<Sent>),
 }
 
-/// Counts as an open stream as long as it lives.
-pub(super) struct Place(Arc<AtomicUsize>);
+/// Counts as an open stream until dropped.
+pub(super) struct OpenStream(Arc<AtomicUsize>);
 
-impl Drop for Place {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -68,68 +68,71 @@ impl Pool {
         Self {
             dialer: tokio::sync::Mutex::new(Dialer::new(credentials.clone())),
             credentials,
-            lines: Mutex::default(),
+            pooled: Mutex::default(),
             problem: Mutex::default(),
         }
     }
 
-    /// A place for one request, on a new connection if need be. With `patience` it fails when the
-    /// server could not be reached for so long.
-    pub(super) async fn line(&self, patience: Option<Duration>) -> Result<Line, BoxError> {
-        // Dropping the wait may drop a dial half way, which leaves nothing behind.
-        match patience {
+    /// A slot for one request, on a new connection if necessary. With `timeout` it fails when the
+    /// server was unreachable for so long.
+    pub(super) async fn stream_slot(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<StreamSlot, BoxError> {
+        // Dropping this may cancel a dial, which has no side effects.
+        match timeout {
             None => Ok(self.find_or_dial().await),
-            Some(patience) => match tokio::time::timeout(patience, self.find_or_dial()).await {
+            Some(timeout) => match tokio::time::timeout(timeout, self.find_or_dial()).await {
                 Ok(line) => Ok(line),
                 Err(_) => {
                     let problem = self.problem.lock().clone();
-                    let why = problem.unwrap_or_else(|| format!("no connection in {patience:?}"));
+                    let why = problem.unwrap_or_else(|| format!("no connection in {timeout:?}"));
                     Err(format!("cannot reach the API server: {why}").into())
                 }
             },
         }
     }
 
-    async fn find_or_dial(&self) -> Line {
+    async fn find_or_dial(&self) -> StreamSlot {
         loop {
             if let Some(line) = self.free() {
                 return line;
             }
             let mut dialer = self.dialer.lock().await;
-            // Somebody else may have dialed while we waited.
+            // Another request may have dialed in the meantime.
             if let Some(line) = self.free() {
                 return line;
             }
             let generation = self.credentials.generation();
             match dialer.dial().await {
-                Ok(Dialed::Http1(sender)) => return Line::Single(sender),
+                Ok(Dialed::Http1(sender)) => return StreamSlot::Single(sender),
                 Ok(Dialed::Http2 { sender, most }) => {
                     *self.problem.lock() = None;
                     let open = Arc::new(AtomicUsize::new(0));
-                    self.lines.lock().push(Shared { sender, open, most, generation });
+                    self.pooled.lock().push(PooledConnection { sender, open, most, generation });
                 }
                 Err(problem) => *self.problem.lock() = Some(problem),
             }
         }
     }
 
-    /// The first connection with room. Those of old credentials end with their last stream.
-    fn free(&self) -> Option<Line> {
+    /// The first connection below its limit. Those with old credentials end with their last stream.
+    fn free(&self) -> Option<StreamSlot> {
         let generation = self.credentials.refresh();
-        let mut lines = self.lines.lock();
-        lines.retain(|line| line.generation == generation && !line.sender.is_closed());
-        let line = lines.iter().find(|line| line.open.load(Relaxed) < line.most.load(Relaxed))?;
+        let mut pooled = self.pooled.lock();
+        pooled.retain(|line| line.generation == generation && !line.sender.is_closed());
+        let line = pooled.iter().find(|line| line.open.load(Relaxed) < line.most.load(Relaxed))?;
         line.open.fetch_add(1, Relaxed);
-        Some(Line::Shared(line.sender.clone(), Place(line.open.clone())))
+        Some(StreamSlot::Shared(line.sender.clone(), OpenStream(line.open.clone())))
     }
 
     pub(super) async fn send(
         &self,
-        line: Line,
+        line: StreamSlot,
         mut request: Request<Sent>,
-    ) -> Result<Response<Held>, SendError> {
+    ) -> Result<Response<ResponseBody>, SendError> {
         match line {
-            Line::Shared(mut sender, place) => {
+            StreamSlot::Shared(mut sender, open_stream) => {
                 request.headers_mut().remove(http::header::HOST);
                 *request.version_mut() = http::Version::HTTP_2;
                 let failed = |error: hyper::client::conn::TrySendError<Request<Sent>>| {
@@ -138,29 +141,32 @@ impl Pool {
                     SendError { failure: retry::failure(&source, returned), source }
                 };
                 match sender.try_send_request(request).await {
-                    Ok(response) => Ok(response.map(|body| Held { body, _place: Some(place) })),
+                    Ok(response) => {
+                        Ok(response
+                            .map(|body| ResponseBody { body, _open_stream: Some(open_stream) }))
+                    }
                     Err(error) => {
-                        // It may still carry what it carries, but nothing more.
-                        self.lines.lock().retain(|line| !Arc::ptr_eq(&line.open, &place.0));
+                        // The connection keeps its open streams but takes no new ones.
+                        self.pooled.lock().retain(|line| !Arc::ptr_eq(&line.open, &open_stream.0));
                         Err(failed(error))
                     }
                 }
             }
-            Line::Single(mut sender) => {
+            StreamSlot::Single(mut sender) => {
                 let failed = |source| SendError { failure: Failure::Broken, source };
                 let response = sender.send_request(origin_form(request)).await.map_err(failed)?;
-                Ok(response.map(|body| Held { body, _place: None }))
+                Ok(response.map(|body| ResponseBody { body, _open_stream: None }))
             }
         }
     }
 
     #[cfg(test)]
     pub(super) fn connections(&self) -> usize {
-        self.lines.lock().len()
+        self.pooled.lock().len()
     }
 }
 
-/// HTTP/1.1 wants the host in a header and only the path in its first line.
+/// HTTP/1.1 needs the host in a header and only the path in the request line.
 fn origin_form(mut request: Request<Sent>) -> Request<Sent> {
     if let Some(host) = request.uri().authority().and_then(|a| a.as_str().parse().ok()) {
         request.headers_mut().insert(http::header::HOST, host);
@@ -170,13 +176,13 @@ fn origin_form(mut request: Request<Sent>) -> Request<Sent> {
     request
 }
 
-/// The body of an answer, which holds its stream's place until it is read or dropped.
-pub struct Held {
+/// The body of a response, which holds its stream slot until it is read or dropped.
+pub struct ResponseBody {
     body: Incoming,
-    _place: Option<Place>,
+    _open_stream: Option<OpenStream>,
 }
 
-impl Body for Held {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

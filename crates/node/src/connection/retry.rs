@@ -1,31 +1,31 @@
-//! Whether a request that failed may be sent again.
+//! Retry policy of failed requests.
 
 use http::Method;
 
 /// How far a request got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server never saw it, or said that it did not begin it.
+    /// The server did not receive it, or reported that it did not begin it.
     Unsent,
-    /// The connection broke; nobody knows how far it got.
+    /// The connection broke; the request may have been processed.
     Broken,
 }
 
-/// A server that turns every connection away must not be asked for ever.
+/// Limit for a server that rejects every connection.
 const UNSENT_MOST: u32 = 5;
-/// The first break may be an old connection that nobody told us of; a second is no accident.
+/// The first break may be a stale connection; a second one is a real failure.
 const BROKEN_MOST: u32 = 1;
 
-/// `failures` is how often it failed before.
-pub(super) fn again(method: &Method, failure: Failure, failures: u32) -> bool {
+/// `failures` is the number of earlier failures.
+pub(super) fn may_retry(method: &Method, failure: Failure, failures: u32) -> bool {
     match failure {
         Failure::Unsent => failures < UNSENT_MOST,
-        // Reading twice is reading; writing twice is for the caller to judge.
+        // Reads are idempotent; whether to repeat a write is the caller's decision.
         Failure::Broken => failures < BROKEN_MOST && [Method::GET, Method::HEAD].contains(method),
     }
 }
 
-/// What an error of the connection says of a request that was under way.
+/// Classifies a connection error of a request in progress.
 pub(super) fn failure(error: &hyper::Error, returned: bool) -> Failure {
     if returned {
         return Failure::Unsent;
@@ -34,7 +34,7 @@ pub(super) fn failure(error: &hyper::Error, returned: bool) -> Failure {
     while let Some(error) = source {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
             let refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
-            // A server that goes away answers only what it began; the rest gets this error.
+            // After GOAWAY a server completes only the requests it began; all others get this error.
             let gone = error.is_go_away()
                 && error.is_remote()
                 && error.reason() == Some(h2::Reason::NO_ERROR);
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_cannot_happen_twice_is_sent_again() {
+    fn only_safe_requests_are_retried() {
         for (method, failure, failures, want) in [
             (Method::POST, Failure::Unsent, 0, true),
             (Method::POST, Failure::Unsent, 5, false),
@@ -61,7 +61,11 @@ mod tests {
             (Method::GET, Failure::Broken, 0, true),
             (Method::GET, Failure::Broken, 1, false),
         ] {
-            assert_eq!(again(&method, failure, failures), want, "{method} {failure:?} {failures}");
+            assert_eq!(
+                may_retry(&method, failure, failures),
+                want,
+                "{method} {failure:?} {failures}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Against a real HTTP/2 server on loopback.
+//! Tests against a real HTTP/2 server on loopback.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use std::convert::Infallible;
@@ -20,30 +20,30 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
-/// What the server does with a request, by its number.
+/// The server's action for a request, by its number.
 type Behaviour = fn(usize) -> Act;
 
 #[derive(Clone, Copy)]
 enum Act {
     Answer,
-    /// 429, and ask again at once.
+    /// 429, retry immediately.
     Busy,
-    /// Answer, and close the connection for everyone else.
+    /// Respond, and close the connection for all other requests.
     GoAway,
-    /// Begin an answer that never ends.
+    /// Begin a response that never ends.
     Stream,
     /// 500.
     Fault,
-    /// Never answer.
+    /// Never respond.
     Silence,
-    /// Neither answer nor do anything else on this connection any more, as if the power were gone.
+    /// Stop all activity on this connection, as after a power failure.
     Freeze,
 }
 
 struct Server {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
-    folder: TempDir,
+    dir: TempDir,
     /// A connection is frozen.
     frozen: CancellationToken,
     stop: CancellationToken,
@@ -55,7 +55,7 @@ impl Drop for Server {
     }
 }
 
-/// Who the server is; the same over a restart.
+/// Certificate of the server; the same after a restart.
 struct Identity {
     certificate: rcgen::Certificate,
     key: KeyPair,
@@ -69,7 +69,7 @@ impl Identity {
     }
 
     fn acceptor(&self) -> TlsAcceptor {
-        // Another test may have been first.
+        // Another test may have installed it already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let der = CertificateDer::from(self.certificate.der().to_vec());
         let key = PrivateKeyDer::try_from(self.key.serialize_der()).unwrap();
@@ -104,8 +104,8 @@ impl Server {
 
     fn on(listener: TcpListener, identity: &Identity, streams: u32, behaviour: Behaviour) -> Self {
         let address = listener.local_addr().unwrap();
-        let folder = TempDir::new().unwrap();
-        let kubeconfig = folder.path().join("kubeconfig");
+        let dir = TempDir::new().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
         std::fs::write(kubeconfig, identity.kubeconfig(address)).unwrap();
         let (connections, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
         let (counted, stopped) = (connections.clone(), stop.clone());
@@ -119,17 +119,17 @@ impl Server {
                 let Ok(stream) = acceptor.accept(tcp).await else { continue };
                 counted.fetch_add(1, SeqCst);
                 let (requests, stopped) = (requests.clone(), stopped.clone());
-                // Only the connection that freezes first does.
+                // Only the first connection that is told to freeze does.
                 let freeze =
                     if freeze.is_cancelled() { CancellationToken::new() } else { freeze.clone() };
                 tokio::spawn(serve(stream, streams, behaviour, requests, freeze, stopped));
             }
         }));
-        Self { address, connections, folder, frozen, stop }
+        Self { address, connections, dir, frozen, stop }
     }
 
     async fn connections(&self) -> (Connections, kube::Client) {
-        let path = self.folder.path().join("kubeconfig");
+        let path = self.dir.path().join("kubeconfig");
         let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
         let client = Connections::client(&credentials, &Arc::default()).unwrap();
         (Connections::new(credentials, Arc::default()), client)
@@ -167,7 +167,7 @@ async fn serve(
         _ = connection.as_mut() => return,
         () = stop.cancelled() => return,
         () = leaving.cancelled() => connection.as_mut().graceful_shutdown(),
-        // Its socket stays open: nobody on the other side is told anything.
+        // The socket stays open, so the peer is not notified.
         () = freezing.cancelled() => stop.cancelled().await,
     }
     let _ = connection.await;
@@ -175,7 +175,7 @@ async fn serve(
 
 type Answered = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 
-/// `None`: there is none.
+/// `None`: no response.
 fn answer(act: Act, leave: &CancellationToken) -> Option<Response<Answered>> {
     let node = json!({ "metadata": { "name": "n" } }).to_string();
     let whole = |text: String| Full::new(Bytes::from(text)).boxed_unsync();
@@ -204,7 +204,7 @@ fn watch(server: &Server, number: usize) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_stream_too_many_opens_another_connection_and_waits_for_nobody() {
+async fn stream_above_the_limit_opens_another_connection_without_waiting() {
     let server = Server::start(2, |_| Act::Stream).await;
     let (connections, _) = server.connections().await;
     let mut open = Vec::new();
@@ -212,7 +212,7 @@ async fn a_stream_too_many_opens_another_connection_and_waits_for_nobody() {
         open.push(connections.clone().answer(watch(&server, number)).await.unwrap());
     }
     assert_eq!(server.connections.load(SeqCst), 3, "five streams, two on each");
-    // A stream that ended makes room.
+    // A stream that ended frees its slot.
     open.remove(0);
     open.push(connections.clone().answer(watch(&server, 5)).await.unwrap());
     assert_eq!(server.connections.load(SeqCst), 3);
@@ -220,7 +220,7 @@ async fn a_stream_too_many_opens_another_connection_and_waits_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_again_and_again_loses_no_request() {
+async fn repeated_goaway_loses_no_request() {
     let server =
         Server::start(100, |number| if number % 3 == 2 { Act::GoAway } else { Act::Answer }).await;
     let (_, client) = server.connections().await;
@@ -235,7 +235,7 @@ async fn a_server_that_goes_away_again_and_again_loses_no_request() {
 }
 
 #[tokio::test]
-async fn a_watch_survives_on_a_connection_that_takes_nothing_new() {
+async fn watch_survives_on_a_connection_that_takes_no_new_streams() {
     let server = Server::start(100, |number| match number {
         0 => Act::Stream,
         1 => Act::GoAway,
@@ -256,7 +256,7 @@ async fn a_watch_survives_on_a_connection_that_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_busy_server_is_asked_again_when_it_says() {
+async fn busy_server_is_retried_after_its_delay() {
     let server =
         Server::start(100, |number| if number < 3 { Act::Busy } else { Act::Answer }).await;
     let (_, client) = server.connections().await;
@@ -264,21 +264,21 @@ async fn a_busy_server_is_asked_again_when_it_says() {
 }
 
 #[tokio::test]
-async fn a_watch_waits_for_a_server_that_is_away_and_others_are_told() {
+async fn watch_waits_for_an_unreachable_server_and_other_requests_fail() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let identity = Identity::new();
     drop(listener);
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("kubeconfig");
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("kubeconfig");
     std::fs::write(&path, identity.kubeconfig(address)).unwrap();
     let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
     let connections = Connections::new(credentials, Arc::default());
     let uri = format!("https://{address}/api/v1/pods?watch=true");
     let request = Request::get(uri).body(Body::empty()).unwrap();
     let waiting = tokio::spawn(connections.clone().answer(request));
-    let told = connections.pool.line(Some(Duration::from_millis(300))).await.err().unwrap();
-    assert!(told.to_string().contains("cannot reach the API server"), "{told}");
+    let error = connections.pool.stream_slot(Some(Duration::from_millis(300))).await.err().unwrap();
+    assert!(error.to_string().contains("cannot reach the API server"), "{error}");
     assert!(!waiting.is_finished());
     let listener = TcpListener::bind(address).await.unwrap();
     let server = Server::on(listener, &identity, 100, |_| Act::Stream);
@@ -287,7 +287,7 @@ async fn a_watch_waits_for_a_server_that_is_away_and_others_are_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_fails_or_never_answers_is_told_of() {
+async fn server_error_and_missing_response_are_reported() {
     let server = Server::start(100, |number| match number {
         0 => Act::Fault,
         _ => Act::Silence,
@@ -295,16 +295,16 @@ async fn a_server_that_fails_or_never_answers_is_told_of() {
     .await;
     let (_, client) = server.connections().await;
     let nodes: Api<Node> = Api::all(client);
-    let told = nodes.get("n").await.unwrap_err();
-    assert!(matches!(&told, kube::Error::Api(status) if status.code == 500), "{told}");
-    // Its connection lives, so it is the answer that is waited for, and not for ever.
+    let error = nodes.get("n").await.unwrap_err();
+    assert!(matches!(&error, kube::Error::Api(status) if status.code == 500), "{error}");
+    // The connection is alive, so the response timeout applies.
     tokio::time::pause();
-    let told = nodes.get("n").await.unwrap_err();
-    assert!(matches!(&told, kube::Error::Service(_) | kube::Error::HyperError(_)), "{told:?}");
+    let error = nodes.get("n").await.unwrap_err();
+    assert!(matches!(&error, kube::Error::Service(_) | kube::Error::HyperError(_)), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_peer_that_is_gone_without_a_word_is_noticed_by_ping() {
+async fn vanished_peer_is_detected_by_ping() {
     let server = Server::start(100, |number| match number {
         0 => Act::Stream,
         1 => Act::Freeze,
@@ -316,7 +316,7 @@ async fn a_peer_that_is_gone_without_a_word_is_noticed_by_ping() {
     let uri = format!("https://{}/api/v1/nodes/n", server.address);
     let request = Request::get(uri).body(Body::empty()).unwrap();
     let asked = tokio::spawn(connections.clone().answer(request));
-    // The request has to be there before time flies.
+    // The request has to arrive before time is paused.
     while connections.pool.connections() == 0 || !server.frozen.is_cancelled() {
         tokio::task::yield_now().await;
     }
@@ -325,28 +325,28 @@ async fn a_peer_that_is_gone_without_a_word_is_noticed_by_ping() {
     assert!(watch.frame().await.is_none_or(|frame| frame.is_err()), "it ends");
     assert!(began.elapsed() <= Duration::from_secs(45), "{:?}", began.elapsed());
     tokio::time::resume();
-    // Reading twice is reading: what was asked is answered on another connection.
+    // A read is idempotent, so it is repeated on another connection.
     assert_eq!(asked.await.unwrap().unwrap().status(), 200);
     assert_eq!(server.connections.load(SeqCst), 2);
 }
 
 #[tokio::test]
-async fn credentials_that_are_not_in_files_are_read_once() {
+async fn credentials_without_files_are_loaded_once() {
     let server = Server::start(100, |_| Act::Answer).await;
-    let path = server.folder.path().join("kubeconfig");
+    let path = server.dir.path().join("kubeconfig");
     let credentials = Credentials::read(&path, None).await.unwrap();
     for _ in 0..3 {
         credentials.reload();
     }
-    assert_eq!(credentials.generation(), 1, "a connection is not replaced for nothing");
+    assert_eq!(credentials.generation(), 1, "connections are not replaced without need");
 }
 
 #[tokio::test]
-async fn a_program_is_asked_again_when_its_certificate_is_over() {
-    let folder = tempfile::tempdir().unwrap();
+async fn exec_plugin_runs_again_when_its_certificate_has_expired() {
+    let dir = tempfile::tempdir().unwrap();
     let authority = Identity::new();
-    // What the program says.
-    let says = folder.path().join("says");
+    // The output of the plugin.
+    let says = dir.path().join("says");
     let give = |until: i32| {
         let key = KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
@@ -366,17 +366,17 @@ async fn a_program_is_asked_again_when_its_certificate_is_over() {
         "apiVersion": "client.authentication.k8s.io/v1", "command": "cat",
         "args": [says.to_str().unwrap()], "interactiveMode": "Never",
     } });
-    let path = folder.path().join("kubeconfig");
+    let path = dir.path().join("kubeconfig");
     std::fs::write(&path, kubeconfig.to_string()).unwrap();
 
     give(2001);
     let _ = rustls::crypto::ring::default_provider().install_default();
     let credentials = Credentials::read(&path, None).await.unwrap();
-    assert!(credentials.life().unwrap().is_over(jiff::Timestamp::now()));
+    assert!(credentials.validity().unwrap().is_expired(jiff::Timestamp::now()));
     give(2999);
     for _ in 0..3 {
         credentials.reload();
     }
-    assert!(!credentials.life().unwrap().is_over(jiff::Timestamp::now()));
-    assert_eq!(credentials.generation(), 2, "one that is good is kept");
+    assert!(!credentials.validity().unwrap().is_expired(jiff::Timestamp::now()));
+    assert_eq!(credentials.generation(), 2, "a valid certificate is kept");
 }

@@ -1,14 +1,14 @@
-//! Images.
+//! Image garbage collection.
 
 use std::collections::BTreeSet;
 
-use podwright_core::gc::{ImageRecords, ListedImage, Reclaim, Removal};
+use podwright_core::gc::{ImageRecords, ImageRemoval, ListedImage, Reclaim};
 use podwright_core::image;
 use podwright_cri as cri;
 
 use super::{Gc, GcError};
 
-/// What a round of removing images came to.
+/// Result of an image removal round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
     pub images: usize,
@@ -16,7 +16,7 @@ pub struct Reclaimed {
 }
 
 impl Gc {
-    /// One round: what is too old, then as much as the disk needs.
+    /// One round: images that are too old, then as many as the disk requires.
     pub async fn collect_images(&self) -> Result<(), GcError> {
         let policy = self.settings.images;
         let mut records = self.images.lock().await;
@@ -26,12 +26,12 @@ impl Gc {
         let outdated = records.outdated(&policy, now.since(self.began), now);
         let mut errors = self.remove_images(&outdated, Reclaim::Everything, &mut records).await.1;
 
-        let folder = self.runtime.image_folder().await.map_err(GcError::List)?;
-        let disk = (self.settings.disk)(&folder)?;
+        let image_dir = self.runtime.image_directory().await.map_err(GcError::List)?;
+        let disk = (self.settings.disk)(&image_dir)?;
         let excess = match disk.excess(&policy) {
             Ok(excess) => excess,
             Err(error) => {
-                self.complain("InvalidDiskCapacity", error.to_string());
+                self.emit_event("InvalidDiskCapacity", error.to_string());
                 return Err(error.into());
             }
         };
@@ -45,13 +45,13 @@ impl Gc {
             self.pulled.forget_all_but(&records.ids().collect::<Vec<_>>());
             if !enough.is_met(bytes) {
                 let used = disk.used_percent().unwrap_or(100);
-                self.complain("FreeDiskSpaceFailed", shortfall(used, disk.capacity, bytes));
+                self.emit_event("FreeDiskSpaceFailed", shortfall(used, disk.capacity, bytes));
             }
         }
         GcError::of(errors)
     }
 
-    /// Removes every image nobody uses, whatever its age: the disk is all but full.
+    /// Removes every unused image, regardless of its age: the disk is almost full.
     pub async fn reclaim_images(&self) -> Result<Reclaimed, GcError> {
         let mut records = self.images.lock().await;
         let now = self.clock.now().mono;
@@ -68,15 +68,15 @@ impl Gc {
         Ok(images.into_iter().map(listed).collect())
     }
 
-    /// By id or by full name: of containers in any state, of pods that are wanted, and the
-    /// sandboxes' own. The runtime does not say where a sandbox has it from.
+    /// Images in use, by ID or full name: of containers in any state, of active pods, and of sandboxes.
+    /// The CRI does not report the image of a sandbox.
     async fn images_in_use(&self) -> Result<BTreeSet<String>, GcError> {
         let runtime = &self.runtime;
         let mut used = runtime.leftovers().await.map_err(GcError::List)?.images_in_use;
         let sandboxes = runtime.sandbox_image().await.map_err(GcError::List)?;
         let kept = self.settings.kept_images.iter().cloned().chain(sandboxes);
         used.extend(kept.filter_map(|name| image::full_name(&name).ok()));
-        for pod in self.directory.active_pods() {
+        for pod in self.pod_index.active_pods() {
             let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
             let volumes = volumes.into_iter().flatten();
             let mounted = volumes.filter_map(|volume| volume.image.as_ref()?.reference.clone());
@@ -86,22 +86,22 @@ impl Gc {
         Ok(used)
     }
 
-    /// Removes one after the other until that is enough; one that fails leaves it to the next.
-    /// What that came to, and what went wrong.
+    /// Removes images in order until enough is freed, skipping failures. Returns what was freed and the
+    /// errors.
     async fn remove_images(
         &self,
-        order: &[Removal],
+        order: &[ImageRemoval],
         enough: Reclaim,
         records: &mut ImageRecords,
     ) -> (Reclaimed, Vec<GcError>) {
         let (mut gone, mut bytes, mut errors) = (BTreeSet::new(), 0u64, Vec::new());
-        for Removal { id, size, why } in order {
+        for ImageRemoval { id, size, why } in order {
             if enough.is_met(bytes) {
                 break;
             }
             match self.runtime.remove_image(id).await {
                 Ok(()) => {
-                    tracing::info!(image = id, size, why = why.as_str(), "removed an image");
+                    tracing::info!(image = id, size, why = why.as_str(), "removed image");
                     self.metrics.images.garbage_collected(*why);
                     bytes = bytes.saturating_add(*size);
                     gone.insert(id.clone());
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_told_in_units_people_read() {
+    fn sizes_are_formatted_in_binary_units() {
         for (bytes, want) in [
             (0, "0.0 B"),
             (1023, "1023.0 B"),

@@ -13,7 +13,7 @@ struct Scene {
     fake: Fake,
     gc: Gc,
     events: tokio::sync::mpsc::Receiver<crate::events::Occurrence>,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 const HIGH: ImagePolicy =
@@ -23,18 +23,18 @@ fn nearly_full(_: &Path) -> Result<Disk, MachineError> {
     Ok(Disk { capacity: 1 << 30, available: (1 << 30) / 10 })
 }
 
-/// A runtime with nothing in it, and clean-up for it that knows of no pod.
+/// An empty runtime, and garbage collection with an empty pod index.
 fn scene() -> Scene {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let fake = Fake::start(FakeOptions {
-        writes_below: Some(folder.path().into()),
+        writes_below: Some(dir.path().into()),
         ..FakeOptions::default()
     });
     fake.images().add(FakeImage::new(IMAGE)).unwrap();
     let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
     let metrics = Arc::new(Metrics::default());
     let (recorder, events) = Recorder::new(clock.clone());
-    let means = crate::images::Means {
+    let dependencies = crate::images::ImageDependencies {
         runtime: fake.client(),
         clock: clock.clone(),
         events: recorder.clone(),
@@ -43,18 +43,18 @@ fn scene() -> Scene {
         accounts: Arc::new(crate::images::ApiAccounts(None)),
     };
     let gc = Gc {
-        pulled: Images::new(folder.path(), Default::default(), means).unwrap(),
+        pulled: Images::new(dir.path(), Default::default(), dependencies).unwrap(),
         runtime: fake.client(),
         pleg: Pleg::new(fake.client(), clock.clone(), metrics.clone(), Default::default()),
         events: recorder,
         metrics,
-        directory: Arc::default(),
-        place: Place {
+        pod_index: Arc::default(),
+        locations: LogLocations {
             node_name: "node-1".into(),
-            pod_logs: folder.path().join("logs"),
-            log_links: folder.path().join("links"),
+            pod_logs: dir.path().join("logs"),
+            log_links: dir.path().join("links"),
         },
-        settings: Settings {
+        settings: GcSettings {
             containers: ContainerPolicy::default(),
             images: HIGH,
             kept_images: vec!["localhost/podwright/pause:1".into()],
@@ -65,14 +65,14 @@ fn scene() -> Scene {
         round: Mutex::default(),
         clock,
     };
-    Scene { fake, gc, events, folder }
+    Scene { fake, gc, events, dir }
 }
 
 impl Scene {
-    /// Everything was heard: a pod nobody knows is over.
-    fn all_heard(self) -> Self {
-        self.gc.directory.set_sources_ready(true);
-        self.gc.directory.set_all_known();
+    /// All sources are ready: an unknown pod is an orphan.
+    fn with_sources_ready(self) -> Self {
+        self.gc.pod_index.set_sources_ready(true);
+        self.gc.pod_index.set_all_known();
         self
     }
 
@@ -94,17 +94,17 @@ impl Scene {
         let config = wire::PodSandboxConfig {
             metadata: Some(metadata),
             labels: self.labels(pod).into(),
-            log_directory: self.log_folder(pod).to_string_lossy().into_owned(),
+            log_directory: self.log_dir(pod).to_string_lossy().into_owned(),
             ..Default::default()
         };
         (self.gc.runtime.run_sandbox(config.clone(), "").await.unwrap(), config)
     }
 
-    fn log_folder(&self, pod: &str) -> PathBuf {
-        self.gc.place.pod_logs.join(format!("n_{pod}_uid-{pod}"))
+    fn log_dir(&self, pod: &str) -> PathBuf {
+        self.gc.locations.pod_logs.join(format!("n_{pod}_uid-{pod}"))
     }
 
-    /// A container that ended, with its log and the link to it.
+    /// An exited container, with its log and the link to it.
     async fn dead(
         &self,
         (sandbox, sandbox_config): &(SandboxId, wire::PodSandboxConfig),
@@ -118,15 +118,15 @@ impl Scene {
             log_path: format!("app/{attempt}.log"),
             ..Default::default()
         };
-        self.fake.script(IMAGE, Script::exits(1, Duration::from_secs(1)).says("last words"));
+        self.fake.script(IMAGE, Script::exits(1, Duration::from_secs(1)).prints("last words"));
         let runtime = &self.gc.runtime;
         let id = runtime.create_container(sandbox, config, sandbox_config.clone()).await.unwrap();
         runtime.start_container(&id).await.unwrap();
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let log = self.log_folder(&pod).join(format!("app/{attempt}.log"));
+        let log = self.log_dir(&pod).join(format!("app/{attempt}.log"));
         assert!(log.exists(), "{}", log.display());
-        fs::create_dir_all(&self.gc.place.log_links).unwrap();
-        let link = self.gc.place.log_links.join(format!("{pod}_n_app-{id}.log"));
+        fs::create_dir_all(&self.gc.locations.log_links).unwrap();
+        let link = self.gc.locations.log_links.join(format!("{pod}_n_app-{id}.log"));
         std::os::unix::fs::symlink(&log, link).unwrap();
         id
     }
@@ -137,7 +137,7 @@ impl Scene {
     }
 
     fn links(&self) -> usize {
-        fs::read_dir(&self.gc.place.log_links).map_or(0, Iterator::count)
+        fs::read_dir(&self.gc.locations.log_links).map_or(0, Iterator::count)
     }
 
     fn reasons(&mut self) -> Vec<std::borrow::Cow<'static, str>> {
@@ -146,26 +146,26 @@ impl Scene {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clean_up_waits_for_the_end_of_a_group_but_not_for_ever() {
+async fn collection_waits_for_the_end_of_a_group_with_a_limit() {
     let Scene { gc, .. } = scene();
     let ends = async |every: u64, count: u32| {
         for _ in 0..count {
             tokio::time::sleep(Duration::from_millis(every)).await;
-            gc.pleg.leftovers().notify_one();
+            gc.pleg.gc_wakeup().notify_one();
         }
         std::future::pending::<()>().await;
     };
     for (what, every, count, seconds) in [
-        ("nothing ends", 0, 0, 60.0),
-        ("one ends after two seconds", 2_000, 1, 3.0),
-        ("ten end one after the other", 500, 10, 6.0),
-        ("the next ends when the group is over", 1_500, 2, 2.5),
-        ("they never cease to end", 500, 1_000, 15.5),
+        ("nothing exits", 0, 0, 60.0),
+        ("one exits after two seconds", 2_000, 1, 3.0),
+        ("ten exit one after the other", 500, 10, 6.0),
+        ("the next one exits after the group", 1_500, 2, 2.5),
+        ("exits never stop", 500, 1_000, 15.5),
     ] {
         let began = tokio::time::Instant::now();
         tokio::select! {
             () = ends(every, count) => unreachable!("it never returns"),
-            () = gc.until_wanted() => {}
+            () = gc.wait_for_round() => {}
         }
         let waited = began.elapsed().as_secs_f64();
         assert!((waited - seconds).abs() < 0.1, "{what}: waited {waited} s, not {seconds}");
@@ -173,27 +173,27 @@ async fn clean_up_waits_for_the_end_of_a_group_but_not_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_living_pod_the_newest_dead_container_stays_with_its_log() {
+async fn active_pod_keeps_its_newest_dead_container_and_log() {
     let scene = scene();
     let sandbox = scene.sandbox("web", 0).await;
     for attempt in 0..3 {
         scene.dead(&sandbox, attempt).await;
     }
-    fs::write(scene.log_folder("web").join("app/0.log.20260101-000000.gz"), "").unwrap();
-    scene.gc.collect(Reach::Surplus).await.unwrap();
+    fs::write(scene.log_dir("web").join("app/0.log.20260101-000000.gz"), "").unwrap();
+    scene.gc.collect(GcScope::Surplus).await.unwrap();
     assert_eq!((scene.left(), scene.links()), ((1, 1), 1));
-    let logs: Vec<_> = fs::read_dir(scene.log_folder("web").join("app")).unwrap().collect();
-    assert_eq!(logs.len(), 1, "and what rotation made of the others is gone: {logs:?}");
+    let logs: Vec<_> = fs::read_dir(scene.log_dir("web").join("app")).unwrap().collect();
+    assert_eq!(logs.len(), 1, "rotated logs of the others are removed: {logs:?}");
     assert_eq!(scene.fake.violations(), []);
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_of_another_node_in_a_shared_runtime_are_neither_seen_nor_removed() {
-    struct Nobody;
-    impl crate::pleg::Listener for Nobody {
-        fn poke(&self, _: &PodUid, _: &[podwright_core::observed::PodEvent]) {}
+async fn pods_of_another_node_in_a_shared_runtime_are_neither_listed_nor_removed() {
+    struct IgnoreEvents;
+    impl crate::pleg::Listener for IgnoreEvents {
+        fn notify(&self, _: &PodUid, _: &[podwright_core::observed::PodEvent]) {}
     }
-    let mut scene = scene().all_heard();
+    let mut scene = scene().with_sources_ready();
     let sandbox = scene.sandbox("web", 0).await;
     scene.dead(&sandbox, 0).await;
     scene.sandbox("runs", 0).await;
@@ -201,42 +201,42 @@ async fn pods_of_another_node_in_a_shared_runtime_are_neither_seen_nor_removed()
     let shared = scene.fake.client().shared_with_others(Arc::new(|_| false));
     let (clock, metrics) = (scene.gc.clock.clone(), scene.gc.metrics.clone());
     let pleg = Pleg::new(shared.clone(), clock, metrics, ContainerPolicy::default());
-    pleg.relist(&Nobody).await.unwrap();
-    assert!(pleg.runtime_pods().is_empty(), "what is not seen is not ended as an orphan");
+    pleg.relist(&IgnoreEvents).await.unwrap();
+    assert!(pleg.runtime_pods().is_empty(), "unlisted pods are not terminated as orphans");
     let alone = std::mem::replace(&mut scene.gc.runtime, shared);
-    scene.gc.collect(Reach::EverythingDead).await.unwrap();
+    scene.gc.collect(GcScope::EverythingDead).await.unwrap();
     assert_eq!(scene.left(), (1, 2));
     scene.gc.runtime = alone;
-    scene.gc.collect(Reach::Surplus).await.unwrap();
+    scene.gc.collect(GcScope::Surplus).await.unwrap();
     assert_eq!(scene.left(), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_pod_that_is_gone_nothing_stays_once_every_source_was_heard() {
+async fn nothing_of_a_deleted_pod_stays_once_all_sources_are_ready() {
     let scene = scene();
     let sandbox = scene.sandbox("web", 0).await;
     scene.dead(&sandbox, 0).await;
     scene.gc.runtime.stop_sandbox(&sandbox.0).await.unwrap();
-    scene.gc.collect(Reach::Surplus).await.unwrap();
-    assert_eq!(scene.left(), (1, 1), "nobody was heard yet");
-    let scene = scene.all_heard();
-    scene.gc.collect(Reach::Surplus).await.unwrap();
+    scene.gc.collect(GcScope::Surplus).await.unwrap();
+    assert_eq!(scene.left(), (1, 1), "no source is ready yet");
+    let scene = scene.with_sources_ready();
+    scene.gc.collect(GcScope::Surplus).await.unwrap();
     assert_eq!((scene.left(), scene.links()), ((0, 0), 0));
-    assert!(!scene.log_folder("web").exists());
+    assert!(!scene.log_dir("web").exists());
     assert_eq!(scene.fake.violations(), []);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sandbox_that_runs_is_never_removed() {
-    let scene = scene().all_heard();
+async fn running_sandbox_is_never_removed() {
+    let scene = scene().with_sources_ready();
     scene.sandbox("web", 0).await;
-    scene.gc.collect(Reach::EverythingDead).await.unwrap();
+    scene.gc.collect(GcScope::EverythingDead).await.unwrap();
     assert_eq!(scene.left(), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_removal_that_fails_keeps_no_other_from_happening() {
-    let scene = scene().all_heard();
+async fn failed_removal_does_not_block_others() {
+    let scene = scene().with_sources_ready();
     for pod in ["bad", "good"] {
         let sandbox = scene.sandbox(pod, 0).await;
         scene.dead(&sandbox, 0).await;
@@ -244,7 +244,7 @@ async fn one_removal_that_fails_keeps_no_other_from_happening() {
     }
     let refusal = Fault::Error(tonic::Code::Internal, "device busy".into());
     scene.fake.fail(Rule::on(Rpc::RemoveContainer, refusal).pod("bad"));
-    let error = scene.gc.collect(Reach::Surplus).await.unwrap_err();
+    let error = scene.gc.collect(GcScope::Surplus).await.unwrap_err();
     assert!(chain(&error).contains("device busy"), "{}", chain(&error));
     let left = scene.fake.snapshot();
     assert!(left.containers_of("good").next().is_none());
@@ -252,9 +252,9 @@ async fn one_removal_that_fails_keeps_no_other_from_happening() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn links_that_are_not_ours_or_of_a_living_container_stay() {
-    let scene = scene().all_heard();
-    let links = &scene.gc.place.log_links;
+async fn foreign_links_and_links_of_running_containers_stay() {
+    let scene = scene().with_sources_ready();
+    let links = &scene.gc.locations.log_links;
     fs::create_dir_all(links).unwrap();
     let sandbox = scene.sandbox("web", 0).await;
     scene.fake.script(IMAGE, Script::forever());
@@ -266,16 +266,16 @@ async fn links_that_are_not_ours_or_of_a_living_container_stay() {
     };
     let id = scene.gc.runtime.create_container(&sandbox.0, config, sandbox.1).await.unwrap();
     scene.gc.runtime.start_container(&id).await.unwrap();
-    let gone = scene.gc.place.pod_logs.join("n_web_uid-web/app/0.log");
+    let gone = scene.gc.locations.pod_logs.join("n_web_uid-web/app/0.log");
     for (name, target) in [
         (format!("web_n_app-{id}.log"), gone.clone()),
         ("web_n_app-0123.log".to_owned(), gone.clone()),
         ("cut-off".to_owned(), gone),
-        ("other_n_app-4567.log".to_owned(), scene.folder.path().join("elsewhere/0.log")),
+        ("other_n_app-4567.log".to_owned(), scene.dir.path().join("elsewhere/0.log")),
     ] {
         std::os::unix::fs::symlink(target, links.join(name)).unwrap();
     }
-    scene.gc.collect(Reach::Surplus).await.unwrap();
+    scene.gc.collect(GcScope::Surplus).await.unwrap();
     let mut left: Vec<_> = fs::read_dir(links)
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -285,7 +285,7 @@ async fn links_that_are_not_ours_or_of_a_living_container_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_costs_unused_images_and_says_so_when_that_is_not_enough() {
+async fn full_disk_removes_unused_images_and_reports_if_not_enough_is_freed() {
     let mut scene = scene();
     let sandbox = scene.sandbox("web", 0).await;
     scene.dead(&sandbox, 0).await;
@@ -294,7 +294,7 @@ async fn a_full_disk_costs_unused_images_and_says_so_when_that_is_not_enough() {
     images.add(FakeImage::new("localhost/pinned:1").pinned()).unwrap();
     images.add(FakeImage::new("localhost/unused:1").size(60 << 20)).unwrap();
     scene.gc.collect_images().await.unwrap();
-    assert_eq!(scene.gc.runtime.list_images().await.unwrap().len(), 4, "all are too young");
+    assert_eq!(scene.gc.runtime.list_images().await.unwrap().len(), 4, "all below the minimum age");
     assert_eq!(scene.reasons(), ["FreeDiskSpaceFailed"]);
     tokio::time::sleep(Duration::from_secs(300)).await;
     scene.gc.collect_images().await.unwrap();
@@ -307,10 +307,10 @@ async fn a_full_disk_costs_unused_images_and_says_so_when_that_is_not_enough() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_cannot_be_removed_leaves_it_to_the_next_one() {
+async fn image_that_cannot_be_removed_is_skipped() {
     let mut scene = scene();
     let images = scene.fake.images();
-    // A tenth of 1 GiB is free and a fifth should be: any two of these are enough.
+    // A tenth of 1 GiB is free and a fifth is required: any two of these are enough.
     for name in ["a", "b", "c", "d"] {
         images.add(FakeImage::new(format!("localhost/{name}:1")).size(60 << 20)).unwrap();
         scene.gc.collect_images().await.unwrap();
@@ -322,13 +322,13 @@ async fn an_image_that_cannot_be_removed_leaves_it_to_the_next_one() {
     scene.fake.fail(Rule::on(Rpc::RemoveImage, refusal).first(2));
     let error = scene.gc.collect_images().await.unwrap_err();
     assert!(chain(&error).contains("image is being used"), "{}", chain(&error));
-    assert_eq!(scene.reasons(), Vec::<&str>::new(), "enough was freed all the same");
+    assert_eq!(scene.reasons(), Vec::<&str>::new(), "enough was freed");
     let left = scene.gc.runtime.list_images().await.unwrap();
-    assert_eq!(left.len(), 3, "two that could not go, and the one that did not have to: {left:?}");
+    assert_eq!(left.len(), 3, "two that failed, and one that was not needed: {left:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn everything_unused_goes_when_asked_for() {
+async fn reclaim_removes_every_unused_image() {
     let scene = scene();
     scene.fake.images().add(FakeImage::new("localhost/unused:1").size(7)).unwrap();
     let reclaimed = scene.gc.reclaim_images().await.unwrap();
@@ -336,11 +336,11 @@ async fn everything_unused_goes_when_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disk_without_capacity_is_an_event_and_two_failures_in_a_row_are_another() {
+async fn disk_without_capacity_and_repeated_failure_are_events() {
     let mut scene = scene();
     scene.gc.settings.disk = |_| Ok(Disk { capacity: 0, available: 0 });
     let (gc, stop) = (Arc::new(scene.gc), CancellationToken::new());
-    let task = tokio::spawn(gc.clone().tidy_images(stop.clone()));
+    let task = tokio::spawn(gc.clone().run_image_gc(stop.clone()));
     tokio::time::sleep(IMAGE_ROUND + Duration::from_secs(1)).await;
     stop.cancel();
     task.await.unwrap();

@@ -1,4 +1,4 @@
-//! Finds the machine's addresses; which of them count is decided in the core.
+//! Detection of the node's addresses; the core selects among them.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use podwright_core::node_status::{Settings, addresses};
 use podwright_host::machine::{self, Machine};
 
-/// A name server that hangs should not keep the node from reporting.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// DNS timeout, so that a name server that hangs does not block the report.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The node's addresses now. The error says what is wrong with those that were given.
+/// The current addresses of the node. The error describes invalid configured addresses.
 pub fn find(
     settings: &Settings,
     machine: &Machine,
@@ -24,10 +24,10 @@ pub fn find(
     addresses::choose(given, &settings.hostname, &of_machine, by_name, &by_route)
 }
 
-/// What a name resolves to; nothing if nobody knows it.
+/// The addresses of a name; empty if it cannot be resolved.
 pub async fn resolve(name: &str) -> Vec<IpAddr> {
     let lookup = tokio::net::lookup_host((name, 0));
-    match tokio::time::timeout(PATIENCE, lookup).await {
+    match tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await {
         Ok(Ok(found)) => found.map(|address| address.ip()).collect(),
         Ok(Err(_)) | Err(_) => Vec::new(),
     }

@@ -1,4 +1,4 @@
-//! The node's lease: a small object that says "alive", renewed every quarter of its duration.
+//! Node lease: renewed every quarter of its duration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ const NAMESPACE: &str = "kube-node-lease";
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MOST: Duration = Duration::from_secs(7);
 
-pub struct LeaseKeeper {
-    /// With the heartbeat's connection.
+pub struct LeaseRenewer {
+    /// With the connection of the heartbeat.
     pub client: kube::Client,
     pub node: Arc<str>,
     pub timing: Timing,
@@ -27,14 +27,14 @@ pub struct LeaseKeeper {
     pub clock: Clock,
 }
 
-/// How one attempt to renew went wrong.
-enum Trouble {
-    /// It is not as we left it: gone, or somebody else wrote it.
+/// Reason that a renewal failed.
+enum RenewError {
+    /// It was deleted or changed by another client.
     Stale,
     Other(String),
 }
 
-impl LeaseKeeper {
+impl LeaseRenewer {
     /// Renews until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let work = async {
@@ -48,70 +48,70 @@ impl LeaseKeeper {
         stop.run_until_cancelled(work).await;
     }
 
-    /// Tries until the lease is renewed; told once.
+    /// Retries until the lease is renewed; logs the problem once.
     async fn renew_until_done(&mut self, mut held: Option<Lease>) -> Lease {
-        let (mut wait, mut told) = (RETRY_FIRST, false);
+        let (mut wait, mut logged) = (RETRY_FIRST, false);
         loop {
             let problem = match self.renew(held.as_ref()).await {
                 Ok(lease) => {
-                    if told {
-                        tracing::info!(node = &*self.node, "the node's lease is renewed again");
+                    if logged {
+                        tracing::info!(node = &*self.node, "node lease is renewed again");
                     }
                     return lease;
                 }
-                Err(Trouble::Stale) => match self.look_again(held.take()).await {
+                Err(RenewError::Stale) => match self.reread(held.take()).await {
                     Ok(lease) => {
                         held = lease;
                         continue;
                     }
                     Err(problem) => problem,
                 },
-                Err(Trouble::Other(problem)) => problem,
+                Err(RenewError::Other(problem)) => problem,
             };
-            if !told {
-                tracing::warn!(problem, "cannot renew the node's lease; trying again");
-                told = true;
+            if !logged {
+                tracing::warn!(problem, "cannot renew the node lease, retrying");
+                logged = true;
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY_MOST);
         }
     }
 
-    /// Writes the lease over the one we hold, or makes it.
-    async fn renew(&mut self, held: Option<&Lease>) -> Result<Lease, Trouble> {
+    /// Replaces the held lease, or creates it.
+    async fn renew(&mut self, held: Option<&Lease>) -> Result<Lease, RenewError> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
         let lease = self.lease(held).await;
         let params = PostParams::default();
-        let (patience, name) = (self.timing.patience(), self.node.clone());
+        let (timeout, name) = (self.timing.request_timeout(), self.node.clone());
         let answer = match held {
-            Some(_) => within(patience, leases.replace(&name, &params, &lease)).await,
-            None => within(patience, leases.create(&params, &lease)).await,
+            Some(_) => within(timeout, leases.replace(&name, &params, &lease)).await,
+            None => within(timeout, leases.create(&params, &lease)).await,
         };
         match answer {
             Ok(lease) => Ok(lease),
-            // The namespace is made with the cluster; without it there is nothing to look at.
+            // The namespace is missing; it is created with the cluster.
             Err(kube::Error::Api(status)) if status.code == 404 && held.is_none() => {
-                Err(Trouble::Other(status.message))
+                Err(RenewError::Other(status.message))
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                Err(Trouble::Stale)
+                Err(RenewError::Stale)
             }
-            Err(error) => Err(Trouble::Other(error.to_string())),
+            Err(error) => Err(RenewError::Other(error.to_string())),
         }
     }
 
-    /// The lease as it is; says so if somebody else renewed what only we should.
-    async fn look_again(&self, held: Option<Lease>) -> Result<Option<Lease>, String> {
+    /// Reads the lease; warns if another client renewed it.
+    async fn reread(&self, held: Option<Lease>) -> Result<Option<Lease>, String> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
-        let found = within(self.timing.patience(), leases.get_opt(&self.node)).await;
+        let found = within(self.timing.request_timeout(), leases.get_opt(&self.node)).await;
         let found = found.map_err(|error| error.to_string())?;
         if let (Some(held), Some(found)) = (&held, &found)
             && renewed(found) > renewed(held)
         {
             tracing::warn!(
                 node = &*self.node,
-                "somebody else renews this node's lease: two machines run under one name; give \
-                 one of them another name with --hostname-override"
+                "another client renews the lease of this node: two machines have the same node \
+                 name. Fix: give one of them another name with --hostname-override"
             );
         }
         Ok(found)
@@ -137,7 +137,7 @@ impl LeaseKeeper {
         lease
     }
 
-    /// The Node object owns the lease, so there is none before there is a Node.
+    /// The Node object owns the lease, so the lease waits for the Node.
     async fn owner(&mut self) -> OwnerReference {
         let uid_of = |shown: &OwnNode| shown.object().and_then(|node| node.metadata.uid.clone());
         let uid = match self.shown.wait_for(|shown| uid_of(shown).is_some()).await {

@@ -1,7 +1,7 @@
-//! This node's object, as the API shows it.
+//! Watch on this node's Node object.
 //!
-//! One watch by name for whoever needs the labels, the taints or the UID: admission, mirrors and
-//! the reports themselves.
+//! One watch by name for all that need the labels, the taints or the UID: admission, mirror pods and
+//! the heartbeat.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::sources::backoff::WatchBackoff;
 
 #[derive(Clone, Debug, Default)]
 pub enum OwnNode {
-    /// The API was not heard yet.
+    /// Not listed yet.
     #[default]
     Unknown,
     Absent,
-    There(Arc<v1::Node>),
+    Present(Arc<v1::Node>),
 }
 
 impl OwnNode {
     pub fn object(&self) -> Option<&Arc<v1::Node>> {
         match self {
             Self::Unknown | Self::Absent => None,
-            Self::There(node) => Some(node),
+            Self::Present(node) => Some(node),
         }
     }
 }
@@ -51,16 +51,16 @@ pub async fn follow(
                 Ok(Some(Event::Init)) => listed = None,
                 Ok(Some(Event::InitApply(node))) => listed = Some(node),
                 Ok(Some(Event::InitDone)) => drop(shown.send_replace(match listed.take() {
-                    Some(node) => OwnNode::There(slim(node)),
+                    Some(node) => OwnNode::Present(slim(node)),
                     None => OwnNode::Absent,
                 })),
                 Ok(Some(Event::Apply(node))) => {
-                    shown.send_replace(OwnNode::There(slim(node)));
+                    shown.send_replace(OwnNode::Present(slim(node)));
                 }
                 Ok(Some(Event::Delete(_))) => drop(shown.send_replace(OwnNode::Absent)),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::debug!(%error, "lost the watch on the node; taking it up again");
+                    tracing::debug!(%error, "watch on the Node object failed, restarting it");
                 }
             }
         }
@@ -68,7 +68,7 @@ pub async fn follow(
     stop.run_until_cancelled(work).await;
 }
 
-/// Without what nobody here reads.
+/// Without the managed fields, which are not used.
 fn slim(mut node: v1::Node) -> Arc<v1::Node> {
     node.metadata.managed_fields = None;
     Arc::new(node)

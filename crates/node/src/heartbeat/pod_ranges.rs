@@ -1,5 +1,5 @@
-//! Tells the runtime which addresses its pods have: a network whose configuration is a template is
-//! not ready before.
+//! Passing of the pod CIDRs to the runtime: a CNI configuration that is a template is not ready
+//! without them.
 
 use std::time::Duration;
 
@@ -10,42 +10,45 @@ use tokio_util::sync::CancellationToken;
 
 use super::own_node::OwnNode;
 
-/// How soon a runtime that did not take them is told again.
+/// Delay before a failed update is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Passes on what the node's object says, whenever that changes, until stopped. While it says
-/// nothing, `configured` counts: there may be nobody who gives nodes their ranges.
-pub async fn pass_on(
+/// Passes the pod CIDRs of the Node object to the runtime when they change, until stopped. Without
+/// any, `configured` is used: the cluster may not allocate node CIDRs.
+pub async fn sync_pod_cidrs(
     runtime: cri::Client,
     configured: String,
     mut shown: watch::Receiver<OwnNode>,
     stop: CancellationToken,
 ) {
     let work = async {
-        let (mut told, mut complained, mut closed) = (String::new(), false, false);
+        let (mut told, mut logged, mut closed) = (String::new(), false, false);
         loop {
             let given = shown.borrow_and_update().object().map(|node| ranges(node));
             let given = given.filter(|given| !given.is_empty());
-            // A node that had a range keeps it until it gets another.
+            // A node keeps its range until it gets another one.
             let before = if told.is_empty() { &configured } else { &told };
             let wanted = given.unwrap_or_else(|| before.clone());
             let mut late = false;
             if !wanted.is_empty() && wanted != told {
                 match runtime.set_pod_cidr(&wanted).await {
                     Ok(()) => {
-                        tracing::info!(ranges = wanted, "the runtime knows the addresses of pods");
-                        (told, complained) = (wanted, false);
+                        tracing::info!(ranges = wanted, "set pod CIDR of the runtime");
+                        (told, logged) = (wanted, false);
                     }
                     Err(error) => {
-                        if !complained {
-                            tracing::warn!(%error, ranges = wanted, "cannot tell the runtime yet");
+                        if !logged {
+                            tracing::warn!(
+                                %error, ranges = wanted,
+                                "cannot set pod CIDR of the runtime, retrying"
+                            );
                         }
-                        (late, complained) = (true, true);
+                        (late, logged) = (true, true);
                     }
                 }
             }
             tokio::select! {
-                // Cancel-safe: a change stays until it is seen.
+                // Cancel-safe: an unseen change stays marked.
                 changed = shown.changed(), if !closed => closed = changed.is_err(),
                 () = tokio::time::sleep(RETRY), if late => {}
                 else => return,
@@ -55,7 +58,7 @@ pub async fn pass_on(
     stop.run_until_cancelled(work).await;
 }
 
-/// One of each family, in one text.
+/// One per address family, comma-separated.
 fn ranges(node: &v1::Node) -> String {
     let Some(spec) = &node.spec else { return String::new() };
     match spec.pod_cidrs.as_deref() {
@@ -80,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families_are_told_and_an_old_object_has_one() {
+    fn both_address_families_are_used_with_fallback_to_pod_cidr() {
         for (spec, want) in [
             (json!({}), ""),
             (json!({ "podCIDR": "10.1.0.0/24" }), "10.1.0.0/24"),
@@ -94,11 +97,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_runtime_is_told_once_for_each_change() {
+    async fn runtime_is_updated_once_per_change() {
         let fake = Fake::start(FakeOptions::default());
         let (sender, shown) = watch::channel(OwnNode::Unknown);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(pass_on(fake.client(), String::new(), shown, stop.clone()));
+        let task = tokio::spawn(sync_pod_cidrs(fake.client(), String::new(), shown, stop.clone()));
         let told = async || {
             tokio::time::sleep(Duration::from_secs(1)).await;
             fake.count(Rpc::UpdateRuntimeConfig)
@@ -106,7 +109,7 @@ mod tests {
         assert_eq!(told().await, 0);
         for (range, want) in [("10.1.0.0/24", 1), ("10.1.0.0/24", 1), ("10.2.0.0/24", 2)] {
             let spec = json!({ "podCIDRs": [range] });
-            sender.send_replace(OwnNode::There(Arc::new(node(&spec))));
+            sender.send_replace(OwnNode::Present(Arc::new(node(&spec))));
             assert_eq!(told().await, want, "{range}");
         }
         stop.cancel();
@@ -114,23 +117,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_configured_counts_until_the_node_has_a_range() {
+    async fn configured_range_is_used_until_the_node_has_one() {
         let fake = Fake::start(FakeOptions::default());
         let (sender, shown) = watch::channel(OwnNode::Unknown);
         let stop = CancellationToken::new();
         let configured = "10.100.0.0/24".to_owned();
-        let task = tokio::spawn(pass_on(fake.client(), configured, shown, stop));
+        let task = tokio::spawn(sync_pod_cidrs(fake.client(), configured, shown, stop));
         for (spec, want) in [
             (json!({}), "10.100.0.0/24"),
             (json!({ "podCIDR": "10.1.0.0/24" }), "10.1.0.0/24"),
             (json!({}), "10.1.0.0/24"),
         ] {
-            sender.send_replace(OwnNode::There(Arc::new(node(&spec))));
+            sender.send_replace(OwnNode::Present(Arc::new(node(&spec))));
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(fake.pod_cidr().as_deref(), Some(want));
         }
         assert_eq!(fake.count(Rpc::UpdateRuntimeConfig), 2);
-        // Nobody will say any more: then it is over.
+        // No more updates: the task ends.
         drop(sender);
         task.await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Against servers on loopback that say exactly what a test wants to hear.
+//! Tests against servers on loopback with scripted responses.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::*;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Answers one connection after the other with these texts; an empty one is silence. Tells what
-/// it was asked.
+/// Responds to one connection after the other with these texts, to an empty one not at all. Returns
+/// the received requests.
 async fn server<const N: usize>(
     answers: [&'static str; N],
 ) -> (u16, mpsc::UnboundedReceiver<String>) {
@@ -47,8 +47,8 @@ fn check(port: u16, path: &str, headers: &[(&str, &str)]) -> HttpCheck {
     HttpCheck { https: false, host: None, port, path: path.into(), headers }
 }
 
-async fn ask(check: &HttpCheck) -> Result<Answer, String> {
-    let mut question = Question::of(check, HERE, "kube-probe/1.36");
+async fn ask(check: &HttpCheck) -> Result<GetResponse, String> {
+    let mut question = GetRequest::of(check, HERE, "kube-probe/1.36");
     question.deadline = Some(Instant::now() + Duration::from_secs(5));
     get(&question).await.map_err(|error| error.to_string())
 }
@@ -56,10 +56,10 @@ async fn ask(check: &HttpCheck) -> Result<Answer, String> {
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 #[tokio::test]
-async fn a_request_has_the_headers_it_is_told_to_have_and_few_others() {
+async fn request_has_the_given_headers_and_few_others() {
     for (case, path, headers, want, not) in [
         (
-            "as it comes",
+            "defaults",
             "/healthz?full=1",
             &[][..],
             &[
@@ -72,7 +72,7 @@ async fn a_request_has_the_headers_it_is_told_to_have_and_few_others() {
             &["Accept-Encoding"][..],
         ),
         (
-            "with its own",
+            "given headers",
             "",
             &[
                 ("User-Agent", "me"),
@@ -103,7 +103,7 @@ async fn a_request_has_the_headers_it_is_told_to_have_and_few_others() {
 }
 
 #[tokio::test]
-async fn a_redirect_on_the_same_host_is_followed_with_the_probes_headers() {
+async fn redirect_on_the_same_host_is_followed_with_the_probes_headers() {
     let there = "HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n";
     let (port, mut heard) = server([there, OK]).await;
     let asked = check(port, "/a", &[("Host", "a.example"), ("X-A", "1")]);
@@ -121,7 +121,7 @@ async fn a_redirect_on_the_same_host_is_followed_with_the_probes_headers() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_told_in_words_people_know() {
+async fn missing_response_is_reported_in_gos_words() {
     let listener = TcpListener::bind((HERE, 0)).await.unwrap();
     let closed = listener.local_addr().unwrap().port();
     drop(listener);
@@ -140,7 +140,7 @@ async fn a_server_that_does_not_answer_is_told_in_words_people_know() {
             "context deadline exceeded (Client.Timeout or context cancellation while reading body)",
         ),
     ] {
-        let mut question = Question::of(&check, HERE, "kube-probe/1.36");
+        let mut question = GetRequest::of(&check, HERE, "kube-probe/1.36");
         question.deadline = Some(Instant::now() + Duration::from_millis(300));
         let error = get(&question).await.unwrap_err().to_string();
         assert!(error.ends_with(want), "{case}: {error}");
@@ -148,7 +148,7 @@ async fn a_server_that_does_not_answer_is_told_in_words_people_know() {
 }
 
 #[tokio::test]
-async fn an_end_without_an_answer_is_an_error_and_a_long_answer_is_cut() {
+async fn invalid_response_is_an_error_and_long_body_is_truncated() {
     let (port, _heard) = server(["bye\r\n"]).await;
     assert!(ask(&check(port, "/", &[])).await.is_err());
 
@@ -156,10 +156,10 @@ async fn an_end_without_an_answer_is_an_error_and_a_long_answer_is_cut() {
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        // An answer that comes before its question is none.
+        // A response must not be sent before its request.
         while stream.read_u8().await.unwrap() != b'\n' {}
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-        // Never ends; whoever has enough hangs up.
+        // Never ends, until the client closes the connection.
         while stream.write_all(&[b'x'; 4096]).await.is_ok() {}
     });
     let answer = ask(&check(port, "/", &[])).await.unwrap();
@@ -167,24 +167,24 @@ async fn an_end_without_an_answer_is_an_error_and_a_long_answer_is_cut() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_told_from_one_that_is_broken() {
+async fn server_without_tls_is_distinguished_from_a_tls_error() {
     let (port, _heard) = server(["HTTP/1.1 400 Bad Request\r\n\r\n"]).await;
     let mut check = check(port, "/", &[]);
     check.https = true;
-    let error = get(&Question::of(&check, HERE, "kube-lifecycle/1.36")).await.unwrap_err();
+    let error = get(&GetRequest::of(&check, HERE, "kube-lifecycle/1.36")).await.unwrap_err();
     assert!(matches!(error, GetError::NoTls { .. }), "{error}");
     assert!(error.to_string().ends_with("http: server gave HTTP response to HTTPS client"));
 }
 
 #[test]
-fn credentials_do_not_travel_unencrypted() {
+fn credentials_are_not_sent_unencrypted() {
     let headers = [("authorization", "secret"), ("X", "1")];
     let headers = headers.map(|(n, v)| (n.to_owned(), v.to_owned()));
     assert_eq!(without_credentials(&headers), [("X".to_owned(), "1".to_owned())]);
 }
 
 #[tokio::test]
-async fn any_certificate_will_do() {
+async fn any_certificate_is_accepted() {
     let key = rcgen::generate_simple_self_signed(vec!["nobody.example".into()]).unwrap();
     let certificate = key.cert.der().clone();
     let secret =

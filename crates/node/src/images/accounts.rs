@@ -1,4 +1,4 @@
-//! Service accounts from the API server, for plugins that want to see one.
+//! Service accounts and their tokens from the API server, for credential provider plugins.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -48,7 +48,8 @@ impl Accounts for ApiAccounts {
         audience: &'a str,
     ) -> BoxFuture<'a, Result<String, String>> {
         async move {
-            let (api, name) = self.api(pod).ok_or_else(|| "the pod has none".to_owned())?;
+            let (api, name) =
+                self.api(pod).ok_or_else(|| "the pod has no service account".to_owned())?;
             let bound = BoundObjectReference {
                 api_version: Some("v1".into()),
                 kind: Some("Pod".into()),
@@ -66,7 +67,7 @@ impl Accounts for ApiAccounts {
             let answer = api.create_token_request(&name, &PostParams::default(), &request).await;
             let status = answer.map_err(|error| error.to_string())?.status;
             let token = status.and_then(|status| status.token);
-            token.ok_or_else(|| "the API server gave no token".to_owned())
+            token.ok_or_else(|| "the API server's response holds no token".to_owned())
         }
         .boxed()
     }

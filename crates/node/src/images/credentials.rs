@@ -1,4 +1,4 @@
-//! Gathers the credentials a pod may use: its own secrets, the node's files, and plugins.
+//! Pull credentials of a pod: its pull secrets, the Docker configuration of the node, and plugins.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,8 +8,10 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::config::Lookup;
-use podwright_core::credential::{self, BadConfig, Credential, Keyring, Login, ObjectId, Origin};
-use podwright_core::image::access::Pass;
+use podwright_core::credential::{
+    self, Credential, CredentialOrigin, DockerConfigError, Keyring, Login, ObjectId,
+};
+use podwright_core::image::access::PullCredential;
 use podwright_core::pod::Pod;
 use podwright_core::time::Mono;
 use podwright_host::clock::Clock;
@@ -18,11 +20,11 @@ use sha2::{Digest, Sha256};
 use super::plugins::Plugins;
 use super::records::hex;
 
-/// Files on the node are read again after this.
-const FRESH: Duration = Duration::from_secs(300);
-const LARGEST: u64 = 1 << 20;
+/// How long the files of the node are cached.
+const CACHE_TTL: Duration = Duration::from_secs(300);
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
-/// Where pods' secrets come from.
+/// Source of the pods' pull secrets.
 pub trait Secrets: Send + Sync {
     fn secret<'a>(&'a self, pod: &'a Pod, name: &'a str) -> BoxFuture<'a, Lookup<Arc<v1::Secret>>>;
 }
@@ -33,7 +35,7 @@ pub(super) struct Credentials {
     pub(super) plugins: Plugins,
 }
 
-/// What a pod can show, and which of its secrets could not be had.
+/// Credentials of a pod, and the pull secrets that could not be read.
 pub(super) struct Gathered {
     pub(super) credentials: Vec<Credential>,
     pub(super) missing: Vec<String>,
@@ -44,11 +46,11 @@ pub(super) struct Gathered {
 pub(super) struct BadSecret {
     namespace: String,
     name: String,
-    source: BadConfig,
+    source: DockerConfigError,
 }
 
 impl Credentials {
-    /// For an image of a pod, in the order in which they are to be tried.
+    /// Credentials for an image of a pod, in the order in which they are tried.
     pub(super) async fn gather(&self, pod: &Pod, repository: &str) -> Result<Gathered, BadSecret> {
         let (mut credentials, mut missing) = (Vec::new(), Vec::new());
         let namespace = &pod.name.namespace;
@@ -63,7 +65,7 @@ impl Credentials {
                     })?;
                     let uid = secret.metadata.uid.clone().unwrap_or_default();
                     let (namespace, name) = (namespace.to_string(), name.to_owned());
-                    let origin = Origin::Secret(ObjectId { uid, namespace, name });
+                    let origin = CredentialOrigin::Secret(ObjectId { uid, namespace, name });
                     keyring.add(logins, &origin);
                 }
                 Lookup::Missing | Lookup::Failed(_) | Lookup::NoApiServer => {
@@ -84,9 +86,9 @@ fn pull_secrets(pod: &Pod) -> impl Iterator<Item = &str> {
     names.filter(|name| !name.is_empty())
 }
 
-/// A pass for the records: who brought the login, and a hash of it in upstream's form.
-pub(super) fn pass(credential: &Credential) -> Pass {
-    Pass { origin: credential.origin.clone(), hash: hash(&credential.login) }
+/// Entry for the pull records: the origin of the login and its hash in upstream's format.
+pub(super) fn pass(credential: &Credential) -> PullCredential {
+    PullCredential { origin: credential.origin.clone(), hash: hash(&credential.login) }
 }
 
 fn hash(login: &Login) -> String {
@@ -105,41 +107,44 @@ fn hash(login: &Login) -> String {
 
 /// Docker's configuration files on the node.
 pub(super) struct NodeFiles {
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
     clock: Clock,
     read: Mutex<Option<(Arc<Keyring>, Mono)>>,
 }
 
 impl NodeFiles {
-    pub(super) fn new(folders: Vec<PathBuf>, clock: Clock) -> Self {
-        Self { folders, clock, read: Mutex::default() }
+    pub(super) fn new(directories: Vec<PathBuf>, clock: Clock) -> Self {
+        Self { directories, clock, read: Mutex::default() }
     }
 
     fn keyring(&self) -> Arc<Keyring> {
         let now = self.clock.now().mono;
         let mut read = self.read.lock();
         if let Some((keyring, at)) = &*read
-            && now.since(*at) < FRESH
+            && now.since(*at) < CACHE_TTL
         {
             return keyring.clone();
         }
         let mut keyring = Keyring::default();
-        keyring.add(self.first_readable(), &Origin::Node);
+        keyring.add(self.first_readable(), &CredentialOrigin::Node);
         let keyring = Arc::new(keyring);
         *read = Some((keyring.clone(), now));
         keyring
     }
 
-    /// The new form in any of the folders, else the old one.
+    /// `config.json` in any of the directories, else `.dockercfg`.
     fn first_readable(&self) -> Vec<(String, Login)> {
         for (name, old) in [("config.json", false), (".dockercfg", true)] {
-            for folder in &self.folders {
-                let path = folder.join(name);
+            for directory in &self.directories {
+                let path = directory.join(name);
                 let Some(bytes) = read(&path) else { continue };
                 match credential::from_config(&bytes, old) {
                     Ok(logins) => return logins,
                     Err(error) => {
-                        tracing::warn!(%error, path = %path.display(), "cannot use these credentials");
+                        tracing::warn!(
+                            %error, path = %path.display(),
+                            "invalid docker configuration, ignoring it"
+                        );
                     }
                 }
             }
@@ -150,7 +155,7 @@ impl NodeFiles {
 
 fn read(path: &Path) -> Option<Vec<u8>> {
     let metadata = std::fs::metadata(path).ok()?;
-    (metadata.is_file() && metadata.len() <= LARGEST).then(|| std::fs::read(path).ok())?
+    (metadata.is_file() && metadata.len() <= MAX_FILE_SIZE).then(|| std::fs::read(path).ok())?
 }
 
 #[cfg(test)]
@@ -158,27 +163,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_is_hashed_as_upstream_does() {
+    fn login_hash_matches_upstream() {
         let login = Login { username: "u".into(), password: "<&>\"".into() };
         let json = r#"{"username":"u","password":"\u003c\u0026\u003e\""}"#;
         assert_eq!(hash(&login), hex(&Sha256::digest(json.as_bytes())));
     }
 
     #[test]
-    fn the_new_form_anywhere_is_preferred_and_files_are_read_again_after_a_while() {
+    fn config_json_is_preferred_and_files_are_reread_after_expiry() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let old = r#"{"a.io":{"username":"old","password":"p"}}"#;
         let new = r#"{"auths":{"a.io":{"username":"new","password":"p"}}}"#;
         std::fs::write(first.path().join(".dockercfg"), old).unwrap();
         std::fs::write(first.path().join("config.json"), "{ broken").unwrap();
         let clock = Clock::manual(podwright_core::builders::t(0));
-        let folders = vec![first.path().to_owned(), second.path().to_owned()];
-        let files = NodeFiles::new(folders, clock.clone());
+        let directories = vec![first.path().to_owned(), second.path().to_owned()];
+        let files = NodeFiles::new(directories, clock.clone());
         let user = || files.keyring().lookup("a.io/app")[0].login.username.clone();
         assert_eq!(user(), "old");
         std::fs::write(second.path().join("config.json"), new).unwrap();
-        assert_eq!(user(), "old", "still fresh");
-        clock.advance(FRESH);
+        assert_eq!(user(), "old", "still cached");
+        clock.advance(CACHE_TTL);
         assert_eq!(user(), "new");
     }
 }

@@ -1,7 +1,7 @@
-//! Pulls under way.
+//! Pulls in progress.
 //!
-//! The same image with the same credentials, wanted by many pods at once, is pulled once. With
-//! others it is not the same: whoever waits for a pull gets what its credentials opened.
+//! The same image with the same credentials, needed by several pods at once, is pulled once. With
+//! different credentials it is pulled separately, because the result proves access only for them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use futures::future::{BoxFuture, Shared, WeakShared};
 use parking_lot::Mutex;
 use podwright_core::credential::{Credential, Login};
 use podwright_core::image::Throttle;
-use podwright_core::image::access::Pass;
+use podwright_core::image::access::PullCredential;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::credentials::pass;
 use super::records::Records;
 
-/// A pull that several may wait for.
+/// A pull with any number of waiters.
 pub(super) type Pull = Shared<BoxFuture<'static, Result<Pulled, String>>>;
 
 #[derive(Clone, Debug)]
@@ -33,79 +33,80 @@ pub(super) struct Pulled {
     pub(super) waited: Duration,
 }
 
-type Same = (String, Vec<Credential>);
+type PullKey = (String, Vec<Credential>);
 
 pub(super) struct Pulls {
     pub(super) runtime: cri::Client,
     pub(super) clock: Clock,
-    pub(super) places: Arc<Semaphore>,
+    pub(super) permits: Arc<Semaphore>,
     pub(super) throttle: Arc<Mutex<Option<Throttle>>>,
-    /// `None`: nothing is written down.
+    /// `None`: pulls are not recorded.
     pub(super) records: Option<Arc<Records>>,
-    pub(super) under_way: Mutex<HashMap<Same, UnderWay>>,
+    pub(super) in_progress: Mutex<HashMap<PullKey, WeakPull>>,
 }
 
-/// A pull that ends with the last who waits for it.
-type UnderWay = WeakShared<BoxFuture<'static, Result<Pulled, String>>>;
+/// A pull that is cancelled with its last waiter.
+type WeakPull = WeakShared<BoxFuture<'static, Result<Pulled, String>>>;
 
 impl Pulls {
-    /// Joins the pull of this image with these credentials if one is under way, else begins it.
+    /// Joins the pull of this image with these credentials, or starts it.
     pub(super) fn join(&self, image: &str, credentials: Vec<Credential>) -> Pull {
-        let mut under_way = self.under_way.lock();
-        under_way.retain(|_, pull| pull.upgrade().is_some());
-        let same = (image.to_owned(), credentials);
-        if let Some(pull) = under_way.get(&same).and_then(WeakShared::upgrade) {
+        let mut in_progress = self.in_progress.lock();
+        in_progress.retain(|_, pull| pull.upgrade().is_some());
+        let key = (image.to_owned(), credentials);
+        if let Some(pull) = in_progress.get(&key).and_then(WeakShared::upgrade) {
             return pull;
         }
-        let pull = self.begin(same.0.clone(), same.1.clone());
+        let pull = self.begin(key.0.clone(), key.1.clone());
         if let Some(weak) = pull.downgrade() {
-            under_way.insert(same, weak);
+            in_progress.insert(key, weak);
         }
         pull
     }
 
-    /// The pull of this image with these credentials, if one is under way or its outcome is kept.
+    /// The pull of this image with these credentials, if it is in progress or its result is kept.
     pub(super) fn find(&self, image: &str, credentials: &[Credential]) -> Option<Pull> {
-        let same = (image.to_owned(), credentials.to_vec());
-        self.under_way.lock().get(&same).and_then(WeakShared::upgrade)
+        let key = (image.to_owned(), credentials.to_vec());
+        self.in_progress.lock().get(&key).and_then(WeakShared::upgrade)
     }
 
-    /// Whether this image is being pulled, with whatever credentials.
-    pub(super) fn concern(&self, image: &str) -> bool {
-        let under_way = self.under_way.lock();
-        under_way.iter().any(|((other, _), pull)| other == image && pull.upgrade().is_some())
+    /// Whether this image is being pulled, with any credentials.
+    pub(super) fn is_pulling(&self, image: &str) -> bool {
+        let in_progress = self.in_progress.lock();
+        in_progress.iter().any(|((other, _), pull)| other == image && pull.upgrade().is_some())
     }
 
     fn begin(&self, image: String, credentials: Vec<Credential>) -> Pull {
-        let (runtime, clock, places) =
-            (self.runtime.clone(), self.clock.clone(), self.places.clone());
+        let (runtime, clock, permits) =
+            (self.runtime.clone(), self.clock.clone(), self.permits.clone());
         let (throttle, records) = (self.throttle.clone(), self.records.clone());
         let pull = async move {
-            let asked = Instant::now();
-            let _place = places.acquire_owned().await.map_err(|closed| closed.to_string())?;
+            let requested = Instant::now();
+            let _permit = permits.acquire_owned().await.map_err(|closed| closed.to_string())?;
             let began = Instant::now();
-            let noted = records.clone().map(|records| Noted::begin(records, image.clone()));
-            let mut noted = noted.transpose().map_err(|error| {
+            let intent = records.clone().map(|records| IntentGuard::begin(records, image.clone()));
+            let mut intent = intent.transpose().map_err(|error| {
                 format!("Failed to record image pull intent for container image {image:?}: {error}")
             })?;
             let may = || throttle.lock().as_mut().is_none_or(|t| t.take(clock.now().mono));
             let (image_ref, with) = try_each(&runtime, &image, &credentials, may).await?;
-            if let Some(noted) = &mut noted {
-                noted.stays = !noted.records.pulled(&image, &image_ref, with.as_ref(), clock.now());
+            if let Some(intent) = &mut intent {
+                intent.stays =
+                    !intent.records.pulled(&image, &image_ref, with.as_ref(), clock.now());
             }
-            Ok(Pulled { image_ref, took: began.elapsed(), waited: asked.elapsed() })
+            Ok(Pulled { image_ref, took: began.elapsed(), waited: requested.elapsed() })
         };
         pull.boxed().shared()
     }
 }
 
-/// One call for each set of credentials, until one is let in; without any, one call without.
+/// Tries each set of credentials until one succeeds; without any, pulls anonymously.
 async fn try_each(
     runtime: &cri::Client,
     image: &str,
     credentials: &[Credential],
     may: impl Fn() -> bool,
-) -> Result<(String, Option<Pass>), String> {
+) -> Result<(String, Option<PullCredential>), String> {
     let mut errors: Vec<String> = Vec::new();
     let attempts = match credentials {
         [] => vec![None],
@@ -138,21 +139,21 @@ fn auth(login: &Login) -> AuthConfig {
     }
 }
 
-/// The note of a pull under way. It goes with the pull, unless what came could not be written down.
-struct Noted {
+/// Intent record of a pull. Removed with the pull, unless its result could not be recorded.
+struct IntentGuard {
     records: Arc<Records>,
     image: String,
     stays: bool,
 }
 
-impl Noted {
+impl IntentGuard {
     fn begin(records: Arc<Records>, image: String) -> Result<Self, FileError> {
         records.begin(&image)?;
         Ok(Self { records, image, stays: false })
     }
 }
 
-impl Drop for Noted {
+impl Drop for IntentGuard {
     fn drop(&mut self) {
         if !self.stays {
             self.records.end(&self.image);

@@ -1,14 +1,14 @@
-//! What is written down of pulls: begun, and by whose credentials they were done.
+//! Pull records: pulls in progress, and the credentials with which images were pulled.
 //!
-//! One small file each, in upstream's form and place, so that either agent can go on from the
-//! other. A pull that a crash cut short left its first file behind: what it may have brought is
-//! then closed to everybody until somebody proves himself.
+//! One small file each, in upstream's format and location, so that the kubelet and this agent can
+//! replace each other. A pull interrupted by a crash leaves its intent file; its image then stays
+//! unusable for every pod until one proves access.
 
 use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 use podwright_core::image;
-use podwright_core::image::access::{Known, Pass, PullIntent, PulledRecord};
+use podwright_core::image::access::{PullCredential, PullIntent, PulledRecord, StoredPullRecord};
 use podwright_core::time::Now;
 use podwright_host::files::{Durability, FileError, Root};
 use serde::Serialize;
@@ -16,14 +16,14 @@ use sha2::{Digest, Sha256};
 
 const PULLING: &str = "pulling";
 const PULLED: &str = "pulled";
-const LARGEST: u64 = 1 << 20;
+const MAX_RECORD_SIZE: u64 = 1 << 20;
 
 pub(super) struct Records {
     root: Root,
-    /// Pulls under way of each image, and those whose outcome is not written down; the file goes
-    /// with the last.
+    /// Number of pulls in progress or with an unrecorded result, by image; the intent file is
+    /// removed with the last one.
     intents: Mutex<HashMap<String, usize>>,
-    /// Records are read, changed and written as one.
+    /// Serializes read-modify-write of the records.
     changing: Mutex<()>,
 }
 
@@ -37,13 +37,13 @@ impl Records {
         Ok(Self { root, intents: Mutex::default(), changing: Mutex::default() })
     }
 
-    /// Images whose pull was cut short.
+    /// Intents of interrupted pulls.
     pub(super) fn left_intents(&self) -> Vec<PullIntent> {
-        // Whatever cannot be read stays, and with it the image stays closed.
+        // An unreadable intent stays, and so does the protection of its image.
         let unknown = |error: String| {
             tracing::warn!(
                 error,
-                "cannot read which pulls were cut short; their images stay closed"
+                "cannot read the intent of an interrupted pull, its image needs credentials"
             );
         };
         let files = self.root.list(PULLING).unwrap_or_else(|error| {
@@ -51,22 +51,22 @@ impl Records {
             Vec::new()
         });
         let read = |(name, _): (std::ffi::OsString, _)| {
-            let bytes = self.root.read(format!("{PULLING}/{}", name.to_str()?), LARGEST);
+            let bytes = self.root.read(format!("{PULLING}/{}", name.to_str()?), MAX_RECORD_SIZE);
             let bytes = bytes.map_err(|error| unknown(error.to_string())).ok()?;
             serde_json::from_slice(&bytes).map_err(|error| unknown(error.to_string())).ok()
         };
         files.into_iter().filter_map(read).collect()
     }
 
-    /// What a pull that was cut short brought is not known yet: its note stays.
+    /// Keeps the intent of an interrupted pull whose result is unknown.
     pub(super) fn hold(&self, intent: &PullIntent) {
         *self.intents.lock().entry(intent.image.clone()).or_default() += 1;
     }
 
-    /// Takes a pull that was cut short for one that brought this image, for nobody.
+    /// Records an interrupted pull as complete, without access for any pod.
     pub(super) fn close(&self, intent: &PullIntent, image_ref: Option<&str>, now: Now) {
         if let (Some(image_ref), Ok(repository)) = (image_ref, image::repository(&intent.image))
-            && self.read(image_ref) == Known::Nothing
+            && self.read(image_ref) == StoredPullRecord::Nothing
         {
             let record = PulledRecord::closed(image_ref, &repository, now.wall);
             self.write(PULLED, image_ref, &record);
@@ -74,7 +74,7 @@ impl Records {
         self.remove(PULLING, &intent.image);
     }
 
-    /// Notes that a pull begins. Without the note what it brings might count as everybody's.
+    /// Records the intent to pull. Without it the image could later count as usable by every pod.
     pub(super) fn begin(&self, image: &str) -> Result<(), FileError> {
         let mut intents = self.intents.lock();
         let count = intents.get(image).copied().unwrap_or(0);
@@ -97,20 +97,20 @@ impl Records {
         }
     }
 
-    /// Writes down that an image was had with this pass; without one it is everybody's. False: it
-    /// is not written, and the note of the pull has to stay.
+    /// Records that an image was pulled with this credential; without one every pod may use it.
+    /// False: writing failed, and the intent has to stay.
     pub(super) fn pulled(
         &self,
         image: &str,
         image_ref: &str,
-        pass: Option<&Pass>,
+        pass: Option<&PullCredential>,
         now: Now,
     ) -> bool {
         let Ok(repository) = image::repository(image) else { return false };
-        let _alone = self.changing.lock();
+        let _lock = self.changing.lock();
         let mut record = match self.read(image_ref) {
-            Known::Record(record) => record,
-            Known::Nothing | Known::Unreadable => {
+            StoredPullRecord::Record(record) => record,
+            StoredPullRecord::Nothing | StoredPullRecord::Unreadable => {
                 PulledRecord::closed(image_ref, &repository, now.wall)
             }
         };
@@ -118,67 +118,73 @@ impl Records {
         self.write(PULLED, image_ref, &record)
     }
 
-    /// What is known of an image that a pod names so. One that a pull may have brought, and nobody
-    /// wrote down for whom, is nobody's.
-    pub(super) fn known(&self, image: &str, image_ref: &str) -> Known {
+    /// The record of an image as named by a pod. An image without a record but with an intent counts
+    /// as unreadable, so that no pod may use it without credentials.
+    pub(super) fn known(&self, image: &str, image_ref: &str) -> StoredPullRecord {
         match self.read(image_ref) {
-            Known::Nothing if self.is_noted(image) => Known::Unreadable,
+            StoredPullRecord::Nothing if self.has_intent(image) => StoredPullRecord::Unreadable,
             known => known,
         }
     }
 
-    fn is_noted(&self, image: &str) -> bool {
-        match self.root.read(format!("{PULLING}/{}", file_name(image)), LARGEST) {
+    fn has_intent(&self, image: &str) -> bool {
+        match self.root.read(format!("{PULLING}/{}", file_name(image)), MAX_RECORD_SIZE) {
             Ok(_) => true,
             Err(error) => !error.is_not_found(),
         }
     }
 
     pub(super) fn keep(&self, record: &PulledRecord) {
-        let _alone = self.changing.lock();
+        let _lock = self.changing.lock();
         self.write(PULLED, &record.image_ref, record);
     }
 
-    pub(super) fn read(&self, image_ref: &str) -> Known {
-        match self.root.read(format!("{PULLED}/{}", file_name(image_ref)), LARGEST) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_or(Known::Unreadable, Known::Record),
-            Err(error) if error.is_not_found() => Known::Nothing,
+    pub(super) fn read(&self, image_ref: &str) -> StoredPullRecord {
+        match self.root.read(format!("{PULLED}/{}", file_name(image_ref)), MAX_RECORD_SIZE) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_or(StoredPullRecord::Unreadable, StoredPullRecord::Record),
+            Err(error) if error.is_not_found() => StoredPullRecord::Nothing,
             Err(error) => {
-                tracing::warn!(%error, "cannot read by whose credentials an image came");
-                Known::Unreadable
+                tracing::warn!(%error, "cannot read pull record, image needs credentials");
+                StoredPullRecord::Unreadable
             }
         }
     }
 
-    /// Images that are gone need no record any more.
+    /// Removes the records of images that are gone.
     pub(super) fn forget_all_but(&self, image_refs: &[&str]) {
         let kept: BTreeSet<String> = image_refs.iter().map(|image| file_name(image)).collect();
         for (name, _) in self.root.list(PULLED).unwrap_or_default() {
             if let Some(name) = name.to_str().filter(|name| !kept.contains(*name)) {
-                // Left for the next time if it cannot go now.
+                // Retried on the next call.
                 let _ = self.root.remove_file(format!("{PULLED}/{name}"));
             }
         }
     }
 
-    fn write(&self, folder: &str, of: &str, content: &impl Serialize) -> bool {
-        let written = self.try_write(folder, of, content);
+    fn write(&self, directory: &str, of: &str, content: &impl Serialize) -> bool {
+        let written = self.try_write(directory, of, content);
         if let Err(error) = &written {
-            tracing::warn!(%error, image = of, "cannot write down by whose credentials it came");
+            tracing::warn!(%error, image = of, "cannot write pull record");
         }
         written.is_ok()
     }
 
-    fn try_write(&self, folder: &str, of: &str, content: &impl Serialize) -> Result<(), FileError> {
-        let path = format!("{folder}/{}", file_name(of));
-        // Plain data always has a form; without one nothing would be readable later either.
+    fn try_write(
+        &self,
+        directory: &str,
+        of: &str,
+        content: &impl Serialize,
+    ) -> Result<(), FileError> {
+        let path = format!("{directory}/{}", file_name(of));
+        // Serialization of plain data does not fail; an empty file would be unreadable, so safe.
         let bytes = serde_json::to_vec(content).unwrap_or_default();
         self.root.write_atomic(&path, &bytes, 0o600, Durability::Disk)
     }
 
-    fn remove(&self, folder: &str, of: &str) {
-        if let Err(error) = self.root.remove_file(format!("{folder}/{}", file_name(of))) {
-            tracing::warn!(%error, image = of, "cannot remove the note of its pull");
+    fn remove(&self, directory: &str, of: &str) {
+        if let Err(error) = self.root.remove_file(format!("{directory}/{}", file_name(of))) {
+            tracing::warn!(%error, image = of, "cannot remove pull intent");
         }
     }
 }

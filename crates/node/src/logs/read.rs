@@ -1,4 +1,4 @@
-//! Reads a log file, to its end or on and on.
+//! Log reader: reads a log file to its end, or follows it.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,22 +15,22 @@ use podwright_core::observed::ObservedPod;
 use podwright_host::threads;
 use tokio::sync::watch;
 
-use super::folders::Changes;
+use super::directory_watch::Changes;
 
-/// What is read at a time, and about as much is handed out.
-const PIECE: usize = 64 * 1024;
-/// A line longer than this is none: runtimes split theirs at 16 KiB.
+/// Read size, and about the size of a returned piece.
+const READ_SIZE: usize = 64 * 1024;
+/// Longer lines are dropped: runtimes split theirs at 16 KiB.
 const LONGEST_LINE: usize = 1024 * 1024;
-/// While a log is rotated the runtime may still write its last lines to the old file.
+/// During rotation the runtime may still write its last lines to the old file.
 const LAST_LINES: Duration = Duration::from_millis(200);
 
-/// Goes on when the end of the file is reached.
+/// Continues at the end of the file.
 pub(crate) struct Follow {
     pub(crate) changes: Changes,
     pub(crate) liveness: Liveness,
 }
 
-/// Whether the container still runs, as far as the node has seen.
+/// Whether the container still runs, by the observed state of its pod.
 pub(crate) struct Liveness {
     view: watch::Receiver<Option<Arc<ObservedPod>>>,
     id: ContainerId,
@@ -42,7 +42,7 @@ impl Liveness {
     }
 
     fn is_alive(&mut self) -> bool {
-        // Whoever kept the view has dropped it: nobody looks after this pod any more.
+        // The sender is dropped: the pod is no longer observed.
         if self.view.has_changed().is_err() {
             return false;
         }
@@ -51,29 +51,29 @@ impl Liveness {
         view.instances.iter().any(|instance| instance.id == self.id && instance.is_running())
     }
 
-    /// Waits for news of the pod. Cancel-safe.
+    /// Waits for a change of the pod. Cancel-safe.
     async fn changed(&mut self) {
         if self.view.changed().await.is_err() {
-            // Said by `is_alive`, which the caller asks before it waits again.
+            // `is_alive` reports it, and the caller checks that before it waits again.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// A log being read.
+/// An open log.
 pub struct Reader {
     path: PathBuf,
     file: Arc<File>,
     offset: u64,
-    /// Read and not yet a whole line.
+    /// Data that is not yet a whole line.
     rest: Vec<u8>,
-    /// The line under way is too long and passed over up to its end.
+    /// The current line is too long and skipped up to its end.
     overlong: bool,
     filter: Filter,
-    /// Lines still to hand out, if the tail was asked for and nothing is followed.
+    /// Lines still to return, if a tail was requested without follow.
     lines_left: Option<u64>,
     follow: Option<Follow>,
-    /// Files that came after the one being read.
+    /// Newer files than the one being read.
     later: VecDeque<PathBuf>,
     done: bool,
 }
@@ -107,9 +107,9 @@ impl Reader {
         })
     }
 
-    /// The next piece, `None` at the end. It waits for one that follows, and reads no further
-    /// than what it hands out: who takes pieces slowly holds nothing up. Cancel-safe: what was
-    /// read and not handed out is read again.
+    /// The next piece, `None` at the end. Waits if the log is followed, and reads no further than what it
+    /// returns, so a slow client applies back pressure. Cancel-safe: data that was read and not returned
+    /// is read again.
     pub async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let mut out = Vec::new();
         while !self.done && out.is_empty() {
@@ -133,7 +133,7 @@ impl Reader {
     async fn read(&self) -> io::Result<Vec<u8>> {
         let (file, offset) = (self.file.clone(), self.offset);
         blocking(move || {
-            let mut piece = vec![0; PIECE];
+            let mut piece = vec![0; READ_SIZE];
             let read = file.read_at(&mut piece, offset)?;
             piece.truncate(read);
             Ok(piece)
@@ -141,7 +141,7 @@ impl Reader {
         .await
     }
 
-    /// Cuts a piece into lines.
+    /// Splits a piece into lines.
     fn take(&mut self, piece: &[u8], out: &mut Vec<u8>) {
         for part in piece.split_inclusive(|byte| *byte == b'\n') {
             let whole = part.ends_with(b"\n");
@@ -182,7 +182,7 @@ impl Reader {
             self.last_line(out);
             return false;
         };
-        // Asked before looking for files: what the container wrote last is then there.
+        // Checked before looking for files, so that the container's last output is included.
         let alive = follow.liveness.is_alive();
         if self.later.is_empty() {
             self.later = later_files(&self.path, &self.file);
@@ -193,7 +193,7 @@ impl Reader {
         }
         if let Some(next) = self.later.pop_front() {
             self.last_line(out);
-            // Rotation may have moved it on; the next look finds what it is called now.
+            // Rotation may have renamed it; the next check finds its new name.
             if let Ok(file) = open(&next) {
                 (self.file, self.offset) = (Arc::new(file), 0);
                 self.filter.next_file();
@@ -211,7 +211,7 @@ impl Reader {
         true
     }
 
-    /// A line that was never ended is the last word of its file.
+    /// An unterminated line is the last one of its file.
     fn last_line(&mut self, out: &mut Vec<u8>) {
         let line = std::mem::take(&mut self.rest);
         if !line.is_empty() && !std::mem::take(&mut self.overlong) {
@@ -220,8 +220,8 @@ impl Reader {
     }
 }
 
-/// The text of the last lines of a log, at most `bytes` of their end.
-pub(crate) async fn last_words(path: &Path, lines: u64, bytes: usize) -> io::Result<String> {
+/// The text of the last lines of a log, at most the last `bytes`.
+pub(crate) async fn log_tail(path: &Path, lines: u64, bytes: usize) -> io::Result<String> {
     let selection = Selection { tail: Some(lines), ..Selection::default() };
     let mut reader = Reader::open(path, selection, None).await?;
     let mut words = Vec::new();
@@ -233,18 +233,18 @@ pub(crate) async fn last_words(path: &Path, lines: u64, bytes: usize) -> io::Res
     Ok(String::from_utf8_lossy(&words).into_owned())
 }
 
-/// A log is a regular file, and stays one between the look and the opening.
+/// Opens a log, which must be a regular file.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
+        return Err(io::Error::other("not a regular file"));
     }
     Ok(file)
 }
 
-/// Files that rotation put after this one, oldest first: usually none or the new one in use.
+/// Newer files after rotation, oldest first: usually none or only the current one.
 fn later_files(path: &Path, reading: &File) -> VecDeque<PathBuf> {
     let identity = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
     let Ok(reading) = reading.metadata().map(|metadata| identity(&metadata)) else {
@@ -255,43 +255,43 @@ fn later_files(path: &Path, reading: &File) -> VecDeque<PathBuf> {
         return VecDeque::new();
     }
     let mut files = VecDeque::from([path.to_owned()]);
-    for aside in put_aside(path).into_iter().rev() {
-        match aside.symlink_metadata() {
+    for rotated in rotated_files(path).into_iter().rev() {
+        match rotated.symlink_metadata() {
             Ok(metadata) if identity(&metadata) == reading => break,
-            // The newest one is not compressed. One that is, was put aside before ours.
-            Ok(metadata) if metadata.is_file() => files.push_front(aside),
+            // The newest one is not compressed. A compressed one is older than the one being read.
+            Ok(metadata) if metadata.is_file() => files.push_front(rotated),
             Ok(_) | Err(_) => {}
         }
     }
     files
 }
 
-/// What rotation put aside and did not compress yet, oldest first.
-fn put_aside(path: &Path) -> Vec<PathBuf> {
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
+/// Rotated files that are not compressed yet, oldest first.
+fn rotated_files(path: &Path) -> Vec<PathBuf> {
+    let (Some(log_dir), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
     let prefix = format!("{}.", name.to_string_lossy());
-    let Ok(entries) = folder.read_dir() else { return Vec::new() };
+    let Ok(entries) = log_dir.read_dir() else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let mut aside: Vec<PathBuf> = names
+    let mut rotated: Vec<PathBuf> = names
         .filter(|name| name.starts_with(&prefix))
         .filter(|name| !name.ends_with(COMPRESSED) && !name.ends_with(UNFINISHED))
-        .map(|name| folder.join(name))
+        .map(|name| log_dir.join(name))
         .collect();
-    aside.sort();
-    aside
+    rotated.sort();
+    rotated
 }
 
-/// Where the last lines of a file begin.
+/// The offset of the last lines of a file.
 fn find_tail(file: &File, lines: u64) -> io::Result<u64> {
     let length = file.metadata()?.len();
     if lines == 0 {
         return Ok(length);
     }
     let (mut end, mut left) = (length, lines);
-    let mut block = vec![0; PIECE];
+    let mut block = vec![0; READ_SIZE];
     while end > 0 {
-        let start = end.saturating_sub(PIECE as u64);
-        let size = usize::try_from(end - start).unwrap_or(PIECE);
+        let start = end.saturating_sub(READ_SIZE as u64);
+        let size = usize::try_from(end - start).unwrap_or(READ_SIZE);
         let Some(part) = block.get_mut(..size) else { break };
         file.read_exact_at(part, start)?;
         match tail_start(part, left, end == length) {

@@ -1,4 +1,4 @@
-//! A container's log goes before the container: with it the way there would be lost.
+//! Removal of a container's log, before the container: its path is known only while it exists.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,32 +6,32 @@ use std::path::{Path, PathBuf};
 use podwright_host::files::{FileError, Root};
 use podwright_host::threads;
 
-/// Removes a container's log and what rotation made of it.
+/// Removes a container's log and its rotated files.
 pub(crate) async fn remove(pod_logs: &str, log: String) -> Result<(), FileError> {
     let pod_logs = PathBuf::from(pod_logs);
     let removed = threads::blocking(move || remove_now(&pod_logs, Path::new(&log))).await;
-    // A thread that was cut off belongs to an agent that ends.
+    // The thread is interrupted only when the agent stops.
     removed.unwrap_or(Ok(()))
 }
 
-/// The same, on a thread that may wait. A path outside of the pods' logs is not one that this node
-/// gave away.
+/// The same, on a thread that may block. Ignores a path outside of the pod logs, which this node did
+/// not assign.
 pub(crate) fn remove_now(pod_logs: &Path, log: &Path) -> Result<(), FileError> {
     let (Ok(below), Some(stem)) = (log.strip_prefix(pod_logs), log.file_name()) else {
         return Ok(());
     };
-    let Some(folder) = below.parent() else { return Ok(()) };
+    let Some(directory) = below.parent() else { return Ok(()) };
     let absent = |error: &FileError| error.is_not_found();
     let root = match Root::open(pod_logs) {
         Err(error) if absent(&error) => return Ok(()),
         root => root?,
     };
-    let entries = match root.list(folder) {
+    let entries = match root.list(directory) {
         Err(error) if absent(&error) => return Ok(()),
         entries => entries?,
     };
     for (name, _) in entries.iter().filter(|(name, _)| begins_with(name, stem)) {
-        root.remove_file(folder.join(name))?;
+        root.remove_file(directory.join(name))?;
     }
     Ok(())
 }
@@ -47,16 +47,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_log_goes_with_its_rotations_and_nothing_else_does() {
-        let folder = tempfile::tempdir().unwrap();
-        let logs = folder.path().join("pods");
+    async fn log_is_removed_with_its_rotated_files_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let logs = directory.path().join("pods");
         let own = logs.join("ns_web_uid/app");
         std::fs::create_dir_all(&own).unwrap();
         let names = ["0.log", "0.log.20260101-000000", "0.log.20260101-000000.gz", "1.log"];
         for name in names {
             std::fs::write(own.join(name), "x").unwrap();
         }
-        let outside = folder.path().join("0.log");
+        let outside = directory.path().join("0.log");
         std::fs::write(&outside, "x").unwrap();
         let place = logs.to_str().unwrap();
         let of = |path: &Path| path.to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Puts logs aside that have grown too long.
+//! Log rotation: renames, compresses and removes logs by size.
 
 use std::fs::File;
 use std::io;
@@ -9,21 +9,21 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::StreamExt;
 use podwright_core::ids::ContainerId;
-use podwright_core::log::{COMPRESSED, RotationPolicy, UNFINISHED, chores, rotated_name};
+use podwright_core::log::{COMPRESSED, RotationPolicy, UNFINISHED, plan_rotation, rotated_name};
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::threads;
 use tokio_util::sync::CancellationToken;
 
-use crate::causes::chain;
+use crate::error_chain::chain;
 use crate::pleg::Pleg;
-use crate::pods::Directory;
+use crate::pods::PodIndex;
 
 #[derive(Debug, thiserror::Error)]
 enum RotationError {
     #[error("cannot {attempt} {}", path.display())]
     File { attempt: &'static str, path: PathBuf, source: io::Error },
-    #[error("the runtime does not open the log again")]
+    #[error("the runtime cannot reopen the log")]
     Reopen(#[source] cri::Error),
 }
 
@@ -31,18 +31,18 @@ pub struct Rotation {
     pub runtime: cri::Client,
     pub clock: Clock,
     pub pleg: Arc<Pleg>,
-    pub directory: Arc<Directory>,
+    pub pod_index: Arc<PodIndex>,
     pub policy: RotationPolicy,
 }
 
-/// A running container's log.
+/// The log of a running container.
 struct Log {
     id: ContainerId,
     path: PathBuf,
 }
 
 impl Rotation {
-    /// Looks at the logs of all running containers again and again, until stopped.
+    /// Checks the logs of all running containers periodically, until stopped.
     pub async fn run(self, stop: CancellationToken) {
         let Some(max_size) = self.policy.max_size else { return };
         let work = async {
@@ -56,9 +56,9 @@ impl Rotation {
 
     async fn round(&self, max_size: u64) {
         let rotate = |log: Log| async move {
-            if let Err(error) = self.look_after(&log, max_size).await {
+            if let Err(error) = self.check(&log, max_size).await {
                 let path = log.path.display();
-                tracing::warn!(%path, error = chain(&error), "cannot rotate a log; will try again");
+                tracing::warn!(%path, error = chain(&error), "cannot rotate log, retrying");
             }
         };
         futures::stream::iter(self.logs())
@@ -66,43 +66,43 @@ impl Rotation {
             .await;
     }
 
-    /// By what the node last saw: an idle node asks nobody.
+    /// By the observed state: an idle node makes no calls.
     fn logs(&self) -> Vec<Log> {
-        let cells = self.directory.cells().into_iter();
-        let views = cells.filter_map(|(uid, _)| self.pleg.cached(&uid));
+        let handles = self.pod_index.handles().into_iter();
+        let views = handles.filter_map(|(uid, _)| self.pleg.cached(&uid));
         let of = |instance: &podwright_core::observed::Instance| {
             Some(Log { id: instance.id.clone(), path: instance.log_path.as_ref()?.into() })
         };
         views.flat_map(|view| view.running().filter_map(of).collect::<Vec<_>>()).collect()
     }
 
-    async fn look_after(&self, log: &Log, max_size: u64) -> Result<(), RotationError> {
+    async fn check(&self, log: &Log, max_size: u64) -> Result<(), RotationError> {
         match std::fs::symlink_metadata(&log.path) {
             Ok(metadata) if metadata.is_file() && metadata.len() >= max_size => {
                 self.rotate(log).await
             }
             Ok(_) => Ok(()),
-            // Somebody moved it away; the runtime would write into the void.
+            // The file was moved away; the runtime would write to the renamed or deleted file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.reopen(&log.id).await,
-            Err(source) => Err(failed("look at", &log.path)(source)),
+            Err(source) => Err(failed("stat", &log.path)(source)),
         }
     }
 
     async fn rotate(&self, log: &Log) -> Result<(), RotationError> {
         let now = self.clock.now().wall;
         let name = log.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let aside = log.path.with_file_name(rotated_name(&name, now));
-        if aside.exists() || with_ending(&aside, COMPRESSED).exists() {
-            // The clock was set back. A file must not be lost to that; the next round will do.
+        let rotated = log.path.with_file_name(rotated_name(&name, now));
+        if rotated.exists() || with_ending(&rotated, COMPRESSED).exists() {
+            // The clock was set back. The existing file must not be replaced; retried in the next round.
             return Ok(());
         }
         let (path, max_files) = (log.path.clone(), self.policy.max_files);
-        let tidied = threads::blocking(move || do_chores(&path, max_files)).await;
-        tidied.map_err(|ended| failed("tidy", &log.path)(io::Error::other(ended)))??;
-        std::fs::rename(&log.path, &aside).map_err(failed("put aside", &log.path))?;
+        let cleaned = threads::blocking(move || clean_up(&path, max_files)).await;
+        cleaned.map_err(|ended| failed("clean up", &log.path)(io::Error::other(ended)))??;
+        std::fs::rename(&log.path, &rotated).map_err(failed("rename", &log.path))?;
         if let Err(error) = self.reopen(&log.id).await {
-            // The runtime goes on with the old file: it gets its name back.
-            std::fs::rename(&aside, &log.path).map_err(failed("put back", &aside))?;
+            // The runtime still writes to the old file, so its name is restored.
+            std::fs::rename(&rotated, &log.path).map_err(failed("restore", &rotated))?;
             return Err(error);
         }
         tracing::debug!(log = %log.path.display(), "rotated");
@@ -111,33 +111,33 @@ impl Rotation {
 
     async fn reopen(&self, id: &ContainerId) -> Result<(), RotationError> {
         match self.runtime.reopen_log(id).await {
-            // It ended meanwhile: nobody writes any more.
+            // The container has exited, so nothing is written any more.
             Err(error) if error.kind == cri::Kind::NotFound => Ok(()),
             result => result.map_err(RotationError::Reopen),
         }
     }
 }
 
-/// Removes and compresses what was put aside before.
-fn do_chores(log: &Path, max_files: usize) -> Result<(), RotationError> {
-    let folder = log.parent().unwrap_or(Path::new("/"));
+/// Removes and compresses rotated files.
+fn clean_up(log: &Path, max_files: usize) -> Result<(), RotationError> {
+    let log_dir = log.parent().unwrap_or(Path::new("/"));
     let name = log.file_name().unwrap_or_default().to_string_lossy();
-    let entries = folder.read_dir().map_err(failed("list", folder))?;
+    let entries = log_dir.read_dir().map_err(failed("list", log_dir))?;
     let names: Vec<String> =
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    let todo = chores(&name, &names, max_files);
+    let todo = plan_rotation(&name, &names, max_files);
     for name in todo.remove {
-        let path = folder.join(name);
+        let path = log_dir.join(name);
         std::fs::remove_file(&path).map_err(failed("remove", &path))?;
     }
     for name in todo.compress {
-        let path = folder.join(name);
+        let path = log_dir.join(name);
         compress(&path).map_err(failed("compress", &path))?;
     }
     Ok(())
 }
 
-/// Whole or not at all: what is cut off in the middle is found and removed the next time.
+/// Compresses atomically; an unfinished file is removed the next time.
 fn compress(path: &Path) -> io::Result<()> {
     let (part, whole) = (with_ending(path, UNFINISHED), with_ending(path, COMPRESSED));
     let mut source = File::open(path)?;

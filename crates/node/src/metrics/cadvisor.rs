@@ -1,7 +1,7 @@
 //! `/metrics/cadvisor`: containers, pods and the machine in the series that dashboards use.
 //!
-//! Names and labels are those of cAdvisor, which upstream has inside. A row is a cgroup: the root,
-//! the group of all pods, each pod, each container, and each sandbox for its network.
+//! Names and labels are those of cAdvisor, which upstream embeds. A row is a cgroup: the root, the
+//! cgroup of all pods, each pod, each container, and each sandbox for its network.
 
 mod disks;
 
@@ -10,10 +10,10 @@ use podwright_host::cgroup::Detail;
 use podwright_host::machine::{Capacity, Identity};
 
 pub use self::disks::Disks;
-use super::exposition::{Exposition, Family, Kind, Labels, Sample, Stability};
-use crate::stats::{Group, Snapshot};
+use super::exposition::{Exposition, Family, Labels, MetricKind, Sample, Stability};
+use crate::stats::{CgroupUsage, Snapshot};
 
-/// One cgroup with its names.
+/// One cgroup with its labels.
 pub struct Row<'a> {
     pub container: &'a str,
     pub id: &'a str,
@@ -21,10 +21,10 @@ pub struct Row<'a> {
     pub name: &'a str,
     pub namespace: &'a str,
     pub pod: &'a str,
-    pub group: &'a Group,
+    pub group: &'a CgroupUsage,
     pub detail: Detail,
     pub started: Option<Timestamp>,
-    /// Bytes that a container has written to its own layer.
+    /// Bytes that a container has written to its writable layer.
     pub layer: Option<u64>,
 }
 
@@ -41,10 +41,10 @@ impl Row<'_> {
     }
 }
 
-/// A family that has one value per row.
+/// A family with one value per row.
 struct Plain {
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
     read: fn(&Row<'_>) -> Option<f64>,
 }
@@ -54,33 +54,39 @@ const fn counter(
     help: &'static str,
     read: fn(&Row<'_>) -> Option<f64>,
 ) -> Plain {
-    Plain { name, kind: Kind::Counter, help, read }
+    Plain { name, kind: MetricKind::Counter, help, read }
 }
 
 const fn gauge(name: &'static str, help: &'static str, read: fn(&Row<'_>) -> Option<f64>) -> Plain {
-    Plain { name, kind: Kind::Gauge, help, read }
+    Plain { name, kind: MetricKind::Gauge, help, read }
 }
 
 const PLAIN: &[Plain] = &[
-    counter("container_cpu_cfs_periods_total", "Periods of the CPU quota that passed", |row| {
-        Some(row.detail.throttling?.periods as f64)
-    }),
+    counter(
+        "container_cpu_cfs_periods_total",
+        "Number of elapsed enforcement period intervals.",
+        |row| Some(row.detail.throttling?.periods as f64),
+    ),
     counter(
         "container_cpu_cfs_throttled_periods_total",
-        "Periods in which the quota was used up",
+        "Number of throttled period intervals.",
         |row| Some(row.detail.throttling?.throttled_periods as f64),
     ),
     counter(
         "container_cpu_cfs_throttled_seconds_total",
-        "Time that was waited for the next period",
+        "Total time duration the container has been throttled.",
         |row| nanos(Some(row.detail.throttling?.throttled_nanos)),
     ),
-    counter("container_cpu_system_seconds_total", "CPU time spent in the kernel", |row| {
-        nanos(row.detail.system_nanos)
-    }),
-    counter("container_cpu_user_seconds_total", "CPU time spent outside the kernel", |row| {
-        nanos(row.detail.user_nanos)
-    }),
+    counter(
+        "container_cpu_system_seconds_total",
+        "Cumulative system cpu time consumed in seconds.",
+        |row| nanos(row.detail.system_nanos),
+    ),
+    counter(
+        "container_cpu_user_seconds_total",
+        "Cumulative user cpu time consumed in seconds.",
+        |row| nanos(row.detail.user_nanos),
+    ),
     gauge("container_file_descriptors", "Open files", |row| {
         Some(row.detail.processes?.open_files as f64)
     }),
@@ -88,7 +94,7 @@ const PLAIN: &[Plain] = &[
         Some(row.group.at.as_second() as f64)
     }),
     gauge("container_memory_cache", "Page cache in bytes", |row| number(row.detail.cache)),
-    counter("container_memory_failcnt", "How often the limit was met", |row| {
+    counter("container_memory_failcnt", "Number of memory usage hits limits", |row| {
         number(row.detail.limit_hits)
     }),
     gauge("container_memory_kernel_usage", "Memory of the kernel in bytes", |row| {
@@ -97,7 +103,7 @@ const PLAIN: &[Plain] = &[
     gauge("container_memory_mapped_file", "Mapped files in bytes", |row| {
         number(row.detail.mapped_file)
     }),
-    gauge("container_memory_max_usage_bytes", "The most memory ever used, in bytes", |row| {
+    gauge("container_memory_max_usage_bytes", "Maximum memory usage recorded in bytes", |row| {
         number(row.detail.peak)
     }),
     gauge("container_memory_rss", "Anonymous memory in bytes", |row| {
@@ -106,55 +112,67 @@ const PLAIN: &[Plain] = &[
     gauge("container_memory_swap", "Swapped memory in bytes", |row| {
         Some(row.group.usage.memory?.swap.unwrap_or_default() as f64)
     }),
-    gauge("container_memory_total_active_file_bytes", "File pages used lately", |row| {
-        number(row.detail.active_file)
-    }),
-    gauge("container_memory_total_inactive_file_bytes", "File pages not used lately", |row| {
-        number(row.detail.inactive_file)
-    }),
-    gauge("container_memory_usage_bytes", "Memory in bytes, whatever it is for", |row| {
+    gauge(
+        "container_memory_total_active_file_bytes",
+        "Current total active file in bytes.",
+        |row| number(row.detail.active_file),
+    ),
+    gauge(
+        "container_memory_total_inactive_file_bytes",
+        "Current total inactive file in bytes.",
+        |row| number(row.detail.inactive_file),
+    ),
+    gauge("container_memory_usage_bytes", "Current memory usage in bytes", |row| {
         Some(row.group.usage.memory?.usage as f64)
     }),
-    gauge("container_memory_working_set_bytes", "Memory that cannot be dropped at once", |row| {
+    gauge("container_memory_working_set_bytes", "Current working set in bytes.", |row| {
         Some(row.group.usage.memory?.working_set as f64)
     }),
-    counter("container_oom_events_total", "Processes killed for want of memory", |row| {
-        number(row.detail.oom_kills)
-    }),
-    gauge("container_processes", "Processes directly in the group", |row| {
+    counter(
+        "container_oom_events_total",
+        "Count of out of memory events observed for the container",
+        |row| number(row.detail.oom_kills),
+    ),
+    gauge("container_processes", "Number of processes running inside the container.", |row| {
         Some(row.detail.processes?.count as f64)
     }),
     gauge("container_sockets", "Open sockets", |row| Some(row.detail.processes?.sockets as f64)),
     gauge("container_spec_cpu_period", "Period of the CPU quota in microseconds", |row| {
         number(row.detail.cpu_period_micros)
     }),
-    gauge("container_spec_cpu_quota", "CPU time of each period in microseconds", |row| {
+    gauge("container_spec_cpu_quota", "CPU quota of the container.", |row| {
         number(row.detail.cpu_quota_micros)
     }),
-    gauge("container_spec_cpu_shares", "Share of the CPU among others", |row| {
+    gauge("container_spec_cpu_shares", "CPU share of the container.", |row| {
         number(row.detail.cpu_shares)
     }),
-    gauge("container_spec_memory_limit_bytes", "Limit of memory in bytes, 0 without one", |row| {
+    gauge("container_spec_memory_limit_bytes", "Memory limit for the container.", |row| {
         Some(row.group.usage.memory?.limit.unwrap_or_default() as f64)
     }),
     gauge(
         "container_spec_memory_reservation_limit_bytes",
-        "Memory that is taken away last, in bytes, 0 without a limit",
+        "Memory reservation limit for the container.",
         |row| number(row.detail.memory_reservation),
     ),
     gauge(
         "container_spec_memory_swap_limit_bytes",
-        "Limit of memory and swap in bytes, 0 without one",
+        "Memory swap limit for the container.",
         |row| number(row.detail.swap_limit),
     ),
     gauge("container_start_time_seconds", "When the container started", |row| {
         Some(row.started?.as_second() as f64)
     }),
-    gauge("container_threads", "Tasks that run", |row| number(row.group.usage.pids)),
-    gauge("container_threads_max", "Tasks that may run", |row| number(row.detail.most_tasks)),
+    gauge("container_threads", "Number of threads running inside the container", |row| {
+        number(row.group.usage.pids)
+    }),
+    gauge(
+        "container_threads_max",
+        "Maximum number of threads allowed inside the container",
+        |row| number(row.detail.most_tasks),
+    ),
 ];
 
-/// Writes all of it.
+/// Writes all families.
 pub fn write(
     snapshot: &Snapshot,
     rows: &[Row<'_>],
@@ -165,7 +183,7 @@ pub fn write(
 ) {
     version(identity, out);
     for Plain { name, kind, help, read } in PLAIN {
-        let family = Family { name, help, kind: *kind, stability: Stability::Unsaid };
+        let family = Family { name, help, kind: *kind, stability: Stability::Unspecified };
         let samples = rows.iter().filter_map(|row| {
             Some(Sample { labels: row.labels(), value: read(row)?, at: Some(row.group.at) })
         });
@@ -180,23 +198,28 @@ pub fn write(
     machine(identity, capacity, out);
     let failed = if snapshot.incomplete { 1.0 } else { 0.0 };
     for (name, help, value) in [
-        ("container_scrape_error", "1 if something could not be measured, else 0", failed),
+        (
+            "container_scrape_error",
+            "1 if there was an error while getting container metrics, 0 otherwise",
+            failed,
+        ),
         (
             "machine_scrape_error",
-            "1 if the machine could not be read, else 0",
+            "1 if there was an error while getting machine metrics, 0 otherwise.",
             if identity.is_some() && capacity.is_some() { 0.0 } else { 1.0 },
         ),
     ] {
-        out.family(&unsaid(name, help, Kind::Gauge), [Sample::now(vec![], value)]);
+        out.family(&cadvisor_family(name, help, MetricKind::Gauge), [Sample::now(vec![], value)]);
     }
 }
 
-const fn unsaid(name: &'static str, help: &'static str, kind: Kind) -> Family {
-    Family { name, help, kind, stability: Stability::Unsaid }
+const fn cadvisor_family(name: &'static str, help: &'static str, kind: MetricKind) -> Family {
+    Family { name, help, kind, stability: Stability::Unspecified }
 }
 
 fn cpu(rows: &[Row<'_>], out: &mut Exposition) {
-    let family = unsaid("container_cpu_usage_seconds_total", "CPU time used", Kind::Counter);
+    let family =
+        cadvisor_family("container_cpu_usage_seconds_total", "CPU time used", MetricKind::Counter);
     let samples = rows.iter().filter_map(|row| {
         let mut labels = row.labels();
         labels.push(("cpu", "total"));
@@ -207,13 +230,14 @@ fn cpu(rows: &[Row<'_>], out: &mut Exposition) {
 }
 
 fn faults(rows: &[Row<'_>], out: &mut Exposition) {
-    let family = unsaid("container_memory_failures_total", "Page faults", Kind::Counter);
+    let family =
+        cadvisor_family("container_memory_failures_total", "Page faults", MetricKind::Counter);
     let samples = rows.iter().flat_map(|row| {
         let memory = row.group.usage.memory.unwrap_or_default();
         let kinds = [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)];
         kinds.into_iter().map(move |(kind, count)| {
             let mut labels = row.labels();
-            // The kernel's counts are with the groups below.
+            // The kernel's counts include the child cgroups.
             labels.extend([("failure_type", kind), ("scope", "hierarchy")]);
             Sample { labels, value: count as f64, at: Some(row.group.at) }
         })
@@ -222,7 +246,8 @@ fn faults(rows: &[Row<'_>], out: &mut Exposition) {
 }
 
 fn tasks(rows: &[Row<'_>], out: &mut Exposition) {
-    let family = unsaid("container_tasks_state", "Processes by their state", Kind::Gauge);
+    let family =
+        cadvisor_family("container_tasks_state", "Processes by their state", MetricKind::Gauge);
     let samples = rows.iter().flat_map(|row| {
         let states = row.detail.processes.map(|all| {
             [
@@ -241,9 +266,13 @@ fn tasks(rows: &[Row<'_>], out: &mut Exposition) {
     out.family(&family, samples);
 }
 
-/// Of a container's first process.
+/// Soft limits of a container's first process.
 fn ulimits(rows: &[Row<'_>], out: &mut Exposition) {
-    let family = unsaid("container_ulimits_soft", "Soft limits of the first process", Kind::Gauge);
+    let family = cadvisor_family(
+        "container_ulimits_soft",
+        "Soft limits of the first process",
+        MetricKind::Gauge,
+    );
     let containers = rows.iter().filter(|row| !row.container.is_empty());
     let samples = containers.filter_map(|row| {
         let mut labels = row.labels();
@@ -254,7 +283,7 @@ fn ulimits(rows: &[Row<'_>], out: &mut Exposition) {
     out.family(&family, samples);
 }
 
-/// A pod's network is that of its sandbox.
+/// The network of a pod is that of its sandbox.
 fn network(snapshot: &Snapshot, out: &mut Exposition) {
     type Read = fn(&podwright_core::stats::Interface) -> u64;
     let families: [(&'static str, Read); 8] = [
@@ -285,12 +314,20 @@ fn network(snapshot: &Snapshot, out: &mut Exposition) {
                 at: Some(pod.group.at),
             })
         });
-        out.family(&unsaid(name, "Counted by the pod's interfaces", Kind::Counter), samples);
+        out.family(
+            &cadvisor_family(
+                name,
+                "Cumulative count of the network interfaces of the pod",
+                MetricKind::Counter,
+            ),
+            samples,
+        );
     }
 }
 
 fn version(identity: Option<&Identity>, out: &mut Exposition) {
-    let family = unsaid("cadvisor_version_info", "What is measured, and by what", Kind::Gauge);
+    let help = "A metric with a constant '1' value labeled by kernel version and OS version.";
+    let family = cadvisor_family("cadvisor_version_info", help, MetricKind::Gauge);
     let labels = vec![
         ("cadvisorRevision", ""),
         ("cadvisorVersion", ""),
@@ -313,7 +350,7 @@ fn machine(identity: Option<&Identity>, capacity: Option<&Capacity>, out: &mut E
             ("machine_id", identity.machine_id.as_str()),
             ("system_uuid", identity.system_uuid.as_str()),
         ];
-        out.family(&unsaid(name, help, Kind::Gauge), [Sample::now(labels, value)]);
+        out.family(&cadvisor_family(name, help, MetricKind::Gauge), [Sample::now(labels, value)]);
     }
 }
 

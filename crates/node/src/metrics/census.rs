@@ -1,23 +1,23 @@
-//! What is counted when somebody looks: pods by where they stand, and what this agent is.
+//! Metrics computed on scrape: pods by lifecycle, and information about the agent.
 
 use std::collections::BTreeMap;
 
 use podwright_core::lifecycle::Stage;
 
-use super::exposition::{Exposition, Family, Kind, Sample, Stability};
+use super::exposition::{Exposition, Family, MetricKind, Sample, Stability};
 
-/// One pod that somebody works on.
+/// A pod that has a worker.
 #[derive(Clone, Copy, Debug)]
-pub struct Worked {
+pub struct TrackedPod {
     pub stage: Stage,
-    /// A source still wants it.
+    /// A source still names it.
     pub wanted: bool,
     pub is_static: bool,
     /// Of the spec.
     pub ephemeral_containers: usize,
 }
 
-/// What does not change while the agent runs.
+/// Properties that do not change while the agent runs.
 pub struct Agent<'a> {
     pub node: &'a str,
     pub cgroup_version: u32,
@@ -27,15 +27,15 @@ pub struct Agent<'a> {
 }
 
 const fn gauge(name: &'static str, help: &'static str) -> Family {
-    Family { name, help, kind: Kind::Gauge, stability: Stability::Alpha }
+    Family { name, help, kind: MetricKind::Gauge, stability: Stability::Alpha }
 }
 
 const STAGES: [&str; 3] = ["sync", "terminating", "terminated"];
 
-/// Every combination is written, those with nobody in them as zero: a series that comes and goes
-/// looks like a fault. Of `orphans`, pods that only the runtime knows, nobody can say whose they
-/// were; all that happens to them here is that they end.
-pub fn write_pods(pods: &[Worked], orphans: u64, out: &mut Exposition) {
+/// Writes every combination, also those that are zero, because a series that disappears looks like a
+/// fault. `orphans` are pods that only the runtime has; whether they were static is unknown, and they
+/// are always terminating.
+pub fn write_pods(pods: &[TrackedPod], orphans: u64, out: &mut Exposition) {
     let mut active: BTreeMap<&str, usize> = [("", 0), ("true", 0)].into();
     let mut working = BTreeMap::new();
     for stage in STAGES {
@@ -56,11 +56,11 @@ pub fn write_pods(pods: &[Worked], orphans: u64, out: &mut Exposition) {
         }
     }
     out.family(
-        &gauge("kubelet_active_pods", "The number of pods that hold resources of the node."),
+        &gauge("kubelet_active_pods", "The number of pods the kubelet considers active."),
         active.into_iter().map(|(of, count)| Sample::now(vec![("static", of)], count as f64)),
     );
     out.family(
-        &gauge("kubelet_working_pods", "The number of pods by where they are in their life."),
+        &gauge("kubelet_working_pods", "The number of pods by lifecycle stage."),
         working.into_iter().map(|((config, stage, of), count)| {
             let labels = vec![("config", config), ("lifecycle", stage), ("static", of)];
             Sample::now(labels, count as f64)
@@ -96,7 +96,7 @@ pub fn write_agent(agent: &Agent<'_>, out: &mut Exposition) {
         ("minor", minor),
         ("platform", &platform),
     ];
-    let family = gauge("kubernetes_build_info", "Which program this is. The count is always 1.");
+    let family = gauge("kubernetes_build_info", "Build information. The count is always 1.");
     out.family(&family, [Sample::now(labels, 1.0)]);
 }
 
@@ -114,8 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_are_counted_where_they_stand_and_nobody_is_zero() {
-        let pod = Worked {
+    fn pods_are_counted_by_lifecycle_including_zeros() {
+        let pod = TrackedPod {
             stage: Stage::Syncing,
             wanted: true,
             is_static: false,
@@ -125,9 +125,9 @@ mod tests {
         write_pods(
             &[
                 pod,
-                Worked { is_static: true, ..pod },
-                Worked { wanted: false, stage: Stage::Terminating, ..pod },
-                Worked { stage: Stage::Finished, ..pod },
+                TrackedPod { is_static: true, ..pod },
+                TrackedPod { wanted: false, stage: Stage::Terminating, ..pod },
+                TrackedPod { stage: Stage::Finished, ..pod },
             ],
             2,
             &mut out,

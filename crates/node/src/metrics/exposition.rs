@@ -1,6 +1,6 @@
-//! The Prometheus text format, version 0.0.4, and the few kinds of metric that go into it.
+//! Prometheus text format, version 0.0.4, and the metric types for it.
 //!
-//! Why our own: upstream has counters without `_total`, which the client libraries forbid.
+//! Not a client library, because upstream has counters without `_total`, which they forbid.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -47,7 +47,7 @@ impl Gauge {
     }
 }
 
-/// A moment, in seconds since 1970.
+/// A time, in seconds since the epoch.
 #[derive(Debug, Default)]
 pub struct TimeGauge(AtomicI64);
 
@@ -60,7 +60,7 @@ impl TimeGauge {
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One per bound, not cumulative; what is above the last bound is only in `count`.
+    /// One per bound, not cumulative; values above the last bound are only in `count`.
     buckets: Box<[AtomicU64]>,
     count: AtomicU64,
     sum_nanos: AtomicU64,
@@ -87,28 +87,28 @@ impl Histogram {
     }
 }
 
-/// What a family of series is, for those who read the page.
+/// Description of a metric family.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     pub name: &'static str,
     pub help: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     pub stability: Stability,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     Counter,
     Gauge,
 }
 
-/// Upstream's promise about a name; it is the first word of the help.
+/// Upstream's stability level of a metric; the prefix of the help text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stability {
     Alpha,
     Stable,
-    /// Not upstream's own, and so without one.
-    Unsaid,
+    /// Without a stability level, as in cAdvisor.
+    Unspecified,
 }
 
 /// One value of a family.
@@ -116,7 +116,7 @@ pub enum Stability {
 pub struct Sample<'a> {
     pub labels: Labels<'a>,
     pub value: f64,
-    /// When it was read, if that was not just now.
+    /// When it was read, if not just now.
     pub at: Option<Timestamp>,
 }
 
@@ -139,20 +139,20 @@ impl Exposition {
         self.page
     }
 
-    /// A family whose values are read while the page is written. One without values is left out.
+    /// A family with values computed on scrape. Left out if it has none.
     pub fn family<'a>(&mut self, family: &Family, samples: impl IntoIterator<Item = Sample<'a>>) {
         let mut samples = samples.into_iter().peekable();
         if samples.peek().is_none() {
             return;
         }
         let kind = match family.kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
         };
         let help = match family.stability {
             Stability::Alpha => format!("[ALPHA] {}", family.help),
             Stability::Stable => format!("[STABLE] {}", family.help),
-            Stability::Unsaid => family.help.to_owned(),
+            Stability::Unspecified => family.help.to_owned(),
         };
         self.title(family.name, &help, kind);
         for Sample { labels, value, at } in samples {
@@ -215,7 +215,7 @@ impl Exposition {
     }
 
     fn histogram_samples(&mut self, name: &str, labels: &[(&str, &str)], histogram: &Histogram) {
-        // Read once: a value that arrives while we write must not make the buckets disagree.
+        // Read once: a value observed in between must not make the buckets inconsistent.
         let count = histogram.count();
         let bucket = format!("{name}_bucket");
         let mut below = 0;
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_is_cumulative_and_ends_with_all() {
+    fn histogram_is_cumulative_and_ends_with_inf() {
         let histogram = Histogram::new(&[0.1, 1.0]);
         for millis in [50, 500, 5000] {
             histogram.observe(Duration::from_millis(millis));

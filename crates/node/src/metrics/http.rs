@@ -1,4 +1,4 @@
-//! Counted by the server.
+//! Metrics of the kubelet server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,8 +7,7 @@ use parking_lot::Mutex;
 
 use super::exposition::{Counter, Exposition, Gauge, Histogram, Labels};
 
-/// What requests are told apart by. All of it comes from fixed lists: a client that invents paths
-/// makes no new series.
+/// Labels of a request. All come from fixed lists, so that clients cannot create new series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HttpKey {
     pub method: &'static str,

@@ -1,4 +1,4 @@
-//! Counted where images are pulled, checked and removed.
+//! Metrics of image pulls, access checks and image garbage collection.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const PULL: &[f64] =
 pub struct ImageMetrics {
     pulls: Mutex<BTreeMap<&'static str, Histogram>>,
     collected: Mutex<BTreeMap<RemovalReason, Counter>>,
-    /// By pull policy, whether the image was here, and whether it had to be pulled.
+    /// By pull policy, whether the image was present, and whether it had to be pulled.
     ensured: Mutex<BTreeMap<(&'static str, bool, bool), Counter>>,
     checked: Mutex<BTreeMap<&'static str, Counter>>,
     plugins: Mutex<BTreeMap<String, Plugin>>,
@@ -33,7 +33,7 @@ impl Default for Plugin {
 }
 
 impl ImageMetrics {
-    /// An image arrived. Without its size the duration says little, so it is counted apart.
+    /// An image was pulled. Pulls of unknown size are counted separately.
     pub fn pulled(&self, size: Option<u64>, took: Duration) {
         let mut pulls = self.pulls.lock();
         pulls.entry(size_class(size)).or_insert_with(|| Histogram::new(PULL)).observe(took);
@@ -43,12 +43,12 @@ impl ImageMetrics {
         self.collected.lock().entry(why).or_default().inc();
     }
 
-    /// Somebody wanted an image.
+    /// An image was requested.
     pub fn ensured(&self, pull_policy: &'static str, present: bool, pull: bool) {
         self.ensured.lock().entry((pull_policy, present, pull)).or_default().inc();
     }
 
-    /// Somebody wanted an image that was here.
+    /// Access to a present image was checked.
     pub fn checked(&self, result: &'static str) {
         self.checked.lock().entry(result).or_default().inc();
     }
@@ -71,7 +71,7 @@ impl ImageMetrics {
         let collected = self.collected.lock();
         out.counters(
             "kubelet_image_garbage_collected_total",
-            "Total number of images garbage collected by the node, by age or for space.",
+            "Total number of images garbage collected by the kubelet, by disk usage or image age.",
             collected.iter().map(|(why, count)| (vec![("reason", why.as_str())], count)),
         );
         self.write_requests(out);
@@ -93,7 +93,7 @@ impl ImageMetrics {
         let yes = |value: bool| if value { "true" } else { "false" };
         out.counters(
             "kubelet_image_manager_ensure_image_requests_total",
-            "Number of times an image was wanted, by pull policy and what came of it.",
+            "Number of ensure-image requests, by pull policy and result.",
             ensured.iter().map(|((policy, present, pull), count)| {
                 let labels = vec![
                     ("present_locally", yes(*present)),
@@ -106,7 +106,7 @@ impl ImageMetrics {
         let checked = self.checked.lock();
         out.counters(
             "kubelet_imagemanager_image_mustpull_checks_total",
-            "Number of checks whether a pod may use an image that is here, by their result.",
+            "Number of checks whether a present image must be pulled, by result.",
             checked.iter().map(|(result, count)| (vec![("result", *result)], count)),
         );
     }

@@ -1,4 +1,4 @@
-//! What probes answered, per probe. A series lives as long as its pod is probed.
+//! Probe results per probe. A series exists as long as its pod is probed.
 
 use std::sync::{Arc, Weak};
 
@@ -13,7 +13,7 @@ pub struct ProbeMetrics {
     series: Mutex<Vec<Weak<ProbeSeries>>>,
 }
 
-/// The answers to one probe.
+/// The results of one probe.
 pub struct ProbeSeries {
     pod: PodName,
     uid: PodUid,
@@ -32,7 +32,7 @@ impl ProbeSeries {
 }
 
 impl ProbeMetrics {
-    /// A new series. It is shown while someone holds it.
+    /// A new series. It is exported until it is dropped.
     pub fn series(&self, pod: &Pod, container: &Arc<str>, kind: ProbeKind) -> Arc<ProbeSeries> {
         let series = Arc::new(ProbeSeries {
             pod: pod.name.clone(),
@@ -55,7 +55,7 @@ impl ProbeMetrics {
         all.sort_by(|a, b| a.key().cmp(&b.key()));
         out.histograms(
             "prober_probe_duration_seconds",
-            "Duration in seconds of a probe that got an answer.",
+            "Duration in seconds for a probe response.",
             all.iter().filter(|series| series.duration.count() > 0).map(|series| {
                 let labels = vec![
                     ("container", &*series.container),
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_series_is_shown_while_its_pod_is_probed() {
+    fn series_is_exported_while_its_pod_is_probed() {
         let object = serde_json::json!({
             "metadata": { "name": "web", "namespace": "shop", "uid": "u1" },
             "spec": { "containers": [{ "name": "c" }] },
@@ -121,7 +121,7 @@ mod tests {
         ] {
             assert!(page_now.contains(line), "{page_now}");
         }
-        assert!(!page_now.contains("failed"), "what never happened is not shown");
+        assert!(!page_now.contains("failed"), "zero counters are not exported");
         drop(series);
         assert_eq!(page(), "");
     }

@@ -1,16 +1,16 @@
-//! What this process itself uses, under the names that every exporter gives it.
+//! Resource usage of this process, under the usual exporter names.
 
 use podwright_host::self_usage::SelfUsage;
 
-use super::exposition::{Exposition, Family, Kind, Sample, Stability};
+use super::exposition::{Exposition, Family, MetricKind, Sample, Stability};
 
-const fn family(name: &'static str, help: &'static str, kind: Kind) -> Family {
+const fn family(name: &'static str, help: &'static str, kind: MetricKind) -> Family {
     Family { name, help, kind, stability: Stability::Alpha }
 }
 
-/// Writes what is known; the rest is left out.
+/// Writes the known values; the rest is left out.
 pub fn write(usage: &SelfUsage, out: &mut Exposition) {
-    use Kind::{Counter, Gauge};
+    use MetricKind::{Counter, Gauge};
     for (family, value) in [
         (
             family("process_cpu_seconds_total", "CPU time spent, in seconds.", Counter),
@@ -35,9 +35,9 @@ pub fn write(usage: &SelfUsage, out: &mut Exposition) {
     write_start(usage.started_seconds, out);
 }
 
-/// On every page: readers notice by it that counters began anew.
+/// On every page: scrapers detect a restart of the counters by it.
 pub(super) fn write_start(seconds: Option<f64>, out: &mut Exposition) {
-    let help = "When the process started, since 1970.";
-    let family = family("process_start_time_seconds", help, Kind::Gauge);
+    let help = "Start time of the process since unix epoch in seconds.";
+    let family = family("process_start_time_seconds", help, MetricKind::Gauge);
     out.family(&family, seconds.map(|value| Sample::now(vec![], value)));
 }

@@ -1,4 +1,4 @@
-//! Counted for every request to the API server.
+//! Metrics of requests to the API server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ struct Series {
 }
 
 impl RequestMetrics {
-    /// `code`: as the server answered, if it did.
+    /// `code`: of the response, if there was one.
     pub fn answered(&self, host: &str, method: &Method, code: Option<u16>) {
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         let mut series = self.series.lock();
         series.results.entry((host.into(), known(method), code)).or_default().inc();
     }
 
-    /// How long the answer took. Not of a watch: it has no end.
+    /// Duration of a request, except for watches.
     pub fn took(&self, host: &str, method: &Method, time: Duration) {
         let mut series = self.series.lock();
         let durations = series.durations.entry((host.into(), known(method)));
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_counted_by_what_they_were_and_errors_too() {
+    fn responses_are_counted_by_code_and_errors_separately() {
         let metrics = RequestMetrics::default();
         metrics.answered("api:6443", &Method::GET, Some(200));
         metrics.answered("api:6443", &Method::GET, Some(200));

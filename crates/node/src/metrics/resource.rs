@@ -1,13 +1,13 @@
-//! `/metrics/resource`: what autoscalers need and nothing else.
+//! `/metrics/resource`: usage for autoscalers.
 
 use jiff::Timestamp;
 
-use super::exposition::{Exposition, Family, Kind, Labels, Sample, Stability};
-use crate::stats::{ContainerSnapshot, Group, PodSnapshot, Snapshot};
+use super::exposition::{Exposition, Family, Labels, MetricKind, Sample, Stability};
+use crate::stats::{CgroupUsage, ContainerSnapshot, PodSnapshot, Snapshot};
 
 const fn family(
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     stability: Stability,
     help: &'static str,
 ) -> Family {
@@ -16,78 +16,78 @@ const fn family(
 
 const CONTAINER_CPU: Family = family(
     "container_cpu_usage_seconds_total",
-    Kind::Counter,
+    MetricKind::Counter,
     Stability::Stable,
     "CPU time that the container used, in core-seconds",
 );
 const CONTAINER_MEMORY: Family = family(
     "container_memory_working_set_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Stable,
     "Working set of the container in bytes",
 );
 const CONTAINER_START: Family = family(
     "container_start_time_seconds",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Stable,
-    "When the container started, in seconds since 1970",
+    "Start time of the container since unix epoch in seconds",
 );
 const CONTAINER_SWAP_LIMIT: Family = family(
     "container_swap_limit_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Alpha,
-    "How much the container may swap, in bytes",
+    "Current amount of the container swap limit in bytes",
 );
 const CONTAINER_SWAP: Family = family(
     "container_swap_usage_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Alpha,
-    "How much the container has swapped, in bytes",
+    "Current amount of the container swap usage in bytes",
 );
 const NODE_CPU: Family = family(
     "node_cpu_usage_seconds_total",
-    Kind::Counter,
+    MetricKind::Counter,
     Stability::Stable,
     "CPU time that the node used, in core-seconds",
 );
 const NODE_MEMORY: Family = family(
     "node_memory_working_set_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Stable,
     "Working set of the node in bytes",
 );
 const NODE_SWAP: Family = family(
     "node_swap_usage_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Alpha,
-    "How much the node has swapped, in bytes",
+    "Current swap usage of the node in bytes",
 );
 const POD_CPU: Family = family(
     "pod_cpu_usage_seconds_total",
-    Kind::Counter,
+    MetricKind::Counter,
     Stability::Stable,
     "CPU time that the pod used, in core-seconds",
 );
 const POD_MEMORY: Family = family(
     "pod_memory_working_set_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Stable,
     "Working set of the pod in bytes",
 );
 const POD_SWAP: Family = family(
     "pod_swap_usage_bytes",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Alpha,
-    "How much the pod has swapped, in bytes",
+    "Current amount of the pod swap usage in bytes",
 );
 const ERROR: Family = family(
     "resource_scrape_error",
-    Kind::Gauge,
+    MetricKind::Gauge,
     Stability::Stable,
-    "1 if something could not be measured, else 0",
+    "1 if there was an error while getting container metrics, 0 otherwise",
 );
 
-/// `swap_limit`: what a container may swap at most, if that is the same for all.
+/// `swap_limit`: the swap limit of a container, if it is the same for all.
 pub fn write(snapshot: &Snapshot, swap_limit: Option<u64>, out: &mut Exposition) {
     containers(snapshot, &CONTAINER_CPU, out, |c| cpu(&c.group));
     containers(snapshot, &CONTAINER_MEMORY, out, |c| working_set(&c.group));
@@ -102,9 +102,11 @@ pub fn write(snapshot: &Snapshot, swap_limit: Option<u64>, out: &mut Exposition)
     {
         out.family(family, value.map(|(value, at)| Sample { labels: vec![], value, at }));
     }
-    for (family, read) in
-        [(&POD_CPU, cpu as fn(&Group) -> Reading), (&POD_MEMORY, working_set), (&POD_SWAP, swap)]
-    {
+    for (family, read) in [
+        (&POD_CPU, cpu as fn(&CgroupUsage) -> Reading),
+        (&POD_MEMORY, working_set),
+        (&POD_SWAP, swap),
+    ] {
         let samples = snapshot.pods.iter().filter_map(|pod| {
             let (value, at) = read(&pod.group)?;
             Some(Sample { labels: pod_labels(pod).into(), value, at })
@@ -115,7 +117,7 @@ pub fn write(snapshot: &Snapshot, swap_limit: Option<u64>, out: &mut Exposition)
     out.family(&ERROR, [Sample::now(vec![], error)]);
 }
 
-/// A value and when it was read; `None`: it is not known.
+/// A value and when it was read; `None`: unknown.
 type Reading = Option<(f64, Option<Timestamp>)>;
 
 fn containers(
@@ -140,15 +142,15 @@ fn pod_labels(pod: &PodSnapshot) -> [(&str, &str); 2] {
     [("namespace", &pod.name().namespace), ("pod", &pod.name().name)]
 }
 
-fn cpu(group: &Group) -> Reading {
+fn cpu(group: &CgroupUsage) -> Reading {
     Some((group.usage.cpu_nanos? as f64 / 1e9, Some(group.at)))
 }
 
-fn working_set(group: &Group) -> Reading {
+fn working_set(group: &CgroupUsage) -> Reading {
     Some((group.usage.memory?.working_set as f64, Some(group.at)))
 }
 
-fn swap(group: &Group) -> Reading {
+fn swap(group: &CgroupUsage) -> Reading {
     Some((group.usage.memory?.swap.unwrap_or_default() as f64, Some(group.at)))
 }
 

@@ -1,4 +1,4 @@
-//! Counted when pods are taken, when sandboxes and containers are started, and when these end.
+//! Metrics of admission, sandbox and container starts, and container exits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use podwright_core::pod::ContainerKind;
 
 use super::exposition::{Counter, Exposition, Histogram, Labels};
 
-/// How many containers a pod has.
-const FEW: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
+/// Buckets for the number of containers of a pod.
+const CONTAINER_COUNT_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
 pub struct StartMetrics {
     containers_per_pod: Histogram,
@@ -20,7 +20,7 @@ pub struct StartMetrics {
     rejected: Mutex<BTreeMap<&'static str, Counter>>,
     /// By kind, exit code and the runtime's reason.
     ended: Mutex<BTreeMap<(&'static str, i32, String), Counter>>,
-    /// Pods with user namespaces of their own: sandboxes tried, and those that could not be made.
+    /// Pods with user namespaces: sandboxes attempted and failed.
     namespaced: (Counter, Counter),
 }
 
@@ -33,7 +33,7 @@ struct Sandboxes {
 impl Default for StartMetrics {
     fn default() -> Self {
         Self {
-            containers_per_pod: Histogram::new(FEW),
+            containers_per_pod: Histogram::new(CONTAINER_COUNT_BUCKETS),
             sandboxes: Mutex::default(),
             started: Mutex::default(),
             failed: Mutex::default(),
@@ -45,8 +45,8 @@ impl Default for StartMetrics {
 }
 
 impl StartMetrics {
-    pub fn pod_taken(&self, containers: usize) {
-        // A histogram of counts, in one that measures seconds: one container is one second.
+    pub fn pod_admitted(&self, containers: usize) {
+        // The histogram measures durations: one container counts as one second.
         let count = u64::try_from(containers).unwrap_or(u64::MAX);
         self.containers_per_pod.observe(Duration::from_secs(count));
     }
@@ -67,7 +67,7 @@ impl StartMetrics {
         }
     }
 
-    /// A pod with a user namespace of its own got a sandbox, and so far all it should have.
+    /// The sandbox of a pod with a user namespace was created, or failed.
     pub fn user_namespaced(&self, ok: bool) {
         let (tried, failed) = &self.namespaced;
         tried.inc();
@@ -76,13 +76,13 @@ impl StartMetrics {
         }
     }
 
-    /// A container ended.
+    /// A container exited.
     pub fn ended(&self, kind: ContainerKind, exit_code: i32, reason: &str) {
         let key = (kind_name(kind), exit_code, reason.to_owned());
         self.ended.lock().entry(key).or_default().inc();
     }
 
-    /// A container was to be started; `Err`: it was not.
+    /// A container start was attempted; `Err`: it failed.
     pub fn container(&self, kind: ContainerKind, outcome: Result<(), StartError>) {
         let kind = kind_name(kind);
         self.started.lock().entry(kind).or_default().inc();
@@ -100,7 +100,7 @@ impl StartMetrics {
         let rejected = self.rejected.lock();
         out.counters(
             "kubelet_admission_rejections_total",
-            "Number of pods that the node did not take, by reason.",
+            "Cumulative number pod admission rejections by the Kubelet.",
             rejected.iter().map(|(reason, count)| (vec![("reason", *reason)], count)),
         );
         drop(rejected);
@@ -108,13 +108,13 @@ impl StartMetrics {
         let started = self.started.lock();
         out.counters(
             "kubelet_started_containers_total",
-            "Number of containers that were to be started.",
+            "Cumulative number of containers started",
             started.iter().map(|(kind, count)| (vec![("container_type", *kind)], count)),
         );
         let failed = self.failed.lock();
         out.counters(
             "kubelet_started_containers_errors_total",
-            "Number of containers that could not be started.",
+            "Cumulative number of errors when starting containers",
             failed.iter().map(|((kind, code), count)| {
                 (vec![("code", *code), ("container_type", *kind)], count)
             }),
@@ -130,7 +130,7 @@ impl StartMetrics {
             .collect();
         out.counters(
             "kubelet_terminated_containers_total",
-            "Number of containers that ended, by their exit code and the runtime's reason.",
+            "Number of terminated containers, by exit code and the runtime's reason.",
             ended.iter().map(|(kind, code, reason, count)| {
                 let labels =
                     vec![("container_type", **kind), ("exit_code", code), ("reason", reason)];
@@ -143,12 +143,12 @@ impl StartMetrics {
         let all = self.sandboxes.lock();
         out.histograms(
             "kubelet_run_podsandbox_duration_seconds",
-            "Duration in seconds of making a pod's sandbox, by runtime handler.",
+            "Duration in seconds of the run_podsandbox operations, by runtime handler.",
             all.iter().map(|(handler, sandboxes)| (of_handler(handler), &sandboxes.duration)),
         );
         out.counters(
             "kubelet_run_podsandbox_errors_total",
-            "Number of sandboxes that could not be made, by runtime handler.",
+            "Cumulative number of the run_podsandbox operation errors, by runtime handler.",
             all.iter()
                 .filter(|(_, sandboxes)| sandboxes.errors.get() > 0)
                 .map(|(handler, sandboxes)| (of_handler(handler), &sandboxes.errors)),
@@ -158,15 +158,15 @@ impl StartMetrics {
             tried.add(sandboxes.duration.count());
             failed.add(sandboxes.errors.get());
         }
-        let help = "Number of pods whose sandbox was to be made.";
+        let help = "Cumulative number of pods started";
         out.counters("kubelet_started_pods_total", help, [(vec![], &tried)].into_iter());
-        let help = "Number of pods whose sandbox could not be made.";
+        let help = "Cumulative number of errors when starting pods";
         out.counters("kubelet_started_pods_errors_total", help, [(vec![], &failed)].into_iter());
         let (tried, failed) = &self.namespaced;
-        let help = "Number of pods with user namespaces whose sandbox was to be made.";
+        let help = "Cumulative number of pods with user namespaces started";
         let name = "kubelet_started_user_namespaced_pods_total";
         out.counters(name, help, [(vec![], tried)].into_iter());
-        let help = "Number of pods with user namespaces whose sandbox could not be made.";
+        let help = "Cumulative number of errors when starting pods with user namespaces";
         let name = "kubelet_started_user_namespaced_pods_errors_total";
         out.counters(name, help, [(vec![], failed)].into_iter());
     }
@@ -189,9 +189,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_and_failures_are_counted_by_kind() {
+    fn starts_and_failures_are_counted_by_type() {
         let metrics = StartMetrics::default();
-        metrics.pod_taken(2);
+        metrics.pod_admitted(2);
         metrics.pod_rejected("OutOfpods");
         metrics.sandbox("", Duration::from_millis(20), true);
         metrics.sandbox("kata", Duration::from_millis(20), false);

@@ -1,8 +1,8 @@
-//! How full the volumes behind claims are.
+//! Usage metrics of volumes with claims.
 
 use podwright_core::stats::{ClaimReference, FsStats};
 
-use super::exposition::{Exposition, Family, Kind, Sample, Stability};
+use super::exposition::{Exposition, Family, MetricKind, Sample, Stability};
 
 type Read = fn(&FsStats) -> Option<u64>;
 
@@ -23,10 +23,10 @@ const FAMILIES: [(&str, &str, Read); 6] = [
     ("kubelet_volume_stats_used_bytes", "Number of used bytes in the volume", |fs| fs.used_bytes),
 ];
 
-/// Each claim once, however many pods use it.
+/// Each claim once, even if several pods use it.
 pub fn write(claims: &[(ClaimReference, FsStats)], out: &mut Exposition) {
     for (name, help, read) in FAMILIES {
-        let family = Family { name, help, kind: Kind::Gauge, stability: Stability::Alpha };
+        let family = Family { name, help, kind: MetricKind::Gauge, stability: Stability::Alpha };
         let samples = claims.iter().filter_map(|(claim, fs)| {
             let labels = vec![
                 ("namespace", claim.namespace.as_str()),
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_of_a_volume_is_left_out() {
+    fn unknown_volume_stats_are_left_out() {
         let fs = FsStats {
             time: Moment(jiff::Timestamp::UNIX_EPOCH),
             available_bytes: Some(1),

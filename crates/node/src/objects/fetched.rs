@@ -1,4 +1,4 @@
-//! Objects as they were when somebody was about to use them.
+//! Snapshot of the objects for one use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ pub struct Fetched {
     api: bool,
     config_maps: BTreeMap<String, Lookup<Arc<v1::ConfigMap>>>,
     secrets: BTreeMap<String, Lookup<Arc<v1::Secret>>>,
-    tokens: BTreeMap<token::Wanted, Result<Arc<str>, String>>,
+    tokens: BTreeMap<token::TokenSpec, Result<Arc<str>, String>>,
     /// By volume and path; `None` if it cannot be read.
     files: BTreeMap<(String, String), Option<FileRead>>,
 }
 
-/// A file of a volume. Not printable: it may hold anything.
+/// A file of a volume. No `Debug`, because it may hold secrets.
 pub struct FileRead {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub path: String,
     pub content: Vec<u8>,
 }
@@ -57,11 +57,11 @@ impl Fetched {
         }
     }
 
-    pub fn add_token(&mut self, wanted: token::Wanted, token: Result<Arc<str>, String>) {
+    pub fn add_token(&mut self, wanted: token::TokenSpec, token: Result<Arc<str>, String>) {
         self.tokens.insert(wanted, token);
     }
 
-    /// A file of a volume; `None` if it cannot be read.
+    /// Adds a file of a volume; `None` if it cannot be read.
     pub fn add_file(&mut self, volume: &str, path: &str, read: Option<FileRead>) {
         self.files.insert((volume.to_owned(), path.to_owned()), read);
     }
@@ -102,11 +102,11 @@ impl sources::Objects for Fetched {
         self.secret(name)
     }
 
-    fn token(&self, wanted: &token::Wanted) -> Result<&str, String> {
+    fn token(&self, wanted: &token::TokenSpec) -> Result<&str, String> {
         match self.tokens.get(wanted) {
             Some(Ok(token)) => Ok(token),
             Some(Err(problem)) => Err(problem.clone()),
-            None => Err("it was not asked for".into()),
+            None => Err("the token was not requested".into()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Objects that are read once, when they are needed.
+//! Objects that are read on demand.
 
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1;
@@ -9,18 +9,18 @@ use podwright_core::pod::Pod;
 use podwright_core::volume::affinity::NodeView;
 use podwright_core::volume::token;
 
-use super::{Objects, said};
+use super::{Objects, api_message};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    #[error("there is no API server to ask")]
+    #[error("there is no API server")]
     NoApiServer,
-    #[error("{}", said(.0))]
+    #[error("{}", api_message(.0))]
     Api(#[source] kube::Error),
 }
 
 impl ReadError {
-    /// There is no such object, by the API server's own word.
+    /// The API server reported that the object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Api(kube::Error::Api(status)) if status.code == 404)
     }
@@ -45,7 +45,7 @@ impl Objects {
         api.get(name).await.map_err(ReadError::Api)
     }
 
-    /// This node, as selectors see it.
+    /// This node, for node selectors.
     pub async fn node(&self) -> Result<NodeView, ReadError> {
         let api: Api<v1::Node> = Api::all(self.api()?);
         let node = api.get_metadata(&self.node_name).await.map_err(ReadError::Api)?;
@@ -59,7 +59,7 @@ impl Objects {
     pub async fn token(
         &self,
         pod: &Pod,
-        wanted: &token::Wanted,
+        wanted: &token::TokenSpec,
     ) -> Result<TokenRequest, ReadError> {
         let api: Api<v1::ServiceAccount> = Api::namespaced(self.api()?, &pod.name.namespace);
         let request = wanted.request(pod);
@@ -69,8 +69,8 @@ impl Objects {
             .map_err(ReadError::Api)
     }
 
-    /// The runtime handler of a class, as of now. With nobody to ask, a class is taken for the
-    /// handler of its name: to run a pod with less isolation than it asks for is no way out.
+    /// The current runtime handler of a class. Without an API server the class name is used as the
+    /// handler: the default handler could give a pod less isolation than it requires.
     pub async fn runtime_handler(&self, class: &str) -> Result<String, ReadError> {
         let Ok(client) = self.api() else { return Ok(class.to_owned()) };
         let api: Api<RuntimeClass> = Api::all(client);
@@ -79,7 +79,7 @@ impl Objects {
         Ok(found.handler)
     }
 
-    /// The handler that the pod's sandbox was made with: a class cannot be given another one.
+    /// The handler that the pod's sandbox was created with: the handler of a class is immutable.
     pub async fn known_runtime_handler(&self, class: &str) -> Result<String, ReadError> {
         let known = self.handlers.lock().get(class).cloned();
         match known {

@@ -1,4 +1,4 @@
-//! The cluster's services, for containers' variables.
+//! Services of the cluster, for environment variables.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,35 +16,35 @@ use tokio_util::sync::CancellationToken;
 use super::Objects;
 use crate::sources::backoff::WatchBackoff;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
-type Known = Option<Arc<Vec<ServiceView>>>;
+type ServiceList = Option<Arc<Vec<ServiceView>>>;
 
 #[derive(Default)]
-pub(super) struct Services(watch::Sender<Known>);
+pub(super) struct Services(watch::Sender<ServiceList>);
 
 impl Objects {
-    /// The services of the cluster; `None` if they were never read. A node that just started
-    /// waits a moment for them instead of failing its first containers.
-    pub async fn services(&self) -> Known {
+    /// The services of the cluster; `None` if they were not listed in time. Waits a short time after the
+    /// start, so that the first containers do not fail.
+    pub async fn services(&self) -> ServiceList {
         let mut services = self.services.0.subscribe();
         let read = services.wait_for(Option::is_some);
-        match tokio::time::timeout(PATIENCE, read).await {
+        match tokio::time::timeout(LIST_TIMEOUT, read).await {
             Ok(Ok(services)) => services.clone(),
             Ok(Err(_)) | Err(_) => None,
         }
     }
 
-    /// The services as far as they are known, without waiting.
+    /// The known services, without waiting.
     pub fn known_services(&self) -> Arc<Vec<ServiceView>> {
         self.services.0.borrow().clone().unwrap_or_default()
     }
 
-    /// Follows the cluster's services until stopped.
+    /// Watches the services of the cluster until stopped.
     pub async fn follow_services(self: Arc<Self>, node: Arc<str>, stop: CancellationToken) {
         let Some(client) = self.client.clone() else { return };
         let work = async {
-            // Headless services are left out here: older servers cannot select them away.
+            // Headless services are filtered here: older servers have no selector for them.
             let config = watcher::Config::default();
             let events = watcher::watcher(Api::<v1::Service>::all(client), config);
             let mut events = std::pin::pin!(events.backoff(WatchBackoff::of(&node)));
@@ -72,7 +72,7 @@ impl Objects {
                         self.services.publish(&known);
                     }
                     Ok(None) => return,
-                    Err(error) => tracing::warn!(%error, "lost the watch on services"),
+                    Err(error) => tracing::warn!(%error, "watch on services failed, restarting it"),
                 }
             }
         };

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A client of an API server of the test's own.
+/// A client of an API server for this test only.
 pub(crate) async fn api() -> Client {
     let clock = Clock::system();
     let store = Store::in_memory(Limits::default(), clock.clone()).unwrap();
@@ -55,45 +55,45 @@ impl Scene {
         }
     }
 
-    /// The pods that are told of a change.
-    async fn told(&self) -> Vec<String> {
+    /// The pods that are notified of a change.
+    async fn notified_pods(&self) -> Vec<String> {
         let pods = tokio::time::timeout(Duration::from_secs(30), self.objects.changed()).await;
         pods.unwrap().iter().map(ToString::to_string).collect()
     }
 }
 
 #[tokio::test]
-async fn a_watch_is_shared_by_the_pods_that_refer_to_it_and_ends_with_the_last() {
+async fn watch_is_shared_by_its_pods_and_ends_with_the_last() {
     let scene = scene().await;
     scene.create("m", json!({"data": {"k": "1"}})).await;
     assert_eq!(scene.read("a", "m").await, Lookup::Found("1".into()));
     assert_eq!(scene.read("b", "m").await, Lookup::Found("1".into()));
     assert_eq!(scene.objects.watches(), 1);
     scene.edit("m", json!({"data": {"k": "2"}})).await;
-    assert_eq!(scene.told().await, ["uid-a", "uid-b"]);
+    assert_eq!(scene.notified_pods().await, ["uid-a", "uid-b"]);
     assert_eq!(scene.read("a", "m").await, Lookup::Found("2".into()));
 
     scene.objects.release(&PodUid::new("uid-a"));
     scene.edit("m", json!({"data": {"k": "3"}})).await;
-    assert_eq!(scene.told().await, ["uid-b"]);
+    assert_eq!(scene.notified_pods().await, ["uid-b"]);
     scene.objects.release(&PodUid::new("uid-b"));
     assert_eq!(scene.objects.watches(), 0);
 }
 
 #[tokio::test]
-async fn a_pod_is_told_when_what_it_misses_appears_and_when_it_vanishes() {
+async fn pod_is_notified_when_a_missing_object_appears_or_disappears() {
     let scene = scene().await;
     assert_eq!(scene.read("a", "m").await, Lookup::Missing);
     scene.create("m", json!({"data": {"k": "1"}})).await;
-    assert_eq!(scene.told().await, ["uid-a"]);
+    assert_eq!(scene.notified_pods().await, ["uid-a"]);
     assert_eq!(scene.read("a", "m").await, Lookup::Found("1".into()));
     scene.maps.delete("m", &DeleteParams::default()).await.unwrap();
-    assert_eq!(scene.told().await, ["uid-a"]);
+    assert_eq!(scene.notified_pods().await, ["uid-a"]);
     assert_eq!(scene.read("a", "m").await, Lookup::Missing);
 }
 
 #[tokio::test]
-async fn an_edit_of_labels_is_no_news_and_what_cannot_change_is_not_watched() {
+async fn label_edits_are_ignored_and_immutable_objects_are_not_watched() {
     let scene = scene().await;
     scene.create("m", json!({"data": {"k": "1"}})).await;
     scene.create("fixed", json!({"data": {"k": "1"}, "immutable": true})).await;
@@ -113,12 +113,12 @@ async fn an_edit_of_labels_is_no_news_and_what_cannot_change_is_not_watched() {
     tokio::time::timeout(Duration::from_secs(30), ended).await.unwrap();
     scene.edit("m", json!({"metadata": {"labels": {"a": "b"}}})).await;
     scene.edit("m", json!({"data": {"k": "2"}})).await;
-    assert_eq!(scene.told().await, ["uid-a"]);
+    assert_eq!(scene.notified_pods().await, ["uid-a"]);
     assert_eq!(scene.read("a", "m").await, Lookup::Found("2".into()));
 }
 
 #[tokio::test]
-async fn without_an_api_server_there_is_nothing_to_look_up() {
+async fn without_an_api_server_lookups_say_so() {
     let objects = Objects::new(None, "n1".into());
     let pod = pod("p").build();
     let fetched = objects.fetch_objects(&pod, vec![(ObjectKind::Secret, "s".into())]).await;

@@ -1,4 +1,4 @@
-//! One object, watched by its name.
+//! Watch on one object by name.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -19,35 +19,35 @@ use podwright_core::ids::PodUid;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Key, Object, Objects, said};
+use super::{Key, Object, Objects, api_message};
 
-/// How long a pod waits for a watch that just began. It is told if the answer comes later.
+/// How long a pod waits for a new watch. It is notified if the object arrives later.
 const FIRST_VALUE: Duration = Duration::from_secs(5);
-/// A new pod's objects may be forbidden until the API server has noticed that it is ours.
+/// The objects of a new pod may be forbidden until the authorizer knows that it runs here.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
 pub(super) struct Watched {
-    pub seen: Arc<watch::Sender<Seen>>,
-    /// Who refers to it.
+    pub seen: Arc<watch::Sender<WatchState>>,
+    /// The pods that refer to it.
     pub pods: BTreeSet<PodUid>,
     pub task: Option<AbortOnDropHandle<()>>,
 }
 
-/// What a watch has shown so far.
+/// The state of a watch.
 #[derive(Default)]
-pub(super) struct Seen {
-    /// `None`: nothing yet. `Some(None)`: there is no such object.
+pub(super) struct WatchState {
+    /// `None`: not listed yet. `Some(None)`: the object does not exist.
     value: Option<Option<Object>>,
-    /// Why there is nothing yet.
-    trouble: Option<String>,
-    /// Somebody gave up waiting for the first value.
+    /// The last error before the first value.
+    last_error: Option<String>,
+    /// A waiter timed out before the first value.
     awaited: bool,
 }
 
 impl Watched {
     pub(super) fn begin(client: kube::Client, key: Key, objects: Weak<Objects>) -> Self {
-        let seen = Arc::new(watch::Sender::new(Seen::default()));
+        let seen = Arc::new(watch::Sender::new(WatchState::default()));
         let follower = Follower { key, seen: seen.clone(), objects };
         let task = tokio::spawn(async move {
             match follower.key.kind {
@@ -59,8 +59,8 @@ impl Watched {
     }
 }
 
-impl Seen {
-    /// The value, once there is one.
+impl WatchState {
+    /// The value, after waiting for the first one.
     pub(super) async fn value(seen: &watch::Sender<Self>) -> Lookup<Object> {
         let mut news = seen.subscribe();
         let first = news.wait_for(|seen| seen.value.is_some());
@@ -70,19 +70,19 @@ impl Seen {
                 Some(None) | None => Lookup::Missing,
             };
         }
-        let mut trouble = None;
+        let mut last_error = None;
         seen.send_if_modified(|seen| {
             seen.awaited = true;
-            trouble.clone_from(&seen.trouble);
+            last_error.clone_from(&seen.last_error);
             false
         });
-        let trouble = trouble.unwrap_or_else(|| "the API server has not answered yet".into());
-        Lookup::Failed(trouble)
+        let last_error = last_error.unwrap_or_else(|| "no response from the API server yet".into());
+        Lookup::Failed(last_error)
     }
 }
 
-/// A kind of object that is watched.
-trait Kept:
+/// A watched kind.
+trait WatchedKind:
     kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + Debug
@@ -91,27 +91,27 @@ trait Kept:
     + 'static
 {
     fn is_final(&self) -> bool;
-    /// Its data and nothing else.
-    fn kept(self) -> Object;
+    /// The object without its metadata.
+    fn without_metadata(self) -> Object;
 }
 
-impl Kept for v1::ConfigMap {
+impl WatchedKind for v1::ConfigMap {
     fn is_final(&self) -> bool {
         self.immutable.unwrap_or(false)
     }
 
-    fn kept(self) -> Object {
+    fn without_metadata(self) -> Object {
         Object::ConfigMap(Arc::new(Self { metadata: Default::default(), ..self }))
     }
 }
 
-impl Kept for v1::Secret {
+impl WatchedKind for v1::Secret {
     fn is_final(&self) -> bool {
         self.immutable.unwrap_or(false)
     }
 
-    fn kept(self) -> Object {
-        // Whether it is still the same one matters to whoever is let in by it.
+    fn without_metadata(self) -> Object {
+        // Pull records identify a Secret by its UID.
         let metadata = ObjectMeta { uid: self.metadata.uid, ..ObjectMeta::default() };
         Object::Secret(Arc::new(Self { metadata, ..self }))
     }
@@ -119,79 +119,79 @@ impl Kept for v1::Secret {
 
 struct Follower {
     key: Key,
-    seen: Arc<watch::Sender<Seen>>,
+    seen: Arc<watch::Sender<WatchState>>,
     objects: Weak<Objects>,
 }
 
 impl Follower {
-    /// Ends when the object cannot change any more, or with the last pod that refers to it.
-    async fn follow<K: Kept>(&self, client: kube::Client) {
+    /// Ends when the object is immutable, or with the last pod that refers to it.
+    async fn follow<K: WatchedKind>(&self, client: kube::Client) {
         let api: Api<K> = Api::namespaced(client, &self.key.namespace);
-        let changes = watcher::watch_object(api, &self.key.name).backoff(Patience::default());
+        let changes = watcher::watch_object(api, &self.key.name).backoff(WatchRetry::default());
         let mut changes = std::pin::pin!(changes);
         loop {
             match changes.try_next().await {
                 Ok(Some(object)) => {
-                    let last = object.as_ref().is_some_and(Kept::is_final);
-                    self.publish(object.map(Kept::kept));
+                    let last = object.as_ref().is_some_and(WatchedKind::is_final);
+                    self.publish(object.map(WatchedKind::without_metadata));
                     if last {
                         return;
                     }
                 }
                 Ok(None) => return,
-                Err(error) => self.note_trouble(&error),
+                Err(error) => self.record_error(&error),
             }
         }
     }
 
     fn publish(&self, object: Option<Object>) {
-        let mut tell = false;
+        let mut notify = false;
         self.seen.send_if_modified(|seen| {
             if seen.value.as_ref() == Some(&object) {
                 return false;
             }
-            // Who still waits for the first value gets it by itself.
-            tell = seen.value.is_some() || seen.awaited;
-            *seen = Seen { value: Some(object), ..Seen::default() };
+            // A pod that still waits for the first value receives it directly.
+            notify = seen.value.is_some() || seen.awaited;
+            *seen = WatchState { value: Some(object), ..WatchState::default() };
             true
         });
-        if tell && let Some(objects) = self.objects.upgrade() {
-            objects.tell_of(&self.key);
+        if notify && let Some(objects) = self.objects.upgrade() {
+            objects.notify_change(&self.key);
         }
     }
 
-    fn note_trouble(&self, error: &watcher::Error) {
+    fn record_error(&self, error: &watcher::Error) {
         let text = match error {
             watcher::Error::InitialListFailed(error)
             | watcher::Error::WatchStartFailed(error)
-            | watcher::Error::WatchFailed(error) => said(error),
+            | watcher::Error::WatchFailed(error) => api_message(error),
             watcher::Error::WatchError(status) => status.message.clone(),
             other => other.to_string(),
         };
         let Key { kind, namespace, name } = &self.key;
         let first = self.seen.send_if_modified(|seen| {
-            let first = seen.trouble.is_none();
-            seen.trouble = Some(text.clone());
+            let first = seen.last_error.is_none();
+            seen.last_error = Some(text.clone());
             first
         });
         if first {
             let kind = kind.as_str();
-            tracing::debug!(kind, %namespace, %name, error = text, "cannot watch it; trying again");
+            tracing::debug!(kind, %namespace, %name, error = text, "cannot watch object, retrying");
         }
     }
 }
 
-/// Waits twice as long each time.
+/// Exponential back-off.
 #[derive(Debug)]
-struct Patience(Duration);
+struct WatchRetry(Duration);
 
-impl Default for Patience {
+impl Default for WatchRetry {
     fn default() -> Self {
         Self(FIRST_RETRY)
     }
 }
 
-impl Iterator for Patience {
+impl Iterator for WatchRetry {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -201,7 +201,7 @@ impl Iterator for Patience {
     }
 }
 
-impl Backoff for Patience {
+impl Backoff for WatchRetry {
     fn reset(&mut self) {
         *self = Self::default();
     }

@@ -1,109 +1,115 @@
-//! Takes pods, turns them away, or lets them wait for room.
+//! Admission of new pods: admits, rejects or parks them until preempted pods have ended.
 
 use std::sync::Arc;
 
-use podwright_core::admission::{Rejection, Verdict, preemption};
+use podwright_core::admission::{AdmissionDecision, Rejection, preemption};
 use podwright_core::ids::PodUid;
-use podwright_core::lifecycle::{Kill, Obituary, Request};
+use podwright_core::lifecycle::{Kill, Request, TerminationReason};
 use podwright_core::pod::Pod;
 use podwright_core::status;
 use podwright_core::time::Mono;
 
-use super::Pods;
+use super::PodManager;
 use crate::events::Severity;
 
-/// A pod that is neither taken nor turned away yet.
+/// A pod that is neither admitted nor rejected yet.
 pub(super) struct Parked {
     pod: Arc<Pod>,
-    until: Until,
+    until: ParkedUntil,
 }
 
-enum Until {
-    /// The node's object is known.
+enum ParkedUntil {
+    /// The Node object is known.
     NodeKnown,
-    /// These have ended.
+    /// The preempted pods have ended.
     Ended(Vec<PodUid>),
-    /// The labels of the node may have been newer than our copy of them.
-    LookedAgain { since: Mono },
+    /// The labels of the Node object may be newer than our copy of them.
+    LabelsChecked { since: Mono },
 }
 
-/// How long a new label may take to get here.
-const LABELS: std::time::Duration = std::time::Duration::from_secs(1);
+/// How long a new label may take to arrive by the watch.
+const LABEL_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
 
-impl Pods {
-    /// Decided before, or known to run: such a pod is not asked again.
+impl PodManager {
+    /// Whether the pod was admitted before or is already running; then admission does not run
+    /// again.
     pub(super) fn is_settled(&self, pod: &Pod) -> bool {
         pod.was_reported()
-            || self.tools.pleg.is_alive(&pod.uid)
-            || matches!(self.tools.admission.earlier(&pod.uid), Some(Ok(())))
+            || self.context.pleg.is_alive(&pod.uid)
+            || matches!(self.context.admission.earlier_decision(&pod.uid), Some(Ok(())))
     }
 
     pub(super) fn admit(&mut self, pod: Arc<Pod>) {
         if self.is_settled(&pod) {
             if let Some(why) = &pod.unreadable {
-                let text = format!("{why}; what runs of it is left alone until it is deleted");
-                tracing::warn!(pod = %pod.name, uid = %pod.uid, reason = text, "cannot read this pod");
-                self.tools.events.pod(&pod, Severity::Warning, "FailedValidation", text);
+                let text = format!(
+                    "{why}; its running containers are left alone until the pod is deleted"
+                );
+                tracing::warn!(pod = %pod.name, uid = %pod.uid, reason = text, "validate pod: rejected, its containers are left alone");
+                self.context.events.pod(&pod, Severity::Warning, "FailedValidation", text);
             }
-            self.take(pod);
-        } else if let Some(Err(rejection)) = self.tools.admission.earlier(&pod.uid) {
+            self.accept(pod);
+        } else if let Some(Err(rejection)) = self.context.admission.earlier_decision(&pod.uid) {
             self.reject(&pod, &rejection);
         } else {
-            self.judge(pod, true);
+            self.decide(pod, true);
         }
     }
 
-    /// `patient`: what may be a matter of moments is asked again before it is final.
-    fn judge(&mut self, pod: Arc<Pod>, patient: bool) {
-        if !self.tools.admission.can_decide(&pod) {
-            return self.parked.push(Parked { pod, until: Until::NodeKnown });
+    /// `recheck_labels`: a rejection because of node labels is checked again before it is final.
+    fn decide(&mut self, pod: Arc<Pod>, recheck_labels: bool) {
+        if !self.context.admission.can_decide(&pod) {
+            return self.parked.push(Parked { pod, until: ParkedUntil::NodeKnown });
         }
-        let mut active = self.directory.active_pods();
-        // Room that is being made is not for the next one who comes.
-        let waiting = self.parked.iter().filter(|parked| matches!(parked.until, Until::Ended(_)));
+        let mut active = self.pod_index.active_pods();
+        // Resources freed by preemption are reserved for the pod that preempted.
+        let waiting =
+            self.parked.iter().filter(|parked| matches!(parked.until, ParkedUntil::Ended(_)));
         active.extend(waiting.map(|parked| parked.pod.clone()));
-        match self.tools.admission.decide(&self.tools.allocations.granted(&pod), &active) {
-            Verdict::Admitted => self.take(pod),
-            Verdict::Rejected(rejection) if patient && rejection.is_about_labels() => {
-                let since = self.tools.clock.now().mono;
-                self.parked.push(Parked { pod, until: Until::LookedAgain { since } });
+        match self.context.admission.decide(&self.context.allocations.granted(&pod), &active) {
+            AdmissionDecision::Admitted => self.accept(pod),
+            AdmissionDecision::Rejected(rejection)
+                if recheck_labels && rejection.is_about_labels() =>
+            {
+                let since = self.context.clock.now().mono;
+                self.parked.push(Parked { pod, until: ParkedUntil::LabelsChecked { since } });
             }
-            Verdict::Rejected(rejection) => {
-                self.tools.admission.remember(&pod.uid, Err(&rejection));
+            AdmissionDecision::Rejected(rejection) => {
+                self.context.admission.record(&pod.uid, Err(&rejection));
                 self.reject(&pod, &rejection);
             }
-            Verdict::After { victims, lacking } => {
+            AdmissionDecision::AfterPreemption { victims, lacking } => {
                 for victim in &victims {
-                    self.tools.metrics.pods.preempted(&lacking);
+                    self.context.metrics.pods.preempted(&lacking);
                     self.preempt(victim);
                 }
-                self.parked.push(Parked { pod, until: Until::Ended(victims) });
+                self.parked.push(Parked { pod, until: ParkedUntil::Ended(victims) });
             }
         }
     }
 
-    fn take(&mut self, pod: Arc<Pod>) {
-        self.tools.admission.remember(&pod.uid, Ok(()));
-        self.tools.metrics.starts.pod_taken(pod.regular_containers().count());
+    fn accept(&mut self, pod: Arc<Pod>) {
+        self.context.admission.record(&pod.uid, Ok(()));
+        self.context.metrics.starts.pod_admitted(pod.regular_containers().count());
         self.start_in_order(pod);
     }
 
     fn reject(&self, pod: &Pod, rejection: &Rejection) {
         let Rejection { reason, message } = rejection;
-        self.tools.metrics.starts.pod_rejected(rejection.counted_as());
-        self.tools.events.pod(pod, Severity::Warning, reason.clone(), message.clone());
-        self.tools.status.set(pod, status::rejected(pod, reason, message));
+        self.context.metrics.starts.pod_rejected(rejection.counted_as());
+        self.context.events.pod(pod, Severity::Warning, reason.clone(), message.clone());
+        self.context.status.set(pod, status::rejected(pod, reason, message));
     }
 
-    /// Ends a pod for a more important one.
+    /// Kills a pod to make room for one of higher priority.
     fn preempt(&self, uid: &PodUid) {
-        let Some(cell) = self.directory.cell(uid) else { return };
+        let Some(handle) = self.pod_index.handle(uid) else { return };
         let (reason, message) = (preemption::REASON, preemption::MESSAGE);
-        self.tools.events.pod(&cell.pod(), Severity::Warning, reason, message.to_owned());
-        cell.request(Request::Kill(Kill {
+        self.context.events.pod(&handle.pod(), Severity::Warning, reason, message.to_owned());
+        handle.request(Request::Kill(Kill {
             grace: None,
             evict: true,
-            obituary: Some(Obituary {
+            termination_reason: Some(TerminationReason {
                 reason: reason.to_owned(),
                 message: message.to_owned(),
                 disruption: Some(preemption::DISRUPTION.to_owned()),
@@ -111,32 +117,32 @@ impl Pods {
         }));
     }
 
-    /// Asks again for whoever waited long enough.
-    pub(super) fn judge_parked(&mut self) {
+    /// Repeats admission for parked pods whose wait is over.
+    pub(super) fn retry_parked(&mut self) {
         if self.parked.is_empty() {
             return;
         }
-        let now = self.tools.clock.now().mono;
+        let now = self.context.clock.now().mono;
         let active: Vec<PodUid> =
-            self.directory.active_pods().iter().map(|pod| pod.uid.clone()).collect();
-        let over = |until: &Until, pod: &Pod| match until {
-            Until::NodeKnown => self.tools.admission.can_decide(pod),
-            Until::Ended(victims) => victims.iter().all(|victim| !active.contains(victim)),
-            Until::LookedAgain { since } => now.since(*since) >= LABELS,
+            self.pod_index.active_pods().iter().map(|pod| pod.uid.clone()).collect();
+        let is_over = |until: &ParkedUntil, pod: &Pod| match until {
+            ParkedUntil::NodeKnown => self.context.admission.can_decide(pod),
+            ParkedUntil::Ended(victims) => victims.iter().all(|victim| !active.contains(victim)),
+            ParkedUntil::LabelsChecked { since } => now.since(*since) >= LABEL_DELAY,
         };
         let all = std::mem::take(&mut self.parked);
         let (due, waiting): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|parked| over(&parked.until, &parked.pod));
+            all.into_iter().partition(|parked| is_over(&parked.until, &parked.pod));
         self.parked = waiting;
         for Parked { pod, until } in due {
             match until {
-                Until::NodeKnown | Until::Ended(_) => self.judge(pod, true),
-                Until::LookedAgain { .. } => self.judge(pod, false),
+                ParkedUntil::NodeKnown | ParkedUntil::Ended(_) => self.decide(pod, true),
+                ParkedUntil::LabelsChecked { .. } => self.decide(pod, false),
             }
         }
     }
 
-    /// A parked pod changed; false if it is none.
+    /// Updates a parked pod; returns false if the pod is not parked.
     pub(super) fn update_parked(&mut self, pod: &Arc<Pod>) -> bool {
         match self.parked.iter_mut().find(|parked| parked.pod.uid == pod.uid) {
             Some(parked) if pod.deletion.is_none() => {

@@ -1,46 +1,47 @@
-//! Ending a pod from within the node and waiting for it: eviction, preemption, shutdown.
+//! Termination of a pod by the node itself (eviction, preemption, shutdown), with a bounded wait.
 
 use std::time::Duration;
 
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Kill, Request, Stage};
 
-use super::Directory;
+use super::PodIndex;
+use crate::context::NodeContext;
 use crate::events::Severity;
-use crate::tools::Tools;
 
-/// However short the grace is, the runtime needs a moment.
-const LEAST_PATIENCE: Duration = Duration::from_secs(10);
+/// Minimum wait: the runtime needs some time even for a grace period of zero.
+const MIN_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum EndError {
-    #[error("no pod with uid {0} runs on this node")]
+    #[error("no pod with UID {0} runs on this node")]
     Unknown(PodUid),
-    #[error("pod {name}: still stopping after {waited:?}; it is being stopped all the same")]
+    #[error("pod {name}: not stopped after {waited:?}, still stopping")]
     ExceededGracePeriod { name: PodName, waited: Duration },
 }
 
-/// Asks a pod to end and waits until none of its containers can run, at most half again its grace.
+/// Requests termination and waits until none of the containers can run, at most 1.5 times the grace
+/// period.
 ///
-/// Dropping the future drops only the wait. If it was ending already, the shorter grace counts and
-/// the newest obituary.
+/// Dropping the future drops only the wait. If the pod is already terminating, the shorter grace
+/// period and the newest termination reason apply.
 pub async fn end(
-    tools: &Tools,
-    directory: &Directory,
+    context: &NodeContext,
+    pod_index: &PodIndex,
     uid: &PodUid,
     kill: Kill,
 ) -> Result<(), EndError> {
-    let cell = directory.cell(uid).ok_or_else(|| EndError::Unknown(uid.clone()))?;
-    let mut desired = cell.desired();
-    cell.request(Request::Kill(kill));
-    let pod = cell.pod();
-    let grace = cell.life().grace().unwrap_or(pod.grace);
-    let patience = grace.saturating_mul(3).checked_div(2).unwrap_or(grace).max(LEAST_PATIENCE);
-    let stopped = desired.wait_for(|desired| desired.life.stage() >= Stage::Terminated);
-    if tokio::time::timeout(patience, stopped).await.is_ok() {
+    let handle = pod_index.handle(uid).ok_or_else(|| EndError::Unknown(uid.clone()))?;
+    let mut desired = handle.desired();
+    handle.request(Request::Kill(kill));
+    let pod = handle.pod();
+    let grace = handle.lifecycle().grace().unwrap_or(pod.grace);
+    let limit = grace.saturating_mul(3).checked_div(2).unwrap_or(grace).max(MIN_WAIT);
+    let stopped = desired.wait_for(|desired| desired.lifecycle.stage() >= Stage::Terminated);
+    if tokio::time::timeout(limit, stopped).await.is_ok() {
         return Ok(());
     }
-    let text = format!("The pod did not stop within its grace of {} s", grace.as_secs());
-    tools.events.pod(&pod, Severity::Warning, "ExceededGracePeriod", text);
-    Err(EndError::ExceededGracePeriod { name: pod.name.clone(), waited: patience })
+    let text = format!("Pod did not stop within its grace period of {} s", grace.as_secs());
+    context.events.pod(&pod, Severity::Warning, "ExceededGracePeriod", text);
+    Err(EndError::ExceededGracePeriod { name: pod.name.clone(), waited: limit })
 }

@@ -1,10 +1,10 @@
-//! Finds what nobody takes care of any more, and ends or removes it.
+//! Housekeeping: stops orphaned pods and removes what finished pods left behind.
 //!
-//! Nothing is taken for gone before every source was heard. What is done here covers every
-//! effect of a pod's normal end, because an agent that was killed never got to it.
+//! No pod counts as deleted before every source has delivered. Housekeeping repeats every effect of
+//! the normal end of a pod, because an agent that was killed may not have got to it.
 //!
-//! It is decided between two deliveries, where nobody adds a pod meanwhile, and never waits there:
-//! what has to be looked up is looked up by a task, which comes back with a [`Finding`].
+//! It runs in the loop of the pod manager, so no pod is added at the same time, and never waits
+//! there: what needs I/O runs in a task of its own, which sends back a [`ScanResult`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,93 +14,94 @@ use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::Stage;
 use podwright_core::time::Mono;
 
-use super::{Pods, orphan};
-use crate::causes::chain;
+use super::{PodManager, orphan};
+use crate::error_chain::chain;
 
-/// How often the cgroups are listed while all are of living pods: version 1 has a dozen hierarchies
-/// to read.
-const GROUPS: Duration = Duration::from_secs(30);
+/// How often cgroups are listed while all belong to pods with a worker: cgroup v1 has a dozen
+/// hierarchies to read.
+const CGROUP_LIST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a look brought to light.
+/// The result of a scan.
 #[derive(Debug)]
-pub(super) enum Finding {
-    /// The runtime was listed again; whether it answered.
+pub(super) enum ScanResult {
+    /// The runtime was listed again; whether the call succeeded.
     Relisted(bool),
-    /// The pods that have a cgroup; `None`: they could not be listed.
+    /// The pods that have a cgroup; `None`: listing failed.
     Groups(Option<Vec<(PodUid, CgroupName)>>),
 }
 
-/// Looks that are under way: one of each is enough.
+/// Scans in progress: at most one of each kind.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(super) struct HousekeepingScans {
     relist: bool,
     groups: bool,
-    /// When the groups are listed next.
+    /// When the cgroups are listed next.
     groups_at: Mono,
 }
 
-impl Looks {
-    /// The next round sees whether something is left.
-    pub(super) fn groups_soon(&mut self) {
+impl HousekeepingScans {
+    /// Lists the cgroups in the next round.
+    pub(super) fn list_cgroups_soon(&mut self) {
         self.groups_at = Mono::default();
     }
 }
 
-impl Pods {
-    pub(super) fn keep_house(&mut self) {
+impl PodManager {
+    pub(super) fn housekeep(&mut self) {
         self.count();
-        if !self.directory.sources_ready() {
+        if !self.pod_index.sources_ready() {
             return;
         }
         self.abandon_unwanted();
-        self.directory.set_all_known();
+        self.pod_index.set_all_known();
         self.look_for_orphans();
-        self.tools.status.remove_orphans(|uid| self.directory.pod(uid).is_some());
-        self.tools.volumes.remove_orphans(&self.kept_directories());
-        let known =
-            |uid: &PodUid| self.directory.pod(uid).is_some() || self.directory.cell(uid).is_some();
-        self.tools.allocations.retain(known);
-        self.tools.admission.retain(known);
+        self.context.status.remove_orphans(|uid| self.pod_index.pod(uid).is_some());
+        self.context.volumes.remove_orphans(&self.kept_directories());
+        let known = |uid: &PodUid| {
+            self.pod_index.pod(uid).is_some() || self.pod_index.handle(uid).is_some()
+        };
+        self.context.allocations.retain(known);
+        self.context.admission.retain(known);
         self.retry_resizes();
         self.look_for_groups();
     }
 
-    pub(super) fn take_in(&mut self, finding: Finding) {
+    pub(super) fn handle_scan(&mut self, finding: ScanResult) {
         match finding {
-            Finding::Relisted(answered) => {
-                self.looks.relist = false;
+            ScanResult::Relisted(answered) => {
+                self.scans.relist = false;
                 if answered {
                     self.end_orphans();
                 }
             }
-            Finding::Groups(listed) => {
-                self.looks.groups = false;
+            ScanResult::Groups(listed) => {
+                self.scans.groups = false;
                 if let Some(there) = listed {
                     let living: BTreeSet<PodUid> = self.living().collect();
-                    // Until it is gone it is looked at in every round.
+                    // An orphaned cgroup is checked in every round until it is gone.
                     if there.iter().any(|(uid, _)| !living.contains(uid)) {
-                        self.looks.groups_soon();
+                        self.scans.list_cgroups_soon();
                     }
-                    let (kept, tools) = (self.kept(), &self.tools);
-                    tools.cgroups.destroy_orphans(there, &kept, &tools.clock);
+                    let (kept, context) = (self.kept(), &self.context);
+                    context.cgroups.destroy_orphans(there, &kept, &context.clock);
                 }
             }
         }
     }
 
-    /// Workers whose pod no source names any more.
+    /// Ends the workers of pods that no source names.
     fn abandon_unwanted(&mut self) {
         let mut over = Vec::new();
-        for (uid, cell) in self.directory.cells() {
-            let wanted = self.directory.pod(&uid).is_some();
-            match (wanted, cell.stage()) {
-                (true, Stage::Finished) if cell.life().is_wanted_again() => over.push(uid),
+        for (uid, handle) in self.pod_index.handles() {
+            let wanted = self.pod_index.pod(&uid).is_some();
+            match (wanted, handle.stage()) {
+                (true, Stage::Finished) if handle.lifecycle().is_recreated() => over.push(uid),
                 (true, _) => {}
                 (false, Stage::Finished) => over.push(uid),
                 (false, Stage::Syncing | Stage::Terminating | Stage::Terminated) => {
-                    if !cell.life().is_unwanted() {
-                        cell.advance(|life| {
-                            life.abandon();
+                    if !handle.lifecycle().is_removed_from_source() {
+                        handle.advance(|lifecycle| {
+                            lifecycle.remove_from_source();
                         });
                     }
                 }
@@ -111,45 +112,45 @@ impl Pods {
         }
     }
 
-    /// Pods that run though nobody asked for them: the agent was away when they were deleted. The
-    /// last relist may be older than the end of a pod we knew; we look before acting on it.
+    /// HousekeepingScans for pods that run but are unknown: they were deleted while the agent was down. The
+    /// last relist may be older than the end of a known pod, so the runtime is listed again first.
     fn look_for_orphans(&mut self) {
-        if self.looks.relist || self.runtime_orphans().is_empty() {
+        if self.scans.relist || self.runtime_orphans().is_empty() {
             return;
         }
-        self.looks.relist = true;
-        let (tools, directory) = (self.tools.clone(), self.directory.clone());
-        self.look(async move {
-            let listed = tools.pleg.relist(&*directory).await;
+        self.scans.relist = true;
+        let (context, pod_index) = (self.context.clone(), self.pod_index.clone());
+        self.spawn_scan(async move {
+            let listed = context.pleg.relist(&*pod_index).await;
             if let Err(error) = &listed {
-                tracing::warn!(%error, "cannot list the runtime's pods; will try again");
+                tracing::warn!(%error, "list pods of the runtime failed, retrying");
             }
-            Finding::Relisted(listed.is_ok())
+            ScanResult::Relisted(listed.is_ok())
         });
     }
 
     fn look_for_groups(&mut self) {
-        let now = self.tools.clock.now().mono;
-        if self.looks.groups || now < self.looks.groups_at {
+        let now = self.context.clock.now().mono;
+        if self.scans.groups || now < self.scans.groups_at {
             return;
         }
-        self.looks.groups = true;
-        self.looks.groups_at = now + GROUPS;
-        let cgroups = self.tools.cgroups.clone();
-        self.look(async move {
+        self.scans.groups = true;
+        self.scans.groups_at = now + CGROUP_LIST_INTERVAL;
+        let cgroups = self.context.cgroups.clone();
+        self.spawn_scan(async move {
             let listed = cgroups.pods_on_disk().await;
             if let Err(error) = &listed {
-                tracing::warn!(error = chain(error), "cannot list the pods' cgroups");
+                tracing::warn!(error = chain(error), "list pod cgroups failed, retrying");
             }
-            Finding::Groups(listed.ok())
+            ScanResult::Groups(listed.ok())
         });
     }
 
-    fn look(&self, look: impl Future<Output = Finding> + Send + 'static) {
-        let (stop, found) = (self.stop.clone(), self.findings.0.clone());
+    fn spawn_scan(&self, scan: impl Future<Output = ScanResult> + Send + 'static) {
+        let (stop, found) = (self.stop.clone(), self.scan_results.0.clone());
         self.workers.spawn(async move {
-            if let Some(finding) = stop.run_until_cancelled(look).await {
-                // The receiver lives as long as the task that spawned us.
+            if let Some(finding) = stop.run_until_cancelled(scan).await {
+                // The receiver outlives this task.
                 drop(found.send(finding));
             }
         });
@@ -158,54 +159,53 @@ impl Pods {
     fn end_orphans(&mut self) {
         for (uid, name) in self.runtime_orphans() {
             self.orphans.insert(uid.clone());
-            self.tools.metrics.pods.ending_orphans.set(self.orphans.len());
-            tracing::info!(pod = %name, %uid, "stopping a pod that no source names");
-            self.tools.metrics.pods.orphaned_runtime_pods.inc();
-            let (tools, stop, ended) =
-                (self.tools.clone(), self.stop.clone(), self.orphan_ended.0.clone());
+            self.context.metrics.pods.ending_orphans.set(self.orphans.len());
+            tracing::info!(pod = %name, %uid, "stopping orphaned pod");
+            self.context.metrics.pods.orphaned_runtime_pods.inc();
+            let (context, stop, ended) =
+                (self.context.clone(), self.stop.clone(), self.orphan_ended.0.clone());
             self.workers.spawn(async move {
-                stop.run_until_cancelled(orphan::end(&tools, &uid, &name)).await;
+                stop.run_until_cancelled(orphan::end(&context, &uid, &name)).await;
                 drop(ended.send(uid));
             });
         }
     }
 
-    /// Living pods of the runtime that nobody knows and nobody ends yet.
+    /// Running pods of the runtime that are unknown and not being stopped yet.
     fn runtime_orphans(&self) -> Vec<(PodUid, PodName)> {
-        let pods = self.tools.pleg.runtime_pods().into_iter();
+        let pods = self.context.pleg.runtime_pods().into_iter();
         let unknown = pods.filter(|(uid, _, alive)| {
-            let known = self.directory.cell(uid).is_some() || self.directory.pod(uid).is_some();
+            let known = self.pod_index.handle(uid).is_some() || self.pod_index.pod(uid).is_some();
             *alive && !known && !self.orphans.contains(uid)
         });
         unknown.map(|(uid, name, _)| (uid, name)).collect()
     }
 
-    /// Whoever might still use its folder or cgroup.
+    /// PodManager that may still use their directory or cgroup.
     fn kept(&self) -> BTreeSet<PodUid> {
-        let runtime = self.tools.pleg.runtime_pods().into_iter();
+        let runtime = self.context.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
         self.living().chain(alive).collect()
     }
 
-    /// A pod that is wanted keeps its directory, even when its life is over: that is where its
-    /// termination messages are.
+    /// A wanted pod keeps its directory even after it finished: it holds the termination messages.
     fn kept_directories(&self) -> BTreeSet<PodUid> {
-        let wanted = self.directory.pods().into_iter().map(|pod| pod.uid.clone());
+        let wanted = self.pod_index.pods().into_iter().map(|pod| pod.uid.clone());
         self.kept().into_iter().chain(wanted).collect()
     }
 
-    /// Pods that have a worker.
+    /// PodManager with a worker.
     fn living(&self) -> impl Iterator<Item = PodUid> {
-        let cells = self.directory.cells().into_iter();
-        cells.filter(|(_, cell)| cell.stage() != Stage::Finished).map(|(uid, _)| uid)
+        let handles = self.pod_index.handles().into_iter();
+        handles.filter(|(_, handle)| handle.stage() != Stage::Finished).map(|(uid, _)| uid)
     }
 
     fn count(&self) {
-        let pods = self.directory.pods();
+        let pods = self.pod_index.pods();
         let static_pods = pods.iter().filter(|pod| pod.is_static()).count();
-        let metrics = &self.tools.metrics.pods;
+        let metrics = &self.context.metrics.pods;
         metrics.desired_static.set(static_pods);
         metrics.desired.set(pods.len() - static_pods);
-        metrics.mirrors.set(self.directory.mirrors().len());
+        metrics.mirrors.set(self.pod_index.mirrors().len());
     }
 }

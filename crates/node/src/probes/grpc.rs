@@ -1,7 +1,7 @@
-//! The gRPC health check, `grpc.health.v1.Health/Check`.
+//! gRPC health check, `grpc.health.v1.Health/Check`.
 //!
-//! One call with one field each way, on a connection of its own. A gRPC channel would keep that
-//! connection, its buffers and its tasks around for the next call; a probe wants none of it.
+//! One call with one field each way, on its own connection. A gRPC channel would keep the
+//! connection, its buffers and its tasks for the next call, which a probe does not need.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http2;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use podwright_core::probe::Outcome;
+use podwright_core::probe::ProbeOutcome;
 use podwright_core::probe::check::USER_AGENT;
 use podwright_core::time::go_duration;
 use prost::Message;
@@ -22,9 +22,9 @@ use tokio::task::JoinSet;
 
 use crate::http_get::{authority, connect, dial_error};
 
-/// An answer is a few bytes; more is not a health check.
-const MAX_ANSWER: usize = 4096;
-const FAREWELL: Duration = Duration::from_millis(100);
+/// A response is a few bytes; more is not a health check.
+const MAX_RESPONSE: usize = 4096;
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
@@ -38,7 +38,7 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// `ServingStatus`, as its names go.
+/// The name of a `ServingStatus`.
 fn status_name(status: i32) -> String {
     match status {
         0 => "UNKNOWN".into(),
@@ -49,53 +49,61 @@ fn status_name(status: i32) -> String {
     }
 }
 
-pub(super) async fn check(address: IpAddr, port: u16, service: &str, timeout: Duration) -> Outcome {
-    let place = authority(&address.to_string(), port);
+pub(super) async fn check(
+    address: IpAddr,
+    port: u16,
+    service: &str,
+    timeout: Duration,
+) -> ProbeOutcome {
+    let target = authority(&address.to_string(), port);
     let deadline = tokio::time::Instant::now() + timeout;
     let connected = tokio::time::timeout_at(deadline, connect(&address.to_string(), port)).await;
     let stream = match connected {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             let text = dial_error(&address.to_string(), port, &error);
-            return Outcome::Failure(format!(
-                "error: failed to connect service at {place:?}: {text}"
+            return ProbeOutcome::Failure(format!(
+                "error: failed to connect service at {target:?}: {text}"
             ));
         }
         Err(_) => {
             let within = go_duration(timeout);
-            return Outcome::Failure(format!(
-                "timeout: failed to connect service {place:?} within {within}: \
+            return ProbeOutcome::Failure(format!(
+                "timeout: failed to connect service {target:?} within {within}: \
                  context deadline exceeded"
             ));
         }
     };
-    let answer = tokio::time::timeout_at(deadline, call(stream, &place, service)).await;
+    let response = tokio::time::timeout_at(deadline, call(stream, &target, service)).await;
     let late = || {
         let within = go_duration(timeout);
-        Err(Refusal::Broken(format!("timeout: health rpc did not complete within {within}")))
+        Err(CallError::Broken(format!("timeout: health rpc did not complete within {within}")))
     };
-    match answer.unwrap_or_else(|_| late()) {
-        Ok(1) => Outcome::Success,
+    match response.unwrap_or_else(|_| late()) {
+        Ok(1) => ProbeOutcome::Success,
         Ok(status) => {
             let status = status_name(status);
-            Outcome::Failure(format!("service unhealthy (responded with {status:?})"))
+            ProbeOutcome::Failure(format!("service unhealthy (responded with {status:?})"))
         }
-        Err(refusal) => Outcome::Failure(refusal.told()),
+        Err(error) => ProbeOutcome::Failure(error.text()),
     }
 }
 
-/// No health status came.
-enum Refusal {
+/// The call returned no health status.
+enum CallError {
     Status { code: tonic::Code, message: String },
     Broken(String),
 }
 
-impl Refusal {
+impl CallError {
     fn broken(error: &dyn std::error::Error) -> Self {
-        Self::Broken(format!("error: health rpc probe failed: {}", crate::causes::chain(error)))
+        Self::Broken(format!(
+            "error: health rpc probe failed: {}",
+            crate::error_chain::chain(error)
+        ))
     }
 
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         match self {
             Self::Broken(text) => text.clone(),
             Self::Status { code: tonic::Code::Unimplemented, message } => format!(
@@ -113,60 +121,61 @@ impl Refusal {
     }
 }
 
-async fn call(stream: TcpStream, place: &str, service: &str) -> Result<i32, Refusal> {
-    // What the connection spawns ends with this call, whatever the other side does.
+async fn call(stream: TcpStream, target: &str, service: &str) -> Result<i32, CallError> {
+    // Tasks of the connection end with this call, whatever the server does.
     let tasks = Arc::new(Mutex::new(JoinSet::new()));
-    let handshake = http2::handshake(Within(Arc::downgrade(&tasks)), TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| Refusal::broken(&error))?;
+    let handshake =
+        http2::handshake(CallExecutor(Arc::downgrade(&tasks)), TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| CallError::broken(&error))?;
     tasks.lock().spawn(async move {
-        // How it ends, the call learns itself.
+        // An error of the connection also fails the call.
         let _ = connection.await;
     });
-    let request = Request::post(format!("http://{place}/grpc.health.v1.Health/Check"))
+    let request = Request::post(format!("http://{target}/grpc.health.v1.Health/Check"))
         .header(header::CONTENT_TYPE, "application/grpc")
         .header(header::TE, "trailers")
         .header(header::USER_AGENT, USER_AGENT)
         .body(Full::new(frame(&HealthCheckRequest { service: service.to_owned() })))
-        .map_err(|error| Refusal::broken(&error))?;
-    let response = sender.send_request(request).await.map_err(|error| Refusal::broken(&error))?;
+        .map_err(|error| CallError::broken(&error))?;
+    let response = sender.send_request(request).await.map_err(|error| CallError::broken(&error))?;
     if response.status() != StatusCode::OK {
         let message =
             format!("unexpected HTTP status code received from server: {}", response.status());
-        return Err(Refusal::Status { code: tonic::Code::Unknown, message });
+        return Err(CallError::Status { code: tonic::Code::Unknown, message });
     }
-    refusal(response.headers())?;
-    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-    let body = body.map_err(|error| Refusal::broken(&*error))?;
+    grpc_status(response.headers())?;
+    let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
+    let body = body.map_err(|error| CallError::broken(&*error))?;
     drop(sender);
-    take_leave(&tasks).await;
+    close(&tasks).await;
     if let Some(trailers) = body.trailers() {
-        refusal(trailers)?;
+        grpc_status(trailers)?;
     }
     let message = unframe(body.to_bytes()).and_then(|m| HealthCheckResponse::decode(m).ok());
-    let nonsense = || Refusal::Status {
+    let invalid = || CallError::Status {
         code: tonic::Code::Internal,
-        message: "the answer is no health status".into(),
+        message: "the response is not a health status".into(),
     };
-    Ok(message.ok_or_else(nonsense)?.status)
+    Ok(message.ok_or_else(invalid)?.status)
 }
 
-/// Lets the connection say goodbye, so that the server does not log a broken one.
-async fn take_leave(tasks: &Mutex<JoinSet<()>>) {
+/// Lets the connection close properly, so that the server does not log a broken one.
+async fn close(tasks: &Mutex<JoinSet<()>>) {
     let mut tasks = std::mem::take(&mut *tasks.lock());
     let gone = async { while tasks.join_next().await.is_some() {} };
-    // Who does not take its leave is cut off.
-    let _ = tokio::time::timeout(FAREWELL, gone).await;
+    // A connection that does not close in time is aborted.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, gone).await;
 }
 
-/// The gRPC status among headers or trailers, if it is there and not OK.
-fn refusal(headers: &HeaderMap) -> Result<(), Refusal> {
+/// An error if the headers or trailers have a gRPC status other than OK.
+fn grpc_status(headers: &HeaderMap) -> Result<(), CallError> {
     let Some(code) = headers.get("grpc-status") else { return Ok(()) };
     let code = code.to_str().ok().and_then(|code| code.parse().ok()).map(tonic::Code::from_i32);
     match code.unwrap_or(tonic::Code::Unknown) {
         tonic::Code::Ok => Ok(()),
         code => {
             let message = headers.get("grpc-message").map(|m| percent_decoded(m.as_bytes()));
-            Err(Refusal::Status { code, message: message.unwrap_or_default() })
+            Err(CallError::Status { code, message: message.unwrap_or_default() })
         }
     }
 }
@@ -190,7 +199,7 @@ fn percent_decoded(text: &[u8]) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// A message on the wire: a byte that says whether it is compressed, its length, itself.
+/// A message on the wire: compression flag, length, content.
 fn frame(message: &HealthCheckRequest) -> Bytes {
     let length = message.encoded_len();
     let mut framed = BytesMut::with_capacity(5 + length);
@@ -206,12 +215,12 @@ fn unframe(mut body: Bytes) -> Option<Bytes> {
     (compressed == 0 && length == body.len()).then_some(body)
 }
 
-/// Runs what a connection spawns for as long as its call lasts. Weak, or the tasks, which hold
-/// this too, would keep themselves alive.
+/// Executor for the tasks of a connection, bound to its call. Weak, because the tasks hold it too
+/// and would otherwise keep themselves alive.
 #[derive(Clone)]
-struct Within(Weak<Mutex<JoinSet<()>>>);
+struct CallExecutor(Weak<Mutex<JoinSet<()>>>);
 
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Within {
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for CallExecutor {
     fn execute(&self, work: F) {
         if let Some(tasks) = self.0.upgrade() {
             tasks.lock().spawn(work);
@@ -224,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_survives_its_frame() {
+    fn message_survives_framing() {
         let request = HealthCheckRequest { service: "a".into() };
         let framed = frame(&request);
         assert_eq!(HealthCheckRequest::decode(unframe(framed.clone()).unwrap()).unwrap(), request);
@@ -234,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_in_upstreams_words() {
+    fn call_errors_have_upstreams_text() {
         let headers = |code: &str, message: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("grpc-status", code.parse().unwrap());
@@ -263,8 +272,8 @@ mod tests {
                 Some("error: health rpc probe failed: rpc error: code = Unknown desc = no"),
             ),
         ] {
-            let told = refusal(&headers(code, message)).err().map(|refusal| refusal.told());
-            assert_eq!(told.as_deref(), want, "{code}");
+            let text = grpc_status(&headers(code, message)).err().map(|error| error.text());
+            assert_eq!(text.as_deref(), want, "{code}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The prober on a runtime in memory, under paused time. Nobody else works on the pod here: the
-//! test starts its container and looks at it, as the worker would.
+//! Tests of the prober on the fake runtime, with paused time. There is no pod worker: the test
+//! starts the container and inspects it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use podwright_core::builders;
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::labels;
 use podwright_core::lifecycle::{Kill, Lifecycle, Request};
-use podwright_core::status::manager::Remains;
+use podwright_core::status::manager::PodLeftovers;
 use podwright_cri::fake::{ExecReply, Fake, FakeOptions, Rpc};
 use podwright_proto::cri::{
     ContainerConfig, ContainerMetadata, ImageSpec, PodSandboxConfig, PodSandboxMetadata,
@@ -20,15 +20,15 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::events::Occurrence;
-use crate::pods::Directory;
+use crate::pods::PodIndex;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 struct Scene {
     fake: Fake,
     pod: Arc<Pod>,
-    cell: Arc<PodCell>,
-    means: Arc<Means>,
+    handle: Arc<PodHandle>,
+    context: Arc<ProbeContext>,
     instance: ContainerId,
     events: mpsc::Receiver<Occurrence>,
     prober: JoinHandle<()>,
@@ -47,13 +47,13 @@ impl Scene {
         let (recorder, events) = Recorder::new(clock.clone());
         let pleg = Pleg::new(fake.client(), clock.clone(), metrics.clone(), Default::default());
         let status = StatusManager::new(
-            Arc::new(Directory::default()),
-            Arc::new(|_: &PodUid| Remains::default()),
+            Arc::new(PodIndex::default()),
+            Arc::new(|_: &PodUid| PodLeftovers::default()),
             "containerd".into(),
             clock.clone(),
             metrics.clone(),
         );
-        let means = Arc::new(Means {
+        let context = Arc::new(ProbeContext {
             runtime: fake.client(),
             pleg,
             clock: clock.clone(),
@@ -68,33 +68,37 @@ impl Scene {
             "name": "app", "image": "i", "imageID": "i", "restartCount": 0, "ready": false,
             "containerID": format!("containerd://{instance}"), "started": false,
         }] });
-        means.status.set(&pod, serde_json::from_value(shown).unwrap());
+        context.status.set(&pod, serde_json::from_value(shown).unwrap());
         let healthy = Arc::new(AtomicBool::new(true));
         let answer = healthy.clone();
-        fake.answer_exec(move |_| {
+        fake.handle_exec(move |_| {
             let code = i32::from(!answer.load(Relaxed));
             Some(ExecReply::exits(code).printing(if code == 0 { "" } else { "not well" }))
         });
-        let cell = PodCell::new(pod.clone(), Lifecycle::begin(&pod, true));
+        let handle = PodHandle::new(pod.clone(), Lifecycle::begin(&pod, true));
         let schedule = Schedule::of(&pod).unwrap();
-        let prober =
-            Prober { cell: cell.clone(), means: means.clone(), schedule, series: HashMap::new() };
+        let prober = Prober {
+            handle: handle.clone(),
+            context: context.clone(),
+            schedule,
+            series: HashMap::new(),
+        };
         let prober = tokio::spawn(prober.run(CancellationToken::new()));
-        let stage = Self { fake, pod, cell, means, instance, events, prober, healthy };
-        stage.look().await;
-        stage
+        let scene = Self { fake, pod, handle, context, instance, events, prober, healthy };
+        scene.inspect().await;
+        scene
     }
 
-    async fn look(&self) {
-        self.means.pleg.look(&self.pod.uid, &self.pod.name).await.unwrap();
+    async fn inspect(&self) {
+        self.context.pleg.inspect(&self.pod.uid, &self.pod.name).await.unwrap();
     }
 
-    fn verdict(&self, kind: ProbeKind) -> Option<Verdict> {
-        self.cell.probed().borrow().verdict(&self.instance, kind)
+    fn verdict(&self, kind: ProbeKind) -> Option<ProbeVerdict> {
+        self.handle.probed().borrow().verdict(&self.instance, kind)
     }
 
     fn reported(&self) -> v1::ContainerStatus {
-        let status = self.means.status.get(&self.pod.uid).unwrap();
+        let status = self.context.status.get(&self.pod.uid).unwrap();
         status.container_statuses.clone().unwrap()[0].clone()
     }
 
@@ -102,8 +106,8 @@ impl Scene {
         self.fake.count(Rpc::ExecSync)
     }
 
-    /// What was told so far.
-    fn told(&mut self) -> Vec<(String, String)> {
+    /// The events so far.
+    fn recorded_events(&mut self) -> Vec<(String, String)> {
         let events = std::iter::from_fn(|| self.events.try_recv().ok());
         events.map(|event| (event.reason.into_owned(), event.message)).collect()
     }
@@ -151,86 +155,86 @@ fn exec(fields: Value) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readiness_reaches_the_report_and_the_worker_and_is_told_when_it_fails() {
-    let mut stage = Scene::set(json!({ "readinessProbe": exec(json!({})) })).await;
+async fn readiness_reaches_status_and_worker_and_failures_are_events() {
+    let mut scene = Scene::set(json!({ "readinessProbe": exec(json!({})) })).await;
     tokio::time::sleep(SECOND / 10).await;
-    assert_eq!(stage.verdict(ProbeKind::Readiness), Some(Verdict::Success));
-    assert!(stage.reported().ready);
-    assert_eq!(stage.told(), []);
+    assert_eq!(scene.verdict(ProbeKind::Readiness), Some(ProbeVerdict::Success));
+    assert!(scene.reported().ready);
+    assert_eq!(scene.recorded_events(), []);
 
-    stage.healthy.store(false, Relaxed);
+    scene.healthy.store(false, Relaxed);
     tokio::time::sleep(2 * SECOND).await;
-    assert!(stage.reported().ready, "two failures are not three");
+    assert!(scene.reported().ready, "two failures are not three");
     tokio::time::sleep(2 * SECOND).await;
-    assert_eq!(stage.verdict(ProbeKind::Readiness), Some(Verdict::Failure));
-    assert!(!stage.reported().ready);
-    let told = stage.told();
+    assert_eq!(scene.verdict(ProbeKind::Readiness), Some(ProbeVerdict::Failure));
+    assert!(!scene.reported().ready);
+    let recorded = scene.recorded_events();
     let want = ("Unhealthy".to_owned(), "Readiness probe failed: not well".to_owned());
-    assert!(told.len() >= 3 && told.iter().all(|event| *event == want), "{told:?}");
+    assert!(recorded.len() >= 3 && recorded.iter().all(|event| *event == want), "{recorded:?}");
 
     let mut page = crate::metrics::Exposition::default();
-    stage.means.metrics.probes.write(&mut page);
+    scene.context.metrics.probes.write(&mut page);
     let page = page.into_page();
     assert!(page.contains("probe_type=\"Readiness\",result=\"failed\"} "), "{page}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_liveness_failure_settles_once_and_then_nobody_asks_any_more() {
+async fn liveness_probe_stops_after_its_failure_threshold() {
     let probe = exec(json!({ "failureThreshold": 2 }));
-    let stage = Scene::set(json!({ "livenessProbe": probe })).await;
-    stage.healthy.store(false, Relaxed);
-    let mut probed = stage.cell.probed();
+    let scene = Scene::set(json!({ "livenessProbe": probe })).await;
+    scene.healthy.store(false, Relaxed);
+    let mut probed = scene.handle.probed();
     probed.changed().await.unwrap();
-    assert_eq!(stage.verdict(ProbeKind::Liveness), Some(Verdict::Failure));
-    assert_eq!(stage.execs(), 2);
+    assert_eq!(scene.verdict(ProbeKind::Liveness), Some(ProbeVerdict::Failure));
+    assert_eq!(scene.execs(), 2);
     tokio::time::sleep(60 * SECOND).await;
-    assert_eq!(stage.execs(), 2);
+    assert_eq!(scene.execs(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_else_is_asked_before_the_container_has_started_up() {
+async fn other_probes_wait_for_the_startup_probe() {
     let probes = json!({
         "startupProbe": exec(json!({ "failureThreshold": 60 })),
         "livenessProbe": exec(json!({ "exec": { "command": ["other"] } })),
     });
-    let stage = Scene::set(probes).await;
-    stage.healthy.store(false, Relaxed);
+    let scene = Scene::set(probes).await;
+    scene.healthy.store(false, Relaxed);
     tokio::time::sleep(10 * SECOND).await;
-    assert!(stage.execs() >= 10);
-    assert_eq!(stage.verdict(ProbeKind::Startup), None);
-    stage.healthy.store(true, Relaxed);
+    assert!(scene.execs() >= 10);
+    assert_eq!(scene.verdict(ProbeKind::Startup), None);
+    scene.healthy.store(true, Relaxed);
     tokio::time::sleep(2 * SECOND).await;
-    assert_eq!(stage.verdict(ProbeKind::Startup), Some(Verdict::Success));
-    assert_eq!(stage.reported().started, Some(true));
-    let before = stage.execs();
+    assert_eq!(scene.verdict(ProbeKind::Startup), Some(ProbeVerdict::Success));
+    assert_eq!(scene.reported().started, Some(true));
+    let before = scene.execs();
     tokio::time::sleep(5 * SECOND).await;
-    assert_eq!(stage.execs() - before, 5, "only liveness is asked from now on");
+    assert_eq!(scene.execs() - before, 5, "only the liveness probe runs from now on");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_that_takes_too_long_is_a_failure() {
-    let mut stage = Scene::set(json!({ "livenessProbe": exec(json!({})) })).await;
-    stage.fake.answer_exec(|_| Some(ExecReply::exits(0).taking(5 * SECOND)));
+async fn exec_timeout_is_a_failure() {
+    let mut scene = Scene::set(json!({ "livenessProbe": exec(json!({})) })).await;
+    scene.fake.handle_exec(|_| Some(ExecReply::exits(0).taking(5 * SECOND)));
     tokio::time::sleep(3 * SECOND).await;
     let text = "Liveness probe failed: command timed out: \"check\" timed out after 1s";
-    assert_eq!(stage.told()[0], ("Unhealthy".to_owned(), text.to_owned()));
+    assert_eq!(scene.recorded_events()[0], ("Unhealthy".to_owned(), text.to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn probes_end_with_their_container_and_with_their_pod() {
-    let mut stage = Scene::set(json!({ "readinessProbe": exec(json!({})) })).await;
+    let mut scene = Scene::set(json!({ "readinessProbe": exec(json!({})) })).await;
     tokio::time::sleep(3 * SECOND + SECOND / 2).await;
-    assert!(stage.fake.kill_container("web", "app", 1));
-    stage.look().await;
+    assert!(scene.fake.kill_container("web", "app", 1));
+    scene.inspect().await;
     tokio::task::yield_now().await;
-    let asked = stage.execs();
+    let before = scene.execs();
     tokio::time::sleep(10 * SECOND).await;
-    assert_eq!(stage.execs(), asked);
-    assert_eq!(stage.verdict(ProbeKind::Readiness), None, "its verdicts are forgotten");
-    assert_eq!(stage.told(), [], "and what was asked of a dead container is not told");
-    assert!(!stage.prober.is_finished());
+    assert_eq!(scene.execs(), before);
+    assert_eq!(scene.verdict(ProbeKind::Readiness), None, "its results are removed");
+    assert_eq!(scene.recorded_events(), [], "no events for a dead container");
+    assert!(!scene.prober.is_finished());
 
-    stage.cell.request(Request::Kill(Kill::default()));
-    stage.cell.advance(Lifecycle::stopped);
-    stage.prober.await.unwrap();
+    scene.handle.request(Request::Kill(Kill::default()));
+    scene.handle.advance(Lifecycle::stopped);
+    scene.prober.await.unwrap();
 }

@@ -1,8 +1,8 @@
-//! Who asks, and whether that is allowed.
+//! Authentication and authorization of requests to the kubelet server.
 //!
-//! Everything on the authenticated port runs commands as root or shows what pods do, so nothing is
-//! answered before both questions are. A credential that is shown and wrong is refused even where
-//! strangers are welcome: whoever shows one means it.
+//! The authenticated port runs commands as root and shows what pods do, so no request is handled
+//! before both checks pass. An invalid credential is rejected even if anonymous requests are
+//! allowed.
 
 mod access;
 mod attributes;
@@ -18,33 +18,33 @@ use std::time::Duration;
 use http::{HeaderMap, Method, StatusCode};
 use rustls::pki_types::CertificateDer;
 
-use super::answer::{Answer, words};
-use super::fresh::FileProblem;
-use access::Access;
+use super::reload::FileProblem;
+use super::response::{HttpResponse, plain_text};
+use access::WebhookAuthorizer;
 use attributes::Attributes;
-use token::Tokens;
-use x509::Authorities;
+use token::TokenAuthenticator;
+use x509::ClientCas;
 
 const AUTHENTICATED: &str = "system:authenticated";
 const ANONYMOUS: &str = "system:anonymous";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// Somebody, as the cluster knows them.
+/// An authenticated user.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct User {
     pub name: String,
     pub uid: Option<String>,
     pub groups: Vec<String>,
-    /// What else the authenticator said of them.
+    /// Further attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// How to find out.
+/// Configuration of authentication and authorization.
 #[derive(Clone)]
-pub struct Settings {
-    /// Certificates of clients are checked against the authorities in this file.
+pub struct AuthSettings {
+    /// CA bundle for client certificates.
     pub client_ca: Option<PathBuf>,
-    /// Bearer tokens are asked about at the API server; an answer is good for so long.
+    /// Client for TokenReviews, and how long a result is cached.
     pub tokens: Option<(kube::Client, Duration)>,
     pub anonymous: bool,
     pub access: AccessSettings,
@@ -53,9 +53,9 @@ pub struct Settings {
 #[derive(Clone)]
 pub enum AccessSettings {
     AlwaysAllow,
-    /// There is nobody to ask.
+    /// Denies everything: there is no API server for a SubjectAccessReview.
     NeverAllow,
-    /// Asked of the API server; yes and no are remembered for a while each.
+    /// Authorizes by SubjectAccessReview, with separate cache times for allowed and denied.
     Webhook {
         client: kube::Client,
         allowed_for: Duration,
@@ -63,37 +63,37 @@ pub enum AccessSettings {
     },
 }
 
-/// A client's side of a connection.
+/// The client side of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
-    /// The certificate it showed and could sign with, and what came along.
+    /// The verified certificate of the client, and its chain.
     pub(super) certificates: Arc<[CertificateDer<'static>]>,
 }
 
-enum Rule {
-    Everything,
-    Nothing,
-    Asked(Access),
+enum Authorization {
+    AllowAll,
+    DenyAll,
+    Webhook(WebhookAuthorizer),
 }
 
-pub(super) struct Guard {
+pub(super) struct AccessControl {
     node: Arc<str>,
-    authorities: Option<Authorities>,
-    tokens: Option<Tokens>,
+    authorities: Option<ClientCas>,
+    tokens: Option<TokenAuthenticator>,
     anonymous: bool,
-    access: Rule,
+    access: Authorization,
 }
 
-/// Why somebody is not let in.
+/// Reason that a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum Rejection {
     Unauthorized,
     Forbidden {
         user: String,
         verb: &'static str,
         subresources: Vec<&'static str>,
     },
-    /// Nobody could be asked.
+    /// The authorizer could not be reached.
     Unknown {
         user: String,
         verb: &'static str,
@@ -101,74 +101,76 @@ pub(super) enum Refusal {
     },
 }
 
-impl Refusal {
-    pub(super) fn answer(&self) -> Answer {
+impl Rejection {
+    pub(super) fn answer(&self) -> HttpResponse {
         match self {
-            Self::Unauthorized => words(StatusCode::UNAUTHORIZED, "Unauthorized"),
+            Self::Unauthorized => plain_text(StatusCode::UNAUTHORIZED, "Unauthorized"),
             Self::Forbidden { user, verb, subresources } => {
                 let list = subresources.join(" ");
                 let text = format!(
                     "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{list}])\n"
                 );
-                words(StatusCode::FORBIDDEN, text)
+                plain_text(StatusCode::FORBIDDEN, text)
             }
             Self::Unknown { user, verb, subresource } => {
                 let text = format!(
                     "Authorization error (user={user}, verb={verb}, resource=nodes, \
                      subresource={subresource})"
                 );
-                words(StatusCode::INTERNAL_SERVER_ERROR, text)
+                plain_text(StatusCode::INTERNAL_SERVER_ERROR, text)
             }
         }
     }
 }
 
-impl Guard {
-    pub(super) fn new(settings: Settings, node: Arc<str>) -> Result<Self, FileProblem> {
+impl AccessControl {
+    pub(super) fn new(settings: AuthSettings, node: Arc<str>) -> Result<Self, FileProblem> {
         let access = match settings.access {
-            AccessSettings::AlwaysAllow => Rule::Everything,
-            AccessSettings::NeverAllow => Rule::Nothing,
-            AccessSettings::Webhook { client, allowed_for, denied_for } => {
-                Rule::Asked(Access::new(client, node.clone(), allowed_for, denied_for))
-            }
+            AccessSettings::AlwaysAllow => Authorization::AllowAll,
+            AccessSettings::NeverAllow => Authorization::DenyAll,
+            AccessSettings::Webhook { client, allowed_for, denied_for } => Authorization::Webhook(
+                WebhookAuthorizer::new(client, node.clone(), allowed_for, denied_for),
+            ),
         };
         Ok(Self {
             node,
-            authorities: settings.client_ca.as_deref().map(Authorities::open).transpose()?,
-            tokens: settings.tokens.map(|(client, ttl)| Tokens::new(client, ttl)),
+            authorities: settings.client_ca.as_deref().map(ClientCas::open).transpose()?,
+            tokens: settings.tokens.map(|(client, ttl)| TokenAuthenticator::new(client, ttl)),
             anonymous: settings.anonymous,
             access,
         })
     }
 
-    /// Whether a client should be asked for a certificate at all.
-    pub(super) fn invites_certificates(&self) -> bool {
+    /// Whether the server requests a client certificate.
+    pub(super) fn requests_certificates(&self) -> bool {
         self.authorities.is_some()
     }
 
-    /// Lets a request in, or says why not.
+    /// Authenticates and authorizes a request.
     pub(super) async fn admit(
         &self,
         method: &Method,
         path: &str,
         headers: &HeaderMap,
         peer: &Peer,
-    ) -> Result<User, Refusal> {
-        let user = self.identify(headers, peer).await.ok_or(Refusal::Unauthorized)?;
+    ) -> Result<User, Rejection> {
+        let user = self.identify(headers, peer).await.ok_or(Rejection::Unauthorized)?;
         let attributes = Attributes::of(method, path);
         for &subresource in &attributes.subresources {
             let allowed = match &self.access {
-                Rule::Everything => Ok(true),
-                Rule::Nothing => Ok(false),
-                Rule::Asked(access) => access.allows(&user, attributes.verb, subresource).await,
+                Authorization::AllowAll => Ok(true),
+                Authorization::DenyAll => Ok(false),
+                Authorization::Webhook(access) => {
+                    access.allows(&user, attributes.verb, subresource).await
+                }
             };
             match allowed {
                 Ok(true) => return Ok(user),
                 Ok(false) => {}
                 Err(error) => {
                     let (node, user) = (&self.node, &user.name);
-                    tracing::error!(%error, %node, user, "cannot ask whether a request is allowed");
-                    return Err(Refusal::Unknown {
+                    tracing::error!(%error, %node, user, "authorize request failed, rejecting it");
+                    return Err(Rejection::Unknown {
                         user: user.clone(),
                         verb: attributes.verb,
                         subresource,
@@ -177,7 +179,7 @@ impl Guard {
             }
         }
         tracing::debug!(user = user.name, verb = attributes.verb, path, "forbidden");
-        Err(Refusal::Forbidden {
+        Err(Rejection::Forbidden {
             user: user.name,
             verb: attributes.verb,
             subresources: attributes.subresources,
@@ -185,29 +187,29 @@ impl Guard {
     }
 
     async fn identify(&self, headers: &HeaderMap, peer: &Peer) -> Option<User> {
-        let mut refused = false;
+        let mut rejected = false;
         if let (Some(authorities), false) = (&self.authorities, peer.certificates.is_empty()) {
             match authorities.user_of(&peer.certificates) {
                 Ok(Some(user)) => return Some(authenticated(user)),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "a client's certificate is not good");
-                    refused = true;
+                    tracing::debug!(%error, "invalid client certificate");
+                    rejected = true;
                 }
             }
         }
         if let (Some(tokens), Some(bearer)) = (&self.tokens, token::bearer(headers)) {
             match tokens.user_of(bearer).await {
                 Ok(Some(user)) => return Some(authenticated(user)),
-                Ok(None) => refused = true,
+                Ok(None) => rejected = true,
                 Err(error) => {
-                    tracing::error!(%error, "cannot ask whom a token belongs to");
-                    refused = true;
+                    tracing::error!(%error, "review bearer token failed, rejecting the request");
+                    rejected = true;
                 }
             }
         }
-        let stranger = self.anonymous && !refused;
-        stranger.then(|| User {
+        let allow_anonymous = self.anonymous && !rejected;
+        allow_anonymous.then(|| User {
             name: ANONYMOUS.into(),
             groups: vec![UNAUTHENTICATED.into()],
             ..User::default()

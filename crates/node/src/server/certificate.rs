@@ -1,9 +1,9 @@
-//! How the server proves who it is, and with which TLS.
+//! Serving certificate and TLS configuration of the kubelet server.
 //!
-//! The certificate comes from two files, which may be replaced at any time, or is made by us and
-//! then lies in the certificate folder: a node must be reachable before anyone signed anything.
-//! Ours is made anew at a start that cannot read it or finds it in its last month; upstream lets it
-//! expire.
+//! The certificate comes from two files, which may be replaced at any time, or is self-signed and
+//! stored in the certificate directory, so that a node is reachable before a CA has signed
+//! anything. A self-signed certificate is replaced at a start that cannot read it or finds it in
+//! its last month; upstream lets it expire.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,54 +23,55 @@ use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, SupportedProtocolVersion};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::auth::x509::Invited;
-use super::fresh::{FileProblem, Fresh, read};
+use super::auth::x509::OptionalClientCert;
+use super::reload::{FileProblem, Reloading, read};
 
 const LIFETIME: SignedDuration = SignedDuration::from_hours(365 * 24);
 const RENEW: SignedDuration = SignedDuration::from_hours(30 * 24);
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-/// Where the serving certificate comes from.
+/// Source of the serving certificate.
 #[derive(Clone, Debug)]
 pub enum Source {
     Files {
         certificate: PathBuf,
         key: PathBuf,
     },
-    /// `kubelet.crt` and `kubelet.key` in this folder, made if need be.
+    /// `kubelet.crt` and `kubelet.key` in this directory, created if necessary.
     SelfSigned {
-        folder: PathBuf,
+        directory: PathBuf,
         host: String,
         addresses: Vec<IpAddr>,
     },
 }
 
-/// The protocol's settings.
+/// TLS configuration.
 #[derive(Clone, Debug, Default)]
 pub struct TlsSettings {
-    /// Nothing below TLS 1.3.
+    /// Minimum version TLS 1.3.
     pub only_13: bool,
-    /// Names of cipher suites for TLS 1.2; none: all that are good. Those of 1.3 are not a choice.
+    /// Cipher suites for TLS 1.2; empty: all secure ones. Those of 1.3 cannot be configured.
     pub cipher_suites: Vec<String>,
-    /// Groups for the key exchange by their registered numbers, best first; none: all that are
-    /// good.
+    /// Key exchange groups by their registered numbers, best first; empty: all secure ones.
     pub groups: Vec<u16>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("the serving certificate")]
+    #[error("cannot load the serving certificate")]
     Certificate(#[from] FileProblem),
-    #[error("cannot make a serving certificate; give tlsCertFile and tlsPrivateKeyFile")]
+    #[error(
+        "cannot create a self-signed serving certificate. Fix: set tlsCertFile and tlsPrivateKeyFile"
+    )]
     Make(#[from] rcgen::Error),
-    #[error("cannot write {}; is the certificate folder (--cert-dir) ours?", path.display())]
+    #[error("cannot write {}. Fix: make the certificate directory (--cert-dir) writable", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("these TLS settings leave nothing to speak; relax tlsMinVersion or tlsCipherSuites")]
+    #[error("no usable TLS version and cipher suite. Fix: relax tlsMinVersion or tlsCipherSuites")]
     Protocol(#[source] rustls::Error),
 }
 
-/// What a listener needs for a handshake. Clients are invited to show a certificate, never made
-/// to: whether it is good is asked later, where a bad one can be answered with words.
+/// TLS configuration of a listener. Client certificates are requested but optional, and verified
+/// with each request, where an invalid one can be reported.
 pub(super) fn configure(
     source: &Source,
     settings: &TlsSettings,
@@ -82,7 +83,7 @@ pub(super) fn configure(
         .map_err(TlsError::Protocol)?;
     let certificate = Arc::new(Serving::new(source, provider.clone())?);
     let mut config = if invite_clients {
-        builder.with_client_cert_verifier(Arc::new(Invited::new(provider)))
+        builder.with_client_cert_verifier(Arc::new(OptionalClientCert::new(provider)))
     } else {
         builder.with_no_client_auth()
     }
@@ -102,7 +103,7 @@ fn provider(settings: &TlsSettings) -> CryptoProvider {
     if !settings.cipher_suites.is_empty() {
         let wanted = |name: &str| {
             settings.cipher_suites.iter().any(|wanted| {
-                // Go knows these two under a shorter name as well.
+                // Go also accepts a shorter name for these two.
                 name == wanted || name.strip_suffix("_SHA256").is_some_and(|short| short == wanted)
             })
         };
@@ -111,15 +112,15 @@ fn provider(settings: &TlsSettings) -> CryptoProvider {
             .retain(|suite| suite.tls13().is_some() || suite.suite().as_str().is_some_and(wanted));
     }
     if !settings.groups.is_empty() {
-        let place = |group: u16| settings.groups.iter().position(|wanted| *wanted == group);
-        provider.kx_groups.retain(|group| place(u16::from(group.name())).is_some());
-        provider.kx_groups.sort_by_key(|group| place(u16::from(group.name())));
+        let preference = |group: u16| settings.groups.iter().position(|wanted| *wanted == group);
+        provider.kx_groups.retain(|group| preference(u16::from(group.name())).is_some());
+        provider.kx_groups.sort_by_key(|group| preference(u16::from(group.name())));
     }
     provider
 }
 
 /// The certificate in use.
-struct Serving(Fresh<CertifiedKey>);
+struct Serving(Reloading<CertifiedKey>);
 
 impl fmt::Debug for Serving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,17 +138,17 @@ impl Serving {
     fn new(source: &Source, provider: Arc<CryptoProvider>) -> Result<Self, TlsError> {
         let (certificate, key) = match source {
             Source::Files { certificate, key } => (certificate.clone(), key.clone()),
-            Source::SelfSigned { folder, host, addresses } => {
-                let pair = self_signed_files(folder);
-                if is_to_be_made(&pair.0, &pair.1, &provider, Timestamp::now()) {
-                    make(&pair.0, &pair.1, host, addresses, Timestamp::now())?;
+            Source::SelfSigned { directory, host, addresses } => {
+                let pair = self_signed_files(directory);
+                if needs_replacement(&pair.0, &pair.1, &provider, Timestamp::now()) {
+                    create_self_signed(&pair.0, &pair.1, host, addresses, Timestamp::now())?;
                 }
                 pair
             }
         };
         let paths = vec![certificate.clone(), key.clone()];
         let load = move || load(&certificate, &key, &provider);
-        Ok(Self(Fresh::load(paths, load)?))
+        Ok(Self(Reloading::load(paths, load)?))
     }
 }
 
@@ -159,16 +160,16 @@ fn load(
     let problem =
         |path: &Path, problem: String| FileProblem::Content { path: path.into(), problem };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(certificate)?).collect();
-    let chain = chain.map_err(|error| problem(certificate, format!("holds no PEM: {error}")))?;
-    // The error of a broken key must not quote it; these say only what kind of trouble it is.
+    let chain = chain.map_err(|error| problem(certificate, format!("contains no PEM: {error}")))?;
+    // The error must not quote the key; these errors only name the problem.
     let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
-        .map_err(|error| problem(key, format!("holds no key: {error}")))?;
+        .map_err(|error| problem(key, format!("contains no key: {error}")))?;
     CertifiedKey::from_der(chain, secret, provider)
-        .map_err(|error| problem(certificate, format!("does not go with its key: {error}")))
+        .map_err(|error| problem(certificate, format!("does not match its key: {error}")))
 }
 
-/// Whether our own certificate is missing, broken, or soon at its end.
-fn is_to_be_made(
+/// Whether the self-signed certificate is missing, invalid, or about to expire.
+fn needs_replacement(
     certificate: &Path,
     key: &Path,
     provider: &CryptoProvider,
@@ -181,7 +182,7 @@ fn is_to_be_made(
     now.as_second().saturating_add(RENEW.as_secs()) >= end
 }
 
-fn make(
+fn create_self_signed(
     certificate: &Path,
     key: &Path,
     host: &str,
@@ -194,7 +195,7 @@ fn make(
     params.distinguished_name.push(DnType::CommonName, name);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    // Clocks of clients differ by less than a day.
+    // Tolerates client clocks that differ by less than a day.
     let day = |by: SignedDuration| {
         let date = now.saturating_add(by).unwrap_or(now).to_zoned(TimeZone::UTC).date();
         let part = |number: i8| u8::try_from(number).unwrap_or(1);
@@ -204,20 +205,20 @@ fn make(
     params.not_after = day(LIFETIME);
     let pair = KeyPair::generate()?;
     let signed = params.self_signed(&pair)?;
-    let folder = certificate.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(folder)
-        .map_err(|source| TlsError::Write { path: folder.to_owned(), source })?;
-    // The key first: a certificate without its key is made again, a key alone is harmless.
+    let directory = certificate.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(directory)
+        .map_err(|source| TlsError::Write { path: directory.to_owned(), source })?;
+    // The key first: a certificate without its key is replaced, a key alone is harmless.
     write(key, &pair.serialize_pem(), 0o600)?;
     write(certificate, &signed.pem(), 0o644)?;
-    tracing::info!(certificate = %certificate.display(), "made a serving certificate");
+    tracing::info!(certificate = %certificate.display(), "created self-signed serving certificate");
     Ok(())
 }
 
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), TlsError> {
     let failed = |source| TlsError::Write { path: path.to_owned(), source };
     let part = path.with_extension("part");
-    // Left over from an agent that was killed; its mode may be another.
+    // Left by an agent that was killed; it may have a different mode.
     let _ = std::fs::remove_file(&part);
     let mut options = std::fs::OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(mode).open(&part).map_err(failed)?;
@@ -226,9 +227,9 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), TlsError> {
     std::fs::rename(&part, path).map_err(failed)
 }
 
-/// Where a certificate of our own making is kept, and its key.
-pub fn self_signed_files(folder: &Path) -> (PathBuf, PathBuf) {
-    (folder.join("kubelet.crt"), folder.join("kubelet.key"))
+/// Paths of the self-signed certificate and its key.
+pub fn self_signed_files(directory: &Path) -> (PathBuf, PathBuf) {
+    (directory.join("kubelet.crt"), directory.join("kubelet.key"))
 }
 
 #[cfg(test)]
@@ -238,68 +239,73 @@ mod tests {
 
     use super::*;
 
-    fn ours(folder: &Path) -> Source {
+    fn self_signed(directory: &Path) -> Source {
         Source::SelfSigned {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             host: "node-1".into(),
             addresses: vec![IpAddr::from([10, 0, 0, 1])],
         }
     }
 
     #[test]
-    fn our_own_certificate_is_made_once_and_its_key_is_nobody_elses() {
-        let folder = tempfile::tempdir().unwrap();
-        let source = ours(&folder.path().join("pki"));
+    fn self_signed_certificate_is_created_once_with_a_private_key_mode() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = self_signed(&directory.path().join("pki"));
         configure(&source, &TlsSettings::default(), true).unwrap();
-        let key = folder.path().join("pki/kubelet.key");
+        let key = directory.path().join("pki/kubelet.key");
         assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let first = std::fs::read(&key).unwrap();
         configure(&source, &TlsSettings::default(), true).unwrap();
-        assert_eq!(std::fs::read(&key).unwrap(), first, "kept over a restart");
-        std::fs::write(folder.path().join("pki/kubelet.crt"), "garbage").unwrap();
+        assert_eq!(std::fs::read(&key).unwrap(), first, "kept across a restart");
+        std::fs::write(directory.path().join("pki/kubelet.crt"), "garbage").unwrap();
         configure(&source, &TlsSettings::default(), true).unwrap();
-        assert_ne!(std::fs::read(&key).unwrap(), first, "made anew when it cannot be read");
+        assert_ne!(std::fs::read(&key).unwrap(), first, "replaced when it cannot be read");
     }
 
     #[test]
-    fn a_certificate_is_renewed_in_its_last_month() {
-        let folder = tempfile::tempdir().unwrap();
-        let (certificate, key) = (folder.path().join("c"), folder.path().join("k"));
+    fn certificate_is_renewed_in_its_last_month() {
+        let directory = tempfile::tempdir().unwrap();
+        let (certificate, key) = (directory.path().join("c"), directory.path().join("k"));
         let provider = ring::default_provider();
         let now = Timestamp::now();
         let made = now.saturating_sub(LIFETIME).unwrap();
         for (age_left, want) in [(40, false), (29, true), (-1, true)] {
             let at = made.saturating_add(SignedDuration::from_hours(24 * age_left)).unwrap();
-            make(&certificate, &key, "node-1", &[], at).unwrap();
-            assert_eq!(is_to_be_made(&certificate, &key, &provider, now), want, "{age_left} days");
+            create_self_signed(&certificate, &key, "node-1", &[], at).unwrap();
+            assert_eq!(
+                needs_replacement(&certificate, &key, &provider, now),
+                want,
+                "{age_left} days"
+            );
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_files_are_used_without_a_restart_and_half_of_a_pair_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let (certificate, key) = (folder.path().join("c"), folder.path().join("k"));
-        make(&certificate, &key, "old", &[], Timestamp::now()).unwrap();
+    async fn new_files_are_used_without_restart_and_mismatched_pair_is_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let (certificate, key) = (directory.path().join("c"), directory.path().join("k"));
+        create_self_signed(&certificate, &key, "old", &[], Timestamp::now()).unwrap();
         let source = Source::Files { certificate: certificate.clone(), key: key.clone() };
         let serving = Serving::new(&source, Arc::new(ring::default_provider())).unwrap();
         let in_use = || serving.0.get().cert[0].clone();
         let old = in_use();
-        let (new_certificate, new_key) = (folder.path().join("c2"), folder.path().join("k2"));
-        make(&new_certificate, &new_key, "the new one", &[], Timestamp::now()).unwrap();
+        let (new_certificate, new_key) = (directory.path().join("c2"), directory.path().join("k2"));
+        create_self_signed(&new_certificate, &new_key, "the new one", &[], Timestamp::now())
+            .unwrap();
         let a_while = std::time::Duration::from_secs(2);
         std::fs::rename(&new_certificate, &certificate).unwrap();
         tokio::time::advance(a_while).await;
-        assert_eq!(in_use(), old, "its key has not come yet");
+        assert_eq!(in_use(), old, "the key does not match yet");
         std::fs::rename(&new_key, &key).unwrap();
         tokio::time::advance(a_while).await;
         assert_ne!(in_use(), old);
     }
 
     #[test]
-    fn a_key_is_never_in_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let (certificate, key) = (folder.path().join("c"), folder.path().join("k"));
-        make(&certificate, &key, "node-1", &[], Timestamp::now()).unwrap();
+    fn error_never_contains_the_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let (certificate, key) = (directory.path().join("c"), directory.path().join("k"));
+        create_self_signed(&certificate, &key, "node-1", &[], Timestamp::now()).unwrap();
         let secret = "MIsecretsecretsecret";
         for text in [
             secret.to_owned(),
@@ -333,9 +339,9 @@ mod tests {
         assert_eq!(names(&settings).1, [24, 29]);
         assert!(!names(&TlsSettings::default()).0.is_empty());
         let impossible = TlsSettings { groups: vec![9999], ..TlsSettings::default() };
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         assert!(matches!(
-            configure(&ours(folder.path()), &impossible, false),
+            configure(&self_signed(directory.path()), &impossible, false),
             Err(TlsError::Protocol(_))
         ));
     }

@@ -1,8 +1,7 @@
-//! The ports.
+//! Listeners of the kubelet server: the ports, TLS and authentication.
 //!
-//! A connection costs little until its client is known: the handshake has a time limit, and there are
-//! only so many connections; what is said on one is bounded by `podwright-http`. What follows is
-//! bounded by what is asked for.
+//! Resources of unauthenticated clients are bounded: the handshake has a time limit, the number of
+//! connections is limited, and `podwright-http` limits what a connection may send.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use http::Request;
 use hyper::body::Incoming;
-use podwright_http::{Negotiated, keep_alive, speak};
+use podwright_http::{HttpVersion, keep_alive, serve_http};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,43 +19,43 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::answer::Answer;
-use super::auth::{self, Guard, Peer};
+use super::auth::{self, AccessControl, Peer};
 use super::certificate::{self, TlsError, TlsSettings};
-use super::fresh::FileProblem;
+use super::reload::FileProblem;
+use super::response::HttpResponse;
 use super::{DRAIN, Server, route};
 use crate::metrics::{HttpKey, HttpMetrics, Metrics};
 
-const HANDSHAKE: Duration = Duration::from_secs(10);
-const CONNECTIONS: usize = 2048;
-/// When the process is out of file descriptors, trying at once would only burn time.
-const BREATHER: Duration = Duration::from_millis(100);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_CONNECTIONS: usize = 2048;
+/// Pause after a failed accept, which would otherwise spin when file descriptors run out.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// How the server shows itself, and to whom it listens.
-pub struct Doors {
+/// Configuration of the listeners: certificate, TLS and authentication.
+pub struct ListenerSettings {
     pub certificate: certificate::Source,
     pub tls: TlsSettings,
-    pub auth: auth::Settings,
+    pub auth: auth::AuthSettings,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot listen on {address}; set {setting} to another port or to 0")]
+    #[error("cannot listen on {address}. Fix: set {setting} to another port or to 0")]
     Bind { address: SocketAddr, setting: &'static str, source: std::io::Error },
-    #[error("TLS")]
+    #[error("cannot configure TLS")]
     Tls(#[from] TlsError),
-    #[error("authentication.x509.clientCAFile")]
+    #[error("cannot load authentication.x509.clientCAFile")]
     ClientCa(#[from] FileProblem),
 }
 
-/// Ports that are taken and answer nobody yet.
+/// Bound ports that do not accept connections yet.
 pub struct Ports {
     secure: TcpListener,
     read_only: Option<TcpListener>,
 }
 
 impl Ports {
-    /// `secure` is 10250. At `read_only`, 10255, nobody is asked for a name and little is shown.
+    /// `secure` is 10250. `read_only`, 10255, has no authentication and serves little.
     pub async fn take(
         secure: SocketAddr,
         read_only: Option<SocketAddr>,
@@ -70,46 +69,51 @@ impl Ports {
     }
 }
 
-/// Ports with their certificates and their guard.
+/// Ports with TLS and authentication.
 pub struct Listeners {
     ports: Ports,
     tls: TlsAcceptor,
-    guard: Guard,
+    access_control: AccessControl,
 }
 
 impl Listeners {
-    /// Reads, or makes, what a handshake needs.
-    pub fn open(ports: Ports, doors: Doors, node: Arc<str>) -> Result<Self, OpenError> {
-        let guard = Guard::new(doors.auth, node)?;
-        let invite = guard.invites_certificates();
-        let tls: ServerConfig = certificate::configure(&doors.certificate, &doors.tls, invite)?;
-        Ok(Self { ports, tls: TlsAcceptor::from(Arc::new(tls)), guard })
+    /// Loads or creates the certificates.
+    pub fn open(
+        ports: Ports,
+        listener_settings: ListenerSettings,
+        node: Arc<str>,
+    ) -> Result<Self, OpenError> {
+        let access_control = AccessControl::new(listener_settings.auth, node)?;
+        let invite = access_control.requests_certificates();
+        let tls: ServerConfig =
+            certificate::configure(&listener_settings.certificate, &listener_settings.tls, invite)?;
+        Ok(Self { ports, tls: TlsAcceptor::from(Arc::new(tls)), access_control })
     }
 
-    /// Serves until stopped; what is under way then may end, but not take long.
+    /// Serves until stopped, then waits a short time for requests in progress.
     pub async fn serve(self, server: Arc<Server>, metrics: Arc<Metrics>, stop: CancellationToken) {
         let connections = TaskTracker::new();
-        let cut = CancellationToken::new();
-        let hall = Arc::new(Hall {
+        let abort = CancellationToken::new();
+        let context = Arc::new(ConnectionContext {
             server: server.clone(),
             metrics,
-            guard: self.guard,
-            places: Arc::new(Semaphore::new(CONNECTIONS)),
+            access_control: self.access_control,
+            permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             connections: connections.clone(),
             stop: stop.clone(),
-            cut: cut.clone(),
+            abort: abort.clone(),
         });
-        let secure = hall.clone().accept(self.ports.secure, Door::Secure(self.tls));
+        let secure = context.clone().accept(self.ports.secure, PortKind::Secure(self.tls));
         match self.ports.read_only {
             Some(listener) => {
-                tokio::join!(secure, hall.clone().accept(listener, Door::ReadOnly));
+                tokio::join!(secure, context.clone().accept(listener, PortKind::ReadOnly));
             }
             None => secure.await,
         }
         connections.close();
         let waited = tokio::time::timeout(DRAIN, connections.wait());
         let (_, ()) = tokio::join!(waited, server.drain());
-        cut.cancel();
+        abort.cancel();
         connections.wait().await;
     }
 }
@@ -119,104 +123,105 @@ async fn bind(address: SocketAddr, setting: &'static str) -> Result<TcpListener,
     listener.map_err(|source| OpenError::Bind { address, setting, source })
 }
 
-/// What all connections share.
-struct Hall {
+/// State shared by all connections.
+struct ConnectionContext {
     server: Arc<Server>,
     metrics: Arc<Metrics>,
-    guard: Guard,
-    places: Arc<Semaphore>,
+    access_control: AccessControl,
+    permits: Arc<Semaphore>,
     connections: TaskTracker,
     stop: CancellationToken,
-    cut: CancellationToken,
+    abort: CancellationToken,
 }
 
 #[derive(Clone)]
-enum Door {
+enum PortKind {
     Secure(TlsAcceptor),
     ReadOnly,
 }
 
-impl Hall {
-    async fn accept(self: Arc<Self>, listener: TcpListener, door: Door) {
+impl ConnectionContext {
+    async fn accept(self: Arc<Self>, listener: TcpListener, port: PortKind) {
         let accepting = async {
             loop {
-                // Closed never: the semaphore lives as long as we do.
-                let Ok(place) = self.places.clone().acquire_owned().await else { return };
+                // Never closed: the semaphore is owned by `self`.
+                let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
                 let stream = match listener.accept().await {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
-                        tokio::time::sleep(BREATHER).await;
+                        tracing::warn!(%error, "cannot accept a connection, retrying");
+                        tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                         continue;
                     }
                 };
-                let (this, door) = (self.clone(), door.clone());
+                let (this, port) = (self.clone(), port.clone());
                 self.connections.spawn(async move {
-                    let cut = this.cut.clone();
-                    cut.run_until_cancelled(this.welcome(stream, door)).await;
-                    drop(place);
+                    let abort = this.abort.clone();
+                    abort.run_until_cancelled(this.handle_connection(stream, port)).await;
+                    drop(permit);
                 });
             }
         };
         self.stop.run_until_cancelled(accepting).await;
     }
 
-    async fn welcome(self: &Arc<Self>, stream: TcpStream, door: Door) {
+    async fn handle_connection(self: &Arc<Self>, stream: TcpStream, port: PortKind) {
         keep_alive(&stream);
-        match door {
-            Door::ReadOnly => self.converse(stream, Negotiated::Http1, None).await,
-            Door::Secure(tls) => {
-                let stream = match tokio::time::timeout(HANDSHAKE, tls.accept(stream)).await {
+        match port {
+            PortKind::ReadOnly => self.serve_http(stream, HttpVersion::Http1, None).await,
+            PortKind::Secure(tls) => {
+                let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await
+                {
                     Ok(Ok(stream)) => stream,
-                    Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
+                    Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
                     Err(_) => return,
                 };
                 let (_, session) = stream.get_ref();
                 let certificates = session.peer_certificates().unwrap_or_default();
                 let peer = Peer { certificates: certificates.to_vec().into() };
-                let spoken = Negotiated::from_alpn(session.alpn_protocol());
-                self.converse(stream, spoken, Some(peer)).await;
+                let protocol = HttpVersion::from_alpn(session.alpn_protocol());
+                self.serve_http(stream, protocol, Some(peer)).await;
             }
         }
     }
 
-    /// Without a peer, nobody is asked for a name.
-    async fn answer(&self, request: Request<Incoming>, peer: Option<&Peer>) -> Answer {
-        let _counted = Counting::begin(&self.metrics.http, &request, peer.is_some());
-        let Some(peer) = peer else { return self.server.handle_stranger(request).await };
+    /// Without a peer the request is from the read-only port.
+    async fn answer(&self, request: Request<Incoming>, peer: Option<&Peer>) -> HttpResponse {
+        let _counted = RequestCounter::begin(&self.metrics.http, &request, peer.is_some());
+        let Some(peer) = peer else { return self.server.handle_read_only(request).await };
         let (method, path) = (request.method(), request.uri().path());
-        match self.guard.admit(method, path, request.headers(), peer).await {
+        match self.access_control.admit(method, path, request.headers(), peer).await {
             Ok(_) => self.server.handle(request).await,
             Err(refusal) => refusal.answer(),
         }
     }
 
-    /// Speaks HTTP on one connection.
-    async fn converse(
+    /// Serves HTTP on one connection.
+    async fn serve_http(
         self: &Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        spoken: Negotiated,
+        protocol: HttpVersion,
         peer: Option<Peer>,
     ) {
-        let (hall, peer) = (self.clone(), peer.map(Arc::new));
+        let (context, peer) = (self.clone(), peer.map(Arc::new));
         let answer = move |request: Request<Incoming>| {
-            let (hall, peer) = (hall.clone(), peer.clone());
-            async move { hall.answer(request, peer.as_deref()).await }
+            let (context, peer) = (context.clone(), peer.clone());
+            async move { context.answer(request, peer.as_deref()).await }
         };
-        if let Err(error) = speak(stream, spoken, answer, &self.stop).await {
-            tracing::debug!(%error, "a connection ended");
+        if let Err(error) = serve_http(stream, protocol, answer, &self.stop).await {
+            tracing::debug!(%error, "connection ended with an error");
         }
     }
 }
 
-/// A request being counted, until it is answered or given up.
-struct Counting<'a> {
+/// Counts a request until it is complete or dropped.
+struct RequestCounter<'a> {
     metrics: &'a HttpMetrics,
     key: HttpKey,
     began: Instant,
 }
 
-impl<'a> Counting<'a> {
+impl<'a> RequestCounter<'a> {
     fn begin(metrics: &'a HttpMetrics, request: &Request<Incoming>, authenticated: bool) -> Self {
         let path = route::counted_as(request.uri().path());
         let key = HttpKey {
@@ -230,7 +235,7 @@ impl<'a> Counting<'a> {
     }
 }
 
-impl Drop for Counting<'_> {
+impl Drop for RequestCounter<'_> {
     fn drop(&mut self) {
         self.metrics.ended(self.key, self.began.elapsed());
     }
@@ -245,14 +250,14 @@ fn counted_method(method: &http::Method) -> &'static str {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use http::StatusCode;
-    use podwright_http::HEADERS;
+    use podwright_http::HEADER_TIMEOUT;
     use proptest::prelude::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
-    use super::super::answer::words;
+    use super::super::response::plain_text;
     use super::*;
 
-    /// Bytes that begin as a request does, and go on as they like.
+    /// Byte sequences that start like a request.
     fn almost_requests() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop::sample::select(vec![
             "GET ",
@@ -293,30 +298,30 @@ mod tests {
         #![proptest_config(podwright_testkit::mutation::config())]
 
         #[test]
-        fn whatever_comes_in_is_answered_or_hung_up_on(sent in almost_requests(), h2 in any::<bool>()) {
-            let spoken = if h2 { Negotiated::Http2 } else { Negotiated::Http1 };
+        fn any_input_is_answered_or_closed(sent in almost_requests(), h2 in any::<bool>()) {
+            let protocol = if h2 { HttpVersion::Http2 } else { HttpVersion::Http1 };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-            let (answer, spoken) = runtime.block_on(async {
+            let (answer, protocol) = runtime.block_on(async {
                 let (mut client, server) = duplex(64 * 1024);
                 let routed = async |request: Request<Incoming>| {
                     let found = route::route(route::Surface::Full, request.method(), request.uri().path());
                     match found {
-                        Ok(_) => words(StatusCode::OK, "here"),
+                        Ok(_) => plain_text(StatusCode::OK, "here"),
                         Err(miss) => super::super::missed(miss),
                     }
                 };
                 let stop = CancellationToken::new();
-                let speaking = tokio::spawn(async move { speak(server, spoken, routed, &stop).await });
+                let speaking = tokio::spawn(async move { serve_http(server, protocol, routed, &stop).await });
                 client.write_all(&sent).await.unwrap();
                 let mut answer = Vec::new();
-                // Time is paused: whoever waits for more than was sent has waited long enough.
-                let reading = tokio::time::timeout(4 * HEADERS, client.read_to_end(&mut answer));
+                // Time is paused: a server that waits for more input runs into its timeout.
+                let reading = tokio::time::timeout(4 * HEADER_TIMEOUT, client.read_to_end(&mut answer));
                 let closed = reading.await.is_ok();
                 drop(client);
                 (answer, (closed, speaking.await))
             });
-            prop_assert!(spoken.1.is_ok(), "it panicked: {:?}", spoken.1);
-            prop_assert!(spoken.0, "the connection was left open");
+            prop_assert!(protocol.1.is_ok(), "panicked: {:?}", protocol.1);
+            prop_assert!(protocol.0, "the connection was left open");
             if !h2 {
                 prop_assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "{answer:?}");
             }
@@ -324,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_that_clients_invent_are_one_label() {
+    fn unknown_methods_share_one_label() {
         for (method, want) in [("GET", "GET"), ("PATCH", "PATCH"), ("FLY", "other")] {
             let method = http::Method::from_bytes(method.as_bytes()).unwrap();
             assert_eq!(counted_method(&method), want);

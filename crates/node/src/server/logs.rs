@@ -1,4 +1,4 @@
-//! `/containerLogs`: the HTTP side of reading a container's log.
+//! `/containerLogs`: serves container logs.
 
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -9,50 +9,52 @@ use podwright_core::log::Selection;
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
-use super::answer::{Answer, BodyError, PLAIN, words};
 use super::query::Query;
+use super::response::{BodyError, HttpResponse, PLAIN, plain_text};
 use super::route::Target;
-use crate::logs::Wanted;
+use crate::logs::LogRequest;
 use crate::logs::read::Reader;
 
 impl Server {
-    pub(super) async fn logs(&self, target: &Target, query: &Query) -> Answer {
-        let options = match Options::parse(query, self.tools.clock.now().wall) {
+    pub(super) async fn logs(&self, target: &Target, query: &Query) -> HttpResponse {
+        let options = match Options::parse(query, self.context.clock.now().wall) {
             Ok(options) => options,
             Err(BadOptions::Unreadable) => {
-                return words(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#);
+                return plain_text(
+                    StatusCode::BAD_REQUEST,
+                    r#"{"message": "Unable to decode query."}"#,
+                );
             }
             Err(BadOptions::Invalid) => {
                 let text = r#"{"message": "Invalid request."}"#;
-                return words(StatusCode::UNPROCESSABLE_ENTITY, text);
+                return plain_text(StatusCode::UNPROCESSABLE_ENTITY, text);
             }
         };
-        let Some(pod) = self.directory.pod_by_name(&target.pod) else {
+        let Some(pod) = self.pod_index.pod_by_name(&target.pod) else {
             let text = format!("pod {:?} does not exist", &*target.pod.name);
-            return words(StatusCode::NOT_FOUND, text);
+            return plain_text(StatusCode::NOT_FOUND, text);
         };
         if pod.container(&target.container).is_none() {
             let (container, pod) = (&target.container, &*target.pod.name);
             let text = format!("container {container:?} not found in pod {pod:?}");
-            return words(StatusCode::NOT_FOUND, text);
+            return plain_text(StatusCode::NOT_FOUND, text);
         }
         let wanted = options.wanted(target.container.clone());
-        match self.tools.logs.open(&self.tools, &pod, &wanted).await {
-            Ok(reader) => read_out(reader, self.stop.clone()),
-            Err(error) => words(StatusCode::BAD_REQUEST, with_causes(&error)),
+        match self.context.logs.open(&self.context, &pod, &wanted).await {
+            Ok(reader) => stream_log(reader, self.stop.clone()),
+            Err(error) => plain_text(StatusCode::BAD_REQUEST, with_causes(&error)),
         }
     }
 }
 
-/// An answer that goes on as long as there is something to read. A piece is read when the client
-/// took the one before, and not once it is gone. The headers are out by then, so what goes wrong
-/// later is told in the text.
-fn read_out(reader: Reader, stop: CancellationToken) -> Answer {
+/// A streamed response. A chunk is read only after the client took the one before, and not after
+/// the client is gone. The headers are already sent, so later errors are reported in the body.
+fn stream_log(reader: Reader, stop: CancellationToken) -> HttpResponse {
     let pieces = futures::stream::unfold(Some(reader), move |reader| {
         let stop = stop.clone();
         async move {
             let mut reader = reader?;
-            // A node that stops does not wait for those who follow.
+            // A node that stops does not wait for clients that follow the log.
             let piece = stop.run_until_cancelled(reader.next()).await??;
             Some(match piece {
                 Ok(piece) => (Ok::<_, BodyError>(Frame::data(piece)), Some(reader)),
@@ -60,17 +62,17 @@ fn read_out(reader: Reader, stop: CancellationToken) -> Answer {
             })
         }
     });
-    let mut answer = Answer::new(StreamBody::new(pieces).boxed_unsync());
+    let mut answer = HttpResponse::new(StreamBody::new(pieces).boxed_unsync());
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(PLAIN));
     answer
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let error_chain = std::iter::successors(Some(error), |error| error.source());
+    error_chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// What a client asks of a log.
+/// Log options of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) follow: bool,
@@ -83,23 +85,23 @@ pub(super) struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadOptions {
-    /// Not even numbers and times.
+    /// Not parseable as numbers and times.
     Unreadable,
-    /// Numbers that make no sense.
+    /// Numbers out of range.
     Invalid,
 }
 
 impl Options {
-    fn wanted(self, container: String) -> Wanted {
+    fn wanted(self, container: String) -> LogRequest {
         let Self { follow, previous, timestamps, since, tail_lines, limit_bytes } = self;
         let selection =
             Selection { tail: tail_lines, since, stream: None, timestamps, limit_bytes };
-        Wanted { container, previous, follow, selection }
+        LogRequest { container, previous, follow, selection }
     }
 
-    /// Everything that can be read is, before anything is found to make no sense.
+    /// Parses all options before any is validated.
     pub(super) fn parse(query: &Query, now: Timestamp) -> Result<Self, BadOptions> {
-        // The name this had before the API gave it one; `all` is as good as nothing.
+        // Legacy name of `tailLines`; `all` is the default.
         let legacy = query.first("tail").filter(|tail| !tail.is_empty());
         let tail_lines = match legacy {
             Some("all") => None,
@@ -124,7 +126,7 @@ impl Options {
             (Some(_), Some(_)) => return Err(BadOptions::Invalid),
             (Some(seconds), None) => {
                 let back = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
-                // Further back than time goes is everything.
+                // Before the minimum timestamp means everything.
                 Some(now.saturating_sub(back).unwrap_or(Timestamp::MIN))
             }
             (None, time) => time,
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_read_as_the_api_reads_them() {
+    fn options_are_parsed_as_in_the_api() {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
         let none = Options::default;
         let at = |text: &str| Some(text.parse().unwrap());

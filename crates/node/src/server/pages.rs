@@ -1,23 +1,23 @@
-//! Pages of numbers.
+//! `/metrics` and `/stats/summary` pages.
 
 use podwright_host::cgroup::Detail;
 use podwright_host::{machine, self_usage, threads};
 
 use super::Server;
-use super::answer::{Answer, json, metrics};
 use super::query::Query;
+use super::response::{HttpResponse, json, metrics};
 use super::route::Page;
 use crate::metrics::cadvisor::{self, Disks, Row};
-use crate::metrics::census::{self, Agent, Worked};
+use crate::metrics::census::{self, Agent, TrackedPod};
 use crate::metrics::{Exposition, resource, volumes, write_process};
-use crate::stats::{Group, Snapshot};
+use crate::stats::{CgroupUsage, Snapshot};
 
 impl Server {
-    pub(super) async fn metrics(&self, page: Page) -> Answer {
+    pub(super) async fn metrics(&self, page: Page) -> HttpResponse {
         let mut out = Exposition::default();
         match page {
             Page::Agent => {
-                self.tools.metrics.write(&mut out);
+                self.context.metrics.write(&mut out);
                 self.census(&mut out);
                 volumes::write(&self.stats.claims().await, &mut out);
                 write_process(&self_usage::read("/proc".as_ref()), &mut out);
@@ -27,39 +27,39 @@ impl Server {
                 resource::write(&snapshot, self.stats.swap_of_containers(), &mut out);
             }
             Page::Cadvisor => self.cadvisor(&mut out).await,
-            Page::Probes => self.tools.metrics.write_probes(&mut out),
+            Page::Probes => self.context.metrics.write_probes(&mut out),
         }
         metrics(out.into_page())
     }
 
     fn census(&self, out: &mut Exposition) {
-        let cells = self.directory.cells();
-        let pods: Vec<Worked> = cells
+        let handles = self.pod_index.handles();
+        let pods: Vec<TrackedPod> = handles
             .iter()
-            .map(|(uid, cell)| {
-                let pod = cell.pod();
-                Worked {
-                    stage: cell.stage(),
-                    wanted: self.directory.pod(uid).is_some(),
+            .map(|(uid, handle)| {
+                let pod = handle.pod();
+                TrackedPod {
+                    stage: handle.stage(),
+                    wanted: self.pod_index.pod(uid).is_some(),
                     is_static: pod.is_static(),
                     ephemeral_containers: pod.ephemeral_containers().count(),
                 }
             })
             .collect();
-        census::write_pods(&pods, self.tools.metrics.pods.ending_orphans.get(), out);
+        census::write_pods(&pods, self.context.metrics.pods.ending_orphans.get(), out);
         let agent = Agent {
-            node: &self.tools.settings.node_name,
-            cgroup_version: self.tools.cgroups.host().version(),
+            node: &self.context.settings.node_name,
+            cgroup_version: self.context.cgroups.host().version(),
             version: self.settings.version,
             commit: self.settings.commit,
         };
         census::write_agent(&agent, out);
     }
 
-    pub(super) async fn summary(&self, query: &Query) -> Answer {
+    pub(super) async fn summary(&self, query: &Query) -> HttpResponse {
         let summary = self.stats.summary().await;
         match query.first("only_cpu_and_memory") {
-            Some("true") => json(&summary.without_the_rest()),
+            Some("true") => json(&summary.cpu_and_memory_only()),
             Some(_) | None => json(&summary),
         }
     }
@@ -68,29 +68,29 @@ impl Server {
         let snapshot = self.stats.snapshot().await;
         let written = self.stats.written().await;
         let mut rows = Vec::new();
-        for row in bare_rows(&snapshot) {
+        for row in rows_without_details(&snapshot) {
             let detail = self.stats.detail(row.group).await;
             let layer = written.by_container.get(row.name).copied();
             rows.push(Row { detail, layer, ..row });
         }
         let machine = self.stats.machine().clone();
-        let look = threads::blocking(move || {
-            let of = written.folder.and_then(|folder| machine::device_of(&folder));
+        let read = threads::blocking(move || {
+            let of = written.layers_dir.and_then(|layers_dir| machine::device_of(&layers_dir));
             let disks = (machine.filesystems(), machine.block_devices(), of);
             (machine.identity().ok(), machine.capacity().ok(), disks)
         });
-        // It fails only while the agent stops.
-        let Ok((identity, capacity, (filesystems, devices, layers))) = look.await else { return };
+        // Fails only while the agent stops.
+        let Ok((identity, capacity, (filesystems, devices, layers))) = read.await else { return };
         let (filesystems, devices) = (filesystems.unwrap_or_default(), devices.unwrap_or_default());
         let disks = Disks::new(filesystems, devices, layers, &rows);
         cadvisor::write(&snapshot, &rows, &disks, identity.as_ref(), capacity.as_ref(), out);
     }
 }
 
-/// Every group of a snapshot with its names.
-fn bare_rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
-    let nobody = |group| of(group, "", "");
-    let mut rows = vec![nobody(&snapshot.node), nobody(&snapshot.all_pods)];
+/// Every cgroup of a snapshot with its labels.
+fn rows_without_details(snapshot: &Snapshot) -> Vec<Row<'_>> {
+    let unlabeled = |group| of(group, "", "");
+    let mut rows = vec![unlabeled(&snapshot.node), unlabeled(&snapshot.all_pods)];
     for pod in &snapshot.pods {
         let (namespace, name) = (&*pod.name().namespace, &*pod.name().name);
         rows.push(Row { started: Some(pod.started), ..of(&pod.group, namespace, name) });
@@ -105,7 +105,7 @@ fn bare_rows(snapshot: &Snapshot) -> Vec<Row<'_>> {
     rows
 }
 
-fn of<'a>(group: &'a Group, namespace: &'a str, pod: &'a str) -> Row<'a> {
+fn of<'a>(group: &'a CgroupUsage, namespace: &'a str, pod: &'a str) -> Row<'a> {
     let (id, detail) = (group.path.as_str(), Detail::default());
     let (container, image, name) = ("", "", "");
     Row { container, id, image, name, namespace, pod, group, detail, started: None, layer: None }

@@ -1,4 +1,4 @@
-//! The pods of this node: those that are wanted, and those that run.
+//! `/pods` and `/runningpods/`: the desired and the running pods of this node.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use podwright_proto::cri as proto;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::answer::{Answer, json as as_json, words};
-use crate::pods::Directory;
+use super::response::{HttpResponse, json as as_json, plain_text};
+use crate::pods::PodIndex;
 use crate::status::StatusManager;
 
 #[derive(Serialize)]
@@ -28,7 +28,7 @@ fn list<T>(items: Vec<T>) -> List<T> {
     List { kind: "PodList", api_version: "v1", metadata: json!({}), items }
 }
 
-/// A pod within a list: its kind is said once, outside.
+/// A pod within a list, without kind and API version.
 #[derive(Serialize)]
 struct Item<'a> {
     metadata: &'a ObjectMeta,
@@ -36,9 +36,9 @@ struct Item<'a> {
     status: &'a v1::PodStatus,
 }
 
-/// `/pods`: what this node is told to run, each with the newest status that it reports.
-pub(super) fn wanted(directory: &Directory, status: &StatusManager) -> Answer {
-    let pods = directory.pods();
+/// `/pods`: the pods of the sources, each with the newest reported status.
+pub(super) fn wanted(pod_index: &PodIndex, status: &StatusManager) -> HttpResponse {
+    let pods = pod_index.pods();
     let statuses: Vec<_> = pods.iter().map(|pod| status.get(&pod.uid)).collect();
     let nothing = v1::PodStatus::default();
     let items = pods.iter().zip(&statuses).map(|(pod, reported)| Item {
@@ -49,11 +49,11 @@ pub(super) fn wanted(directory: &Directory, status: &StatusManager) -> Answer {
     as_json(&list(items.collect()))
 }
 
-/// `/runningpods/`: what the runtime runs, whoever wanted it.
-pub(super) async fn running(runtime: &cri::Client) -> Answer {
+/// `/runningpods/`: the pods that the runtime runs, whether a source names them or not.
+pub(super) async fn running(runtime: &cri::Client) -> HttpResponse {
     match runtime.list_containers(None).await {
         Ok(containers) => as_json(&list(running_pods(&containers))),
-        Err(error) => words(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_runs_and_belongs_to_a_pod_is_listed() {
+    fn only_running_containers_of_pods_are_listed() {
         let container = |uid: &str, name: &str, state: proto::ContainerState| proto::Container {
             labels: [
                 (labels::POD_UID, uid),

@@ -1,7 +1,7 @@
-//! What follows the `?`.
+//! Query string of a request.
 //!
-//! Clients are Go programs, so Go's reading applies: a pair that cannot be decoded is passed over,
-//! `+` is a space, and of a name that is repeated the first value counts unless all are asked for.
+//! Clients are Go programs, so Go's rules apply: a pair that cannot be decoded is skipped, `+` is
+//! a space, and of a repeated name the first value counts unless all are requested.
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Query(Vec<(String, String)>);
@@ -28,25 +28,25 @@ impl Query {
         self.0.iter().filter(move |(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
-    /// How streams are asked for: `1` and nothing else.
+    /// Boolean as in stream options: only `1` is true.
     pub(super) fn is_one(&self, name: &str) -> bool {
         self.first(name) == Some("1")
     }
 
-    /// How the API's options are read: everything is true but `false` and `0`.
+    /// Boolean as in API options: everything but `false` and `0` is true.
     pub(super) fn is_true(&self, name: &str) -> bool {
         self.first(name).is_some_and(|value| !matches!(&*value.to_lowercase(), "false" | "0"))
     }
 }
 
-/// What `+` means: a space in a query, itself in a path.
+/// Meaning of `+`: a space in a query, itself in a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plus {
     Space,
     Itself,
 }
 
-/// Undoes percent-encoding; `None` if it is broken or hides no text.
+/// Decodes percent-encoding; `None` if it is malformed or not UTF-8.
 pub(super) fn decode(text: &str, plus: Plus) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_is_read_as_go_reads_it() {
+    fn query_is_parsed_as_in_go() {
         let query = Query::parse("command=ls&command=-l%20a+b&tty=1&input=true&x&bad=%zz&=&%");
         assert_eq!(query.all("command").collect::<Vec<_>>(), ["ls", "-l a b"]);
         assert!(query.is_one("tty") && !query.is_one("input") && !query.is_one("output"));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_is_true_unless_it_says_otherwise() {
+    fn option_is_true_unless_false_or_zero() {
         for (text, want) in [
             ("", false),
             ("follow", true),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_not_decoded() {
+    fn malformed_encoding_is_rejected() {
         for (text, want) in [
             ("a%2fb", Some("a/b")),
             ("a+b", Some("a+b")),

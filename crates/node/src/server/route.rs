@@ -1,7 +1,7 @@
-//! Which page a request asks for.
+//! Routing of requests to the kubelet server.
 //!
-//! Paths are upstream's. A part of a path that is empty, `.`, `..`, or decodes to something with a
-//! slash or a zero in it names nothing here, so no part can lead anywhere but where it says.
+//! Paths are upstream's. A path segment that is empty, `.`, `..`, or decodes to text with a slash or
+//! a NUL is rejected, so no segment can escape its position in the path.
 
 use http::Method;
 use podwright_core::ids::PodName;
@@ -23,7 +23,7 @@ pub(super) enum Route {
     PortForward { pod: PodName, uid: Option<String> },
 }
 
-/// What is asked about the agent's health.
+/// A health check of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Check {
     All,
@@ -34,16 +34,16 @@ pub(super) enum Check {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Page {
-    /// Of the agent itself.
+    /// Metrics of the agent itself.
     Agent,
-    /// Of containers and the machine, for dashboards.
+    /// Metrics of containers and the machine, for dashboards.
     Cadvisor,
-    /// Of containers, pods and the node, for autoscalers.
+    /// Metrics of containers, pods and the node, for autoscalers.
     Resource,
     Probes,
 }
 
-/// A container of a pod, as a path names it.
+/// A container of a pod, as named by a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) pod: PodName,
@@ -51,21 +51,21 @@ pub(super) struct Target {
     pub(super) container: String,
 }
 
-/// How much is served.
+/// The set of served endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Surface {
     Full,
-    /// `enableDebuggingHandlers: false`: nobody runs anything or reads logs.
+    /// `enableDebuggingHandlers: false`: no exec and no logs.
     NoDebugging,
     /// The port without authentication.
     ReadOnly,
 }
 
-/// Why a request asks for no page.
+/// Reason that a request has no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Miss {
     NotFound,
-    /// The page exists, but not with so many parts.
+    /// The endpoint exists, but not with this number of segments.
     Malformed,
     Method {
         allowed: &'static str,
@@ -73,7 +73,7 @@ pub(super) enum Miss {
     Disabled,
 }
 
-/// With which methods a page is asked for.
+/// The methods of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Methods {
     Read,
@@ -90,7 +90,7 @@ impl Methods {
         }
     }
 
-    /// For the header `Allow`.
+    /// Value of the `Allow` header.
     fn named(self) -> &'static str {
         match self {
             Self::Read => "GET",
@@ -100,11 +100,11 @@ impl Methods {
     }
 }
 
-/// First parts of paths that run something or show more than numbers.
+/// First segments of the debugging endpoints.
 const DEBUGGING: [&str; 8] =
     ["run", "exec", "attach", "portForward", "containerLogs", "runningpods", "logs", "debug"];
 
-/// First parts that requests are counted by; whatever else is asked for is one number.
+/// Paths that requests are counted by; all others share one label.
 const COUNTED: [&str; 13] = [
     "attach",
     "configz",
@@ -128,7 +128,7 @@ pub(super) fn route(surface: Surface, method: &Method, path: &str) -> Result<Rou
     match surface {
         Surface::Full => {}
         Surface::NoDebugging | Surface::ReadOnly => {
-            // Upstream answers so for everything below these, and not for the names themselves.
+            // As upstream: for everything below these paths, but not for the paths themselves.
             if DEBUGGING.contains(&first) && (!rest.is_empty() || path.ends_with('/')) {
                 return Err(Miss::Disabled);
             }
@@ -185,7 +185,7 @@ fn target(namespace: &str, pod: &str, uid: Option<&str>, container: &str) -> Tar
     }
 }
 
-/// The parts of a path, decoded; `None` if one of them cannot be a name. One slash may end it.
+/// The decoded segments of a path; `None` if one is invalid. One trailing slash is allowed.
 fn parts(path: &str) -> Option<Vec<String>> {
     let path = path.strip_prefix('/')?;
     let path = path.strip_suffix('/').unwrap_or(path);
@@ -200,7 +200,7 @@ fn parts(path: &str) -> Option<Vec<String>> {
     path.split('/').map(part).collect()
 }
 
-/// Under which name a request is counted. What clients may invent is no label.
+/// The metric label of a request. A path chosen by a client is never a label.
 pub(super) fn counted_as(path: &str) -> &'static str {
     let path = path.trim_start_matches('/');
     let mut parts = path.splitn(3, '/');
@@ -217,7 +217,7 @@ pub(super) fn counted_as(path: &str) -> &'static str {
     }
 }
 
-/// Whether upstream counts a page among those that go on and on.
+/// Whether upstream counts the endpoint as long-running.
 pub(super) fn is_long_running(counted_as: &str) -> bool {
     matches!(counted_as, "exec" | "attach" | "portforward" | "debug")
 }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_has_its_path() {
+    fn every_endpoint_has_its_path() {
         for (path, want) in [
             ("/healthz", Route::Health(Check::All)),
             ("/healthz/syncloop", Route::Health(Check::SyncLoop)),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_is_not_found() {
+    fn unknown_paths_are_not_found() {
         for path in [
             "",
             "/",
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_leads_out() {
+    fn path_traversal_is_rejected() {
         for path in [
             "/containerLogs/../../etc",
             "/containerLogs/ns/..%2f..%2fetc/passwd",
@@ -317,12 +317,12 @@ mod tests {
         ] {
             assert!(matches!(get(path), Err(Miss::NotFound | Miss::Malformed)), "{path}");
         }
-        // Decoded once: what is encoded twice is a strange name of a container that does not exist.
+        // Decoded once: a doubly encoded name is the name of a container that does not exist.
         assert!(get("/containerLogs/ns/web/%252e%252e").is_ok());
     }
 
     #[test]
-    fn a_page_has_its_methods() {
+    fn each_endpoint_accepts_its_methods() {
         for (method, path, allowed) in [
             (Method::POST, "/pods", Some("GET")),
             (Method::DELETE, "/exec/ns/web/app", Some("GET, POST")),
@@ -340,9 +340,9 @@ mod tests {
         }
     }
 
-    /// Upstream has a page of log files and guards it; here there is none to guard.
+    /// Upstream serves the log files of the node below `/logs`; this server does not.
     #[test]
-    fn row_49_files_of_the_machine_are_never_served() {
+    fn log_files_of_the_node_are_never_served() {
         for path in [
             "/logs",
             "/logs/",
@@ -352,7 +352,7 @@ mod tests {
             "/logs/..%2f..%2fetc%2fpasswd",
             "/logs/?query=../../etc/shadow",
         ] {
-            // A query is no part of the path, and changes nothing.
+            // The query is not part of the path.
             let path = path.split('?').next().unwrap();
             assert_eq!(get(path), Err(Miss::NotFound), "{path}");
             for surface in [Surface::ReadOnly, Surface::NoDebugging] {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn row_14_the_port_without_authentication_only_shows_numbers_and_pods() {
+    fn read_only_port_serves_only_metrics_and_pods() {
         for (path, want) in [
             ("/pods", None),
             ("/healthz", None),
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_counted_by_page_and_strangers_together() {
+    fn requests_are_counted_by_endpoint_and_unknown_paths_together() {
         for (path, want) in [
             ("/pods", "pods"),
             ("/exec/ns/web/app", "exec"),
@@ -402,7 +402,7 @@ mod tests {
         }
     }
 
-    /// Paths that clients send, with mistakes and tricks in them.
+    /// Paths of clients, with mistakes and attacks.
     fn paths() -> impl Strategy<Value = String> {
         let word = prop::sample::select(vec![
             "exec",
@@ -441,7 +441,7 @@ mod tests {
         prop::sample::select(known)
     }
 
-    /// What a route takes from its path.
+    /// The names that a route takes from its path.
     fn names(route: &Route) -> Vec<String> {
         match route {
             Route::Logs(t) | Route::Exec(t) | Route::Attach(t) | Route::Run(t) => {
@@ -469,18 +469,18 @@ mod tests {
         #![proptest_config(podwright_testkit::mutation::config_of(4_096))]
 
         #[test]
-        fn no_path_that_chance_makes_leads_out(path in paths(), method in methods()) {
+        fn random_path_traversal_is_rejected(path in paths(), method in methods()) {
             let Ok(found) = route(Surface::Full, &method, &path) else { return Ok(()) };
             for name in names(&found) {
                 let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']);
                 prop_assert!(plain && name != ".." && name != ".", "{path} names {name:?}");
             }
-            // What requests are counted by comes from a fixed list.
+            // The labels of requests come from a fixed list.
             prop_assert!(COUNTED.contains(&counted_as(&path)) || ["stats", "Invalid path"].contains(&counted_as(&path)));
         }
 
         #[test]
-        fn whoever_sees_less_sees_the_same(path in paths(), method in methods()) {
+        fn restricted_surfaces_serve_a_subset(path in paths(), method in methods()) {
             let full = route(Surface::Full, &method, &path);
             for surface in [Surface::NoDebugging, Surface::ReadOnly] {
                 if let Ok(found) = route(surface, &method, &path) {

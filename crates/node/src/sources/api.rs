@@ -1,4 +1,4 @@
-//! Pods that the API server assigned to this node.
+//! Pod source: the pods that the API server assigned to this node.
 
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1;
@@ -7,14 +7,14 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Source;
-use podwright_core::pod::merge::News;
+use podwright_core::pod::merge::SourceUpdate;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::backoff::WatchBackoff;
 use crate::pods::Delivery;
 
-/// Lists and watches until stopped. A watch that broke is taken up again; nothing is lost.
+/// Lists and watches until stopped. A broken watch is resumed without losing changes.
 pub async fn run(
     client: kube::Client,
     node: &str,
@@ -32,7 +32,7 @@ pub async fn run(
                 Ok(Some(event)) => event,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "lost the watch on this node's pods; taking it up again");
+                    tracing::warn!(%error, "watch pods failed, retrying");
                     continue;
                 }
             };
@@ -46,8 +46,8 @@ pub async fn run(
     stop.run_until_cancelled(work).await;
 }
 
-/// One event of the watch, as news. A list arrives in pieces and is told when it is whole.
-fn news(event: Event<v1::Pod>, listing: &mut Vec<v1::Pod>) -> Option<News> {
+/// Converts a watch event. A list arrives in pieces and is delivered when it is complete.
+fn news(event: Event<v1::Pod>, listing: &mut Vec<v1::Pod>) -> Option<SourceUpdate> {
     match event {
         Event::Init => {
             listing.clear();
@@ -57,9 +57,9 @@ fn news(event: Event<v1::Pod>, listing: &mut Vec<v1::Pod>) -> Option<News> {
             listing.push(slim(pod));
             None
         }
-        Event::InitDone => Some(News::All(std::mem::take(listing))),
-        Event::Apply(pod) => Some(News::Changed(Box::new(slim(pod)))),
-        Event::Delete(pod) => uid(&pod).map(News::Gone),
+        Event::InitDone => Some(SourceUpdate::All(std::mem::take(listing))),
+        Event::Apply(pod) => Some(SourceUpdate::Changed(Box::new(slim(pod)))),
+        Event::Delete(pod) => uid(&pod).map(SourceUpdate::Gone),
     }
 }
 
@@ -67,7 +67,7 @@ fn uid(pod: &v1::Pod) -> Option<PodUid> {
     pod.metadata.uid.as_deref().map(PodUid::new)
 }
 
-/// Half of an object is its field ownership, which nobody here reads.
+/// Removes the field ownership, about half of an object and not used here.
 fn slim(mut pod: v1::Pod) -> v1::Pod {
     pod.metadata.managed_fields = None;
     pod

@@ -1,14 +1,14 @@
-//! How long a broken watch rests before it is taken up again.
+//! Back-off of broken watches.
 
 use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
 
 const FIRST: Duration = Duration::from_millis(800);
-const MOST: Duration = Duration::from_secs(30);
+const MAX: Duration = Duration::from_secs(30);
 
-/// Doubles from try to try, and begins anew after a success. Each node waits a little longer than
-/// another, by its name: when the API server comes back, not all of them are there at once.
+/// Doubles with each attempt and is reset by a success. The first delay depends on the node name,
+/// so that not all nodes reconnect at the same time after an outage of the API server.
 #[derive(Clone, Debug)]
 pub struct WatchBackoff {
     first: Duration,
@@ -29,7 +29,7 @@ impl Iterator for WatchBackoff {
 
     fn next(&mut self) -> Option<Duration> {
         let wait = self.next;
-        self.next = (wait * 2).min(MOST);
+        self.next = (wait * 2).min(MAX);
         Some(wait)
     }
 }
@@ -45,11 +45,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_doubles_to_a_limit_and_begins_anew() {
+    fn back_off_doubles_to_a_limit_and_is_reset() {
         let mut backoff = WatchBackoff::of("node-a");
         let waits: Vec<Duration> = backoff.by_ref().take(8).collect();
         assert!(waits[0] >= FIRST && waits[0] < FIRST * 3 / 2);
-        assert_eq!((waits[1], waits[7]), (waits[0] * 2, MOST));
+        assert_eq!((waits[1], waits[7]), (waits[0] * 2, MAX));
         backoff.reset();
         assert_eq!(backoff.next(), Some(waits[0]));
     }

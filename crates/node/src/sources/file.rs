@@ -1,9 +1,8 @@
-//! Static pods from a folder or a single file, followed as they change.
+//! Pod source: static pods from a manifest directory or a single file.
 //!
-//! The kernel tells of each change, so nobody waits for a poll; a slow re-read remains, because a
-//! network filesystem tells nothing. A file that cannot be read as a pod keeps the pod it was
-//! before: a typo in an editor must not take a node's network or proxy down. Only a file that is
-//! gone removes its pod.
+//! Changes are read at once by inotify; a slow re-read remains, because network file systems send
+//! no events. A file that is not a valid pod keeps its last valid pod: a typo in an editor must not
+//! stop the network or proxy of a node. Only the removal of a file removes its pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -17,24 +16,24 @@ use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
 use podwright_core::pod::manifest::{self, ManifestError, Origin};
-use podwright_core::pod::merge::News;
+use podwright_core::pod::merge::SourceUpdate;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::pods::Delivery;
 
 /// Larger files are not manifests.
-const LARGEST: u64 = 10 * 1024 * 1024;
-/// An editor writes in bursts; one look after the burst is enough.
+const MAX_SIZE: u64 = 10 * 1024 * 1024;
+/// Editors write in bursts; one read after the burst is enough.
 const SETTLE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
-    #[error("cannot read it")]
+    #[error("cannot read the file")]
     Io(#[from] io::Error),
-    #[error("it is larger than 10 MiB")]
+    #[error("the file is larger than 10 MiB")]
     TooLarge,
-    #[error("it is not UTF-8")]
+    #[error("the file is not UTF-8")]
     NotText,
     #[error(transparent)]
     Manifest(#[from] ManifestError),
@@ -43,17 +42,17 @@ enum ReadError {
 pub struct Manifests {
     path: PathBuf,
     node: Arc<str>,
-    /// `fileCheckFrequency`: the safety net.
+    /// `fileCheckFrequency`: interval of the re-read.
     recheck: Duration,
-    /// The last good pod of each file.
-    good: BTreeMap<PathBuf, v1::Pod>,
-    /// Problems already told, so that each is told once.
-    told: BTreeMap<PathBuf, String>,
+    /// The last valid pod of each file.
+    valid: BTreeMap<PathBuf, v1::Pod>,
+    /// Problems already logged, so that each is logged once.
+    logged: BTreeMap<PathBuf, String>,
 }
 
 impl Manifests {
     pub fn new(path: PathBuf, node: Arc<str>, recheck: Duration) -> Self {
-        Self { path, node, recheck, good: BTreeMap::new(), told: BTreeMap::new() }
+        Self { path, node, recheck, valid: BTreeMap::new(), logged: BTreeMap::new() }
     }
 
     /// Delivers the whole set, again after every change, until stopped.
@@ -61,14 +60,14 @@ impl Manifests {
         let work = async {
             let mut changes = self.watch();
             loop {
-                let news = News::All(self.read_all());
+                let news = SourceUpdate::All(self.read_all());
                 if deliveries.send(Delivery { source: Source::File, news }).await.is_err() {
                     return;
                 }
                 let deleted = self.changed(&mut changes).await;
-                if self.good.keys().any(|path| deleted.contains(path)) {
-                    self.good.retain(|path, _| !deleted.contains(path));
-                    let news = News::All(last_of_each_name(self.good.values()));
+                if self.valid.keys().any(|path| deleted.contains(path)) {
+                    self.valid.retain(|path, _| !deleted.contains(path));
+                    let news = SourceUpdate::All(last_of_each_name(self.valid.values()));
                     if deliveries.send(Delivery { source: Source::File, news }).await.is_err() {
                         return;
                     }
@@ -78,9 +77,9 @@ impl Manifests {
         stop.run_until_cancelled(work).await;
     }
 
-    /// Waits for a change, or for the time to look anyway. Returns the files that were deleted,
-    /// though each may be there again: who deletes a manifest wants its pod to end. (An editor
-    /// that keeps the old file moves it.)
+    /// Waits for a change or for the re-read interval. Returns the files that were deleted, even if
+    /// they exist again: deleting a manifest ends its pod. (An editor that keeps the old file moves
+    /// it.)
     async fn changed(&self, changes: &mut Option<EventStream<[u8; 4096]>>) -> BTreeSet<PathBuf> {
         let mut deleted = BTreeSet::new();
         match changes {
@@ -91,7 +90,7 @@ impl Manifests {
                 }
                 while let Some(Some(Ok(event))) = next {
                     if event.mask.contains(EventMask::DELETE) {
-                        deleted.extend(event.name.map(|name| self.folder().join(name)));
+                        deleted.extend(event.name.map(|name| self.directory().join(name)));
                     }
                     next = stream.next().now_or_never();
                 }
@@ -107,8 +106,8 @@ impl Manifests {
         deleted
     }
 
-    /// For a single file the folder it is in, since editors replace files.
-    fn folder(&self) -> &Path {
+    /// For a single file its parent directory, because editors replace files.
+    fn directory(&self) -> &Path {
         match self.path.is_dir() {
             true => &self.path,
             false => self.path.parent().unwrap_or(&self.path),
@@ -124,7 +123,7 @@ impl Manifests {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF;
         let inotify = Inotify::init().ok()?;
-        inotify.watches().add(self.folder(), changes).ok()?;
+        inotify.watches().add(self.directory(), changes).ok()?;
         inotify.into_event_stream([0; 4096]).ok()
     }
 
@@ -132,32 +131,32 @@ impl Manifests {
         let files = match files(&self.path) {
             Ok(files) => files,
             Err(error) => {
-                self.tell(&self.path.clone(), format!("cannot list it: {error}"));
-                // Whatever was there cannot be told apart from "gone"; keep it.
-                return self.good.values().cloned().collect();
+                self.log_problem(&self.path.clone(), format!("cannot list the directory: {error}"));
+                // Which files were removed is unknown; keep all pods.
+                return self.valid.values().cloned().collect();
             }
         };
-        self.good.retain(|path, _| files.contains(path));
-        self.told.retain(|path, _| files.contains(path) || *path == self.path);
+        self.valid.retain(|path, _| files.contains(path));
+        self.logged.retain(|path, _| files.contains(path) || *path == self.path);
         for file in files {
             match self.read(&file) {
                 Ok(pod) => {
-                    if self.told.remove(&file).is_some() {
-                        tracing::info!(file = %file.display(), "the manifest can be read again");
+                    if self.logged.remove(&file).is_some() {
+                        tracing::info!(file = %file.display(), "manifest is valid again");
                     }
-                    self.good.insert(file, pod);
+                    self.valid.insert(file, pod);
                 }
                 Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
-                    self.good.remove(&file);
+                    self.valid.remove(&file);
                 }
-                Err(error) => self.tell(&file, crate::causes::chain(&error)),
+                Err(error) => self.log_problem(&file, crate::error_chain::chain(&error)),
             }
         }
-        last_of_each_name(self.good.values())
+        last_of_each_name(self.valid.values())
     }
 
     fn read(&self, file: &Path) -> Result<v1::Pod, ReadError> {
-        if std::fs::metadata(file)?.len() > LARGEST {
+        if std::fs::metadata(file)?.len() > MAX_SIZE {
             return Err(ReadError::TooLarge);
         }
         let text = String::from_utf8(std::fs::read(file)?).map_err(|_| ReadError::NotText)?;
@@ -166,22 +165,22 @@ impl Manifests {
         Ok(manifest::pod(&text, origin)?)
     }
 
-    fn tell(&mut self, file: &Path, problem: String) {
-        if self.told.get(file) == Some(&problem) {
+    fn log_problem(&mut self, file: &Path, problem: String) {
+        if self.logged.get(file) == Some(&problem) {
             return;
         }
-        let kept = self.good.contains_key(file);
+        let kept = self.valid.contains_key(file);
         tracing::warn!(
             file = %file.display(),
-            problem,
+            error = problem,
             kept,
-            "this manifest is not used until it is mended; its pod, if it had one, runs on"
+            "invalid manifest, ignored until fixed; the last valid pod keeps running"
         );
-        self.told.insert(file.to_owned(), problem);
+        self.logged.insert(file.to_owned(), problem);
     }
 }
 
-/// Regular files, in order; names that begin with a dot are not for us.
+/// Regular files, sorted; names that begin with a dot are skipped.
 fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -204,7 +203,7 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Two files with a pod of one name: the last one counts.
+/// If two files define a pod of the same name, the last one is used.
 fn last_of_each_name<'a>(pods: impl Iterator<Item = &'a v1::Pod>) -> Vec<v1::Pod> {
     let mut by_name = BTreeMap::new();
     for pod in pods {

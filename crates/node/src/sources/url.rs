@@ -1,4 +1,4 @@
-//! Static pods from a URL, asked for again and again.
+//! Pod source: static pods from a manifest URL, fetched periodically.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
 use podwright_core::pod::manifest::{self, Origin};
-use podwright_core::pod::merge::News;
+use podwright_core::pod::merge::SourceUpdate;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::pods::Delivery;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const LARGEST: usize = 10 * 1024 * 1024;
+const MAX_SIZE: usize = 10 * 1024 * 1024;
 
-pub struct Remote {
+pub struct ManifestUrl {
     pub url: Uri,
     pub headers: HeaderMap,
     pub node: Arc<str>,
@@ -29,17 +29,18 @@ pub struct Remote {
     pub every: Duration,
 }
 
-impl Remote {
+impl ManifestUrl {
     pub async fn run(self, deliveries: mpsc::Sender<Delivery>, stop: CancellationToken) {
         let client = Client::builder(TokioExecutor::new()).build_http();
         let mut last = None;
         let work = async {
             loop {
                 match self.fetch(&client).await {
-                    // Remembered before it is read: a bad document is told once, not every time.
+                    // Stored before it is parsed, so that an invalid document is logged once.
                     Ok(body) if last.as_ref() != Some(&body) => {
                         if let Some(pods) = self.read(&body) {
-                            let delivery = Delivery { source: Source::Http, news: News::All(pods) };
+                            let delivery =
+                                Delivery { source: Source::Http, news: SourceUpdate::All(pods) };
                             if deliveries.send(delivery).await.is_err() {
                                 return;
                             }
@@ -48,7 +49,7 @@ impl Remote {
                     }
                     Ok(_) => {}
                     Err(problem) => {
-                        tracing::warn!(url = %self.url, problem, "cannot fetch manifests; pods run on");
+                        tracing::warn!(url = %self.url, error = problem, "fetch manifest URL failed, pods keep running");
                     }
                 }
                 tokio::time::sleep(self.every).await;
@@ -63,18 +64,20 @@ impl Remote {
             headers.extend(self.headers.clone());
         }
         let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
-        let answer = async {
+        let response = async {
             let response = client.request(request).await.map_err(|error| error.to_string())?;
             if response.status() != StatusCode::OK {
-                return Err(format!("the server answered {}", response.status()));
+                return Err(format!("the server responded with {}", response.status()));
             }
-            let body = Limited::new(response.into_body(), LARGEST).collect().await;
+            let body = Limited::new(response.into_body(), MAX_SIZE).collect().await;
             Ok(body.map_err(|error| error.to_string())?.to_bytes())
         };
-        tokio::time::timeout(TIMEOUT, answer).await.map_err(|_| "no answer in 10 s".to_owned())?
+        tokio::time::timeout(TIMEOUT, response)
+            .await
+            .map_err(|_| "no response within 10 s".to_owned())?
     }
 
-    /// The pods of a document; `None` if it is none at all. An empty body means: no pods.
+    /// The pods of a document; `None` if it is invalid. An empty body means no pods.
     fn read(&self, body: &Bytes) -> Option<Vec<v1::Pod>> {
         if body.iter().all(u8::is_ascii_whitespace) {
             return Some(Vec::new());
@@ -85,18 +88,18 @@ impl Remote {
         let pods = match manifest::pods(&text, origin) {
             Ok(pods) => pods,
             Err(error) => {
-                tracing::warn!(%error, "pods from before run on");
+                tracing::warn!(url = %self.url, %error, "invalid manifest, ignored; pods keep running");
                 return None;
             }
         };
-        let good = pods.into_iter().filter_map(|pod| match pod {
+        let valid = pods.into_iter().filter_map(|pod| match pod {
             Ok(pod) => Some(pod),
             Err(error) => {
-                tracing::warn!(%error, "this pod is not used");
+                tracing::warn!(url = %self.url, %error, "invalid pod in manifest, ignored");
                 None
             }
         });
-        Some(good.collect())
+        Some(valid.collect())
     }
 }
 
@@ -111,50 +114,51 @@ mod tests {
     const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
                        spec: {containers: [{name: app, image: i}]}\n";
 
-    /// Answers each request with the next of these, and then with the last one for ever.
-    async fn serve(listener: TcpListener, answers: Vec<(&'static str, String)>) {
+    /// Responds to each request with the next of these, then always with the last one.
+    async fn serve(listener: TcpListener, responses: Vec<(&'static str, String)>) {
         for number in 0.. {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut asked = vec![0; 4096];
-            let read = stream.read(&mut asked).await.unwrap();
-            assert!(String::from_utf8_lossy(&asked[..read]).contains("x-token: t"));
-            let (status, body) = &answers[number.min(answers.len() - 1)];
+            let mut request = vec![0; 4096];
+            let read = stream.read(&mut request).await.unwrap();
+            assert!(String::from_utf8_lossy(&request[..read]).contains("x-token: t"));
+            let (status, body) = &responses[number.min(responses.len() - 1)];
             let length = body.len();
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
             );
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.write_all(response.as_bytes()).await.unwrap();
         }
     }
 
     #[tokio::test]
-    async fn row_5_errors_keep_the_pods_and_an_empty_answer_removes_them() {
+    async fn errors_keep_the_pods_and_an_empty_document_removes_them() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/pods", listener.local_addr().unwrap());
-        let answers = [
+        let responses = [
             ("200 OK", POD.to_owned()),
             ("200 OK", POD.to_owned()),
             ("500 Internal Server Error", String::new()),
             ("200 OK", "no manifest at all".to_owned()),
             ("200 OK", "\n".to_owned()),
         ];
-        tokio::spawn(serve(listener, answers.to_vec()));
+        tokio::spawn(serve(listener, responses.to_vec()));
         let headers = [("x-token".parse().unwrap(), "t".parse().unwrap())].into_iter().collect();
         let every = Duration::from_millis(1);
-        let remote = Remote { url: url.parse().unwrap(), headers, node: "node-1".into(), every };
+        let remote =
+            ManifestUrl { url: url.parse().unwrap(), headers, node: "node-1".into(), every };
         let (deliveries, mut delivered) = mpsc::channel(8);
         let stop = CancellationToken::new();
         let running = tokio::spawn(remote.run(deliveries, stop.clone()));
         for want in [vec!["web-node-1"], vec![]] {
             let delivery = delivered.recv().await.unwrap();
             assert_eq!(delivery.source, Source::Http);
-            let News::All(pods) = delivery.news else { panic!("{:?}", delivery.news) };
+            let SourceUpdate::All(pods) = delivery.news else { panic!("{:?}", delivery.news) };
             let names: Vec<_> =
                 pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
-            assert_eq!(names, want, "nothing but what changed is delivered");
+            assert_eq!(names, want, "only changes are delivered");
         }
         stop.cancel();
         running.await.unwrap();
-        assert!(delivered.recv().await.is_none(), "and nothing twice");
+        assert!(delivered.recv().await.is_none(), "nothing is delivered twice");
     }
 }

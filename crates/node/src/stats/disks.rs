@@ -1,8 +1,8 @@
-//! How much pods keep on the node's disk.
+//! Disk usage of pods.
 //!
-//! Counting files takes as long as there are files, so nobody waits for it: a question is answered
-//! with the last measure, and if that is missing or old, a task is told to measure. A node that
-//! nobody asks walks no folder.
+//! Walking directories is slow, so requests do not wait for it: they get the last measurement, and if
+//! that is missing or old, a background task measures again. A node that is not scraped walks no
+//! directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -21,30 +21,30 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{PodSnapshot, Snapshot};
-use crate::tools::Tools;
+use crate::context::NodeContext;
 
-pub(super) struct Disks {
-    tools: Arc<Tools>,
-    /// How old a measure may be; zero: nothing is measured.
+pub(super) struct DiskUsage {
+    context: Arc<NodeContext>,
+    /// Maximum age of a measurement; zero: nothing is measured.
     period: Duration,
     measured: Mutex<HashMap<PodUid, Arc<PodDisk>>>,
-    /// Pods to measure, each with its containers' log folders.
-    wanted: Mutex<Vec<Wanted>>,
-    told: Notify,
+    /// Pods to measure, each with its containers' log directories.
+    pending: Mutex<Vec<MeasureRequest>>,
+    requested: Notify,
 }
 
-struct Wanted {
+struct MeasureRequest {
     pod: Arc<podwright_core::pod::Pod>,
     logs: Vec<(Arc<str>, PathBuf)>,
 }
 
-/// What one pod keeps on disks.
+/// The disk usage of one pod.
 #[derive(Debug)]
 pub(super) struct PodDisk {
     at: Now,
     pub(super) logs: HashMap<Arc<str>, Used>,
     pub(super) volumes: Vec<VolumeStats>,
-    /// The part of it that counts against the pod: local volumes and the hosts file.
+    /// The part that counts as the pod's ephemeral storage: local volumes and the hosts file.
     pub(super) local: Used,
 }
 
@@ -54,37 +54,37 @@ impl PodDisk {
     }
 }
 
-impl Disks {
-    pub(super) fn new(tools: Arc<Tools>, period: Duration) -> Arc<Self> {
+impl DiskUsage {
+    pub(super) fn new(context: Arc<NodeContext>, period: Duration) -> Arc<Self> {
         Arc::new(Self {
-            tools,
+            context,
             period,
             measured: Mutex::default(),
-            wanted: Mutex::default(),
-            told: Notify::new(),
+            pending: Mutex::default(),
+            requested: Notify::new(),
         })
     }
 
-    /// The last measures; those that are missing or old are ordered.
+    /// The last measurements; schedules those that are missing or old.
     pub(super) fn of(&self, snapshot: &Snapshot) -> HashMap<PodUid, Arc<PodDisk>> {
-        let now = self.tools.clock.now().mono;
+        let now = self.context.clock.now().mono;
         let mut measured = self.measured.lock();
         measured.retain(|uid, _| snapshot.pods.iter().any(|pod| pod.uid() == uid));
         let is_old = |at: Mono| now.since(at) >= self.period;
-        let due: Vec<Wanted> = snapshot
+        let due: Vec<MeasureRequest> = snapshot
             .pods
             .iter()
             .filter(|pod| measured.get(pod.uid()).is_none_or(|disk| is_old(disk.at.mono)))
-            .map(wanted)
+            .map(request)
             .collect();
         if !due.is_empty() && !self.period.is_zero() {
-            *self.wanted.lock() = due;
-            self.told.notify_one();
+            *self.pending.lock() = due;
+            self.requested.notify_one();
         }
         measured.clone()
     }
 
-    /// How full the volumes behind claims are, each once, by the last measures.
+    /// The usage of volumes with claims, each once, by the last measurements.
     pub(super) fn claims(&self) -> Vec<(ClaimReference, FsStats)> {
         let measured = self.measured.lock();
         let volumes = measured.values().flat_map(|disk| &disk.volumes);
@@ -97,98 +97,96 @@ impl Disks {
         each.into_iter().map(claim).collect()
     }
 
-    /// Measures what is ordered, one pod at a time, until stopped.
+    /// Measures scheduled pods one at a time, until stopped.
     pub(super) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             loop {
-                self.told.notified().await;
-                let due = std::mem::take(&mut *self.wanted.lock());
-                for wanted in due {
-                    self.measure(wanted).await;
+                self.requested.notified().await;
+                let due = std::mem::take(&mut *self.pending.lock());
+                for request in due {
+                    self.measure(request).await;
                 }
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    async fn measure(&self, wanted: Wanted) {
-        let folder = self.tools.volumes.pod_dir(&wanted.pod.uid);
-        let uid = wanted.pod.uid.clone();
-        let at = self.tools.clock.now();
-        // Walking blocks, and a dead network volume blocks for long: not on a thread of ours.
-        let walked = threads::blocking(move || walk(&folder, &wanted, at)).await;
+    async fn measure(&self, request: MeasureRequest) {
+        let pod_dir = self.context.volumes.pod_dir(&request.pod.uid);
+        let uid = request.pod.uid.clone();
+        let at = self.context.clock.now();
+        // Walking blocks, on a dead network volume for a long time, so it has its own thread.
+        let walked = threads::blocking(move || walk(&pod_dir, &request, at)).await;
         if let Ok(disk) = walked {
             self.measured.lock().insert(uid, Arc::new(disk));
         }
     }
 }
 
-fn wanted(pod: &PodSnapshot) -> Wanted {
+fn request(pod: &PodSnapshot) -> MeasureRequest {
     let logs = pod.containers.iter().filter_map(|container| {
-        let folder = Path::new(container.log_path.as_ref()?).parent()?;
-        Some((container.name.clone(), folder.to_owned()))
+        let log_dir = Path::new(container.log_path.as_ref()?).parent()?;
+        Some((container.name.clone(), log_dir.to_owned()))
     });
-    Wanted { pod: pod.pod.clone(), logs: logs.collect() }
+    MeasureRequest { pod: pod.pod.clone(), logs: logs.collect() }
 }
 
-fn walk(folder: &Path, wanted: &Wanted, at: Now) -> PodDisk {
-    let logs = wanted.logs.iter();
-    let logs = logs.map(|(name, folder)| (name.clone(), disk_usage::files_in(folder)));
-    let hosts = disk_usage::of(&folder.join("etc-hosts")).unwrap_or_default();
+fn walk(pod_dir: &Path, request: &MeasureRequest, at: Now) -> PodDisk {
+    let logs = request.logs.iter();
+    let logs = logs.map(|(name, log_dir)| (name.clone(), disk_usage::files_in(log_dir)));
+    let hosts = disk_usage::of(&pod_dir.join("etc-hosts")).unwrap_or_default();
     let mut disk = PodDisk {
         at,
         logs: logs.map(|(name, used)| (name, used.unwrap_or_default())).collect(),
         volumes: Vec::new(),
         local: hosts,
     };
-    let spec = wanted.pod.object.spec.as_ref();
+    let spec = request.pod.object.spec.as_ref();
     for volume in spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten() {
-        let Some(kept) = kept_at(folder, volume) else { continue };
-        let Some((fs, used)) = measure_volume(&kept, volume, Moment(at.wall)) else { continue };
+        let Some(volume_dir) = volume_path(pod_dir, volume) else { continue };
+        let Some((fs, used)) = measure_volume(&volume_dir, volume, Moment(at.wall)) else {
+            continue;
+        };
         if is_local_and_ephemeral(volume) {
             disk.local = disk.local + used;
         }
         let pvc_ref = volume.persistent_volume_claim.as_ref().map(|claim| ClaimReference {
             name: claim.claim_name.clone(),
-            namespace: wanted.pod.name.namespace.to_string(),
+            namespace: request.pod.name.namespace.to_string(),
         });
         disk.volumes.push(VolumeStats { fs, name: volume.name.clone(), pvc_ref });
     }
     disk
 }
 
-/// Where a volume was put, whatever put it there.
-fn kept_at(folder: &Path, volume: &v1::Volume) -> Option<PathBuf> {
-    // What lies elsewhere on the node is not the pod's.
+/// The directory of a volume, of any plugin.
+fn volume_path(pod_dir: &Path, volume: &v1::Volume) -> Option<PathBuf> {
+    // A host path does not belong to the pod.
     if volume.host_path.is_some() {
         return None;
     }
-    let plugins = folder.join("volumes").read_dir().ok()?;
-    let places = plugins.flatten().map(|plugin| plugin.path().join(&volume.name));
-    let place = places.into_iter().find(|place| place.is_dir())?;
+    let plugins = pod_dir.join("volumes").read_dir().ok()?;
+    let dirs = plugins.flatten().map(|plugin| plugin.path().join(&volume.name));
+    let dir = dirs.into_iter().find(|dir| dir.is_dir())?;
     // CSI drivers mount one level deeper.
-    let mount = place.join("mount");
-    Some(if volume.empty_dir.is_none() && place.join("vol_data.json").exists() {
-        mount
-    } else {
-        place
-    })
+    let mount = dir.join("mount");
+    Some(if volume.empty_dir.is_none() && dir.join("vol_data.json").exists() { mount } else { dir })
 }
 
-/// What others keep on a filesystem of their own is as full as that is.
-fn measure_volume(place: &Path, volume: &v1::Volume, time: Moment) -> Option<(FsStats, Used)> {
-    let disk = machine::disk(place).ok()?;
-    let of_its_own = volume.persistent_volume_claim.is_some() || volume.csi.is_some();
-    let used = if of_its_own {
+/// A volume with its own file system is measured by that.
+fn measure_volume(dir: &Path, volume: &v1::Volume, time: Moment) -> Option<(FsStats, Used)> {
+    let disk = machine::disk(dir).ok()?;
+    let own_filesystem = volume.persistent_volume_claim.is_some() || volume.csi.is_some();
+    let used = if own_filesystem {
         let inodes = disk.inodes.saturating_sub(disk.inodes_free);
         Used { bytes: disk.used, inodes }
     } else {
-        disk_usage::below(place).ok()?
+        disk_usage::below(dir).ok()?
     };
     Some((fs_stats(&disk, time).part(time, used), used))
 }
 
-/// A whole filesystem.
+/// The usage of a whole file system.
 pub(super) fn fs_stats(disk: &machine::Disk, time: Moment) -> FsStats {
     FsStats {
         time,
@@ -209,16 +207,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_measured_by_its_folders() {
+    fn pod_usage_is_measured_by_its_directories() {
         let root = tempfile::tempdir().unwrap();
-        let (folder, logs) = (root.path().join("pod"), root.path().join("logs"));
-        let data = folder.join("volumes/kubernetes.io~empty-dir/data");
+        let (pod_dir, logs) = (root.path().join("pod"), root.path().join("logs"));
+        let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
         for path in [&data, &logs] {
             std::fs::create_dir_all(path).unwrap();
         }
         std::fs::write(data.join("file"), vec![1; 8192]).unwrap();
         std::fs::write(logs.join("0.log"), "line").unwrap();
-        std::fs::write(folder.join("etc-hosts"), "hosts").unwrap();
+        std::fs::write(pod_dir.join("etc-hosts"), "hosts").unwrap();
         let mut object = (*pod("web").container("app").build().object).clone();
         let volumes = serde_json::json!([
             { "name": "data", "emptyDir": {} },
@@ -228,14 +226,14 @@ mod tests {
         object.spec.as_mut().unwrap().volumes = Some(serde_json::from_value(volumes).unwrap());
         let pod =
             podwright_core::pod::Pod::parse(object, podwright_core::pod::Source::Api).unwrap();
-        let wanted = Wanted { pod: Arc::new(pod), logs: vec![("app".into(), logs)] };
+        let request = MeasureRequest { pod: Arc::new(pod), logs: vec![("app".into(), logs)] };
         let at = Now { wall: jiff::Timestamp::UNIX_EPOCH, mono: Mono::ZERO };
-        let disk = walk(&folder, &wanted, at);
+        let disk = walk(&pod_dir, &request, at);
         assert_eq!(disk.logs["app"].inodes, 1);
         let names: Vec<&str> = disk.volumes.iter().map(|volume| volume.name.as_str()).collect();
         assert_eq!(names, ["data"]);
         let used = disk.volumes[0].fs.used_bytes.unwrap();
         assert!(used >= 8192, "{used}");
-        assert_eq!(disk.local.inodes, 3, "a folder, a file, and the hosts file");
+        assert_eq!(disk.local.inodes, 3, "a directory, a file, and the hosts file");
     }
 }

@@ -1,4 +1,4 @@
-//! `/stats/summary`, from a snapshot and what the runtime alone knows.
+//! `/stats/summary`, from a snapshot and the runtime's disk usage.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use podwright_host::machine;
 use podwright_proto::cri;
 
 use super::disks::{PodDisk, fs_stats};
-use super::{Group, PodSnapshot, Snapshot, Stats};
+use super::{CgroupUsage, PodSnapshot, Snapshot, Stats};
 
-/// How long a page waits for what only the runtime knows.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of the runtime for a page.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the runtime tells of disks.
+/// Disk usage from the runtime.
 #[derive(Default)]
 struct Layers {
     image_fs: Option<FsStats>,
@@ -29,12 +29,12 @@ struct Layers {
     by_container: HashMap<String, (Moment, Used)>,
 }
 
-/// What containers have written to layers of their own.
+/// Sizes of the writable layers of containers.
 #[derive(Default)]
-pub struct Written {
-    /// Where they are.
-    pub folder: Option<PathBuf>,
-    /// Bytes, by the container's id.
+pub struct WritableLayers {
+    /// The directory of the layers.
+    pub layers_dir: Option<PathBuf>,
+    /// Bytes, by container ID.
     pub by_container: HashMap<String, u64>,
 }
 
@@ -51,9 +51,9 @@ impl Stats {
         Summary { node: self.node_stats(&snapshot, layers), pods }
     }
 
-    /// What a container may swap: nothing, unless the node lets it.
+    /// The swap limit of a container: zero, unless the node allows swap.
     pub fn swap_of_containers(&self) -> Option<u64> {
-        match self.tools.facts.machine.swap.as_ref().map(|swap| swap.behaviour) {
+        match self.context.facts.machine.swap.as_ref().map(|swap| swap.behaviour) {
             Some(SwapBehaviour::NoSwap) | None => Some(0),
             Some(SwapBehaviour::LimitedSwap) => None,
         }
@@ -70,16 +70,16 @@ impl Stats {
             curproc: tasks.current,
         });
         let interfaces = self.machine.interfaces(None).unwrap_or_default();
-        let root_dir = &self.tools.facts.root_dir;
+        let root_dir = &self.context.facts.root_dir;
         let fs = machine::disk(root_dir.as_ref()).ok();
         let node = &snapshot.node;
-        let started = self.machine.boot_time().unwrap_or(self.tools.started);
+        let started = self.machine.boot_time().unwrap_or(self.context.started);
         let daemons = snapshot.daemons.iter();
         let daemons = daemons.map(|(daemon, started, group)| (daemon.as_str(), *started, group));
-        let pods = ("pods", self.tools.started, &snapshot.all_pods);
+        let pods = ("pods", self.context.started, &snapshot.all_pods);
         let system_containers = daemons.chain([pods]).map(system_container).collect();
         NodeStats {
-            node_name: self.tools.settings.node_name.to_string(),
+            node_name: self.context.settings.node_name.to_string(),
             system_containers,
             start_time: Moment(started),
             cpu: cpu(node),
@@ -96,33 +96,33 @@ impl Stats {
         }
     }
 
-    /// As the runtime tells it; one that takes too long keeps nobody from the rest of a page.
-    pub async fn written(&self) -> Written {
-        let runtime = &self.tools.runtime;
-        let asked = async { tokio::join!(runtime.container_stats(), runtime.image_folder()) };
-        let Ok((stats, folder)) = tokio::time::timeout(PATIENCE, asked).await else {
-            tracing::debug!("the runtime does not tell in time what containers have written");
-            return Written::default();
+    /// From the runtime, with a timeout so that it does not block the rest of the page.
+    pub async fn written(&self) -> WritableLayers {
+        let runtime = &self.context.runtime;
+        let queries = async { tokio::join!(runtime.container_stats(), runtime.image_directory()) };
+        let Ok((stats, layers_dir)) = tokio::time::timeout(RUNTIME_TIMEOUT, queries).await else {
+            tracing::debug!("timed out waiting for container stats from the runtime");
+            return WritableLayers::default();
         };
         let size = |stats: cri::ContainerStats| {
             let bytes = used(&stats.writable_layer?).bytes;
             Some((stats.attributes?.id, bytes))
         };
         let by_container = stats.unwrap_or_default().into_iter().filter_map(size).collect();
-        Written { folder: folder.ok(), by_container }
+        WritableLayers { layers_dir: layers_dir.ok(), by_container }
     }
 
-    /// The sizes of images and writable layers, which the runtime keeps count of.
+    /// The sizes of images and writable layers, from the runtime.
     async fn layers(&self) -> Layers {
-        let runtime = &self.tools.runtime;
+        let runtime = &self.context.runtime;
         let (stats, filesystems) = tokio::join!(runtime.container_stats(), runtime.image_fs_info());
         let mut layers = Layers::default();
         match filesystems {
-            Ok(told) => {
-                layers.image_fs = told.image_filesystems.first().and_then(told_fs);
-                layers.container_fs = told.container_filesystems.first().and_then(told_fs);
+            Ok(usage) => {
+                layers.image_fs = usage.image_filesystems.first().and_then(reported_fs);
+                layers.container_fs = usage.container_filesystems.first().and_then(reported_fs);
             }
-            Err(error) => tracing::debug!(%error, "the runtime does not tell of its filesystem"),
+            Err(error) => tracing::debug!(%error, "cannot get image file system info"),
         }
         match stats {
             Ok(stats) => {
@@ -132,14 +132,14 @@ impl Stats {
                 };
                 layers.by_container = stats.into_iter().filter_map(layer).collect();
             }
-            Err(error) => tracing::debug!(%error, "the runtime does not tell of its containers"),
+            Err(error) => tracing::debug!(%error, "cannot get container stats from the runtime"),
         }
         layers
     }
 }
 
-/// A group without disks of its own.
-fn system_container((name, started, group): (&str, Timestamp, &Group)) -> ContainerStats {
+/// A cgroup without disk usage.
+fn system_container((name, started, group): (&str, Timestamp, &CgroupUsage)) -> ContainerStats {
     ContainerStats {
         name: name.into(),
         start_time: Moment(started),
@@ -196,7 +196,7 @@ fn pod_stats(
     }
 }
 
-/// All that a pod keeps on the node's own disk.
+/// The ephemeral storage of a pod.
 fn ephemeral(fs: &FsStats, containers: &[ContainerStats], disk: Option<&PodDisk>) -> FsStats {
     let parts = containers.iter().flat_map(|container| [&container.rootfs, &container.logs]);
     let used = |fs: &FsStats| Used {
@@ -209,7 +209,7 @@ fn ephemeral(fs: &FsStats, containers: &[ContainerStats], disk: Option<&PodDisk>
     fs.part(time, own + disk.map(|disk| disk.local).unwrap_or_default())
 }
 
-fn cpu(group: &Group) -> Option<CpuStats> {
+fn cpu(group: &CgroupUsage) -> Option<CpuStats> {
     let nanos = group.usage.cpu_nanos?;
     Some(CpuStats {
         time: Moment(group.at),
@@ -219,8 +219,8 @@ fn cpu(group: &Group) -> Option<CpuStats> {
     })
 }
 
-/// `most`: what there is, for a group that has no limit of its own.
-fn memory_stats(group: &Group, most: Option<u64>) -> Option<MemoryStats> {
+/// `most`: the total, for a cgroup without a limit.
+fn memory_stats(group: &CgroupUsage, most: Option<u64>) -> Option<MemoryStats> {
     let memory = group.usage.memory.as_ref()?;
     let limit = most.or(memory.limit);
     Some(MemoryStats {
@@ -235,11 +235,11 @@ fn memory_stats(group: &Group, most: Option<u64>) -> Option<MemoryStats> {
     })
 }
 
-fn io(group: &Group) -> IoStats {
+fn io(group: &CgroupUsage) -> IoStats {
     IoStats { time: Moment(group.at), psi: psi(group.usage.io_pressure.as_ref()) }
 }
 
-fn swap_stats(group: &Group, total: Option<u64>) -> Option<SwapStats> {
+fn swap_stats(group: &CgroupUsage, total: Option<u64>) -> Option<SwapStats> {
     let memory = group.usage.memory.as_ref()?;
     let used = memory.swap.unwrap_or_default();
     Some(SwapStats {
@@ -249,7 +249,7 @@ fn swap_stats(group: &Group, total: Option<u64>) -> Option<SwapStats> {
     })
 }
 
-/// Zero where the kernel counts none.
+/// Zero if the kernel does not support PSI.
 fn psi(pressure: Option<&Pressure>) -> Psi {
     let data = |stall: &Stall| PsiData {
         total: stall.total_micros,
@@ -263,17 +263,17 @@ fn psi(pressure: Option<&Pressure>) -> Psi {
     })
 }
 
-/// A filesystem of the runtime's: its own count of what it keeps, and the kernel's of the whole.
-fn told_fs(told: &cri::FilesystemUsage) -> Option<FsStats> {
-    let disk = machine::disk(told.fs_id.as_ref()?.mountpoint.as_ref()).ok()?;
-    let time = time(told.timestamp);
-    Some(fs_stats(&disk, time).part(time, used(told)))
+/// A file system of the runtime: the runtime's usage, and the kernel's totals.
+fn reported_fs(usage: &cri::FilesystemUsage) -> Option<FsStats> {
+    let disk = machine::disk(usage.fs_id.as_ref()?.mountpoint.as_ref()).ok()?;
+    let time = time(usage.timestamp);
+    Some(fs_stats(&disk, time).part(time, used(usage)))
 }
 
-fn used(told: &cri::FilesystemUsage) -> Used {
+fn used(usage: &cri::FilesystemUsage) -> Used {
     Used {
-        bytes: told.used_bytes.as_ref().map_or(0, |value| value.value),
-        inodes: told.inodes_used.as_ref().map_or(0, |value| value.value),
+        bytes: usage.used_bytes.as_ref().map_or(0, |value| value.value),
+        inodes: usage.inodes_used.as_ref().map_or(0, |value| value.value),
     }
 }
 

@@ -1,17 +1,17 @@
-//! The keys of a ConfigMap as files.
+//! ConfigMap volumes: the keys of a ConfigMap as files.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::teardown::{Mounts, Plugin};
 
 use super::content::{self, Keep};
-use super::kind::{Ask, Kind, Prepared, Problem};
+use super::volume_type::{Prepared, VolumeProblem, VolumeRequest, VolumeType};
 
 const PLUGIN: &str = "kubernetes.io~configmap";
 
 pub(super) struct ConfigMap;
 
-impl Kind for ConfigMap {
+impl VolumeType for ConfigMap {
     fn covers(&self, volume: &v1::Volume) -> bool {
         volume.config_map.is_some()
     }
@@ -20,7 +20,10 @@ impl Kind for ConfigMap {
         &[Plugin { name: PLUGIN, mounts: Mounts::Nothing }]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
-        content::prepare(ask, PLUGIN, Keep::OnDisk)
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+        content::prepare(request, PLUGIN, Keep::OnDisk)
     }
 }

@@ -1,4 +1,4 @@
-//! Volumes whose files come from objects: written as one, and never half.
+//! Volumes whose files come from API objects; their files are replaced atomically.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,38 +11,38 @@ use podwright_core::volume::payload::Payload;
 use podwright_core::volume::{medium, nested, sources};
 use podwright_host::files::{Kind as FileKind, NewFile, Root};
 
-use super::kind::{Ask, Mounted, PodFolder, Prepared, Problem};
 use super::memory;
+use super::volume_type::{Mounted, PodDirectory, Prepared, VolumeProblem, VolumeRequest};
 
 const MODE: u32 = 0o777;
 const NESTED_MODE: u32 = 0o755;
 
-/// Where the files are kept.
+/// Storage medium of the files.
 #[derive(Clone, Copy)]
 pub(super) enum Keep {
     OnDisk,
-    /// Secrets never touch a disk.
+    /// Secrets are never written to a disk.
     InMemory,
 }
 
 pub(super) fn prepare<'a>(
-    ask: Ask<'a>,
+    request: VolumeRequest<'a>,
     plugin: &'static str,
     keep: Keep,
-) -> BoxFuture<'a, Result<Prepared, Problem>> {
+) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
     async move {
-        let Ask { pod, volume, sources: from, tokens } = ask;
+        let VolumeRequest { pod, volume, sources: from, tokens } = request;
         let wanted = sources::wanted(pod, volume);
         let mut fetched = from.objects.fetch_wanted(pod, &wanted).await;
-        let renew_at = tokens.fetch(ask, &wanted.tokens, &mut fetched).await;
+        let renew_at = tokens.fetch(request, &wanted.tokens, &mut fetched).await;
         let payload = sources::payload(pod, volume, &from.allocatable, &fetched)
-            .map_err(|error| Problem::set_up(error.to_string()))?;
+            .map_err(|error| VolumeProblem::set_up(error.to_string()))?;
         let size = medium::memory(pod, None, &from.allocatable)
-            .map_err(|error| Problem::set_up(error.to_string()))?;
+            .map_err(|error| VolumeProblem::set_up(error.to_string()))?;
         let stamp = stamp(from.clock.now().wall);
         let (pod, name) = (pod.clone(), volume.name.clone());
-        let act = move |folder: &PodFolder| {
-            let path = folder.volume(plugin, &name, MODE)?;
+        let set_up = move |directory: &PodDirectory| {
+            let path = directory.volume(plugin, &name, MODE)?;
             match keep {
                 Keep::OnDisk => {}
                 Keep::InMemory => memory::mount(&path, size)?,
@@ -52,14 +52,14 @@ pub(super) fn prepare<'a>(
                 root.create_dir_all(inner, NESTED_MODE)?;
             }
             write(&root, &payload, &stamp, &pod)?;
-            Ok(Mounted::folder(&path, true, true))
+            Ok(Mounted::directory(&path, true, true))
         };
-        Ok(Prepared { follows: true, renew_at, act: Box::new(act) })
+        Ok(Prepared { follows: true, renew_at, set_up: Box::new(set_up) })
     }
     .boxed()
 }
 
-fn write(root: &Root, payload: &Payload, stamp: &str, pod: &Pod) -> Result<(), Problem> {
+fn write(root: &Root, payload: &Payload, stamp: &str, pod: &Pod) -> Result<(), VolumeProblem> {
     let files: BTreeMap<PathBuf, NewFile<'_>> = payload
         .files()
         .map(|(path, file)| {
@@ -80,7 +80,7 @@ fn write(root: &Root, payload: &Payload, stamp: &str, pod: &Pod) -> Result<(), P
     Ok(())
 }
 
-/// Different for each edition; upstream's form.
+/// Unique name of one version of the content, in upstream's format.
 fn stamp(now: jiff::Timestamp) -> String {
     let date = jiff::tz::TimeZone::UTC.to_datetime(now);
     let (y, mo, d, h, mi, s) =

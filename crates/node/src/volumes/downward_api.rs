@@ -1,17 +1,17 @@
-//! What a pod may know about itself, as files.
+//! Downward API volumes: fields of the pod as files.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::teardown::{Mounts, Plugin};
 
 use super::content::{self, Keep};
-use super::kind::{Ask, Kind, Prepared, Problem};
+use super::volume_type::{Prepared, VolumeProblem, VolumeRequest, VolumeType};
 
 const PLUGIN: &str = "kubernetes.io~downward-api";
 
 pub(super) struct DownwardApi;
 
-impl Kind for DownwardApi {
+impl VolumeType for DownwardApi {
     fn covers(&self, volume: &v1::Volume) -> bool {
         volume.downward_api.is_some()
     }
@@ -20,7 +20,10 @@ impl Kind for DownwardApi {
         &[Plugin { name: PLUGIN, mounts: Mounts::Memory }]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
-        content::prepare(ask, PLUGIN, Keep::InMemory)
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+        content::prepare(request, PLUGIN, Keep::InMemory)
     }
 }

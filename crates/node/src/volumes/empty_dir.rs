@@ -1,4 +1,4 @@
-//! A folder that lives as long as the pod, on disk or in memory.
+//! emptyDir volumes: a directory with the lifetime of the pod, on disk or in memory.
 
 use std::path::Path;
 
@@ -11,17 +11,19 @@ use podwright_core::volume::teardown::{self, Mounts, Plugin};
 use podwright_host::files::{Durability, FileError, Kind as FileKind, Root};
 use podwright_host::mounts;
 
-use super::kind::{Ask, Kind, Mounted, PodFolder, Prepared, Problem};
-use super::{FOLDER_MODE, memory};
+use super::volume_type::{
+    Mounted, PodDirectory, Prepared, VolumeProblem, VolumeRequest, VolumeType,
+};
+use super::{DIRECTORY_MODE, memory};
 
 const PLUGIN: &str = "kubernetes.io~empty-dir";
 const MODE: u32 = 0o777;
-/// More than any record holds.
+/// Upper bound on the size of a record.
 pub(super) const RECORD: u64 = 64;
 
 pub(super) struct EmptyDir;
 
-impl Kind for EmptyDir {
+impl VolumeType for EmptyDir {
     fn covers(&self, volume: &v1::Volume) -> bool {
         volume.empty_dir.is_some()
     }
@@ -30,38 +32,41 @@ impl Kind for EmptyDir {
         &[Plugin { name: PLUGIN, mounts: Mounts::ByMedium }]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
         async move {
             let none = v1::EmptyDirVolumeSource::default();
-            let source = ask.volume.empty_dir.as_ref().unwrap_or(&none);
-            let medium = medium::of_empty_dir(ask.pod, source, &ask.sources.allocatable)
-                .map_err(|error| Problem::set_up(error.to_string()))?;
-            let (group, name) = (ownership::fs_group(ask.pod), ask.volume.name.clone());
-            Ok(Prepared::lasting(move |folder| set_up(folder, &name, medium, group)))
+            let source = request.volume.empty_dir.as_ref().unwrap_or(&none);
+            let medium = medium::of_empty_dir(request.pod, source, &request.sources.allocatable)
+                .map_err(|error| VolumeProblem::set_up(error.to_string()))?;
+            let (group, name) = (ownership::fs_group(request.pod), request.volume.name.clone());
+            Ok(Prepared::lasting(move |directory| set_up(directory, &name, medium, group)))
         }
         .boxed()
     }
 }
 
 fn set_up(
-    folder: &PodFolder,
+    directory: &PodDirectory,
     name: &str,
     medium: Medium,
     group: Option<u32>,
-) -> Result<Mounted, Problem> {
-    let path = folder.volume(PLUGIN, name, MODE)?;
-    let mounted = Mounted::folder(&path, false, true);
+) -> Result<Mounted, VolumeProblem> {
+    let path = directory.volume(PLUGIN, name, MODE)?;
+    let mounted = Mounted::directory(&path, false, true);
     let marker = teardown::record(PLUGIN, name);
     let in_place = match medium {
         Medium::Disk => true,
         Medium::Memory { .. } | Medium::HugePages { .. } => mounts::is_mount_point(&path)?,
     };
-    // Done before: what its containers made of it since is theirs.
-    if in_place && folder.0.kind(&marker)?.is_some() {
-        // An earlier build, or upstream, left it empty.
-        let recorded = folder.0.read(&marker, RECORD).ok();
+    // Already set up; its content belongs to the containers.
+    if in_place && directory.0.kind(&marker)?.is_some() {
+        // An earlier build and upstream leave the record empty.
+        let recorded = directory.0.read(&marker, RECORD).ok();
         if recorded.as_deref() != Some(medium.record().as_bytes()) {
-            write_record(folder, &marker, medium)?;
+            write_record(directory, &marker, medium)?;
         }
         return Ok(mounted);
     }
@@ -76,11 +81,11 @@ fn set_up(
         };
         Root::open(&path)?.give_to_group(group, mode)?;
     }
-    folder.0.create_dir_all(marker.parent().unwrap_or(&marker), FOLDER_MODE)?;
-    write_record(folder, &marker, medium)?;
+    directory.0.create_dir_all(marker.parent().unwrap_or(&marker), DIRECTORY_MODE)?;
+    write_record(directory, &marker, medium)?;
     Ok(mounted)
 }
 
-fn write_record(folder: &PodFolder, marker: &Path, medium: Medium) -> Result<(), FileError> {
-    folder.0.write_atomic(marker, medium.record().as_bytes(), 0o640, Durability::Cache)
+fn write_record(directory: &PodDirectory, marker: &Path, medium: Medium) -> Result<(), FileError> {
+    directory.0.write_atomic(marker, medium.record().as_bytes(), 0o640, Durability::Cache)
 }

@@ -1,4 +1,4 @@
-//! What a pod's end leaves of the host's own mounts, on real mounts.
+//! Volume teardown next to mounts of the host, on real mounts.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ macro_rules! needs_root {
     };
 }
 
-/// A tree of the host on a shared file system, beside the root directory, which is on one, too.
+/// A shared mount of the host, beside the root directory, which is a shared mount, too.
 struct Host {
     scene: Scene,
 }
@@ -138,11 +138,11 @@ async fn foreign_mount_in_an_empty_dir_is_named_and_nothing_is_lost() {
     let text = error.to_string();
     assert!(text.contains(&format!("Fix: umount {}", inside.display())), "{text}");
     assert!(host.is_there(&relative) && kept.exists() && in_memory.exists());
-    // and the neighbour is not concerned
+    // and the other pod is not affected
     host.scene.volumes.release(&neighbour.uid).await.unwrap();
     assert!(!host.scene.volumes.has_volumes(&neighbour.uid));
 
-    // when the user takes it away, it is all as usual
+    // when the user unmounts it, release succeeds
     mounts::detach_own(&inside, InUse::Fail).unwrap();
     host.scene.volumes.release(&pod.uid).await.unwrap();
     assert!(!host.scene.volumes.has_volumes(&pod.uid));
@@ -150,7 +150,7 @@ async fn foreign_mount_in_an_empty_dir_is_named_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn tmpfs_on_a_disk_backed_empty_dir_is_not_ours() {
+async fn tmpfs_on_a_disk_backed_empty_dir_is_foreign() {
     needs_root!();
     let mut host = Host::new().await;
     let volumes = json!([
@@ -165,7 +165,7 @@ async fn tmpfs_on_a_disk_backed_empty_dir_is_not_ours() {
         let plugin = host.scene.volumes.pod_dir(&pod.uid).join("plugins/kubernetes.io~empty-dir");
         plugin.join(name).join("ready")
     });
-    // given: also what an earlier version recorded, once this one has seen the pod
+    // given: also the record of an earlier version, after this version has set the pod up
     for earlier in [false, true] {
         if earlier {
             for marker in &markers {
@@ -197,7 +197,7 @@ async fn memory_volume_of_an_earlier_version_is_unmounted_without_a_recorded_med
         let marker = host.scene.volumes.pod_dir(&pod.uid).join(marker);
         match content {
             Some(content) => std::fs::write(&marker, content).unwrap(),
-            // What is killed between the mount and the marker leaves none.
+            // An agent killed between the mount and the marker leaves none.
             None => std::fs::remove_file(&marker).unwrap(),
         }
         host.scene.volumes.release(&pod.uid).await.unwrap();
@@ -206,7 +206,7 @@ async fn memory_volume_of_an_earlier_version_is_unmounted_without_a_recorded_med
 }
 
 #[tokio::test]
-async fn directory_that_is_no_pods_is_never_removed() {
+async fn directory_that_is_not_of_a_pod_is_never_removed() {
     needs_root!();
     let mut host = Host::new().await;
     let pods = host.path("root/pods");
@@ -246,7 +246,7 @@ async fn directory_that_is_no_pods_is_never_removed() {
 }
 
 #[tokio::test]
-async fn file_system_mounted_only_on_a_volume_of_ours_is_not_lost() {
+async fn file_system_mounted_only_inside_a_volume_is_not_lost() {
     needs_root!();
     let host = Host::new().await;
     let spec = json!({"volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}]});
@@ -256,10 +256,10 @@ async fn file_system_mounted_only_on_a_volume_of_ours_is_not_lost() {
     let relative = inside.strip_prefix(host.scene.dir.path()).unwrap().to_str().unwrap().to_owned();
     host.mount(&relative);
     let error = host.scene.volumes.release(&pod.uid).await.unwrap_err();
-    let text = crate::causes::chain(&error);
+    let text = crate::error_chain::chain(&error);
     assert!(text.contains(&format!("Fix: umount {}", inside.display())), "{text}");
     assert!(host.is_there(&relative));
-    // when it is to be seen elsewhere as well, it is not lost with ours
+    // when it is also mounted elsewhere, the release does not lose it
     std::fs::create_dir(host.path("mnt/seen")).unwrap();
     mounts::bind(&inside, &host.path("mnt/seen"), Propagation::FromSource).unwrap();
     host.scene.volumes.release(&pod.uid).await.unwrap();
@@ -268,14 +268,14 @@ async fn file_system_mounted_only_on_a_volume_of_ours_is_not_lost() {
 }
 
 #[tokio::test]
-async fn released_pod_keeps_its_directory_until_it_is_no_longer_wanted() {
+async fn released_pod_keeps_its_directory_while_a_source_names_it() {
     needs_root!();
     let host = Host::new().await;
     let pod = host.scene.pod(json!({"volumes": [{"name": "e", "emptyDir": {}}]})).await;
     host.scene.volumes.mount(&pod).await.unwrap();
-    let folder = host.scene.volumes.open_pod_dir(&pod.uid).unwrap();
-    std::fs::create_dir(folder.path().join("containers/c")).unwrap();
-    let message = folder.path().join("containers/c/1");
+    let directory = host.scene.volumes.open_pod_dir(&pod.uid).unwrap();
+    std::fs::create_dir(directory.path().join("containers/c")).unwrap();
+    let message = directory.path().join("containers/c/1");
     std::fs::write(&message, "done").unwrap();
     assert!(host.scene.volumes.has_volumes(&pod.uid));
     host.scene.volumes.release(&pod.uid).await.unwrap();
@@ -285,7 +285,7 @@ async fn released_pod_keeps_its_directory_until_it_is_no_longer_wanted() {
             tokio::task::yield_now().await;
         }
     };
-    // given: it is wanted, finished as it is
+    // given: a source still names the finished pod
     host.scene.volumes.remove_orphans(&BTreeSet::from([pod.uid.clone()]));
     settled().await;
     assert_eq!(std::fs::read_to_string(&message).unwrap(), "done");

@@ -1,7 +1,7 @@
-//! The files of an image, mounted by the runtime itself.
+//! Image volumes: the files of an image, mounted by the container runtime.
 //!
 //! The image is pulled when a container that mounts it is about to start, as that container's own
-//! image is; see `worker/start.rs`. Nothing is done on this node before.
+//! image is; see `worker/start.rs`. Nothing is done on this node before that.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -10,11 +10,11 @@ use podwright_core::config::MountedVolume;
 use podwright_core::config::mounts::VolumeSource;
 use podwright_core::volume::teardown::Plugin;
 
-use super::kind::{Ask, Kind, Mounted, Prepared, Problem};
+use super::volume_type::{Mounted, Prepared, VolumeProblem, VolumeRequest, VolumeType};
 
 pub(super) struct Image;
 
-impl Kind for Image {
+impl VolumeType for Image {
     fn covers(&self, volume: &v1::Volume) -> bool {
         volume.image.is_some()
     }
@@ -23,12 +23,16 @@ impl Kind for Image {
         &[]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
         async move {
-            let source = ask.volume.image.as_ref();
+            let source = request.volume.image.as_ref();
             let reference = source.and_then(|source| source.reference.clone());
             let reference = reference.filter(|reference| !reference.is_empty());
-            let reference = reference.ok_or_else(|| Problem::processing("it names no image"))?;
+            let reference =
+                reference.ok_or_else(|| VolumeProblem::processing("the volume names no image"))?;
             let source =
                 VolumeSource::Image { reference: reference.clone(), user_image: reference };
             let volume = MountedVolume { source, read_only: true, relabel: false };

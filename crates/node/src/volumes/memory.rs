@@ -1,11 +1,11 @@
-//! File systems in memory.
+//! In-memory file systems: tmpfs and hugetlbfs.
 
 use std::path::Path;
 
 use podwright_host::mounts::{self, MountError};
 use rustix::mount::MountFlags;
 
-/// Mounts one on `path`, unless that was done before.
+/// Mounts a tmpfs on `path`, unless something is mounted there already.
 pub(super) fn mount(path: &Path, size: Option<u64>) -> Result<(), MountError> {
     if mounts::is_mount_point(path)? {
         return Ok(());
@@ -16,7 +16,7 @@ pub(super) fn mount(path: &Path, size: Option<u64>) -> Result<(), MountError> {
         mounts::mount("tmpfs", "tmpfs", path, MountFlags::empty(), &options)
     };
     match with(",noswap") {
-        // Kernels before 6.4 cannot keep it out of the swap.
+        // Kernels before 6.4 do not support `noswap`.
         Err(error) if error.is_invalid() => with(""),
         result => result,
     }

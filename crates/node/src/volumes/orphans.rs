@@ -1,8 +1,8 @@
-//! Directories of pods that are no longer wanted.
+//! Removal of the directories of pods that no source names.
 //!
-//! This is how every pod's directory goes: its volumes are released at the end of its life, the
-//! rest stays until the pod is gone from its source. A directory that an agent did not get to
-//! before it was killed is found here as well. What no agent made is left alone.
+//! Every pod directory ends here: its volumes are released when the pod terminates, the rest
+//! stays until its source drops the pod. Directories left by an agent that was killed are
+//! removed as well. Directories that no agent made are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,56 +14,56 @@ use podwright_core::time::Mono;
 use podwright_core::volume::teardown::Scope;
 
 use super::{VolumeError, Volumes};
-use crate::causes::chain;
+use crate::error_chain::chain;
 
-/// One that cannot be removed is tried again, but not every two seconds.
+/// Delay between attempts to remove a directory; the caller runs every two seconds.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Folders that are to go.
+/// Directories to be removed.
 #[derive(Default)]
-pub(super) struct Orphans(Mutex<BTreeMap<PodUid, Orphan>>);
+pub(super) struct OrphanedDirectories(Mutex<BTreeMap<PodUid, OrphanedDirectory>>);
 
-enum Orphan {
-    /// Somebody is at it, for as long as it takes.
-    UnderWay { failed_before: Option<String> },
-    /// Why it stays, and when to try again.
-    Stays { why: String, retry_at: Mono },
+enum OrphanedDirectory {
+    /// A task is removing it.
+    Removing { failed_before: Option<String> },
+    /// The last attempt failed.
+    Failed { why: String, retry_at: Mono },
 }
 
-impl Orphans {
-    /// A pod that comes back under the same UID has to wait for this.
+impl OrphanedDirectories {
+    /// A new pod with the same UID has to wait while this is true.
     pub(super) fn is_being_removed(&self, uid: &PodUid) -> bool {
-        matches!(self.0.lock().get(uid), Some(Orphan::UnderWay { .. }))
+        matches!(self.0.lock().get(uid), Some(OrphanedDirectory::Removing { .. }))
     }
 }
 
 impl Volumes {
-    /// Removes the folders of pods that are not among `kept`, each in a task of its own: an
-    /// unmount that hangs keeps nobody waiting. What stays is reported once.
+    /// Removes the directories of pods that are not in `kept`, each in its own task, so that an
+    /// unmount that hangs blocks nothing else. Each failure is logged once.
     pub fn remove_orphans(self: &Arc<Self>, kept: &BTreeSet<PodUid>) {
         let on_disk = match self.pods_on_disk() {
             Ok(pods) => pods,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "cannot list the pods' folders");
+                tracing::warn!(error = chain(&error), "cannot list the pod directories");
                 return;
             }
         };
         let now = self.sources.clock.now().mono;
         let mut orphans = self.orphans.0.lock();
         orphans.retain(|uid, orphan| match orphan {
-            Orphan::UnderWay { .. } => true,
-            Orphan::Stays { .. } => on_disk.contains(uid) && !kept.contains(uid),
+            OrphanedDirectory::Removing { .. } => true,
+            OrphanedDirectory::Failed { .. } => on_disk.contains(uid) && !kept.contains(uid),
         });
         for uid in on_disk.into_iter().filter(|uid| !kept.contains(uid)) {
             let failed_before = match orphans.remove(&uid) {
-                Some(Orphan::Stays { why, retry_at }) if retry_at <= now => Some(why),
+                Some(OrphanedDirectory::Failed { why, retry_at }) if retry_at <= now => Some(why),
                 Some(waits) => {
                     orphans.insert(uid, waits);
                     continue;
                 }
                 None => None,
             };
-            orphans.insert(uid.clone(), Orphan::UnderWay { failed_before });
+            orphans.insert(uid.clone(), OrphanedDirectory::Removing { failed_before });
             let this = self.clone();
             tokio::spawn(async move { this.remove_orphan(uid).await });
         }
@@ -71,48 +71,49 @@ impl Volumes {
 
     #[cfg(test)]
     pub(super) fn is_settled(&self) -> bool {
-        let under_way = |orphan: &Orphan| matches!(orphan, Orphan::UnderWay { .. });
-        !self.orphans.0.lock().values().any(under_way)
+        let removing =
+            |orphan: &OrphanedDirectory| matches!(orphan, OrphanedDirectory::Removing { .. });
+        !self.orphans.0.lock().values().any(removing)
     }
 
     async fn remove_orphan(&self, uid: PodUid) {
         let entry = self.known.lock().get(&uid).cloned();
-        let turn = entry.as_ref().map(|entry| entry.turn_if_free());
-        let removed = match turn {
-            // A worker is at it after all.
+        let guard = entry.as_ref().map(|entry| entry.try_lock_work());
+        let removed = match guard {
+            // A worker is using the volumes after all.
             Some(None) => {
                 self.orphans.0.lock().remove(&uid);
                 return;
             }
-            Some(turn @ Some(_)) => self.take_down(&uid, Scope::Directory, turn).await,
-            None => self.take_down(&uid, Scope::Directory, None).await,
+            Some(guard @ Some(_)) => self.tear_down(&uid, Scope::Directory, guard).await,
+            None => self.tear_down(&uid, Scope::Directory, None).await,
         };
         let before = self.orphans.0.lock().remove(&uid);
         match removed {
             Ok(()) => {
-                tracing::debug!(%uid, "removed the directory of a pod that is gone");
+                tracing::debug!(%uid, "removed orphaned pod directory");
                 self.forget(&uid);
             }
             Err(error) => {
                 let why = chain(&error);
                 let known = match before {
-                    Some(Orphan::UnderWay { failed_before }) => failed_before,
-                    Some(Orphan::Stays { .. }) | None => None,
+                    Some(OrphanedDirectory::Removing { failed_before }) => failed_before,
+                    Some(OrphanedDirectory::Failed { .. }) | None => None,
                 };
                 let is_new = known.as_ref() != Some(&why);
-                if is_new && matches!(error, VolumeError::NotAPods { .. }) {
+                if is_new && matches!(error, VolumeError::NotPodDirectory { .. }) {
                     tracing::warn!(
                         directory = %uid,
-                        "unknown directory among those of pods, leaving it alone"
+                        "unknown directory among the pod directories, leaving it in place"
                     );
                 } else if is_new {
                     tracing::warn!(
                         %uid, error = why, retry = ?RETRY,
-                        "cannot remove the directory of a pod that is gone, retrying"
+                        "cannot remove orphaned pod directory, retrying"
                     );
                 }
                 let retry_at = self.sources.clock.now().mono + RETRY;
-                self.orphans.0.lock().insert(uid, Orphan::Stays { why, retry_at });
+                self.orphans.0.lock().insert(uid, OrphanedDirectory::Failed { why, retry_at });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The volumes of one pod, as this node has them.
+//! State of the volumes of one pod.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,47 +8,47 @@ use parking_lot::Mutex;
 use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::pod::Pod;
 use podwright_core::time::Mono;
-use podwright_core::volume::{self, Actual, Need, sources};
+use podwright_core::volume::{self, VolumeNeed, VolumeState, sources};
 use podwright_host::clock::Clock;
 use tokio::sync::OwnedMutexGuard;
 
-use super::kind::{Mounted, PodFolder, Prepared, Problem};
 use super::tokens::Tokens;
-use super::{Outcome, VolumeError};
+use super::volume_type::{Mounted, PodDirectory, Prepared, VolumeProblem};
+use super::{SetUpOutcome, VolumeError};
 
 pub(super) struct PodVolumes {
-    work: Arc<tokio::sync::Mutex<Work>>,
-    /// Something the volumes are made of changed.
-    news: AtomicBool,
-    shown: Mutex<Shown>,
+    work: Arc<tokio::sync::Mutex<TrackedVolumes>>,
+    /// A source of the volumes changed.
+    sources_changed: AtomicBool,
+    published: Mutex<PublishedState>,
     pub tokens: Tokens,
 }
 
-/// The right to work on a pod's volumes. It goes along with work that cannot be stopped.
-pub(super) type Turn = OwnedMutexGuard<Work>;
+/// Lock on a pod's volumes. It moves along with work that cannot be cancelled.
+pub(super) type VolumesGuard = OwnedMutexGuard<TrackedVolumes>;
 
-/// What others may ask without waiting for the pod's turn.
-struct Shown {
-    /// As of when the volumes were last brought up.
+/// Published state, readable without the lock on the pod's volumes.
+struct PublishedState {
+    /// The pod as of the last set-up.
     pod: Arc<Pod>,
     mounted: MountedVolumes,
     groups: Vec<i64>,
-    /// Every volume is ready, so the worker is not waiting for any.
+    /// Every volume is ready, so the worker waits for none.
     ready: bool,
     wake_at: Option<Mono>,
 }
 
 #[derive(Default)]
-pub(super) struct Work {
-    volumes: BTreeMap<String, One>,
-    /// The pod is over; nothing is set up any more.
+pub(super) struct TrackedVolumes {
+    volumes: BTreeMap<String, TrackedVolume>,
+    /// The pod has terminated; no volume is set up any more.
     pub closed: bool,
 }
 
 #[derive(Default)]
-struct One {
-    actual: Actual,
-    /// It is brought up to date while containers use it.
+struct TrackedVolume {
+    actual: VolumeState,
+    /// The content is refreshed while containers use it.
     follows: bool,
     mounted: Option<Mounted>,
 }
@@ -57,8 +57,8 @@ impl PodVolumes {
     pub(super) fn new(pod: Arc<Pod>) -> Self {
         Self {
             work: Arc::default(),
-            news: AtomicBool::new(false),
-            shown: Mutex::new(Shown {
+            sources_changed: AtomicBool::new(false),
+            published: Mutex::new(PublishedState {
                 pod,
                 mounted: MountedVolumes::new(),
                 groups: Vec::new(),
@@ -69,69 +69,69 @@ impl PodVolumes {
         }
     }
 
-    pub(super) async fn turn(&self) -> Turn {
+    pub(super) async fn lock_work(&self) -> VolumesGuard {
         self.work.clone().lock_owned().await
     }
 
-    /// `None`: somebody works on them.
-    pub(super) fn turn_if_free(&self) -> Option<Turn> {
+    /// `None`: the lock is held.
+    pub(super) fn try_lock_work(&self) -> Option<VolumesGuard> {
         self.work.clone().try_lock_owned().ok()
     }
 
-    pub(super) fn tell(&self) {
-        self.news.store(true, Ordering::Release);
+    pub(super) fn mark_outdated(&self) {
+        self.sources_changed.store(true, Ordering::Release);
     }
 
-    pub(super) fn has_news(&self) -> bool {
-        self.news.load(Ordering::Acquire)
+    pub(super) fn has_change(&self) -> bool {
+        self.sources_changed.load(Ordering::Acquire)
     }
 
-    pub(super) fn take_news(&self) -> bool {
-        self.news.swap(false, Ordering::AcqRel)
+    pub(super) fn take_change(&self) -> bool {
+        self.sources_changed.swap(false, Ordering::AcqRel)
     }
 
     pub(super) fn mounted(&self) -> MountedVolumes {
-        self.shown.lock().mounted.clone()
+        self.published.lock().mounted.clone()
     }
 
     pub(super) fn groups(&self) -> Vec<i64> {
-        self.shown.lock().groups.clone()
+        self.published.lock().groups.clone()
     }
 
     pub(super) fn is_ready(&self) -> bool {
-        self.shown.lock().ready
+        self.published.lock().ready
     }
 
-    /// When the volumes need somebody although nothing changed.
+    /// When the volumes are due although nothing changed.
     pub(super) fn wake_at(&self) -> Option<Mono> {
-        self.shown.lock().wake_at
+        self.published.lock().wake_at
     }
 
-    /// Whether the volumes tell something of the pod that is different now.
+    /// Whether the volumes contain fields of the pod that have changed.
     pub(super) fn is_outdated_by(&self, now: &Arc<Pod>) -> bool {
-        let mut shown = self.shown.lock();
-        if Arc::ptr_eq(&shown.pod, now) {
+        let mut published = self.published.lock();
+        if Arc::ptr_eq(&published.pod, now) {
             return false;
         }
-        let (old, new) = (&shown.pod.object, &now.object);
+        let (old, new) = (&published.pod.object, &now.object);
         let outdated = volume::used(now).any(|volume| sources::wanted(now, volume).pod)
             && (old.metadata.labels != new.metadata.labels
                 || old.metadata.annotations != new.metadata.annotations
                 || old.spec != new.spec);
         if !outdated {
-            // Compared once, and the older copy is not kept for it.
-            shown.pod = now.clone();
+            // Replaced so that the comparison runs once and the old copy is freed.
+            published.pod = now.clone();
         }
         outdated
     }
 
-    pub(super) fn show(&self, pod: &Arc<Pod>, work: &Work, now: Mono) {
-        let ready = work.volumes.iter().filter(|(_, one)| one.actual.ready);
-        let mounted = ready.filter_map(|(name, one)| {
-            one.mounted.as_ref().map(|mounted| (name.clone(), mounted.volume.clone()))
+    pub(super) fn publish(&self, pod: &Arc<Pod>, work: &TrackedVolumes, now: Mono) {
+        let ready = work.volumes.iter().filter(|(_, state)| state.actual.ready);
+        let mounted = ready.filter_map(|(name, state)| {
+            state.mounted.as_ref().map(|mounted| (name.clone(), mounted.volume.clone()))
         });
-        let groups = work.volumes.values().filter_map(|one| one.mounted.as_ref()?.group);
-        *self.shown.lock() = Shown {
+        let groups = work.volumes.values().filter_map(|state| state.mounted.as_ref()?.group);
+        *self.published.lock() = PublishedState {
             pod: pod.clone(),
             mounted: mounted.collect(),
             groups: groups.collect(),
@@ -141,44 +141,45 @@ impl PodVolumes {
     }
 }
 
-impl Work {
-    pub(super) fn actual(&mut self, volume: &str) -> &Actual {
+impl TrackedVolumes {
+    pub(super) fn actual(&mut self, volume: &str) -> &VolumeState {
         &self.volumes.entry(volume.to_owned()).or_default().actual
     }
 
     fn is_ready(&self, volume: &str) -> bool {
-        self.volumes.get(volume).is_some_and(|one| one.actual.ready)
+        self.volumes.get(volume).is_some_and(|state| state.actual.ready)
     }
 
-    pub(super) fn hear(&mut self, news: bool) {
-        for one in self.volumes.values_mut().filter(|one| one.follows || !one.actual.ready) {
-            one.actual.news |= news;
+    pub(super) fn mark_changed(&mut self, sources_changed: bool) {
+        for state in self.volumes.values_mut().filter(|state| state.follows || !state.actual.ready)
+        {
+            state.actual.sources_changed |= sources_changed;
         }
     }
 
-    /// Puts in place what was prepared, and writes down what came of it.
-    pub(super) fn act(
+    /// Sets the prepared volumes up and records each result.
+    pub(super) fn set_up(
         &mut self,
-        folder: &PodFolder,
-        prepared: Vec<(String, Result<Prepared, Problem>)>,
+        directory: &PodDirectory,
+        prepared: Vec<(String, Result<Prepared, VolumeProblem>)>,
         clock: &Clock,
     ) -> Vec<VolumeError> {
         let mut errors = Vec::new();
         for (name, prepared) in prepared {
-            let done = prepared.and_then(|Prepared { follows, renew_at, act }| {
-                act(folder).map(|mounted| (mounted, follows, renew_at))
+            let done = prepared.and_then(|Prepared { follows, renew_at, set_up }| {
+                set_up(directory).map(|mounted| (mounted, follows, renew_at))
             });
             let now = clock.now().mono;
-            let one = self.volumes.entry(name.clone()).or_default();
+            let state = self.volumes.entry(name.clone()).or_default();
             match done {
                 Ok((mounted, follows, renew_at)) => {
-                    one.mounted = Some(mounted);
-                    one.follows = follows;
-                    one.actual.note_set_up(renew_at);
+                    state.mounted = Some(mounted);
+                    state.follows = follows;
+                    state.actual.note_set_up(renew_at);
                 }
                 Err(problem) => {
                     let error = VolumeError::new(&name, problem);
-                    one.actual.note_failure(error.to_string(), now);
+                    state.actual.note_failure(error.to_string(), now);
                     errors.push(error);
                 }
             }
@@ -187,24 +188,29 @@ impl Work {
     }
 
     fn wake_at(&self, now: Mono) -> Option<Mono> {
-        let needs = self.volumes.values().map(|one| volume::plan(&one.actual, now));
+        let needs = self.volumes.values().map(|state| volume::plan(&state.actual, now));
         let times = needs.filter_map(|need| match need {
-            Need::SetUp => Some(now),
-            Need::Wait(at) => Some(at),
-            Need::Nothing => None,
+            VolumeNeed::SetUp => Some(now),
+            VolumeNeed::Wait(at) => Some(at),
+            VolumeNeed::Nothing => None,
         });
         times.min()
     }
 
-    pub(super) fn outcome(&self, pod: &Pod, now: Mono, errors: Vec<VolumeError>) -> Outcome {
+    pub(super) fn set_up_outcome(
+        &self,
+        pod: &Pod,
+        now: Mono,
+        errors: Vec<VolumeError>,
+    ) -> SetUpOutcome {
         let missing = volume::used(pod).filter_map(|volume| {
-            let actual = self.volumes.get(&volume.name).map(|one| &one.actual);
+            let actual = self.volumes.get(&volume.name).map(|state| &state.actual);
             match actual {
-                Some(Actual { ready: true, .. }) => None,
-                Some(Actual { failure: Some(failure), .. }) => Some(failure.message.clone()),
+                Some(VolumeState { ready: true, .. }) => None,
+                Some(VolumeState { failure: Some(failure), .. }) => Some(failure.message.clone()),
                 Some(_) | None => Some(format!("volume {:?}", volume.name)),
             }
         });
-        Outcome { errors, missing: missing.collect(), wake_at: self.wake_at(now) }
+        SetUpOutcome { errors, missing: missing.collect(), wake_at: self.wake_at(now) }
     }
 }

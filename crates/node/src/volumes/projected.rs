@@ -1,17 +1,17 @@
-//! Several sources in one folder; this is how a pod gets its token.
+//! Projected volumes: several sources in one directory, such as the service account token.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::teardown::{Mounts, Plugin};
 
 use super::content::{self, Keep};
-use super::kind::{Ask, Kind, Prepared, Problem};
+use super::volume_type::{Prepared, VolumeProblem, VolumeRequest, VolumeType};
 
 const PLUGIN: &str = "kubernetes.io~projected";
 
 pub(super) struct Projected;
 
-impl Kind for Projected {
+impl VolumeType for Projected {
     fn covers(&self, volume: &v1::Volume) -> bool {
         volume.projected.is_some()
     }
@@ -20,7 +20,10 @@ impl Kind for Projected {
         &[Plugin { name: PLUGIN, mounts: Mounts::Memory }]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
-        content::prepare(ask, PLUGIN, Keep::InMemory)
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+        content::prepare(request, PLUGIN, Keep::InMemory)
     }
 }

@@ -1,15 +1,15 @@
-//! Kinds of volumes that this node knows by name only.
+//! Volume types that this node rejects.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::teardown::Plugin;
 
-use super::kind::{Ask, Kind, Prepared, Problem};
+use super::volume_type::{Prepared, VolumeProblem, VolumeRequest, VolumeType};
 
 pub(super) struct Refused;
 
-impl Kind for Refused {
+impl VolumeType for Refused {
     fn covers(&self, volume: &v1::Volume) -> bool {
         reason(volume).is_some()
     }
@@ -18,9 +18,12 @@ impl Kind for Refused {
         &[]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
-        let text = reason(ask.volume).unwrap_or_else(|| no_plugin("of no known kind"));
-        futures::future::ready(Err(Problem::processing(text))).boxed()
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+        let text = reason(request.volume).unwrap_or_else(|| no_plugin("of no known kind"));
+        futures::future::ready(Err(VolumeProblem::processing(text))).boxed()
     }
 }
 

@@ -1,9 +1,9 @@
-//! Giving back what a pod's volumes hold, and removing its directory.
+//! Teardown of a pod's volumes and removal of its directory.
 //!
-//! Upstream's two steps: volumes go at the end of the pod's life, and its deletion waits for that;
-//! the directory goes with the pod, and nothing waits for that. Only mounts that are ours by their
-//! place are unmounted ([`teardown`]), after a look that nothing of others is in the way; and
-//! nothing is ever deleted through a mount.
+//! Two steps, as upstream: volumes are torn down when the pod terminates, and its deletion waits
+//! for that; the directory is removed after the pod is gone, and nothing waits for that. Only
+//! mounts at paths that this agent uses are unmounted ([`teardown`]), after a check that no
+//! foreign mount is in the way; and nothing is ever deleted through a mount.
 
 use std::path::Path;
 
@@ -19,32 +19,32 @@ use super::VolumeError;
 use super::empty_dir::RECORD;
 use crate::users;
 
-pub(super) fn take_down(pods: &Root, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
-    let failed = |source| VolumeError::Folder { uid: uid.clone(), source };
+pub(super) fn tear_down(pods: &Root, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
+    let failed = |source| VolumeError::PodDirectoryAccess { uid: uid.clone(), source };
     let path = pods.path().join(uid.as_str());
     let kind = pods.kind(uid.as_str()).map_err(failed)?;
     match scope {
-        Scope::Directory if kind.is_some() && !is_pods(pods, uid).map_err(failed)? => {
-            return Err(VolumeError::NotAPods { path });
+        Scope::Directory if kind.is_some() && !is_made_by_agent(pods, uid).map_err(failed)? => {
+            return Err(VolumeError::NotPodDirectory { path });
         }
         Scope::Directory | Scope::Volumes => {}
     }
     unmount(&path, uid, scope)?;
-    let is_there = kind == Some(FileKind::Directory);
-    if is_there {
+    let exists = kind == Some(FileKind::Directory);
+    if exists {
         for directory in VOLUME_DIRECTORIES {
             pods.remove_dir_all(Path::new(uid.as_str()).join(directory)).map_err(failed)?;
         }
     }
     match scope {
-        Scope::Volumes if is_there => users::give_back(pods, uid).map_err(failed),
+        Scope::Volumes if exists => users::release(pods, uid).map_err(failed),
         Scope::Volumes => Ok(()),
         Scope::Directory => pods.remove_dir_all(uid.as_str()).map_err(failed),
     }
 }
 
-/// Whether an agent made this directory. Of anything else the owner is unknown.
-fn is_pods(pods: &Root, uid: &PodUid) -> Result<bool, FileError> {
+/// Whether an agent made this directory. The owner of anything else is unknown.
+fn is_made_by_agent(pods: &Root, uid: &PodUid) -> Result<bool, FileError> {
     if pods.kind(uid.as_str())? != Some(FileKind::Directory) {
         return Ok(false);
     }
@@ -53,8 +53,8 @@ fn is_pods(pods: &Root, uid: &PodUid) -> Result<bool, FileError> {
     Ok(teardown::is_pod_directory(uid.as_str(), &entries))
 }
 
-/// What is mounted at `point` in a pod's directory, with what is recorded of that place. A record that
-/// cannot be read is an error: without it the mount may be anyone's.
+/// The mount at `point` in a pod directory, with the recorded medium. A record that cannot be
+/// read is an error: without it the owner of the mount is unknown.
 pub fn seen_mount(
     pod_directory: &Path,
     point: &Path,
@@ -74,23 +74,23 @@ pub fn seen_mount(
     Ok(SeenMount { point: point.to_owned(), fs_type: fs_type.to_owned(), medium })
 }
 
-/// Nothing is unmounted if something foreign is in the way.
-fn unmount(folder: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
+/// Unmounts nothing if there is a foreign mount.
+fn unmount(directory: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
     let table = mounts::table(Path::new("/proc")).map_err(VolumeError::Mounts)?;
     let plugins = super::plugins();
-    let seen = mounts::at_or_below(&table, folder).into_iter();
+    let seen = mounts::at_or_below(&table, directory).into_iter();
     let seen = seen.filter_map(|mount| {
-        let point = mount.point.strip_prefix(folder).ok()?;
-        Some(seen_mount(folder, point, &mount.fs_type, &plugins))
+        let point = mount.point.strip_prefix(directory).ok()?;
+        Some(seen_mount(directory, point, &mount.fs_type, &plugins))
     });
     let seen: Vec<SeenMount> = seen
         .collect::<Result<_, _>>()
-        .map_err(|source| VolumeError::Folder { uid: uid.clone(), source })?;
+        .map_err(|source| VolumeError::PodDirectoryAccess { uid: uid.clone(), source })?;
     let points = match teardown::plan(&seen, scope, &plugins) {
-        Teardown::Unmount(points) => points.into_iter().map(|point| folder.join(point)),
+        Teardown::Unmount(points) => points.into_iter().map(|point| directory.join(point)),
         Teardown::Foreign(point) => {
-            // Without the slash that an empty path would add.
-            let path = folder.components().chain(point.components()).collect();
+            // Without the trailing slash that joining an empty path would add.
+            let path = directory.components().chain(point.components()).collect();
             return Err(VolumeError::Foreign { uid: uid.clone(), path });
         }
     };
@@ -100,7 +100,7 @@ fn unmount(folder: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeError>
         path: path.to_owned(),
         source,
     };
-    mounts::check_own(&table, &points).map_err(|source| failed(folder, source))?;
+    mounts::check_own(&table, &points).map_err(|source| failed(directory, source))?;
     for point in points {
         mounts::detach_own(&point, InUse::Fail).map_err(|source| failed(&point, source))?;
     }
@@ -108,7 +108,7 @@ fn unmount(folder: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeError>
 }
 
 pub(super) fn has_volumes(pods: &Root, uid: &PodUid) -> bool {
-    let look = || -> Result<bool, FileError> {
+    let check = || -> Result<bool, FileError> {
         let of_pod = Path::new(uid.as_str());
         for (plugin, kind) in list(pods, &of_pod.join("volumes"))? {
             let plugin = of_pod.join("volumes").join(plugin);
@@ -118,7 +118,7 @@ pub(super) fn has_volumes(pods: &Root, uid: &PodUid) -> bool {
         }
         Ok(!list(pods, &of_pod.join("volume-subpaths"))?.is_empty())
     };
-    look().unwrap_or(true)
+    check().unwrap_or(true)
 }
 
 fn list(pods: &Root, path: &Path) -> Result<Vec<(std::ffi::OsString, FileKind)>, FileError> {

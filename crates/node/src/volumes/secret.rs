@@ -1,17 +1,17 @@
-//! The keys of a Secret as files, in memory only.
+//! Secret volumes: the keys of a Secret as files, in memory only.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
 use podwright_core::volume::teardown::{Mounts, Plugin};
 
 use super::content::{self, Keep};
-use super::kind::{Ask, Kind, Prepared, Problem};
+use super::volume_type::{Prepared, VolumeProblem, VolumeRequest, VolumeType};
 
 const PLUGIN: &str = "kubernetes.io~secret";
 
 pub(super) struct Secret;
 
-impl Kind for Secret {
+impl VolumeType for Secret {
     fn covers(&self, volume: &v1::Volume) -> bool {
         volume.secret.is_some()
     }
@@ -20,7 +20,10 @@ impl Kind for Secret {
         &[Plugin { name: PLUGIN, mounts: Mounts::Memory }]
     }
 
-    fn prepare<'a>(&'a self, ask: Ask<'a>) -> BoxFuture<'a, Result<Prepared, Problem>> {
-        content::prepare(ask, PLUGIN, Keep::InMemory)
+    fn prepare<'a>(
+        &'a self,
+        request: VolumeRequest<'a>,
+    ) -> BoxFuture<'a, Result<Prepared, VolumeProblem>> {
+        content::prepare(request, PLUGIN, Keep::InMemory)
     }
 }

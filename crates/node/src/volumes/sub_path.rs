@@ -1,32 +1,32 @@
-//! A part of a volume, for one container.
+//! subPath mounts: a part of a volume for one container.
 //!
-//! A container that can write to a volume can make a link in it that leads to `/etc`, and swap it
-//! in while we look. So the part is found by the kernel in one step that cannot leave the volume,
-//! held, and bound from that hold: what names do meanwhile does not matter.
+//! A container that can write to a volume can replace the path with a symbolic link to `/etc`
+//! between check and mount. So the kernel resolves the path in one step that cannot leave the
+//! volume, and the mount is made from the resulting descriptor; later renames do not matter.
 
 use std::path::{Path, PathBuf};
 
 use podwright_host::files::{Durability, FileError, Links, Root};
 use podwright_host::mounts::{self, InUse, MountError, Propagation};
 
-use super::FOLDER_MODE;
+use super::DIRECTORY_MODE;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
-    #[error("cannot make the part of the volume")]
+    #[error("cannot create the subPath in the volume")]
     Create(#[source] FileError),
-    #[error("cannot get hold of the part of the volume")]
+    #[error("cannot open the subPath in the volume")]
     File(#[from] FileError),
-    #[error("cannot bind the part of the volume")]
+    #[error("cannot bind-mount the subPath")]
     Mount(#[from] MountError),
-    #[error("the work on it was cut off")]
-    CutOff,
+    #[error("subPath mount was interrupted")]
+    Interrupted,
 }
 
-/// Binds `sub_path` of `volume` to `place` in the pod's folder and returns where that is. As
-/// upstream, what is mounted below it now is left out; what is mounted there later is passed on.
+/// Binds `sub_path` of `volume` to `place` in the pod directory and returns the target. As
+/// upstream, existing mounts below it are left out; later mounts below it propagate.
 pub(super) fn bind(
-    pod_folder: &Root,
+    pod_directory: &Root,
     volume: &Path,
     sub_path: &str,
     place: &Path,
@@ -42,39 +42,39 @@ pub(super) fn bind(
         }
         Err(error) => return Err(error.into()),
     };
-    let is_folder = rustix::fs::fstat(&pinned)
+    let is_directory = rustix::fs::fstat(&pinned)
         .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir());
     let relative = Path::new("volume-subpaths").join(place);
-    let target = pod_folder.path().join(&relative);
+    let target = pod_directory.path().join(&relative);
     if mounts::is_mount_point(&target)? {
         if mounts::shows(&target, &pinned)? {
             return Ok(target);
         }
-        // From an earlier start; the volume has another file there now.
+        // From an earlier container start; the volume now has a different file there.
         mounts::detach_own(&target, InUse::Detach)?;
     }
-    make_target(pod_folder, &relative, is_folder)?;
+    make_target(pod_directory, &relative, is_directory)?;
     mounts::bind_pinned(&pinned, &target, propagation)?;
     Ok(target)
 }
 
-/// A folder is bound on a folder, anything else on a file.
-fn make_target(pod_folder: &Root, relative: &Path, is_folder: bool) -> Result<(), FileError> {
+/// Creates the mount target: a directory for a directory, a file for anything else.
+fn make_target(pod_directory: &Root, relative: &Path, is_directory: bool) -> Result<(), FileError> {
     use podwright_host::files::Kind;
-    let fits = |kind| (kind == Kind::Directory) == is_folder;
-    match pod_folder.kind(relative)? {
+    let fits = |kind| (kind == Kind::Directory) == is_directory;
+    match pod_directory.kind(relative)? {
         Some(kind) if fits(kind) => return Ok(()),
-        Some(Kind::Directory) => pod_folder.remove_dir(relative)?,
-        Some(Kind::File | Kind::Symlink | Kind::Other) => pod_folder.remove_file(relative)?,
+        Some(Kind::Directory) => pod_directory.remove_dir(relative)?,
+        Some(Kind::File | Kind::Symlink | Kind::Other) => pod_directory.remove_file(relative)?,
         None => {}
     }
-    if is_folder {
-        return pod_folder.create_dir_all(relative, FOLDER_MODE);
+    if is_directory {
+        return pod_directory.create_dir_all(relative, DIRECTORY_MODE);
     }
     if let Some(parent) = relative.parent() {
-        pod_folder.create_dir_all(parent, FOLDER_MODE)?;
+        pod_directory.create_dir_all(parent, DIRECTORY_MODE)?;
     }
-    pod_folder.write_atomic(relative, b"", 0o640, Durability::Cache)
+    pod_directory.write_atomic(relative, b"", 0o640, Durability::Cache)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! On real mounts, with an API server in the process.
+//! Volume tests on real mounts, with an embedded API server.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -34,7 +34,7 @@ impl Scene {
         Self { dir, client, volumes }
     }
 
-    /// Another process in the place of this one.
+    /// Replaces the volume manager, as a restart of the agent does.
     pub(super) fn restart(&mut self) {
         self.volumes = Arc::new(volumes_in(&self.dir, &self.client));
     }
@@ -58,7 +58,7 @@ impl Scene {
         api.patch(name, &PatchParams::default(), &change).await.unwrap();
     }
 
-    /// A pod as the API server has it, with all its volumes mounted in its container.
+    /// A pod created in the API, with all its volumes mounted in its container.
     pub(super) async fn pod(&self, spec: Value) -> Arc<Pod> {
         self.named_pod("p", spec).await
     }
@@ -84,8 +84,8 @@ impl Scene {
         pod
     }
 
-    /// A claim `c` and the local volume `pv` at this path, which is kept for the claim with the UID
-    /// `for_uid`, or for this one if that is empty.
+    /// A claim `c` and the local volume `pv` at this path, bound to the claim with the UID `for_uid`,
+    /// or to this one if that is empty.
     pub(super) async fn claim_on(&self, data: &Path, for_uid: &str) -> v1::PersistentVolumeClaim {
         let nodes: Api<v1::Node> = Api::all(self.client.clone());
         let node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
@@ -119,7 +119,7 @@ impl Scene {
             while !self.volumes.sources.objects.changed().await.contains(&pod.uid) {}
         });
         told.await.unwrap();
-        self.volumes.known.lock()[&pod.uid].tell();
+        self.volumes.known.lock()[&pod.uid].mark_outdated();
     }
 }
 
@@ -152,7 +152,7 @@ fn is_in_memory(path: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn every_kind_that_is_made_of_objects_is_there_with_its_files_and_modes() {
+async fn object_volumes_have_their_files_and_modes() {
     needs_root!();
     let scene = Scene::new().await;
     scene
@@ -182,7 +182,7 @@ async fn every_kind_that_is_made_of_objects_is_there_with_its_files_and_modes() 
     assert_eq!(std::fs::read(map.join("r")).unwrap(), [0, 1, 255]);
     assert_eq!(mode(map.join("r")), 0o640, "the group may read it");
     assert_eq!(std::fs::metadata(map.join("r")).unwrap().gid(), 4321);
-    assert!(!map.join("b").exists(), "only what is named");
+    assert!(!map.join("b").exists(), "only the listed items");
     assert!(!is_in_memory(&map));
 
     for (volume, file, want) in
@@ -199,13 +199,13 @@ async fn every_kind_that_is_made_of_objects_is_there_with_its_files_and_modes() 
 
     scene.volumes.release(&pod.uid).await.unwrap();
     let left: Vec<_> = std::fs::read_dir(scene.volumes.pod_dir(&pod.uid)).unwrap().collect();
-    assert_eq!(left.len(), 1, "row 39: nothing is left but containers/: {left:?}");
+    assert_eq!(left.len(), 1, "nothing is left but containers/: {left:?}");
     let table = mounts::table(Path::new("/proc")).unwrap();
     assert!(mounts::at_or_below(&table, scene.dir.path()).is_empty());
 }
 
 #[tokio::test]
-async fn an_edit_is_one_flip_and_a_sub_path_keeps_what_it_had() {
+async fn edit_replaces_content_atomically_and_sub_path_keeps_the_old_file() {
     needs_root!();
     let scene = Scene::new().await;
     scene.create::<v1::ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).await;
@@ -228,18 +228,18 @@ async fn an_edit_is_one_flip_and_a_sub_path_keeps_what_it_had() {
     scene.volumes.mount(&pod).await.unwrap();
     assert_eq!((text(map.join("a")), text(map.join("b"))), ("2".into(), "3".into()));
     assert_ne!(std::fs::read_link(map.join("..data")).unwrap(), edition);
-    assert_eq!(text(&part), "1", "row 37: the sub path is stale");
+    assert_eq!(text(&part), "1", "the subPath keeps the old content");
     assert!(!later.join("k").exists());
 
     scene.create::<v1::Secret>(json!({"metadata": {"name": "s"}, "stringData": {"k": "v"}})).await;
     scene.edited(&pod).await;
     scene.volumes.mount(&pod).await.unwrap();
-    assert_eq!(text(later.join("k")), "v", "row 42");
+    assert_eq!(text(later.join("k")), "v", "an optional Secret appears later");
     scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_is_missing_is_named_and_waited_for() {
+async fn missing_sources_are_named_and_retried() {
     needs_root!();
     let scene = Scene::new().await;
     let pod = scene
@@ -263,7 +263,7 @@ async fn what_is_missing_is_named_and_waited_for() {
     assert!(missing.retry_in <= Duration::from_millis(500));
 
     let again = scene.volumes.mount(&pod).await.unwrap_err();
-    assert!(again.errors.is_empty(), "not tried again before its time");
+    assert!(again.errors.is_empty(), "not retried before the back-off");
     assert!(again.waiting_for.contains("secret \"absent\" not found"));
     scene
         .create::<v1::Secret>(json!({"metadata": {"name": "absent"}, "stringData": {"k": "v"}}))
@@ -275,7 +275,7 @@ async fn what_is_missing_is_named_and_waited_for() {
 }
 
 #[tokio::test]
-async fn a_full_file_system_keeps_the_old_edition_whole() {
+async fn full_file_system_keeps_the_old_content_complete() {
     needs_root!();
     let scene = Scene::new().await;
     scene.create::<v1::ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).await;
@@ -293,16 +293,16 @@ async fn a_full_file_system_keeps_the_old_edition_whole() {
     scene.edited(&pod).await;
     scene.volumes.mount(&pod).await.unwrap();
     let outcome = scene.volumes.known.lock()[&pod.uid].clone();
-    assert!(outcome.wake_at().is_some(), "it is tried again");
+    assert!(outcome.wake_at().is_some(), "it is retried");
     assert_eq!(text(path.join("a")), "1");
     let editions = std::fs::read_dir(&path).unwrap().flatten();
     let editions = editions.filter(|e| e.file_name().to_string_lossy().starts_with("..2"));
-    assert_eq!(editions.count(), 1, "the half-written one is gone");
+    assert_eq!(editions.count(), 1, "the partly written one is removed");
     scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_memory_folder_has_its_size_and_what_is_in_it_survives_our_restart() {
+async fn memory_empty_dir_has_its_size_and_keeps_content_across_agent_restart() {
     needs_root!();
     let mut scene = Scene::new().await;
     let pod = scene
@@ -326,12 +326,12 @@ async fn a_memory_folder_has_its_size_and_what_is_in_it_survives_our_restart() {
     let table = mounts::table(Path::new("/proc")).unwrap();
     let on_it = table.iter().filter(|mount| mount.point == memory).count();
     assert_eq!(on_it, 1, "not mounted twice");
-    assert_eq!(mode(disk.join("private")), 0o600, "what containers made is theirs");
+    assert_eq!(mode(disk.join("private")), 0o600, "files of containers are not changed");
     scene.volumes.release(&pod.uid).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_claim_leads_to_a_folder_of_this_node_and_nobody_elses() {
+async fn claim_resolves_to_its_local_volume_only_if_bound_to_it() {
     needs_root!();
     let scene = Scene::new().await;
     let data = scene.dir.path().join("data");
@@ -347,7 +347,7 @@ async fn a_claim_leads_to_a_folder_of_this_node_and_nobody_elses() {
     assert!(refused.waiting_for.contains("is bound to another claim"), "{}", refused.waiting_for);
     let mine = Patch::Merge(json!({"spec": {"claimRef": {"uid": claim.metadata.uid}}}));
     persistent.patch("pv", &PatchParams::default(), &mine).await.unwrap();
-    scene.volumes.known.lock()[&pod.uid].tell();
+    scene.volumes.known.lock()[&pod.uid].mark_outdated();
     scene.volumes.mount(&pod).await.unwrap();
     let path = scene.at(&pod, "v");
     assert!(path.ends_with("volumes/kubernetes.io~local-volume/pv"));
@@ -358,7 +358,7 @@ async fn a_claim_leads_to_a_folder_of_this_node_and_nobody_elses() {
 }
 
 #[tokio::test]
-async fn row_44_an_orphan_with_a_foreign_mount_is_kept_and_another_is_removed() {
+async fn orphan_with_a_foreign_mount_is_kept_and_another_is_removed() {
     needs_root!();
     let mut scene = Scene::new().await;
     let pod =
@@ -382,16 +382,16 @@ async fn row_44_an_orphan_with_a_foreign_mount_is_kept_and_another_is_removed() 
 }
 
 #[tokio::test]
-async fn a_pod_whose_mount_hangs_keeps_no_other_waiting() {
+async fn pod_with_a_hanging_mount_blocks_no_other_pod() {
     needs_root!();
     let scene = Scene::new().await;
     let spec = json!({"volumes": [{"name": "e", "emptyDir": {}}]});
     let hangs = scene.named_pod("hangs", spec.clone()).await;
     scene.volumes.mount(&hangs).await.unwrap();
-    // given: an act that does not come back holds the pod's turn
+    // given: an operation that hangs holds the lock of the pod
     let entry = scene.volumes.known.lock()[&hangs.uid].clone();
-    let turn = entry.turn().await;
-    // when others come and go, and somebody gives up waiting for the one that hangs
+    let guard = entry.lock_work().await;
+    // when other pods are set up and released, and waits for the hanging one time out
     for name in ["a", "b", "c", "d", "e"] {
         let other = scene.named_pod(name, spec.clone()).await;
         scene.volumes.mount(&other).await.unwrap();
@@ -399,14 +399,14 @@ async fn a_pod_whose_mount_hangs_keeps_no_other_waiting() {
         let waiting = tokio::time::timeout(Duration::from_millis(1), scene.volumes.mount(&hangs));
         assert!(waiting.await.is_err());
     }
-    // then it still holds its place, and goes on when the act has ended
-    drop(turn);
+    // then the lock is still held, and the pod continues after the operation has ended
+    drop(guard);
     scene.volumes.mount(&hangs).await.unwrap();
     scene.volumes.release(&hangs.uid).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_file_with_variables_is_read_where_it_is_and_nowhere_else() {
+async fn env_file_is_read_inside_its_volume_only() {
     needs_root!();
     let scene = Scene::new().await;
     let pod = scene.pod(json!({"volumes": [{"name": "e", "emptyDir": {}}]})).await;

@@ -1,30 +1,29 @@
-//! The service account tokens of one pod.
+//! Service account tokens of one pod.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use podwright_core::time::Mono;
-use podwright_core::volume::token::{Token, Wanted};
+use podwright_core::volume::token::{Token, TokenSpec};
 
-use super::kind::Ask;
+use super::volume_type::VolumeRequest;
 use crate::objects::Fetched;
 
-/// A token is fetched again when it gets old, not whenever a volume is looked at.
+/// Caches each token until its renewal time, so that a volume refresh does not fetch it again.
 #[derive(Default)]
-pub(crate) struct Tokens(Mutex<BTreeMap<Wanted, Token>>);
+pub(crate) struct Tokens(Mutex<BTreeMap<TokenSpec, Token>>);
 
 impl Tokens {
-    /// Adds the tokens that a volume wants to what was fetched for it, and returns when the first
-    /// of them should be fetched again.
+    /// Adds the tokens that a volume needs to `fetched` and returns the earliest renewal time.
     pub(super) async fn fetch(
         &self,
-        ask: Ask<'_>,
-        wanted: &[Wanted],
+        request: VolumeRequest<'_>,
+        wanted: &[TokenSpec],
         fetched: &mut Fetched,
     ) -> Option<Mono> {
         let mut renew_at: Option<Mono> = None;
         for wanted in wanted {
-            let token = self.current(ask, wanted).await;
+            let token = self.current(request, wanted).await;
             let text = token.as_ref().map(|token| token.text.clone()).map_err(Clone::clone);
             fetched.add_token(wanted.clone(), text);
             let next = token.ok().map(|token| token.renew_at);
@@ -33,16 +32,20 @@ impl Tokens {
         renew_at
     }
 
-    async fn current(&self, ask: Ask<'_>, wanted: &Wanted) -> Result<Token, String> {
-        let now = || ask.sources.clock.now().mono;
+    async fn current(
+        &self,
+        request: VolumeRequest<'_>,
+        wanted: &TokenSpec,
+    ) -> Result<Token, String> {
+        let now = || request.sources.clock.now().mono;
         let known = self.0.lock().get(wanted).cloned();
         if let Some(token) = known.as_ref().filter(|token| now() < token.renew_at) {
             return Ok(token.clone());
         }
-        let answer = ask.sources.objects.token(ask.pod, wanted).await;
+        let answer = request.sources.objects.token(request.pod, wanted).await;
         let fresh = answer.map_err(|error| error.to_string()).and_then(|answer| {
-            let token = Token::received(&answer, ask.pod, now());
-            token.ok_or_else(|| "the API server's answer holds no token".to_owned())
+            let token = Token::received(&answer, request.pod, now());
+            token.ok_or_else(|| "the API server's response holds no token".to_owned())
         });
         match (fresh, known) {
             (Ok(token), _) => {
@@ -50,7 +53,10 @@ impl Tokens {
                 Ok(token)
             }
             (Err(error), Some(old)) if now() < old.ends_at => {
-                tracing::warn!(pod = %ask.pod.name, error, "cannot renew a token; the old one stays");
+                tracing::warn!(
+                    pod = %request.pod.name, error,
+                    "renew service account token failed, keeping the old one until it expires"
+                );
                 Ok(old.kept_for_now(now()))
             }
             (Err(error), _) => Err(error),
@@ -73,10 +79,10 @@ mod tests {
 
     use super::*;
     use crate::objects::{Objects, tests::api};
-    use crate::volumes::kind::Sources;
+    use crate::volumes::volume_type::Sources;
 
     #[tokio::test]
-    async fn row_41_a_token_is_exchanged_in_time_and_kept_while_that_fails() {
+    async fn token_is_renewed_in_time_and_kept_while_renewal_fails() {
         let client = api().await;
         let accounts: Api<v1::ServiceAccount> = Api::default_namespaced(client.clone());
         let account = serde_json::from_value(json!({"metadata": {"name": "robot"}})).unwrap();
@@ -94,24 +100,25 @@ mod tests {
             clock: Clock::manual(start),
         };
         let tokens = Tokens::default();
-        let ask = Ask { pod: &pod, volume: &volume, sources: &sources, tokens: &tokens };
-        let wanted = Wanted { service_account: "robot".into(), audience: None, seconds: 3600 };
+        let request =
+            VolumeRequest { pod: &pod, volume: &volume, sources: &sources, tokens: &tokens };
+        let wanted = TokenSpec { service_account: "robot".into(), audience: None, seconds: 3600 };
         let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
 
-        let first = tokens.current(ask, &wanted).await.unwrap();
+        let first = tokens.current(request, &wanted).await.unwrap();
         sources.clock.advance(minutes(47));
-        assert_eq!(tokens.current(ask, &wanted).await.unwrap(), first, "still young");
+        assert_eq!(tokens.current(request, &wanted).await.unwrap(), first, "not due yet");
         sources.clock.advance(minutes(2));
-        let second = tokens.current(ask, &wanted).await.unwrap();
-        assert!(second.renew_at > first.ends_at - minutes(15), "a new one after 48 minutes");
+        let second = tokens.current(request, &wanted).await.unwrap();
+        assert!(second.renew_at > first.ends_at - minutes(15), "renewed after 48 minutes");
 
         accounts.delete("robot", &DeleteParams::default()).await.unwrap();
         sources.clock.advance(minutes(55));
-        let kept = tokens.current(ask, &wanted).await.unwrap();
-        assert_eq!(kept.text, second.text, "the old one is better than none");
+        let kept = tokens.current(request, &wanted).await.unwrap();
+        assert_eq!(kept.text, second.text, "the old token is kept until it expires");
         assert_eq!(kept.renew_at.since(sources.clock.now().mono), Duration::from_secs(10));
         sources.clock.advance(minutes(6));
-        let error = tokens.current(ask, &wanted).await.unwrap_err();
+        let error = tokens.current(request, &wanted).await.unwrap_err();
         assert!(error.contains("robot"), "{error}");
     }
 }

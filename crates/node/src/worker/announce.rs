@@ -1,4 +1,4 @@
-//! Events that follow from a decision rather than from an act.
+//! Events that follow from a decision rather than from a runtime call.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use podwright_core::attempts::StartError;
@@ -8,7 +8,7 @@ use podwright_core::status::phase::DEADLINE_EXCEEDED;
 
 use crate::events::{Recorder, Severity};
 
-/// Tells what began with this plan; what already held with the last one was told then.
+/// Emits events for what is new in this plan compared with the last one.
 pub(super) fn changes(events: &Recorder, pod: &Pod, before: Option<&Plan>, now: &Plan) {
     for (name, waiting) in &now.waiting {
         let known = before.and_then(|plan| plan.waiting.get(name));
@@ -25,7 +25,7 @@ pub(super) fn changes(events: &Recorder, pod: &Pod, before: Option<&Plan>, now: 
     }
 }
 
-/// Tells of an end that the node brought about, once.
+/// Emits an event, once, when the node ended the pod.
 pub(super) fn end(events: &Recorder, pod: &Pod, before: Option<&PodStatus>, now: &PodStatus) {
     let known = before.and_then(|status| status.reason.as_deref());
     if now.reason.as_deref() == Some(DEADLINE_EXCEEDED) && known != Some(DEADLINE_EXCEEDED) {
@@ -43,9 +43,10 @@ fn container_waits(events: &Recorder, pod: &Pod, container: &Container, waiting:
         );
         events.container(pod, container, Severity::Warning, "BackOff", text);
     } else if waiting.reason == WaitReason::NotStarted(StartError::ImagePullBackOff) {
-        // Which image, its own or a volume's, only the message tells; the error is told already.
-        let told = waiting.message.split_once("\": ");
-        let text = told.map_or_else(|| waiting.message.clone(), |(image, _)| format!("{image}\""));
+        // Only the message names the image (the container's or a volume's); the error was already
+        // reported.
+        let parts = waiting.message.split_once("\": ");
+        let text = parts.map_or_else(|| waiting.message.clone(), |(image, _)| format!("{image}\""));
         events.container(pod, container, Severity::Normal, "BackOff", text);
         let text = format!("Error: {}", waiting.reason.as_str());
         events.container(pod, container, Severity::Warning, "Failed", text);

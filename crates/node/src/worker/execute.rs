@@ -1,5 +1,5 @@
-//! Carries a plan out, step by step. One match, no choices: a failure is written down, and the
-//! next decision makes of it what it will.
+//! Execution of a plan, step by step. It makes no decisions: a failure is recorded as an attempt,
+//! and the next plan takes it into account.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,59 +13,63 @@ use podwright_core::plan::{self, Logs, Plan, Step};
 use podwright_core::pod::{Container, ContainerKind, Pod};
 use podwright_core::time::Now;
 
-use super::lane::Lane;
-use super::start::Ground;
+use super::call_tracker::CallTracker;
+use super::start::SandboxContext;
 use super::stop::NotStopped;
-use crate::causes::chain;
-use crate::cell::PodCell;
+use crate::context::NodeContext;
+use crate::error_chain::chain;
 use crate::events::Severity;
-use crate::gate::{Act, Rank};
 use crate::images::Prefetch;
 use crate::logs;
-use crate::tools::Tools;
+use crate::pod_handle::PodHandle;
+use crate::start_limiter::{Rank, StartStep};
 
-/// How long a failed step rests; a little longer each time for some, so that not all pods of a
-/// node come back in the same instant.
+/// Delay before a failed step is retried; spread by pod, so that not all pods retry at the same
+/// time.
 const RETRY: Duration = Duration::from_secs(10);
 
 pub(super) struct Execution<'a> {
-    pub tools: &'a Arc<Tools>,
-    pub cell: &'a Arc<PodCell>,
+    pub context: &'a Arc<NodeContext>,
+    pub handle: &'a Arc<PodHandle>,
     pub pod: &'a Arc<Pod>,
-    pub lane: &'a Lane,
+    pub call_tracker: &'a CallTracker,
     pub view: &'a Arc<ObservedPod>,
 }
 
-/// A step failed. It can only be made by writing down what it leads to: a failure nobody noted
-/// would be tried again at once, for ever.
+/// A step failed. It can only be created by recording the failure: an unrecorded failure would be
+/// retried at once, forever.
 pub(super) struct Failed(());
 
 impl Execution<'_> {
-    /// Returns whether every step succeeded.
+    /// Executes the steps; returns whether all succeeded.
     pub(super) async fn carry_out(mut self, plan: &Plan) -> bool {
-        let mut ground = Ground::in_sandbox(self.pod, self.view);
-        let (mut all, mut begun) = (true, false);
+        let mut sandbox_context = SandboxContext::in_sandbox(self.pod, self.view);
+        let (mut all, mut created) = (true, false);
         let _prefetched = self.prefetch(plan);
         for step in &plan.steps {
-            begun |= matches!(step, Step::CreateSandbox { .. });
-            match self.step(step, &mut ground).await {
+            created |= matches!(step, Step::CreateSandbox { .. });
+            match self.step(step, &mut sandbox_context).await {
                 Ok(()) => {}
-                // One container that does not start keeps no other from starting, unless it is
-                // an init container: those behind it wait for it.
-                Err(Failed(())) if self.may_go_on_after(step) => all = false,
+                // A container that fails to start does not keep others from starting, unless it
+                // is an init container.
+                Err(Failed(())) if self.continues_after_failure(step) => all = false,
                 Err(Failed(())) => {
                     all = false;
                     break;
                 }
             }
         }
-        if begun && config::namespaces::wants_own_users(self.pod) {
-            self.tools.metrics.starts.user_namespaced(all);
+        if created && config::namespaces::wants_own_users(self.pod) {
+            self.context.metrics.starts.user_namespaced(all);
         }
         all
     }
 
-    async fn step(&mut self, step: &Step, ground: &mut Ground) -> Result<(), Failed> {
+    async fn step(
+        &mut self,
+        step: &Step,
+        sandbox_context: &mut SandboxContext,
+    ) -> Result<(), Failed> {
         match step {
             Step::EnsureCgroup => self.ensure_cgroup().await,
             Step::MakeDirectories => self.make_directories(),
@@ -74,17 +78,19 @@ impl Execution<'_> {
             Step::StopContainer(stop) => self.stop_container(stop).await,
             Step::RemoveInstances { ids, logs } => self.remove_instances(ids, *logs).await,
             Step::CreateSandbox { attempt } => {
-                *ground = self.create_sandbox(*attempt).await?;
+                *sandbox_context = self.create_sandbox(*attempt).await?;
                 Ok(())
             }
             Step::Resize(resize) => Box::pin(self.resize(resize)).await,
-            Step::StartContainer(start) => Box::pin(self.start_container(start, ground)).await,
+            Step::StartContainer(start) => {
+                Box::pin(self.start_container(start, sandbox_context)).await
+            }
             Step::UnmountVolumes => self.unmount_volumes().await,
             Step::DestroyCgroup => self.destroy_cgroup().await,
         }
     }
 
-    fn may_go_on_after(&self, step: &Step) -> bool {
+    fn continues_after_failure(&self, step: &Step) -> bool {
         if matches!(step, Step::Resize(_)) {
             return true;
         }
@@ -92,42 +98,42 @@ impl Execution<'_> {
         container.is_some_and(|container| container.kind != ContainerKind::Init)
     }
 
-    /// Starts pulling what the plan will need while the sandbox is still being made.
+    /// Starts pulling the images of the plan while the sandbox is being created.
     fn prefetch(&self, plan: &Plan) -> Vec<Prefetch> {
         let starts = plan.steps.iter().filter_map(Step::start);
         let containers = starts.filter_map(|start| self.pod.container(&start.container));
-        containers.filter_map(|c| self.tools.images.prefetch(self.pod, c)).collect()
+        containers.filter_map(|c| self.context.images.prefetch(self.pod, c)).collect()
     }
 
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
-        match self.tools.cgroups.ensure_pod(self.pod).await {
+        match self.context.cgroups.ensure_pod(self.pod).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Cgroup);
                 Ok(())
             }
             Err(error) => {
                 let text = format!("unable to ensure pod container exists: {}", chain(&error));
-                self.failed_loudly(PodStep::Cgroup, "FailedCreatePodContainer", text)
+                self.failed_with_event(PodStep::Cgroup, "FailedCreatePodContainer", text)
             }
         }
     }
 
     fn make_directories(&mut self) -> Result<(), Failed> {
-        match self.tools.volumes.make_directories(self.pod) {
+        match self.context.volumes.make_directories(self.pod) {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Directories);
                 Ok(())
             }
             Err(error) => {
                 let text = format!("error making pod data directories: {}", chain(&error));
-                self.failed_loudly(PodStep::Directories, "Failed", text)
+                self.failed_with_event(PodStep::Directories, "Failed", text)
             }
         }
     }
 
     async fn mount_volumes(&mut self) -> Result<(), Failed> {
         self.begin("mounting volumes");
-        match self.tools.volumes.mount(self.pod).await {
+        match self.context.volumes.mount(self.pod).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Volumes);
                 Ok(())
@@ -135,48 +141,48 @@ impl Execution<'_> {
             Err(not_mounted) => {
                 for error in &not_mounted.errors {
                     let text = chain(error);
-                    self.tools.events.pod(self.pod, Severity::Warning, "FailedMount", text);
+                    self.context.events.pod(self.pod, Severity::Warning, "FailedMount", text);
                 }
                 self.failed_for(PodStep::Volumes, not_mounted.waiting_for, not_mounted.retry_in)
             }
         }
     }
 
-    async fn create_sandbox(&mut self, attempt: u32) -> Result<Ground, Failed> {
+    async fn create_sandbox(&mut self, attempt: u32) -> Result<SandboxContext, Failed> {
         let ready = match self.sandbox_config(attempt).await {
             Ok(ready) => ready,
             Err(error) => {
                 let text = format!("Failed to create pod sandbox: {}", chain(&error));
-                return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+                return self.failed_with_event(PodStep::Sandbox, "FailedCreatePodSandBox", text);
             }
         };
-        self.begin("creating the pod's sandbox");
-        let runtime = self.tools.runtime.clone();
+        self.begin("creating the pod sandbox");
+        let runtime = self.context.runtime.clone();
         let (config, handler) = (ready.config.clone(), ready.handler.clone());
-        let began = self.tools.clock.now().mono;
-        let place = self.tools.starts.enter(self.rank(Act::RunSandbox)).await;
+        let began = self.context.clock.now().mono;
+        let permit = self.context.starts.acquire(self.rank(StartStep::RunSandbox)).await;
         let run = async move { runtime.run_sandbox(config, &handler).await };
-        let made = self.lane.run(place.during(run)).await;
-        let took = self.tools.clock.now().mono.since(began);
-        self.tools.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
+        let made = self.call_tracker.run(permit.during(run)).await;
+        let took = self.context.clock.now().mono.since(began);
+        self.context.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
         let id = match made {
             Ok(id) => id,
             Err(error) => {
                 let text = format!("Failed to create pod sandbox: {}", error.rpc_text());
-                return self.failed_loudly(PodStep::Sandbox, "FailedCreatePodSandBox", text);
+                return self.failed_with_event(PodStep::Sandbox, "FailedCreatePodSandBox", text);
             }
         };
-        let ips = match self.tools.runtime.sandbox_status(&id).await {
+        let ips = match self.context.runtime.sandbox_status(&id).await {
             Ok(sandbox) => sandbox.ips.unwrap_or_default(),
             Err(error) => {
                 let text = format!("Unable to get pod sandbox status: {}", error.rpc_text());
-                return self.failed_loudly(PodStep::Sandbox, "FailedPodSandBoxStatus", text);
+                return self.failed_with_event(PodStep::Sandbox, "FailedPodSandBoxStatus", text);
             }
         };
         self.attempts().note_step_done(PodStep::Sandbox);
         self.note("sandbox created");
-        self.tools.status.sandbox_ready(self.pod);
-        Ok(Ground::of(id, attempt, ips))
+        self.context.status.sandbox_ready(self.pod);
+        Ok(SandboxContext::of(id, attempt, ips))
     }
 
     async fn remove_instances(&mut self, ids: &[ContainerId], logs: Logs) -> Result<(), Failed> {
@@ -184,12 +190,13 @@ impl Execution<'_> {
             let seen = self.view.instances.iter().find(|instance| instance.id == *id);
             if logs == Logs::Removed
                 && let Some(log) = seen.and_then(|instance| instance.log_path.clone())
-                && let Err(error) = logs::remove(&self.tools.facts.pod_logs_dir, log).await
+                && let Err(error) = logs::remove(&self.context.facts.pod_logs_dir, log).await
             {
                 return self.failed(PodStep::Removal, chain(&error));
             }
-            let (runtime, id) = (self.tools.runtime.clone(), id.clone());
-            let removed = self.lane.run(async move { runtime.remove_container(&id).await }).await;
+            let (runtime, id) = (self.context.runtime.clone(), id.clone());
+            let removed =
+                self.call_tracker.run(async move { runtime.remove_container(&id).await }).await;
             if let Err(error) = removed {
                 return self.failed(PodStep::Removal, error.to_string());
             }
@@ -201,18 +208,18 @@ impl Execution<'_> {
     async fn kill_pod(&mut self, kill: &plan::KillPod) -> Result<(), Failed> {
         if kill.replaced {
             let text = "Pod sandbox changed, it will be killed and re-created.";
-            self.tools.events.pod(self.pod, Severity::Normal, "SandboxChanged", text.into());
+            self.context.events.pod(self.pod, Severity::Normal, "SandboxChanged", text.into());
         }
         if !kill.stops.is_empty() {
             self.begin(format!("stopping {}", kill.summary()));
         }
-        let not_stopped = self.stop_in_turn(&kill.stops).await;
-        let mut errors: Vec<String> = not_stopped.iter().map(NotStopped::told).collect();
+        let not_stopped = self.stop_in_order(&kill.stops).await;
+        let mut errors: Vec<String> = not_stopped.iter().map(NotStopped::text).collect();
         for sandbox in &kill.sandboxes {
             if let Err(error) = self.stop_sandbox(sandbox).await {
-                let (uid, said) = (self.pod.uid.as_str(), error.rpc_text());
+                let (uid, text) = (self.pod.uid.as_str(), error.rpc_text());
                 errors.push(format!(
-                    "failed to \"KillPodSandbox\" for {uid:?} with KillPodSandboxError: {said:?}"
+                    "failed to \"KillPodSandbox\" for {uid:?} with KillPodSandboxError: {text:?}"
                 ));
             }
         }
@@ -224,25 +231,26 @@ impl Execution<'_> {
             [one] => one.clone(),
             several => format!("[{}]", several.join(", ")),
         };
-        self.failed_loudly(PodStep::Kill, "FailedKillPod", format!("error killing pod: {all}"))
+        self.failed_with_event(PodStep::Kill, "FailedKillPod", format!("error killing pod: {all}"))
     }
 
     async fn stop_sandbox(&mut self, sandbox: &SandboxId) -> Result<(), podwright_cri::Error> {
-        self.begin("stopping the pod's sandbox");
-        let (runtime, cell, id) = (self.tools.runtime.clone(), self.cell.clone(), sandbox.clone());
-        let clock = self.tools.clock.clone();
-        // Noted on the lane: a worker that turns to something else would stop it a second time.
+        self.begin("stopping the pod sandbox");
+        let (runtime, handle, id) =
+            (self.context.runtime.clone(), self.handle.clone(), sandbox.clone());
+        let clock = self.context.clock.clone();
+        // Recorded in the tracked call: a preempted worker would otherwise stop the sandbox twice.
         let stop = async move {
             runtime.stop_sandbox(&id).await?;
-            cell.attempts.lock().note_sandbox_stopped(id, clock.now().mono);
+            handle.attempts.lock().note_sandbox_stopped(id, clock.now().mono);
             Ok(())
         };
-        self.lane.run(stop).await
+        self.call_tracker.run(stop).await
     }
 
     async fn unmount_volumes(&mut self) -> Result<(), Failed> {
         self.begin("unmounting volumes");
-        let Err(error) = self.tools.volumes.release(&self.pod.uid).await else { return Ok(()) };
+        let Err(error) = self.context.volumes.release(&self.pod.uid).await else { return Ok(()) };
         let error = chain(&error);
         let logged = self.attempts().step_failure(PodStep::Teardown).map(|f| f.message.clone());
         if logged.as_ref() != Some(&error) {
@@ -253,7 +261,7 @@ impl Execution<'_> {
     }
 
     async fn destroy_cgroup(&mut self) -> Result<(), Failed> {
-        match self.tools.cgroups.destroy_pod(self.pod).await {
+        match self.context.cgroups.destroy_pod(self.pod).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Teardown);
                 Ok(())
@@ -262,31 +270,31 @@ impl Execution<'_> {
         }
     }
 
-    /// Writes a failure down for the next decision.
+    /// Records a failed step for the next decision.
     pub(super) fn failed<T>(&mut self, step: PodStep, text: String) -> Result<T, Failed> {
         let retry = self.retry();
         self.failed_for(step, text, retry)
     }
 
-    /// The same, for a step that says itself when to come back.
+    /// As [`Self::failed`], with the retry delay given by the step.
     fn failed_for<T>(&mut self, step: PodStep, text: String, retry: Duration) -> Result<T, Failed> {
         let now = self.note(&text);
         self.attempts().note_step_failure(step, text, now, retry);
         Err(Failed(()))
     }
 
-    /// And tells users of it.
-    fn failed_loudly<T>(
+    /// As [`Self::failed`], with an event for the user.
+    fn failed_with_event<T>(
         &mut self,
         step: PodStep,
         reason: &'static str,
         text: String,
     ) -> Result<T, Failed> {
-        self.tools.events.pod(self.pod, Severity::Warning, reason, text.clone());
+        self.context.events.pod(self.pod, Severity::Warning, reason, text.clone());
         self.failed(step, text)
     }
 
-    /// Writes down why a container did not start.
+    /// Records why a container did not start.
     pub(super) fn not_started(
         &mut self,
         container: &Container,
@@ -304,24 +312,25 @@ impl Execution<'_> {
         Failed(())
     }
 
-    /// Locked for one statement at a time: whoever asks why does not wait for a call.
+    /// Locked for one statement at a time, so that the debug socket does not wait for a runtime
+    /// call.
     pub(super) fn attempts(&self) -> MutexGuard<'_, Attempts> {
-        self.cell.attempts.lock()
+        self.handle.attempts.lock()
     }
 
-    /// When it is this pod's turn. Waited for before a call is on the lane: a pod that begins to end
-    /// meanwhile leaves the queue, and makes nothing that would have to be undone.
-    pub(super) fn rank(&self, act: Act) -> Rank {
+    /// Priority of this pod in the start limiter. The permit is acquired before the call is
+    /// tracked: a pod that begins to terminate meanwhile leaves the queue and creates nothing.
+    pub(super) fn rank(&self, act: StartStep) -> Rank {
         Rank::of(self.pod, act).after_failure(self.attempts().has_failures())
     }
 
     pub(super) fn begin(&self, what: impl Into<String>) {
-        self.cell.journal.lock().begin(self.tools.clock.now(), what);
+        self.handle.journal.lock().begin(self.context.clock.now(), what);
     }
 
     pub(super) fn note(&self, text: &str) -> Now {
-        let now = self.tools.clock.now();
-        self.cell.journal.lock().note(now, text);
+        let now = self.context.clock.now();
+        self.handle.journal.lock().note(now, text);
         now
     }
 

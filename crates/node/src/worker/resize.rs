@@ -1,4 +1,4 @@
-//! Giving running containers, and the pod around them, what was granted.
+//! In-place resize: applies granted resources to running containers and the pod cgroup.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use podwright_core::cgroup::CgroupConfig;
 use podwright_core::config::ConfigError;
 use podwright_core::config::resources::{Placement, of_container, of_sandbox};
 use podwright_core::plan;
-use podwright_core::pod::BadPod;
-use podwright_core::resize::acts::{self, Act, MemoryUse, Resource};
-use podwright_core::resize::grant::{summary, with_amounts};
-use podwright_core::resize::{Amounts, Resize, Update};
+use podwright_core::pod::PodParseError;
+use podwright_core::resize::actuation::{self, MemoryUse, ResizeStep, Resource};
+use podwright_core::resize::allocation::{summary, with_amounts};
+use podwright_core::resize::{Amounts, ContainerResize, Resize};
 use podwright_proto::cri::UpdatePodSandboxResourcesRequest;
 
 use super::execute::{Execution, Failed};
-use crate::causes::chain;
-use crate::cgroups::{Group, PodCgroupError};
+use crate::cgroups::{PodCgroupError, PodCgroupState};
+use crate::error_chain::chain;
 use crate::events::Severity;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ enum ResizeError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
-    Pod(#[from] BadPod),
+    Pod(#[from] PodParseError),
     #[error("{0}")]
     Refused(String),
     #[error(
@@ -42,110 +42,122 @@ impl Execution<'_> {
         self.begin("changing the resources of running containers");
         let began = tokio::time::Instant::now();
         let done = self.apply(resize).await;
-        self.tools.metrics.resizes.done(done.is_ok(), began.elapsed());
+        self.context.metrics.resizes.done(done.is_ok(), began.elapsed());
         let Err(error) = done else {
             self.attempts().note_step_done(PodStep::Resize);
             return Ok(());
         };
         let text = chain(&error);
-        if self.tools.allocations.note_failure(&self.pod.uid, &text) {
-            let resizing = self.tools.allocations.resizing(&self.pod.uid);
+        if self.context.allocations.note_failure(&self.pod.uid, &text) {
+            let resizing = self.context.allocations.resizing(&self.pod.uid);
             let generation = resizing.progress.as_ref().and_then(|progress| progress.generation);
-            let told = summary(self.pod, generation, Some(&text));
-            let message = format!("Pod resize error: {told}");
-            self.tools.events.pod(self.pod, Severity::Warning, "ResizeError", message);
+            let details = summary(self.pod, generation, Some(&text));
+            let message = format!("Pod resize error: {details}");
+            self.context.events.pod(self.pod, Severity::Warning, "ResizeError", message);
         }
         self.failed(PodStep::Resize, text)
     }
 
     async fn apply(&mut self, resize: &Resize) -> Result<(), ResizeError> {
-        // An agent that is killed from here on must know what the pod was granted.
-        self.tools.allocations.write().await;
-        let group = self.tools.cgroups.group(self.pod).await?;
+        // The grant must be on disk before it is applied, in case the agent is killed.
+        self.context.allocations.write().await;
+        let group = self.context.cgroups.group(self.pod).await?;
         let (current, wanted) = (&group.current, &group.wanted);
-        let (shrinking, whole) = acts::shrinking_memory(resize, current, wanted);
+        let (shrinking, whole) = actuation::shrinking_memory(resize, current, wanted);
         if whole || !shrinking.is_empty() {
             let usage = self.memory_use(&shrinking).await;
-            if let Some(objection) = acts::objection(resize, current, wanted, &usage) {
+            if let Some(objection) = actuation::objection(resize, current, wanted, &usage) {
                 return Err(ResizeError::Refused(objection));
             }
         }
         let mut before = current.clone();
-        for (resource, acts) in acts::stages(resize, current, wanted) {
-            for act in acts {
-                match act {
-                    Act::Pod { set, then } => {
+        for (resource, steps) in actuation::stages(resize, current, wanted) {
+            for step in steps {
+                match step {
+                    ResizeStep::Pod { set, then } => {
                         self.set_pod(&group, resource, &set, &before, &then).await?;
                         before = then;
                     }
-                    Act::Container { update, now } => self.set_container(&update, now).await?,
+                    ResizeStep::Container { update, now } => {
+                        self.set_container(&update, now).await?;
+                    }
                 }
             }
-            self.tools.allocations.note_whole(self.pod, resource);
+            self.context.allocations.note_pod_applied(self.pod, resource);
         }
-        self.tools.cgroups.refresh().await;
+        self.context.cgroups.refresh().await;
         Ok(())
     }
 
-    async fn memory_use(&self, shrinking: &[Update]) -> MemoryUse {
+    async fn memory_use(&self, shrinking: &[ContainerResize]) -> MemoryUse {
         let mut usage = MemoryUse {
-            pod: self.tools.cgroups.memory_of_pod(self.pod).await,
+            pod: self.context.cgroups.memory_of_pod(self.pod).await,
             ..MemoryUse::default()
         };
-        for Update { container, instance, .. } in shrinking {
-            let used = self.tools.cgroups.memory_of_container(self.pod, instance).await;
+        for ContainerResize { container, instance, .. } in shrinking {
+            let used = self.context.cgroups.memory_of_container(self.pod, instance).await;
             usage.containers.insert(container.clone(), used);
         }
         usage
     }
 
-    /// The runtime is told first: it may refuse. If the kernel then does, it is told to go back.
+    /// Updates the sandbox first, because the runtime may refuse; rolls it back if the cgroup write
+    /// fails.
     async fn set_pod(
         &self,
-        group: &Group,
+        group: &PodCgroupState,
         resource: Resource,
         set: &CgroupConfig,
         before: &CgroupConfig,
         then: &CgroupConfig,
     ) -> Result<(), ResizeError> {
         let rejected = |problem| ResizeError::Rejected { resource: resource.as_str(), problem };
-        self.tell_sandbox(group, then).await.map_err(rejected)?;
-        let Err(error) = self.tools.cgroups.set(self.pod, set).await else { return Ok(()) };
-        if let Err(problem) = self.tell_sandbox(group, before).await {
-            tracing::warn!(problem, "the runtime keeps believing in the resize");
+        self.update_sandbox(group, then).await.map_err(rejected)?;
+        let Err(error) = self.context.cgroups.set(self.pod, set).await else { return Ok(()) };
+        if let Err(problem) = self.update_sandbox(group, before).await {
+            tracing::warn!(error = problem, "resize: cannot roll back sandbox resources");
         }
         Err(error.into())
     }
 
-    async fn tell_sandbox(&self, group: &Group, now: &CgroupConfig) -> Result<(), String> {
+    async fn update_sandbox(
+        &self,
+        group: &PodCgroupState,
+        now: &CgroupConfig,
+    ) -> Result<(), String> {
         let Some(sandbox) = plan::usable_sandbox(self.pod, self.view) else { return Ok(()) };
-        let overhead = of_sandbox(self.pod, &self.tools.facts, false);
+        let overhead = of_sandbox(self.pod, &self.context.facts, false);
         let (_, overhead) = overhead.map_err(|error| chain(&error))?;
         let request = UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: sandbox.to_string(),
             overhead: Some(overhead),
-            resources: Some(acts::sandbox_resources(now, &group.overhead)),
+            resources: Some(actuation::sandbox_resources(now, &group.overhead)),
         };
-        let runtime = self.tools.runtime.clone();
-        let told = self.lane.run(async move { runtime.update_sandbox_resources(request).await });
-        // A runtime that does not know the call does not care.
-        told.await.map(drop).map_err(|error| error.rpc_text())
+        let runtime = self.context.runtime.clone();
+        let updated =
+            self.call_tracker.run(async move { runtime.update_sandbox_resources(request).await });
+        // A runtime without this call does not need it.
+        updated.await.map(drop).map_err(|error| error.rpc_text())
     }
 
-    async fn set_container(&self, update: &Update, now: Amounts) -> Result<(), ResizeError> {
+    async fn set_container(
+        &self,
+        update: &ContainerResize,
+        now: Amounts,
+    ) -> Result<(), ResizeError> {
         let pod = match now == update.to {
             true => self.pod.clone(),
             false => Arc::new(with_amounts(self.pod, &update.container, now)?),
         };
         let Some(container) = pod.container(&update.container) else { return Ok(()) };
-        let linux = of_container(&pod, container, &self.tools.facts, &Placement::default())?;
-        let (runtime, id) = (self.tools.runtime.clone(), update.instance.clone());
+        let linux = of_container(&pod, container, &self.context.facts, &Placement::default())?;
+        let (runtime, id) = (self.context.runtime.clone(), update.instance.clone());
         let changed = self
-            .lane
+            .call_tracker
             .run(async move { runtime.update_container_resources(&id, linux).await })
             .await;
         changed.map_err(|error| ResizeError::Runtime(error.rpc_text()))?;
-        self.tools.allocations.note_applied(&self.pod.uid, &update.container, now);
+        self.context.allocations.note_applied(&self.pod.uid, &update.container, now);
         Ok(())
     }
 }

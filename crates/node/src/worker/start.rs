@@ -1,4 +1,4 @@
-//! Starting one container: image, configuration, create, start, hook.
+//! Container start: image, configuration, create, start, postStart hook.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,29 +22,29 @@ use podwright_proto::cri::{ContainerConfig, MountPropagation, PodSandboxConfig};
 
 use super::execute::{Execution, Failed};
 use super::stop;
-use crate::causes::chain;
 use crate::cgroups::PodCgroupError;
+use crate::error_chain::chain;
 use crate::events::Severity;
-use crate::gate::Act;
 use crate::hooks;
-use crate::images::{Absent, Present, PullPolicy, Wanted};
+use crate::images::{ImageRequest, ImageUnavailable, PresentImage, PullPolicy};
 use crate::logs::link_name;
 use crate::objects::{Fetched, ReadError};
+use crate::start_limiter::StartStep;
 use crate::users::{self, UserRangeError};
 use crate::volumes::SubPathError;
 
 /// The sandbox containers are started in.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ground {
+pub(super) struct SandboxContext {
     pub sandbox: Option<SandboxId>,
     pub attempt: u32,
     pub ips: Vec<IpAddr>,
-    /// Got once for all containers of a plan, when the first one starts.
+    /// Resolved once per plan, when the first container starts.
     image_volumes: Option<ImageVolumes>,
 }
 
-impl Ground {
-    /// The sandbox that is there already.
+impl SandboxContext {
+    /// The existing sandbox.
     pub(super) fn in_sandbox(pod: &Pod, view: &ObservedPod) -> Self {
         let usable = plan::usable_sandbox(pod, view);
         let sandbox = view.sandboxes.iter().find(|s| Some(&s.id) == usable.as_ref());
@@ -59,13 +59,13 @@ impl Ground {
     }
 }
 
-/// A sandbox ready to be made.
+/// Configuration of a sandbox to be created.
 pub(super) struct ReadySandbox {
     pub config: PodSandboxConfig,
     pub handler: String,
 }
 
-/// Something on this node is in the way of a container's configuration.
+/// The configuration of a sandbox or container cannot be built on this node.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PrepareError {
     #[error(transparent)]
@@ -76,7 +76,7 @@ pub(super) enum PrepareError {
     File(#[from] FileError),
     #[error(transparent)]
     Users(#[from] UserRangeError),
-    #[error("cannot make the log folder {path}")]
+    #[error("cannot create the log directory {path}")]
     Logs { path: String, source: std::io::Error },
     #[error("runtimeclass.node.k8s.io {class:?} not found")]
     NoRuntimeClass { class: String },
@@ -94,11 +94,11 @@ fn host_dns(resolv_conf: &str) -> HostDns {
     }
 }
 
-/// The images that a pod mounts as volumes, by the volume's name. One that cannot be had matters
-/// only to the containers that mount it.
+/// The images that a pod mounts as volumes, by volume name. A missing image affects only the
+/// containers that mount it.
 type ImageVolumes = BTreeMap<String, Result<MountedVolume, NotStarted>>;
 
-/// Those of them that a container mounts.
+/// The image volumes that a container mounts.
 fn mounted_by(
     container: &Container,
     volumes: Option<&ImageVolumes>,
@@ -108,14 +108,14 @@ fn mounted_by(
     mounted.map(|(name, got)| Ok((name.clone(), got.clone()?))).collect()
 }
 
-/// Why a container did not start, in the words of its waiting state.
+/// Why a container did not start, as its waiting state reports it.
 #[derive(Clone, Debug)]
 struct NotStarted {
     reason: StartError,
     message: String,
-    /// The image it wants and does not have: its own, or a volume's.
+    /// The missing image: its own, or a volume's.
     image: Option<Arc<str>>,
-    /// What was made of it and could not be started.
+    /// The instance that was created and could not be started.
     instance: Option<ContainerId>,
 }
 
@@ -128,26 +128,27 @@ impl NotStarted {
 impl Execution<'_> {
     pub(super) async fn sandbox_config(&self, attempt: u32) -> Result<ReadySandbox, PrepareError> {
         let handler = match self.runtime_class() {
-            Some(class) => self.tools.objects.runtime_handler(class).await,
+            Some(class) => self.context.objects.runtime_handler(class).await,
             None => Ok(String::new()),
         };
         let provision = self.provision(handler).await?;
-        let made = config::sandbox(self.pod, attempt, &self.tools.facts, &provision)?;
+        let made = config::sandbox(self.pod, attempt, &self.context.facts, &provision)?;
         for warning in made.warnings {
             let (reason, message) = (warning.reason, warning.message);
             match warning.about {
-                config::About::Pod => {
-                    self.tools.events.pod(self.pod, Severity::Warning, reason, message);
+                config::WarningTarget::Pod => {
+                    self.context.events.pod(self.pod, Severity::Warning, reason, message);
                 }
-                config::About::Node => {
+                config::WarningTarget::Node => {
                     let spec = self.pod.object.spec.as_ref();
                     let node = spec.and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
-                    self.tools.events.node(node, Severity::Warning, reason, message);
+                    self.context.events.node(node, Severity::Warning, reason, message);
                 }
             }
         }
         let logs = &made.config.log_directory;
-        make_folder(logs).map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
+        make_log_directory(logs)
+            .map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
         Ok(ReadySandbox { config: made.config, handler: provision.runtime_handler })
     }
 
@@ -169,15 +170,15 @@ impl Execution<'_> {
             }
         })?;
         let id_mappings = match config::namespaces::wants_own_users(self.pod) {
-            true => Some(users::give(self.tools, &self.pod.uid).await?),
+            true => Some(users::allocate(self.context, &self.pod.uid).await?),
             false => None,
         };
         Ok(PodProvision {
-            host_dns: host_dns(&self.tools.facts.resolv_conf),
+            host_dns: host_dns(&self.context.facts.resolv_conf),
             id_mappings,
-            cgroup_parent: self.tools.cgroups.parent(self.pod)?,
+            cgroup_parent: self.context.cgroups.parent(self.pod)?,
             runtime_handler,
-            volume_groups: self.tools.volumes.groups(&self.pod.uid),
+            volume_groups: self.context.volumes.groups(&self.pod.uid),
             ..PodProvision::default()
         })
     }
@@ -185,7 +186,7 @@ impl Execution<'_> {
     pub(super) async fn start_container(
         &mut self,
         start: &Start,
-        ground: &mut Ground,
+        sandbox_context: &mut SandboxContext,
     ) -> Result<(), Failed> {
         let pod = self.pod.clone();
         let Some(container) = pod.container(&start.container) else { return Ok(()) };
@@ -193,36 +194,42 @@ impl Execution<'_> {
         if let Some(after) = &start.after
             && let Some(instance) = self.view.instances.iter().find(|i| i.id == *after)
         {
-            let limits = &self.tools.settings.crash_backoff;
-            self.attempts().note_restart(name, key, instance, self.tools.clock.now(), limits);
+            let limits = &self.context.settings.crash_backoff;
+            self.attempts().note_restart(name, key, instance, self.context.clock.now(), limits);
         }
-        let outcome = self.try_start(container, start, ground).await;
+        let outcome = self.try_start(container, start, sandbox_context).await;
         let counted = match &outcome {
             Ok(()) => Ok(()),
             Err(failure) => Err(failure.reason),
         };
-        self.tools.metrics.starts.container(container.kind, counted);
+        self.context.metrics.starts.container(container.kind, counted);
         match outcome {
             Ok(()) => {
                 self.attempts().note_started(name, key);
                 Ok(())
             }
             Err(NotStarted { reason, message, image, instance }) => {
-                let mut shown = match reason {
+                let mut text = match reason {
                     StartError::CreateContainerConfigError
                     | StartError::CreateContainerError
                     | StartError::RunContainerError => message.clone(),
                     _ => reason.as_str().to_owned(),
                 };
-                // An id is new each time, and would make a new event of each.
+                // An ID differs each time and would make each event a new one.
                 if let Some(instance) = instance {
-                    shown = shown.replace(instance.as_str(), name);
+                    text = text.replace(instance.as_str(), name);
                 }
-                // A hook has told itself; a back-off is told when it shows.
-                let told = [StartError::PostStartHookError, StartError::ImagePullBackOff];
-                if !told.contains(&reason) {
-                    let text = format!("Error: {shown}");
-                    self.tools.events.container(&pod, container, Severity::Warning, "Failed", text);
+                // Hooks emit their own event; a back-off is reported by the next plan.
+                let reported = [StartError::PostStartHookError, StartError::ImagePullBackOff];
+                if !reported.contains(&reason) {
+                    let text = format!("Error: {text}");
+                    self.context.events.container(
+                        &pod,
+                        container,
+                        Severity::Warning,
+                        "Failed",
+                        text,
+                    );
                 }
                 Err(self.not_started(container, reason, message, image.as_ref()))
             }
@@ -233,56 +240,57 @@ impl Execution<'_> {
         &mut self,
         container: &Container,
         start: &Start,
-        ground: &mut Ground,
+        sandbox_context: &mut SandboxContext,
     ) -> Result<(), NotStarted> {
         let name = &container.name;
-        let Some(sandbox) = &ground.sandbox else {
+        let Some(sandbox) = &sandbox_context.sandbox else {
             let message = "the pod has no sandbox".into();
             return Err(NotStarted::new(StartError::CreateContainerError, message));
         };
-        if ground.image_volumes.is_none() {
-            ground.image_volumes = Some(self.get_image_volumes().await);
+        if sandbox_context.image_volumes.is_none() {
+            sandbox_context.image_volumes = Some(self.get_image_volumes().await);
         }
-        self.begin(format!("getting the image of {name}"));
+        self.begin(format!("pulling the image of {name}"));
         let image = self.image(container.into()).await?;
         let attempt = self.attempt_number(container, start.attempt);
         let image = ResolvedImage {
             reference: image.image_ref,
             user: ImageUser::new(image.uid, &image.username),
         };
-        let image_volumes = mounted_by(container, ground.image_volumes.as_ref())?;
-        let prepared = self.configure(container, attempt, &image, image_volumes, ground).await;
+        let image_volumes = mounted_by(container, sandbox_context.image_volumes.as_ref())?;
+        let prepared =
+            self.configure(container, attempt, &image, image_volumes, sandbox_context).await;
         let (config, sandbox_config) = prepared.map_err(|error| {
             NotStarted::new(StartError::CreateContainerConfigError, chain(&error))
         })?;
-        self.tools.allocations.note_start(self.pod, container);
+        self.context.allocations.note_start(self.pod, container);
         let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
         self.run(container, attempt, &id).await?;
-        self.post_start(container, &id, ground).await
+        self.post_start(container, &id, sandbox_context).await
     }
 
-    /// Gets an image, unless it is too early to pull it again.
-    async fn image(&mut self, wanted: Wanted<'_>) -> Result<Present, NotStarted> {
+    /// Ensures an image is present, unless its pull is in back-off.
+    async fn image(&mut self, wanted: ImageRequest<'_>) -> Result<PresentImage, NotStarted> {
         let image = wanted.image;
-        let now = self.tools.clock.now();
-        let held = self.attempts().pull_hold(image, now).map(|(_, error)| error.to_owned());
-        let present = self.tools.images.ensure(self.pod, wanted, held.as_deref()).await;
+        let now = self.context.clock.now();
+        let held = self.attempts().pull_backoff(image, now).map(|(_, error)| error.to_owned());
+        let present = self.context.images.ensure(self.pod, wanted, held.as_deref()).await;
         let mut attempts = self.attempts();
         match present {
             Ok(present) => {
                 attempts.note_pulled(image);
                 Ok(present)
             }
-            Err(Absent { reason, message, after_pull }) => {
+            Err(ImageUnavailable { reason, message, after_pull }) => {
                 if after_pull {
-                    attempts.note_pull_failure(image, reason, &message, self.tools.clock.now());
+                    attempts.note_pull_failure(image, reason, &message, self.context.clock.now());
                 }
                 Err(NotStarted { reason, message, image: Some(image.clone()), instance: None })
             }
         }
     }
 
-    /// Gets the images that the pod mounts as volumes, before any container's own.
+    /// Pulls the images that the pod mounts as volumes, before the images of containers.
     async fn get_image_volumes(&mut self) -> ImageVolumes {
         let mut found = ImageVolumes::new();
         let pod = self.pod.clone();
@@ -291,8 +299,9 @@ impl Execution<'_> {
             let Some(image) = &volume.image else { continue };
             let user_image = image.reference.clone().unwrap_or_default();
             let policy = PullPolicy::of(image.pull_policy.as_deref());
-            self.begin(format!("getting the image of volume {}", volume.name));
-            let wanted = Wanted { image: &user_image.as_str().into(), policy, container: None };
+            self.begin(format!("pulling the image of volume {}", volume.name));
+            let wanted =
+                ImageRequest { image: &user_image.as_str().into(), policy, container: None };
             let got = self.image(wanted).await.map(|present| {
                 let source = VolumeSource::Image { reference: present.image_ref, user_image };
                 MountedVolume { source, read_only: true, relabel: false }
@@ -302,12 +311,12 @@ impl Execution<'_> {
         found
     }
 
-    /// The restart count: one past the newest instance, or past the newest log.
+    /// The attempt number: one past the newest instance, or past the newest log file.
     fn attempt_number(&self, container: &Container, next: NextAttempt) -> u32 {
         match next {
             NextAttempt::Number(number) => number,
             NextAttempt::PastLogs(least) => {
-                let logs = config::log_directory(self.pod, &self.tools.facts);
+                let logs = config::log_directory(self.pod, &self.context.facts);
                 past_logs(&Path::new(&logs).join(&*container.name)).max(least)
             }
         }
@@ -319,45 +328,46 @@ impl Execution<'_> {
         attempt: u32,
         image: &ResolvedImage,
         image_volumes: BTreeMap<String, MountedVolume>,
-        ground: &Ground,
+        sandbox_context: &SandboxContext,
     ) -> Result<(ContainerConfig, PodSandboxConfig), PrepareError> {
-        let (pod, tools) = (self.pod, self.tools);
+        let (pod, context) = (self.pod, self.context);
         let handler = match self.runtime_class() {
-            Some(class) => tools.objects.known_runtime_handler(class).await,
+            Some(class) => context.objects.known_runtime_handler(class).await,
             None => Ok(String::new()),
         };
         let provision = self.provision(handler).await?;
-        let sandbox = config::sandbox(pod, ground.attempt, &tools.facts, &provision)?;
+        let sandbox = config::sandbox(pod, sandbox_context.attempt, &context.facts, &provision)?;
         let fetched = self.env_sources(env::needs(container)).await;
         let services = match pod.is_static() {
-            // It does not wait for an API server that may depend on it.
-            true => Some(tools.objects.known_services()),
-            false => tools.objects.services().await,
+            // A static pod must not wait for an API server that may depend on it.
+            true => Some(context.objects.known_services()),
+            false => context.objects.services().await,
         };
         let environment = Environment::build(&EnvInputs {
             pod,
             container,
-            pod_ips: &ground.ips,
-            facts: &tools.facts,
+            pod_ips: &sandbox_context.ips,
+            facts: &context.facts,
             services: services.as_ref().map(|services| services.as_slice()),
             sources: &fetched,
             granted: &[],
         })?;
-        let mut volumes = tools.volumes.mounted(&pod.uid);
+        let mut volumes = context.volumes.mounted(&pod.uid);
         volumes.extend(image_volumes);
         let handler = &provision.runtime_handler;
         let mounts =
-            mount_plan::requests(pod, container, &environment, &volumes, &tools.facts, handler)?;
+            mount_plan::requests(pod, container, &environment, &volumes, &context.facts, handler)?;
         let sub_paths = self.bind_sub_paths(container, &mounts).await?;
-        let (etc_hosts, termination_log) = self.write_files(container, ground)?;
-        let logs = format!("{}/{}", config::log_directory(pod, &tools.facts), container.name);
-        make_folder(&logs).map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
+        let (etc_hosts, termination_log) = self.write_files(container, sandbox_context)?;
+        let logs = format!("{}/{}", config::log_directory(pod, &context.facts), container.name);
+        make_log_directory(&logs)
+            .map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
         let target = container.target.as_ref().and_then(|name| self.view.newest(name));
         let config = config::container(&ContainerInputs {
             pod,
             container,
             attempt,
-            facts: &tools.facts,
+            facts: &context.facts,
             pod_provision: &provision,
             provision: &ContainerProvision::default(),
             image,
@@ -372,17 +382,17 @@ impl Execution<'_> {
         Ok((config, sandbox.config))
     }
 
-    async fn env_sources(&self, needs: Vec<env::Need>) -> Fetched {
+    async fn env_sources(&self, needs: Vec<env::EnvDependency>) -> Fetched {
         let files: Vec<(String, String)> = needs
             .iter()
             .filter_map(|need| match need {
-                env::Need::File { volume, path } => Some((volume.clone(), path.clone())),
-                env::Need::Object { .. } => None,
+                env::EnvDependency::File { volume, path } => Some((volume.clone(), path.clone())),
+                env::EnvDependency::Object { .. } => None,
             })
             .collect();
-        let mut fetched = self.tools.objects.fetch(self.pod, needs).await;
+        let mut fetched = self.context.objects.fetch(self.pod, needs).await;
         for (volume, path) in files {
-            let read = self.tools.volumes.env_file(&self.pod.uid, &volume, &path).await;
+            let read = self.context.volumes.env_file(&self.pod.uid, &volume, &path).await;
             if let Some(read) = read {
                 fetched.add_file(&volume, &path, read);
             }
@@ -398,22 +408,26 @@ impl Execution<'_> {
         let mut bound = BTreeMap::new();
         for mount in mounts {
             let Mountable::SubPath { volume_path, sub_path } = &mount.what else { continue };
-            let place = format!("{}/{}/{}", mount.volume, container.name, mount.index);
+            let target = format!("{}/{}/{}", mount.volume, container.name, mount.index);
             let uid = &self.pod.uid;
             let propagation = match mount.propagation {
                 MountPropagation::PropagationBidirectional => Propagation::Both,
                 MountPropagation::PropagationPrivate
                 | MountPropagation::PropagationHostToContainer => Propagation::FromSource,
             };
-            let volumes = &self.tools.volumes;
-            let made = volumes.bind_sub_path(uid, volume_path, sub_path, &place, propagation);
+            let volumes = &self.context.volumes;
+            let made = volumes.bind_sub_path(uid, volume_path, sub_path, &target, propagation);
             let path = made.await.map_err(|error| {
-                // The user is told nothing of the node's files; the log is.
-                tracing::warn!(error = chain(&error), volume = mount.volume, "subPath");
+                // Paths of the node go to the log only, not to the user.
+                tracing::warn!(
+                    error = chain(&error),
+                    volume = mount.volume,
+                    "prepare subPath failed"
+                );
                 let (volume, container) = (mount.volume.clone(), container.name.to_string());
                 match error {
                     SubPathError::Create(_) => ConfigError::SubPathNotCreated { volume, container },
-                    SubPathError::File(_) | SubPathError::Mount(_) | SubPathError::CutOff => {
+                    SubPathError::File(_) | SubPathError::Mount(_) | SubPathError::Interrupted => {
                         ConfigError::SubPathNotPrepared { volume, container }
                     }
                 }
@@ -423,33 +437,34 @@ impl Execution<'_> {
         Ok(bound)
     }
 
-    /// `/etc/hosts` and the file for the container's last words.
+    /// Writes `/etc/hosts` and the termination message file.
     fn write_files(
         &self,
         container: &Container,
-        ground: &Ground,
+        sandbox_context: &SandboxContext,
     ) -> Result<(Option<String>, Option<String>), PrepareError> {
-        let (pod, tools) = (self.pod, self.tools);
-        let folder = tools.volumes.open_pod_dir(&pod.uid)?;
+        let (pod, context) = (self.pod, self.context);
+        let pod_dir = context.volumes.open_pod_dir(&pod.uid)?;
         let mut etc_hosts = None;
-        if mount_plan::needs_etc_hosts(pod, container, &ground.ips) {
-            let names = HostNames::of(pod, &tools.facts)?;
+        if mount_plan::needs_etc_hosts(pod, container, &sandbox_context.ips) {
+            let names = HostNames::of(pod, &context.facts)?;
             let own = match pod.host_network {
                 true => std::fs::read("/etc/hosts").unwrap_or_default(),
                 false => Vec::new(),
             };
-            let content = config::hosts::etc_hosts(pod, &ground.ips, &names, &own);
-            folder.write_atomic("etc-hosts", &content, 0o644, Durability::Cache)?;
-            etc_hosts = Some(folder.path().join("etc-hosts").to_string_lossy().into_owned());
+            let content = config::hosts::etc_hosts(pod, &sandbox_context.ips, &names, &own);
+            pod_dir.write_atomic("etc-hosts", &content, 0o644, Durability::Cache)?;
+            etc_hosts = Some(pod_dir.path().join("etc-hosts").to_string_lossy().into_owned());
         }
         let mut termination_log = None;
         if mount_plan::termination_message_path(container).is_some() {
-            let place = Path::new("containers").join(&*container.name);
-            folder.create_dir_all(&place, 0o750)?;
-            let now = tools.clock.now();
-            let file = place.join(format!("{:08x}", fresh_number(now.wall.as_nanosecond())));
-            folder.write_atomic(&file, b"", 0o666, Durability::Cache)?;
-            termination_log = Some(folder.path().join(file).to_string_lossy().into_owned());
+            let container_dir = Path::new("containers").join(&*container.name);
+            pod_dir.create_dir_all(&container_dir, 0o750)?;
+            let now = context.clock.now();
+            let file =
+                container_dir.join(format!("{:08x}", fresh_number(now.wall.as_nanosecond())));
+            pod_dir.write_atomic(&file, b"", 0o666, Durability::Cache)?;
+            termination_log = Some(pod_dir.path().join(file).to_string_lossy().into_owned());
         }
         Ok((etc_hosts, termination_log))
     }
@@ -463,19 +478,25 @@ impl Execution<'_> {
         sandbox_config: PodSandboxConfig,
     ) -> Result<ContainerId, NotStarted> {
         self.begin(format!("creating {}", container.name));
-        let (runtime, sandbox) = (self.tools.runtime.clone(), sandbox.clone());
-        let place = self.tools.starts.enter(self.rank(Act::CreateContainer)).await;
+        let (runtime, sandbox) = (self.context.runtime.clone(), sandbox.clone());
+        let permit = self.context.starts.acquire(self.rank(StartStep::CreateContainer)).await;
         let create =
             async move { runtime.create_container(&sandbox, config, sandbox_config).await };
-        let created = self.lane.run(place.during(create)).await;
+        let created = self.call_tracker.run(permit.during(create)).await;
         match created {
             Ok(id) => {
                 let text = "Container created".into();
-                self.tools.events.container(self.pod, container, Severity::Normal, "Created", text);
+                self.context.events.container(
+                    self.pod,
+                    container,
+                    Severity::Normal,
+                    "Created",
+                    text,
+                );
                 Ok(id)
             }
             Err(error) => {
-                // It may exist after all; another try must not collide with its name.
+                // The container may exist; the next attempt must not reuse its name.
                 if error.is_ambiguous() {
                     let (name, key) = (&container.name, container.backoff_key);
                     self.attempts().note_attempt_taken(name, key, attempt);
@@ -493,16 +514,16 @@ impl Execution<'_> {
         id: &ContainerId,
     ) -> Result<(), NotStarted> {
         self.begin(format!("starting {}", container.name));
-        let (runtime, made) = (self.tools.runtime.clone(), id.clone());
-        let place = self.tools.starts.enter(self.rank(Act::StartContainer)).await;
+        let (runtime, made) = (self.context.runtime.clone(), id.clone());
+        let permit = self.context.starts.acquire(self.rank(StartStep::StartContainer)).await;
         let start = async move { runtime.start_container(&made).await };
-        let started = self.lane.run(place.during(start)).await;
+        let started = self.call_tracker.run(permit.during(start)).await;
         if let Err(error) = started {
             let failed = NotStarted::new(StartError::RunContainerError, error.message);
             return Err(NotStarted { instance: Some(id.clone()), ..failed });
         }
         let text = "Container started".into();
-        self.tools.events.container(self.pod, container, Severity::Normal, "Started", text);
+        self.context.events.container(self.pod, container, Severity::Normal, "Started", text);
         self.note(&format!("{} started", container.name));
         self.link_log(container, attempt, id);
         Ok(())
@@ -510,15 +531,15 @@ impl Execution<'_> {
 
     /// The link by which log collectors find a container's log.
     fn link_log(&self, container: &Container, attempt: u32, id: &ContainerId) {
-        let logs = config::log_directory(self.pod, &self.tools.facts);
+        let logs = config::log_directory(self.pod, &self.context.facts);
         let log = Path::new(&logs).join(config::log_path(&container.name, attempt));
         if !log.exists() {
             return;
         }
         let file = link_name(self.pod, &container.name, id);
-        let link = self.tools.settings.log_links_dir.join(file);
+        let link = self.context.settings.log_links_dir.join(file);
         if let Err(error) = change::symlink(&log, &link) {
-            tracing::debug!(%error, link = %link.display(), "no link to the log");
+            tracing::debug!(%error, link = %link.display(), "link container log failed");
         }
     }
 
@@ -526,28 +547,29 @@ impl Execution<'_> {
         &mut self,
         container: &Container,
         id: &ContainerId,
-        ground: &Ground,
+        sandbox_context: &SandboxContext,
     ) -> Result<(), NotStarted> {
         let Some(handler) = container.post_start() else { return Ok(()) };
         self.begin(format!("running the postStart hook of {}", container.name));
-        let pod_ip = ground.ips.first().copied().or_else(|| stop::pod_ip(self.pod, self.view));
-        let place = hooks::Place { pod: self.pod, container, instance: id, pod_ip };
-        let Err(error) = hooks::run(self.tools, &place, handler).await else { return Ok(()) };
+        let pod_ip =
+            sandbox_context.ips.first().copied().or_else(|| stop::pod_ip(self.pod, self.view));
+        let target = hooks::HookTarget { pod: self.pod, container, instance: id, pod_ip };
+        let Err(error) = hooks::run(self.context, &target, handler).await else { return Ok(()) };
         let text = "PostStartHook failed".into();
         let reason = "FailedPostStartHook";
-        self.tools.events.container(self.pod, container, Severity::Warning, reason, text);
+        self.context.events.container(self.pod, container, Severity::Warning, reason, text);
         self.stop_after_hook(container, id.clone()).await;
         Err(NotStarted::new(StartError::PostStartHookError, error.to_string()))
     }
 }
 
-fn make_folder(path: &str) -> std::io::Result<()> {
-    change::make_folders(Path::new(path), 0o755)
+fn make_log_directory(path: &str) -> std::io::Result<()> {
+    change::make_directories(Path::new(path), 0o755)
 }
 
-/// One more than the largest N among `N.log` and what rotation made of it.
-fn past_logs(folder: &Path) -> u32 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+/// One more than the largest N among `N.log` and its rotated files.
+fn past_logs(directory: &Path) -> u32 {
+    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
     let number = |name: std::ffi::OsString| {
         let name = name.into_string().ok()?;
         let (number, rest) = name.split_once('.')?;
@@ -557,7 +579,7 @@ fn past_logs(folder: &Path) -> u32 {
     largest.map_or(0, |number| number.saturating_add(1))
 }
 
-/// Eight hex digits that differ from start to start.
+/// A number that differs between starts, for file names.
 fn fresh_number(nanos: i128) -> u32 {
     let bytes = nanos.to_le_bytes();
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
@@ -568,12 +590,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_21_the_attempt_follows_the_newest_log() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(past_logs(folder.path()), 0);
+    fn attempt_number_follows_the_newest_log() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(past_logs(directory.path()), 0);
         for name in ["0.log", "3.log.20260101-000000.gz", "2.log", "notes.txt", "9.txt"] {
-            std::fs::write(folder.path().join(name), "").unwrap();
+            std::fs::write(directory.path().join(name), "").unwrap();
         }
-        assert_eq!(past_logs(folder.path()), 4);
+        assert_eq!(past_logs(directory.path()), 4);
     }
 }

@@ -1,4 +1,4 @@
-//! Stopping containers: the hook, the turn, the signal.
+//! Container stop: preStop hook, order of sidecars, stop call.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::hooks;
 impl Execution<'_> {
     pub(super) async fn stop_container(&mut self, stop: &Stop) -> Result<(), Failed> {
         self.begin(format!("stopping {}", stop.container));
-        let errors = self.stop_in_turn(std::slice::from_ref(stop)).await;
+        let errors = self.stop_in_order(std::slice::from_ref(stop)).await;
         match errors.first() {
             None => {
                 self.attempts().note_step_done(PodStep::Kill);
@@ -27,9 +27,9 @@ impl Execution<'_> {
         }
     }
 
-    /// Stops all of them at once; those of a later turn wait for the earlier ones, at most as
-    /// long as their own grace. Returns what went wrong.
-    pub(super) async fn stop_in_turn(&mut self, stops: &[Stop]) -> Vec<NotStopped> {
+    /// Stops all containers concurrently; those of a later turn wait for the earlier ones, at most
+    /// for their own grace period. Returns the failures.
+    pub(super) async fn stop_in_order(&mut self, stops: &[Stop]) -> Vec<NotStopped> {
         let (ended, turns) = Turns::new(stops);
         let this = &*self;
         let all = stops.iter().map(|stop| {
@@ -38,9 +38,9 @@ impl Execution<'_> {
             async move {
                 let result = this.stop_one(stop, turns).await;
                 if result.is_ok()
-                    && let Some(turn) = stop.turn
+                    && let Some(order) = stop.order
                 {
-                    ended.send_modify(|left| left.done(turn));
+                    ended.send_modify(|left| left.done(order));
                 }
                 result.map_err(|error| NotStopped { container: stop.container.clone(), error })
             }
@@ -57,7 +57,7 @@ impl Execution<'_> {
         let container = self.pod.container(&stop.container);
         if let Some(container) = container {
             let text = stop.message.clone();
-            self.tools.events.container(self.pod, container, Severity::Normal, "Killing", text);
+            self.context.events.container(self.pod, container, Severity::Normal, "Killing", text);
         }
         let began = tokio::time::Instant::now();
         if stop.pre_stop
@@ -65,47 +65,47 @@ impl Execution<'_> {
         {
             self.pre_stop(stop, container).await;
         }
-        if let Some(turn) = stop.turn {
+        if let Some(order) = stop.order {
             let left = stop.grace.saturating_sub(began.elapsed());
-            let earlier_ended = turns.wait_for(|turns| turns.is_turn_of(turn));
-            // Time is up: a sidecar does not outstay its own grace.
+            let earlier_ended = turns.wait_for(|turns| turns.is_turn_of(order));
+            // On timeout the sidecar is stopped as well: its own grace period is over.
             let _ = tokio::time::timeout(left, earlier_ended).await;
         }
         let grace = kill::remaining(stop.grace, began.elapsed());
-        self.lane.stop(&self.tools.runtime, stop.instance.clone(), grace).await?;
-        self.attempts().note_stopped(stop.instance.clone(), self.tools.clock.now().mono);
+        self.call_tracker.stop(&self.context.runtime, stop.instance.clone(), grace).await?;
+        self.attempts().note_stopped(stop.instance.clone(), self.context.clock.now().mono);
         Ok(())
     }
 
-    /// A hook that fails or takes too long does not keep the container alive. One that takes too long
-    /// goes on until its container has ended; only a failure of its own is told.
+    /// A hook that fails or takes too long does not keep the container running. One that takes too
+    /// long continues until its container has ended; only a failure of the hook is reported.
     async fn pre_stop(&self, stop: &Stop, container: &podwright_core::pod::Container) {
-        let (tools, pod, name) = (self.tools.clone(), self.pod.clone(), container.name.clone());
+        let (context, pod, name) = (self.context.clone(), self.pod.clone(), container.name.clone());
         let (instance, pod_ip) = (stop.instance.clone(), pod_ip(self.pod, self.view));
         let hook = async move {
             let Some(container) = pod.container(&name) else { return Ok(()) };
             let Some(handler) = container.pre_stop() else { return Ok(()) };
-            let place = hooks::Place { pod: &pod, container, instance: &instance, pod_ip };
-            let ran = hooks::run(&tools, &place, handler).await;
+            let target = hooks::HookTarget { pod: &pod, container, instance: &instance, pod_ip };
+            let ran = hooks::run(&context, &target, handler).await;
             if ran.is_err() {
-                // What it said stays here: it may be a secret of the server's.
+                // The output is not in the event: it may contain secrets.
                 let text = "PreStopHook failed".into();
                 let severity = Severity::Warning;
-                tools.events.container(&pod, container, severity, "FailedPreStopHook", text);
+                context.events.container(&pod, container, severity, "FailedPreStopHook", text);
             }
             ran.map_err(|error| error.to_string())
         };
-        match self.lane.hook(&stop.instance, stop.grace, hook).await {
+        match self.call_tracker.hook(&stop.instance, stop.grace, hook).await {
             Some(Ok(())) => {}
             Some(Err(failure)) => drop(self.note(&failure)),
             None => {
                 let name = &container.name;
-                self.note(&format!("preStop hook of {name} takes longer than its grace"));
+                self.note(&format!("preStop hook of {name} exceeds the grace period"));
             }
         }
     }
 
-    /// A container whose postStart hook failed must not go on.
+    /// Stops a container whose postStart hook failed.
     pub(super) async fn stop_after_hook(
         &mut self,
         container: &podwright_core::pod::Container,
@@ -117,29 +117,29 @@ impl Execution<'_> {
             container: container.name.clone(),
             grace,
             pre_stop: container.pre_stop().is_some() && !grace.is_zero(),
-            turn: None,
+            order: None,
             cause: StopCause::PostStartFailed,
             message: "FailedPostStartHook".into(),
         };
-        // One that is not stopped now is found running by the next look.
-        for NotStopped { error, .. } in self.stop_in_turn(&[stop]).await {
+        // A container that fails to stop is found running by the next inspection.
+        for NotStopped { error, .. } in self.stop_in_order(&[stop]).await {
             self.note(&error.to_string());
         }
     }
 }
 
-/// A container that goes on though it should not.
+/// A container that could not be stopped.
 pub(super) struct NotStopped {
     pub(super) container: Arc<str>,
     pub(super) error: podwright_cri::Error,
 }
 
 impl NotStopped {
-    /// As events have it.
-    pub(super) fn told(&self) -> String {
+    /// The text for the event.
+    pub(super) fn text(&self) -> String {
         let Self { container, error } = self;
-        let said = error.rpc_text();
-        format!("failed to \"KillContainer\" for {container:?} with KillContainerError: {said:?}")
+        let text = error.rpc_text();
+        format!("failed to \"KillContainer\" for {container:?} with KillContainerError: {text:?}")
     }
 }
 
@@ -153,15 +153,15 @@ pub(super) fn pod_ip(
     view.ready_sandbox()?.ips.as_ref()?.first().copied()
 }
 
-/// How many containers of each turn are still there.
+/// The number of running containers of each turn.
 #[derive(Clone, Debug)]
 struct Turns(Vec<(u32, usize)>);
 
 impl Turns {
     fn new(stops: &[Stop]) -> (watch::Sender<Self>, watch::Receiver<Self>) {
         let mut left: Vec<(u32, usize)> = Vec::new();
-        for wanted in stops.iter().filter_map(|stop| stop.turn) {
-            match left.iter_mut().find(|(turn, _)| *turn == wanted) {
+        for wanted in stops.iter().filter_map(|stop| stop.order) {
+            match left.iter_mut().find(|(order, _)| *order == wanted) {
                 Some((_, count)) => *count += 1,
                 None => left.push((wanted, 1)),
             }
@@ -169,13 +169,13 @@ impl Turns {
         watch::channel(Self(left))
     }
 
-    fn done(&mut self, turn: u32) {
-        if let Some((_, count)) = self.0.iter_mut().find(|(t, _)| *t == turn) {
+    fn done(&mut self, order: u32) {
+        if let Some((_, count)) = self.0.iter_mut().find(|(t, _)| *t == order) {
             *count = count.saturating_sub(1);
         }
     }
 
-    fn is_turn_of(&self, turn: u32) -> bool {
-        self.0.iter().all(|(earlier, count)| *earlier >= turn || *count == 0)
+    fn is_turn_of(&self, order: u32) -> bool {
+        self.0.iter().all(|(earlier, count)| *earlier >= order || *count == 0)
     }
 }

@@ -1,22 +1,22 @@
-//! The files of an image, gathered in any order and written in one.
+//! Files of an image layer, added in any order and written sorted.
 
 use std::collections::BTreeMap;
 
 use super::{Blob, Error};
 
-/// The files of a layer. All belong to root; none has a time.
+/// The files of a layer. All belong to root, with no modification time.
 #[derive(Clone, Debug, Default)]
 pub struct Layer {
     tree: Tree,
 }
 
-/// A layer in its final bytes, ready to be shared by several images.
+/// A layer in its final bytes, which several images can share.
 #[derive(Clone, Debug)]
 pub struct PackedLayer(pub(super) Blob);
 
 impl Layer {
-    /// Adds a directory. Needed only for one that is empty or not of mode 755: the way to
-    /// anything else is made without asking.
+    /// Adds a directory. Needed only for one that is empty or not of mode 755: parent directories
+    /// are created automatically.
     pub fn directory(&mut self, path: &str, mode: u32) -> Result<(), Error> {
         self.tree.insert(path, Node::Directory { mode })
     }
@@ -34,10 +34,10 @@ impl Layer {
     }
 }
 
-/// A directory tree that comes out as the same tar, whatever the order it was built in.
+/// A directory tree that gives the same tar regardless of the order it was built in.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tree {
-    /// By path without the leading slash, so that a directory comes before what is in it.
+    /// By path without the leading slash, so that a directory comes before its content.
     nodes: BTreeMap<String, Node>,
 }
 
@@ -69,7 +69,7 @@ impl Tree {
         }
         match self.nodes.get(relative) {
             None => {}
-            // A directory made on the way to a file may still be given its mode.
+            // A directory that was created as a parent may still be given its mode.
             Some(Node::Directory { mode: 0o755 }) if matches!(node, Node::Directory { .. }) => {}
             Some(_) => return Err(Error::Taken { path: path.into() }),
         }

@@ -31,7 +31,7 @@ fn blobs(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
     entries(archive).into_iter().map(|(path, _, _, content)| (path, content)).collect()
 }
 
-/// What a descriptor points to, its size checked.
+/// The content a descriptor points to, with its size checked.
 fn follow<'a>(files: &'a BTreeMap<String, Vec<u8>>, descriptor: &Value) -> &'a [u8] {
     let digest = descriptor["digest"].as_str().unwrap();
     let content = &files[&format!("blobs/{}", digest.replace(':', "/"))];
@@ -55,7 +55,7 @@ fn hello() -> Layer {
 }
 
 #[test]
-fn a_layer_has_every_parent_before_its_children_and_nothing_of_the_outside() {
+fn layer_is_ordered_and_contains_no_host_metadata() {
     let mut layer = Layer::default();
     layer.symlink("/bin/sh", "busybox").unwrap();
     layer.directory("/tmp", 0o1777).unwrap();
@@ -78,7 +78,7 @@ fn a_layer_has_every_parent_before_its_children_and_nothing_of_the_outside() {
 }
 
 #[test]
-fn the_order_of_adding_does_not_show_in_the_bytes() {
+fn order_of_adding_does_not_change_the_bytes() {
     let files = [("/a", "1"), ("/a-b", "2"), ("/d/e", "3"), ("/d/c/f", "4")];
     let build = |order: &mut dyn Iterator<Item = &(&str, &str)>| {
         let mut layer = Layer::default();
@@ -91,7 +91,7 @@ fn the_order_of_adding_does_not_show_in_the_bytes() {
 }
 
 #[test]
-fn a_path_longer_than_a_tar_header_survives() {
+fn path_longer_than_a_tar_header_is_kept() {
     let long = format!("{}/file", "directory/".repeat(20).trim_end_matches('/'));
     let mut layer = Layer::default();
     layer.file(&format!("/{long}"), 0o644, b"deep").unwrap();
@@ -122,7 +122,7 @@ fn paths_that_leave_the_root_or_repeat_are_refused() {
 }
 
 #[test]
-fn an_archive_leads_from_the_name_to_every_file() {
+fn archive_resolves_from_the_name_to_every_file() {
     let mut image = image("localhost/podwright/test:v2", &hello());
     image.config = Config {
         user: "1000".into(),
@@ -167,7 +167,7 @@ fn images_of_the_same_files_share_their_layer() {
 }
 
 #[test]
-fn the_tag_is_what_follows_the_last_colon_of_the_last_part() {
+fn tag_follows_the_last_colon_of_the_last_part() {
     for (name, tag) in [
         ("docker.io/library/busybox:1.36", "1.36"),
         ("localhost:5000/x", "latest"),
@@ -179,7 +179,7 @@ fn the_tag_is_what_follows_the_last_colon_of_the_last_part() {
 }
 
 #[test]
-fn the_pause_archive_is_the_same_each_time_and_holds_the_program() {
+fn pause_archive_is_reproducible_and_contains_the_program() {
     let archive = crate::archive().unwrap();
     assert_eq!(archive, crate::archive().unwrap());
 

@@ -1,4 +1,4 @@
-//! What is kept of the dead, of images and of logs.
+//! Settings of garbage collection and log rotation.
 
 use std::str::FromStr;
 
@@ -11,12 +11,12 @@ use podwright_node::gc;
 use crate::config::KubeletSettings;
 use crate::config::kubelet::KubeletConfiguration;
 
-pub(super) fn settings(settings: &KubeletSettings) -> gc::Settings {
+pub(super) fn settings(settings: &KubeletSettings) -> gc::GcSettings {
     let (configuration, options) = (&settings.configuration, &settings.options);
     let percent = |value: i32| u8::try_from(value).unwrap_or(100);
     let at_most = |value: i32| usize::try_from(value).ok();
     let max_age = configuration.image_maximum_gc_age.to_std();
-    gc::Settings {
+    gc::GcSettings {
         containers: ContainerPolicy {
             min_age: options.minimum_container_ttl.to_std(),
             per_container: at_most(options.maximum_dead_containers_per_container),
@@ -37,7 +37,7 @@ pub(super) fn log_rotation(configuration: &KubeletConfiguration) -> anyhow::Resu
     let size =
         Quantity::from_str(&configuration.container_log_max_size).context("containerLogMaxSize")?;
     Ok(RotationPolicy {
-        // Less than nothing is how upstream's users turn rotation off.
+        // As upstream: a negative size disables rotation.
         max_size: u64::try_from(size.value()).ok(),
         max_files: usize::try_from(configuration.container_log_max_files).unwrap_or(2),
         workers: usize::try_from(configuration.container_log_max_workers).unwrap_or(1),

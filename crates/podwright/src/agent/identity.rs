@@ -1,4 +1,4 @@
-//! How the node shows itself in the API, from its settings.
+//! Node object settings: identity, heartbeat timing, reservations, enforced limits.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -18,10 +18,10 @@ use crate::config::KubeletSettings;
 use crate::config::kubelet::{Enforcement, KubeletConfiguration};
 use crate::config::options::CloudProvider;
 
-/// The Kubernetes version we behave like, and whose behaviour it is.
+/// Kubelet version in the Node object: upstream's release and this program's version.
 const KUBELET_VERSION: &str = concat!("v1.36.4+podwright.", env!("CARGO_PKG_VERSION"));
 
-/// What the scheduler may count on. The names are upstream's feature gates.
+/// `declaredFeatures` of the node, for the scheduler. The names are upstream's feature gates.
 const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -50,7 +50,7 @@ pub(super) fn identity(settings: &KubeletSettings, max_pods: usize) -> anyhow::R
         controller_attaches_volumes: configuration.enable_controller_attach_detach,
         port: configuration.port,
         max_pods,
-        // Negative is all of them.
+        // Negative: no limit.
         max_images: usize::try_from(configuration.node_status_max_images).ok(),
         reservations: reservations(settings)?,
         kubelet_version: KUBELET_VERSION.to_owned(),
@@ -65,17 +65,17 @@ pub(super) fn timing(configuration: &KubeletConfiguration) -> Timing {
         look: configuration.node_status_update_frequency.to_std(),
         report: configuration.node_status_report_frequency.to_std(),
         lease: std::time::Duration::from_secs(lease),
-        chance: heartbeat::chance,
+        random: heartbeat::random,
     }
 }
 
-/// What pods may not have.
+/// Resources that are reserved and not available to pods.
 pub(super) fn reservations(settings: &KubeletSettings) -> anyhow::Result<Reservations> {
     let configuration = &settings.configuration;
     let mut system = amounts(&configuration.system_reserved).context("systemReserved")?;
     let mut kube = amounts(&configuration.kube_reserved).context("kubeReserved")?;
     if let Some(cpus) = machine::count_cpus(&configuration.reserved_system_cpus) {
-        // They are set aside for whatever is no pod, and replace the other two.
+        // Reserved CPUs are for everything but pods and replace both CPU reservations.
         kube.remove(CPU);
         system.insert(CPU.to_owned(), Quantity::from_milli(i64::from(cpus) * 1000));
     }
@@ -95,9 +95,8 @@ pub(super) fn reservations(settings: &KubeletSettings) -> anyhow::Result<Reserva
     })
 }
 
-/// Limits of the group around all pods: what reservations leave of the whole, if that is to be
-/// enforced. If not it is the whole: without a weight of its own the group would have that of one
-/// CPU.
+/// Limits of the cgroup of all pods: capacity less reservations if that is enforced, otherwise the
+/// capacity. It is set in both cases, because the default weight is that of one CPU.
 pub(super) fn limits_of_pods(
     configuration: &KubeletConfiguration,
     reservations: &Reservations,
@@ -109,7 +108,7 @@ pub(super) fn limits_of_pods(
     CgroupConfig::for_all_pods(left, Some(cpus))
 }
 
-/// The groups that are held to what is reserved for them.
+/// Cgroups whose reservations are enforced.
 pub(super) fn reserved(
     configuration: &KubeletConfiguration,
     reservations: &Reservations,
@@ -119,7 +118,7 @@ pub(super) fn reserved(
     for level in &configuration.enforce_node_allocatable {
         let system = ("system", &configuration.system_reserved_cgroup, &reservations.system);
         let kube = ("kube", &configuration.kube_reserved_cgroup, &reservations.kube);
-        let ((whose, group, amounts), what) = match level {
+        let ((owner, group, amounts), what) = match level {
             Enforcement::None | Enforcement::Pods => continue,
             Enforcement::SystemReserved => (system, Extent::Everything),
             Enforcement::SystemReservedCompressible => (system, Extent::OnlyCpu),
@@ -127,7 +126,7 @@ pub(super) fn reserved(
             Enforcement::KubeReservedCompressible => (kube, Extent::OnlyCpu),
         };
         reserved.push(Reserved {
-            whose,
+            owner,
             name: CgroupName::parse_reserved(group, driver)?,
             config: CgroupConfig::for_reserved(amounts, what),
         });
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_set_aside_by_number_replace_the_reserved_amounts() {
+    fn reserved_system_cpus_replace_the_reserved_amounts() {
         let list = |cpu: &str| [("cpu".to_owned(), cpu.to_owned())].into();
         let reserved = reservations(&settings(KubeletConfiguration {
             system_reserved: list("250m"),
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_enforced_follows_the_configuration() {
+    fn enforced_cgroups_follow_the_configuration() {
         let owned = |cpu: &str| {
             [("cpu", cpu), ("memory", "1Gi")].map(|(k, v)| (k.to_owned(), v.to_owned())).into()
         };
@@ -194,11 +193,11 @@ mod tests {
         };
         let reservations = reservations(&settings(configuration.clone())).unwrap();
         let found = reserved(&configuration, &reservations, Driver::Cgroupfs).unwrap();
-        let told: Vec<_> = found
+        let limits: Vec<_> = found
             .iter()
-            .map(|group| (group.whose, group.config.cpu_shares, group.config.memory_limit))
+            .map(|group| (group.owner, group.config.cpu_shares, group.config.memory_limit))
             .collect();
-        assert_eq!(told, [("system", Some(1024), Some(1 << 30)), ("kube", Some(2048), None)]);
+        assert_eq!(limits, [("system", Some(1024), Some(1 << 30)), ("kube", Some(2048), None)]);
         let whole = ResourceList::from([
             (CPU.to_owned(), Quantity::from_milli(4000)),
             (PIDS.to_owned(), Quantity::from_milli(5_000_000)),
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn hard_thresholds_count_unless_a_flag_says_otherwise() {
+    fn hard_eviction_thresholds_are_reserved_unless_disabled_by_flag() {
         let mut configuration = KubeletConfiguration::default();
         configuration.eviction_hard.insert("memory.available".into(), "100Mi".into());
         let mut settings = settings(configuration);

@@ -1,18 +1,18 @@
-//! How images are pulled, by whose credentials, and who may use them.
+//! Settings of image pulls: parallelism, rate limits, credentials and credential verification.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use podwright_core::credential::{self, Provider};
 use podwright_core::image::access::Verification;
-use podwright_node::images::Settings;
+use podwright_node::images::ImageSettings;
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{
     ImageCredentialsVerification as Policy, ImagePulls, KubeletConfiguration,
 };
 
-pub(super) fn settings(settings: &KubeletSettings) -> anyhow::Result<Settings> {
+pub(super) fn settings(settings: &KubeletSettings) -> anyhow::Result<ImageSettings> {
     let (configuration, options) = (&settings.configuration, &settings.options);
     let listed = configuration.preloaded_images_verification_allowlist.clone();
     let verification = match configuration.image_pull_credentials_verification_policy {
@@ -36,7 +36,7 @@ pub(super) fn settings(settings: &KubeletSettings) -> anyhow::Result<Settings> {
             plugin.name
         );
     }
-    Ok(Settings {
+    Ok(ImageSettings {
         parallel: parallel_pulls(configuration),
         per_second: at_least(configuration.registry_pull_qps),
         burst: at_least(configuration.registry_burst),
@@ -47,7 +47,7 @@ pub(super) fn settings(settings: &KubeletSettings) -> anyhow::Result<Settings> {
     })
 }
 
-/// One file, or all of a folder in the order of their names.
+/// Providers of a configuration file, or of all files of a directory in the order of their names.
 fn credential_plugins(path: Option<&Path>) -> anyhow::Result<Vec<Provider>> {
     let Some(path) = path else { return Ok(Vec::new()) };
     let mut files = vec![path.to_owned()];
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plugins_are_named_by_one_file_or_by_a_folder_of_them() {
-        let folder = tempfile::tempdir().unwrap();
+    fn credential_plugins_are_read_from_a_file_or_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
         let config = |name: &str| {
             format!(
                 "kind: CredentialProviderConfig\napiVersion: kubelet.config.k8s.io/v1\nproviders:\n\
@@ -95,18 +95,18 @@ mod tests {
                  apiVersion: credentialprovider.kubelet.k8s.io/v1\n"
             )
         };
-        std::fs::write(folder.path().join("2.yaml"), config("second")).unwrap();
-        std::fs::write(folder.path().join("1.yml"), config("first")).unwrap();
-        std::fs::write(folder.path().join("notes.txt"), "not one").unwrap();
+        std::fs::write(directory.path().join("2.yaml"), config("second")).unwrap();
+        std::fs::write(directory.path().join("1.yml"), config("first")).unwrap();
+        std::fs::write(directory.path().join("notes.txt"), "not one").unwrap();
         let names = |path: &Path| -> Vec<String> {
             let plugins = credential_plugins(Some(path)).unwrap();
             plugins.into_iter().map(|plugin| plugin.name).collect()
         };
-        assert_eq!(names(folder.path()), ["first", "second"]);
-        assert_eq!(names(&folder.path().join("2.yaml")), ["second"]);
+        assert_eq!(names(directory.path()), ["first", "second"]);
+        assert_eq!(names(&directory.path().join("2.yaml")), ["second"]);
         assert!(credential_plugins(None).unwrap().is_empty());
-        std::fs::write(folder.path().join("3.yaml"), config("first")).unwrap();
-        let error = format!("{:#}", credential_plugins(Some(folder.path())).unwrap_err());
+        std::fs::write(directory.path().join("3.yaml"), config("first")).unwrap();
+        let error = format!("{:#}", credential_plugins(Some(directory.path())).unwrap_err());
         assert!(error.contains("named twice"), "{error}");
     }
 }

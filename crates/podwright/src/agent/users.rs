@@ -1,10 +1,10 @@
-//! Which of the node's user ids pods may have.
+//! User id range for pods with user namespaces.
 
 use podwright_core::users::{self, UserRange};
 
 use crate::config::kubelet::KubeletConfiguration;
 
-/// What was set aside for us with `getsubids`, else what lies above the node's own users.
+/// The range that `getsubids` reports for `kubelet`, otherwise the range above the host's users.
 pub(super) fn range(configuration: &KubeletConfiguration, max_pods: usize) -> UserRange {
     let wanted = configuration.user_namespaces.as_ref().and_then(|users| users.ids_per_pod);
     let ids_per_pod = wanted.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(users::BLOCK);

@@ -1,5 +1,4 @@
-//! The kubelet's flags as a clap command, for everything that is read and not parsed: help text,
-//! completions, man page.
+//! Clap command of the kubelet's flags, for help text, completions and man page only.
 
 use std::io;
 
@@ -14,9 +13,9 @@ use crate::config::options::NodeOptions;
 const ABOUT: &str = "Run the node agent with upstream's flags and configuration file";
 
 const AFTER: &str = "\
-With --kubeconfig it runs the pods the API server binds to this node; without, the static pods it
-finds in a folder or at a URL. Settings are read from defaults, then --config, then --config-dir,
-then flags; the later wins. A list or map may be given in one flag or in several.
+With --kubeconfig it runs the pods that are bound to this node; without it, static pods from a
+directory or URL. Settings come from defaults, then --config, then --config-dir, then flags; later
+ones override earlier ones. A list or map may be given in one flag or in several.
 
 Examples:
   podwright kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf
@@ -40,7 +39,7 @@ pub(super) fn command() -> Command {
         )
 }
 
-/// Prints the help text of `podwright kubelet`, in colour where that is wanted.
+/// Prints the help text of `podwright kubelet`, coloured on terminals.
 pub(super) fn print_help() -> io::Result<()> {
     let mut whole = super::command();
     whole.build();
@@ -91,7 +90,7 @@ fn value_name(flag: &Flag) -> &'static str {
     }
 }
 
-/// What a shell offers as the value, told by how flags for paths are named.
+/// Completion hint for the value, derived from the name of the flag.
 fn hint(flag: &Flag) -> ValueHint {
     let named = |endings: &[&str]| endings.iter().any(|ending| flag.name.ends_with(ending));
     match flag.kind {
@@ -117,7 +116,7 @@ impl Defaults {
         }
     }
 
-    /// The default of a flag, unless it is nothing or has no effect.
+    /// The default of a flag, unless it is empty or the flag has no effect.
     fn of(&self, flag: &Flag) -> Option<String> {
         if flag.heading() == WITHOUT_EFFECT {
             return None;
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_every_flag_and_those_without_effect_last() {
+    fn help_lists_every_flag_and_those_without_effect_last() {
         let help = help();
         for flag in &FLAGS {
             assert!(help.contains(&format!("--{}", flag.name)), "{}", flag.name);
@@ -163,7 +162,7 @@ mod tests {
         let last = help.lines().position(|line| line.starts_with(WITHOUT_EFFECT)).unwrap();
         for flag in &FLAGS {
             let shown = format!("--{}", flag.name);
-            // At the beginning of a line, where a flag is described and not mentioned.
+            // Only at the beginning of a line, where the flag is described.
             let line = help.lines().position(|line| {
                 let words: Vec<&str> =
                     line.split([' ', ',', '[']).filter(|w| !w.is_empty()).collect();

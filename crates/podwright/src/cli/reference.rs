@@ -1,4 +1,4 @@
-//! What is generated from the command line: completions and man pages.
+//! Completions and man pages, generated from the command line definition.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,15 +9,15 @@ use super::command;
 
 /// Writes a completion script.
 pub fn completion(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
-    // The generator panics if its writer fails, which a closed pipe must not make us do.
+    // Buffered, because the generator panics if its writer fails, for example on a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "podwright", &mut script);
     out.write_all(&script)
 }
 
-/// Writes `podwright.1` and a page for each command into a folder.
-pub fn man_pages(folder: &Path) -> io::Result<()> {
-    clap_mangen::generate_to(command().disable_help_subcommand(true), folder)
+/// Writes `podwright.1` and a page for each command into a directory.
+pub fn man_pages(directory: &Path) -> io::Result<()> {
+    clap_mangen::generate_to(command().disable_help_subcommand(true), directory)
 }
 
 #[cfg(test)]
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_shell_gets_a_script_that_knows_the_kubelet_flags() {
+    fn completion_scripts_contain_the_kubelet_flags() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
             completion(shell, &mut script).unwrap();
@@ -38,11 +38,11 @@ mod tests {
     }
 
     #[test]
-    fn each_command_gets_a_page() {
-        let folder = tempfile::tempdir().unwrap();
-        man_pages(folder.path()).unwrap();
+    fn every_command_has_a_man_page() {
+        let directory = tempfile::tempdir().unwrap();
+        man_pages(directory.path()).unwrap();
         for page in ["podwright.1", "podwright-kubelet.1", "podwright-up.1", "podwright-doctor.1"] {
-            let text = std::fs::read_to_string(folder.path().join(page)).unwrap();
+            let text = std::fs::read_to_string(directory.path().join(page)).unwrap();
             assert!(text.contains(".SH NAME"), "{page}");
         }
     }

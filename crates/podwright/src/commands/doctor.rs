@@ -1,8 +1,8 @@
-//! `podwright doctor`: whether this machine can run pods, and what to do if not.
+//! `podwright doctor`: checks whether this machine can run pods, and names fixes.
 //!
-//! Each check is a function from a [`Machine`] to findings. It looks and changes nothing: no module
-//! is loaded, no link made, no file written. What cannot be seen without touching is said to be
-//! unknown, not guessed.
+//! Each check is a function from a [`Machine`] to findings. Checks are read-only: they load no
+//! module, create no link and write no file. What cannot be determined read-only is reported as
+//! unknown.
 
 mod cgroups;
 mod kernel;
@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 pub use machine::{LocalMachine, Machine, RuntimeReport, Space};
-use node::Standing;
+use node::StandaloneNode;
 
 use crate::cli::{DoctorArgs, Output};
 use crate::config::flags::Flags;
@@ -32,12 +32,12 @@ use crate::config::options::NodeOptions;
 use crate::config::problem::Invalid;
 use crate::config::{self, Preset};
 
-/// How a check went.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Verdict {
     #[serde(rename = "ok")]
     Ok,
-    /// Pods will run, but something will not be as it could.
+    /// Pods will run, with limitations.
     #[serde(rename = "warning")]
     Warning,
     /// Pods will not run.
@@ -45,7 +45,7 @@ pub enum Verdict {
     Failure,
 }
 
-/// What one check found.
+/// One finding of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     #[serde(rename = "check")]
@@ -53,47 +53,47 @@ pub struct Finding {
     #[serde(rename = "verdict")]
     pub verdict: Verdict,
     #[serde(rename = "says")]
-    pub says: String,
-    /// What to do about it.
+    pub message: String,
+    /// How to fix it; starts with a verb.
     #[serde(rename = "fix", skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
 
 impl Finding {
-    fn ok(check: &'static str, says: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Ok, says: says.into(), fix: None }
+    fn ok(check: &'static str, message: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Ok, message: message.into(), fix: None }
     }
 
-    fn warning(check: &'static str, says: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Warning, says: says.into(), fix: Some(fix.into()) }
+    fn warning(check: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Warning, message: message.into(), fix: Some(fix.into()) }
     }
 
-    fn failure(check: &'static str, says: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Failure, says: says.into(), fix: Some(fix.into()) }
+    fn failure(check: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Failure, message: message.into(), fix: Some(fix.into()) }
     }
 }
 
-/// The node to be, as far as checks depend on it.
+/// The planned node, as far as checks depend on it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub configuration: KubeletConfiguration,
     pub options: NodeOptions,
     pub runtime: WantedRuntime,
-    /// Where the runtime looks for the pod network.
+    /// Directory from which the runtime reads the CNI configuration.
     pub networks: PathBuf,
 }
 
-/// Whose runtime the node will use.
+/// Which runtime the node will use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WantedRuntime {
-    /// The one that is configured, and no other.
+    /// The configured one only.
     Configured,
-    /// Whatever is there; `podwright up` would start its own.
+    /// Any; `podwright up` would start its own.
     Any,
 }
 
 impl Plan {
-    /// A node with the default settings and perhaps a given runtime.
+    /// A node with default settings and, if given, this runtime endpoint.
     pub fn with_runtime(endpoint: Option<&str>) -> Self {
         let mut configuration = KubeletConfiguration::default();
         let options = NodeOptions::default();
@@ -108,17 +108,17 @@ impl Plan {
 
 pub fn run(arguments: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let machine = LocalMachine::new();
-    let standing = Standing::look(&std::path::absolute(&arguments.state_dir)?);
-    let mut findings = standing.examine();
-    let plan = match planned(arguments, &standing)? {
+    let standalone_node = StandaloneNode::read(&std::path::absolute(&arguments.state_dir)?);
+    let mut findings = standalone_node.examine();
+    let plan = match planned(arguments, &standalone_node)? {
         Ok(plan) => {
             if let Some(file) = &arguments.config {
-                findings.push(Finding::ok("configuration", format!("{} is sound", file.display())));
+                findings.push(Finding::ok("configuration", format!("{} is valid", file.display())));
             }
             plan
         }
         Err(invalid) => {
-            let fix = "correct the settings that are named";
+            let fix = "correct the named settings";
             let problems = invalid.problems().iter();
             findings
                 .extend(problems.map(|p| Finding::failure("configuration", p.to_string(), fix)));
@@ -127,18 +127,21 @@ pub fn run(arguments: &DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     findings.extend(examine(&machine, &plan));
     match arguments.output {
-        Output::Text => print_text(&findings, colours_wanted(), &mut io::stdout().lock())?,
+        Output::Text => print_text(&findings, use_colours(), &mut io::stdout().lock())?,
         Output::Json => print_json(&findings, &mut io::stdout().lock())?,
     }
-    Ok(if is_fit(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if can_run_pods(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The node the arguments describe. Swap is a finding of its own here, not a reason to refuse the
-/// configuration.
-fn planned(arguments: &DoctorArgs, standing: &Standing) -> anyhow::Result<Result<Plan, Invalid>> {
+/// The node that the arguments describe. Swap is a separate finding, not a configuration error.
+fn planned(
+    arguments: &DoctorArgs,
+    standalone_node: &StandaloneNode,
+) -> anyhow::Result<Result<Plan, Invalid>> {
     let endpoint = arguments.container_runtime_endpoint.as_deref();
     let Some(file) = &arguments.config else {
-        let plan = endpoint.map_or_else(|| standing.plan(), |it| Plan::with_runtime(Some(it)));
+        let plan =
+            endpoint.map_or_else(|| standalone_node.plan(), |it| Plan::with_runtime(Some(it)));
         return Ok(Ok(plan));
     };
     let mut flags = vec![OsString::from("--config"), file.into()];
@@ -154,7 +157,7 @@ fn planned(arguments: &DoctorArgs, standing: &Standing) -> anyhow::Result<Result
     }))
 }
 
-/// Every check, in the order one would fix what they find.
+/// All checks, in the order in which their findings should be fixed.
 pub fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
     [
         privileges::examine(machine),
@@ -168,7 +171,7 @@ pub fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
     .concat()
 }
 
-fn is_fit(findings: &[Finding]) -> bool {
+fn can_run_pods(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.verdict < Verdict::Failure)
 }
 
@@ -180,20 +183,21 @@ fn print_json(findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
         #[serde(rename = "findings")]
         findings: &'a [Finding],
     }
-    serde_json::to_writer_pretty(&mut *out, &Report { ok: is_fit(findings), findings })?;
+    serde_json::to_writer_pretty(&mut *out, &Report { ok: can_run_pods(findings), findings })?;
     writeln!(out)
 }
 
 fn print_text(findings: &[Finding], colours: bool, out: &mut dyn Write) -> io::Result<()> {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     for finding in findings {
-        let (word, colour) = match finding.verdict {
+        let (label, colour) = match finding.verdict {
             Verdict::Ok => ("ok  ", "32"),
             Verdict::Warning => ("warn", "33"),
             Verdict::Failure => ("FAIL", "31"),
         };
-        let word = if colours { format!("\x1b[{colour}m{word}\x1b[0m") } else { word.to_owned() };
-        writeln!(out, "{word}  {:width$}  {}", finding.check, finding.says)?;
+        let label =
+            if colours { format!("\x1b[{colour}m{label}\x1b[0m") } else { label.to_owned() };
+        writeln!(out, "{label}  {:width$}  {}", finding.check, finding.message)?;
         if let Some(fix) = &finding.fix {
             writeln!(out, "      {:width$}  fix: {fix}", "")?;
         }
@@ -207,9 +211,9 @@ fn print_text(findings: &[Finding], colours: bool, out: &mut dyn Write) -> io::R
     }
 }
 
-fn colours_wanted() -> bool {
-    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !refused && io::stdout().is_terminal()
+fn use_colours() -> bool {
+    let disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !disabled && io::stdout().is_terminal()
 }
 
 #[cfg(test)]

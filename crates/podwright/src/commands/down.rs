@@ -1,4 +1,4 @@
-//! `podwright down`: the opposite of `podwright up`.
+//! `podwright down`: stops the node of `podwright up` and keeps its data.
 
 use std::io::Write;
 
@@ -13,12 +13,12 @@ pub fn run(arguments: &DownArgs) -> anyhow::Result<()> {
     super::up::require_root("podwright down")?;
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
     let say = |text: &str| {
-        // If nobody reads it, nobody misses it.
+        // Progress output is optional; a closed stdout is no error.
         let _ = writeln!(std::io::stdout(), "{text}");
     };
     let lock = NodeLock::take(&layout, "down", &say)?;
-    let haste = arguments.haste.read();
-    match service::runtime()?.block_on(teardown::down(&layout, &lock, haste, say))? {
+    let stop_mode = arguments.stop_mode.read();
+    match service::runtime()?.block_on(teardown::down(&layout, &lock, stop_mode, say))? {
         Outcome::Stopped => say(&format!("stopped; data kept in {}", layout.state().display())),
         Outcome::NothingHere => {}
     }

@@ -1,4 +1,4 @@
-//! `podwright images`: what the node's runtime has, and adding to it without a registry.
+//! `podwright images`: lists, loads and removes images of the node's runtime.
 
 use std::io::Write;
 
@@ -14,12 +14,14 @@ use crate::standalone::runtime::Runtime;
 
 pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
-    let nothing =
-        || format!("no node runs in {}; podwright up starts one", layout.state().display());
-    let record = layout.record()?.with_context(nothing)?;
+    let no_node = || {
+        let state = layout.state().display();
+        format!("no node is running in {state}. Fix: start it with podwright up")
+    };
+    let record = layout.record()?.with_context(no_node)?;
     let runtime = Runtime::of(&layout, &record)?;
     if !service::runtime()?.block_on(runtime.is_up())? {
-        anyhow::bail!(nothing());
+        anyhow::bail!(no_node());
     }
     match &arguments.command {
         ImagesCommand::Load { archives } => {
@@ -44,14 +46,14 @@ pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
         ImagesCommand::Remove { images } => service::runtime()?.block_on(async {
             let client = runtime.client()?;
             for image in images {
-                let known = client.image_status(image).await?;
-                let known = known.with_context(|| format!("there is no image {image} here"))?;
-                if known.tags.iter().any(|tag| tag == podwright_pause::IMAGE) {
-                    anyhow::bail!("{image} is what every pod of this node stands on");
+                let found = client.image_status(image).await?;
+                let found = found.with_context(|| format!("image {image} not found on this node"))?;
+                if found.tags.iter().any(|tag| tag == podwright_pause::IMAGE) {
+                    anyhow::bail!("{image} is the sandbox image of every pod on this node and cannot be removed");
                 }
-                let users = pods_with(&client, &known).await?;
+                let users = pods_using(&client, &found).await?;
                 if !users.is_empty() {
-                    anyhow::bail!("{image} is used by {}; delete them first", users.join(", "));
+                    anyhow::bail!("{image} is in use by {}. Fix: delete these pods first", users.join(", "));
                 }
                 client.remove_image(image).await?;
                 writeln!(std::io::stdout(), "removed {image}")?;
@@ -61,8 +63,8 @@ pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The pods with a container of an image, running or not.
-async fn pods_with(client: &Client, image: &Image) -> anyhow::Result<Vec<String>> {
+/// Pods with a container that uses the image, running or not.
+async fn pods_using(client: &Client, image: &Image) -> anyhow::Result<Vec<String>> {
     let containers = client.list_containers(None).await?;
     let mut pods: Vec<String> = containers
         .iter()

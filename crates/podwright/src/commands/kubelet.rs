@@ -1,4 +1,4 @@
-//! `podwright kubelet`: a node with validated settings.
+//! `podwright kubelet`: runs the node agent with validated settings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use podwright_node::connection::Connections;
 use podwright_node::connection::credentials::Credentials;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::{self, ApiClients, Surroundings};
+use crate::agent::{self, AgentOptions, ApiClients};
 use crate::config::KubeletSettings;
 use crate::service;
 
-/// Runs the node until it is told to stop.
+/// Runs the node until a stop signal.
 pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
     service::runtime()?.block_on(async {
         let stop = service::stop_signal()?;
@@ -24,19 +24,24 @@ pub fn run(settings: &KubeletSettings) -> anyhow::Result<()> {
             Some(path) => Some(join(settings, path, &stop).await?),
         };
         let log_links = log_links(&settings.configuration.pod_logs_dir);
-        let surroundings =
-            Surroundings { log_links, alone: false, shared_runtime: false, stop_pods: false, api };
-        agent::run(settings, surroundings, |_| {}, stop).await
+        let agent_options = AgentOptions {
+            log_links,
+            standalone: false,
+            shared_runtime: false,
+            stop_pods: false,
+            api,
+        };
+        agent::run(settings, agent_options, |_| {}, stop).await
     })
 }
 
-/// Where log collectors look for container logs: `containers` beside the folder of the pods' logs,
-/// which with the default is upstream's `/var/log/containers`.
+/// Directory of the log links that log collectors read: `containers` beside the directory of the
+/// pod logs; by default upstream's `/var/log/containers`.
 fn log_links(pod_logs: &str) -> PathBuf {
     Path::new(pod_logs).parent().unwrap_or(Path::new("/")).join("containers")
 }
 
-/// Clients of the cluster that a kubeconfig names, and what keeps their certificate good.
+/// Creates clients for the cluster of a kubeconfig, and starts the rotation of their certificate.
 async fn join(
     settings: &KubeletSettings,
     kubeconfig: &Path,
@@ -68,7 +73,8 @@ async fn join(
     Ok(clients)
 }
 
-/// Makes the node's kubeconfig if there is none that works. With what to ask for a certificate.
+/// Writes the node's kubeconfig if there is no valid one. Returns the client with which to request
+/// a certificate.
 async fn bootstrap(
     settings: &KubeletSettings,
     kubeconfig: &Path,
@@ -77,12 +83,12 @@ async fn bootstrap(
     if certificates::needs_bootstrap(kubeconfig, Timestamp::now()) {
         tracing::info!(
             bootstrap = %bootstrap.display(),
-            "no kubeconfig that works; asking the cluster for a client certificate"
+            "no valid kubeconfig, requesting a client certificate"
         );
         let pair = Store::client(&settings.options.cert_dir)?.current();
         certificates::write_from_bootstrap(bootstrap, kubeconfig, &pair)?;
     } else if !bootstrap.exists() {
-        // It is often deleted once it has served its purpose.
+        // It is often deleted after the bootstrap.
         return Ok(None);
     }
     let credentials = Credentials::read(bootstrap, None).await.context("--bootstrap-kubeconfig")?;

@@ -1,4 +1,4 @@
-//! `podwright reset`: `podwright down`, and the data goes too.
+//! `podwright reset`: stops the node of `podwright up` and deletes its data.
 
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -15,36 +15,36 @@ pub fn run(arguments: &ResetArgs) -> anyhow::Result<ExitCode> {
     let directory = layout.state().display();
     let mut out = std::io::stdout();
     if !layout.state().exists() {
-        writeln!(out, "nothing to delete: there is no {directory}")?;
+        writeln!(out, "nothing to delete: {directory} does not exist")?;
         return Ok(ExitCode::SUCCESS);
     }
     if !state_dir::is_node(&layout)? {
-        anyhow::bail!("{directory} was not made by podwright up; nothing deleted");
+        anyhow::bail!("{directory} was not created by podwright up; nothing deleted");
     }
     if !arguments.yes && !confirmed(&layout)? {
         writeln!(out, "nothing deleted")?;
         return Ok(ExitCode::FAILURE);
     }
     let say = |text: &str| {
-        // If nobody reads it, nobody misses it.
+        // Progress output is optional; a closed stdout is no error.
         let _ = writeln!(std::io::stdout(), "{text}");
     };
     let lock = NodeLock::take(&layout, "reset", &say)?;
-    // Another reset may have been quicker.
+    // Another reset may have finished in the meantime.
     if !state_dir::is_node(&layout)? {
-        writeln!(out, "nothing to delete: {directory} is not a node's any more")?;
+        writeln!(out, "nothing to delete: {directory} is no longer the state directory of a node")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let haste = arguments.haste.read();
-    service::runtime()?.block_on(teardown::down(&layout, &lock, haste, say))?;
+    let stop_mode = arguments.stop_mode.read();
+    service::runtime()?.block_on(teardown::down(&layout, &lock, stop_mode, say))?;
     let leftovers = state_dir::remove_data(&layout)?;
     if !leftovers.failures.is_empty() {
-        let told: Vec<String> =
+        let failures: Vec<String> =
             leftovers.failures.iter().map(|error| format!("\n  {error:#}")).collect();
         anyhow::bail!(
-            "not everything could be deleted:{}\nfix it and try again: \
+            "cannot delete:{}\nFix: resolve these errors and run again: \
              podwright reset --state-dir {directory}",
-            told.concat()
+            failures.concat()
         );
     }
     match leftovers.left.as_slice() {
@@ -54,13 +54,13 @@ pub fn run(arguments: &ResetArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks; no answer is no.
+/// Asks for confirmation; anything but `yes` is a no.
 fn confirmed(layout: &Layout) -> anyhow::Result<bool> {
     let mut out = std::io::stdout();
     let directory = layout.state().display();
-    write!(out, "This stops every pod and deletes what the node made in {directory}: objects, ")?;
-    write!(out, "images, volumes of claims, logs. Manifests and other files of yours stay. ")?;
-    write!(out, "Type yes to go on: ")?;
+    write!(out, "This stops all pods and deletes the data of the node in {directory}: objects, ")?;
+    write!(out, "images, PersistentVolumeClaim data, logs. Manifests and other files are kept. ")?;
+    write!(out, "Type yes to continue: ")?;
     out.flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;

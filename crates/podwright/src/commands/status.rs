@@ -1,7 +1,7 @@
-//! `podwright status`: the node and its pods at a glance.
+//! `podwright status`: summary of the node and its pods.
 //!
-//! Pods are told by the runtime, which knows of them even when the agent is down; what they were
-//! promised is told by the API server, if it answers.
+//! Pods are read from the runtime, so that they are shown even when the agent is down; requested
+//! resources are read from the API server, if it responds.
 
 pub(super) mod node;
 
@@ -35,7 +35,7 @@ struct PodLine {
     ready_sandbox: bool,
     #[serde(rename = "ip")]
     ip: Option<String>,
-    /// Containers that run, and all of them.
+    /// Number of running containers.
     #[serde(rename = "running")]
     running: usize,
     #[serde(rename = "containers")]
@@ -52,7 +52,7 @@ struct Status {
     agent: bool,
     #[serde(rename = "runtime")]
     runtime: bool,
-    /// As the API server shows it; none if it does not answer.
+    /// As reported by the API server; none if it does not respond.
     #[serde(rename = "node")]
     node: Option<NodeLine>,
     #[serde(rename = "pods")]
@@ -63,15 +63,15 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
     let layout = Layout::new(&std::path::absolute(&arguments.state_dir)?);
     let (mut runtime, mut pods) = (false, Vec::new());
     if let Some(record) = layout.record()? {
-        let its_own = Runtime::of(&layout, &record)?;
-        runtime = service::runtime()?.block_on(its_own.is_up())?;
+        let of_node = Runtime::of(&layout, &record)?;
+        runtime = service::runtime()?.block_on(of_node.is_up())?;
         if runtime {
-            pods = service::runtime()?.block_on(async { self::pods(&its_own.client()?).await })?;
+            pods = service::runtime()?.block_on(async { self::pods(&of_node.client()?).await })?;
         }
     }
     let agent = Agent::of(&layout).daemon().running()?.is_some();
     let node = match agent {
-        true => service::runtime()?.block_on(node::look(&layout.kubeconfig())),
+        true => service::runtime()?.block_on(node::read(&layout.kubeconfig())),
         false => None,
     };
     let status = Status { agent, runtime, node, pods };
@@ -84,14 +84,14 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
 }
 
 async fn pods(client: &Client) -> anyhow::Result<Vec<PodLine>> {
-    let known = client.glance().await.context("the runtime does not answer")?;
+    let listed = client.list_pods().await.context("the container runtime does not respond")?;
     let mut newest: BTreeMap<PodName, ObservedPod> = BTreeMap::new();
-    for (uid, (name, _)) in known {
+    for (uid, (name, _)) in listed {
         let (observed, _) = client.observe(&uid, &name, Mono::ZERO).await?;
-        let begun = |pod: &ObservedPod| pod.newest_sandbox().map(|s| s.created);
-        // The runtime remembers the dead; of one name only the newest pod is of interest.
+        let created = |pod: &ObservedPod| pod.newest_sandbox().map(|s| s.created);
+        // The runtime also lists exited pods; only the newest pod of a name is shown.
         match newest.get(&name) {
-            Some(other) if begun(other) >= begun(&observed) => {}
+            Some(other) if created(other) >= created(&observed) => {}
             Some(_) | None => drop(newest.insert(name, observed)),
         }
     }
@@ -120,8 +120,8 @@ fn line(pod: &ObservedPod) -> PodLine {
 }
 
 fn text(status: &Status, now: Timestamp) -> String {
-    let word = |up: bool| if up { "runs" } else { "does not run" };
-    let mut text = format!("agent {}, runtime {}\n", word(status.agent), word(status.runtime));
+    let state = |up: bool| if up { "running" } else { "not running" };
+    let mut text = format!("agent {}, runtime {}\n", state(status.agent), state(status.runtime));
     if let Some(node) = &status.node {
         text.push_str(&node.to_string());
     }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_a_pod_without_an_address_shows_a_dash() {
+    fn columns_are_aligned_and_a_missing_ip_is_a_dash() {
         let pod = |name: &str, ip: Option<&str>| PodLine {
             namespace: "default".into(),
             name: name.into(),
@@ -185,7 +185,7 @@ mod tests {
         let now = Timestamp::from_second(300).unwrap();
         assert_eq!(
             text(&Status { agent: true, runtime: true, node: None, pods }, now),
-            "agent runs, runtime runs\n\
+            "agent running, runtime running\n\
              NAMESPACE  NAME    RUNNING  RESTARTS  IP        AGE\n\
              default    a       1/2      0         10.0.0.2  5m\n\
              default    longer  1/2      0         -         5m\n"

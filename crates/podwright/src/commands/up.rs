@@ -1,9 +1,9 @@
-//! `podwright up`: a node alone on this machine.
+//! `podwright up`: starts a standalone node on this machine.
 //!
-//! The command itself only prepares: it makes folders, starts the private containerd, loads the
-//! sandbox image, starts the agent in the background and waits until it is ready. With
-//! `--foreground` it then becomes the agent, and the API server that the agent and `kubectl` speak
-//! to. On a node that runs already it changes what it is asked to change.
+//! The command creates directories, starts the private containerd, loads the sandbox image, starts
+//! the agent in the background and waits until the node is ready. With `--foreground` this process
+//! becomes the agent, together with the API server that the agent and `kubectl` use. On a running
+//! node the command applies changed flags.
 
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -18,30 +18,30 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::status::node;
-use crate::agent::{self as node_agent, Surroundings};
+use crate::agent::{self as node_agent, AgentOptions};
 use crate::cli::UpArgs;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
 use crate::config::{self, KubeletSettings, Preset};
-use crate::standalone::agent::{Agent, Difference, Keeper, Note, Purpose};
-use crate::standalone::api::{self, Api, Doors};
+use crate::standalone::agent::{Agent, Difference, Note, Purpose, Supervisor};
+use crate::standalone::api::{self, Api, ListenOptions};
 use crate::standalone::containerd::{Containerd, Started, find};
 use crate::standalone::lock::NodeLock;
 use crate::standalone::network::Network;
 use crate::standalone::resolver::Resolver;
 use crate::standalone::runtime::{self, Absent};
-use crate::standalone::shared::Shared;
-use crate::standalone::wishes::Wishes;
+use crate::standalone::shared_network::SharedNetwork;
+use crate::standalone::up_options::UpOptions;
 use crate::standalone::{Layout, Record, log, own_mounts, state_dir, stopping};
 use crate::{logging, service};
 
-/// Much more than a start takes: a small machine may have other things to do.
-const AGENT_PATIENCE: Duration = Duration::from_secs(120);
-/// It waits for no pod when it ends.
-const AGENT_END: Duration = Duration::from_secs(15);
+/// Much more than a start takes, for a small and busy machine.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// The agent does not wait for pods when it exits.
+const AGENT_STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);
-/// Whoever waits longer wants to know what for.
-const SILENCE: Duration = Duration::from_secs(2);
+/// After this the command prints what it is waiting for.
+const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
 /// Starts the node.
 pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
@@ -62,82 +62,83 @@ pub fn run(arguments: &UpArgs) -> anyhow::Result<()> {
 
 pub(super) fn require_root(command: &str) -> anyhow::Result<()> {
     if !nix::unistd::geteuid().is_root() {
-        anyhow::bail!("{command} needs root: pods need mounts, cgroups and a network; try sudo");
+        anyhow::bail!("{command} needs root, for mounts, cgroups and networks. Fix: run with sudo");
     }
     Ok(())
 }
 
-/// Becomes the agent.
+/// Runs the agent in this process.
 async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> anyhow::Result<()> {
     if let Some(agent) = Agent::of(layout).daemon().running()?
         && agent.pid != std::process::id()
     {
-        anyhow::bail!("the agent of this node runs already, as process {}", agent.pid);
+        anyhow::bail!("the agent of this node is already running as process {}", agent.pid);
     }
-    let Prepared { settings, gateway, wishes } =
+    let PreparedNode { settings, gateway, up_options } =
         prepare(layout, arguments, &mut lock, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
-    let runtime_log = wishes.runtime.is_none().then(|| Containerd::new(layout).log());
+    let runtime_log = up_options.runtime.is_none().then(|| Containerd::new(layout).log());
     tokio::spawn(log::rotate(arguments.log_file.clone(), runtime_log));
     let stop = service::stop_signal()?;
-    let for_pods = gateway.filter(|_| !wishes.no_pod_api);
-    let api = Api::open(layout, Doors { port: wishes.api_port, for_pods }).await?;
+    let for_pods = gateway.filter(|_| !up_options.no_pod_api);
+    let api = Api::open(layout, ListenOptions { port: up_options.api_port, for_pods }).await?;
     let me = Agent::of(layout);
-    let keeper = if arguments.log_file.is_some() { Keeper::Us } else { Keeper::Other };
-    let shared_runtime = wishes.runtime.is_some();
-    me.is_us(&Note { wishes, keeper })?;
+    let supervisor =
+        if arguments.log_file.is_some() { Supervisor::Podwright } else { Supervisor::External };
+    let shared_runtime = up_options.runtime.is_some();
+    me.register_self(&Note { up_options, supervisor })?;
     if let Err(error) = own_mounts::share_agent_root(layout) {
         let error = format!("{error:#}");
         tracing::warn!(
             error,
-            "mounts below the root directory are private; mountPropagation fails"
+            "cannot share mounts below the root directory, mountPropagation does not work"
         );
     }
-    // From here on other commands find us by the pid file.
+    // From here on other commands find this process by its pid file.
     drop(lock);
-    let streams = api.streams();
+    let agent_connector = api.agent_connector();
     let clients = api.clients(&settings.node_name);
-    let surroundings = Surroundings {
+    let agent_options = AgentOptions {
         log_links: layout.log_links(),
-        alone: true,
+        standalone: true,
         shared_runtime,
         stop_pods: arguments.stop_pods,
         api: Some(clients.clone()),
     };
-    // The agent goes first: until it has ended it has things to say to the API server.
+    // The agent stops first: until then it sends requests to the API server.
     let api_stop = CancellationToken::new();
     let serving = tokio::spawn(api.run(api_stop.clone()));
-    let on_ready = |server: &Arc<Server>| streams.open(server.clone());
-    let outcome = node_agent::run(&settings, surroundings, on_ready, stop).await;
+    let on_ready = |server: &Arc<Server>| agent_connector.open(server.clone());
+    let outcome = node_agent::run(&settings, agent_options, on_ready, stop).await;
     api_stop.cancel();
     let _ = serving.await;
     me.forget();
     outcome
 }
 
-/// If nobody reads it, nobody misses it.
+/// Prints progress; a closed stdout is no error.
 fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Prepares, starts the agent behind us, and says how to go on.
+/// Prepares the node, starts the agent in the background and prints the next steps.
 async fn background(
     layout: &Layout,
     arguments: &UpArgs,
     lock: &mut NodeLock,
 ) -> anyhow::Result<()> {
-    let Prepared { settings, wishes, .. } = prepare(layout, arguments, lock, &say).await?;
-    end_another_agent(layout, &wishes).await?;
-    let ready = || patiently("waiting for the node to be Ready", &say, is_ready(layout));
+    let PreparedNode { settings, up_options, .. } = prepare(layout, arguments, lock, &say).await?;
+    stop_outdated_agent(layout, &up_options).await?;
+    let ready = || with_progress("waiting for the node to be Ready", &say, is_ready(layout));
     if ready().await? {
-        say("agent: runs already");
+        say("agent: already running");
     } else {
         Agent::of(layout).start(lock, Purpose::RunPods)?;
         if !ready().await? {
-            anyhow::bail!("the agent ended: {}", last_line(&layout.agent_log()));
+            anyhow::bail!("the agent failed to start: {}", last_line(&layout.agent_log()));
         }
         say(&format!("agent: started, log in {}", layout.agent_log().display()));
     }
@@ -146,49 +147,53 @@ async fn background(
     Ok(())
 }
 
-/// Ends an agent that is not the one that is wanted. No pod notices.
-async fn end_another_agent(layout: &Layout, wishes: &Wishes) -> anyhow::Result<()> {
+/// Stops an agent of another build or with other options. Pods keep running.
+async fn stop_outdated_agent(layout: &Layout, up_options: &UpOptions) -> anyhow::Result<()> {
     let agent = Agent::of(layout);
     let Some(process) = agent.daemon().running()? else { return Ok(()) };
-    let difference = match agent.difference(&process, wishes)? {
+    let difference = match agent.difference(&process, up_options)? {
         Some(difference) => difference,
         None if stopping::is_requested(layout).await => Difference::Stopping,
         None => return Ok(()),
     };
-    let keeper = agent.note()?.map_or(Keeper::Us, |note| note.keeper);
-    match (keeper, difference) {
-        (Keeper::Us, Difference::Build) => say("agent: another build runs; it is replaced"),
-        (Keeper::Us, Difference::Wishes) => say("agent: is started anew with what is asked for"),
-        (Keeper::Us, Difference::Stopping) => {
-            say("agent: is stopping the pods for an interrupted podwright down; it is replaced");
+    let supervisor = agent.note()?.map_or(Supervisor::Podwright, |note| note.supervisor);
+    match (supervisor, difference) {
+        (Supervisor::Podwright, Difference::Build) => {
+            say("agent: replacing an agent of another build");
         }
-        (Keeper::Other, Difference::Stopping) => anyhow::bail!(
-            "the agent, process {}, runs in the foreground and is stopping its pods for an \
+        (Supervisor::Podwright, Difference::UpOptions) => say("agent: restarting with new flags"),
+        (Supervisor::Podwright, Difference::Stopping) => {
+            say(
+                "agent: replacing an agent that is stopping pods for an interrupted podwright down",
+            );
+        }
+        (Supervisor::External, Difference::Stopping) => anyhow::bail!(
+            "the agent (process {}) runs in the foreground and is stopping pods for an \
              interrupted podwright down. Fix: restart it where it was started \
-             (systemctl restart podwright-up), or finish with podwright down",
+             (systemctl restart podwright-up), or run podwright down again",
             process.pid
         ),
-        // Not ours to end. It does what it is there for.
-        (Keeper::Other, Difference::Build) => {
+        // It is supervised elsewhere and works; it is not stopped.
+        (Supervisor::External, Difference::Build) => {
             say(&format!(
-                "agent: another build runs in the foreground, as process {}; restart it where it \
-                 was started (systemctl restart podwright-up)",
+                "agent: another build is running in the foreground as process {}. Fix: restart it \
+                 where it was started (systemctl restart podwright-up)",
                 process.pid
             ));
             return Ok(());
         }
-        (Keeper::Other, Difference::Wishes) => anyhow::bail!(
-            "the agent runs in the foreground, as process {}, with other flags; restart it where \
-             it was started (systemctl restart podwright-up), and it does what is asked for now",
+        (Supervisor::External, Difference::UpOptions) => anyhow::bail!(
+            "the agent (process {}) runs in the foreground with other flags. Fix: restart it where \
+             it was started (systemctl restart podwright-up) to apply the new flags",
             process.pid
         ),
     }
-    agent.daemon().stop(AGENT_END)?;
+    agent.daemon().stop(AGENT_STOP_TIMEOUT)?;
     agent.forget();
     Ok(())
 }
 
-/// What to do with a node that is ready.
+/// Hints for a node that is ready.
 fn next_steps(layout: &Layout, kubectl: bool) -> String {
     let state = layout.state().display();
     let missing = match kubectl {
@@ -206,56 +211,56 @@ fn next_steps(layout: &Layout, kubectl: bool) -> String {
     )
 }
 
-/// What the agent stands on.
-struct Prepared {
+/// Everything the agent needs.
+struct PreparedNode {
     settings: KubeletSettings,
-    /// The machine's address on the bridge of the pods, if the bridge is ours.
+    /// The machine's address on the pod bridge, if the runtime is the private containerd.
     gateway: Option<Ipv4Addr>,
-    wishes: Wishes,
+    up_options: UpOptions,
 }
 
-/// Makes everything the agent stands on.
+/// Creates everything the agent needs.
 async fn prepare(
     layout: &Layout,
     arguments: &UpArgs,
     lock: &mut NodeLock,
     say: &impl Fn(&str),
-) -> anyhow::Result<Prepared> {
+) -> anyhow::Result<PreparedNode> {
     state_dir::examine(layout)?;
     layout.check_instance()?;
-    let host = Host::observe().context("cannot find out about this machine")?;
-    let known = layout.record()?;
-    let record = match &known {
+    let host = Host::observe().context("cannot read machine information")?;
+    let existing = layout.record()?;
+    let record = match &existing {
         Some(record) => {
-            let wishes = record.wishes.amended(arguments, &record.network)?;
-            Record { wishes, ..record.clone() }
+            let up_options = record.up_options.amended(arguments, &record.network)?;
+            Record { up_options, ..record.clone() }
         }
         None => Record {
             state_dir: Some(layout.state().to_string_lossy().into_owned()),
             network: Network::choose(layout.bridge(), arguments.pod_cidr.as_deref())?,
             cgroup_root: layout.cgroup_root(),
-            wishes: Wishes::of(arguments)?,
+            up_options: UpOptions::of(arguments)?,
         },
     };
-    if let Some(endpoint) = &record.wishes.runtime {
+    if let Some(endpoint) = &record.up_options.runtime {
         let absent = if arguments.foreground { Absent::Awaited } else { Absent::Refused };
         runtime::examine(endpoint, &record.cgroup_root, absent).await?;
     }
     if let Some(port) = arguments.api_port {
         check_port(layout, port, &record)?;
     }
-    // Each is written before what it is about is made.
+    // Marker and record are written before what they describe is created.
     state_dir::claim(layout)?;
     lock.take_made_directory(layout, say)?;
-    if known.as_ref() != Some(&record) {
+    if existing.as_ref() != Some(&record) {
         layout.write_record(&record)?;
     }
     layout.make()?;
-    let Record { network, wishes, .. } = record;
-    let endpoint = match &wishes.runtime {
+    let Record { network, up_options, .. } = record;
+    let endpoint = match &up_options.runtime {
         Some(endpoint) => endpoint.clone(),
         None => {
-            Shared::here()?.join(layout)?;
+            SharedNetwork::here()?.join(layout)?;
             start_containerd(layout, &network, lock, say).await?
         }
     };
@@ -271,19 +276,19 @@ async fn prepare(
         "cgroupRoot": layout.cgroup_root(),
         "cgroupDriver": "cgroupfs",
         "makeIPTablesUtilChains": false,
-        // The disk is somebody's own and full of other things, and what was loaded by hand cannot
-        // be pulled again. Images go when somebody says so.
+        // The disk also holds the user's other data, and images loaded by hand cannot be pulled
+        // again. Images are removed only on request.
         "imageGCHighThresholdPercent": 100,
-        // Nobody asks a node that is alone, and two of them would want the same ports. What the
-        // kubelet's server has to say, the API server in this process asks it directly.
+        // A standalone node needs no kubelet ports, and two nodes would conflict. The API server
+        // in this process calls the kubelet server directly.
         "healthzPort": 0,
         "enableServer": false,
     }));
     let root_dir = format!("--root-dir={}", layout.root_dir().display());
     let flags = Flags::parse([root_dir.into()]);
     let settings = config::resolve(&flags, &preset, &host)?;
-    let gateway = network.gateway().filter(|_| wishes.runtime.is_none());
-    Ok(Prepared { settings, gateway, wishes })
+    let gateway = network.gateway().filter(|_| up_options.runtime.is_none());
+    Ok(PreparedNode { settings, gateway, up_options })
 }
 
 async fn start_containerd(
@@ -294,64 +299,65 @@ async fn start_containerd(
 ) -> anyhow::Result<String> {
     let containerd = Containerd::new(layout);
     let started = containerd.start(network, lock)?;
-    let version = patiently("waiting for containerd", say, containerd.ready()).await?;
+    let version = with_progress("waiting for containerd", say, containerd.ready()).await?;
     let how = match started {
         Started::Now => "started",
-        Started::Already => "runs already",
+        Started::Already => "already running",
     };
     say(&format!("containerd {}: {how}", version.runtime_version));
     match containerd.load_pause_image().await? {
         Started::Now => say("sandbox image: loaded"),
-        Started::Already => say("sandbox image: there already"),
+        Started::Already => say("sandbox image: already present"),
     }
     Ok(format!("unix://{}", layout.socket().display()))
 }
 
-/// Checks a port that is asked for before anything is changed for it: the agent that runs would be
-/// ended for one that cannot start.
+/// Checks a requested port before anything is changed: otherwise the running agent would be stopped
+/// for one that cannot start.
 fn check_port(layout: &Layout, port: u16, record: &Record) -> anyhow::Result<()> {
     let running = Agent::of(layout).daemon().running()?.is_some();
-    if running && api::remembered_port(layout) == Some(port) {
+    if running && api::stored_port(layout) == Some(port) {
         return Ok(());
     }
-    let for_pods = record.network.gateway().filter(|_| record.wishes.runtime.is_none());
-    api::check_port(port, for_pods.filter(|_| !record.wishes.no_pod_api))
+    let for_pods = record.network.gateway().filter(|_| record.up_options.runtime.is_none());
+    api::check_port(port, for_pods.filter(|_| !record.up_options.no_pod_api))
 }
 
-/// Waits until the agent's own API server says that the node is ready; false if there is no agent.
+/// Waits until the agent's API server reports the node as ready; false if no agent is running.
 ///
-/// That it is in the process table is not enough: one that was just killed still is, for a moment.
+/// A running process is not enough: an agent that was just killed is briefly still in the process
+/// table.
 async fn is_ready(layout: &Layout) -> anyhow::Result<bool> {
     let agent = Agent::of(layout).daemon();
-    let deadline = Instant::now() + AGENT_PATIENCE;
+    let deadline = Instant::now() + READY_TIMEOUT;
     while agent.running()?.is_some() {
-        let seen = node::look(&layout.kubeconfig()).await;
-        if seen.is_some_and(|node| node.ready) {
+        let found = node::read(&layout.kubeconfig()).await;
+        if found.is_some_and(|node| node.ready) {
             return Ok(true);
         }
         if Instant::now() >= deadline {
-            let (waited, log) = (AGENT_PATIENCE.as_secs(), layout.agent_log());
+            let (waited, log) = (READY_TIMEOUT.as_secs(), layout.agent_log());
             let log = log.display();
-            anyhow::bail!("the node is not ready after {waited} s; the agent's log is {log}");
+            anyhow::bail!("the node is not ready after {waited} s; see {log}");
         }
         tokio::time::sleep(POLL).await;
     }
     Ok(false)
 }
 
-/// Waits, and says what for once that takes long.
-async fn patiently<T>(what: &str, say: &impl Fn(&str), act: impl Future<Output = T>) -> T {
+/// Awaits `act`, and prints what it is waiting for if that takes long.
+async fn with_progress<T>(what: &str, say: &impl Fn(&str), act: impl Future<Output = T>) -> T {
     let mut act = pin!(act);
     tokio::select! { biased;
         done = &mut act => return done,
-        () = tokio::time::sleep(SILENCE) => say(what), // the act goes on below
+        () = tokio::time::sleep(PROGRESS_DELAY) => say(what), // `act` is awaited below
     }
     act.await
 }
 
 fn last_line(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    text.lines().last().unwrap_or("it said nothing").to_owned()
+    text.lines().last().unwrap_or("its log is empty").to_owned()
 }
 
 #[cfg(test)]
@@ -361,7 +367,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_takes_long_is_told_once_and_what_does_not_is_not() {
+    async fn only_a_long_wait_is_reported_and_only_once() {
         for (seconds, want) in [(0, 0), (1, 0), (20, 1)] {
             let said = RefCell::new(Vec::new());
             let say = |text: &str| said.borrow_mut().push(text.to_owned());
@@ -369,7 +375,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_secs(seconds)).await;
                 seconds
             };
-            assert_eq!(patiently("waiting", &say, act).await, seconds);
+            assert_eq!(with_progress("waiting", &say, act).await, seconds);
             assert_eq!(said.into_inner(), vec!["waiting"; want], "{seconds} s");
         }
     }

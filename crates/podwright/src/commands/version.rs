@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use crate::cli::Output;
 
-/// What a Node object shows as its kubelet's version: the upstream release we behave like, and who
-/// we are.
+/// Kubelet version in the Node object: the upstream release whose behaviour is implemented, and
+/// this program's version.
 pub const KUBELET: &str = concat!("v1.36.4+podwright.", env!("CARGO_PKG_VERSION"));
 
-/// Everything there is to know about which program this is.
+/// Versions of this program.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Versions {
     #[serde(rename = "podwright")]
@@ -19,7 +19,7 @@ pub struct Versions {
     pub kubelet: &'static str,
     #[serde(rename = "rustc")]
     pub rustc: &'static str,
-    /// Known in builds that were told.
+    /// Set if PODWRIGHT_COMMIT was set at build time.
     #[serde(rename = "commit", skip_serializing_if = "Option::is_none")]
     pub commit: Option<&'static str>,
 }

@@ -1,4 +1,4 @@
-//! `podwright why`: asks the running agent what a pod waits for.
+//! `podwright why`: explains what a pod is waiting for, from the debug socket of the agent.
 
 mod agent;
 mod page;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use podwright_core::plan::Case;
-use podwright_node::inquiry::{Explanation, PodLine};
+use podwright_node::debug_socket::{Explanation, PodLine};
 
 use crate::cli::{Output, STATE_DIR, WhyArgs};
 use crate::config::options::ROOT_DIR;
@@ -16,37 +16,40 @@ use crate::service;
 use crate::standalone::Layout;
 use agent::Agent;
 
-/// How many other names are offered for one that nobody knows.
-const OFFERED: usize = 5;
+/// How many similar names are listed for an unknown pod.
+const SUGGESTIONS: usize = 5;
 
 pub fn run(arguments: &WhyArgs) -> anyhow::Result<()> {
     let roots = match (&arguments.root_dir, &arguments.state_dir) {
         (Some(root), _) => vec![std::path::absolute(root)?],
         (None, Some(state)) => vec![Layout::new(&std::path::absolute(state)?).root_dir()],
-        (None, None) => usual_roots(),
+        (None, None) => default_roots(),
     };
     service::runtime()?.block_on(async {
         let agent = Agent::find(&roots).await?;
         let pods: Vec<PodLine> = agent.ask("/pods").await?;
         let uid = &resolve(&pods, &arguments.pod)?.uid;
-        let told: Explanation = agent.ask(&format!("/pods/{uid}/why")).await?;
+        let explanation: Explanation = agent.ask(&format!("/pods/{uid}/why")).await?;
         let mut out = std::io::stdout();
         match arguments.output {
-            Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&told)?)?,
-            Output::Text => write!(out, "{}", page::text(&told))?,
+            Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?,
+            Output::Text => write!(out, "{}", page::text(&explanation))?,
         }
         if let Some(file) = &arguments.record {
             let case: Case = agent.ask(&format!("/pods/{uid}/case")).await?;
             record(&case, file)?;
             let shown = file.display();
-            writeln!(std::io::stderr(), "recorded, secrets masked: podwright plan {shown}")?;
+            writeln!(
+                std::io::stderr(),
+                "recorded with secrets masked; replay with podwright plan {shown}"
+            )?;
         }
         Ok(())
     })
 }
 
-/// Where an agent keeps its root folder unless it is told otherwise.
-fn usual_roots() -> Vec<PathBuf> {
+/// Default root directories of an agent.
+fn default_roots() -> Vec<PathBuf> {
     vec![PathBuf::from(ROOT_DIR), Layout::new(Path::new(STATE_DIR)).root_dir()]
 }
 
@@ -56,23 +59,23 @@ fn record(case: &Case, file: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// The pod that somebody means.
-fn resolve<'a>(pods: &'a [PodLine], asked: &str) -> anyhow::Result<&'a PodLine> {
-    let called = |pod: &PodLine, name: &str| {
+/// Finds the pod by name, NAMESPACE/NAME, manifest name or UID.
+fn resolve<'a>(pods: &'a [PodLine], query: &str) -> anyhow::Result<&'a PodLine> {
+    let has_name = |pod: &PodLine, name: &str| {
         pod.name == name || pod.manifest.as_deref().is_some_and(|manifest| manifest == name)
     };
-    let meant = |pod: &&PodLine| match asked.split_once('/') {
-        Some((namespace, name)) => pod.namespace == namespace && called(pod, name),
-        None => called(pod, asked) || pod.uid == asked || pod.mirror.as_deref() == Some(asked),
+    let matches = |pod: &&PodLine| match query.split_once('/') {
+        Some((namespace, name)) => pod.namespace == namespace && has_name(pod, name),
+        None => has_name(pod, query) || pod.uid == query || pod.mirror.as_deref() == Some(query),
     };
-    let found: Vec<&PodLine> = pods.iter().filter(meant).collect();
+    let found: Vec<&PodLine> = pods.iter().filter(matches).collect();
     match found.as_slice() {
         [pod] => Ok(pod),
-        [] => anyhow::bail!("{}", unknown(pods, asked)),
+        [] => anyhow::bail!("{}", unknown(pods, query)),
         many => {
             let list: Vec<String> =
                 many.iter().map(|pod| format!("{} ({})", full_name(pod), pod.uid)).collect();
-            anyhow::bail!("{asked} means more than one pod; say which: {}", list.join(", "))
+            anyhow::bail!("{query} is ambiguous; use NAMESPACE/NAME or UID: {}", list.join(", "))
         }
     }
 }
@@ -81,20 +84,20 @@ fn full_name(pod: &PodLine) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
-fn unknown(pods: &[PodLine], asked: &str) -> String {
+fn unknown(pods: &[PodLine], query: &str) -> String {
     if pods.is_empty() {
-        return format!("this node has no pod {asked}, nor any other");
+        return format!("no pod {query} on this node; it has no pods");
     }
-    let likeness = |pod: &PodLine| {
+    let similarity = |pod: &PodLine| {
         let names = [full_name(pod), pod.name.clone(), pod.manifest.clone().unwrap_or_default()];
-        names.iter().map(|name| strsim::jaro_winkler(name, asked)).fold(0.0, f64::max)
+        names.iter().map(|name| strsim::jaro_winkler(name, query)).fold(0.0, f64::max)
     };
     let mut near: Vec<&PodLine> = pods.iter().collect();
-    near.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
-    let near: Vec<String> = near.into_iter().take(OFFERED).map(full_name).collect();
+    near.sort_by(|a, b| similarity(b).total_cmp(&similarity(a)));
+    let near: Vec<String> = near.into_iter().take(SUGGESTIONS).map(full_name).collect();
     let rest = pods.len().saturating_sub(near.len());
     let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
-    format!("this node has no pod {asked}; it has {}{more}", near.join(", "))
+    format!("no pod {query} on this node; it has {}{more}", near.join(", "))
 }
 
 #[cfg(test)]
@@ -113,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_found_by_any_of_its_names() {
+    fn pod_is_found_by_any_of_its_names() {
         let pods = [
             pod("default", "web", None, "u1"),
             pod("shop", "web", None, "u2"),
             pod("default", "proxy-node1", Some("proxy"), "u3"),
         ];
-        for (asked, want) in [
+        for (query, want) in [
             ("default/web", Some("u1")),
             ("shop/web", Some("u2")),
             ("u2", Some("u2")),
@@ -130,24 +133,21 @@ mod tests {
             ("web", None),
             ("shop/proxy", None),
         ] {
-            let found = resolve(&pods, asked).ok().map(|pod| pod.uid.as_str());
-            assert_eq!(found, want, "{asked}");
+            let found = resolve(&pods, query).ok().map(|pod| pod.uid.as_str());
+            assert_eq!(found, want, "{query}");
         }
         let ambiguous = resolve(&pods, "web").unwrap_err().to_string();
         assert!(ambiguous.contains("shop/web (u2)"), "{ambiguous}");
     }
 
     #[test]
-    fn a_name_that_nobody_has_leads_to_those_near_it() {
+    fn unknown_name_lists_similar_pods() {
         let mut pods: Vec<PodLine> =
             (0..8).map(|n| pod("default", &format!("worker-{n}"), None, &n.to_string())).collect();
         pods.push(pod("shop", "checkout", None, "c"));
         let text = unknown(&pods, "chekcout");
-        assert!(
-            text.starts_with("this node has no pod chekcout; it has shop/checkout, "),
-            "{text}"
-        );
+        assert!(text.starts_with("no pod chekcout on this node; it has shop/checkout, "), "{text}");
         assert!(text.ends_with(" and 4 more"), "{text}");
-        assert_eq!(unknown(&[], "web"), "this node has no pod web, nor any other");
+        assert_eq!(unknown(&[], "web"), "no pod web on this node; it has no pods");
     }
 }

@@ -1,4 +1,4 @@
-//! Puts a configuration together, layer by layer.
+//! Assembly of a configuration from its sources.
 
 use std::path::{Path, PathBuf};
 
@@ -17,10 +17,10 @@ use super::kubelet::{
 use super::layers::Layers;
 use super::options::NodeOptions;
 use super::problem::{Invalid, Problem, Source};
-use super::validate::{ApiAccess, Examination};
+use super::validate::{ApiAccess, Validator};
 use super::{KubeletSettings, Preset, inert, names};
 
-/// A configuration in the making.
+/// A configuration during assembly.
 #[derive(Default)]
 pub(super) struct Assembly {
     layers: Layers,
@@ -29,8 +29,8 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// Takes note of what the command line says that nobody understands.
-    pub(super) fn note_not_understood(&mut self, flags: &Flags) {
+    /// Adds the problems of the command line.
+    pub(super) fn add_flag_problems(&mut self, flags: &Flags) {
         self.problems.extend(flags.problems().iter().cloned());
     }
 
@@ -47,7 +47,7 @@ impl Assembly {
             let value = flags::parse_value(flag.kind, given);
             match value.and_then(|value| fits(&value).map(|_| value)) {
                 Ok(value) => field.put(&mut document, value),
-                Err(trouble) => self.refuse_flag(flag.name, given, trouble),
+                Err(message) => self.refuse_flag(flag.name, given, message),
             }
         }
         let mut options: NodeOptions = serde_json::from_value(document).unwrap_or_default();
@@ -59,9 +59,9 @@ impl Assembly {
         self.layers.merge(&preset.values, &Source::Preset(preset.name));
     }
 
-    /// A node with nobody to ask about callers listens to this machine only, and trusts client
-    /// certificates only.
-    pub(super) fn close_if_alone(&mut self, api: ApiAccess) {
+    /// Without an API server to authorize requests, the node listens on loopback only and accepts
+    /// client certificates only.
+    pub(super) fn restrict_without_api(&mut self, api: ApiAccess) {
         match api {
             ApiAccess::Available => {}
             ApiAccess::None => self.layers.merge(
@@ -75,13 +75,13 @@ impl Assembly {
         }
     }
 
-    /// Lays the `--config` file over the defaults. Only here upstream adds the default eviction
+    /// Merges the `--config` file over the defaults. Only here upstream adds the default eviction
     /// thresholds and derives the report frequency; a drop-in starts from the result.
     pub(super) fn add_file(&mut self, path: &Path) {
         let file = ConfigFile::load(path);
         self.problems.extend(file.problems);
         self.warnings.extend(file.warnings);
-        // In the first document a null removes nothing: there is nothing of a user's to remove.
+        // Nulls in the first document have nothing to remove.
         let mut document = file.document;
         remove_nulls(&mut document);
         self.layers.merge(&document, &file.source);
@@ -89,12 +89,12 @@ impl Assembly {
         self.default_report_frequency(&file.source);
     }
 
-    /// No thresholds in the file: the default ones. Some: exactly those, unless the file asks for
-    /// the missing ones to be added.
+    /// Adds the default thresholds if the file has none. Otherwise only the thresholds of the file
+    /// apply, unless it sets `mergeDefaultEvictionSettings`.
     fn default_eviction(&mut self) {
         let thresholds = FieldPath::of("evictionHard");
-        let asked = self.layers.get(&FieldPath::of("mergeDefaultEvictionSettings"));
-        if self.layers.get(&thresholds).is_some() && asked != Some(&Value::Bool(true)) {
+        let merge = self.layers.get(&FieldPath::of("mergeDefaultEvictionSettings"));
+        if self.layers.get(&thresholds).is_some() && merge != Some(&Value::Bool(true)) {
             return;
         }
         for (signal, amount) in EVICTION_HARD {
@@ -105,7 +105,7 @@ impl Assembly {
         }
     }
 
-    /// Who sets only how often the status is computed wants it reported as often.
+    /// The report frequency defaults to the update frequency if the file sets only the latter.
     fn default_report_frequency(&mut self, source: &Source) {
         let report = FieldPath::of("nodeStatusReportFrequency");
         if self.layers.get(&report).is_some() {
@@ -117,13 +117,13 @@ impl Assembly {
         }
     }
 
-    pub(super) fn add_drop_ins(&mut self, folder: &Path) {
-        let paths = match files::drop_ins(folder) {
+    pub(super) fn add_drop_ins(&mut self, directory: &Path) {
+        let paths = match files::drop_ins(directory) {
             Ok(paths) => paths,
             Err(error) => {
                 let source = Source::Flag("config-dir");
-                let trouble = format!("{} cannot be read: {error}", folder.display());
-                self.problems.push(Problem::with_source(source, trouble));
+                let message = format!("{} cannot be read: {error}", directory.display());
+                self.problems.push(Problem::with_source(source, message));
                 return;
             }
         };
@@ -139,10 +139,10 @@ impl Assembly {
         for (flag, given) in flags.given() {
             let value = match flags::parse_value(flag.kind, given) {
                 Ok(value) => value,
-                Err(trouble) => {
-                    // Those of options are found where options are read.
+                Err(message) => {
+                    // Problems of options are reported by `options`.
                     if !matches!(flag.sets, Sets::Option(_)) {
-                        self.refuse_flag(flag.name, given, trouble);
+                        self.refuse_flag(flag.name, given, message);
                     }
                     continue;
                 }
@@ -150,10 +150,14 @@ impl Assembly {
             let Sets::Field(name) = flag.sets else { continue };
             let field = FieldPath::of(name);
             let mut document = field.document_with(value);
-            let misfits = decode(&document).misfits;
+            let invalid_values = decode(&document).invalid_values;
             let source = Source::Flag(flag.name);
-            if !misfits.is_empty() {
-                self.problems.extend(misfits.into_iter().map(|misfit| misfit.said_by(&source)));
+            if !invalid_values.is_empty() {
+                self.problems.extend(
+                    invalid_values
+                        .into_iter()
+                        .map(|invalid_value| invalid_value.into_problem(&source)),
+                );
                 continue;
             }
             files::resolve_paths(&mut document, &host.current_dir);
@@ -165,16 +169,16 @@ impl Assembly {
         }
     }
 
-    fn refuse_flag(&mut self, name: &'static str, given: &[String], trouble: String) {
+    fn refuse_flag(&mut self, name: &'static str, given: &[String], message: String) {
         let sets_secret = flags::find(name).is_some_and(
             |flag| matches!(flag.sets, Sets::Field(field) if FieldPath::of(field).is_secret()),
         );
         let value = (!sets_secret).then(|| format!("{:?}", given.join(" ")));
         let field = FieldPath::default();
-        self.problems.push(Problem { source: Source::Flag(name), field, value, trouble });
+        self.problems.push(Problem { source: Source::Flag(name), field, value, message });
     }
 
-    /// Gives the document its types, fills in what depends on other settings, and checks it all.
+    /// Decodes the document, fills in defaults that depend on other settings, and validates it.
     pub(super) fn finish(
         mut self,
         flags: &Flags,
@@ -183,53 +187,52 @@ impl Assembly {
         api: ApiAccess,
     ) -> Result<KubeletSettings, Invalid> {
         let decoded = decode(self.layers.document());
-        for misfit in decoded.misfits {
-            let source = self.layers.source_of(&misfit.field);
-            self.problems.push(misfit.said_by(&source));
+        for invalid_value in decoded.invalid_values {
+            let source = self.layers.source_of(&invalid_value.field);
+            self.problems.push(invalid_value.into_problem(&source));
         }
         let mut configuration = decoded.configuration;
         let (gates, refused) = FeatureGates::from_settings(&configuration.feature_gates);
-        for (name, trouble) in refused {
+        for (name, message) in refused {
             let field = FieldPath::of("featureGates").key(&name);
             let source = self.layers.source_of(&field);
             let value = self.layers.get(&field);
-            self.problems.push(Problem::with_field(source, field, value, trouble));
+            self.problems.push(Problem::with_field(source, field, value, message));
         }
         fill_in(&mut configuration, &gates);
 
-        let examination =
-            Examination::new(&configuration, &self.layers, &options, &gates, host, api);
-        let (problems, warnings) = examination.conduct();
+        let validator = Validator::new(&configuration, &self.layers, &options, &gates, host, api);
+        let (problems, warnings) = validator.run();
         self.problems.extend(problems);
         self.warnings.extend(warnings);
         let node_name = self.node_name(&options, host);
         if !flags.problems().is_empty() {
-            // What was not understood may be the very flag that makes up for the machine.
+            // An unknown flag may be a misspelt flag that resolves the problem.
             self.problems.retain(|problem| problem.source != Source::Machine);
         }
         Invalid::unless_empty(self.problems)?;
         if configuration.cgroup_root.is_empty() && configuration.cgroups_per_qos {
             configuration.cgroup_root = "/".to_owned();
         }
-        self.warnings.extend(in_vain(flags, &configuration, &self.layers));
-        self.warnings.extend(gates_in_vain(&gates));
+        self.warnings.extend(without_effect(flags, &configuration, &self.layers));
+        self.warnings.extend(gates_without_effect(&gates));
         Ok(KubeletSettings { configuration, gates, options, node_name, warnings: self.warnings })
     }
 
     fn node_name(&mut self, options: &NodeOptions, host: &Host) -> String {
         let name = names::node_name(&host.hostname, &options.hostname_override);
-        name.unwrap_or_else(|trouble| {
+        name.unwrap_or_else(|message| {
             let source = match options.hostname_override.trim() {
                 "" => Source::Machine,
                 _ => Source::Flag("hostname-override"),
             };
-            self.problems.push(Problem::with_source(source, trouble));
+            self.problems.push(Problem::with_source(source, message));
             String::new()
         })
     }
 }
 
-/// Defaults that depend on other settings, which may come from anywhere and are known only now.
+/// Fills in defaults that depend on other settings.
 fn fill_in(configuration: &mut KubeletConfiguration, gates: &FeatureGates) {
     let pulls = configuration.image_pulls();
     if configuration.serialize_image_pulls.is_none() {
@@ -248,11 +251,11 @@ fn fill_in(configuration: &mut KubeletConfiguration, gates: &FeatureGates) {
         let policy = &mut configuration.image_pull_credentials_verification_policy;
         policy.get_or_insert_with(ImageCredentialsVerification::default);
     }
-    // Every negative limit means the same.
+    // All negative limits are equivalent.
     configuration.pod_pids_limit = configuration.pod_pids_limit.max(-1);
 }
 
-/// Paths on the command line are relative to where the command was given.
+/// Paths on the command line are relative to the current directory.
 fn make_absolute(options: &mut NodeOptions, current_dir: &Path) {
     let absolute = |path: &mut PathBuf| *path = files::normalized(&current_dir.join(&*path));
     absolute(&mut options.cert_dir);
@@ -270,15 +273,19 @@ fn make_absolute(options: &mut NodeOptions, current_dir: &Path) {
     }
 }
 
-/// One warning for all that was asked for and changes nothing.
-fn in_vain(flags: &Flags, configuration: &KubeletConfiguration, layers: &Layers) -> Option<String> {
-    let is_done_anyway = |flag: &Flag| match flag.sets {
-        Sets::Field(field) => inert::is_done_anyway(field, configuration),
+/// One warning for all settings without effect.
+fn without_effect(
+    flags: &Flags,
+    configuration: &KubeletConfiguration,
+    layers: &Layers,
+) -> Option<String> {
+    let matches_behaviour = |flag: &Flag| match flag.sets {
+        Sets::Field(field) => inert::matches_behaviour(field, configuration),
         Sets::Option(_) | Sets::Nothing => false,
     };
-    let by_flag = flags.given().filter(|(flag, _)| !flag.has_effect() && !is_done_anyway(flag));
+    let by_flag = flags.given().filter(|(flag, _)| !flag.has_effect() && !matches_behaviour(flag));
     let mut names: Vec<String> = by_flag.map(|(flag, _)| format!("--{}", flag.name)).collect();
-    for name in inert::set_in_vain(configuration) {
+    for name in inert::fields_without_effect(configuration) {
         match layers.source_of(&FieldPath::of(name)) {
             Source::Flag(_) => {}
             Source::Default
@@ -291,7 +298,7 @@ fn in_vain(flags: &Flags, configuration: &KubeletConfiguration, layers: &Layers)
     (!names.is_empty()).then(|| format!("accepted, but without effect: {}", names.join(", ")))
 }
 
-fn gates_in_vain(gates: &FeatureGates) -> Option<String> {
+fn gates_without_effect(gates: &FeatureGates) -> Option<String> {
     let names = gates.without_effect();
     (!names.is_empty())
         .then(|| format!("feature gates accepted, but without effect: {}", names.join(", ")))

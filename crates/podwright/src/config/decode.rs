@@ -1,8 +1,8 @@
-//! Untyped document to [`KubeletConfiguration`], finding every value that does not fit.
+//! Decoder of untyped documents into [`KubeletConfiguration`] that finds every invalid value.
 //!
-//! A typed reader stops at the first wrong value and does not say where it was. So when it fails,
-//! each part of the document is read alone: those that fail alone are the culprits. They are
-//! reported and left out, and the rest is still checked, in the same run.
+//! Serde stops at the first invalid value without its path. So when it fails, each part of the
+//! document is decoded alone to find the invalid ones. They are reported and left out, and the rest
+//! is still validated in the same run.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,80 +11,80 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 use super::problem::{Problem, Source};
 
-/// A value that is not of its field's type. It may be a secret, so it cannot be printed.
-pub struct Misfit {
+/// A value of the wrong type. No `Debug`: it may be a secret.
+pub struct InvalidValue {
     pub field: FieldPath,
     pub value: Value,
-    /// What would be right.
-    pub trouble: String,
+    /// What is expected.
+    pub message: String,
 }
 
-impl Misfit {
-    /// The problem it is in a document of someone's.
-    pub fn said_by(self, source: &Source) -> Problem {
-        Problem::with_field(source.clone(), self.field, Some(&self.value), self.trouble)
+impl InvalidValue {
+    /// The problem to report, with the source of the document.
+    pub fn into_problem(self, source: &Source) -> Problem {
+        Problem::with_field(source.clone(), self.field, Some(&self.value), self.message)
     }
 }
 
-/// A document as far as it can be read.
+/// The decoded part of a document.
 pub struct Decoded {
     pub configuration: KubeletConfiguration,
-    pub misfits: Vec<Misfit>,
-    /// Fields no `KubeletConfiguration` has.
+    pub invalid_values: Vec<InvalidValue>,
+    /// Fields that `KubeletConfiguration` does not have.
     pub unknown: Vec<FieldPath>,
 }
 
-/// Reads a document; what does not fit is left at its default and reported.
+/// Decodes a document; invalid values keep their default and are reported.
 pub fn decode(document: &Value) -> Decoded {
     let mut rest = document.clone();
     remove_nulls(&mut rest);
-    let mut misfits = Vec::new();
+    let mut invalid_values = Vec::new();
     if read(&rest).is_err() {
-        blame(&FieldPath::default(), &rest, &mut misfits);
-        // Backwards, so that removing an item does not move those before it.
-        for misfit in misfits.iter().rev() {
-            misfit.field.remove(&mut rest);
+        find_invalid(&FieldPath::default(), &rest, &mut invalid_values);
+        // In reverse, so that removing an item does not shift the indices of others.
+        for invalid_value in invalid_values.iter().rev() {
+            invalid_value.field.remove(&mut rest);
         }
     }
     let mut unknown = Vec::new();
-    let configuration = serde_ignored::deserialize(&rest, |path| unknown.push(place(&path)));
-    Decoded { configuration: configuration.unwrap_or_default(), misfits, unknown }
+    let configuration = serde_ignored::deserialize(&rest, |path| unknown.push(field_path(&path)));
+    Decoded { configuration: configuration.unwrap_or_default(), invalid_values, unknown }
 }
 
 fn read(document: &Value) -> Result<KubeletConfiguration, serde_json::Error> {
     KubeletConfiguration::deserialize(document)
 }
 
-/// Finds the smallest parts of `value` that cannot be read. An item of a list is blamed as a whole:
-/// a part of it would miss the fields that are required beside it.
-fn blame(path: &FieldPath, value: &Value, misfits: &mut Vec<Misfit>) {
+/// Finds the smallest parts of `value` that cannot be decoded. A list item is reported as a whole,
+/// because a part of it would lack the other required fields.
+fn find_invalid(path: &FieldPath, value: &Value, invalid_values: &mut Vec<InvalidValue>) {
     let parts: Vec<(FieldPath, &Value)> = match value {
         Value::Object(entries) => entries.iter().map(|(key, v)| (path.key(key), v)).collect(),
         Value::Array(items) => items.iter().enumerate().map(|(i, v)| (path.index(i), v)).collect(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
     };
-    let found_before = misfits.len();
+    let found_before = invalid_values.len();
     for (part_path, part) in parts {
         let Err(error) = read(&part_path.document_with(part.clone())) else { continue };
         match value {
-            Value::Array(_) => misfits.push(misfit(part_path, part, &error)),
-            _ => blame(&part_path, part, misfits),
+            Value::Array(_) => invalid_values.push(invalid_value(part_path, part, &error)),
+            _ => find_invalid(&part_path, part, invalid_values),
         }
     }
-    if misfits.len() > found_before {
+    if invalid_values.len() > found_before {
         return;
     }
     if let Err(error) = read(&path.document_with(value.clone())) {
-        misfits.push(misfit(path.clone(), value, &error));
+        invalid_values.push(invalid_value(path.clone(), value, &error));
     }
 }
 
-fn misfit(field: FieldPath, value: &Value, error: &serde_json::Error) -> Misfit {
-    Misfit { field, value: value.clone(), trouble: in_plain_words(&error.to_string()) }
+fn invalid_value(field: FieldPath, value: &Value, error: &serde_json::Error) -> InvalidValue {
+    InvalidValue { field, value: value.clone(), message: expectation(&error.to_string()) }
 }
 
-/// What would be right, from a reader's message about what is wrong.
-fn in_plain_words(error: &str) -> String {
+/// What is expected, derived from serde's error message.
+fn expectation(error: &str) -> String {
     if error == "invalid IP address syntax" {
         return "must be an IP address".to_owned();
     }
@@ -119,19 +119,19 @@ pub fn remove_nulls(value: &mut Value) {
     }
 }
 
-fn place(path: &serde_ignored::Path<'_>) -> FieldPath {
+fn field_path(path: &serde_ignored::Path<'_>) -> FieldPath {
     use serde_ignored::Path;
     match path {
         Path::Root => FieldPath::default(),
-        Path::Seq { parent, index } => place(parent).index(*index),
-        Path::Map { parent, key } => place(parent).key(key),
+        Path::Seq { parent, index } => field_path(parent).index(*index),
+        Path::Map { parent, key } => field_path(parent).key(key),
         Path::Some { parent }
         | Path::NewtypeStruct { parent }
-        | Path::NewtypeVariant { parent } => place(parent),
+        | Path::NewtypeVariant { parent } => field_path(parent),
     }
 }
 
-/// The names of the fields that stand beside each other at a place, for suggestions.
+/// The names of the fields of an object, for suggestions.
 pub fn known_fields(at: &FieldPath) -> Vec<String> {
     let everything = serde_json::to_value(KubeletConfiguration::default()).unwrap_or_default();
     let object = at.find(&everything).and_then(Value::as_object);
@@ -146,8 +146,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_of_the_wrong_type_is_found_with_its_path_and_what_would_be_right() {
-        for (document, field, trouble) in [
+    fn value_of_the_wrong_type_is_reported_with_path_and_expectation() {
+        for (document, field, message) in [
             (json!({"maxPods": "many"}), "maxPods", "must be a whole number of at most 32 bits"),
             (
                 json!({"maxPods": 99_999_999_999_i64}),
@@ -194,23 +194,25 @@ mod tests {
         ] {
             let decoded = decode(&document);
             let found: Vec<_> = decoded
-                .misfits
+                .invalid_values
                 .iter()
-                .map(|misfit| (misfit.field.to_string(), misfit.trouble.as_str()))
+                .map(|invalid_value| {
+                    (invalid_value.field.to_string(), invalid_value.message.as_str())
+                })
                 .collect();
-            assert_eq!(found, [(field.to_owned(), trouble)], "{document}");
+            assert_eq!(found, [(field.to_owned(), message)], "{document}");
         }
     }
 
     #[test]
-    fn several_misfits_are_found_at_once_and_the_rest_is_read() {
+    fn all_invalid_values_are_found_and_the_rest_is_decoded() {
         let decoded = decode(&json!({
             "maxPods": "many",
             "port": 10999,
             "authentication": {"anonymous": {"enabled": 1}, "webhook": {"enabled": false}},
             "enforceNodeAllocatable": ["pods", "cats", "dogs"],
         }));
-        let fields: Vec<_> = decoded.misfits.iter().map(|m| m.field.to_string()).collect();
+        let fields: Vec<_> = decoded.invalid_values.iter().map(|m| m.field.to_string()).collect();
         assert_eq!(
             fields,
             [
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_nobody_knows_are_named_with_their_path() {
+    fn unknown_fields_are_reported_with_their_path() {
         let decoded = decode(&json!({
             "maxPod": 1,
             "authentication": {"webhok": {"enabled": true}},
@@ -236,13 +238,13 @@ mod tests {
         }));
         let fields: Vec<_> = decoded.unknown.iter().map(ToString::to_string).collect();
         assert_eq!(fields, ["authentication.webhok", "logging.options.text.color", "maxPod"]);
-        assert!(decoded.misfits.is_empty());
+        assert!(decoded.invalid_values.is_empty());
     }
 
     #[test]
-    fn null_is_as_good_as_not_written() {
+    fn null_means_not_set() {
         let decoded = decode(&json!({"maxPods": null, "authentication": {"webhook": null}}));
-        assert!(decoded.misfits.is_empty());
+        assert!(decoded.invalid_values.is_empty());
         assert_eq!(decoded.configuration, KubeletConfiguration::default());
     }
 }

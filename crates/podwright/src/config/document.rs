@@ -1,8 +1,8 @@
-//! Text of a configuration file to an untyped document.
+//! Parser of configuration files into untyped documents.
 //!
-//! YAML and JSON take the same way, since JSON is YAML. A key written twice is legal for a lenient
-//! reader (the last one counts) and a mistake all the same, so each is reported with its path:
-//! that needs a reader of our own, as a ready-made one either stops at the first or says nothing.
+//! JSON is parsed as YAML. Duplicate keys are accepted (the last one counts) but are probably a
+//! mistake, so each is reported with its path. Existing deserializers either stop at the first
+//! duplicate or ignore them, hence a custom visitor.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -13,14 +13,14 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use super::field::FieldPath;
 
-/// What a file says, and which keys it says more than once. No `Debug`: it may hold secrets.
+/// Content of a file and its duplicate keys. No `Debug`: it may contain secrets.
 pub struct Document {
     pub value: Value,
     pub duplicates: Vec<FieldPath>,
 }
 
 impl Document {
-    /// Reads YAML or JSON. The error says where the text is broken.
+    /// Parses YAML or JSON. The error contains the location.
     pub fn parse(text: &str) -> Result<Self, String> {
         let options = serde_saphyr::options! {
             duplicate_keys: DuplicateKeyPolicy::LastWins,
@@ -42,7 +42,7 @@ impl<'de> Deserialize<'de> for Document {
     }
 }
 
-/// Builds a value and notes the keys that come twice.
+/// Builds a value and records duplicate keys.
 struct Reader<'a> {
     path: FieldPath,
     duplicates: &'a RefCell<Vec<FieldPath>>,
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_written_twice_is_named_and_the_last_one_counts() {
+    fn duplicate_keys_are_reported_and_the_last_one_counts() {
         let text = "maxPods: 1\nauth:\n  x: 1\n  x: 2\nmaxPods: 3\nlist:\n- {k: 1, k: 2}\n";
         let document = Document::parse(text).unwrap();
         assert_eq!(document.value, json!({"maxPods": 3, "auth": {"x": 2}, "list": [{"k": 2}]}));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_text_is_refused_with_its_place() {
+    fn invalid_text_is_refused_with_its_location() {
         for text in ["a: [1", "a: b: c", "a: 1\n---\nb: 2\n", "x: .inf"] {
             let error = Document::parse(text).err().unwrap();
             assert!(error.contains("line"), "{text:?}: {error}");

@@ -1,8 +1,8 @@
-//! Durations as Kubernetes writes them.
+//! Go durations, as used by Kubernetes.
 //!
-//! Configuration files, flags and `/configz` all speak Go's duration syntax (`1m0s`, `100ms`,
+//! Configuration files, flags and `/configz` use Go's duration syntax (`1m0s`, `100ms`,
 //! `1.5h`), may be negative ("off" for some settings), and are printed back in Go's normal form.
-//! `std::time::Duration` has neither sign nor syntax, hence a type of our own.
+//! `std::time::Duration` has neither sign nor syntax, hence a separate type.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ const SECOND: i128 = 1_000_000_000;
 const MINUTE: i128 = 60 * SECOND;
 const HOUR: i128 = 60 * MINUTE;
 
-/// A signed span of time in whole nanoseconds, as Go's `time.Duration` has it.
+/// A signed duration in nanoseconds, like Go's `time.Duration`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(i64);
 
@@ -45,13 +45,13 @@ impl GoDuration {
         self.0 < 0
     }
 
-    /// The span as something one can wait for; a negative one is no wait at all.
+    /// As a std duration; negative becomes zero.
     pub fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
 }
 
-/// Why a text is not a duration.
+/// Parse error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
     #[error("is not a duration; write numbers with units, such as 30s, 1m30s or 100ms")]
@@ -104,7 +104,7 @@ fn leading_term(text: &str) -> Result<(i128, &str), DurationError> {
     let (unit, rest) = rest.split_at(unit_end);
     let scale = match unit {
         "ns" => NANOSECOND,
-        // The micro sign and the Greek letter look alike, and Go takes both.
+        // Go accepts both the micro sign and the Greek letter.
         "us" | "\u{b5}s" | "\u{3bc}s" => MICROSECOND,
         "ms" => MILLISECOND,
         "s" => SECOND,
@@ -196,7 +196,7 @@ impl<'de> Deserialize<'de> for GoDuration {
                 text.parse().map_err(E::custom)
             }
 
-            /// A bare `0` needs no unit; any other bare number is a unit forgotten.
+            /// Only `0` needs no unit.
             fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<GoDuration, E> {
                 match number {
                     0 => Ok(GoDuration::ZERO),
@@ -215,7 +215,7 @@ impl<'de> Deserialize<'de> for GoDuration {
     }
 }
 
-/// For `logging.flushFrequency`, which upstream also lets one write as a number of nanoseconds.
+/// For `logging.flushFrequency`, which may also be a number of nanoseconds upstream.
 pub(crate) fn duration_or_nanos<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<GoDuration, D::Error> {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_duration_is_refused_with_the_way_out() {
+    fn invalid_durations_are_refused_with_a_hint() {
         for (text, want) in [
             ("", DurationError::Malformed),
             ("-", DurationError::Malformed),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_document_a_duration_is_text_or_a_bare_zero() {
+    fn duration_in_a_document_is_text_or_zero() {
         assert_eq!(
             serde_json::from_str::<GoDuration>("\"20s\"").unwrap(),
             GoDuration::from_secs(20)
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_duration_is_no_wait() {
+    fn negative_duration_becomes_zero() {
         assert_eq!(GoDuration::from_secs(-1).to_std(), Duration::ZERO);
         assert_eq!(GoDuration::from_millis(1500).to_std(), Duration::from_millis(1500));
     }

@@ -1,6 +1,6 @@
-//! Places in a configuration document.
+//! Field paths in a configuration document.
 //!
-//! Every rule, warning and error speaks of fields by path. Keys of maps may contain dots
+//! Rules, warnings and errors identify fields by path. Keys of maps may contain dots
 //! (`memory.available`, `kubernetes.io/os`), so a path is a list of steps and not a string.
 
 use std::fmt;
@@ -13,13 +13,12 @@ enum Step {
     Index(usize),
 }
 
-/// The way from the root of a document to one value.
+/// Path from the root of a document to one value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FieldPath(Vec<Step>);
 
 impl FieldPath {
-    /// A path written as `authentication.webhook.enabled`; for names of our own, which hold no
-    /// dots.
+    /// Parses `authentication.webhook.enabled`; only for field names, which contain no dots.
     pub fn of(dotted: &str) -> Self {
         Self(dotted.split('.').map(|key| Step::Key(key.to_owned())).collect())
     }
@@ -42,7 +41,7 @@ impl FieldPath {
         self.0.is_empty()
     }
 
-    /// The path without its last step; nothing above the root.
+    /// The path without its last step; none for the root.
     pub fn parent(&self) -> Option<Self> {
         let (_, above) = self.0.split_last()?;
         Some(Self(above.to_vec()))
@@ -60,13 +59,13 @@ impl FieldPath {
         self.0.starts_with(&prefix.0)
     }
 
-    /// Whether values here must not be shown: headers sent with the static pod URL carry
+    /// Whether values here are secret: headers sent with the static pod URL carry
     /// credentials.
     pub fn is_secret(&self) -> bool {
         matches!(self.0.first(), Some(Step::Key(key)) if key == "staticPodURLHeader")
     }
 
-    /// The value at this place.
+    /// The value at this path.
     pub fn find<'doc>(&self, document: &'doc Value) -> Option<&'doc Value> {
         self.0.iter().try_fold(document, |at, step| match step {
             Step::Key(key) => at.get(key),
@@ -74,8 +73,7 @@ impl FieldPath {
         })
     }
 
-    /// Puts a value at this place, making the objects on the way. A step through something that is
-    /// not an object replaces it.
+    /// Sets a value at this path and creates missing objects. A non-object on the path is replaced.
     pub fn put(&self, document: &mut Value, value: Value) {
         let mut at = document;
         for step in &self.0 {
@@ -89,7 +87,7 @@ impl FieldPath {
         *at = value;
     }
 
-    /// Takes the value away from this place.
+    /// Removes the value at this path.
     pub fn remove(&self, document: &mut Value) -> Option<Value> {
         let (last, above) = self.0.split_last()?;
         let parent = above.iter().try_fold(document, |at, step| match step {
@@ -105,7 +103,7 @@ impl FieldPath {
         }
     }
 
-    /// A document that holds nothing but `value` at this place.
+    /// A document that contains only `value` at this path.
     pub fn document_with(&self, value: Value) -> Value {
         self.0.iter().rev().fold(value, |inner, step| match step {
             Step::Key(key) => Value::Object(Map::from_iter([(key.clone(), inner)])),
@@ -140,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_reads_as_one_would_write_it() {
+    fn path_is_displayed_in_the_usual_notation() {
         let root = FieldPath::default();
         assert_eq!(FieldPath::of("authentication.webhook").to_string(), "authentication.webhook");
         assert_eq!(
@@ -154,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_put_found_and_removed_at_its_place() {
+    fn value_is_put_found_and_removed_at_its_path() {
         let mut document = json!({"a": 1});
         let path = FieldPath::of("b.c");
         path.put(&mut document, json!(2));

@@ -13,7 +13,7 @@ use super::kubelet::{API_VERSION, KIND, ZERO_IS_UNSET};
 use super::problem::{Problem, Source};
 use super::suggestion::did_you_mean;
 
-/// Fields that hold a path; a relative one is relative to the file that says it.
+/// Fields with a path; a relative path is relative to the file that contains it.
 const PATHS: [&str; 7] = [
     "authentication.x509.clientCAFile",
     "podLogsDir",
@@ -24,7 +24,7 @@ const PATHS: [&str; 7] = [
     "volumePluginDir",
 ];
 
-/// What one file says, without the parts that cannot be right.
+/// Content of one file, without invalid values.
 pub struct ConfigFile {
     pub source: Source,
     pub document: Value,
@@ -33,14 +33,14 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads a file. Values of the wrong type are problems; fields that are unknown or written twice
-    /// are only warned about, since a file may be newer than we are.
+    /// Reads a file. Values of the wrong type are problems; unknown and duplicate fields are only
+    /// warnings, because the file may be for a newer version.
     pub fn load(path: &Path) -> Self {
         let source = Source::File(path.to_owned());
-        let whole = |trouble: String| Self {
+        let whole = |message: String| Self {
             source: source.clone(),
             document: Value::Object(serde_json::Map::new()),
-            problems: vec![Problem::with_source(source.clone(), trouble)],
+            problems: vec![Problem::with_source(source.clone(), message)],
             warnings: Vec::new(),
         };
         let text = match fs::read_to_string(path) {
@@ -48,13 +48,13 @@ impl ConfigFile {
             Err(error) => return whole(format!("cannot be read: {error}")),
         };
         if text.trim().is_empty() {
-            return whole("is empty; it must hold a KubeletConfiguration".to_owned());
+            return whole("is empty; it must contain a KubeletConfiguration".to_owned());
         }
         match Document::parse(&text) {
             Ok(document) if document.value.is_object() => {
                 Self::from_document(source, path, document)
             }
-            Ok(_) => whole("must hold a KubeletConfiguration, which is a mapping".to_owned()),
+            Ok(_) => whole("must contain a KubeletConfiguration, which is a mapping".to_owned()),
             Err(error) => whole(format!("is neither YAML nor JSON: {error}")),
         }
     }
@@ -67,10 +67,15 @@ impl ConfigFile {
         unset_zeroes(&mut value);
         let decoded = decode(&value);
         let mut problems = kind_problems(&value, &source);
-        for misfit in decoded.misfits.iter().rev() {
-            misfit.field.remove(&mut value);
+        for invalid_value in decoded.invalid_values.iter().rev() {
+            invalid_value.field.remove(&mut value);
         }
-        problems.extend(decoded.misfits.into_iter().map(|misfit| misfit.said_by(&source)));
+        problems.extend(
+            decoded
+                .invalid_values
+                .into_iter()
+                .map(|invalid_value| invalid_value.into_problem(&source)),
+        );
         let twice = duplicates.iter().map(|field| {
             format!("{source}: {field} is written more than once; the last one counts")
         });
@@ -84,10 +89,10 @@ impl ConfigFile {
     }
 }
 
-/// The drop-ins of a folder and the folders below it, in the order they apply.
-pub fn drop_ins(folder: &Path) -> io::Result<Vec<PathBuf>> {
+/// The drop-ins of a directory and its subdirectories, in the order in which they apply.
+pub fn drop_ins(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = entry.path();
@@ -100,7 +105,7 @@ pub fn drop_ins(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Makes null, which is "not set", of what only looks like a setting.
+/// Replaces zero values that mean "not set" by null.
 fn unset_zeroes(document: &mut Value) {
     for field in ZERO_IS_UNSET.map(FieldPath::of) {
         if field.find(document).is_some_and(is_zero) {
@@ -122,16 +127,16 @@ fn kind_problems(document: &Value, source: &Source) -> Vec<Problem> {
         .into_iter()
         .filter(|(field, want)| document.get(field).and_then(Value::as_str) != Some(want))
         .map(|(field, want)| {
-            let trouble = match document.get(field) {
+            let message = match document.get(field) {
                 Some(_) => format!("must be {want}"),
                 None => format!("is missing; it must be {want}"),
             };
-            Problem::with_field(source.clone(), FieldPath::of(field), document.get(field), trouble)
+            Problem::with_field(source.clone(), FieldPath::of(field), document.get(field), message)
         })
         .collect()
 }
 
-/// A suggestion for a field nobody knows, among its would-be neighbours.
+/// A suggestion for an unknown field, among the fields of the same object.
 fn near_field(field: &FieldPath) -> String {
     let parent = field.parent().unwrap_or_default();
     let neighbours = known_fields(&parent);
@@ -139,18 +144,18 @@ fn near_field(field: &FieldPath) -> String {
     did_you_mean(name, neighbours.iter().map(String::as_str))
 }
 
-pub(super) fn resolve_paths(document: &mut Value, folder: &Path) {
+pub(super) fn resolve_paths(document: &mut Value, directory: &Path) {
     for field in PATHS.map(FieldPath::of) {
         let Some(Value::String(path)) = field.find(document) else { continue };
         if path.is_empty() || Path::new(path).is_absolute() {
             continue;
         }
-        let resolved = normalized(&folder.join(path));
+        let resolved = normalized(&directory.join(path));
         field.put(document, Value::from(resolved.to_string_lossy()));
     }
 }
 
-/// A path without `.`, `..` and doubled slashes, judged by its text alone.
+/// A path without `.`, `..` and double slashes, without file system access.
 pub fn normalized(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
@@ -177,14 +182,14 @@ mod tests {
     const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
     fn load(text: &str) -> ConfigFile {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kubelet.yaml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kubelet.yaml");
         fs::write(&path, text).unwrap();
         ConfigFile::load(&path)
     }
 
-    /// What is said about a file, without the folder it happens to lie in.
-    fn said(lines: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
+    /// Messages about a file, without its path.
+    fn messages(lines: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
         let tail = |line: String| match line.split_once("kubelet.yaml: ") {
             Some((_, tail)) => tail.to_owned(),
             None => line,
@@ -193,25 +198,25 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_a_configuration_is_refused_as_a_whole() {
+    fn file_without_a_configuration_is_refused() {
         for (text, want) in [
-            ("", "is empty; it must hold a KubeletConfiguration"),
-            (" \n\n", "is empty; it must hold a KubeletConfiguration"),
-            ("- a\n- b\n", "must hold a KubeletConfiguration, which is a mapping"),
-            ("# nothing\n", "must hold a KubeletConfiguration, which is a mapping"),
+            ("", "is empty; it must contain a KubeletConfiguration"),
+            (" \n\n", "is empty; it must contain a KubeletConfiguration"),
+            ("- a\n- b\n", "must contain a KubeletConfiguration, which is a mapping"),
+            ("# nothing\n", "must contain a KubeletConfiguration, which is a mapping"),
         ] {
-            assert_eq!(said(&load(text).problems), [want], "{text:?}");
+            assert_eq!(messages(&load(text).problems), [want], "{text:?}");
         }
-        let broken = said(&load("a: [").problems);
+        let broken = messages(&load("a: [").problems);
         assert!(broken[0].starts_with("is neither YAML nor JSON: "), "{broken:?}");
         let missing = ConfigFile::load(Path::new("/nonexistent/kubelet.yaml"));
-        assert!(said(&missing.problems)[0].starts_with("cannot be read: "));
+        assert!(messages(&missing.problems)[0].starts_with("cannot be read: "));
     }
 
     #[test]
-    fn a_file_must_say_what_it_is() {
+    fn file_must_have_api_version_and_kind() {
         assert_eq!(
-            said(&load("apiVersion: v1\nmaxPods: 5\n").problems),
+            messages(&load("apiVersion: v1\nmaxPods: 5\n").problems),
             [
                 r#"apiVersion: "v1" must be kubelet.config.k8s.io/v1beta1"#,
                 "kind: is missing; it must be KubeletConfiguration",
@@ -220,17 +225,17 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_doubled_fields_are_warned_about_and_wrong_types_refused() {
+    fn unknown_and_duplicate_fields_are_warnings_and_wrong_types_are_errors() {
         let file = load(&format!("{HEADER}maxPod: 5\nmaxPods: 6\nmaxPods: 7\nport: http\n"));
         assert_eq!(
-            said(&file.warnings),
+            messages(&file.warnings),
             [
                 "maxPods is written more than once; the last one counts",
                 r#"unknown field maxPod is ignored (did you mean "maxPods"?)"#,
             ]
         );
         assert_eq!(
-            said(&file.problems),
+            messages(&file.problems),
             [r#"port: "http" must be a whole number of at most 32 bits"#]
         );
         assert_eq!(file.document["maxPods"], json!(7));
@@ -239,8 +244,8 @@ mod tests {
 
     #[test]
     fn relative_paths_are_relative_to_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kubelet.yaml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kubelet.yaml");
         fs::write(
             &path,
             format!(
@@ -250,7 +255,7 @@ mod tests {
         )
         .unwrap();
         let document = ConfigFile::load(&path).document;
-        let beside = |name: &str| json!(folder.path().join(name).to_str().unwrap());
+        let beside = |name: &str| json!(directory.path().join(name).to_str().unwrap());
         assert_eq!(document["staticPodPath"], beside("manifests"));
         assert_eq!(document["authentication"]["x509"]["clientCAFile"], beside("ca.crt"));
         assert_eq!(document["podLogsDir"], json!("/var/log/pods"));
@@ -258,9 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn drop_ins_are_the_conf_files_below_a_folder_in_lexical_order() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+    fn drop_ins_are_the_conf_files_below_a_directory_in_lexical_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
         fs::create_dir_all(root.join("15-sub")).unwrap();
         for name in ["20-b.conf", "10-a.conf", "15-sub/x.conf", "30-c.yaml", "conf"] {
             fs::write(root.join(name), "").unwrap();

@@ -1,9 +1,9 @@
-//! The kubelet's command line: upstream's flags under their own names.
+//! Kubelet flags, with upstream's names and syntax.
 //!
-//! One table says for each flag what it takes and what it sets. Parsing, precedence over files, the
-//! help text, shell completions, the man page and the warning about flags without effect all come
-//! from it, so none of them can disagree. Clap does not parse these: upstream's syntax (pflag) has
-//! rules of its own, which scripts rely on.
+//! One table defines for each flag its type and what it sets. Parsing, precedence over files, help
+//! text, shell completions, man page and the warning about flags without effect are all derived
+//! from it. Clap does not parse these flags, because scripts rely on details of upstream's syntax
+//! (pflag).
 
 mod pflag;
 mod table;
@@ -26,7 +26,7 @@ pub struct Flag {
     pub help: &'static str,
 }
 
-/// What a flag takes.
+/// Type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Alone it means true; a value needs the equals sign.
@@ -72,7 +72,7 @@ pub enum Sets {
     Nothing,
 }
 
-/// The chapters of the help text, in order.
+/// Sections of the help text, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
     Configuration,
@@ -101,14 +101,14 @@ impl Group {
             Self::Resources => "Resources and cgroups",
             Self::Network => "Network and DNS",
             Self::Storage => "Storage and container logs",
-            Self::Api => "Traffic to the API server",
-            Self::Process => "The agent's own process",
-            Self::Logs => "The agent's own log",
+            Self::Api => "API server requests",
+            Self::Process => "Agent process",
+            Self::Logs => "Agent logs",
         }
     }
 }
 
-/// The chapter of what is accepted for the sake of existing scripts.
+/// Section of flags that are accepted for existing scripts.
 pub const WITHOUT_EFFECT: &str = "Accepted, without effect";
 
 impl Flag {
@@ -121,7 +121,7 @@ impl Flag {
         }
     }
 
-    /// The chapter of the help text it stands in.
+    /// Its section in the help text.
     pub fn heading(&self) -> &'static str {
         if self.has_effect() { self.group.title() } else { WITHOUT_EFFECT }
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_flag_is_there_twice_and_all_have_help() {
+    fn flags_are_unique_and_have_help() {
         for (at, flag) in FLAGS.iter().enumerate() {
             assert!(
                 FLAGS.iter().skip(at + 1).all(|other| other.name != flag.name),
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// A value each kind of flag could have, for finding out whether its target can hold it.
+    /// A sample value for each type of flag.
     fn sample(kind: Kind, field: &str) -> serde_json::Value {
         let text = match (kind, field) {
             (Kind::Bool, _) => "true",
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_sets_a_field_that_exists_and_holds_its_kind_of_value() {
+    fn every_flag_sets_an_existing_field_of_its_type() {
         let default = KubeletConfiguration::default();
         for flag in &FLAGS {
             let (Sets::Field(field) | Sets::Option(field)) = flag.sets else { continue };
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn underscores_are_as_good_as_dashes() {
+    fn underscores_are_equivalent_to_dashes() {
         assert_eq!(find("max_pods").unwrap().name, "max-pods");
         assert!(find("max__pods").is_none());
     }

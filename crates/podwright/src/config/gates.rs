@@ -1,7 +1,7 @@
-//! Feature gates: which are on.
+//! Feature gates.
 //!
-//! Gates are a value that is passed to whoever asks, never a global: a test can have its own, and
-//! what a decision depended on is in its inputs.
+//! Gates are passed as a value and never global, so that tests can set their own and the inputs of
+//! a decision are complete.
 
 mod known;
 
@@ -26,12 +26,12 @@ pub struct Gate {
     pub name: &'static str,
     pub stage: Stage,
     pub default: bool,
-    /// It can no longer be changed.
+    /// The value can no longer be changed.
     pub locked: bool,
 }
 
-/// Gates that change what Podwright does. Setting any other is accepted, as shared files need, and
-/// said to have no effect.
+/// Gates that Podwright implements. Others are accepted, because configuration files are shared
+/// between components, with a warning that they have no effect.
 pub const HEEDED: [&str; 4] = [
     "CustomCPUCFSQuotaPeriod",
     "KubeletCrashLoopBackOffMax",
@@ -43,29 +43,29 @@ pub const HEEDED: [&str; 4] = [
 const ALL_ALPHA: &str = "AllAlpha";
 const ALL_BETA: &str = "AllBeta";
 
-/// Which gates are on: the defaults and what was set.
+/// Feature gates: defaults and explicit settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     set: BTreeMap<String, bool>,
 }
 
 impl FeatureGates {
-    /// Takes the settings that are sound; the others come back with what is wrong with them.
+    /// Accepts valid settings; invalid ones are returned with the reason.
     pub fn from_settings(settings: &BTreeMap<String, bool>) -> (Self, Vec<(String, String)>) {
         let mut gates = Self::default();
-        let mut troubles = Vec::new();
+        let mut errors = Vec::new();
         for (name, on) in settings {
             match refusal(name, *on) {
-                Some(trouble) => troubles.push((name.clone(), trouble)),
+                Some(message) => errors.push((name.clone(), message)),
                 None => {
                     gates.set.insert(name.clone(), *on);
                 }
             }
         }
-        (gates, troubles)
+        (gates, errors)
     }
 
-    /// Whether a gate is on. One that does not exist is off.
+    /// Whether a gate is on; an unknown gate is off.
     pub fn enabled(&self, name: &str) -> bool {
         if let Some(on) = self.set.get(name) {
             return *on;
@@ -82,7 +82,7 @@ impl FeatureGates {
         }
     }
 
-    /// Gates that were changed from their default although nothing here depends on them.
+    /// Gates that were changed from their default but have no effect.
     pub fn without_effect(&self) -> Vec<&str> {
         self.set
             .iter()
@@ -98,7 +98,7 @@ pub fn find(name: &str) -> Option<&'static Gate> {
     GATES.binary_search_by(|gate| gate.name.cmp(name)).ok().and_then(|at| GATES.get(at))
 }
 
-/// Why a gate cannot be set so.
+/// Why a gate cannot be set to this value.
 fn refusal(name: &str, on: bool) -> Option<String> {
     if name == ALL_ALPHA || name == ALL_BETA {
         return None;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_sorted_and_has_no_gate_twice() {
+    fn gate_table_is_sorted_and_unique() {
         for pair in GATES.windows(2) {
             assert!(pair[0].name < pair[1].name, "{} before {}", pair[0].name, pair[1].name);
         }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_have_the_defaults_of_the_reference() {
+    fn gates_have_upstream_defaults() {
         let gates = FeatureGates::default();
         for on in [
             "InPlacePodVerticalScaling",
@@ -164,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_is_set_wins_over_its_stage_and_that_over_its_default() {
-        let (gates, troubles) = gates(&[
+    fn explicit_setting_overrides_stage_and_stage_overrides_default() {
+        let (gates, errors) = gates(&[
             ("AllAlpha", true),
             ("MemoryQoS", false),
             ("AllBeta", false),
             ("GracefulNodeShutdown", true),
         ]);
-        assert_eq!(troubles, []);
+        assert_eq!(errors, []);
         assert!(gates.enabled("EventedPLEG"), "alpha, by AllAlpha");
         assert!(!gates.enabled("MemoryQoS"), "alpha, but set by name");
         assert!(!gates.enabled("PodLevelResources"), "beta, by AllBeta");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_locked_gates_are_refused_with_the_way_out() {
+    fn unknown_and_locked_gates_are_refused_with_a_suggestion() {
         for (name, on, want) in [
             ("NodeSwap", true, None),
             ("NodeSwap", false, Some("cannot be set: the gate is locked to true")),
@@ -191,14 +191,14 @@ mod tests {
             ),
             ("Zzzzzzzzzzzzzzzzzzzzzz", true, Some("is set for an unknown feature gate")),
         ] {
-            let (_, troubles) = gates(&[(name, on)]);
-            let found = troubles.first().map(|(_, trouble)| trouble.as_str());
+            let (_, errors) = gates(&[(name, on)]);
+            let found = errors.first().map(|(_, message)| message.as_str());
             assert_eq!(found, want, "{name}={on}");
         }
     }
 
     #[test]
-    fn only_changed_gates_that_nothing_depends_on_are_without_effect() {
+    fn only_changed_gates_are_reported_as_without_effect() {
         let (gates, _) = gates(&[
             ("EventedPLEG", true),
             ("MemoryQoS", false),

@@ -1,23 +1,23 @@
-//! The few facts about the machine that a configuration is checked against.
+//! Host facts that a configuration is validated against.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// What the machine says about itself.
+/// Facts about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     pub hostname: String,
-    /// What relative paths on the command line are relative to.
+    /// Base of relative paths on the command line.
     pub current_dir: PathBuf,
     pub cgroups: CgroupVersion,
     /// Active swap devices and files.
     pub swap: Vec<String>,
-    /// Kernel settings that are not as a node wants them, each with what it is and should be.
+    /// Kernel settings that differ from upstream's, each with its actual and expected value.
     pub kernel: Vec<String>,
 }
 
-/// What upstream's kubelet sets, or with `protectKernelDefaults` insists on: memory is given out
-/// before it is used, and a kernel that is broken restarts instead of limping on.
+/// Kernel settings that upstream's kubelet sets, or requires with `protectKernelDefaults`: memory
+/// overcommit, and a reboot after a kernel panic.
 const KERNEL: [(&str, &str); 6] = [
     ("vm.overcommit_memory", "1"),
     ("vm.panic_on_oom", "0"),
@@ -29,13 +29,13 @@ const KERNEL: [(&str, &str); 6] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// The old hierarchy, also where the new one is mounted beside it ("hybrid").
+    /// The v1 hierarchy, also if v2 is mounted beside it ("hybrid").
     V1,
     V2,
 }
 
 impl Host {
-    /// Looks at this machine.
+    /// Reads the facts of this machine.
     pub fn observe() -> io::Result<Self> {
         Ok(Self {
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -48,13 +48,13 @@ impl Host {
 }
 
 impl CgroupVersion {
-    /// Which hierarchy is mounted at a place; the unified one always has this file at its root.
+    /// The version mounted at a path; v2 always has this file at its root.
     pub fn at(mount_point: &Path) -> Self {
         if mount_point.join("cgroup.controllers").exists() { Self::V2 } else { Self::V1 }
     }
 }
 
-/// The active swap devices, by the kernel's list. No list: a kernel without swap.
+/// The active swap devices in the kernel's list; a missing list means a kernel without swap.
 pub fn active_swap(list: &Path) -> Vec<String> {
     let text = fs::read_to_string(list).unwrap_or_default();
     text.lines()
@@ -64,10 +64,10 @@ pub fn active_swap(list: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The kernel settings below a folder that differ from what a node wants.
-pub fn other_kernel_settings(folder: &Path) -> Vec<String> {
+/// The kernel settings below a directory that differ from [`KERNEL`].
+pub fn other_kernel_settings(directory: &Path) -> Vec<String> {
     let differs = |(name, want): (&str, &str)| match fs::read_to_string(
-        folder.join(name.replace('.', "/")),
+        directory.join(name.replace('.', "/")),
     ) {
         Ok(found) if found.trim() == want => None,
         Ok(found) => Some(format!("{name} is {}, not {want}", found.trim())),
@@ -83,24 +83,24 @@ mod tests {
 
     #[test]
     fn kernel_settings_that_differ_or_cannot_be_read_are_named() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for (name, want) in KERNEL {
-            let file = folder.path().join(name.replace('.', "/"));
+            let file = directory.path().join(name.replace('.', "/"));
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, format!("{want}\n")).unwrap();
         }
-        assert_eq!(other_kernel_settings(folder.path()), [""; 0]);
-        fs::write(folder.path().join("kernel/panic"), "0\n").unwrap();
-        fs::remove_file(folder.path().join("vm/panic_on_oom")).unwrap();
-        let told = other_kernel_settings(folder.path());
-        assert!(told[0].starts_with("vm.panic_on_oom cannot be read"), "{told:?}");
-        assert_eq!(told[1..], ["kernel.panic is 0, not 10"]);
+        assert_eq!(other_kernel_settings(directory.path()), [""; 0]);
+        fs::write(directory.path().join("kernel/panic"), "0\n").unwrap();
+        fs::remove_file(directory.path().join("vm/panic_on_oom")).unwrap();
+        let found = other_kernel_settings(directory.path());
+        assert!(found[0].starts_with("vm.panic_on_oom cannot be read"), "{found:?}");
+        assert_eq!(found[1..], ["kernel.panic is 0, not 10"]);
     }
 
     #[test]
-    fn swap_is_what_the_kernel_lists_below_the_heading() {
-        let folder = tempfile::tempdir().unwrap();
-        let list = folder.path().join("swaps");
+    fn swap_devices_are_read_below_the_heading() {
+        let directory = tempfile::tempdir().unwrap();
+        let list = directory.path().join("swaps");
         assert_eq!(active_swap(&list), Vec::<String>::new());
         fs::write(&list, "Filename\tType\tSize\tUsed\tPriority\n").unwrap();
         assert_eq!(active_swap(&list), Vec::<String>::new());
@@ -109,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn the_unified_hierarchy_is_known_by_its_file() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(CgroupVersion::at(folder.path()), CgroupVersion::V1);
-        fs::write(folder.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
-        assert_eq!(CgroupVersion::at(folder.path()), CgroupVersion::V2);
+    fn cgroup_v2_is_detected_by_its_controllers_file() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(CgroupVersion::at(directory.path()), CgroupVersion::V1);
+        fs::write(directory.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
+        assert_eq!(CgroupVersion::at(directory.path()), CgroupVersion::V2);
     }
 }

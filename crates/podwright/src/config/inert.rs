@@ -1,15 +1,15 @@
-//! Settings that are accepted and change nothing.
+//! Settings that are accepted but have no effect.
 //!
-//! A file written for upstream must load, so every field is known; but nobody should believe in a
-//! protection that is not there. What was changed from its default and is on this list is named in
-//! one warning at start. An entry goes away with the commit that makes it work.
+//! Files written for upstream must load, so every field is known; but users must not rely on
+//! settings that are not implemented. Settings of this list that differ from their default are
+//! named in one warning at start. The commit that implements a setting removes it from the list.
 
 use serde_json::Value;
 
 use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
-/// Fields without effect; with a field, everything below it.
+/// Fields without effect, including everything below them.
 pub const INERT: [&str; 47] = [
     // Eviction.
     "evictionHard",
@@ -36,30 +36,31 @@ pub const INERT: [&str; 47] = [
     "memoryReservationPolicy",
     "memoryThrottlingFactor",
     "qosReserved",
-    // Pods have cgroups of their own, and ephemeral storage is counted, whatever is said.
+    // Pods always have their own cgroups, and ephemeral storage is always accounted for.
     "cgroupsPerQOS",
     "localStorageCapacityIsolation",
     // Moving processes between cgroups.
     "systemCgroups",
-    // Requests and events have no rate for the whole node.
+    // There is no node-wide rate limit of requests and events.
     "eventBurst",
     "eventRecordQPS",
     "kubeAPIBurst",
     "kubeAPIQPS",
-    // Pods are looked at when something happened; only `/healthz/syncloop` waits as long.
+    // Pods are synced on events; only the timeout of `/healthz/syncloop` depends on it.
     "syncFrequency",
-    // Rules of packet filters are others'.
+    // iptables chains are left to other components.
     "makeIPTablesUtilChains",
-    // Without effect upstream, too.
+    // Without effect upstream as well.
     "hairpinMode",
     "iptablesDropBit",
     "iptablesMasqueradeBit",
-    // The API is spoken in JSON, changes are always watched, volumes are attached elsewhere.
+    // The content type is always JSON, changes are always watched, the control plane attaches
+    // volumes.
     "configMapAndSecretChangeDetectionStrategy",
     "contentType",
     "enableControllerAttachDetach",
     "volumePluginDir",
-    // Served nowhere.
+    // Not implemented.
     "enableContentionProfiling",
     "enableDebugFlagsHandler",
     "enableProfilingHandler",
@@ -68,7 +69,7 @@ pub const INERT: [&str; 47] = [
     "serverTLSBootstrap",
     "showHiddenMetricsForVersion",
     "tracing",
-    // The log is written line by line.
+    // Logs are not buffered.
     "logging.flushFrequency",
     "logging.options",
 ];
@@ -76,7 +77,7 @@ pub const INERT: [&str; 47] = [
 /// Settings without effect that exist only as flags, as fields of [`super::options::NodeOptions`].
 const INERT_OPTIONS: [&str; 2] = ["exitOnLockContention", "lockFile"];
 
-/// Values of fields without effect that happen to say what is done: whoever asks for them has them.
+/// Values of fields without effect that match the actual behaviour.
 const DONE_ANYWAY: [(&str, bool); 2] = [("cgroupsPerQOS", true), ("makeIPTablesUtilChains", false)];
 
 /// Whether a setting that exists only as a flag has no effect.
@@ -90,21 +91,21 @@ pub fn covers(field: &str) -> bool {
     INERT.iter().any(|inert| field.starts_with(&FieldPath::of(inert)))
 }
 
-/// The fields of a configuration that are set to no effect.
-pub fn set_in_vain(configuration: &KubeletConfiguration) -> Vec<&'static str> {
+/// The fields of a configuration that are set and have no effect.
+pub fn fields_without_effect(configuration: &KubeletConfiguration) -> Vec<&'static str> {
     let default = document(&KubeletConfiguration::default());
     let actual = document(configuration);
     INERT
         .into_iter()
         .filter(|name| {
             let field = FieldPath::of(name);
-            field.find(&default) != field.find(&actual) && !is_done_anyway(name, configuration)
+            field.find(&default) != field.find(&actual) && !matches_behaviour(name, configuration)
         })
         .collect()
 }
 
-/// Whether what a field without effect asks for is done all the same.
-pub fn is_done_anyway(field: &str, configuration: &KubeletConfiguration) -> bool {
+/// Whether the value of a field without effect matches the actual behaviour.
+pub fn matches_behaviour(field: &str, configuration: &KubeletConfiguration) -> bool {
     let Some((_, done)) = DONE_ANYWAY.iter().find(|(name, _)| *name == field) else { return false };
     FieldPath::of(field).find(&document(configuration)) == Some(&Value::Bool(*done))
 }
@@ -133,28 +134,28 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_changed_is_set_in_vain() {
+    fn only_changed_fields_are_reported() {
         let mut configuration = KubeletConfiguration::default();
-        assert_eq!(set_in_vain(&configuration), Vec::<&str>::new());
+        assert_eq!(fields_without_effect(&configuration), Vec::<&str>::new());
         configuration.max_pods = 5;
         configuration.hairpin_mode = super::super::kubelet::HairpinMode::None;
         configuration.eviction_hard.insert("memory.available".to_owned(), "1Gi".to_owned());
-        assert_eq!(set_in_vain(&configuration), ["evictionHard", "hairpinMode"]);
+        assert_eq!(fields_without_effect(&configuration), ["evictionHard", "hairpinMode"]);
     }
 
     #[test]
-    fn what_is_done_anyway_is_not_asked_for_in_vain() {
+    fn values_that_match_the_behaviour_are_not_reported() {
         let with = |cgroups, chains| KubeletConfiguration {
             cgroups_per_qos: cgroups,
             make_iptables_util_chains: chains,
             ..Default::default()
         };
-        assert_eq!(set_in_vain(&with(true, false)), Vec::<&str>::new());
-        assert_eq!(set_in_vain(&with(false, true)), ["cgroupsPerQOS"]);
+        assert_eq!(fields_without_effect(&with(true, false)), Vec::<&str>::new());
+        assert_eq!(fields_without_effect(&with(false, true)), ["cgroupsPerQOS"]);
     }
 
     #[test]
-    fn a_part_of_an_inert_field_is_inert() {
+    fn parts_of_an_inert_field_are_inert() {
         assert!(covers("logging.options.text.splitStream"));
         assert!(covers("evictionHard"));
         assert!(!covers("logging.format"));

@@ -1,9 +1,9 @@
 //! `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`.
 //!
-//! The wire type: the same names, the same defaults and the same JSON as upstream's, so that a
+//! Wire type with the same names, the same defaults and the same JSON as upstream's, so that a
 //! cluster's existing files work and `/configz` reads as tools expect. Settings with a fixed set of
-//! values are enums, so that a wrong word is found while reading and the error lists the right
-//! ones. What only matters in combination is checked in [`super::validate`].
+//! values are enums, so that an invalid value is found while decoding and the error lists the
+//! valid ones. Combinations are checked in [`super::validate`].
 
 mod auth;
 mod defaults;
@@ -40,7 +40,7 @@ use super::duration::GoDuration;
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 pub const KIND: &str = "KubeletConfiguration";
 
-/// Everything a node can be told in its configuration file, in the order `/configz` prints it.
+/// All settings of a configuration file, in the order of `/configz`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletConfiguration {
@@ -160,7 +160,7 @@ pub struct KubeletConfiguration {
     pub kube_api_qps: i32,
     #[serde(rename = "kubeAPIBurst")]
     pub kube_api_burst: i32,
-    /// Unset until everything is read: what it defaults to depends on `max_parallel_image_pulls`.
+    /// Unset until all sources are read: its default depends on `max_parallel_image_pulls`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serialize_image_pulls: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -249,7 +249,7 @@ pub struct KubeletConfiguration {
     pub user_namespaces: Option<UserNamespaces>,
 }
 
-/// How images are pulled, once the two settings that govern it are read together.
+/// Image pull mode, derived from two settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImagePulls {
     OneAtATime,
@@ -257,7 +257,7 @@ pub enum ImagePulls {
 }
 
 impl KubeletConfiguration {
-    /// How images are pulled.
+    /// The image pull mode.
     pub fn image_pulls(&self) -> ImagePulls {
         let limit = self.max_parallel_image_pulls.map(|limit| u32::try_from(limit).unwrap_or(1));
         match (self.serialize_image_pulls, limit) {
@@ -268,7 +268,7 @@ impl KubeletConfiguration {
         }
     }
 
-    /// The endpoint images are pulled through: the runtime's own unless another is named.
+    /// The endpoint of the image service; by default the runtime's.
     pub fn image_endpoint(&self) -> &str {
         match self.image_service_endpoint.as_str() {
             "" => &self.container_runtime_endpoint,
@@ -276,7 +276,7 @@ impl KubeletConfiguration {
         }
     }
 
-    /// What `/configz` shows: all of it, but for the headers that may hold credentials.
+    /// Content of `/configz`: everything except headers that may contain credentials.
     pub fn to_configz(&self) -> serde_json::Value {
         let mut shown = self.clone();
         for values in shown.static_pod_url_header.0.values_mut() {
@@ -288,7 +288,7 @@ impl KubeletConfiguration {
 
 const MASKED: &str = "<masked>";
 
-/// HTTP headers by name. They may carry credentials, so their values are never printed.
+/// HTTP headers by name. They may contain credentials, so their values are never printed.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Headers(pub BTreeMap<String, Vec<String>>);
@@ -305,7 +305,7 @@ impl fmt::Debug for Headers {
     }
 }
 
-// Serde hands these predicates a reference.
+// Serde passes a reference to these predicates.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_false(value: &bool) -> bool {
     !value
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_settings_together_say_how_images_are_pulled() {
+    fn image_pull_mode_depends_on_two_settings() {
         for (serialize, limit, want) in [
             (None, None, ImagePulls::Parallel { at_most: 5 }),
             (Some(true), None, ImagePulls::OneAtATime),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_with_credentials_are_shown_nowhere() {
+    fn headers_with_credentials_are_never_printed() {
         let mut configuration = KubeletConfiguration::default();
         configuration
             .static_pod_url_header
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_the_same() {
+    fn configuration_round_trips_through_json() {
         let written = serde_json::to_value(KubeletConfiguration::default()).unwrap();
         let read: KubeletConfiguration = serde_json::from_value(written).unwrap();
         assert_eq!(read, KubeletConfiguration::default());

@@ -1,8 +1,8 @@
-//! The configuration while it is put together, and who set what.
+//! Configuration layers, merged with the source of each value.
 //!
-//! Defaults, presets, the `--config` file, its drop-ins and the flags are laid over each other as
-//! plain documents; only the result is given types. Each place remembers who touched it last, so
-//! that an error in the result still names the file or flag to edit.
+//! Defaults, presets, the `--config` file, its drop-ins and the flags are merged as untyped
+//! documents; only the result is decoded. The source of each value is recorded, so that an error in
+//! the result names the file or flag to edit.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 use super::field::FieldPath;
 use super::problem::Source;
 
-/// A document with an author for each of its values. No `Debug`: it may hold secrets.
+/// A document with the source of each value. No `Debug`: it may contain secrets.
 #[derive(Clone)]
 pub struct Layers {
     document: Value,
-    authors: BTreeMap<FieldPath, Source>,
+    sources: BTreeMap<FieldPath, Source>,
 }
 
 impl Default for Layers {
     fn default() -> Self {
-        Self { document: Value::Object(Map::new()), authors: BTreeMap::new() }
+        Self { document: Value::Object(Map::new()), sources: BTreeMap::new() }
     }
 }
 
@@ -29,8 +29,8 @@ impl Layers {
         &self.document
     }
 
-    /// Lays a document over this one by the rules of a JSON merge patch: objects merge, everything
-    /// else replaces, null removes.
+    /// Applies a document as a JSON merge patch: objects merge, everything else replaces, null
+    /// removes.
     pub fn merge(&mut self, patch: &Value, source: &Source) {
         self.merge_at(&FieldPath::default(), patch, source);
     }
@@ -52,34 +52,34 @@ impl Layers {
         }
     }
 
-    /// Puts one value in its place, whatever was there.
+    /// Sets one value, replacing an existing one.
     pub fn set(&mut self, path: &FieldPath, value: Value, source: &Source) {
         self.remove(path);
         path.put(&mut self.document, value);
-        self.authors.insert(path.clone(), source.clone());
+        self.sources.insert(path.clone(), source.clone());
     }
 
-    /// Takes a value away, as if nobody had set it.
+    /// Removes a value and its source.
     pub fn remove(&mut self, path: &FieldPath) {
         path.remove(&mut self.document);
-        self.authors.retain(|known, _| !known.starts_with(path));
+        self.sources.retain(|known, _| !known.starts_with(path));
     }
 
     pub fn get(&self, path: &FieldPath) -> Option<&Value> {
         path.find(&self.document)
     }
 
-    /// Who set the value at a place. For a part of a value it is the author of the whole; for an
-    /// object without an author of its own, the author of its first part.
+    /// The source of the value at a path. For a part of a value it is the source of the whole; for
+    /// an object without a source, the source of its first part.
     pub fn source_of(&self, path: &FieldPath) -> Source {
-        let mut place = Some(path.clone());
-        while let Some(at) = place {
-            if let Some(source) = self.authors.get(&at) {
+        let mut current = Some(path.clone());
+        while let Some(at) = current {
+            if let Some(source) = self.sources.get(&at) {
                 return source.clone();
             }
-            place = at.parent();
+            current = at.parent();
         }
-        let part = self.authors.iter().find(|(known, _)| known.starts_with(path));
+        let part = self.sources.iter().find(|(known, _)| known.starts_with(path));
         part.map_or(Source::Default, |(_, source)| source.clone())
     }
 }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_remembers_who_set_it_last() {
+    fn every_value_has_its_last_source() {
         let mut layers = Layers::default();
         layers.merge(&json!({"a": {"b": 1, "c": 2}, "d": [1, 2]}), &file("base"));
         layers.merge(&json!({"a": {"c": 3}}), &file("dropin"));
@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_value_has_no_author() {
+    fn removed_value_has_no_source() {
         let mut layers = Layers::default();
         layers.merge(&json!({"a": {"b": 1}}), &file("base"));
         layers.merge(&json!({"a": {"b": null}}), &file("dropin"));
         assert_eq!(layers.get(&FieldPath::of("a.b")), None);
-        assert_eq!(layers.source_of(&FieldPath::of("a.b")), file("base"), "author of the object");
+        assert_eq!(layers.source_of(&FieldPath::of("a.b")), file("base"), "source of the object");
         layers.remove(&FieldPath::of("a"));
         assert_eq!(layers.source_of(&FieldPath::of("a.b")), Source::Default);
     }

@@ -1,9 +1,9 @@
-//! Rules for names: of the node, of its labels and taints.
+//! Validation of node names, labels and taints.
 //!
-//! The API server enforces the same rules when the node registers. Checked here they are found
-//! before anything runs, and with the flag to correct.
+//! The API server enforces the same rules when the node registers. Checked here, violations are
+//! found before anything runs and name the flag to correct.
 
-/// The name of this node: the override, or the machine's hostname, trimmed and in lower case.
+/// Name of this node: the override, or the machine's hostname, trimmed and in lower case.
 pub fn node_name(hostname: &str, hostname_override: &str) -> Result<String, String> {
     let chosen = if hostname_override.trim().is_empty() { hostname } else { hostname_override };
     let name = chosen.trim().to_lowercase();
@@ -16,8 +16,8 @@ pub fn node_name(hostname: &str, hostname_override: &str) -> Result<String, Stri
     ))
 }
 
-/// What is wrong with a label's or taint's key.
-pub fn key_trouble(key: &str) -> Option<&'static str> {
+/// Validates the key of a label or taint; returns the error.
+pub fn key_error(key: &str) -> Option<&'static str> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, key),
@@ -31,8 +31,8 @@ pub fn key_trouble(key: &str) -> Option<&'static str> {
     )
 }
 
-/// What is wrong with a label's or taint's value.
-pub fn value_trouble(value: &str) -> Option<&'static str> {
+/// Validates the value of a label or taint; returns the error.
+pub fn value_error(value: &str) -> Option<&'static str> {
     (!value.is_empty() && !is_name_part(value)).then_some(
         "must be empty, or at most 63 letters, digits, '-', '_' and '.', beginning and ending with \
          a letter or digit",
@@ -46,7 +46,7 @@ fn is_name_part(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-/// A DNS subdomain as RFC 1123 has it, in lower case.
+/// Whether this is a lower-case DNS subdomain (RFC 1123).
 fn is_dns_name(text: &str) -> bool {
     let is_inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     text.len() <= 253
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_named_by_its_override_or_its_hostname() {
+    fn node_name_is_the_override_or_the_hostname() {
         for (hostname, given, want) in [
             ("Worker-1", "", Some("worker-1")),
             ("worker-1", "  Other.Example.COM ", Some("other.example.com")),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_follow_the_rules_of_labels() {
+    fn keys_and_values_follow_the_label_syntax() {
         for (key, sound) in [
             ("a", true),
             ("example.com/a.b_c-D", true),
@@ -91,13 +91,13 @@ mod tests {
             ("-a", false),
             ("a b", false),
         ] {
-            assert_eq!(key_trouble(key).is_none(), sound, "{key:?}");
+            assert_eq!(key_error(key).is_none(), sound, "{key:?}");
         }
         for (value, sound) in
             [("", true), ("a", true), ("A_b.c-1", true), ("a ", false), ("a/b", false)]
         {
-            assert_eq!(value_trouble(value).is_none(), sound, "{value:?}");
+            assert_eq!(value_error(value).is_none(), sound, "{value:?}");
         }
-        assert!(value_trouble(&"a".repeat(64)).is_some());
+        assert!(value_error(&"a".repeat(64)).is_some());
     }
 }

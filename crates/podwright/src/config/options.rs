@@ -13,7 +13,7 @@ use super::duration::GoDuration;
 /// The default of `--root-dir`.
 pub const ROOT_DIR: &str = "/var/lib/kubelet";
 
-/// What a node is told by flags alone.
+/// Settings that exist only as flags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NodeOptions {
@@ -21,7 +21,7 @@ pub struct NodeOptions {
     pub config: Option<PathBuf>,
     #[serde(deserialize_with = "named_path")]
     pub config_dir: Option<PathBuf>,
-    /// Without it the node stands alone.
+    /// Without it the node runs static pods only.
     #[serde(deserialize_with = "named_path")]
     pub kubeconfig: Option<PathBuf>,
     #[serde(deserialize_with = "named_path")]
@@ -74,20 +74,20 @@ impl Default for NodeOptions {
     }
 }
 
-/// An empty path is no path: scripts write `--kubeconfig=$MAYBE`.
+/// An empty path means none: scripts write `--kubeconfig=$MAYBE`.
 fn named_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
     let path = Option::<PathBuf>::deserialize(deserializer)?;
     Ok(path.filter(|path| !path.as_os_str().is_empty()))
 }
 
-/// Who completes the Node object.
+/// What completes the Node object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CloudProvider {
     /// The node itself.
     #[default]
     None,
-    /// A cloud controller; until it has, the node is tainted.
+    /// A cloud controller; the node is tainted until then.
     External,
 }
 
@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for CloudProvider {
     }
 }
 
-/// The addresses a node is told to use: none, one, or one of each family.
+/// The configured node addresses: none, one, or one of each family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct NodeIp(pub Vec<IpAddr>);
@@ -124,7 +124,7 @@ impl FromStr for NodeIp {
                 Err("must not be two addresses of one family")
             }
             [one, other] if one.is_unspecified() || other.is_unspecified() => {
-                Err("must not hold 0.0.0.0 or :: beside another address")
+                Err("must not contain 0.0.0.0 or :: with another address")
             }
             [_, _] => Ok(Self(addresses)),
             _ => Err("must be at most two addresses"),
@@ -144,14 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_has_no_address_or_one_or_one_of_each_family() {
+    fn node_ip_is_empty_or_one_address_or_one_of_each_family() {
         for (text, want) in [
             ("", Ok(0)),
             ("10.0.0.1", Ok(1)),
             ("::", Ok(1)),
             ("10.0.0.1, fd00::1", Ok(2)),
             ("10.0.0.1,10.0.0.2", Err("must not be two addresses of one family")),
-            ("0.0.0.0,fd00::1", Err("must not hold 0.0.0.0 or :: beside another address")),
+            ("0.0.0.0,fd00::1", Err("must not contain 0.0.0.0 or :: with another address")),
             ("10.0.0.1,fd00::1,10.0.0.2", Err("must be at most two addresses")),
             ("eth0", Err("must be an IP address, or an IPv4 and an IPv6 one with a comma")),
         ] {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_path_is_no_path() {
+    fn empty_path_means_none() {
         let options: NodeOptions =
             serde_json::from_str(r#"{"kubeconfig": "", "lockFile": "/run/lock"}"#).unwrap();
         assert_eq!(options.kubeconfig, None);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn cloud_providers_other_than_external_are_history() {
+    fn cloud_providers_other_than_external_are_refused() {
         let read = |text: &str| {
             serde_json::from_value::<CloudProvider>(text.into()).map_err(|error| error.to_string())
         };

@@ -1,8 +1,7 @@
-//! What is wrong with a configuration, said so that it can be fixed in one go.
+//! Problems of a configuration.
 //!
-//! A problem names who said it (file or flag), where (the field), what (the value) and what would
-//! be right. They are collected, never returned one by one: nobody should have to start a node
-//! five times to find five typing errors.
+//! A problem names the source (file or flag), the field, the value and what is expected. All
+//! problems are collected and reported together, so that they can be fixed in one pass.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,20 +10,20 @@ use serde_json::Value;
 
 use super::field::FieldPath;
 
-/// Who set a value.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody: it is the built-in default.
+    /// The built-in default.
     Default,
-    /// A mode of Podwright that brings its own defaults, such as `podwright up`.
+    /// A mode of Podwright with its own defaults, such as `podwright up`.
     Preset(&'static str),
     /// A configuration file or drop-in.
     File(PathBuf),
     /// A command-line flag, by its name without dashes.
     Flag(&'static str),
-    /// The command line as a whole, where no one flag is to blame.
+    /// The command line as a whole.
     CommandLine,
-    /// The machine itself; the configuration and the machine do not go together.
+    /// The machine, which does not support the configuration.
     Machine,
 }
 
@@ -41,33 +40,33 @@ impl fmt::Display for Source {
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub source: Source,
-    /// Empty when the whole source is at fault, as with a file that cannot be read.
+    /// Empty if the whole source is invalid, for example an unreadable file.
     pub field: FieldPath,
-    /// The offending value as one would write it; secrets are never put here.
+    /// The invalid value; secrets are masked.
     pub value: Option<String>,
-    /// What is wrong with it and what would be right, as the predicate of a sentence about it.
-    pub trouble: String,
+    /// What is wrong and what is expected; the predicate of a sentence about the value.
+    pub message: String,
 }
 
 impl Problem {
-    /// The source as a whole is at fault.
-    pub fn with_source(source: Source, trouble: impl Into<String>) -> Self {
-        Self { source, field: FieldPath::default(), value: None, trouble: trouble.into() }
+    /// Problem of a whole source.
+    pub fn with_source(source: Source, message: impl Into<String>) -> Self {
+        Self { source, field: FieldPath::default(), value: None, message: message.into() }
     }
 
-    /// A field's value is at fault.
+    /// Problem of a field's value.
     pub fn with_field(
         source: Source,
         field: FieldPath,
         value: Option<&Value>,
-        trouble: impl Into<String>,
+        message: impl Into<String>,
     ) -> Self {
         let value = value.map(|value| if field.is_secret() { masked() } else { shown(value) });
-        Self { source, field, value, trouble: trouble.into() }
+        Self { source, field, value, message: message.into() }
     }
 }
 
@@ -80,18 +79,18 @@ impl fmt::Display for Problem {
         if let Some(value) = &self.value {
             write!(f, "{value} ")?;
         }
-        f.write_str(&self.trouble)
+        f.write_str(&self.message)
     }
 }
 
-/// All that is wrong with a configuration; never empty.
+/// All problems of a configuration; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Invalid {
     problems: Vec<Problem>,
 }
 
 impl Invalid {
-    /// An error if anything was found.
+    /// An error if there are problems.
     pub fn unless_empty(problems: Vec<Problem>) -> Result<(), Self> {
         if problems.is_empty() { Ok(()) } else { Err(Self { problems }) }
     }
@@ -123,12 +122,12 @@ fn masked() -> String {
     "<masked>".to_owned()
 }
 
-/// A value as one would write it, shortened: a whole document in a message helps nobody.
+/// A value as JSON, shortened.
 fn shown(value: &Value) -> String {
-    const LONGEST: usize = 80;
+    const MAX_LENGTH: usize = 80;
     let text = value.to_string();
-    if text.chars().count() <= LONGEST {
+    if text.chars().count() <= MAX_LENGTH {
         return text;
     }
-    text.chars().take(LONGEST).chain("...".chars()).collect()
+    text.chars().take(MAX_LENGTH).chain("...".chars()).collect()
 }

@@ -1,6 +1,6 @@
-//! "Did you mean": the known name nearest to one that is not known.
+//! Suggestions ("did you mean"): the known name nearest to an unknown one.
 
-/// The nearest of `known`, if any is near enough to be what was meant.
+/// The nearest of `known`, if any is similar enough.
 pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let folded = word.to_ascii_lowercase();
     known
@@ -11,7 +11,7 @@ pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
         .map(|(_, name)| name)
 }
 
-/// A third of the word may be wrong; more, and the suggestion would only puzzle.
+/// Up to a third of the characters may differ; with more the suggestion would be misleading.
 fn tolerance(word: &str, name: &str) -> usize {
     word.len().max(name.len()).div_ceil(3)
 }
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_the_word_and_nonsense_finds_none() {
+    fn only_similar_words_are_suggested() {
         let known = ["maxPods", "podsPerCore", "maxOpenFiles"];
         for (word, want) in [
             ("maxPod", Some("maxPods")),

@@ -1,4 +1,4 @@
-//! The rules of `resolve`, from command line and files to settings.
+//! Tests of `resolve`, from command line and files to settings.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod golden;
@@ -17,9 +17,9 @@ use super::host::{CgroupVersion, Host};
 use super::problem::Invalid;
 use super::{KubeletSettings, Preset, resolve};
 
-/// A folder with configuration files, and a machine to read them on.
+/// A directory with configuration files, and the host facts.
 struct Bench {
-    folder: TempDir,
+    directory: TempDir,
     host: Host,
 }
 
@@ -27,15 +27,15 @@ const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletCo
 
 impl Bench {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let host = Host {
             hostname: "Worker-1".to_owned(),
-            current_dir: folder.path().to_owned(),
+            current_dir: directory.path().to_owned(),
             cgroups: CgroupVersion::V2,
             swap: Vec::new(),
             kernel: Vec::new(),
         };
-        Self { folder, host }
+        Self { directory, host }
     }
 
     /// Writes a file with apiVersion and kind.
@@ -61,7 +61,7 @@ impl Bench {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn resolve_as(&self, preset: &Preset, line: &str) -> Result<KubeletSettings, Invalid> {
@@ -69,7 +69,7 @@ impl Bench {
         resolve(&flags, preset, &self.host)
     }
 
-    /// The settings a command line leads to.
+    /// The settings for a command line.
     fn settings(&self, line: &str) -> KubeletSettings {
         match self.resolve_as(&Preset::kubelet(), line) {
             Ok(settings) => settings,
@@ -77,12 +77,12 @@ impl Bench {
         }
     }
 
-    /// The settings a single file leads to, on a node of a cluster.
+    /// The settings for a single file, on a joined node.
     fn settings_of(text: &str) -> KubeletSettings {
         Self::new().file("kubelet.yaml", text).settings("--kubeconfig=/k --config=kubelet.yaml")
     }
 
-    /// What is wrong with a command line, without the folder the files happen to lie in.
+    /// The error for a command line, with the temporary directory removed from paths.
     fn refusal(&self, line: &str) -> String {
         match self.resolve_as(&Preset::kubelet(), line) {
             Ok(settings) => panic!("{line} is accepted: {settings:?}"),
@@ -91,7 +91,7 @@ impl Bench {
     }
 
     fn here(&self, text: &str) -> String {
-        text.replace(&format!("{}/", self.folder.path().display()), "")
+        text.replace(&format!("{}/", self.directory.path().display()), "")
     }
 }
 

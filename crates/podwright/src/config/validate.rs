@@ -1,8 +1,8 @@
-//! Whether a configuration makes sense, as a whole and on this machine.
+//! Validation of a configuration as a whole and on this machine.
 //!
-//! Everything here is a rule about values that are already of the right type. Each rule that is
-//! broken adds a problem and none stops the others. The rules are upstream's, plus those upstream
-//! only finds out about later, when pods already run.
+//! The rules apply to values that already have the right type. Each violation adds a problem, and
+//! all rules are checked. The rules are upstream's, plus those that upstream only checks later,
+//! when pods are already running.
 
 mod auth;
 mod eviction;
@@ -24,17 +24,17 @@ use super::layers::Layers;
 use super::options::NodeOptions;
 use super::problem::{Problem, Source};
 
-/// Who answers questions about tokens and permissions.
+/// Whether an API server is available for TokenReviews and SubjectAccessReviews.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiAccess {
-    /// A real API server, or one in this process.
+    /// A cluster's API server, or the embedded one.
     Available,
-    /// Nobody: the node stands alone.
+    /// None: the node runs static pods only.
     None,
 }
 
-/// A configuration under examination.
-pub struct Examination<'a> {
+/// A configuration under validation.
+pub struct Validator<'a> {
     pub configuration: &'a KubeletConfiguration,
     pub options: &'a NodeOptions,
     pub gates: &'a FeatureGates,
@@ -46,7 +46,7 @@ pub struct Examination<'a> {
     warnings: Vec<String>,
 }
 
-impl<'a> Examination<'a> {
+impl<'a> Validator<'a> {
     pub fn new(
         configuration: &'a KubeletConfiguration,
         layers: &'a Layers,
@@ -69,8 +69,8 @@ impl<'a> Examination<'a> {
         }
     }
 
-    /// Applies every rule; what is broken, and what is only odd.
-    pub fn conduct(mut self) -> (Vec<Problem>, Vec<String>) {
+    /// Applies all rules; returns problems and warnings.
+    pub fn run(mut self) -> (Vec<Problem>, Vec<String>) {
         ranges::examine(&mut self);
         auth::examine(&mut self);
         images::examine(&mut self);
@@ -83,23 +83,23 @@ impl<'a> Examination<'a> {
         (self.problems, self.warnings)
     }
 
-    /// A field must be otherwise.
-    fn refuse(&mut self, field: &FieldPath, trouble: impl Into<String>) {
+    /// Adds a problem for a field.
+    fn refuse(&mut self, field: &FieldPath, message: impl Into<String>) {
         let source = self.layers.source_of(field);
         let value = field.find(&self.document).or_else(|| self.layers.get(field));
-        self.problems.push(Problem::with_field(source, field.clone(), value, trouble));
+        self.problems.push(Problem::with_field(source, field.clone(), value, message));
     }
 
-    /// A field must be otherwise unless `sound`.
-    fn require(&mut self, sound: bool, field: &str, trouble: impl Into<String>) {
+    /// Adds a problem for a field unless `sound`.
+    fn require(&mut self, sound: bool, field: &str, message: impl Into<String>) {
         if !sound {
-            self.refuse(&FieldPath::of(field), trouble);
+            self.refuse(&FieldPath::of(field), message);
         }
     }
 
-    /// A flag must be otherwise.
-    fn refuse_flag(&mut self, flag: &'static str, trouble: impl Into<String>) {
-        self.problems.push(Problem::with_source(Source::Flag(flag), trouble));
+    /// Adds a problem for a flag.
+    fn refuse_flag(&mut self, flag: &'static str, message: impl Into<String>) {
+        self.problems.push(Problem::with_source(Source::Flag(flag), message));
     }
 
     fn warn(&mut self, field: &FieldPath, warning: impl AsRef<str>) {

@@ -1,7 +1,7 @@
-//! Log lines as JSON, under the keys upstream's components use.
+//! JSON log format with the keys of upstream's components.
 //!
 //! `{"ts":…,"caller":"node/pleg.rs:42","msg":"…","v":0,"pod":"…"}`, and for errors `err` instead of
-//! `v`. Collectors have parsers for that; a format of our own would need new ones. The fields of the
+//! `v`. Log collectors already have parsers for it. The fields of the
 //! spans around an event are in its line, so that every line names its pod.
 
 use std::error::Error;
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Keys with a meaning of their own, which no field may take.
+/// Reserved keys, not available to fields.
 const RESERVED: [&str; 4] = ["ts", "caller", "msg", "v"];
 
 /// Writes each event as one line.
@@ -42,7 +42,7 @@ impl<W: for<'w> MakeWriter<'w>> KlogJson<W> {
         if let Some(verbosity) = verbosity(*metadata.level()) {
             head.push(("v", Value::from(verbosity)));
         }
-        // By hand, since the order of keys matters to those who read the raw lines.
+        // Written manually to keep the order of keys, for readers of the raw lines.
         let mut line = String::from("{");
         let head = head.into_iter().map(|(key, value)| (key.to_owned(), value));
         for (key, value) in head.chain(fields.into_iter().map(unreserved)) {
@@ -63,7 +63,7 @@ fn milliseconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64 / 1e6)
 }
 
-/// Where in the code, by folder, file and line.
+/// Source location: directory, file and line.
 fn caller(metadata: &Metadata<'_>) -> Option<String> {
     let (file, line) = (metadata.file()?, metadata.line()?);
     let mut parts: Vec<&str> = file.rsplit('/').filter(|part| *part != "src").take(2).collect();
@@ -71,7 +71,7 @@ fn caller(metadata: &Metadata<'_>) -> Option<String> {
     Some(format!("{}:{line}", parts.join("/")))
 }
 
-/// The lowest `--v` at which a level is shown; an error is shown always and has none.
+/// The lowest `--v` at which a level is logged; errors are always logged and have none.
 fn verbosity(level: Level) -> Option<u32> {
     match level {
         Level::ERROR => None,
@@ -116,7 +116,7 @@ where
         event.record(&mut fields);
         all.extend(fields.0);
         let line = self.line(event.metadata(), all);
-        // A log that cannot be written has nowhere to say so.
+        // A failure to write the log cannot be reported.
         let _ = self.writer.make_writer_for(event.metadata()).write_all(line.as_bytes());
     }
 }
@@ -127,7 +127,7 @@ struct Fields(Map<String, Value>);
 
 impl Fields {
     fn put(&mut self, field: &Field, value: Value) {
-        // Upstream's key for what went wrong.
+        // Upstream's key for errors.
         let key = if field.name() == "error" { "err" } else { field.name() };
         self.0.insert(key.to_owned(), value);
     }
@@ -154,7 +154,7 @@ impl Visit for Fields {
         self.put(field, Value::from(value));
     }
 
-    /// An error with all that led to it.
+    /// An error with its causes.
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
         let mut text = value.to_string();
         let mut cause = value.source();
@@ -181,11 +181,11 @@ mod tests {
 
     use super::*;
 
-    /// A place to write that can be looked at.
+    /// A shared buffer.
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Page {
+    impl Write for Buffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -196,23 +196,23 @@ mod tests {
         }
     }
 
-    /// What is logged while `act` runs, line by line, and each line as JSON.
+    /// The lines logged while `act` runs, as text and as JSON.
     fn logged(act: impl FnOnce()) -> (Vec<String>, Vec<Value>) {
-        let page = Page::default();
-        let writer = page.clone();
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
         let layer = KlogJson {
             writer: move || writer.clone(),
             clock: || UNIX_EPOCH + Duration::from_micros(1_500_250),
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), act);
-        let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let values = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
         (lines, values)
     }
 
     #[test]
-    fn a_line_begins_with_time_place_message_and_verbosity() {
+    fn line_starts_with_time_caller_message_and_verbosity() {
         let (lines, values) = logged(|| tracing::info!(count = 3, "pulled \"it\""));
         let want = r#"{"ts":1500.25,"caller":"logging/klog.rs:"#;
         assert!(lines[0].starts_with(want), "{}", lines[0]);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_become_the_verbosity_that_shows_them() {
+    fn levels_are_mapped_to_verbosity() {
         let (_, values) = logged(|| {
             tracing::error!("e");
             tracing::warn!("w");
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_named_err_and_shows_its_causes() {
+    fn error_has_the_key_err_and_includes_its_causes() {
         #[derive(Debug, thiserror::Error)]
         #[error("cannot start the pod")]
         struct Outer(#[source] io::Error);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_of_the_spans_around_are_in_the_line() {
+    fn line_includes_the_fields_of_its_spans() {
         let (_, values) = logged(|| {
             let outer = tracing::info_span!("worker", pod = "ns/web", uid = tracing::field::Empty);
             outer.record("uid", "u-1");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_cannot_pose_as_the_time() {
+    fn fields_cannot_override_reserved_keys() {
         let (_, values) = logged(|| tracing::info!(ts = 0, v = 9, "x"));
         assert_eq!(values[0]["ts"], json!(1500.25));
         assert_eq!(values[0]["ts_"], json!(0));

@@ -1,4 +1,4 @@
-//! How much is logged, by upstream's numbers.
+//! Log verbosity, with upstream's `--v` and `--vmodule`.
 
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
@@ -7,15 +7,15 @@ use tracing_subscriber::layer::{Context, Filter};
 
 use crate::config::kubelet::VerbosityOverride;
 
-/// Our own modules at the level asked for, dependencies only when something is wrong, and the
-/// modules named in `--vmodule` as it says.
+/// Filter: Podwright's modules at the level of `--v`, dependencies at warnings, and modules of
+/// `--vmodule` at their own level.
 #[derive(Clone, Debug)]
 pub struct Verbosity {
     ours: LevelFilter,
     overrides: Vec<(String, LevelFilter)>,
 }
 
-/// What dependencies say of interest to anyone but their authors.
+/// Level of dependencies.
 const DEPENDENCIES: LevelFilter = LevelFilter::WARN;
 
 impl Verbosity {
@@ -27,7 +27,7 @@ impl Verbosity {
         Self { ours: level(verbosity), overrides }
     }
 
-    /// The most that is logged of a module, named as in `podwright_node::pleg`.
+    /// The level of a module, such as `podwright_node::pleg`.
     pub fn of(&self, module: &str) -> LevelFilter {
         let named = self.overrides.iter().find(|(pattern, _)| names(pattern, module));
         match named {
@@ -42,7 +42,7 @@ impl Verbosity {
     }
 }
 
-/// Upstream's numbers, folded into our levels: it has a dozen of them and we have three.
+/// Maps upstream's verbosity numbers to levels.
 fn level(verbosity: u32) -> LevelFilter {
     match verbosity {
         0..=1 => LevelFilter::INFO,
@@ -90,7 +90,7 @@ impl<S: Subscriber> Filter<S> for Verbosity {
         self.allows(metadata)
     }
 
-    /// The answer never changes, so each place in the code asks once.
+    /// The result never changes, so it is cached per callsite.
     fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
         if self.allows(metadata) { Interest::always() } else { Interest::never() }
     }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_of_upstream_give_our_levels() {
+    fn verbosity_numbers_are_mapped_to_levels() {
         for (number, ours) in [
             (0, LevelFilter::INFO),
             (1, LevelFilter::INFO),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_can_be_given_a_level_of_their_own() {
+    fn modules_can_have_their_own_level() {
         let over = |pattern: &str, verbosity| VerbosityOverride {
             file_pattern: pattern.to_owned(),
             verbosity,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_and_question_marks_stand_for_text() {
+    fn globs_match_stars_and_question_marks() {
         for (pattern, text, want) in [
             ("", "", true),
             ("*", "", true),

@@ -1,4 +1,4 @@
-//! The agent of a node, as other commands find it.
+//! Agent process of the standalone node: started, found and compared by the commands.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -10,49 +10,49 @@ use anyhow::Context as _;
 use podwright_host::process::ProcessIdentity;
 use serde::{Deserialize, Serialize};
 
-use super::daemon::{Daemon, Held};
+use super::daemon::{Daemon, LockRelease};
 use super::lock::NodeLock;
-use super::wishes::Wishes;
+use super::up_options::UpOptions;
 use super::{Layout, write_private};
 
 pub struct Agent<'a> {
     layout: &'a Layout,
 }
 
-/// What an agent was started with.
+/// Options and supervision of a running agent, stored for other commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
     #[serde(rename = "wishes")]
-    pub wishes: Wishes,
+    pub up_options: UpOptions,
     #[serde(rename = "keeper")]
-    pub keeper: Keeper,
+    pub supervisor: Supervisor,
 }
 
-/// What an agent is started for.
+/// Purpose of an agent that is started in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     RunPods,
-    /// To stop those that still run, and start none.
+    /// Stop running pods and start none.
     StopPods,
 }
 
-/// Who looks after the agent's process.
+/// What supervises the agent process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Keeper {
-    /// Nobody but our own commands.
+pub enum Supervisor {
+    /// Only podwright commands.
     #[serde(rename = "Us")]
-    Us,
-    /// A service manager or a person, who would start it again with arguments of their own.
+    Podwright,
+    /// A service manager or a user, who would restart it with their own arguments.
     #[serde(rename = "Other")]
-    Other,
+    External,
 }
 
-/// Why the agent that runs is not the one that is wanted.
+/// Why the running agent must be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
     Build,
-    Wishes,
-    /// It was asked to stop all pods, by a command that was interrupted.
+    UpOptions,
+    /// It is stopping all pods for an interrupted command.
     Stopping,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Agent<'a> {
         self.layout.run().join("agent.json")
     }
 
-    /// Starts it in the background; what it is to do is in the record.
+    /// Starts it in the background; it reads its options from the record.
     pub fn start(&self, lock: &NodeLock, purpose: Purpose) -> anyhow::Result<ProcessIdentity> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let log = self.layout.agent_log();
@@ -81,30 +81,30 @@ impl<'a> Agent<'a> {
             Purpose::RunPods => {}
             Purpose::StopPods => arguments.push(OsStr::new("--stop-pods")),
         }
-        self.daemon().start(&program, &arguments, &log, Held::ByDaemon(lock))
+        self.daemon().start(&program, &arguments, &log, LockRelease::ByDaemon(lock))
     }
 
-    /// Says that this process is the agent.
-    pub fn is_us(&self, note: &Note) -> anyhow::Result<()> {
+    /// Registers this process as the agent.
+    pub fn register_self(&self, note: &Note) -> anyhow::Result<()> {
         write_private(&self.note_path(), &serde_json::to_vec(note)?)?;
-        self.daemon().note_self()
+        self.daemon().write_own_pid_file()
     }
 
-    /// Says that there is no agent any more.
+    /// Removes the registration of the agent.
     pub fn forget(&self) {
         self.daemon().forget();
-        // Gone already is as good.
+        // The file may already be gone.
         let _ = std::fs::remove_file(self.note_path());
     }
 
-    /// What the agent that runs was started with; none while it is starting.
+    /// Options and supervision of the running agent; none while it is starting.
     pub fn note(&self) -> anyhow::Result<Option<Note>> {
         match std::fs::read(self.note_path()) {
             Ok(text) => {
                 let damaged = || {
                     format!(
-                        "{} is damaged, and says who looks after the agent. Fix: stop the agent \
-                         where it was started and delete the file",
+                        "{} is corrupt, so it is unknown how the agent is supervised. Fix: stop the \
+                         agent where it was started and delete the file",
                         self.note_path().display()
                     )
                 };
@@ -115,24 +115,24 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// In what the agent that runs differs from one that we would start.
+    /// How the running agent differs from the one that this command would start.
     pub fn difference(
         &self,
         process: &ProcessIdentity,
-        wishes: &Wishes,
+        up_options: &UpOptions,
     ) -> anyhow::Result<Option<Difference>> {
         let theirs = PathBuf::from(format!("/proc/{}/exe", process.pid));
-        // Of a process that is just ending nothing can be said, and nothing has to be.
+        // A process that is exiting cannot be compared and need not be.
         if same_file(&theirs, Path::new("/proc/self/exe")).is_ok_and(|same| !same) {
             return Ok(Some(Difference::Build));
         }
-        let differs = self.note()?.is_some_and(|note| note.wishes != *wishes);
-        Ok(differs.then_some(Difference::Wishes))
+        let differs = self.note()?.is_some_and(|note| note.up_options != *up_options);
+        Ok(differs.then_some(Difference::UpOptions))
     }
 }
 
-/// Whether two paths lead to the same content. A program that was built anew is another file under
-/// the same name, while the one that runs is still there through /proc.
+/// Whether two paths have the same content. A rebuilt program is a new file under the same name,
+/// while the running one is still readable through /proc.
 fn same_file(one: &Path, other: &Path) -> std::io::Result<bool> {
     let (mut one, mut other) = (File::open(one)?, File::open(other)?);
     let identity = |found: &Metadata| (found.dev(), found.ino());
@@ -165,22 +165,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn damaged_note_is_an_error_that_names_it() {
+    fn corrupt_note_is_an_error_that_names_it() {
         let base = tempfile::tempdir().unwrap();
         let layout = Layout { state: base.path().join("s"), runs: base.path().join("run") };
         std::fs::create_dir_all(layout.run()).unwrap();
         let agent = Agent::of(&layout);
         assert_eq!(agent.note().unwrap(), None);
         std::fs::write(agent.note_path(), "{").unwrap();
-        let told = format!("{:#}", agent.note().unwrap_err());
-        assert!(told.contains("agent.json is damaged") && told.contains("Fix: "), "{told}");
+        let error = format!("{:#}", agent.note().unwrap_err());
+        assert!(error.contains("agent.json is corrupt") && error.contains("Fix: "), "{error}");
     }
 
     #[test]
-    fn a_copy_is_the_same_build_and_a_change_is_another() {
-        let folder = tempfile::tempdir().unwrap();
+    fn builds_are_compared_by_content() {
+        let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, content: &[u8]| {
-            let path = folder.path().join(name);
+            let path = directory.path().join(name);
             std::fs::write(&path, content).unwrap();
             path
         };

@@ -1,4 +1,4 @@
-//! The directories of claims on this machine, and their removal.
+//! Removal of the directories of PersistentVolumeClaims.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use podwright_apiserver::ReclaimDirectory;
 use podwright_host::files::Root;
 use podwright_host::threads;
 
-/// Removes a directory as those of pods are removed: entry by entry, beneath its parent, through
-/// no link and no mount.
+/// Removes directories the same way as those of pods: entry by entry, beneath the parent, without
+/// following links or mounts.
 pub struct HostDirectories;
 
 impl ReclaimDirectory for HostDirectories {
@@ -26,7 +26,7 @@ impl ReclaimDirectory for HostDirectories {
 fn remove(directory: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(io::Error::other(format!(
-            "{} is no directory of a claim",
+            "{} is not the directory of a claim",
             directory.display()
         )));
     };
@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// An API server that makes and removes directories of claims.
+    /// An API server that removes directories of claims.
     struct Server {
         claims: Api<PersistentVolumeClaim>,
         volumes: Api<PersistentVolume>,
@@ -68,7 +68,7 @@ mod tests {
 
     impl Server {
         async fn start() -> Self {
-            // In memory, where a hundred thousand directories take seconds.
+            // In memory, because creating a hundred thousand directories on disk is slow.
             let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
             let directory = directory.unwrap();
             let clock = Clock::system();
@@ -85,7 +85,7 @@ mod tests {
             Self { claims, volumes: Api::all(client), directory, stop }
         }
 
-        /// A bound claim; its directory.
+        /// Creates a bound claim and its directory.
         async fn claim(&self, name: &str) -> PathBuf {
             let claim = json!({"metadata": {"name": name}, "spec": {
                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
@@ -104,7 +104,7 @@ mod tests {
             self.claims.delete(name, &DeleteParams::default()).await.unwrap();
         }
 
-        /// Waits until the controllers did something; a failure to do so ends the test.
+        /// Waits until `done` returns a value; panics on timeout.
         async fn until<T>(&self, done: impl AsyncFn() -> Option<T>) -> T {
             let waiting = async {
                 loop {
@@ -165,7 +165,7 @@ mod tests {
         let failed = async || (server.phase(&occupied).await? == "Failed").then_some(());
         server.until(failed).await;
         assert_eq!(std::fs::read_to_string(point.join("file")).unwrap(), "precious");
-        // when the user takes the mount away, the claim is reclaimed as well
+        // after the user unmounts it, the claim is reclaimed as well
         mounts::detach_own(&point, InUse::Fail).unwrap();
         server.until(async || (!occupied.exists()).then_some(())).await;
     }

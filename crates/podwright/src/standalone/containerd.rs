@@ -1,4 +1,4 @@
-//! The private containerd.
+//! Private containerd of the standalone node.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use anyhow::Context;
 use podwright_cri::{Client, Endpoint, Timeouts, Version};
 
-use super::daemon::{Daemon, Held};
+use super::daemon::{Daemon, LockRelease};
 use super::lock::NodeLock;
 use super::network::Network;
 use super::{Layout, TEMPORARY};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const CALL_PATIENCE: Duration = Duration::from_secs(5);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct Containerd<'a> {
     layout: &'a Layout,
@@ -42,7 +42,7 @@ impl<'a> Containerd<'a> {
         self.layout.state().join("logs/containerd.log")
     }
 
-    /// Starts it unless it runs already; says which.
+    /// Starts it unless it is already running.
     pub fn start(&self, network: &Network, lock: &NodeLock) -> anyhow::Result<Started> {
         if self.daemon().running()?.is_some() {
             return Ok(Started::Already);
@@ -56,35 +56,35 @@ impl<'a> Containerd<'a> {
         let config = self.layout.containerd().join("config.toml");
         write(&config, &self.config(network, &conf_dir))?;
         let arguments = ["--config".as_ref(), config.as_os_str()];
-        self.daemon().start(&program, &arguments, &self.log(), Held::UntilStarted(lock))?;
+        self.daemon().start(&program, &arguments, &self.log(), LockRelease::UntilStarted(lock))?;
         Ok(Started::Now)
     }
 
-    /// Waits until it answers and has found the sandboxes of its life before.
+    /// Waits until it responds and has loaded the sandboxes of its previous run.
     pub async fn ready(&self) -> anyhow::Result<Version> {
-        let client = Client::new(&self.endpoint()?, Timeouts { call: CALL_PATIENCE });
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let client = Client::new(&self.endpoint()?, Timeouts { call: CALL_TIMEOUT });
+        let deadline = tokio::time::Instant::now() + READY_TIMEOUT;
         loop {
-            let asked = async {
+            let probe = async {
                 client.list_sandboxes(None).await?;
                 client.version().await
             };
-            let error = match asked.await {
+            let error = match probe.await {
                 Ok(version) => return Ok(version),
                 Err(error) => error,
             };
             let log = self.log();
             if self.daemon().running()?.is_none() {
-                anyhow::bail!("containerd ended; its log is {}", log.display());
+                anyhow::bail!("containerd exited; see {}", log.display());
             }
             if tokio::time::Instant::now() > deadline {
-                anyhow::bail!("containerd does not answer ({error}); its log is {}", log.display());
+                anyhow::bail!("containerd does not respond ({error}); see {}", log.display());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// The sandbox image that this program carries with it.
+    /// Loads the sandbox image that is embedded in this program.
     pub async fn load_pause_image(&self) -> anyhow::Result<Started> {
         let client = self.client()?;
         if client.image_status(podwright_pause::IMAGE).await?.is_some() {
@@ -101,7 +101,7 @@ impl<'a> Containerd<'a> {
         let quoted = |path: &Path| toml_string(&path.to_string_lossy());
         let containerd = self.layout.containerd();
         format!(
-            r#"# Written by podwright up; it is written anew at every start.
+            r#"# Written by podwright up; overwritten at every start.
 version = 2
 root = {root}
 state = {state}
@@ -149,7 +149,7 @@ disabled_plugins = [
     }
 }
 
-/// Whether something had to be done.
+/// Whether it was started or loaded now or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
     Now,
@@ -167,14 +167,13 @@ pub fn load(socket: &Path, archive: &Path) -> anyhow::Result<()> {
         .output()
         .context("cannot run ctr")?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::bail!("cannot load {}: {}", archive.display(), said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        anyhow::bail!("cannot load {}: {}", archive.display(), stderr.trim());
     }
     Ok(())
 }
 
-/// Whether we have CAP_SYS_RESOURCE, as the kernel lists our capabilities. Without it nobody here
-/// may lower an oom_score_adj.
+/// Whether this process has CAP_SYS_RESOURCE, without which no oom_score_adj can be lowered.
 fn may_lower_oom_score() -> bool {
     const CAP_SYS_RESOURCE: u32 = 24;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -187,15 +186,15 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A string as TOML and JSON both write it.
+/// A string literal that is valid in both TOML and JSON.
 fn toml_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A program on the path, or where root's programs are.
+/// A program on the PATH or in the system directories.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
-    let folders = std::env::split_paths(&path).chain(more.iter().map(PathBuf::from));
-    folders.map(|folder| folder.join(program)).find(|candidate| candidate.is_file())
+    let directories = std::env::split_paths(&path).chain(more.iter().map(PathBuf::from));
+    directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
 }

@@ -1,8 +1,9 @@
-//! Processes that outlive the command that starts them, and are found again by the next.
+//! Background processes that outlive the command that starts them, found by their pid file.
 //!
-//! A command may be killed at any moment, so none of them is started directly. This program is, as
-//! `podwright daemon`: it writes the pid file, gives up the node's lock, and becomes the other
-//! program, with the same process id. Whoever takes the lock next finds the pid file.
+//! A command may be killed at any moment, so it starts none of them directly. It starts this
+//! program as `podwright daemon`, which writes the pid file, releases the node lock and then
+//! executes the daemon with the same process id. The next command that takes the lock finds the pid
+//! file.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -21,12 +22,12 @@ use super::lock::{self, NodeLock};
 use super::{log, unreadable, write_private};
 use crate::cli::DaemonArgs;
 
-/// Writing a pid file takes moments, unless the machine hangs.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Generous: writing a pid file takes milliseconds unless the machine hangs.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 const PROC: &str = "/proc";
 const POLL: Duration = Duration::from_millis(20);
 
-/// A process known by a file that holds its identity.
+/// A process identified by a pid file.
 pub struct Daemon {
     pid_file: PathBuf,
 }
@@ -36,34 +37,34 @@ impl Daemon {
         Self { pid_file }
     }
 
-    /// The process, if it still runs. A number that belongs to someone else by now is not it.
+    /// The process, if it is still running. A reused pid does not count.
     pub fn running(&self) -> anyhow::Result<Option<ProcessIdentity>> {
         let text = match std::fs::read_to_string(&self.pid_file) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unreadable(error, &self.pid_file)),
         };
-        // It may well run, and nothing else says as what.
+        // The process may be running, and nothing else identifies it.
         let damaged = || {
             let file = self.pid_file.display();
             format!(
-                "{file} is damaged. Fix: end the process it was written for, if that runs, and \
+                "{file} is corrupt. Fix: stop the process it was written for, if it is running, and \
                  delete the file"
             )
         };
         let identity: ProcessIdentity = serde_json::from_str(&text).with_context(damaged)?;
-        let alive = identity.is_running(Path::new(PROC))?;
-        Ok(alive.then_some(identity))
+        let running = identity.is_running(Path::new(PROC))?;
+        Ok(running.then_some(identity))
     }
 
-    /// Starts it in a process group of its own, its output in a file. When this returns, or at
-    /// the latest when the lock is free again, it can be found by its pid file.
+    /// Starts it in a new process group, with its output in a file. Its pid file exists when this
+    /// returns, and in any case before the lock is released.
     pub fn start(
         &self,
         program: &Path,
         arguments: &[&OsStr],
         output: &Path,
-        lock: Held<'_>,
+        lock: LockRelease<'_>,
     ) -> anyhow::Result<ProcessIdentity> {
         let name = program.display();
         let file = log::open(output)?;
@@ -71,8 +72,8 @@ impl Daemon {
         let mut command = Command::new(this);
         command.arg("daemon").arg("--pid-file").arg(&self.pid_file);
         let lock = match lock {
-            Held::UntilStarted(lock) => lock,
-            Held::ByDaemon(lock) => {
+            LockRelease::UntilStarted(lock) => lock,
+            LockRelease::ByDaemon(lock) => {
                 command.arg("--keep-lock");
                 lock
             }
@@ -83,10 +84,10 @@ impl Daemon {
             .stdout(file.try_clone()?)
             .stderr(file)
             .current_dir("/")
-            // Ctrl-C in the terminal is not meant for it.
+            // Ctrl-C in the terminal must not reach it.
             .process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let deadline = Instant::now() + START_PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if let Some(identity) = self.running()?
                 && identity.pid == child.id()
@@ -94,17 +95,17 @@ impl Daemon {
                 return Ok(identity);
             }
             if child.try_wait()?.is_some() {
-                anyhow::bail!("{name} ended at once; see {}", output.display());
+                anyhow::bail!("{name} exited immediately; see {}", output.display());
             }
             if Instant::now() >= deadline {
-                anyhow::bail!("{name} was started as process {} and hangs", child.id());
+                anyhow::bail!("{name} hangs after it was started as process {}", child.id());
             }
             std::thread::sleep(POLL);
         }
     }
 
-    /// Writes down who we are, when we are the daemon ourselves.
-    pub fn note_self(&self) -> anyhow::Result<()> {
+    /// Writes the pid file of this process.
+    pub fn write_own_pid_file(&self) -> anyhow::Result<()> {
         let me = ProcessIdentity::of(Path::new(PROC), std::process::id())?;
         self.note(&me.context("this process is not in /proc")?)
     }
@@ -113,39 +114,39 @@ impl Daemon {
         write_private(&self.pid_file, &serde_json::to_vec(identity)?)
     }
 
-    /// Asks it to end, and makes it after `patience`. True if it ran.
-    pub fn stop(&self, patience: Duration) -> anyhow::Result<bool> {
+    /// Stops it: SIGTERM, then SIGKILL after `timeout`. Returns whether it was running.
+    pub fn stop(&self, timeout: Duration) -> anyhow::Result<bool> {
         let Some(identity) = self.running()? else {
             self.forget();
             return Ok(false);
         };
-        end(&identity, patience)?;
+        end(&identity, timeout)?;
         self.forget();
         Ok(true)
     }
 
     pub fn forget(&self) {
-        // Gone already is as good.
+        // The file may already be gone.
         let _ = std::fs::remove_file(&self.pid_file);
     }
 }
 
-/// Who gives up the lock that a daemon is started with.
+/// When the lock that a daemon is started with is released.
 #[derive(Clone, Copy)]
-pub enum Held<'a> {
-    /// It is given up before the program runs.
+pub enum LockRelease<'a> {
+    /// Before the program is executed.
     UntilStarted(&'a NodeLock),
-    /// The program gives it up itself.
+    /// By the program itself.
     ByDaemon(&'a NodeLock),
 }
 
-/// Becomes the program, once the pid file says so. Returns only if it cannot.
+/// Writes the pid file and executes the program. Returns only on failure.
 pub fn become_program(arguments: &DaemonArgs) -> anyhow::Result<Infallible> {
     let [program, rest @ ..] = arguments.command.as_slice() else {
         anyhow::bail!("no program to start")
     };
     let daemon = Daemon::new(arguments.pid_file.clone());
-    daemon.note_self()?;
+    daemon.write_own_pid_file()?;
     if !arguments.keep_lock {
         lock::give_up_inherited()?;
     }
@@ -154,10 +155,10 @@ pub fn become_program(arguments: &DaemonArgs) -> anyhow::Result<Infallible> {
     Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Sends a signal. That the process is gone already is no error, and another one that has its
-/// number by now gets none: the handle is of one process, and that is looked at after it is opened.
+/// Sends a signal. A process that has already exited is no error, and a process that reused its pid
+/// is not signalled: the identity is checked after the pidfd is opened.
 pub fn signal(identity: &ProcessIdentity, signal: Signal) -> anyhow::Result<()> {
-    let failed = || format!("cannot end process {}", identity.pid);
+    let failed = || format!("cannot signal process {}", identity.pid);
     let Some(pid) = Pid::from_raw(i32::try_from(identity.pid)?) else { return Ok(()) };
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => process,
@@ -174,13 +175,13 @@ pub fn signal(identity: &ProcessIdentity, signal: Signal) -> anyhow::Result<()> 
 }
 
 /// SIGTERM, then SIGKILL.
-pub fn end(identity: &ProcessIdentity, patience: Duration) -> anyhow::Result<()> {
-    for (signal, patience) in [(Signal::TERM, patience), (Signal::KILL, patience)] {
+pub fn end(identity: &ProcessIdentity, timeout: Duration) -> anyhow::Result<()> {
+    for signal in [Signal::TERM, Signal::KILL] {
         if !identity.is_running(Path::new(PROC))? {
             return Ok(());
         }
         self::signal(identity, signal)?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
             if !identity.is_running(Path::new(PROC))? {
                 return Ok(());
@@ -188,7 +189,7 @@ pub fn end(identity: &ProcessIdentity, patience: Duration) -> anyhow::Result<()>
             std::thread::sleep(POLL);
         }
     }
-    anyhow::bail!("process {} does not end, not even with SIGKILL", identity.pid)
+    anyhow::bail!("process {} is still running after SIGKILL", identity.pid)
 }
 
 #[cfg(test)]
@@ -199,20 +200,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn damaged_pid_file_is_an_error_that_names_it() {
+    fn corrupt_pid_file_is_an_error_that_names_it() {
         let directory = tempfile::tempdir().unwrap();
         let daemon = Daemon::new(directory.path().join("agent.pid"));
         for text in ["", "17", "{}"] {
             std::fs::write(&daemon.pid_file, text).unwrap();
             for outcome in [daemon.running().map(drop), daemon.stop(Duration::ZERO).map(drop)] {
-                let told = format!("{:#}", outcome.unwrap_err());
-                assert!(told.contains("agent.pid is damaged. Fix: "), "{text:?}: {told}");
+                let error = format!("{:#}", outcome.unwrap_err());
+                assert!(error.contains("agent.pid is corrupt. Fix: "), "{text:?}: {error}");
             }
         }
     }
 
     #[test]
-    fn signal_reaches_the_process_that_is_meant_and_no_other_with_its_number() {
+    fn signal_is_not_sent_to_a_process_that_reused_the_pid() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let identity = ProcessIdentity::of(Path::new(PROC), child.id()).unwrap().unwrap();
         let mut other = serde_json::to_value(&identity).unwrap();
@@ -226,18 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_look_is_told_so_and_not_that_nothing_runs() {
-        let folder = tempfile::tempdir().unwrap();
-        let daemon = Daemon::new(folder.path().join("agent.pid"));
-        assert!(daemon.running().unwrap().is_none(), "nothing is there");
-        daemon.note_self().unwrap();
+    fn unreadable_pid_file_is_an_error_and_not_a_stopped_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let daemon = Daemon::new(directory.path().join("agent.pid"));
+        assert!(daemon.running().unwrap().is_none(), "no pid file");
+        daemon.write_own_pid_file().unwrap();
         assert!(daemon.running().unwrap().is_some());
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o000)).unwrap();
-        // Root may look everywhere; this thread is somebody else for files.
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o000)).unwrap();
+        // Root bypasses permissions, so this thread accesses files as another user.
         nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
         let refused = format!("{:#}", daemon.running().unwrap_err());
         nix::unistd::setfsuid(nix::unistd::geteuid());
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-        assert!(refused.contains("try sudo"), "{refused}");
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(refused.contains("run with sudo"), "{refused}");
     }
 }

@@ -1,9 +1,9 @@
-//! What network plugins put into the packet filter for our pods, and how it is taken out again.
+//! Removal of the iptables rules that CNI plugins created for the node's pods.
 //!
-//! Others use the same plugins: the machine's own kubelet, a second node. A plugin writes the name
-//! of its network into the comment of each rule that it hangs into somebody's chain, so what is
-//! ours is told by that name and by nothing else. The chains that all networks hang theirs into
-//! are nobody's; see [`super::shared`].
+//! Other nodes and the machine's kubelet use the same plugins. A plugin writes the name of its
+//! network into the comment of each rule that it adds to an existing chain, so the node's rules are
+//! identified by that name only. Chains that are shared by all networks are handled by the sibling
+//! module for shared network state.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -12,15 +12,15 @@ use anyhow::Context as _;
 
 use super::containerd::find;
 
-/// Where the plugin for host ports hangs in the chains of all containers, and two that those use.
+/// Chains that the portmap plugin shares between all networks.
 const SHARED: [&str; 3] = ["CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"];
-const MADE_BY_PLUGINS: &str = "CNI-";
-const OF_HOST_PORTS: &str = "CNI-DN-";
+const PLUGIN_PREFIX: &str = "CNI-";
+const HOST_PORT_PREFIX: &str = "CNI-DN-";
 
-/// The arguments of one call of iptables.
+/// Arguments of one iptables call.
 type Call = Vec<String>;
 
-/// All rules and chains, as `iptables-save` prints them.
+/// All rules and chains, parsed from `iptables-save`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     chains: BTreeSet<Chain>,
@@ -40,8 +40,8 @@ struct Rule {
 }
 
 impl Filter {
-    /// As it is now.
-    pub fn look() -> anyhow::Result<Self> {
+    /// Reads the current rules.
+    pub fn read() -> anyhow::Result<Self> {
         Ok(Self::parse(&run("iptables-save", &[])?))
     }
 
@@ -64,15 +64,15 @@ impl Filter {
         filter
     }
 
-    /// The chains that networks share, as far as they are there.
+    /// The existing shared chains.
     pub fn shared_chains(&self) -> Vec<String> {
         let shared = self.chains.iter().filter(|chain| chain.is_shared());
         shared.map(ToString::to_string).collect()
     }
 
-    /// What takes out everything that belongs to a network.
-    fn without_network(&self, network: &str) -> Vec<Call> {
-        let of_plugins = |chain: &&Chain| chain.name.starts_with(MADE_BY_PLUGINS);
+    /// Calls that remove all rules and chains of a network.
+    fn network_removal(&self, network: &str) -> Vec<Call> {
+        let of_plugins = |chain: &&Chain| chain.name.starts_with(PLUGIN_PREFIX);
         let named = self.rules.iter().filter(|rule| rule.is_of(network));
         let ours: BTreeSet<Chain> = named
             .flat_map(|rule| [rule.target(), Some(rule.chain.clone())])
@@ -83,10 +83,10 @@ impl Filter {
         self.removal(&ours, |rule| rule.is_of(network))
     }
 
-    /// What takes out the shared chains, but for those that were there `before`; nothing while any
+    /// Calls that remove the shared chains except those that existed `before`; none while any
     /// network uses them.
-    fn without_shared(&self, before: &[String]) -> Vec<Call> {
-        let in_use = self.chains.iter().any(|chain| chain.name.starts_with(OF_HOST_PORTS))
+    fn shared_removal(&self, before: &[String]) -> Vec<Call> {
+        let in_use = self.chains.iter().any(|chain| chain.name.starts_with(HOST_PORT_PREFIX))
             || self.rules.iter().any(|rule| rule.chain.name == SHARED[0]);
         if in_use {
             return Vec::new();
@@ -96,18 +96,18 @@ impl Filter {
         self.removal(&ours, |_| false)
     }
 
-    /// First whatever points at the chains, then what is in them, then they.
+    /// Calls that remove chains: first rules that jump to them, then their rules, then the chains.
     fn removal(&self, chains: &BTreeSet<Chain>, also: impl Fn(&Rule) -> bool) -> Vec<Call> {
         let call = |chain: &Chain, action: &str, words: &[String]| {
             let head = ["--wait", "-t", &chain.table, action, &chain.name].map(str::to_owned);
             [&head, words].concat()
         };
         let elsewhere = self.rules.iter().filter(|rule| !chains.contains(&rule.chain));
-        let pointing = elsewhere.filter(|rule| {
+        let referring = elsewhere.filter(|rule| {
             also(rule) || rule.target().is_some_and(|target| chains.contains(&target))
         });
         let mut calls: Vec<Call> =
-            pointing.map(|rule| call(&rule.chain, "-D", &rule.words)).collect();
+            referring.map(|rule| call(&rule.chain, "-D", &rule.words)).collect();
         for action in ["-F", "-X"] {
             calls.extend(chains.iter().map(|chain| call(chain, action, &[])));
         }
@@ -144,17 +144,17 @@ impl Rule {
     }
 }
 
-/// Takes out what belongs to a network.
-pub fn forget_network(network: &str) -> anyhow::Result<()> {
-    carry_out(&Filter::look()?.without_network(network))
+/// Removes all rules and chains of a network.
+pub fn remove_network_rules(network: &str) -> anyhow::Result<()> {
+    execute(&Filter::read()?.network_removal(network))
 }
 
-/// Takes out the shared chains, but for those that were there before and those in use.
-pub fn forget_shared(before: &[String]) -> anyhow::Result<()> {
-    carry_out(&Filter::look()?.without_shared(before))
+/// Removes the shared chains except those that existed before or are in use.
+pub fn remove_shared_chains(before: &[String]) -> anyhow::Result<()> {
+    execute(&Filter::read()?.shared_removal(before))
 }
 
-fn carry_out(calls: &[Call]) -> anyhow::Result<()> {
+fn execute(calls: &[Call]) -> anyhow::Result<()> {
     for call in calls {
         let words: Vec<&str> = call.iter().map(String::as_str).collect();
         run("iptables", &words)?;
@@ -162,7 +162,7 @@ fn carry_out(calls: &[Call]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Splits a rule as iptables-save quotes it.
+/// Splits a rule in the quoting of iptables-save.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut any) = (Vec::new(), String::new(), false, false);
     let mut chars = line.chars();
@@ -188,18 +188,18 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program and returns its standard output.
 pub(super) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let path = find(program).with_context(|| {
-        format!("{program} is not installed; on Debian: apt-get install iptables iproute2")
+        format!("{program} is not installed. Fix, on Debian: apt-get install iptables iproute2")
     })?;
     let output = Command::new(path)
         .args(arguments)
         .output()
         .with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::bail!("{program} {} failed: {}", arguments.join(" "), said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        anyhow::bail!("{program} {} failed: {}", arguments.join(" "), stderr.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -209,7 +209,7 @@ pub(super) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
 mod tests {
     use super::*;
 
-    /// Two networks with a host port each, and a chain of the machine's own.
+    /// Two networks with a host port each, and a chain of Docker.
     const SAVED: &str = r#"# Generated by iptables-save
 *nat
 :PREROUTING ACCEPT [0:0]
@@ -239,18 +239,18 @@ mod tests {
 COMMIT
 "#;
 
-    /// What a kernel would hold after the calls.
+    /// The rules after the calls.
     fn after(mut filter: Filter, calls: &[Call]) -> Filter {
         for call in calls {
             let [_, _, table, action, name, words @ ..] = call.as_slice() else { panic!() };
             let chain = Chain { table: table.clone(), name: name.clone() };
             match action.as_str() {
                 "-D" => {
-                    let place = filter
+                    let index = filter
                         .rules
                         .iter()
                         .position(|rule| rule.chain == chain && rule.words == words);
-                    filter.rules.remove(place.unwrap());
+                    filter.rules.remove(index.unwrap());
                 }
                 "-F" => filter.rules.retain(|rule| rule.chain != chain),
                 "-X" => {
@@ -270,35 +270,35 @@ COMMIT
     }
 
     #[test]
-    fn a_network_goes_and_its_neighbour_with_a_longer_name_stays() {
+    fn network_is_removed_and_one_with_a_longer_name_is_kept() {
         let filter = Filter::parse(SAVED);
-        let calls = filter.without_network("pw-1");
+        let calls = filter.network_removal("pw-1");
         assert_eq!(after(filter, &calls), without(SAVED, &["1111", "\"pw-1\\\""]));
-        assert_eq!(Filter::parse(SAVED).without_network("pw"), Vec::<Call>::new());
+        assert_eq!(Filter::parse(SAVED).network_removal("pw"), Vec::<Call>::new());
     }
 
     #[test]
-    fn a_chain_that_lost_its_entry_is_known_by_what_is_in_it() {
+    fn chain_without_a_jump_to_it_is_recognised_by_its_rules() {
         let torn = || without(SAVED, &["-j CNI-1111"]);
-        let calls = torn().without_network("pw-1");
+        let calls = torn().network_removal("pw-1");
         let left = after(torn(), &calls);
         assert!(!left.chains.iter().any(|chain| chain.name == "CNI-1111"), "{left:?}");
     }
 
     #[test]
-    fn shared_chains_go_when_nobody_uses_them_and_they_came_with_us() {
+    fn shared_chains_are_removed_if_unused_and_not_there_before() {
         let filter = Filter::parse(SAVED);
-        assert_eq!(filter.without_shared(&[]), Vec::<Call>::new(), "two networks use them");
+        assert_eq!(filter.shared_removal(&[]), Vec::<Call>::new(), "two networks use them");
         let idle = || without(SAVED, &["1111", "2222"]);
         let before = idle().shared_chains();
         assert_eq!(before.len(), 3, "{before:?}");
-        assert_eq!(idle().without_shared(&before), Vec::<Call>::new(), "they were there before");
-        let left = after(idle(), &idle().without_shared(&[]));
+        assert_eq!(idle().shared_removal(&before), Vec::<Call>::new(), "they were there before");
+        let left = after(idle(), &idle().shared_removal(&[]));
         assert_eq!(left, without(SAVED, &["1111", "2222", "CNI-HOSTPORT"]));
     }
 
     #[test]
-    fn quoted_words_of_a_rule_stay_together() {
+    fn quoted_words_of_a_rule_are_not_split() {
         let words = words(r#"POSTROUTING -m comment --comment "name: \"x\" id: 1" -j CNI-A"#);
         assert_eq!(words.get(4).map(String::as_str), Some("name: \"x\" id: 1"));
         assert_eq!(words.last().map(String::as_str), Some("CNI-A"));

@@ -1,28 +1,34 @@
-//! The file by which `kubectl` finds the node. `~/.kube/config` is never touched.
+//! Kubeconfig of the standalone node. `~/.kube/config` is never changed.
 
 use std::path::Path;
 
 use anyhow::Context as _;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use podwright_apiserver::authority::Pair;
+use podwright_apiserver::authority::CertificatePair;
 
 use super::write_private;
 
-/// Writes it for whoever ran the command, through sudo or not.
-pub fn write(path: &Path, server: &str, authority: &str, client: &Pair) -> anyhow::Result<()> {
+/// Writes the kubeconfig, owned by the user that ran the command, directly or through sudo.
+pub fn write(
+    path: &Path,
+    server: &str,
+    authority: &str,
+    client: &CertificatePair,
+) -> anyhow::Result<()> {
     write_private(path, text(server, authority, client).as_bytes())?;
     if let Some((user, group)) = invoking_user() {
-        std::os::unix::fs::chown(path, Some(user), Some(group))
-            .with_context(|| format!("cannot give {} to the user {user}", path.display()))?;
+        std::os::unix::fs::chown(path, Some(user), Some(group)).with_context(|| {
+            format!("cannot change the owner of {} to user {user}", path.display())
+        })?;
     }
     Ok(())
 }
 
-fn text(server: &str, authority: &str, client: &Pair) -> String {
+fn text(server: &str, authority: &str, client: &CertificatePair) -> String {
     format!(
         "\
-# Written by podwright up, anew at every start.
+# Written by podwright up; overwritten at every start.
 apiVersion: v1
 kind: Config
 current-context: podwright
@@ -48,7 +54,7 @@ contexts:
     )
 }
 
-/// Who asked sudo, if it was sudo.
+/// The user and group that ran sudo, if any.
 fn invoking_user() -> Option<(u32, u32)> {
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
     Some((number("SUDO_UID")?, number("SUDO_GID")?))
@@ -64,10 +70,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read_by_clients_and_by_nobody_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kubeconfig");
-        let client = Pair { certificate: "certificate".into(), key: "key".into() };
+    fn kubeconfig_is_valid_and_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kubeconfig");
+        let client = CertificatePair { certificate: "certificate".into(), key: "key".into() };
         write(&path, "https://127.0.0.1:6443", "authority", &client).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

@@ -1,10 +1,11 @@
-//! The lock of a node: one `up`, `down` or `reset` at a time for each state directory.
+//! Node lock: one `up`, `down` or `reset` at a time for each state directory.
 //!
-//! It is a lock on a file below `/run/podwright`, beside the node's own directory there and not in
-//! it, because `down` removes that. That file is found by the path of the state directory, and a
-//! directory may have several, so the directory itself is locked as well once it is there. Processes that a command starts inherit the lock as their
-//! standard input and give it up once they can be found by their pid file, so that the next command
-//! sees either all of what a killed one started, or waits for it.
+//! It is an flock on a file below `/run/podwright`, beside the node's directory there and not in
+//! it, because `down` removes that. The name of the file depends on the path of the state
+//! directory, and a directory may have several paths, so the directory itself is locked as well
+//! once it exists. Processes that a command starts inherit the lock as their standard input and
+//! release it once their pid file is written, so that the next command either finds every process
+//! of a killed command or waits.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
@@ -23,25 +24,27 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use super::agent::Agent;
 
-/// Most commands are done by then. One that waits for pods to stop is worth naming instead.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Most commands finish within this time. A command that waits for pods takes longer and is named
+/// in the error.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
-/// Whatever is in the file, this much of it is read.
-const LARGEST: u64 = 4096;
+/// Read limit for the lock file.
+const MAX_HOLDER_SIZE: u64 = 4096;
 
-/// Held as long as it lives.
+/// The lock, held until dropped.
 #[derive(Debug)]
 pub struct NodeLock {
     file: File,
     path: PathBuf,
     run: PathBuf,
-    /// It is our standard input, and the process that started us holds it as well.
+    /// The lock is the standard input, and the parent process holds it as well.
     inherited: bool,
-    /// The state directory, once it is there; of one that is inherited the other process holds it.
+    /// The locked state directory, once it exists; an inherited lock leaves it to the parent
+    /// process.
     directory: Option<File>,
 }
 
-/// What the file says of the process that holds the lock.
+/// Content of the lock file: the process that holds the lock.
 #[derive(Debug, Serialize, Deserialize)]
 struct Holder {
     #[serde(rename = "command")]
@@ -51,20 +54,20 @@ struct Holder {
 }
 
 impl NodeLock {
-    /// Takes the lock, waiting a moment for another command to end.
+    /// Takes the lock, waiting up to [`TIMEOUT`] for another command.
     pub fn take(layout: &Layout, command: &str, say: &impl Fn(&str)) -> anyhow::Result<Self> {
-        Self::take_within(layout, command, say, PATIENCE)
+        Self::take_within(layout, command, say, TIMEOUT)
     }
 
     fn take_within(
         layout: &Layout,
         command: &str,
         say: &impl Fn(&str),
-        patience: Duration,
+        timeout: Duration,
     ) -> anyhow::Result<Self> {
         let path = layout.lock();
         let shown = path.display();
-        let mut waiting = Waiting { layout, deadline: Instant::now() + patience, told: false };
+        let mut waiting = Waiting { layout, deadline: Instant::now() + timeout, reported: false };
         loop {
             let mut file = open(&path).with_context(|| format!("cannot open {shown}"))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -85,7 +88,7 @@ impl NodeLock {
         }
     }
 
-    /// Locks the state directory that was made meanwhile, whatever path others know it by.
+    /// Locks the state directory after it was created, so that its other paths are locked too.
     pub fn take_made_directory(
         &mut self,
         layout: &Layout,
@@ -94,8 +97,8 @@ impl NodeLock {
         if self.inherited || self.directory.is_some() {
             return Ok(());
         }
-        let deadline = Instant::now() + PATIENCE;
-        self.take_directory(&mut Waiting { layout, deadline, told: false }, say)
+        let deadline = Instant::now() + TIMEOUT;
+        self.take_directory(&mut Waiting { layout, deadline, reported: false }, say)
     }
 
     fn take_directory(
@@ -122,30 +125,30 @@ impl NodeLock {
         Ok(())
     }
 
-    /// The lock of this node, if this process was started with it as its standard input.
+    /// The lock of this node, if this process inherited it as its standard input.
     pub fn inherited(layout: &Layout) -> anyhow::Result<Option<Self>> {
         let path = layout.lock();
         let file = std::io::stdin().as_fd().try_clone_to_owned();
-        let file = File::from(file.context("cannot hold on to the standard input")?);
+        let file = File::from(file.context("cannot duplicate the standard input")?);
         if !is_at(&file, &path)? {
             return Ok(None);
         }
         Ok(Some(Self { file, path, run: layout.run(), inherited: true, directory: None }))
     }
 
-    /// For the standard input of a process that is to hold the lock too, until it gives it up or
-    /// ends.
+    /// A copy for the standard input of a child process, which holds the lock until it releases it
+    /// or exits.
     pub fn share(&self) -> anyhow::Result<Stdio> {
-        let copy = self.file.try_clone().context("cannot share the lock of the node")?;
+        let copy = self.file.try_clone().context("cannot share the node lock")?;
         Ok(Stdio::from(copy))
     }
 }
 
-/// Waiting for another command, for a while.
+/// Wait for another command, with a deadline.
 struct Waiting<'a> {
     layout: &'a Layout,
     deadline: Instant,
-    told: bool,
+    reported: bool,
 }
 
 impl Waiting<'_> {
@@ -153,11 +156,11 @@ impl Waiting<'_> {
         let state = self.layout.state().display();
         if Instant::now() >= self.deadline {
             anyhow::bail!(
-                "{holder} is working on {state}; wait for it to end, or end it, and try again"
+                "{holder} is working on {state}. Fix: wait until it finishes, or stop it, and try again"
             );
         }
-        if !std::mem::replace(&mut self.told, true) {
-            say(&format!("{holder} is working on {state}; waiting for it to end"));
+        if !std::mem::replace(&mut self.reported, true) {
+            say(&format!("{holder} is working on {state}; waiting for it to finish"));
         }
         std::thread::sleep(POLL);
         Ok(())
@@ -167,12 +170,12 @@ impl Waiting<'_> {
 impl Drop for NodeLock {
     fn drop(&mut self) {
         if self.inherited {
-            // If it cannot be, it is held until we end.
+            // On failure the lock is held until this process exits.
             let _ = give_up_inherited();
             return;
         }
-        // Of a node that has nothing here nothing stays, the lock included. Failing to remove it
-        // does no harm: it is taken by whoever needs it next.
+        // If the node no longer exists, its lock file is removed too. A failure is harmless: the
+        // next command reuses the file.
         if !self.run.exists() {
             let _ = std::fs::remove_file(&self.path);
             let _ = self.path.parent().map(std::fs::remove_dir);
@@ -180,19 +183,19 @@ impl Drop for NodeLock {
     }
 }
 
-/// Closes the lock that was inherited; the process that shared it may hold it longer.
+/// Closes the inherited lock; the parent process may hold it longer.
 pub fn give_up_inherited() -> anyhow::Result<()> {
     let nothing = File::open("/dev/null").context("cannot open /dev/null")?;
     nix::unistd::dup2_stdin(&nothing).context("cannot replace the standard input")
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
+    let directory = path.parent().unwrap_or(Path::new("/"));
     loop {
-        std::fs::create_dir_all(folder)?;
+        std::fs::create_dir_all(directory)?;
         let opened = File::options().read(true).write(true).create(true).truncate(false).open(path);
         match opened {
-            // The last node of the machine removed the directory in between.
+            // Another command may have removed the directory in between.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             opened => return opened,
         }
@@ -222,9 +225,9 @@ fn write_holder(file: &mut File, command: &str) -> anyhow::Result<()> {
 /// "podwright down (process 17)", or the agent if that command has ended and left it the lock.
 fn describe_holder(file: &mut File, layout: &Layout) -> String {
     let mut text = Vec::new();
-    let read = file.rewind().and_then(|()| file.take(LARGEST).read_to_end(&mut text));
+    let read = file.rewind().and_then(|()| file.take(MAX_HOLDER_SIZE).read_to_end(&mut text));
     let holder = read.ok().and_then(|_| serde_json::from_slice::<Holder>(&text).ok());
-    // What cannot be found out about processes does not change who is named.
+    // If the process cannot be checked, it is assumed to be running.
     let runs = |process: &ProcessIdentity| process.is_running(Path::new("/proc")).unwrap_or(true);
     match holder {
         Some(Holder { command, process }) => match Agent::of(layout).daemon().running() {
@@ -244,14 +247,14 @@ mod tests {
 
     use super::*;
 
-    fn layout(folder: &Path) -> Layout {
-        Layout { state: folder.join("state"), runs: folder.join("run") }
+    fn layout(directory: &Path) -> Layout {
+        Layout { state: directory.join("state"), runs: directory.join("run") }
     }
 
     #[test]
     fn second_command_names_the_first_and_waits_for_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = layout(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let layout = layout(directory.path());
         let first = NodeLock::take(&layout, "down", &|_| {}).unwrap();
         let said = RefCell::new(Vec::new());
         let say = |text: &str| said.borrow_mut().push(text.to_owned());
@@ -281,7 +284,7 @@ mod tests {
         let refused = format!("{:#}", take(&other).unwrap_err());
         assert!(refused.contains("by another path"), "{refused}");
         drop(first);
-        // A directory that is made by the command is locked from then on.
+        // A directory that the command creates is locked from then on.
         std::fs::remove_dir(one.state()).unwrap();
         let mut first = take(&one).unwrap();
         std::fs::create_dir(one.state()).unwrap();
@@ -293,17 +296,17 @@ mod tests {
     }
 
     #[test]
-    fn agent_that_was_left_the_lock_is_named() {
+    fn agent_that_inherited_the_lock_is_named() {
         let base = tempfile::tempdir().unwrap();
         let layout = layout(base.path());
         std::fs::create_dir_all(layout.run()).unwrap();
         let held = NodeLock::take(&layout, "up", &|_| {}).unwrap();
-        // The command has ended; its agent, here this process, runs.
+        // The command has exited; its agent, here this process, is running.
         let text = std::fs::read_to_string(layout.lock()).unwrap();
         let mut holder: serde_json::Value = serde_json::from_str(&text).unwrap();
         holder["process"]["started"] = 1.into();
         std::fs::write(layout.lock(), holder.to_string()).unwrap();
-        Agent::of(&layout).daemon().note_self().unwrap();
+        Agent::of(&layout).daemon().write_own_pid_file().unwrap();
         let refused = NodeLock::take_within(&layout, "down", &|_| {}, Duration::ZERO).unwrap_err();
         let want = format!("the agent that podwright up started (process {})", std::process::id());
         assert!(format!("{refused:#}").contains(&want), "{refused:#}");
@@ -311,26 +314,26 @@ mod tests {
     }
 
     #[test]
-    fn lock_of_a_node_that_is_gone_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = layout(folder.path());
+    fn lock_file_of_a_removed_node_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = layout(directory.path());
         drop(NodeLock::take(&layout, "down", &|_| {}).unwrap());
-        assert!(!folder.path().join("run").exists());
+        assert!(!directory.path().join("run").exists());
         let lock = NodeLock::take(&layout, "up", &|_| {}).unwrap();
         std::fs::create_dir(layout.run()).unwrap();
         drop(lock);
-        assert!(layout.lock().exists(), "the node is there, and its processes may hold the lock");
+        assert!(layout.lock().exists(), "the node exists, and its processes may hold the lock");
     }
 
     #[test]
-    fn lock_that_was_removed_while_it_was_waited_for_is_taken_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = layout(folder.path());
+    fn lock_file_removed_while_waiting_is_created_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = layout(directory.path());
         let first = NodeLock::take(&layout, "down", &|_| {}).unwrap();
         let stale = open(&layout.lock()).unwrap();
         drop(first);
         flock(&stale, FlockOperation::NonBlockingLockExclusive).unwrap();
-        // That file is nobody's way to the node any more.
+        // The stale file is no longer the lock file of the node.
         assert!(!is_at(&stale, &layout.lock()).unwrap());
         NodeLock::take_within(&layout, "up", &|_| {}, Duration::ZERO).unwrap();
     }

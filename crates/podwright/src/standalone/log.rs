@@ -1,4 +1,4 @@
-//! The logs of what runs in the background, which must not fill the disk.
+//! Rotation of the logs of background processes, which must not fill the disk.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -7,45 +7,45 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::unistd::{dup2_stderr, dup2_stdout};
 
-/// A log that grew past this is set aside, in the place of the one set aside before.
+/// A larger log is rotated; one rotated file is kept.
 const LIMIT: u64 = 8 * 1024 * 1024;
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Opens a log to append to, setting aside what is there if it is too long.
+/// Opens a log for appending, rotating it first if it is too large.
 pub fn open(log: &Path) -> anyhow::Result<File> {
     let open = || {
-        if is_too_long(log) {
-            std::fs::rename(log, aside(log))?;
+        if is_too_large(log) {
+            std::fs::rename(log, rotated(log))?;
         }
         OpenOptions::new().create(true).append(true).open(log)
     };
     open().with_context(|| format!("cannot open the log {}", log.display()))
 }
 
-fn is_too_long(log: &Path) -> bool {
+fn is_too_large(log: &Path) -> bool {
     std::fs::metadata(log).is_ok_and(|metadata| metadata.len() > LIMIT)
 }
 
-fn aside(log: &Path) -> PathBuf {
+fn rotated(log: &Path) -> PathBuf {
     log.with_extension("log.1")
 }
 
-/// Looks after the log of this process, if it has one, and that of another.
+/// Periodically rotates the log of this process and that of another process, if any.
 pub async fn rotate(own: Option<PathBuf>, other: Option<PathBuf>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let rotated = [own.as_deref().map(move_on), other.as_deref().map(cut)];
-        for error in rotated.into_iter().flatten().filter_map(Result::err) {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let outcomes = [own.as_deref().map(switch), other.as_deref().map(copy_and_truncate)];
+        for error in outcomes.into_iter().flatten().filter_map(Result::err) {
             let error = format!("{error:#}");
-            tracing::warn!(error, "cannot set a log aside; it grows on");
+            tracing::warn!(error, "cannot rotate log, it keeps growing");
         }
     }
 }
 
-/// Moves this process's output to a new file when the old one has grown. Nothing is lost: both are
-/// open while one takes the place of the other.
-fn move_on(log: &Path) -> anyhow::Result<()> {
-    if is_too_long(log) {
+/// Switches the output of this process to a new file when the log is too large. No output is lost,
+/// because dup2 replaces the descriptor atomically.
+fn switch(log: &Path) -> anyhow::Result<()> {
+    if is_too_large(log) {
         let file = open(log)?;
         dup2_stdout(&file)?;
         dup2_stderr(&file)?;
@@ -53,21 +53,21 @@ fn move_on(log: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies and empties the log of another process when it has grown: that process keeps its file,
-/// and as [`open`] had it append, it goes on at the beginning. A line that is written in between is
-/// lost, and where there is no room for a copy, the copy is.
-fn cut(log: &Path) -> anyhow::Result<()> {
-    if !is_too_long(log) {
+/// Copies and truncates the log of another process when it is too large. That process keeps its
+/// file open and, because of [`open`]'s append mode, continues at the beginning. A line written in
+/// between is lost; if the disk is full, the copy is lost.
+fn copy_and_truncate(log: &Path) -> anyhow::Result<()> {
+    if !is_too_large(log) {
         return Ok(());
     }
-    let copied = std::fs::copy(log, aside(log));
+    let copied = std::fs::copy(log, rotated(log));
     if copied.is_err() {
-        // Half a copy takes the room that is missing.
-        let _ = std::fs::remove_file(aside(log));
+        // A partial copy occupies the missing disk space.
+        let _ = std::fs::remove_file(rotated(log));
     }
-    let emptied = OpenOptions::new().write(true).open(log).and_then(|file| file.set_len(0));
-    emptied.with_context(|| format!("cannot empty {}", log.display()))?;
-    copied.with_context(|| format!("{} was emptied without a copy", log.display()))?;
+    let truncated = OpenOptions::new().write(true).open(log).and_then(|file| file.set_len(0));
+    truncated.with_context(|| format!("cannot truncate {}", log.display()))?;
+    copied.with_context(|| format!("{} was truncated without a copy", log.display()))?;
     Ok(())
 }
 
@@ -79,30 +79,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_of_a_process_that_keeps_writing_is_cut_and_goes_on_at_its_beginning() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("containerd.log");
+    fn truncated_log_of_another_process_continues_at_the_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("containerd.log");
         let mut writer = open(&log).unwrap();
         writer.write_all(b"first").unwrap();
-        cut(&log).unwrap();
-        assert_eq!(std::fs::read(&log).unwrap(), b"first", "it is short");
+        copy_and_truncate(&log).unwrap();
+        assert_eq!(std::fs::read(&log).unwrap(), b"first", "not too large");
         let long = vec![b'x'; usize::try_from(LIMIT).unwrap()];
         writer.write_all(&long).unwrap();
-        cut(&log).unwrap();
+        copy_and_truncate(&log).unwrap();
         writer.write_all(b"after").unwrap();
         assert_eq!(std::fs::read(&log).unwrap(), b"after");
-        assert_eq!(std::fs::metadata(aside(&log)).unwrap().len(), LIMIT + 5);
+        assert_eq!(std::fs::metadata(rotated(&log)).unwrap().len(), LIMIT + 5);
     }
 
     #[test]
-    fn a_log_that_is_too_long_is_set_aside() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("agent.log");
+    fn large_log_is_rotated_when_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("agent.log");
         open(&log).unwrap();
         open(&log).unwrap();
-        assert!(!folder.path().join("agent.log.1").exists());
+        assert!(!directory.path().join("agent.log.1").exists());
         OpenOptions::new().write(true).open(&log).unwrap().set_len(LIMIT + 1).unwrap();
         assert_eq!(open(&log).unwrap().metadata().unwrap().len(), 0);
-        assert_eq!(std::fs::metadata(folder.path().join("agent.log.1")).unwrap().len(), LIMIT + 1);
+        assert_eq!(
+            std::fs::metadata(directory.path().join("agent.log.1")).unwrap().len(),
+            LIMIT + 1
+        );
     }
 }

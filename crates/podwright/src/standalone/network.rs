@@ -1,4 +1,4 @@
-//! The pods' network: a bridge of our own, addresses of our own.
+//! Pod network of the standalone node: its own bridge and subnet.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// Tried in order; the first that nothing on this machine uses is taken.
+/// Tried in order; the first that is unused on this machine is chosen.
 const CANDIDATES: [&str; 4] =
     ["10.213.0.0/16", "10.87.0.0/16", "172.29.0.0/16", "192.168.213.0/24"];
-/// Where distributions put the network plugins.
-const PLUGIN_FOLDERS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
+/// CNI plugin directories of distributions.
+const PLUGIN_DIRECTORIES: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
 const PLUGINS: [&str; 5] = ["bridge", "host-local", "portmap", "bandwidth", "loopback"];
 
 /// An IPv4 network in CIDR form.
@@ -68,16 +68,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network nobody uses; `wanted` is checked, not replaced.
-    pub fn choose(bridge: String, wanted: Option<&str>) -> anyhow::Result<Self> {
+    /// Chooses an unused network; a `requested` network must be unused.
+    pub fn choose(bridge: String, requested: Option<&str>) -> anyhow::Result<Self> {
         let used = used_networks()?;
         let plugins = find_plugins()?;
         let clash = |subnet: Subnet| used.iter().find(|(net, _)| net.overlaps(subnet));
-        if let Some(wanted) = wanted {
-            let subnet: Subnet = wanted.parse().map_err(anyhow::Error::msg)?;
+        if let Some(requested) = requested {
+            let subnet: Subnet = requested.parse().map_err(anyhow::Error::msg)?;
             if let Some((net, link)) = clash(subnet) {
                 anyhow::bail!(
-                    "the pod network {subnet} overlaps {net} of {link}; choose another with --pod-cidr"
+                    "the pod network {subnet} overlaps {net} of {link}. Fix: choose another with --pod-cidr"
                 );
             }
             return Ok(Self { bridge, subnet: subnet.to_string(), plugins });
@@ -86,7 +86,7 @@ impl Network {
         let subnet: Subnet = free.with_context(|| {
             let tried = CANDIDATES.join(", ");
             format!(
-                "each of {tried} is in use on this machine; name a free network with --pod-cidr"
+                "{tried} are all in use on this machine. Fix: choose a free network with --pod-cidr"
             )
         })?;
         Ok(Self { bridge, subnet: subnet.to_string(), plugins })
@@ -97,7 +97,7 @@ impl Network {
         self.subnet.parse::<Subnet>().ok().map(Subnet::gateway)
     }
 
-    /// The list of plugins the runtime calls for each sandbox.
+    /// The CNI configuration list for the runtime.
     pub fn conflist(&self, data_dir: &Path) -> String {
         let list = json!({
             "cniVersion": "0.4.0",
@@ -125,20 +125,21 @@ impl Network {
 }
 
 fn find_plugins() -> anyhow::Result<PathBuf> {
-    let has_all = |folder: &&&str| PLUGINS.iter().all(|p| Path::new(folder).join(p).exists());
-    let found = PLUGIN_FOLDERS.iter().find(has_all).map(PathBuf::from);
+    let has_all = |dir: &&&str| PLUGINS.iter().all(|p| Path::new(dir).join(p).exists());
+    let found = PLUGIN_DIRECTORIES.iter().find(has_all).map(PathBuf::from);
     found.with_context(|| {
         format!(
-            "the network plugins {} are not in any of {}; on Debian: apt-get install containernetworking-plugins",
+            "CNI plugins {} not found in any of {}. Fix, on Debian: apt-get install containernetworking-plugins",
             PLUGINS.join(", "),
-            PLUGIN_FOLDERS.join(", ")
+            PLUGIN_DIRECTORIES.join(", ")
         )
     })
 }
 
-/// The networks this machine has routes to, with the link they go through.
+/// Networks in the machine's routing table, with their interfaces.
 fn used_networks() -> anyhow::Result<Vec<(Subnet, String)>> {
-    let table = std::fs::read_to_string("/proc/net/route").context("cannot read the routes")?;
+    let table =
+        std::fs::read_to_string("/proc/net/route").context("cannot read /proc/net/route")?;
     Ok(parse_routes(&table))
 }
 
@@ -169,19 +170,19 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_not_a_network() {
+    fn invalid_networks_are_rejected() {
         for text in ["", "10.0.0.0", "10.0.0.0/33", "10.0.0/8", "10.0.0.0/30", "::/64"] {
             assert!(text.parse::<Subnet>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn the_kernels_routes_are_read() {
+    fn routing_table_is_parsed() {
         let table = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
                      eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
                      eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
         let routes = parse_routes(table);
-        assert_eq!(routes.len(), 1, "the default route is no network of anybody's");
+        assert_eq!(routes.len(), 1, "the default route is not a used network");
         assert_eq!(
             (routes[0].0.to_string(), routes[0].1.as_str()),
             ("192.168.0.0/24".into(), "eth0")

@@ -1,11 +1,11 @@
-//! The mounts of a node, told apart from all others on the machine.
+//! Mounts of a node, distinguished from all other mounts of the machine.
 //!
-//! What the node's parts mount is known by place: containerd below its state directory, the agent
-//! at the places of volumes, with the file system that their plugin mounts there, and the agent's
-//! root directory on itself, which is recorded before it is made. At each place only the mount that
-//! was there first is ours. Whatever else is mounted at, in or above the node's directories is
-//! somebody else's: a disk for the whole state directory, one for the volumes, one over a volume.
-//! It stays, with all of ours that it is mounted in.
+//! They are identified by path: containerd mounts below its state directory; the agent mounts at
+//! the paths of volumes, with the file system that their plugin uses, and bind-mounts its root
+//! directory on itself, which is recorded before it is done. At each path only the first mount is
+//! the node's. Everything else mounted at, in or above the node's directories is foreign: a disk
+//! for the whole state directory, one for the volumes, one over a volume. Foreign mounts stay, and
+//! so do mounts of the node that contain them.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -19,27 +19,27 @@ use serde::{Deserialize, Serialize};
 
 use super::{Layout, state_dir, write_private};
 
-/// Where the node's directories really are, as the mount table names them.
+/// Resolved paths of the node's directories, as in the mount table.
 #[derive(Clone, Debug)]
-pub struct Places {
-    /// Of the private containerd, for as long as it runs.
+pub struct MountLocations {
+    /// State directory of the private containerd, below `/run`.
     runtime_state: PathBuf,
-    /// Of the private containerd, for good.
+    /// Root directory of the private containerd, persistent.
     runtime_root: PathBuf,
-    /// Of the agent.
+    /// Root directory of the agent.
     agent_root: PathBuf,
     root_mount: RootMount,
     plugins: Vec<Plugin>,
 }
 
-/// What is known of mounting the agent's root directory on itself.
+/// What is known about the bind mount of the agent's root directory on itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RootMount {
-    /// We may have; these mounts were there before.
+    /// It may have been made by this build; these mounts existed before.
     After(BTreeSet<u64>),
-    /// An earlier build may have, and recorded nothing.
+    /// It may have been made by an earlier build, which recorded nothing.
     EarlierBuild,
-    /// No agent has come so far.
+    /// It was not made; no agent has started yet.
     NotMade,
 }
 
@@ -50,7 +50,7 @@ struct Intent {
     mounted_before: BTreeSet<u64>,
 }
 
-impl Places {
+impl MountLocations {
     pub fn of(layout: &Layout) -> anyhow::Result<Self> {
         let root_mount = match Intent::read(layout)? {
             Some(intent) => RootMount::After(intent.mounted_before),
@@ -81,11 +81,11 @@ impl Places {
         let temporary = names(&self.runtime_root).is_some_and(|names| {
             names.len() == 2 && names.first().is_some_and(|name| name == "tmpmounts")
         });
-        let by_place = in_runtime_state || temporary || self.is_of_a_pod(mount);
-        (by_place && !is_over_another(mount, table)) || self.is_root_on_itself(mount, table)
+        let by_path = in_runtime_state || temporary || self.is_of_a_pod(mount);
+        (by_path && !is_over_another(mount, table)) || self.is_root_on_itself(mount, table)
     }
 
-    /// Whether the agent mounts this file system at this place.
+    /// Whether the agent mounts this file system at this path.
     fn is_of_a_pod(&self, mount: &Mount) -> bool {
         let Ok(below) = mount.point.strip_prefix(self.agent_root.join("pods")) else {
             return false;
@@ -94,7 +94,7 @@ impl Places {
         let Some(Component::Normal(uid)) = parts.next() else { return false };
         let pod = self.agent_root.join("pods").join(uid);
         let seen = volumes::seen_mount(&pod, parts.as_path(), &mount.fs_type, &self.plugins);
-        // What is not known to be ours is not.
+        // An unknown mount is foreign.
         let Ok(seen) = seen else { return false };
         match teardown::plan(&[seen], Scope::Directory, &self.plugins) {
             Teardown::Unmount(own) => !own.is_empty(),
@@ -102,7 +102,7 @@ impl Places {
         }
     }
 
-    /// The agent's root directory, mounted on itself by us.
+    /// Whether this is the agent's bind mount of its root directory on itself.
     fn is_root_on_itself(&self, mount: &Mount, table: &[Mount]) -> bool {
         let by_us = match &self.root_mount {
             RootMount::After(before) => !before.contains(&mount.id),
@@ -113,17 +113,17 @@ impl Places {
     }
 }
 
-/// Whether something else is mounted at the same place, below it.
+/// Whether it is mounted over another mount at the same path.
 fn is_over_another(mount: &Mount, table: &[Mount]) -> bool {
     table.iter().any(|other| other.id == mount.parent && other.point == mount.point)
 }
 
-/// Whether a directory is mounted where it is anyway.
+/// Whether this is a bind mount of a directory on itself.
 fn is_on_itself(mount: &Mount, table: &[Mount]) -> bool {
     let Some(below) = table.iter().find(|other| other.id == mount.parent) else { return false };
     mount.device == below.device
         && mount.point.strip_prefix(&below.point).is_ok_and(|rest| {
-            // Joining an empty path would append a slash.
+            // Compared by components, because joining an empty path appends a slash.
             mount.root.components().eq(below.root.join(rest).components())
         })
 }
@@ -140,7 +140,7 @@ impl Intent {
             let (path, root) = (path.display(), layout.root_dir());
             let root = root.display();
             format!(
-                "{path} is damaged. Fix: delete it; unmount {root} yourself after the next down"
+                "{path} is corrupt. Fix: delete it, and unmount {root} manually after the next down"
             )
         };
         Ok(Some(serde_json::from_slice(&text).with_context(damaged)?))
@@ -151,19 +151,18 @@ impl Intent {
     }
 }
 
-/// As the kernel names it; one that is not there cannot have mounts.
+/// The resolved path; a path that does not exist cannot have mounts.
 fn real(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Lets mounts below the agent's root directory be passed on to containers. Where the file system
-/// around it does not do that, the directory is mounted on itself; what is mounted there already is
-/// not changed.
+/// Makes mounts below the agent's root directory propagate to containers. If the surrounding mount
+/// is not shared, the directory is bind-mounted on itself; existing mounts are not changed.
 pub fn share_agent_root(layout: &Layout) -> anyhow::Result<()> {
     let root = real(&layout.root_dir());
     let table = mounts::table(Path::new("/proc"))?;
     let before = match Intent::read(layout)? {
-        // An earlier start came this far; what it mounted was not there before.
+        // Recorded by an earlier start, before it made the mount.
         Some(intent) => intent.mounted_before,
         None => {
             let there = table.iter().filter(|mount| mount.point == root);
@@ -175,7 +174,7 @@ pub fn share_agent_root(layout: &Layout) -> anyhow::Result<()> {
     };
     match mounts::around(&table, &root) {
         Some(mount) if mount.shared => Ok(()),
-        // Killed after it was mounted and before it was shared.
+        // An earlier start was killed between mounting and sharing it.
         Some(mount)
             if mount.point == root
                 && !before.contains(&mount.id)
@@ -187,8 +186,8 @@ pub fn share_agent_root(layout: &Layout) -> anyhow::Result<()> {
     }
 }
 
-/// Records for a node that an earlier build started, and that is still up, that its agent may have
-/// mounted the root directory on itself.
+/// Records, for a node that an earlier build started and that is still up, that its agent may have
+/// bind-mounted the root directory on itself.
 pub fn adopt_agent_root(layout: &Layout) -> anyhow::Result<()> {
     let is_up = layout.record_path().exists() && layout.run().exists();
     match Intent::read(layout)? {
@@ -197,16 +196,16 @@ pub fn adopt_agent_root(layout: &Layout) -> anyhow::Result<()> {
     }
 }
 
-/// Takes off the mounts of the node. Returns what had to stay, and why.
-pub fn unmount(places: &Places) -> anyhow::Result<Vec<String>> {
+/// Unmounts the mounts of the node. Returns the mounts that had to stay, with reasons.
+pub fn unmount(locations: &MountLocations) -> anyhow::Result<Vec<String>> {
     let table = mounts::table(Path::new("/proc"))?;
-    let (chosen, mut left) = choose(places, &table);
+    let (chosen, mut left) = choose(locations, &table);
     for mount in chosen {
         let point = mount.point.display();
         match detach(mount) {
             Ok(Detached::Yes | Detached::Gone) => {}
             Ok(Detached::Hidden) => left.push(format!("{point} (something is mounted over it)")),
-            // It was mounted after we looked.
+            // It was mounted after the mount table was read.
             Err(MountError::Occupied { mounted, .. }) => left.push(format!(
                 "{point} ({} is mounted in it, not by podwright)",
                 mounted.display()
@@ -217,10 +216,10 @@ pub fn unmount(places: &Places) -> anyhow::Result<Vec<String>> {
     Ok(left)
 }
 
-/// The mounts to take off, in order, and what stays with something of somebody else's in it.
-fn choose<'a>(places: &Places, table: &'a [Mount]) -> (Vec<&'a Mount>, Vec<String>) {
+/// The mounts to unmount, in order, and those that stay because of a foreign mount in them.
+fn choose<'a>(locations: &MountLocations, table: &'a [Mount]) -> (Vec<&'a Mount>, Vec<String>) {
     let ours: BTreeSet<u64> =
-        table.iter().filter(|it| places.is_ours(it, table)).map(|it| it.id).collect();
+        table.iter().filter(|it| locations.is_ours(it, table)).map(|it| it.id).collect();
     let (mut chosen, mut left) = (Vec::new(), Vec::new());
     for mount in table.iter().rev().filter(|mount| ours.contains(&mount.id)) {
         let inside = table.iter().filter(|other| is_below(table, other, mount.id));
@@ -239,10 +238,10 @@ fn choose<'a>(places: &Places, table: &'a [Mount]) -> (Vec<&'a Mount>, Vec<Strin
     (chosen, left)
 }
 
-/// Whether a mount is mounted in another one, directly or not.
+/// Whether a mount is below another one, directly or indirectly.
 fn is_below(table: &[Mount], mount: &Mount, above: u64) -> bool {
     let mut parent = mount.parent;
-    // A path through the table is no longer than the table.
+    // Bounded by the size of the table, in case of a cycle.
     for _ in table {
         if parent == above {
             return true;
@@ -255,8 +254,8 @@ fn is_below(table: &[Mount], mount: &Mount, above: u64) -> bool {
     false
 }
 
-/// Whether the same is mounted outside of `above` as well: then it came along when `above` was
-/// bound, and goes with it without being missed.
+/// Whether the same is also mounted outside of `above`: then it was copied by the recursive bind
+/// mount of `above`, and can be unmounted with it.
 fn is_copy(table: &[Mount], mount: &Mount, above: u64) -> bool {
     table.iter().any(|other| {
         other.device == mount.device
@@ -274,8 +273,8 @@ mod tests {
 
     use super::*;
 
-    fn places(before: Option<&[u64]>) -> Places {
-        Places {
+    fn locations(before: Option<&[u64]>) -> MountLocations {
+        MountLocations {
             runtime_state: "/run/podwright/1/containerd".into(),
             runtime_root: "/s/containerd/root".into(),
             agent_root: "/s/kubelet".into(),
@@ -287,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Id, parent, device, root, point; what has no device is in memory.
+    /// Id, parent, device, root, mount point; device `0:n` is tmpfs.
     fn table(lines: &[(u64, u64, &str, &str, &str)]) -> Vec<Mount> {
         let line = |(id, parent, device, root, point): &(u64, u64, &str, &str, &str)| {
             let fs_type = if device.starts_with("0:") { "tmpfs" } else { "ext4" };
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn only_mounts_of_the_nodes_parts_are_taken_off() {
+    fn only_mounts_of_the_node_are_unmounted() {
         let task = "/run/podwright/1/containerd/io.containerd.runtime.v2.task/k8s.io/a/rootfs";
         let pod = "/s/kubelet/pods/u/volumes/kubernetes.io~secret/token";
         let table = table(&[
@@ -317,14 +316,14 @@ mod tests {
             (10, 1, "0:4", "net:[2]", "/run/podwright/12/containerd/netns/cni-2"),
             (11, 1, "0:7", "/", "/run/podwright/1/users"),
         ]);
-        let (chosen, left) = choose(&places(None), &table);
+        let (chosen, left) = choose(&locations(None), &table);
         let want = [pod, "/run/podwright/1/containerd/netns/cni-1", task];
         assert_eq!((points(&chosen), left), (want.map(str::to_owned).to_vec(), vec![]));
     }
 
     #[test]
-    fn disks_at_and_over_the_places_of_volumes_stay() {
-        let at = |place: &str| format!("/s/kubelet/pods/u/{place}");
+    fn disks_at_and_over_the_paths_of_volumes_stay() {
+        let at = |path: &str| format!("/s/kubelet/pods/u/{path}");
         let disk = at("volumes/kubernetes.io~empty-dir/disk");
         let nfs = at("volumes/kubernetes.io~nfs/n");
         let map = at("volumes/kubernetes.io~configmap/m");
@@ -343,21 +342,21 @@ mod tests {
             (9, 1, "0:9", "/", rootfs),
             (10, 9, "8:10", "/", rootfs),
         ]);
-        let (chosen, left) = choose(&places(None), &table);
+        let (chosen, left) = choose(&locations(None), &table);
         assert_eq!(points(&chosen), [] as [String; 0]);
         let stays = |point: &str| format!("{point} ({point} is mounted in it, not by podwright)");
         assert_eq!(left, [rootfs, &part, &memory].map(stays));
     }
 
     #[test]
-    fn root_bound_by_the_user_is_not_ours_where_no_agent_came() {
+    fn root_bound_by_the_user_stays_if_no_agent_was_started() {
         let table = table(&[(1, 0, "8:1", "/", "/"), (3, 1, "8:1", "/s/kubelet", "/s/kubelet")]);
-        let none_came = Places { root_mount: RootMount::NotMade, ..places(None) };
-        assert!(choose(&none_came, &table).0.is_empty());
-        assert_eq!(points(&choose(&places(None), &table).0), ["/s/kubelet"], "an earlier build");
+        let no_agent = MountLocations { root_mount: RootMount::NotMade, ..locations(None) };
+        assert!(choose(&no_agent, &table).0.is_empty());
+        assert_eq!(points(&choose(&locations(None), &table).0), ["/s/kubelet"], "an earlier build");
     }
 
-    /// A node whose directories are on a private file system of its own.
+    /// A node whose directories are on a private tmpfs.
     struct RealNode {
         base: PathBuf,
         layout: Layout,
@@ -389,11 +388,11 @@ mod tests {
         }
 
         fn unmount(&self) -> Vec<String> {
-            unmount(&Places::of(&self.layout).unwrap()).unwrap()
+            unmount(&MountLocations::of(&self.layout).unwrap()).unwrap()
         }
 
-        fn make(&self, place: &str) -> PathBuf {
-            let path = self.layout.root_dir().join(place);
+        fn make(&self, relative: &str) -> PathBuf {
+            let path = self.layout.root_dir().join(relative);
             std::fs::create_dir_all(&path).unwrap();
             path
         }
@@ -435,7 +434,7 @@ mod tests {
             assert_eq!(std::fs::read_to_string(point.join("file")).unwrap(), "precious");
         }
         assert_eq!(node.below(&secret), [] as [PathBuf; 0]);
-        // Once they are gone, ours goes as well.
+        // Once they are unmounted, the node's mount is unmounted as well.
         for point in [&disk, &memory] {
             rustix::mount::unmount(point.as_path(), UnmountFlags::empty()).unwrap();
         }
@@ -444,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn real_root_that_the_user_bound_stays_shared_or_not() {
+    fn real_root_bound_by_the_user_stays_shared_or_not() {
         for shared in [false, true] {
             let Some(node) = RealNode::new() else { return };
             let root = node.layout.root_dir();
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn real_root_bound_by_a_start_that_was_killed_is_shared_and_taken_off() {
+    fn real_root_bound_by_a_killed_start_is_shared_and_unmounted() {
         let Some(node) = RealNode::new() else { return };
         let root = node.layout.root_dir();
         Intent { mounted_before: BTreeSet::new() }.write(&node.layout).unwrap();
@@ -475,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn real_root_bound_by_an_earlier_build_is_taken_off() {
+    fn real_root_bound_by_an_earlier_build_is_unmounted() {
         for claimed in [false, true] {
             let Some(node) = RealNode::new() else { return };
             let root = node.layout.root_dir();
@@ -493,31 +492,35 @@ mod tests {
     }
 
     #[test]
-    fn root_on_itself_goes_with_the_copies_in_it_and_a_disk_there_stays() {
+    fn root_bound_on_itself_is_unmounted_with_copies_in_it_and_a_disk_stays() {
         let disk = (2, 1, "8:2", "/", "/s/kubelet/pods");
         let itself = (3, 1, "8:1", "/s/kubelet", "/s/kubelet");
         let copy = (4, 3, "8:2", "/", "/s/kubelet/pods");
         let system = (1, 0, "8:1", "/", "/");
         let with_copy = table(&[system, disk, itself, copy]);
-        let (chosen, left) = choose(&places(Some(&[])), &with_copy);
+        let (chosen, left) = choose(&locations(Some(&[])), &with_copy);
         assert_eq!((points(&chosen), left), (vec!["/s/kubelet".to_owned()], vec![]));
-        for (case, table, places) in [
-            ("bound before us", table(&[system, itself]), places(Some(&[3]))),
-            ("a disk", table(&[system, (3, 1, "8:9", "/", "/s/kubelet")]), places(Some(&[]))),
-            ("part of a disk", table(&[system, (3, 1, "8:1", "/b", "/s/kubelet")]), places(None)),
+        for (case, table, locations) in [
+            ("bound before us", table(&[system, itself]), locations(Some(&[3]))),
+            ("a disk", table(&[system, (3, 1, "8:9", "/", "/s/kubelet")]), locations(Some(&[]))),
+            (
+                "part of a disk",
+                table(&[system, (3, 1, "8:1", "/b", "/s/kubelet")]),
+                locations(None),
+            ),
         ] {
-            assert!(choose(&places, &table).0.is_empty(), "{case}");
+            assert!(choose(&locations, &table).0.is_empty(), "{case}");
         }
-        // On top of a disk that was there.
+        // Over an existing disk.
         let disk = (2, 1, "8:2", "/", "/s/kubelet");
         let table = table(&[system, disk, (3, 2, "8:2", "/", "/s/kubelet")]);
         let chosen: Vec<u64> =
-            choose(&places(Some(&[2])), &table).0.iter().map(|it| it.id).collect();
+            choose(&locations(Some(&[2])), &table).0.iter().map(|it| it.id).collect();
         assert_eq!(chosen, [3]);
     }
 
     #[test]
-    fn volume_with_a_mount_of_somebody_elses_in_it_stays_and_is_named() {
+    fn volume_with_a_foreign_mount_in_it_stays_and_is_listed() {
         let volume = "/s/kubelet/pods/u/volumes/kubernetes.io~empty-dir/cache";
         let disk = format!("{volume}/disk");
         let table = table(&[
@@ -525,7 +528,7 @@ mod tests {
             (2, 1, "0:8", "/", volume),
             (3, 2, "8:7", "/", &disk),
         ]);
-        let (chosen, left) = choose(&places(None), &table);
+        let (chosen, left) = choose(&locations(None), &table);
         assert!(chosen.is_empty());
         assert_eq!(left, [format!("{volume} ({disk} is mounted in it, not by podwright)")]);
     }

@@ -1,11 +1,10 @@
-//! Ends the pods of a node through its runtime, in order: containers, sandboxes, their networks.
+//! Stop of a node's pods through its runtime, in order: containers, sandboxes, their networks.
 //!
-//! This is for what the agent did not stop itself, which knows hooks and order: containers get the
-//! time that their pod's spec gives them, which the runtime keeps for us.
+//! Used for pods that the agent did not stop. Unlike the agent it runs no hooks and keeps no order;
+//! containers have the grace period of their pod's spec, which is stored in their annotations.
 //!
-//! One that does not end keeps no other from ending. What could not be done is told, and left to
-//! whoever asked: a private runtime goes away with all it holds, one that was there before does
-//! not.
+//! A failure for one pod does not stop the others. Failures are returned to the caller: a private
+//! runtime is removed with all its pods anyway, an existing runtime is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,25 +18,25 @@ use podwright_proto::cri;
 
 use super::runtime::is_below;
 
-/// As upstream's default: what a pod gets that says nothing.
-const USUAL_GRACE: Duration = Duration::from_secs(30);
-/// "At once" still lets a process notice; zero would be SIGKILL with no word before.
-const AT_ONCE_GRACE: Duration = Duration::from_secs(1);
-/// Networks are taken down by programs that wait for each other.
-const AT_ONCE: usize = 4;
+/// Upstream's default grace period.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// With zero the process would get no SIGTERM.
+const IMMEDIATE_GRACE: Duration = Duration::from_secs(1);
+/// Limit of parallel removals: CNI plugins wait for each other's locks.
+const PARALLEL_REMOVALS: usize = 4;
 
-/// Which pods of a runtime.
+/// Selection of the pods of a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose<'a> {
+pub enum PodSelection<'a> {
     All,
-    /// Those below a cgroup.
+    /// Pods below a cgroup.
     Below(&'a str),
 }
 
-/// How much time running containers get.
+/// Time that running containers have to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grace {
-    /// What the spec of their pod says, but no longer than this.
+    /// The grace period of their pod, limited to `at_most`.
     Own {
         at_most: Duration,
     },
@@ -49,28 +48,29 @@ impl Grace {
         let annotated = container.annotations.get(labels::TERMINATION_GRACE);
         let own = annotated.and_then(|text| text.parse().ok()).map(Duration::from_secs);
         match self {
-            Self::Own { at_most } => own.unwrap_or(USUAL_GRACE).min(at_most).max(AT_ONCE_GRACE),
-            Self::AtOnce => AT_ONCE_GRACE,
+            Self::Own { at_most } => own.unwrap_or(DEFAULT_GRACE).min(at_most).max(IMMEDIATE_GRACE),
+            Self::AtOnce => IMMEDIATE_GRACE,
         }
     }
 }
 
+/// Outcome of [`end`].
 #[derive(Debug, Default)]
-pub struct Ended {
-    /// Pods that ran, as NAMESPACE/NAME.
+pub struct EndedPods {
+    /// Pods that were running, as NAMESPACE/NAME.
     pub ran: BTreeSet<String>,
-    /// Those of them with a preStop hook, which only the agent could have run.
+    /// Those of them with a preStop hook, which was not run.
     pub hooks: BTreeSet<String>,
-    pub troubles: Vec<anyhow::Error>,
+    pub errors: Vec<anyhow::Error>,
 }
 
-/// Stops and removes pods, dead or alive.
-pub async fn end(client: &Client, whose: Whose<'_>, grace: Grace) -> Ended {
-    let mut ended = Ended::default();
-    let sandboxes = match sandboxes(client, whose, &mut ended.troubles).await {
+/// Stops and removes pods, running or not.
+pub async fn end(client: &Client, selection: PodSelection<'_>, grace: Grace) -> EndedPods {
+    let mut ended = EndedPods::default();
+    let sandboxes = match sandboxes(client, selection, &mut ended.errors).await {
         Ok(sandboxes) => sandboxes,
         Err(error) => {
-            ended.troubles.push(error.into());
+            ended.errors.push(error.into());
             return ended;
         }
     };
@@ -85,7 +85,7 @@ pub async fn end(client: &Client, whose: Whose<'_>, grace: Grace) -> Ended {
                 })
                 .collect();
             for container in &ours {
-                let pod = name_in(&container.labels);
+                let pod = pod_name(&container.labels);
                 if container.annotations.contains_key(labels::PRE_STOP_HANDLER) {
                     ended.hooks.insert(pod.clone());
                 }
@@ -97,59 +97,60 @@ pub async fn end(client: &Client, whose: Whose<'_>, grace: Grace) -> Ended {
             });
             ended.note(join_all(stops).await);
         }
-        Err(error) => ended.troubles.push(error.into()),
+        Err(error) => ended.errors.push(error.into()),
     }
     let removals = sandboxes.iter().map(|(id, _)| async move {
         client.stop_sandbox(id).await?;
         client.remove_sandbox(id).await
     });
-    let removed: Vec<_> = stream::iter(removals).buffer_unordered(AT_ONCE).collect().await;
+    let removed: Vec<_> =
+        stream::iter(removals).buffer_unordered(PARALLEL_REMOVALS).collect().await;
     ended.note(removed);
-    let alive = sandboxes.into_iter().filter_map(|(_, alive)| alive);
-    ended.ran.extend(alive);
+    let running = sandboxes.into_iter().filter_map(|(_, running)| running);
+    ended.ran.extend(running);
     ended
 }
 
-fn name_in(labels: &BTreeMap<String, String>) -> String {
+fn pod_name(labels: &BTreeMap<String, String>) -> String {
     let label = |key: &str| labels.get(key).map_or("", String::as_str);
     format!("{}/{}", label(labels::POD_NAMESPACE), label(labels::POD_NAME))
 }
 
-/// Whether any pod has a sandbox that is alive.
-pub async fn any_alive(client: &Client, whose: Whose<'_>) -> anyhow::Result<bool> {
-    let mut troubles = Vec::new();
-    let found = sandboxes(client, whose, &mut troubles).await?;
-    Ok(found.iter().any(|(_, alive)| alive.is_some()))
+/// Whether any pod has a ready sandbox.
+pub async fn any_alive(client: &Client, selection: PodSelection<'_>) -> anyhow::Result<bool> {
+    let mut errors = Vec::new();
+    let found = sandboxes(client, selection, &mut errors).await?;
+    Ok(found.iter().any(|(_, running)| running.is_some()))
 }
 
-impl Ended {
+impl EndedPods {
     fn note(&mut self, outcomes: Vec<Result<(), Error>>) {
-        self.troubles.extend(outcomes.into_iter().filter_map(Result::err).map(Into::into));
+        self.errors.extend(outcomes.into_iter().filter_map(Result::err).map(Into::into));
     }
 }
 
-/// Sandboxes, with the names of the pods of those that are alive.
+/// Sandboxes; with the pod's name if the sandbox is ready.
 async fn sandboxes(
     client: &Client,
-    whose: Whose<'_>,
-    troubles: &mut Vec<anyhow::Error>,
+    selection: PodSelection<'_>,
+    errors: &mut Vec<anyhow::Error>,
 ) -> Result<Vec<(SandboxId, Option<String>)>, Error> {
     let ready = cri::PodSandboxState::SandboxReady as i32;
     let listed = client.list_sandboxes(None).await?;
     let mut chosen = Vec::new();
     for sandbox in listed {
         let id = SandboxId::new(sandbox.id.as_str());
-        let ours = match whose {
-            Whose::All => Ok(true),
-            Whose::Below(root) => is_below(client, &id, root).await,
+        let ours = match selection {
+            PodSelection::All => Ok(true),
+            PodSelection::Below(root) => is_below(client, &id, root).await,
         };
         match ours {
             Ok(true) => {
-                let alive = (sandbox.state == ready).then(|| name_in(&sandbox.labels));
-                chosen.push((id, alive));
+                let running = (sandbox.state == ready).then(|| pod_name(&sandbox.labels));
+                chosen.push((id, running));
             }
             Ok(false) => {}
-            Err(error) => troubles.push(error),
+            Err(error) => errors.push(error),
         }
     }
     Ok(chosen)
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_that_will_not_end_keeps_no_other_from_ending() {
+    async fn failure_for_one_pod_does_not_stop_the_others() {
         let refused = || Fault::Error(Code::Unknown, "the shim is stuck".into());
         for (fault, rpc) in [
             (Fault::Hang, Rpc::StopContainer),
@@ -207,8 +208,8 @@ mod tests {
                 run(&client, pod).await;
             }
             fake.fail(Rule::on(rpc, fault).pod("b"));
-            let ended = end(&client, Whose::All, Grace::AtOnce).await;
-            assert_eq!(ended.troubles.len(), 1, "{rpc:?}: {:?}", ended.troubles);
+            let ended = end(&client, PodSelection::All, Grace::AtOnce).await;
+            assert_eq!(ended.errors.len(), 1, "{rpc:?}: {:?}", ended.errors);
             let left = client.list_sandboxes(None).await.unwrap();
             assert!(left.iter().all(|left| left.labels.get(labels::POD_NAME).unwrap() == "b"));
             assert_eq!(ended.ran.len(), 3, "{rpc:?}: {ended:?}");
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pods_that_had_ended_before_are_removed_and_not_counted() {
+    async fn pods_that_had_exited_are_removed_and_not_counted() {
         let fake = Fake::start(FakeOptions::default());
         fake.images().add(IMAGE).unwrap();
         let client = fake.client_with(Timeouts { call: Duration::from_secs(5) });
@@ -228,13 +229,13 @@ mod tests {
                 client.stop_sandbox(&SandboxId::new(sandbox.id.as_str())).await.unwrap();
             }
         }
-        let ended = end(&client, Whose::All, Grace::AtOnce).await;
+        let ended = end(&client, PodSelection::All, Grace::AtOnce).await;
         assert_eq!(ended.ran, ["default/running".to_owned()].into());
         assert!(client.list_sandboxes(None).await.unwrap().is_empty());
     }
 
     #[test]
-    fn containers_get_the_grace_of_their_pod() {
+    fn containers_have_the_grace_period_of_their_pod() {
         let container = |grace: Option<&str>| cri::Container {
             annotations: grace
                 .map(|grace| (labels::TERMINATION_GRACE.to_owned(), grace.to_owned()))

@@ -1,7 +1,8 @@
-//! Which file tells pods their name servers.
+//! Choice of the resolv.conf for pods.
 //!
-//! A stub resolver on loopback, as systemd-resolved puts into `/etc/resolv.conf`, is the machine's
-//! own: in a pod, loopback is the pod. The servers behind it are in a file of their own.
+//! A stub resolver on loopback, as systemd-resolved writes into `/etc/resolv.conf`, is not
+//! reachable from a pod, which has its own loopback. The servers behind the stub are in a separate
+//! file.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use podwright_core::config::dns::HostDns;
 const USUAL: &str = "etc/resolv.conf";
 const BEHIND_STUB: &str = "run/systemd/resolve/resolv.conf";
 
-/// The file to derive pods' DNS settings from, and what a person should know about it.
+/// The file to derive pods' DNS settings from, and a warning for the user.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Resolver {
     pub file: PathBuf,
@@ -19,7 +20,7 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Looks at a machine's files below `root`.
+    /// Chooses among the machine's files below `root`.
     pub fn find(root: &Path) -> Self {
         let usual = root.join(USUAL);
         let servers = servers(&usual);
@@ -31,12 +32,12 @@ impl Resolver {
             return Self { file: behind, warning: None };
         }
         let found = match servers.as_slice() {
-            [] => "names no server".to_owned(),
-            some => format!("names only {}, which a pod cannot reach", some.join(", ")),
+            [] => "has no name server".to_owned(),
+            some => format!("has only {}, which pods cannot reach", some.join(", ")),
         };
         let warning = format!(
-            "pods will not resolve names: {} {found}; give a pod servers with dnsPolicy None \
-             and dnsConfig",
+            "pods cannot resolve names: {} {found}. Fix: set name servers in the pod with \
+             dnsPolicy None and dnsConfig",
             usual.display()
         );
         Self { file: usual, warning: Some(warning) }
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_get_servers_that_they_can_reach() {
+    fn file_with_reachable_name_servers_is_chosen() {
         let stub = Some("nameserver 127.0.0.53\n");
         for (usual, behind, want, warned) in [
             (Some("nameserver 10.0.0.53\n"), None, USUAL, false),

@@ -1,4 +1,4 @@
-//! The runtime that holds a node's pods: a private containerd, or one that was there before.
+//! Container runtime of the standalone node: the private containerd or an existing runtime.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use serde::Deserialize;
 use super::containerd::Containerd;
 use super::{Layout, Record};
 
-/// A runtime on this machine answers soon, or something is wrong with it.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A local runtime that does not respond within this time is not usable.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct Runtime<'a> {
     layout: &'a Layout,
@@ -23,7 +23,7 @@ pub struct Runtime<'a> {
 
 impl<'a> Runtime<'a> {
     pub fn of(layout: &'a Layout, record: &Record) -> anyhow::Result<Self> {
-        let given = record.wishes.runtime.as_deref().map(str::parse).transpose()?;
+        let given = record.up_options.runtime.as_deref().map(str::parse).transpose()?;
         Ok(Self { layout, given })
     }
 
@@ -39,39 +39,39 @@ impl<'a> Runtime<'a> {
         Ok(Client::new(&endpoint, Timeouts::default()))
     }
 
-    /// Whether it runs. One that is not ours is asked: there is no process of ours to look for.
+    /// Whether it is running. An existing runtime is probed, because it has no pid file of ours.
     pub async fn is_up(&self) -> anyhow::Result<bool> {
         match &self.given {
-            Some(endpoint) => Ok(answers(endpoint).await.is_ok()),
+            Some(endpoint) => Ok(connect(endpoint).await.is_ok()),
             None => Ok(Containerd::new(self.layout).daemon().running()?.is_some()),
         }
     }
 }
 
-async fn answers(endpoint: &Endpoint) -> anyhow::Result<Client> {
-    let client = Client::new(endpoint, Timeouts { call: PATIENCE });
-    let asked = tokio::time::timeout(PATIENCE, client.version()).await;
+async fn connect(endpoint: &Endpoint) -> anyhow::Result<Client> {
+    let client = Client::new(endpoint, Timeouts { call: RESPONSE_TIMEOUT });
+    let version = tokio::time::timeout(RESPONSE_TIMEOUT, client.version()).await;
     let socket = endpoint.path().display();
-    asked
+    version
         .map_err(anyhow::Error::new)
-        .and_then(|answer| Ok(answer?))
-        .with_context(|| format!("no container runtime answers at {socket}"))?;
+        .and_then(|response| Ok(response?))
+        .with_context(|| format!("no container runtime responds at {socket}"))?;
     Ok(client)
 }
 
-/// Whether to go on when the runtime is not there.
+/// What to do if the runtime does not respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
     Refused,
-    /// The agent waits for it.
+    /// Continue; the agent waits for it.
     Awaited,
 }
 
-/// Checks that a runtime which is not ours can be used, before anything is made. If it is not there
-/// yet, the agent does the same as soon as it answers.
+/// Checks that an existing runtime can be used, before anything is created. If it does not respond
+/// yet, the agent repeats the check when it does.
 pub async fn examine(endpoint: &str, cgroup_root: &str, absent: Absent) -> anyhow::Result<()> {
     let endpoint: Endpoint = endpoint.parse()?;
-    let client = match (answers(&endpoint).await, absent) {
+    let client = match (connect(&endpoint).await, absent) {
         (Ok(client), _) => client,
         (Err(_), Absent::Awaited) => return Ok(()),
         (Err(error), Absent::Refused) => return Err(error),
@@ -81,8 +81,8 @@ pub async fn examine(endpoint: &str, cgroup_root: &str, absent: Absent) -> anyho
         .with_context(|| format!("cannot use the runtime at {}", endpoint.path().display()))
 }
 
-/// Refuses a runtime that serves another node: the two would share its images, its network and its
-/// configuration. One that begins to serve another later is put up with ([`is_own`]).
+/// Refuses a runtime that serves another node, because both would share images, network and
+/// configuration. Pods of another node that appear later are ignored ([`is_own`]).
 pub async fn refuse_pods_of_others(client: &Client, cgroup_root: &str) -> anyhow::Result<()> {
     let mut others = 0_usize;
     for sandbox in client.leftovers().await?.sandboxes {
@@ -94,9 +94,10 @@ pub async fn refuse_pods_of_others(client: &Client, cgroup_root: &str) -> anyhow
         }
     }
     if others > 0 {
+        let pods = if others == 1 { "pod" } else { "pods" };
         bail!(
-            "{others} pods of another node are in it. Fix: name a runtime that no kubelet uses, or \
-             none for a private one"
+            "it has {others} {pods} of another node. Fix: use a runtime that no kubelet uses, or \
+             omit --container-runtime-endpoint for a private one"
         );
     }
     Ok(())
@@ -106,12 +107,12 @@ fn is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref::<podwright_cri::Error>().is_some_and(|error| error.kind == Kind::NotFound)
 }
 
-/// Whether a sandbox lives below a cgroup; this is how the pods of nodes are told apart.
+/// Whether a sandbox is below a cgroup, which identifies the node of a pod.
 pub async fn is_below(client: &Client, id: &SandboxId, root: &str) -> anyhow::Result<bool> {
     Ok(is_info_below(&client.sandbox_info(id).await?, root))
 }
 
-/// The pods of a node in a runtime that it shares with others.
+/// Predicate for the pods of a node in a shared runtime.
 pub fn is_own(cgroup_root: &str) -> IsOwn {
     let root = cgroup_root.to_owned();
     Arc::new(move |info| is_info_below(info, &root))
@@ -123,8 +124,8 @@ fn is_info_below(info: &BTreeMap<String, String>, root: &str) -> bool {
     parent.is_some_and(|parent| below(&parent))
 }
 
-/// The cgroup that a runtime's own description of a sandbox names: what containerd was asked for,
-/// or what any runtime made of it.
+/// The cgroup in the runtime's verbose sandbox info: the requested one (containerd) or the one in
+/// the OCI spec (any runtime).
 fn cgroup_in(text: &str) -> Option<String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -146,8 +147,8 @@ fn cgroup_in(text: &str) -> Option<String> {
         path: Option<String>,
     }
     let info: Info = serde_json::from_str(text).ok()?;
-    let asked = info.config.linux.and_then(|linux| linux.cgroup_parent);
-    asked.or_else(|| info.spec?.linux?.path)
+    let requested = info.config.linux.and_then(|linux| linux.cgroup_parent);
+    requested.or_else(|| info.spec?.linux?.path)
 }
 
 #[cfg(test)]
@@ -193,15 +194,15 @@ mod tests {
         refuse_pods_of_others(&client, "/pw").await.unwrap();
         run(&client, "other", "/pwx/kubepods/podother").await;
         let error = refuse_pods_of_others(&client, "/pw").await.unwrap_err().to_string();
-        assert!(error.starts_with("1 pods of another node"), "{error}");
+        assert!(error.starts_with("it has 1 pod of another node"), "{error}");
         let shared = client.shared_with_others(is_own("/pw"));
         let pods: Vec<String> =
-            shared.glance().await.unwrap().keys().map(ToString::to_string).collect();
+            shared.list_pods().await.unwrap().keys().map(ToString::to_string).collect();
         assert_eq!(pods, ["ours"]);
     }
 
     #[test]
-    fn the_cgroup_of_a_sandbox_is_read_from_what_runtimes_tell() {
+    fn cgroup_of_a_sandbox_is_read_from_the_verbose_info() {
         for (text, want) in [
             (r#"{"config":{"linux":{"cgroup_parent":"/pw/pod1"}},"pid":7}"#, Some("/pw/pod1")),
             (r#"{"runtimeSpec":{"linux":{"cgroupsPath":"/pw/pod1/x"}}}"#, Some("/pw/pod1/x")),

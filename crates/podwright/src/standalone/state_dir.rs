@@ -1,8 +1,8 @@
-//! The state directory: which one `up` may use, and what of it `reset` may delete.
+//! State directory: which directories `up` accepts, and what `reset` may delete.
 //!
-//! A directory becomes a node's by a marker file, written before anything else is made in it.
-//! `up` uses no directory that holds anything of somebody else's, or that another user can change,
-//! and `reset` deletes the entries that a node makes and nothing more ([`removal`]).
+//! A marker file identifies the directory of a node; it is written before anything else in it. `up`
+//! refuses a directory that contains foreign files or that another user can change, and `reset`
+//! deletes only the entries that a node creates ([`removal`]).
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -24,19 +24,19 @@ pub use removal::{Leftovers, remove_data};
 
 const MARKER: &str = "node.json";
 const RECORD: &str = "made.json";
-/// What a marker says it is, so that no other `node.json` is taken for one.
+/// `kind` of a marker, which distinguishes it from other files called `node.json`.
 const KIND: &str = "state directory of podwright up";
 const MANIFESTS: &str = "manifests";
-/// The directories a node makes. `kubectl` is where `./run` lets kubectl keep its cache.
+/// The directories that a node creates. `kubectl` is the kubectl cache of `./run`.
 const DIRECTORIES: [&str; 8] =
     [MANIFESTS, "kubelet", "logs", "api", "volumes", "containerd", "cni", "kubectl"];
 const FILES: [&str; 2] = ["kubeconfig", RECORD];
-/// How the configuration of containerd begins that a node writes.
+/// First bytes of the containerd configuration that a node writes.
 const WRITTEN_BY_UP: &[u8] = b"# Written by podwright up";
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// A new file system has it.
+/// Present on a new file system.
 const LOST_AND_FOUND: &str = "lost+found";
-/// Directories that are a machine's or a person's, even where they are empty.
+/// System directories, refused even if empty.
 const RESERVED: [&str; 24] = [
     "/",
     "/bin",
@@ -63,32 +63,32 @@ const RESERVED: [&str; 24] = [
     "/var/tmp",
     "/run/podwright",
 ];
-/// Users below this number are the system's own, and so are their homes.
-const FIRST_PERSON: u32 = 1000;
-/// A directory with more than this in it is not empty, whatever it is.
-const MOST_ENTRIES: usize = 1000;
-/// How many foreign entries are named.
-const NAMED: usize = 5;
+/// Lower user ids are system users, whose home directories are not protected.
+const FIRST_REGULAR_UID: u32 = 1000;
+/// A directory with more entries counts as not empty.
+const MAX_ENTRIES: usize = 1000;
+/// How many foreign entries are listed.
+const MAX_LISTED: usize = 5;
 
-/// The first thing that is written into a state directory.
+/// Marker file, the first file written into a state directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Marker {
     #[serde(rename = "kind")]
     kind: String,
     #[serde(rename = "state_dir")]
     state_dir: String,
-    /// `up` made the directory itself, so that it may go with the node.
+    /// `up` created the directory, so `reset` may remove it.
     #[serde(rename = "made_directory")]
     made_directory: bool,
 }
 
-/// Whether a directory is a node's.
+/// Whether a directory belongs to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ownership {
     Marked(Marker),
-    /// Made by a build that wrote no marker.
+    /// Created by a build that wrote no marker.
     Unmarked,
-    /// Not a node's.
+    /// Does not belong to a node.
     None,
 }
 
@@ -99,8 +99,8 @@ fn ownership(state: &Path) -> anyhow::Result<Ownership> {
     {
         return Ok(Ownership::Marked(marker));
     }
-    // Builds without a marker are known by what only a node writes: its record while it is up, its
-    // objects and its containerd's configuration for good.
+    // Directories without a marker are recognised by files that only a node writes: its record
+    // while it is up, and its API objects and containerd configuration at any time.
     let record = read_own(&state.join(RECORD))?;
     let recorded = record.is_some_and(|text| serde_json::from_slice::<Record>(&text).is_ok());
     let config = read_own(&state.join("containerd/config.toml"))?;
@@ -109,17 +109,17 @@ fn ownership(state: &Path) -> anyhow::Result<Ownership> {
     Ok(if made { Ownership::Unmarked } else { Ownership::None })
 }
 
-/// Whether the directory is a node's, running or not.
+/// Whether the directory belongs to a node, running or not.
 pub fn is_node(layout: &Layout) -> anyhow::Result<bool> {
     Ok(ownership(layout.state())? != Ownership::None)
 }
 
-/// Whether only builds without a marker have used the directory.
+/// Whether the directory was only used by builds that wrote no marker.
 pub(super) fn is_of_earlier_build(layout: &Layout) -> anyhow::Result<bool> {
     Ok(ownership(layout.state())? == Ownership::Unmarked)
 }
 
-/// Checks that `up` may use the directory, and changes nothing.
+/// Checks that `up` may use the directory, without changes.
 pub fn examine(layout: &Layout) -> anyhow::Result<()> {
     match ownership(layout.state())? {
         Ownership::Marked(_) | Ownership::Unmarked => check_access(layout),
@@ -127,27 +127,27 @@ pub fn examine(layout: &Layout) -> anyhow::Result<()> {
     }
 }
 
-/// Checks that nobody but us could have written what a node's directory says.
+/// Checks that other users could not have written to a node's directory.
 pub fn check_access(layout: &Layout) -> anyhow::Result<()> {
     let Some((_, found)) = examine_owner(layout.state())? else { return Ok(()) };
     if found.mode() & WRITABLE_BY_OTHERS != 0 {
         let shown = layout.state().display();
         bail!(
-            "other users can write to {shown} (mode {:o}), and what it says is run as root. \
-             Fix: check that its files are the node's own, then chmod go-w {shown}",
+            "other users can write to {shown} (mode {:o}), which names programs that run as root. \
+             Fix: check that its files are the node's own, then run chmod go-w {shown}",
             found.mode() & 0o7777
         );
     }
     Ok(())
 }
 
-/// Makes the directory the node's: the marker is there before anything else is.
+/// Creates the directory if necessary and writes the marker, before anything else.
 pub fn claim(layout: &Layout) -> anyhow::Result<()> {
     let state = layout.state();
     examine(layout)?;
     let made_directory = match ownership(state)? {
         Ownership::Marked(marker) if marker.state_dir == layout.state_text() => return Ok(()),
-        // Moved or restored from a copy.
+        // The directory was moved or copied.
         Ownership::Marked(marker) => marker.made_directory,
         Ownership::Unmarked => {
             own_mounts::adopt_agent_root(layout)?;
@@ -155,7 +155,7 @@ pub fn claim(layout: &Layout) -> anyhow::Result<()> {
         }
         Ownership::None => {
             let made = make_directory(state)?;
-            // Until now others may have been able to write to it.
+            // Other users may have written to it before it was restricted.
             examine_new(state)?;
             made
         }
@@ -168,10 +168,10 @@ fn mark(layout: &Layout, made_directory: bool) -> anyhow::Result<()> {
     write_private(&layout.state().join(MARKER), &serde_json::to_vec_pretty(&marker)?)
 }
 
-/// True if it was made now. Through the state directory others may go, or they could not reach a
-/// kubeconfig that is theirs; one that was there before only stops being writable by others.
+/// Creates the state directory; returns whether it was created now. Other users may traverse it, to
+/// reach a kubeconfig that they own; an existing directory only loses write permission for others.
 fn make_directory(state: &Path) -> anyhow::Result<bool> {
-    let failed = || format!("cannot make the directory {}", state.display());
+    let failed = || format!("cannot create directory {}", state.display());
     if let Some(above) = state.parent() {
         std::fs::create_dir_all(above).with_context(failed)?;
     }
@@ -190,7 +190,7 @@ fn make_directory(state: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// Changes the mode of a directory of ours, and of nothing that a link at its place leads to.
+/// Changes the mode of an own directory, without following a link.
 fn restrict(directory: &Path, mode: impl FnOnce(u32) -> u32) -> anyhow::Result<()> {
     let failed = || format!("cannot change the mode of {}", directory.display());
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -204,10 +204,10 @@ fn restrict(directory: &Path, mode: impl FnOnce(u32) -> u32) -> anyhow::Result<(
     Ok(())
 }
 
-/// Makes a directory that only root may look into. One that is there keeps what is in it; a link is
-/// followed if only root could have made it, and what it leads to is not changed.
+/// Creates a directory that only root can read. The content of an existing one is kept; a link is
+/// accepted if only root could have created it, and its target is not changed.
 pub(super) fn make_private(directory: &Path) -> anyhow::Result<()> {
-    let failed = || format!("cannot make the directory {}", directory.display());
+    let failed = || format!("cannot create directory {}", directory.display());
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -218,16 +218,16 @@ pub(super) fn make_private(directory: &Path) -> anyhow::Result<()> {
         return restrict(directory, |_| 0o700);
     }
     let Some((_, target)) = examine_owner(directory)? else {
-        bail!("{} is a link that leads nowhere. Fix: delete it", directory.display());
+        bail!("{} is a dangling link. Fix: delete it", directory.display());
     };
     if target.mode() & WRITABLE_BY_OTHERS != 0 {
         let shown = directory.display();
-        bail!("other users can write to what {shown} leads to. Fix: chmod go-w {shown}/");
+        bail!("other users can write to the target of {shown}. Fix: chmod go-w {shown}/");
     }
     Ok(())
 }
 
-const FIX: &str = "Fix: name a directory that does not exist yet or is empty with --state-dir";
+const FIX: &str = "Fix: give a new or empty directory with --state-dir";
 
 fn examine_new(state: &Path) -> anyhow::Result<()> {
     let shown = state.display();
@@ -238,15 +238,15 @@ fn examine_new(state: &Path) -> anyhow::Result<()> {
     let foreign = foreign_entries(&target, &table)?;
     if !foreign.is_empty() {
         bail!(
-            "{shown} is not empty and is not the state directory of a node: it has {}. {FIX}",
+            "{shown} is not empty and is not the state directory of a node: it contains {}. {FIX}",
             listed(&foreign)
         );
     }
     Ok(())
 }
 
-/// Checks that the directory is ours, and the link that leads to it. Returns where it really is;
-/// none if nothing is there.
+/// Checks the owner of the directory and of a link to it. Returns the resolved path; none if it
+/// does not exist.
 fn examine_owner(state: &Path) -> anyhow::Result<Option<(PathBuf, Metadata)>> {
     let shown = state.display();
     let found = match std::fs::symlink_metadata(state) {
@@ -257,7 +257,7 @@ fn examine_owner(state: &Path) -> anyhow::Result<Option<(PathBuf, Metadata)>> {
     if found.is_symlink() {
         refuse_foreign_link(state, found.uid())?;
     }
-    let target = std::fs::canonicalize(state).with_context(|| format!("cannot follow {shown}"))?;
+    let target = std::fs::canonicalize(state).with_context(|| format!("cannot resolve {shown}"))?;
     let found = std::fs::metadata(&target).map_err(|error| super::unreadable(error, &target))?;
     if !found.is_dir() {
         bail!("{shown} is not a directory. {FIX}");
@@ -270,8 +270,8 @@ fn refuse_foreign_owner(directory: &Path, owner: u32) -> anyhow::Result<()> {
     if owner != rustix::process::geteuid().as_raw() {
         let shown = directory.display();
         bail!(
-            "{shown} belongs to user {owner}, who could replace what the node keeps there. \
-             Fix: chown root {shown}, or name another directory with --state-dir"
+            "{shown} belongs to user {owner}, who could replace the node's files. \
+             Fix: chown root {shown}, or give another directory with --state-dir"
         );
     }
     Ok(())
@@ -280,31 +280,31 @@ fn refuse_foreign_owner(directory: &Path, owner: u32) -> anyhow::Result<()> {
 fn refuse_reserved(state: &Path) -> anyhow::Result<()> {
     let shown = state.display();
     if RESERVED.iter().any(|reserved| state == Path::new(reserved)) {
-        bail!("{shown} is a directory of the system. {FIX}");
+        bail!("{shown} is a system directory. {FIX}");
     }
-    if let Some(person) = home_of(state) {
-        bail!("{shown} is the home directory of {person}. {FIX}");
+    if let Some(user) = home_of(state) {
+        bail!("{shown} is the home directory of {user}. {FIX}");
     }
     Ok(())
 }
 
-/// Whose home directory this is, if it is one.
+/// The user whose home directory this is, if any.
 fn home_of(path: &Path) -> Option<String> {
     if std::env::var_os("HOME").is_some_and(|home| Path::new(&home) == path) {
         return Some("the current user".to_owned());
     }
-    // Without a list of users there is nobody to protect.
+    // Without /etc/passwd there are no home directories to protect.
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     users.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
         let &[name, _, uid, _, _, home, ..] = fields.as_slice() else { return None };
         let uid: u32 = uid.parse().ok()?;
-        let person = uid == 0 || uid >= FIRST_PERSON;
-        (person && Path::new(home) == path).then(|| name.to_owned())
+        let regular = uid == 0 || uid >= FIRST_REGULAR_UID;
+        (regular && Path::new(home) == path).then(|| name.to_owned())
     })
 }
 
-/// A link that another user made, or could replace, leads wherever that user wants.
+/// Refuses a link that another user created or could replace, and thus controls.
 fn refuse_foreign_link(link: &Path, owner: u32) -> anyhow::Result<()> {
     const STICKY: u32 = 0o1000;
     let above = link.parent().unwrap_or(Path::new("/"));
@@ -315,16 +315,15 @@ fn refuse_foreign_link(link: &Path, owner: u32) -> anyhow::Result<()> {
     if owner != me || replaceable {
         bail!(
             "{} is a symbolic link that another user can change. \
-             Fix: name the directory itself with --state-dir",
+             Fix: give the directory itself with --state-dir",
             link.display()
         );
     }
     Ok(())
 }
 
-/// What is in a directory that no `up` made. Mounts prepared for the node, and the empty
-/// directories they are mounted on, count as nothing. So do manifests: they are for a node to read,
-/// and `reset` keeps them.
+/// Entries that `up` did not create. Mounts prepared for the node and their empty mount points are
+/// ignored. So are manifests: a node only reads them, and `reset` keeps them.
 fn foreign_entries(state: &Path, table: &[Mount]) -> anyhow::Result<Vec<PathBuf>> {
     let mounted = |path: &Path| table.iter().any(|mount| mount.point == path);
     let mut foreign = Vec::new();
@@ -334,11 +333,11 @@ fn foreign_entries(state: &Path, table: &[Mount]) -> anyhow::Result<Vec<PathBuf>
         let fresh_disk = name == LOST_AND_FOUND && mounted(state);
         let temporary = !is_directory && is_temporary(name);
         let manifests = is_directory && name == MANIFESTS;
-        let nothing = fresh_disk
+        let ignored = fresh_disk
             || temporary
             || manifests
             || (ours && is_directory && holds_only_mounts(&path, &mounted)?);
-        if !nothing {
+        if !ignored {
             foreign.push(path);
         }
     }
@@ -355,7 +354,7 @@ fn holds_only_mounts(directory: &Path, mounted: &impl Fn(&Path) -> bool) -> anyh
         }
         for (entry, is_directory) in entries(&path)? {
             seen += 1;
-            if !(is_directory || mounted(&entry)) || seen > MOST_ENTRIES {
+            if !(is_directory || mounted(&entry)) || seen > MAX_ENTRIES {
                 return Ok(false);
             }
             pending.push(entry);
@@ -368,7 +367,7 @@ fn is_mounted(path: &Path, table: &[Mount]) -> bool {
     table.iter().any(|mount| mount.point == path)
 }
 
-/// A file that [`write_private`] had not put in place when it was killed.
+/// A temporary file of an interrupted [`write_private`].
 pub(super) fn is_temporary(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(TEMPORARY.as_bytes())
 }
@@ -383,7 +382,7 @@ fn entries(directory: &Path) -> anyhow::Result<Vec<(PathBuf, bool)>> {
     list().map_err(|error| super::unreadable(error, directory))
 }
 
-/// The content of a file that is ours. One that another user made says nothing about a node.
+/// The content of a file that this user owns; files of other users are ignored.
 fn read_own(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     if !is_own_file(path)? {
         return Ok(None);
@@ -408,8 +407,8 @@ fn is_own_file(path: &Path) -> anyhow::Result<bool> {
 fn listed(paths: &[PathBuf]) -> String {
     let names = paths.iter().filter_map(|path| path.file_name());
     let mut shown: Vec<String> =
-        names.take(NAMED).map(|name| name.to_string_lossy().into_owned()).collect();
-    if let Some(more) = paths.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        names.take(MAX_LISTED).map(|name| name.to_string_lossy().into_owned()).collect();
+    if let Some(more) = paths.len().checked_sub(MAX_LISTED).filter(|more| *more > 0) {
         shown.push(format!("{more} more"));
     }
     shown.join(", ")

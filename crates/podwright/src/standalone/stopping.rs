@@ -1,8 +1,8 @@
-//! Asks the running agent to stop all pods, and waits for it.
+//! Stop of all pods by the running agent, requested over its debug socket.
 //!
-//! The agent has the specs, the hooks and the order; this only asks, waits and says what for. A
-//! command that is interrupted here leaves an agent that goes on stopping pods: the next `down`
-//! asks again, which changes nothing, and the next `up` starts another agent.
+//! The agent knows specs, hooks and order; this module sends the request, waits and reports
+//! progress. If the command is interrupted, the agent continues to stop pods: the next `down`
+//! repeats the request, which is idempotent, and the next `up` replaces the agent.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,93 +12,94 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use podwright_node::inquiry;
+use podwright_node::debug_socket;
 use podwright_node::pods::{StoppingPod, StoppingPods};
 
 use super::Layout;
 use super::agent::Agent;
 
 const POLL: Duration = Duration::from_millis(100);
-/// How long the agent may take to answer one question.
-const ANSWER: Duration = Duration::from_secs(5);
-/// What stopping may take beyond the longest grace period: sandboxes, networks, a busy machine.
+/// Timeout of one request to the agent.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time beyond the longest grace period, for sandboxes, networks and a busy machine.
 const SLACK: Duration = Duration::from_secs(30);
-/// How long an agent that has just started may take to know all pods.
-const KNOWING: Duration = Duration::from_secs(30);
-/// How often it is said what is waited for.
+/// Time an agent that has just started needs to learn of all pods.
+const DISCOVERY: Duration = Duration::from_secs(30);
+/// How often progress is reported.
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// How pods were stopped.
+/// Outcome of [`stop_pods`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Stopped {
-    /// Pods that ran, as NAMESPACE/NAME.
+    /// Pods that were running, as NAMESPACE/NAME.
     pub ran: BTreeSet<String>,
-    /// Those of them that had not stopped in time.
+    /// Pods that did not stop in time.
     pub late: BTreeSet<String>,
 }
 
-/// Waits until the agent answers; false if it ends before, does not in time, or cannot stop pods.
-pub async fn answers(layout: &Layout, within: Duration) -> anyhow::Result<bool> {
+/// Waits until the agent responds; false if it exits, does not respond in time, or does not support
+/// stopping pods.
+pub async fn wait_until_responding(layout: &Layout, within: Duration) -> anyhow::Result<bool> {
     let agent = Agent::of(layout).daemon();
-    let answering = async {
+    let responding = async {
         while agent.running()?.is_some() {
-            match ask(layout, Method::GET).await {
+            match send(layout, Method::GET).await {
                 Ok(_) => return Ok(true),
-                Err(AskError::Unknown) => return Ok(false),
-                Err(AskError::Failed(_)) => tokio::time::sleep(POLL).await,
+                Err(RequestError::Unsupported) => return Ok(false),
+                Err(RequestError::Failed(_)) => tokio::time::sleep(POLL).await,
             }
         }
         Ok(false)
     };
-    tokio::time::timeout(within, answering).await.unwrap_or(Ok(false))
+    tokio::time::timeout(within, responding).await.unwrap_or(Ok(false))
 }
 
-/// Whether the agent was asked to stop all pods.
+/// Whether the agent is stopping all pods.
 pub async fn is_requested(layout: &Layout) -> bool {
-    ask(layout, Method::GET).await.is_ok_and(|state| state.requested)
+    send(layout, Method::GET).await.is_ok_and(|state| state.requested)
 }
 
-/// Asks the agent to stop all pods and waits until they have stopped, or `timeout` is over.
+/// Requests the agent to stop all pods and waits until they have stopped or `timeout` has passed.
 pub async fn stop_pods(
     layout: &Layout,
     timeout: Option<Duration>,
     say: &impl Fn(&str),
 ) -> anyhow::Result<Stopped> {
     let began = Instant::now();
-    let mut state = request(layout, timeout.unwrap_or(KNOWING)).await?;
-    let mut progress = Progress { began, said: began, stopped: Stopped::default() };
+    let mut state = request(layout, timeout.unwrap_or(DISCOVERY)).await?;
+    let mut progress = StopProgress { began, said: began, stopped: Stopped::default() };
     progress.begin(&state, say);
     loop {
         progress.stopped.ran.extend(state.pods.iter().filter(|pod| pod.alive).map(full_name));
         let waited = began.elapsed();
-        let done = state.pods.is_empty() && (state.complete || waited >= KNOWING);
+        let done = state.pods.is_empty() && (state.complete || waited >= DISCOVERY);
         if done {
             return Ok(progress.stopped);
         }
         let longest = state.pods.iter().map(|pod| pod.grace_seconds).max().unwrap_or_default();
-        let longest = Duration::from_secs(longest).max(KNOWING) + SLACK;
+        let longest = Duration::from_secs(longest).max(DISCOVERY) + SLACK;
         if waited >= timeout.unwrap_or(longest) {
             progress.stopped.late = state.pods.iter().map(full_name).collect();
             return Ok(progress.stopped);
         }
         tokio::time::sleep(POLL).await;
-        match ask(layout, Method::GET).await {
+        match send(layout, Method::GET).await {
             Ok(now) => {
-                progress.tell(&state, &now, say);
+                progress.report(&state, &now, say);
                 state = now;
             }
-            // It goes on stopping them however slowly it answers.
+            // The agent continues to stop pods even if it responds slowly.
             Err(_) if Agent::of(layout).daemon().running()?.is_some() => {}
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// Asks until the agent has heard it: to ask twice changes nothing.
+/// Sends the stop request until it succeeds; it is idempotent.
 async fn request(layout: &Layout, within: Duration) -> anyhow::Result<StoppingPods> {
     let began = Instant::now();
     loop {
-        let error = match ask(layout, Method::POST).await {
+        let error = match send(layout, Method::POST).await {
             Ok(state) => return Ok(state),
             Err(error) => error,
         };
@@ -110,21 +111,21 @@ async fn request(layout: &Layout, within: Duration) -> anyhow::Result<StoppingPo
     }
 }
 
-struct Progress {
+struct StopProgress {
     began: Instant,
     said: Instant,
     stopped: Stopped,
 }
 
-impl Progress {
+impl StopProgress {
     fn begin(&self, state: &StoppingPods, say: &impl Fn(&str)) {
         for pod in state.pods.iter().filter(|pod| pod.alive) {
             say(&format!("stopping {} (grace period {} s)", full_name(pod), pod.grace_seconds));
         }
     }
 
-    /// Says which pods stopped meanwhile and, now and then, what is waited for.
-    fn tell(&mut self, before: &StoppingPods, now: &StoppingPods, say: &impl Fn(&str)) {
+    /// Prints pods that have stopped since `before` and, periodically, what is still running.
+    fn report(&mut self, before: &StoppingPods, now: &StoppingPods, say: &impl Fn(&str)) {
         let waited = self.began.elapsed().as_secs();
         for pod in before.pods.iter().filter(|pod| self.stopped.ran.contains(&full_name(pod))) {
             if !now.pods.iter().any(|other| other.uid == pod.uid) {
@@ -153,37 +154,36 @@ fn full_name(pod: &StoppingPod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-enum AskError {
-    #[error("the agent is of a build that cannot be asked to stop the pods")]
-    Unknown,
-    #[error("cannot ask the agent to stop the pods: {0:#}")]
+enum RequestError {
+    #[error("the agent is of an earlier build, which cannot stop all pods")]
+    Unsupported,
+    #[error("cannot request the agent to stop the pods: {0:#}")]
     Failed(anyhow::Error),
 }
 
-async fn ask(layout: &Layout, method: Method) -> Result<StoppingPods, AskError> {
-    let asking = async {
-        let stream = inquiry::connect(&layout.root_dir()).await?;
+async fn send(layout: &Layout, method: Method) -> Result<StoppingPods, RequestError> {
+    let exchange = async {
+        let stream = debug_socket::connect(&layout.root_dir()).await?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let connection = tokio::spawn(connection);
         let request = Request::builder().method(method).uri("/stop").header("host", "agent");
-        let answer = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
+        let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
         connection.abort();
         if status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
-        anyhow::ensure!(status.is_success(), "it answers {status}");
+        anyhow::ensure!(status.is_success(), "status {status}");
         anyhow::Ok(Some(serde_json::from_slice(&body)?))
     };
-    let answer = tokio::time::timeout(ANSWER, asking).await;
-    match answer.context("it does not answer").flatten() {
+    let outcome = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
+    match outcome.context("the agent does not respond").flatten() {
         Ok(Some(state)) => Ok(state),
-        Ok(None) => Err(AskError::Unknown),
-        Err(error) => Err(AskError::Failed(error)),
+        Ok(None) => Err(RequestError::Unsupported),
+        Err(error) => Err(RequestError::Failed(error)),
     }
 }
 
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// An agent, which is this process, that gives these answers one by one and then the last again.
+    /// An agent in this process that sends these responses in order and then repeats the last.
     struct FakeAgent {
         layout: Layout,
         serving: tokio::task::JoinHandle<()>,
@@ -215,29 +215,29 @@ mod tests {
     }
 
     impl FakeAgent {
-        fn answering(answers: Vec<(u16, StoppingPods)>) -> Self {
+        fn responding(responses: Vec<(u16, StoppingPods)>) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let layout =
                 Layout { state: directory.path().join("s"), runs: directory.path().join("run") };
             for directory in [layout.root_dir(), layout.run()] {
                 std::fs::create_dir_all(directory).unwrap();
             }
-            Agent::of(&layout).daemon().note_self().unwrap();
-            let socket = layout.root_dir().join(inquiry::SOCKET);
+            Agent::of(&layout).daemon().write_own_pid_file().unwrap();
+            let socket = layout.root_dir().join(debug_socket::SOCKET);
             let listener = tokio::net::UnixListener::bind(socket).unwrap();
             let serving = tokio::spawn(async move {
-                let mut answers = answers.into_iter().peekable();
-                while let Some((status, state)) = answers.peek().cloned() {
+                let mut responses = responses.into_iter().peekable();
+                while let Some((status, state)) = responses.peek().cloned() {
                     let (mut stream, _) = listener.accept().await.unwrap();
-                    let mut asked = [0; 4096];
-                    // The questions are short, and all are answered the same.
-                    let _ = stream.read(&mut asked).await.unwrap();
+                    let mut request = [0; 4096];
+                    // Requests are short, and the response does not depend on them.
+                    let _ = stream.read(&mut request).await.unwrap();
                     let body = serde_json::to_string(&state).unwrap();
                     let length = body.len();
                     let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n\r\n");
                     stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-                    if answers.len() > 1 {
-                        answers.next();
+                    if responses.len() > 1 {
+                        responses.next();
                     }
                 }
             });
@@ -256,10 +256,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agent_that_fails_to_answer_now_and_then_is_asked_again() {
+    async fn failed_requests_are_retried() {
         let running = || pods_left(vec![pod("db", &["postgres"])]);
         let none = || pods_left(Vec::new());
-        let agent = FakeAgent::answering(vec![
+        let agent = FakeAgent::responding(vec![
             (503, none()),
             (200, running()),
             (500, none()),
@@ -270,41 +270,41 @@ mod tests {
         let stopped = stop_pods(&agent.layout, None, &|_| {}).await.unwrap();
         assert_eq!(stopped.ran, ["default/db".to_owned()].into());
         assert_eq!(stopped.late, BTreeSet::new());
-        // One that does not answer until the time is over has not stopped them.
-        let agent = FakeAgent::answering(vec![(200, running()), (500, none())]);
+        // Pods count as late if the agent does not respond until the timeout.
+        let agent = FakeAgent::responding(vec![(200, running()), (500, none())]);
         let timeout = Some(Duration::from_millis(300));
         let stopped = stop_pods(&agent.layout, timeout, &|_| {}).await.unwrap();
         assert_eq!(stopped.late, ["default/db".to_owned()].into());
-        // One that has ended is not waited for.
-        let agent = FakeAgent::answering(vec![(200, running()), (500, none())]);
+        // An agent that has exited is not waited for.
+        let agent = FakeAgent::responding(vec![(200, running()), (500, none())]);
         Agent::of(&agent.layout).daemon().forget();
         stop_pods(&agent.layout, None, &|_| {}).await.unwrap_err();
     }
 
     #[tokio::test]
-    async fn agent_of_a_build_without_the_question_is_not_waited_for() {
-        let agent = FakeAgent::answering(vec![(404, pods_left(Vec::new()))]);
+    async fn agent_that_does_not_support_the_request_is_not_waited_for() {
+        let agent = FakeAgent::responding(vec![(404, pods_left(Vec::new()))]);
         let began = Instant::now();
-        assert!(!answers(&agent.layout, Duration::from_secs(60)).await.unwrap());
+        assert!(!wait_until_responding(&agent.layout, Duration::from_secs(60)).await.unwrap());
         assert!(began.elapsed() < Duration::from_secs(30));
-        let agent = FakeAgent::answering(vec![(200, pods_left(Vec::new()))]);
-        assert!(answers(&agent.layout, Duration::from_secs(60)).await.unwrap());
-        let hangs = FakeAgent::answering(vec![(500, pods_left(Vec::new()))]);
-        assert!(!answers(&hangs.layout, Duration::from_millis(200)).await.unwrap());
+        let agent = FakeAgent::responding(vec![(200, pods_left(Vec::new()))]);
+        assert!(wait_until_responding(&agent.layout, Duration::from_secs(60)).await.unwrap());
+        let hangs = FakeAgent::responding(vec![(500, pods_left(Vec::new()))]);
+        assert!(!wait_until_responding(&hangs.layout, Duration::from_millis(200)).await.unwrap());
     }
 
     #[test]
-    fn progress_names_pods_what_they_wait_for_and_how_long() {
+    fn progress_names_pods_their_containers_and_the_elapsed_time() {
         let said = RefCell::new(Vec::new());
         let say = |text: &str| said.borrow_mut().push(text.to_owned());
         let began = Instant::now().checked_sub(PROGRESS).unwrap();
-        let mut progress = Progress { began, said: began, stopped: Stopped::default() };
+        let mut progress = StopProgress { began, said: began, stopped: Stopped::default() };
         let before = pods_left(vec![pod("db", &["postgres", "backup"]), pod("web", &["nginx"])]);
         progress.begin(&before, &say);
         progress.stopped.ran = before.pods.iter().map(full_name).collect();
         let now = pods_left(vec![pod("db", &["postgres"])]);
-        progress.tell(&before, &now, &say);
-        progress.tell(&now, &now, &say);
+        progress.report(&before, &now, &say);
+        progress.report(&now, &now, &say);
         assert_eq!(
             said.into_inner(),
             [

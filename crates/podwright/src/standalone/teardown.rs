@@ -1,9 +1,9 @@
-//! Takes away what `up` made: the same things, in the opposite order.
+//! Teardown of the standalone node: removes what `up` created, in reverse order.
 //!
-//! It goes by what is there, not by what was once intended, and whatever cannot be done keeps
-//! nothing else from being done. First everything is asked to end; then whatever did not is made
-//! to, and swept up. Only what is left after that is an error, and then the record stays, so that
-//! it can be tried again.
+//! It depends on what exists, not on what `up` intended, and a failed step does not stop the
+//! others. First everything is stopped gracefully; then what remains is killed and leftovers are
+//! removed. Only what is left after that is an error, and then the record is kept, so that `down`
+//! can be repeated.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,31 +11,31 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use podwright_cri::{Client, Endpoint, Timeouts};
 
-use super::agent::{Agent, Difference, Keeper, Purpose};
+use super::agent::{Agent, Difference, Purpose, Supervisor};
 use super::containerd::Containerd;
 use super::lock::NodeLock;
-use super::pods::{self, Ended, Grace, Whose};
-use super::shared::{Left, Shared};
+use super::pods::{self, EndedPods, Grace, PodSelection};
+use super::shared_network::{LeaveOutcome, SharedNetwork};
 use super::stopping::{self, Stopped};
-use super::{Layout, Record, filter, state_dir, sweep};
+use super::{Layout, Record, filter, leftovers, state_dir};
 
-const AGENT_PATIENCE: Duration = Duration::from_secs(15);
-/// How long an agent that runs may take to answer before it counts as one that hangs.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
-/// How long an agent may take to answer that was just started, on a small machine.
-const AGENT_START: Duration = Duration::from_secs(60);
-/// What an agent that hangs has between SIGTERM and SIGKILL, however little time is left.
-const KILL_PATIENCE: Duration = Duration::from_secs(2);
-const RUNTIME_PATIENCE: Duration = Duration::from_secs(10);
-/// A call that takes longer than this does not come back.
-const CALL_PATIENCE: Duration = Duration::from_secs(20);
+const AGENT_STOP_TIMEOUT: Duration = Duration::from_secs(15);
+/// After this time without a response a running agent counts as hanging.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for an agent that was just started to respond, on a small machine.
+const AGENT_START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Minimum time between SIGTERM and SIGKILL for a hanging agent.
+const MIN_KILL_TIMEOUT: Duration = Duration::from_secs(2);
+const RUNTIME_STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// A runtime call that takes longer is considered hung.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How much time pods get.
+/// How pods are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Haste {
-    /// Their own grace periods, but no longer than this if it is given.
+pub enum StopMode {
+    /// With their own grace periods, limited to this if given.
     Grace(Option<Duration>),
-    /// A moment.
+    /// Killed after one second.
     Now,
 }
 
@@ -46,11 +46,11 @@ pub enum Outcome {
     NothingHere,
 }
 
-/// Stops everything and removes it from the machine. The data stays. `say` tells progress.
+/// Stops everything and removes it from the machine. The data is kept. `say` prints progress.
 pub async fn down(
     layout: &Layout,
     lock: &NodeLock,
-    haste: Haste,
+    stop_mode: StopMode,
     say: impl Fn(&str),
 ) -> anyhow::Result<Outcome> {
     state_dir::check_access(layout)?;
@@ -60,39 +60,40 @@ pub async fn down(
     };
     layout.check_instance()?;
     let mut failures = Failures::default();
-    if Agent::of(layout).note()?.is_some_and(|note| note.keeper == Keeper::Other) {
-        say("the agent runs in the foreground: end it where it was started as well \
-             (systemctl stop podwright-up), or it is started again");
+    if Agent::of(layout).note()?.is_some_and(|note| note.supervisor == Supervisor::External) {
+        say("the agent runs in the foreground; stop it where it was started as well \
+             (systemctl stop podwright-up), or it will be restarted");
     }
     let mut pods = Pods::default();
-    let grace = pods.stop_by_agent(layout, lock, &record, haste, &say).await;
-    if failures.unless_done(Agent::of(layout).daemon().stop(AGENT_PATIENCE)) == Some(true) {
+    let grace = pods.stop_by_agent(layout, lock, &record, stop_mode, &say).await;
+    if failures.record(Agent::of(layout).daemon().stop(AGENT_STOP_TIMEOUT)) == Some(true) {
         say("agent stopped");
     }
-    if let Some(endpoint) = &record.wishes.runtime {
-        failures.unless_done(end_guests(endpoint, &record, grace, &mut pods, &say).await);
+    if let Some(endpoint) = &record.up_options.runtime {
+        failures
+            .record(end_pods_in_existing_runtime(endpoint, &record, grace, &mut pods, &say).await);
     }
-    failures.unless_done(stop_private_runtime(layout, lock, &record, grace, &mut pods, &say).await);
-    failures.unless_done(sweep::end_shims(layout));
-    failures.unless_done(sweep::remove_cgroup(&record.cgroup_root).await);
-    let mut left = failures.unless_done(sweep::unmount(layout)).unwrap_or_default();
-    failures.unless_done(sweep::remove_shim_sockets(layout));
-    if record.wishes.runtime.is_none() {
-        failures.unless_done(sweep::remove_network(layout, &record.network));
-        failures.unless_done(filter::forget_network(&record.network.bridge));
-        let left = Shared::here().and_then(|shared| shared.leave(layout));
-        if let Some(Left::Others(nodes)) = failures.unless_done(left) {
+    failures.record(stop_private_runtime(layout, lock, &record, grace, &mut pods, &say).await);
+    failures.record(leftovers::end_shims(layout));
+    failures.record(leftovers::remove_cgroup(&record.cgroup_root).await);
+    let mut left = failures.record(leftovers::unmount(layout)).unwrap_or_default();
+    failures.record(leftovers::remove_shim_sockets(layout));
+    if record.up_options.runtime.is_none() {
+        failures.record(leftovers::remove_network(layout, &record.network));
+        failures.record(filter::remove_network_rules(&record.network.bridge));
+        let left = SharedNetwork::here().and_then(|shared_network| shared_network.leave(layout));
+        if let Some(LeaveOutcome::Others(nodes)) = failures.record(left) {
             say(&format!(
-                "net.ipv4.ip_forward and the chains for host ports stay as they are: other nodes \
-                 on this machine: {nodes}"
+                "net.ipv4.ip_forward and the host port chains are kept; other nodes on this \
+                 machine: {nodes}"
             ));
         }
     }
     if failures.is_empty() {
-        left.extend(failures.unless_done(sweep::remove_run_directory(layout)).unwrap_or_default());
+        left.extend(failures.record(leftovers::remove_run_directory(layout)).unwrap_or_default());
     }
     if failures.is_empty() {
-        failures.unless_done(layout.forget_record());
+        failures.record(layout.forget_record());
     }
     failures.outcome(layout)?;
     if !left.is_empty() {
@@ -106,46 +107,46 @@ fn counted(pods: usize) -> String {
     format!("{pods} pod{}", if pods == 1 { "" } else { "s" })
 }
 
-/// Which pods were stopped, so far, and by whom.
+/// Pods that were stopped by the agent.
 #[derive(Default)]
 struct Pods {
     by_agent: Stopped,
-    asked_agent: bool,
+    agent_used: bool,
 }
 
 impl Pods {
-    /// Lets the agent stop the pods, if it is to and can. Returns what is left to those that it
-    /// did not stop.
+    /// Lets the agent stop the pods, if possible. Returns the grace period for pods that it did not
+    /// stop.
     async fn stop_by_agent(
         &mut self,
         layout: &Layout,
         lock: &NodeLock,
         record: &Record,
-        haste: Haste,
+        stop_mode: StopMode,
         say: &impl Fn(&str),
     ) -> Grace {
-        let timeout = match haste {
-            Haste::Grace(timeout) => timeout,
-            Haste::Now => return Grace::AtOnce,
+        let timeout = match stop_mode {
+            StopMode::Grace(timeout) => timeout,
+            StopMode::Now => return Grace::AtOnce,
         };
-        let time = Time { began: Instant::now(), timeout };
+        let time = TimeBudget { began: Instant::now(), timeout };
         let own = || Grace::Own { at_most: time.left().unwrap_or(Duration::MAX) };
         match agent_for_stopping(layout, lock, record, time, say).await {
-            Ok(Found::Yes) => {}
-            Ok(Found::NothingRuns) => return own(),
+            Ok(AgentLookup::Ready) => {}
+            Ok(AgentLookup::NoPods) => return own(),
             Err(error) => {
-                say(&format!("the agent cannot be asked to stop the pods: {error:#}"));
+                say(&format!("the agent cannot stop the pods: {error:#}"));
                 return own();
             }
         }
         match stopping::stop_pods(layout, time.left(), say).await {
             Ok(stopped) => {
-                self.asked_agent = true;
+                self.agent_used = true;
                 let late = !stopped.late.is_empty();
                 self.by_agent = stopped;
                 if late {
                     let names = listed(&self.by_agent.late);
-                    say(&format!("still running when their time was over, now killed: {names}"));
+                    say(&format!("not stopped in time, killing: {names}"));
                     return Grace::AtOnce;
                 }
                 own()
@@ -157,19 +158,21 @@ impl Pods {
         }
     }
 
-    /// What was ended without the agent, and what that means.
-    fn tell(&self, ended: &Ended, grace: Grace, place: &str, say: &impl Fn(&str)) {
+    /// Prints how many pods were stopped, and the limits of a stop without the agent.
+    fn report(&self, ended: &EndedPods, grace: Grace, location: &str, say: &impl Fn(&str)) {
         let all: BTreeSet<&String> = self.by_agent.ran.iter().chain(&ended.ran).collect();
         let gracefully = matches!(grace, Grace::Own { .. });
-        if gracefully && !self.asked_agent && !ended.ran.is_empty() {
-            say("stopped without the agent: containers got the grace period of their pod, all at \
-                 the same time");
+        if gracefully && !self.agent_used && !ended.ran.is_empty() {
+            say(
+                "stopped without the agent: all containers at the same time, with the grace period \
+                 of their pod",
+            );
             if !ended.hooks.is_empty() {
                 say(&format!("preStop hooks were not run: {}", listed(&ended.hooks)));
             }
         }
         if !all.is_empty() {
-            say(&format!("{} stopped{place}", counted(all.len())));
+            say(&format!("{} stopped{location}", counted(all.len())));
         }
     }
 }
@@ -178,71 +181,74 @@ fn listed(names: &BTreeSet<String>) -> String {
     names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// What `--timeout` leaves. All counts against it, an agent that has to be started included.
+/// Remaining time of `--timeout`, which includes starting an agent if necessary.
 #[derive(Clone, Copy)]
-struct Time {
+struct TimeBudget {
     began: Instant,
     timeout: Option<Duration>,
 }
 
-impl Time {
+impl TimeBudget {
     fn left(self) -> Option<Duration> {
         self.timeout.map(|timeout| timeout.saturating_sub(self.began.elapsed()))
     }
 
-    /// As long as this, but no longer than a third of what is left: pods need the rest.
-    fn share(self, patience: Duration) -> Duration {
-        self.left().map_or(patience, |left| patience.min(left / 3))
+    /// `timeout`, limited to a third of the remaining time: pods need the rest.
+    fn share(self, timeout: Duration) -> Duration {
+        self.left().map_or(timeout, |left| timeout.min(left / 3))
     }
 
-    /// As long as this, but no longer than what is left.
-    fn at_most(self, patience: Duration) -> Duration {
-        self.left().map_or(patience, |left| left.min(patience))
+    /// `timeout`, limited to the remaining time.
+    fn at_most(self, timeout: Duration) -> Duration {
+        self.left().map_or(timeout, |left| left.min(timeout))
     }
 }
 
-/// Whether there is an agent to ask.
-enum Found {
-    Yes,
-    /// There is none, and none is needed.
-    NothingRuns,
+/// Outcome of [`agent_for_stopping`].
+enum AgentLookup {
+    /// The agent responds.
+    Ready,
+    /// No agent is running and none is needed, because no pod is running.
+    NoPods,
 }
 
-/// Finds the agent, or starts it if it is not running and pods are: nobody else knows their hooks.
-/// One that cannot be asked makes room for it.
+/// Finds the agent, or starts it if pods are running without one: only the agent can run their
+/// hooks. An agent that does not respond, or is of another build, is replaced.
 async fn agent_for_stopping(
     layout: &Layout,
     lock: &NodeLock,
     record: &Record,
-    time: Time,
+    time: TimeBudget,
     say: &impl Fn(&str),
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<AgentLookup> {
     let agent = Agent::of(layout);
     let running = agent.daemon().running()?;
     let replaced = running.is_some();
     if let Some(process) = running {
-        let difference = agent.difference(&process, &record.wishes)?;
-        let keeper = agent.note()?.map_or(Keeper::Us, |note| note.keeper);
+        let difference = agent.difference(&process, &record.up_options)?;
+        let supervisor = agent.note()?.map_or(Supervisor::Podwright, |note| note.supervisor);
         let unfit = match difference {
-            Some(Difference::Build) if keeper == Keeper::Us => "is of another build",
-            _ if stopping::answers(layout, time.share(ANSWER_PATIENCE)).await? => {
-                return Ok(Found::Yes);
+            Some(Difference::Build) if supervisor == Supervisor::Podwright => "is of another build",
+            _ if stopping::wait_until_responding(layout, time.share(RESPONSE_TIMEOUT)).await? => {
+                return Ok(AgentLookup::Ready);
             }
-            _ => "does not answer",
+            _ => "does not respond",
         };
-        match keeper {
-            Keeper::Us => say(&format!("the agent {unfit}; it is replaced to stop the pods")),
-            Keeper::Other => bail!(
-                "it {unfit} and runs in the foreground, as process {}; see where it was started",
+        match supervisor {
+            Supervisor::Podwright => {
+                say(&format!("the agent {unfit}; replacing it to stop the pods"));
+            }
+            Supervisor::External => bail!(
+                "it {unfit} and runs in the foreground as process {}; check where it was started",
                 process.pid
             ),
         }
-        agent.daemon().stop(time.share(AGENT_PATIENCE).max(KILL_PATIENCE))?;
+        agent.daemon().stop(time.share(AGENT_STOP_TIMEOUT).max(MIN_KILL_TIMEOUT))?;
         agent.forget();
     }
-    let client = match &record.wishes.runtime {
-        Some(endpoint) => Client::new(&endpoint.parse()?, Timeouts { call: CALL_PATIENCE }),
-        None if !layout.runtime_state().exists() => return Ok(Found::NothingRuns),
+    let client = match &record.up_options.runtime {
+        Some(endpoint) => Client::new(&endpoint.parse()?, Timeouts { call: CALL_TIMEOUT }),
+        None if !layout.runtime_state().exists() => return Ok(AgentLookup::NoPods),
         None => {
             let containerd = Containerd::new(layout);
             containerd.start(&record.network, lock)?;
@@ -250,29 +256,29 @@ async fn agent_for_stopping(
             containerd.client()?
         }
     };
-    let whose = match &record.wishes.runtime {
-        Some(_) => Whose::Below(&record.cgroup_root),
-        None => Whose::All,
+    let selection = match &record.up_options.runtime {
+        Some(_) => PodSelection::Below(&record.cgroup_root),
+        None => PodSelection::All,
     };
-    if !pods::any_alive(&client, whose).await? {
-        return Ok(Found::NothingRuns);
+    if !pods::any_alive(&client, selection).await? {
+        return Ok(AgentLookup::NoPods);
     }
     if !replaced {
         say("the agent is not running; starting it to stop the pods");
     }
     agent.start(lock, Purpose::StopPods)?;
-    if !stopping::answers(layout, time.at_most(AGENT_START)).await? {
-        bail!("it does not answer; see the end of {}", layout.agent_log().display());
+    if !stopping::wait_until_responding(layout, time.at_most(AGENT_START_TIMEOUT)).await? {
+        bail!("it does not respond; see the end of {}", layout.agent_log().display());
     }
-    Ok(Found::Yes)
+    Ok(AgentLookup::Ready)
 }
 
-/// What could not be done.
+/// Errors of failed steps.
 #[derive(Default)]
 struct Failures(Vec<anyhow::Error>);
 
 impl Failures {
-    fn unless_done<T>(&mut self, outcome: anyhow::Result<T>) -> Option<T> {
+    fn record<T>(&mut self, outcome: anyhow::Result<T>) -> Option<T> {
         outcome.map_err(|error| self.0.push(error)).ok()
     }
 
@@ -284,18 +290,18 @@ impl Failures {
         if self.is_empty() {
             return Ok(());
         }
-        let told: Vec<String> = self.0.iter().map(|error| format!("\n  {error:#}")).collect();
+        let errors: Vec<String> = self.0.iter().map(|error| format!("\n  {error:#}")).collect();
         bail!(
-            "not everything could be taken down:{}\nsee to it and try again: \
+            "cannot remove everything:{}\nFix: resolve these errors and run again: \
              podwright down --state-dir {}",
-            told.concat(),
+            errors.concat(),
             layout.state().display()
         )
     }
 }
 
-/// Ends our pods in a runtime that was there before us, and stays.
-async fn end_guests(
+/// Stops the node's pods in an existing runtime, which keeps running.
+async fn end_pods_in_existing_runtime(
     endpoint: &str,
     record: &Record,
     grace: Grace,
@@ -303,18 +309,20 @@ async fn end_guests(
     say: &impl Fn(&str),
 ) -> anyhow::Result<()> {
     let parsed: Endpoint = endpoint.parse()?;
-    let client = Client::new(&parsed, Timeouts { call: CALL_PATIENCE });
-    let ended = pods::end(&client, Whose::Below(&record.cgroup_root), grace).await;
-    pods.tell(&ended, grace, &format!(" in {endpoint}"), say);
-    let told: Vec<String> = ended.troubles.iter().map(|error| format!("{error:#}")).collect();
-    match told.as_slice() {
+    let client = Client::new(&parsed, Timeouts { call: CALL_TIMEOUT });
+    let ended = pods::end(&client, PodSelection::Below(&record.cgroup_root), grace).await;
+    pods.report(&ended, grace, &format!(" in {endpoint}"), say);
+    let errors: Vec<String> = ended.errors.iter().map(|error| format!("{error:#}")).collect();
+    match errors.as_slice() {
         [] => Ok(()),
-        told => bail!("pods stay in the runtime {endpoint}: {}", told.join("; ")),
+        errors => {
+            bail!("cannot remove pods from the runtime {endpoint}: {}", errors.join("; "))
+        }
     }
 }
 
-/// Stops the private containerd, if there is one, after its pods. One that died is started once
-/// more: nobody else can take down what it had put up.
+/// Stops the private containerd, if there is one, after its pods. One that exited is started again,
+/// because only containerd can remove its sandboxes properly.
 async fn stop_private_runtime(
     layout: &Layout,
     lock: &NodeLock,
@@ -327,15 +335,15 @@ async fn stop_private_runtime(
     if layout.runtime_state().exists() {
         match end_private_pods(&containerd, lock, record, grace).await {
             Ok(ended) => {
-                pods.tell(&ended, grace, "", say);
-                for trouble in ended.troubles {
-                    say(&format!("ended by force: {trouble:#}"));
+                pods.report(&ended, grace, "", say);
+                for error in ended.errors {
+                    say(&format!("stopping by force: {error:#}"));
                 }
             }
-            Err(error) => say(&format!("pods are ended by force: {error:#}")),
+            Err(error) => say(&format!("stopping pods by force: {error:#}")),
         }
     }
-    if containerd.daemon().stop(RUNTIME_PATIENCE)? {
+    if containerd.daemon().stop(RUNTIME_STOP_TIMEOUT)? {
         say("containerd stopped");
     }
     Ok(())
@@ -346,11 +354,11 @@ async fn end_private_pods(
     lock: &NodeLock,
     record: &Record,
     grace: Grace,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<EndedPods> {
     containerd.start(&record.network, lock)?;
     containerd.ready().await?;
-    let client = Client::new(&containerd.endpoint()?, Timeouts { call: CALL_PATIENCE });
-    Ok(pods::end(&client, Whose::All, grace).await)
+    let client = Client::new(&containerd.endpoint()?, Timeouts { call: CALL_TIMEOUT });
+    Ok(pods::end(&client, PodSelection::All, grace).await)
 }
 
 #[cfg(test)]
@@ -359,8 +367,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_counts_against_the_timeout() {
-        let of = |elapsed: u64, timeout: Option<u64>| Time {
+    fn elapsed_time_counts_against_the_timeout() {
+        let of = |elapsed: u64, timeout: Option<u64>| TimeBudget {
             began: Instant::now().checked_sub(Duration::from_secs(elapsed)).unwrap(),
             timeout: timeout.map(Duration::from_secs),
         };
@@ -373,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pod_is_one_pod() {
+    fn pod_count_is_pluralized() {
         assert_eq!([0, 1, 9].map(counted), ["0 pods", "1 pod", "9 pods"]);
     }
 }

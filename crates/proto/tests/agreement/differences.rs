@@ -1,12 +1,12 @@
-//! Where our messages and those of `k8s-cri` 0.11 (CRI of Kubernetes 1.32) differ, on purpose.
+//! Intended differences between our messages and those of `k8s-cri` 0.11 (CRI of Kubernetes 1.32).
 //!
 //! A field that gets lost and is not in these tables fails the tests.
 
 use prost_reflect::FieldDescriptor;
 
-/// Message, field, number, type and the Kubernetes release that brought it.
+/// Message, field, number, type and the Kubernetes release that added it.
 ///
-/// Nothing published can confirm these, so each is written down twice: here and in `proto/`.
+/// No published crate can confirm these, so each is written twice: here and in `proto/`.
 pub(crate) const NEWER_FIELDS: &[(&str, &str, u32, &str, &str)] = &[
     ("ContainerConfig", "stop_signal", 18, "Signal", "1.33"),
     ("ContainerStats", "io", 6, "IoUsage", "1.33"),
@@ -30,7 +30,7 @@ pub(crate) const NEWER_FIELDS: &[(&str, &str, u32, &str, &str)] = &[
     ("UpdatePodSandboxResourcesRequest", "resources", 3, "LinuxContainerResources", "1.33"),
 ];
 
-/// Messages and enums that are newer as a whole, with the release that brought them.
+/// Messages and enums that are newer as a whole, with the release that added them.
 pub(crate) const NEWER_TYPES: &[(&str, &str)] = &[
     ("IoUsage", "1.33"),
     ("PsiData", "1.33"),

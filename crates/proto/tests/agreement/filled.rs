@@ -1,4 +1,4 @@
-//! Messages with something in every field, and how they look by name.
+//! Messages with a value in every field, and their JSON form by field name.
 
 use prost_reflect::{
     DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage,
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::differences::{LEFT_OUT, TEXT_BEFORE, is_newer};
 
-/// Gives out values that are never empty and, as far as the type allows, never twice the same.
+/// Produces values that are never empty and, as far as the type allows, unique.
 #[derive(Default)]
 pub(crate) struct Filler {
     given: u32,
@@ -37,7 +37,7 @@ impl Filler {
         self.one(&field.kind())
     }
 
-    /// Integers are at the far end of their range, so that a narrower type shows.
+    /// Integers are at the far end of their range, so that a narrower type is detected.
     fn one(&mut self, kind: &Kind) -> Field {
         let n = self.next();
         match kind {

@@ -1,8 +1,8 @@
-//! Our CRI messages against the published `k8s-cri` crate.
+//! Comparison of our CRI messages with the published `k8s-cri` crate.
 //!
-//! Why not by hand: a field number is a fact that no compiler checks, and a wrong one shows up
-//! as a setting that silently does nothing. So every field of every message is filled, sent
-//! through the other crate's types and looked for under the same name there.
+//! No compiler checks a field number, and a wrong one shows up as a setting that silently does
+//! nothing. So every field of every message is filled, sent through the other crate's types and
+//! expected under the same name there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 mod differences;
@@ -18,7 +18,7 @@ use crate::filled::{Filler, by_name, rust_name};
 use crate::peer::{ENUMS, MESSAGES, Peer};
 
 #[test]
-fn every_field_arrives_under_its_own_name_and_comes_back() {
+fn every_field_round_trips_through_k8s_cri() {
     for (peer, message) in pairs() {
         let mut filler = Filler::default();
         agree(peer, &filler.message(&message), "all fields");
@@ -45,7 +45,7 @@ fn agree(peer: &Peer, sent: &DynamicMessage, case: &str) {
 }
 
 #[test]
-fn every_integer_has_the_width_and_sign_that_k8s_cri_gives_it() {
+fn every_integer_has_the_width_and_sign_of_k8s_cri() {
     let probes = [json!(-1), json!(1u64 << 40), json!(1u64 << 63)];
     for (peer, message) in pairs() {
         let (empty, _) = (peer.through_theirs)(&[]).unwrap();
@@ -111,7 +111,7 @@ fn every_message_has_a_peer_or_is_listed_as_newer() {
 }
 
 #[test]
-fn what_is_listed_as_newer_is_what_we_declare_and_what_k8s_cri_lacks() {
+fn fields_listed_as_newer_are_declared_here_and_missing_in_k8s_cri() {
     for (message, field, number, kind, since) in NEWER_FIELDS {
         let case = format!("{message}.{field}, since Kubernetes {since}");
         let declared = pool().get_message_by_name(&format!("runtime.v1.{message}")).unwrap();
@@ -125,12 +125,12 @@ fn what_is_listed_as_newer_is_what_we_declare_and_what_k8s_cri_lacks() {
     }
     let versions = NEWER_FIELDS.iter().map(|row| row.4).chain(NEWER_TYPES.iter().map(|row| row.1));
     for since in versions {
-        assert!(since > "1.32", "k8s-cri knows Kubernetes 1.32, so it knows what {since} brought");
+        assert!(since > "1.32", "k8s-cri covers Kubernetes 1.32, so it covers {since}");
     }
 }
 
 #[test]
-fn numbers_of_fields_left_out_are_never_used_for_others() {
+fn numbers_of_left_out_fields_are_reserved() {
     for (message, field, number, _) in LEFT_OUT {
         let declared = pool().get_message_by_name(&format!("runtime.v1.{message}")).unwrap();
         let reserved = declared.reserved_ranges().any(|range| range.contains(number));
@@ -138,9 +138,9 @@ fn numbers_of_fields_left_out_are_never_used_for_others() {
     }
 }
 
-/// With the message names proven above, this proves the methods' names.
+/// Together with the checks of message names above, this checks the names of the methods.
 #[test]
-fn every_method_takes_and_returns_what_its_name_says() {
+fn every_method_has_the_request_and_response_of_its_name() {
     let theirs = [
         k8s_cri::v1::runtime_service_server::SERVICE_NAME,
         k8s_cri::v1::image_service_server::SERVICE_NAME,
@@ -161,7 +161,7 @@ fn every_method_takes_and_returns_what_its_name_says() {
 }
 
 #[test]
-fn names_are_compared_as_rust_spells_them() {
+fn field_names_are_converted_to_rust_names() {
     let mount = pool().get_message_by_name("runtime.v1.Mount").unwrap();
     let config = pool().get_message_by_name("runtime.v1.ContainerConfig").unwrap();
     for (message, field, want) in [
@@ -194,7 +194,7 @@ fn decode(like: &DynamicMessage, bytes: &[u8]) -> DynamicMessage {
     DynamicMessage::decode(like.descriptor(), bytes).unwrap()
 }
 
-/// What of a message `k8s-cri` can be expected to understand.
+/// The part of a message that `k8s-cri` knows.
 fn without_newer(message: &DynamicMessage) -> DynamicMessage {
     let mut known = message.clone();
     for field in message.descriptor().fields().filter(is_newer) {

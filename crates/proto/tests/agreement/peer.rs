@@ -1,4 +1,4 @@
-//! The same types in both crates, side by side.
+//! The message and enum types that both crates define.
 
 use k8s_cri::v1::security_profile::ProfileType;
 use k8s_cri::v1::{
@@ -10,7 +10,7 @@ use prost_reflect::MessageDescriptor;
 use serde_json::Value;
 use serde_json::value::to_value;
 
-/// What they read, by name, and what they write.
+/// What `k8s-cri` read, by field name, and what it wrote back.
 type Passage = (Value, Vec<u8>);
 
 /// One message, as each crate's own type reads and writes it.
@@ -29,7 +29,7 @@ impl Peer {
     }
 }
 
-/// One enum of theirs.
+/// One enum of `k8s-cri`.
 pub(crate) struct PeerEnum {
     pub(crate) name: &'static str,
     pub(crate) name_of: fn(i32) -> Option<&'static str>,

@@ -1,8 +1,8 @@
-//! The API server of the simulation: the embedded one, behind a line that can go wrong.
+//! API server of the simulation: the embedded one, with fault injection in between.
 //!
-//! The server is real. What the agent's requests suffer on their way is said by [`ApiRule`]s; each
-//! request is on record, with what became of it. The user of a simulation has a line of their own
-//! that never breaks.
+//! The server is real. [`ApiRule`]s define the faults of the agent's requests; each request is
+//! recorded with its result. The user of a simulation has a connection of their own that never
+//! fails.
 
 mod rewrite;
 
@@ -30,34 +30,34 @@ use tower::{Service, ServiceExt};
 
 use rewrite::Rewrite;
 
-use super::chance::Chance;
+use super::crash_point::{CrashPoint, Moment};
 use super::journal::{Journal, RequestEntry};
-use super::tripwire::{Moment, Tripwire};
+use super::random::SeededRandom;
 
 pub use podwright_apiserver::registry::Verb;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What becomes of a request.
+/// Fault of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiFault {
     /// Refused with this code; nothing happens.
     Error(u16),
-    /// It happens, and is answered with an error all the same.
+    /// It is carried out, but the response is an error.
     DoneButError(u16),
     Delay(Duration),
-    /// Never answered, and nothing happens.
+    /// No response, and nothing happens.
     Hang,
-    /// It happens so much later; nobody is told.
+    /// Carried out this much later; no response.
     Late(Duration),
     /// The connection breaks before anything happens.
     Disconnect,
-    /// It happens, then the connection breaks.
+    /// Carried out, then the connection breaks.
     DoneButDisconnect,
-    /// It arrives twice, as through a proxy that tried again; the second answer is told.
+    /// Delivered twice, as through a proxy that retried; the second response is returned.
     Twice,
-    /// It happens, and its answer is held back until a later request of the same kind was
-    /// answered; at most so long, if none is.
+    /// Carried out, and its response is held back until a later request of the same kind was
+    /// answered; at most this long, if there is none.
     Overtaken(Duration),
 }
 
@@ -87,7 +87,7 @@ enum When {
     Percent(u64),
 }
 
-/// Which requests go wrong, and how.
+/// Which requests fail, and how.
 #[derive(Clone, Debug)]
 pub struct ApiRule {
     fault: ApiFault,
@@ -127,7 +127,7 @@ impl ApiRule {
         self
     }
 
-    fn strikes(&mut self, call: &ApiCall, chance: &mut Chance) -> bool {
+    fn applies(&mut self, call: &ApiCall, random: &mut SeededRandom) -> bool {
         let fits = self.verbs.as_ref().is_none_or(|verbs| verbs.contains(&call.verb))
             && self.resource.as_ref().is_none_or(|resource| *resource == call.resource)
             && self.name.as_ref().is_none_or(|name| *name == call.name);
@@ -138,7 +138,7 @@ impl ApiRule {
         match self.when {
             When::Always => true,
             When::First(n) => self.seen <= n,
-            When::Percent(percent) => chance.percent(percent),
+            When::Percent(percent) => random.percent(percent),
         }
     }
 }
@@ -152,12 +152,12 @@ pub struct ApiCall {
     pub namespace: String,
     pub name: String,
     pub fault: Option<ApiFault>,
-    /// The code of the answer; absent while there is none.
+    /// Status code of the response; absent while there is none.
     pub code: Option<u16>,
 }
 
 impl ApiCall {
-    /// It changes what users care about; events are only told.
+    /// Whether it changes more than Events.
     pub fn writes(&self) -> bool {
         let changes = match self.verb {
             Verb::Create | Verb::Delete | Verb::DeleteCollection | Verb::Patch | Verb::Update => {
@@ -182,7 +182,7 @@ impl fmt::Display for ApiCall {
     }
 }
 
-/// The server and everything that can happen on the way to it.
+/// The server and the faults on the way to it.
 #[derive(Clone)]
 pub struct Api {
     server: ApiServer,
@@ -192,25 +192,25 @@ pub struct Api {
 struct Shared {
     began: Instant,
     state: Mutex<State>,
-    /// Counts answers.
+    /// Counts responses.
     answers: watch::Sender<u64>,
     journal: Journal,
 }
 
 struct State {
     rules: Vec<ApiRule>,
-    chance: Chance,
+    random: SeededRandom,
     calls: Vec<ApiCall>,
     up: bool,
-    /// Cancelled when open watches are to break.
+    /// Cancelled to break open watches.
     watches: CancellationToken,
-    tripwire: Option<Arc<Tripwire>>,
-    /// What the agent's pods look like to it.
+    crash_point: Option<Arc<CrashPoint>>,
+    /// Edit of the agent's view of pods.
     rewrite: Option<Rewrite>,
 }
 
 impl Api {
-    /// Serves what is in the store, and these objects, which are put there first.
+    /// Serves the content of the store, to which these objects are added first.
     pub async fn start(
         seed: u64,
         clock: podwright_host::clock::Clock,
@@ -228,11 +228,11 @@ impl Api {
         let server = ApiServer::start(store, settings).await.expect("an API server");
         let state = State {
             rules: Vec::new(),
-            chance: Chance::new(seed, 11),
+            random: SeededRandom::new(seed, 11),
             calls: Vec::new(),
             up: true,
             watches: CancellationToken::new(),
-            tripwire: None,
+            crash_point: None,
             rewrite: None,
         };
         let (began, state, answers) = (Instant::now(), Mutex::new(state), watch::Sender::default());
@@ -240,12 +240,12 @@ impl Api {
         Self { server, shared: Arc::new(shared) }
     }
 
-    /// A client whose line never breaks.
+    /// A client whose connection never fails.
     pub fn users_client(&self) -> kube::Client {
         kube::Client::new(self.server.service(Identity::admin()), "default")
     }
 
-    /// The agent's client, until the agent's end.
+    /// The agent's client, valid until the agent's end.
     pub fn agents_client(&self, end: CancellationToken) -> kube::Client {
         let line = Line { api: self.clone(), end };
         kube::Client::new(line, "default")
@@ -255,14 +255,14 @@ impl Api {
         self.shared.state.lock().rules.push(rule);
     }
 
-    /// No rule holds any more, and the server can be reached.
+    /// Removes all rules and makes the server reachable.
     pub fn heal(&self) {
         let mut state = self.shared.state.lock();
         state.rules.clear();
         state.up = true;
     }
 
-    /// Nobody can be reached, and open watches break.
+    /// The server is unreachable, and open watches break.
     pub fn go_down(&self) {
         self.shared.state.lock().up = false;
         self.break_watches();
@@ -272,7 +272,7 @@ impl Api {
         self.shared.state.lock().up = true;
     }
 
-    /// Every open watch of the agent ends in the middle.
+    /// Every open watch of the agent breaks.
     pub fn break_watches(&self) {
         let mut state = self.shared.state.lock();
         std::mem::take(&mut state.watches).cancel();
@@ -289,21 +289,21 @@ impl Api {
         self.shared.state.lock().calls.clone()
     }
 
-    pub fn forget_calls(&self) {
+    pub fn clear_calls(&self) {
         self.shared.state.lock().calls.clear();
     }
 
-    pub(super) fn arm(&self, tripwire: Option<Arc<Tripwire>>) {
-        self.shared.state.lock().tripwire = tripwire;
+    pub(super) fn arm(&self, crash_point: Option<Arc<CrashPoint>>) {
+        self.shared.state.lock().crash_point = crash_point;
     }
 
-    /// Puts a request on record and says what is to become of it.
+    /// Records a request and returns its fault.
     fn arrive(&self, mut call: ApiCall) -> Arrival {
         let mut state = self.shared.state.lock();
         let state = &mut *state;
         let mut fault = None;
         for rule in &mut state.rules {
-            if rule.strikes(&call, &mut state.chance) {
+            if rule.applies(&call, &mut state.random) {
                 fault = fault.or_else(|| Some(rule.fault.clone()));
             }
         }
@@ -311,10 +311,10 @@ impl Api {
             fault = Some(ApiFault::Disconnect);
         }
         call.fault.clone_from(&fault);
-        let tripwire = state.tripwire.clone().filter(|_| call.writes());
+        let crash_point = state.crash_point.clone().filter(|_| call.writes());
         let place = state.calls.len();
         state.calls.push(call);
-        Arrival { place, fault, watches: state.watches.clone(), tripwire }
+        Arrival { place, fault, watches: state.watches.clone(), crash_point }
     }
 
     fn answered(&self, place: usize, code: u16) {
@@ -324,7 +324,7 @@ impl Api {
         self.shared.answers.send_modify(|count| *count += 1);
     }
 
-    /// Waits until a request of the same kind that came after this one was answered.
+    /// Waits until a later request of the same kind was answered.
     async fn overtaken(&self, place: usize) {
         let later = |_: &u64| {
             let calls = &self.shared.state.lock().calls;
@@ -335,7 +335,7 @@ impl Api {
             };
             after.any(|call| call.code.is_some() && same(call))
         };
-        // The sender lives as long as `self`.
+        // The sender exists as long as `self`.
         let _ = self.shared.answers.subscribe().wait_for(later).await;
     }
 }
@@ -344,10 +344,10 @@ struct Arrival {
     place: usize,
     fault: Option<ApiFault>,
     watches: CancellationToken,
-    tripwire: Option<Arc<Tripwire>>,
+    crash_point: Option<Arc<CrashPoint>>,
 }
 
-/// The agent's way to the server.
+/// The agent's connection to the server.
 #[derive(Clone)]
 struct Line {
     api: Api,
@@ -367,7 +367,7 @@ impl Service<Request<kube::client::Body>> for Line {
         let this = self.clone();
         Box::pin(async move {
             if this.end.is_cancelled() {
-                // The agent is dead; whatever still asks is nobody.
+                // The agent was killed; remaining requests of its tasks are ignored.
                 return std::future::pending().await;
             }
             this.serve(request).await
@@ -383,7 +383,7 @@ impl Line {
         let call = describe(&request, self.api.shared.began.elapsed());
         let (verb, resource, at) = (call.verb, call.resource.clone(), call.at);
         let of_pods = resource.split('/').next() == Some("pods");
-        let Arrival { place, fault, watches, tripwire } = self.api.arrive(call);
+        let Arrival { place, fault, watches, crash_point } = self.api.arrive(call);
         let (parts, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let entry = RequestEntry {
@@ -395,8 +395,8 @@ impl Line {
             fault: fault.as_ref().map(|fault| format!("{fault:?}")),
         };
         let journal = &self.api.shared.journal;
-        let asked = journal.request(at, &entry);
-        if tripwire.as_ref().is_some_and(|wire| wire.step(Moment::Before)) {
+        let request_line = journal.request(at, &entry);
+        if crash_point.as_ref().is_some_and(|point| point.step(Moment::Before)) {
             return std::future::pending().await;
         }
         let send = || self.send(parts.clone(), body.clone());
@@ -427,17 +427,17 @@ impl Line {
             }
             Some(ApiFault::Overtaken(most)) => {
                 let answer = send().await;
-                // Elapsed: nobody came by.
+                // Elapsed: no later request came.
                 let _ = tokio::time::timeout(most, self.api.overtaken(place)).await;
                 answer
             }
         };
-        if tripwire.as_ref().is_some_and(|wire| wire.step(Moment::After)) {
+        if crash_point.as_ref().is_some_and(|point| point.step(Moment::After)) {
             return std::future::pending().await;
         }
         let answer = answer?;
         self.api.answered(place, answer.status().as_u16());
-        journal.answer(&asked, self.api.shared.began.elapsed(), answer.status().as_u16());
+        journal.answer(&request_line, self.api.shared.began.elapsed(), answer.status().as_u16());
         let rewrite = self.api.shared.state.lock().rewrite.clone().filter(|_| of_pods);
         Ok(match (verb, rewrite) {
             (Verb::Watch, None) => answer.map(|body| breakable(body, watches)),
@@ -460,7 +460,7 @@ impl Line {
     }
 }
 
-/// A watch that ends in the middle when it is told to.
+/// A watch that breaks when it is cancelled.
 fn breakable(body: Body, broken: CancellationToken) -> Body {
     let whole = body.into_data_stream().map(|chunk| chunk.map_err(BoxError::from));
     let end = futures::stream::once(async { Err(BoxError::from("the connection broke")) });

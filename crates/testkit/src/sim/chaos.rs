@@ -1,9 +1,9 @@
-//! A schedule of user actions, faults and crashes, made from one seed.
+//! Chaos test: a schedule of user actions, faults and crashes, generated from one seed.
 //!
-//! The user keeps a list of what they asked for. When everything that goes wrong has gone wrong,
-//! the faults stop; then the world must become what the user asked for, and until then no law may
-//! have been broken ([`super::laws`]). Two pods are never touched: what happens around them must
-//! not be felt.
+//! The simulated user keeps a list of the requested pods. When all faults have happened, they stop;
+//! then the node must converge to what the user requested, and until then no invariant may have
+//! been violated ([`super::invariants`]). Two pods are never touched: faults around them must not affect
+//! them.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,69 +13,71 @@ use podwright_cri::fake::{ContainerState, EventFault, Fault, Features, Rpc, Rule
 use serde_json::json;
 
 use super::api::{ApiFault, ApiRule, Verb};
-use super::chance::Chance;
-use super::tripwire::{Counted, Moment};
-use super::wish::{APP, APP_2, FAILS, FLAKY, INIT, JOB, NODE, REMOTE, STUBBORN, Wish, wish};
-use super::{Options, Sim, laws, record};
+use super::crash_point::{Counted, Moment};
+use super::random::SeededRandom;
+use super::test_pod::{
+    APP, APP_2, FAILS, FLAKY, INIT, JOB, NODE, REMOTE, STUBBORN, TestPod, test_pod,
+};
+use super::{Options, Sim, invariants, record};
 
-/// After the faults stop, the world has this long to become what was asked for.
+/// Time to converge after the faults stop.
 const SETTLE: Duration = Duration::from_secs(15 * 60);
-/// More than this per minute is a storm, when there is nothing to do.
-const QUIET_API: usize = 4;
-const QUIET_RUNTIME: usize = 90;
+/// More requests than this per minute on an idle node are a failure.
+const IDLE_API_REQUESTS: usize = 4;
+const IDLE_RUNTIME_CALLS: usize = 90;
 
-/// What the user expects of a pod in the end.
+/// Expected final state of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expect {
+enum ExpectedState {
     Runs,
     Succeeds,
-    /// Whatever happened to it, it is over.
+    /// Finished, whatever happened to it.
     Ends,
     Held,
 }
 
 #[derive(Clone, Debug)]
-struct Asked {
-    wish: Wish,
+struct RequestedPod {
+    test_pod: TestPod,
     /// Of an API pod.
     uid: Option<String>,
     /// Of a static pod.
     file: Option<String>,
-    expect: Expect,
+    expect: ExpectedState,
     /// What to expect once it is no longer held.
-    unheld: Expect,
+    expect_after_hold: ExpectedState,
 }
 
-impl Asked {
+impl RequestedPod {
     /// The pod's name in the API.
     fn shown_as(&self) -> String {
         match &self.file {
-            Some(_) => format!("{}-{NODE}", self.wish.name()),
-            None => self.wish.name().to_owned(),
+            Some(_) => format!("{}-{NODE}", self.test_pod.name()),
+            None => self.test_pod.name().to_owned(),
         }
     }
 }
 
 pub struct Chaos {
     sim: Sim,
-    chance: Chance,
-    asked: Vec<Asked>,
-    /// UIDs, in the API, of pods that nobody touches.
+    random: SeededRandom,
+    requested: Vec<RequestedPod>,
+    /// UIDs, in the API, of pods that are never touched.
     quiet: Vec<String>,
     disturbed: Vec<String>,
     made: u64,
     log: Vec<String>,
 }
 
-/// Plays one seed. The error tells what broke, and how to see it again.
+/// Runs one seed. The error says what failed, and how to reproduce it.
 pub async fn play(seed: u64) -> Result<Vec<String>, String> {
-    let mut chance = Chance::new(seed, 1);
-    let features = *chance.of(&[Features::containerd_1_6(), Features::containerd_2()]);
+    let mut random = SeededRandom::new(seed, 1);
+    let features = *random.of(&[Features::containerd_1_6(), Features::containerd_2()]);
     let sim = Sim::started(Options { seed, features, ..Options::default() }).await;
     let mut chaos = Chaos {
         sim,
-        chance,
-        asked: Vec::new(),
+        random,
+        requested: Vec::new(),
         quiet: Vec::new(),
         disturbed: Vec::new(),
         made: 0,
@@ -88,13 +90,13 @@ pub async fn play(seed: u64) -> Result<Vec<String>, String> {
         Err(problems) => {
             let mut text = format!(
                 "seed {seed}: {}\nreplay: PODWRIGHT_SIM_SEED={seed} cargo test -p \
-                 podwright-testkit --test sim one_seed -- --nocapture\n\nwhat was done:\n",
+                 podwright-testkit --test sim one_seed -- --nocapture\n\nactions:\n",
                 problems.join("\n  ")
             );
             for line in &chaos.log {
                 let _ = writeln!(text, "  {line}");
             }
-            let _ = write!(text, "\nwhat came of it:\n{}", chaos.sim.story());
+            let _ = write!(text, "\nresult:\n{}", chaos.sim.history());
             Err(text)
         }
     }
@@ -102,73 +104,79 @@ pub async fn play(seed: u64) -> Result<Vec<String>, String> {
 
 impl Chaos {
     async fn play(&mut self) -> Result<(), Vec<String>> {
-        self.make_the_quiet_ones().await;
-        let actions = 12 + self.chance.below(14);
+        self.create_untouched_pods().await;
+        let actions = 12 + self.random.below(14);
         for _ in 0..actions {
-            let pause = match self.chance.below(4) {
+            let pause = match self.random.below(4) {
                 0 => 0,
-                1 => self.chance.below(200),
-                2 => self.chance.below(2_000),
-                _ => self.chance.below(9_000),
+                1 => self.random.below(200),
+                2 => self.random.below(2_000),
+                _ => self.random.below(9_000),
             };
             self.sim.pass(Duration::from_millis(pause)).await;
-            self.raise_the_dead().await;
+            self.restart_crashed_agent().await;
             self.act().await;
         }
-        self.sim.pass(Duration::from_millis(self.chance.below(5_000))).await;
-        self.calm_down().await;
+        self.sim.pass(Duration::from_millis(self.random.below(5_000))).await;
+        self.stop_faults().await;
         self.settle().await?;
-        // Events that waited for the API server are still being told.
+        // Events that waited for the API server are still being sent.
         self.sim.pass(Duration::from_secs(60)).await;
-        let said = laws::chatter(&self.sim, 3).await;
+        let rate = invariants::request_rate(&self.sim, 3).await;
         let mut problems = self.problems();
-        if said.api > QUIET_API || said.runtime > QUIET_RUNTIME {
-            problems.push(format!("an idle node says too much per minute: {said:?}"));
+        if rate.api > IDLE_API_REQUESTS || rate.runtime > IDLE_RUNTIME_CALLS {
+            problems.push(format!("an idle node makes too many requests per minute: {rate:?}"));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
-    async fn make_the_quiet_ones(&mut self) {
-        let pod = wish("quiet").sidecar("side", APP).container("a", APP).container("b", APP);
-        let uid = self.ask(pod, Expect::Runs).await;
-        let pod = wish("still").container("app", APP);
+    async fn create_untouched_pods(&mut self) {
+        let pod = test_pod("quiet").sidecar("side", APP).container("a", APP).container("b", APP);
+        let uid = self.create_requested(pod, ExpectedState::Runs).await;
+        let pod = test_pod("still").container("app", APP);
         self.sim.write_manifest("still.json", &pod.manifest());
         self.sim.until_ready("quiet").await;
         let still = format!("still-{NODE}");
         self.sim.until_ready(&still).await;
         let mirror = self.sim.record.pod(&still).and_then(|pod| pod.metadata.uid.clone());
         let file = Some("still.json".to_owned());
-        self.asked.push(Asked {
-            wish: pod,
+        self.requested.push(RequestedPod {
+            test_pod: pod,
             uid: None,
             file,
-            expect: Expect::Runs,
-            unheld: Expect::Runs,
+            expect: ExpectedState::Runs,
+            expect_after_hold: ExpectedState::Runs,
         });
         self.quiet.push(uid);
         self.quiet.extend(mirror);
     }
 
-    async fn ask(&mut self, wish: Wish, expect: Expect) -> String {
-        let uid = self.sim.create(&wish).await;
-        let asked = Asked { wish, uid: Some(uid.clone()), file: None, expect, unheld: expect };
-        self.asked.push(asked);
+    async fn create_requested(&mut self, test_pod: TestPod, expect: ExpectedState) -> String {
+        let uid = self.sim.create(&test_pod).await;
+        let requested = RequestedPod {
+            test_pod,
+            uid: Some(uid.clone()),
+            file: None,
+            expect,
+            expect_after_hold: expect,
+        };
+        self.requested.push(requested);
         uid
     }
 
-    /// A tripwire may have ended the agent.
-    async fn raise_the_dead(&mut self) {
+    /// A crash point may have ended the agent.
+    async fn restart_crashed_agent(&mut self) {
         if !self.sim.is_running() {
-            self.say("the agent died at a step; it is started again");
+            self.log_action("the agent was killed at a step; restarting it");
             self.sim.crash().await;
-            self.sim.pass(Duration::from_millis(self.chance.below(3_000))).await;
+            self.sim.pass(Duration::from_millis(self.random.below(3_000))).await;
             self.sim.start().await;
         }
     }
 
     async fn act(&mut self) {
         const WEIGHTS: [u64; 14] = [16, 8, 10, 5, 5, 5, 5, 4, 14, 14, 6, 4, 3, 1];
-        match self.chance.weighted(&WEIGHTS) {
+        match self.random.weighted(&WEIGHTS) {
             0 => self.create().await,
             1 => self.update().await,
             2 => self.delete().await,
@@ -177,8 +185,8 @@ impl Chaos {
             5 => self.edit_or_remove_manifest(),
             6 => self.hold_or_release().await,
             7 => self.hurt().await,
-            8 => self.spoil_runtime(),
-            9 => self.spoil_api(),
+            8 => self.inject_runtime_fault(),
+            9 => self.inject_api_fault(),
             10 => self.crash().await,
             11 => self.string_a_wire(),
             12 => self.take_something_down(),
@@ -186,198 +194,217 @@ impl Chaos {
         }
     }
 
-    fn say(&mut self, what: impl std::fmt::Display) {
+    fn log_action(&mut self, what: impl std::fmt::Display) {
         self.log.push(format!("{:?} {what}", self.sim.age()));
     }
 
-    // === What users do ===
+    // === User actions ===
 
     fn new_name(&mut self) -> String {
         self.made += 1;
         format!("p{}", self.made)
     }
 
-    fn new_pod(&mut self, name: &str) -> (Wish, Expect) {
-        let pod = wish(name);
-        match self.chance.below(8) {
-            0 => (pod.container("app", APP), Expect::Runs),
-            1 => (pod.container("a", APP).container("b", FLAKY), Expect::Runs),
+    fn new_pod(&mut self, name: &str) -> (TestPod, ExpectedState) {
+        let pod = test_pod(name);
+        match self.random.below(8) {
+            0 => (pod.container("app", APP), ExpectedState::Runs),
+            1 => (pod.container("a", APP).container("b", FLAKY), ExpectedState::Runs),
             2 => {
                 let pod = pod.init("first", INIT).sidecar("side", APP);
-                (pod.container("a", APP).container("b", APP), Expect::Runs)
+                (pod.container("a", APP).container("b", APP), ExpectedState::Runs)
             }
-            3 => (pod.restart("Never").container("job", JOB), Expect::Ends),
-            4 => (pod.restart("OnFailure").container("job", JOB), Expect::Succeeds),
-            5 => (pod.restart("Never").init("first", FAILS).container("job", JOB), Expect::Ends),
-            6 => (pod.container("app", REMOTE), Expect::Runs),
-            _ => (pod.grace(4).host_network().container("app", STUBBORN), Expect::Runs),
+            3 => (pod.restart("Never").container("job", JOB), ExpectedState::Ends),
+            4 => (pod.restart("OnFailure").container("job", JOB), ExpectedState::Succeeds),
+            5 => (
+                pod.restart("Never").init("first", FAILS).container("job", JOB),
+                ExpectedState::Ends,
+            ),
+            6 => (pod.container("app", REMOTE), ExpectedState::Runs),
+            _ => (pod.grace(4).host_network().container("app", STUBBORN), ExpectedState::Runs),
         }
     }
 
     async fn create(&mut self) {
         let name = self.new_name();
-        let (wish, expect) = self.new_pod(&name);
-        self.say(format_args!("create {name}: {}", wish.value()["spec"]));
-        self.ask(wish, expect).await;
+        let (test_pod, expect) = self.new_pod(&name);
+        self.log_action(format_args!("create {name}: {}", test_pod.value()["spec"]));
+        self.create_requested(test_pod, expect).await;
     }
 
-    /// One of the API pods that may be touched, by its place in the list.
-    fn some_pod(&mut self, which: fn(&Asked) -> bool) -> Option<usize> {
-        let touchable = |asked: &Asked| !matches!(asked.wish.name(), "quiet" | "still");
-        let places: Vec<usize> = (0..self.asked.len())
-            .filter(|place| touchable(&self.asked[*place]) && which(&self.asked[*place]))
+    /// One of the API pods that may be touched, by its index in the list.
+    fn some_pod(&mut self, which: fn(&RequestedPod) -> bool) -> Option<usize> {
+        let touchable =
+            |requested: &RequestedPod| !matches!(requested.test_pod.name(), "quiet" | "still");
+        let places: Vec<usize> = (0..self.requested.len())
+            .filter(|place| touchable(&self.requested[*place]) && which(&self.requested[*place]))
             .collect();
-        if places.is_empty() { None } else { Some(*self.chance.of(&places)) }
+        if places.is_empty() { None } else { Some(*self.random.of(&places)) }
     }
 
     async fn update(&mut self) {
         let Some(place) = self.some_pod(|a| a.file.is_none()) else { return };
-        let name = self.asked[place].wish.name().to_owned();
-        let runs_app = self.asked[place].wish.value()["spec"]["containers"][0]["image"] == APP;
-        if runs_app && self.chance.percent(60) {
-            let wish = self.asked[place].wish.clone();
-            let container = wish.value()["spec"]["containers"][0]["name"].as_str().unwrap();
-            self.say(format_args!("new image for {name}/{container}"));
+        let name = self.requested[place].test_pod.name().to_owned();
+        let runs_app =
+            self.requested[place].test_pod.value()["spec"]["containers"][0]["image"] == APP;
+        if runs_app && self.random.percent(60) {
+            let test_pod = self.requested[place].test_pod.clone();
+            let container = test_pod.value()["spec"]["containers"][0]["name"].as_str().unwrap();
+            self.log_action(format_args!("new image for {name}/{container}"));
             if self.sim.set_image(&name, container, APP_2).await {
-                self.asked[place].wish =
-                    wish.clone().edit(|p| p["spec"]["containers"][0]["image"] = APP_2.into());
+                self.requested[place].test_pod =
+                    test_pod.clone().edit(|p| p["spec"]["containers"][0]["image"] = APP_2.into());
             }
         } else {
-            let label = self.chance.below(1000).to_string();
-            self.say(format_args!("new label for {name}"));
+            let label = self.random.below(1000).to_string();
+            self.log_action(format_args!("new label for {name}"));
             self.sim.patch(&name, json!({ "metadata": { "labels": { "n": label } } })).await;
         }
     }
 
     async fn delete(&mut self) {
         let Some(place) = self.some_pod(|a| a.file.is_none()) else { return };
-        let asked = self.asked.remove(place);
-        let name = asked.wish.name();
-        let grace = *self.chance.of(&[None, None, Some(3), Some(0)]);
-        self.say(format_args!("delete {name} within {grace:?}"));
+        let requested = self.requested.remove(place);
+        let name = requested.test_pod.name();
+        let grace = *self.random.of(&[None, None, Some(3), Some(0)]);
+        self.log_action(format_args!("delete {name} within {grace:?}"));
         self.sim.delete(name, grace).await;
-        if grace.is_none() && self.chance.percent(30) {
-            self.sim.pass(Duration::from_millis(self.chance.below(3_000))).await;
-            let grace = *self.chance.of(&[Some(2), Some(0)]);
-            self.say(format_args!("delete {name} again within {grace:?}"));
+        if grace.is_none() && self.random.percent(30) {
+            self.sim.pass(Duration::from_millis(self.random.below(3_000))).await;
+            let grace = *self.random.of(&[Some(2), Some(0)]);
+            self.log_action(format_args!("delete {name} again within {grace:?}"));
             self.sim.delete(name, grace).await;
         }
     }
 
-    /// Deletes a pod by force and asks for another one of its name at once.
+    /// Force-deletes a pod and creates another one of its name at once.
     async fn replace(&mut self) {
         let Some(place) = self.some_pod(|a| a.file.is_none()) else { return };
-        let asked = self.asked.remove(place);
-        let name = asked.wish.name().to_owned();
-        self.say(format_args!("replace {name}"));
+        let requested = self.requested.remove(place);
+        let name = requested.test_pod.name().to_owned();
+        self.log_action(format_args!("replace {name}"));
         self.sim.delete(&name, Some(0)).await;
-        let (wish, expect) = self.new_pod(&name);
-        self.ask(wish, expect).await;
+        let (test_pod, expect) = self.new_pod(&name);
+        self.create_requested(test_pod, expect).await;
     }
 
     fn write_manifest(&mut self) {
         let name = self.new_name();
-        let wish = wish(&name).container("app", APP);
+        let test_pod = test_pod(&name).container("app", APP);
         let file = format!("{name}.json");
-        self.say(format_args!("write {file}"));
-        self.sim.write_manifest(&file, &wish.manifest());
-        let (expect, unheld) = (Expect::Runs, Expect::Runs);
-        self.asked.push(Asked { wish, uid: None, file: Some(file), expect, unheld });
+        self.log_action(format_args!("write {file}"));
+        self.sim.write_manifest(&file, &test_pod.manifest());
+        let (expect, expect_after_hold) = (ExpectedState::Runs, ExpectedState::Runs);
+        self.requested.push(RequestedPod {
+            test_pod,
+            uid: None,
+            file: Some(file),
+            expect,
+            expect_after_hold,
+        });
     }
 
     fn edit_or_remove_manifest(&mut self) {
         let Some(place) = self.some_pod(|a| a.file.is_some()) else { return };
-        let file = self.asked[place].file.clone().unwrap();
-        match self.chance.below(3) {
+        let file = self.requested[place].file.clone().unwrap();
+        match self.random.below(3) {
             0 => {
-                self.say(format_args!("edit {file}"));
-                let image = *self.chance.of(&[APP, APP_2]);
-                let wish = self.asked[place].wish.clone();
-                let wish = wish.edit(|pod| pod["spec"]["containers"][0]["image"] = image.into());
-                self.sim.write_manifest(&file, &wish.manifest());
-                self.asked[place].wish = wish;
+                self.log_action(format_args!("edit {file}"));
+                let image = *self.random.of(&[APP, APP_2]);
+                let test_pod = self.requested[place].test_pod.clone();
+                let test_pod =
+                    test_pod.edit(|pod| pod["spec"]["containers"][0]["image"] = image.into());
+                self.sim.write_manifest(&file, &test_pod.manifest());
+                self.requested[place].test_pod = test_pod;
             }
             1 => {
-                self.say(format_args!("remove {file}"));
+                self.log_action(format_args!("remove {file}"));
                 self.sim.remove_manifest(&file);
-                self.asked.remove(place);
+                self.requested.remove(place);
             }
             _ => {
-                self.say(format_args!("spoil {file} and mend it"));
+                self.log_action(format_args!("break {file} and repair it"));
                 self.sim.write_manifest(&file, "{ not a pod");
-                let text = self.asked[place].wish.manifest();
+                let text = self.requested[place].test_pod.manifest();
                 self.sim.write_manifest(&file, &text);
             }
         }
     }
 
     async fn hold_or_release(&mut self) {
-        let holdable = |a: &Asked| a.file.is_none() && matches!(a.unheld, Expect::Runs);
-        let Some(place) = self.some_pod(holdable) else { return };
-        let name = self.asked[place].wish.name().to_owned();
-        let (value, expect) = match self.asked[place].expect {
-            Expect::Held => (json!(null), self.asked[place].unheld),
-            Expect::Runs | Expect::Succeeds | Expect::Ends => (json!("wait"), Expect::Held),
+        let holdable = |a: &RequestedPod| {
+            a.file.is_none() && matches!(a.expect_after_hold, ExpectedState::Runs)
         };
-        self.say(format_args!("hold {name}: {value}"));
+        let Some(place) = self.some_pod(holdable) else { return };
+        let name = self.requested[place].test_pod.name().to_owned();
+        let (value, expect) = match self.requested[place].expect {
+            ExpectedState::Held => (json!(null), self.requested[place].expect_after_hold),
+            ExpectedState::Runs | ExpectedState::Succeeds | ExpectedState::Ends => {
+                (json!("wait"), ExpectedState::Held)
+            }
+        };
+        self.log_action(format_args!("hold {name}: {value}"));
         let patch = json!({ "metadata": { "annotations": { "podwright/hold": value } } });
         if self.sim.patch(&name, patch).await {
-            self.asked[place].expect = expect;
+            self.requested[place].expect = expect;
         }
     }
 
-    // === What goes wrong ===
+    // === Faults ===
 
-    /// Somebody interferes with a pod in the runtime.
+    /// Interferes with a pod in the runtime.
     async fn hurt(&mut self) {
         let Some(place) = self.some_pod(|_| true) else { return };
-        let asked = self.asked[place].clone();
-        let name = asked.shown_as();
-        let containers = asked.wish.lasting();
-        let container = (*self.chance.of(&containers)).to_owned();
-        let (what, done) = match self.chance.below(5) {
+        let requested = self.requested[place].clone();
+        let name = requested.shown_as();
+        let containers = requested.test_pod.lasting();
+        let container = (*self.random.of(&containers)).to_owned();
+        let (what, done) = match self.random.below(5) {
             0 => ("kills", self.sim.fake.kill_container(&name, &container, 1)),
-            1 => ("runs out of memory in", self.sim.fake.oom_kill(&name, &container)),
-            2 => ("forgets", self.sim.fake.forget_container(&name, &container)),
+            1 => ("OOM kill in", self.sim.fake.oom_kill(&name, &container)),
+            2 => ("forgets", self.sim.fake.remove_container_externally(&name, &container)),
             3 => ("kills the sandbox around", self.sim.fake.kill_sandbox(&name)),
-            _ => ("loses track of", self.sim.fake.lose_track_of(&name, &container)),
+            _ => ("loses track of", self.sim.fake.lose_state_of(&name, &container)),
         };
-        self.say(format_args!("the world {what} {name}/{container}: {done}"));
+        self.log_action(format_args!("external change: {what} {name}/{container}: {done}"));
     }
 
-    fn spoil_runtime(&mut self) {
-        if self.chance.percent(15) {
-            let fault = match self.chance.below(3) {
+    fn inject_runtime_fault(&mut self) {
+        if self.random.percent(15) {
+            let fault = match self.random.below(3) {
                 0 => EventFault::Drop,
                 1 => EventFault::Duplicate,
-                _ => EventFault::Late(Duration::from_millis(self.chance.below(20_000))),
+                _ => EventFault::Late(Duration::from_millis(self.random.below(20_000))),
             };
-            let first = 1 + self.chance.below(10);
-            self.say(format_args!("the next {first} events: {fault:?}"));
+            let first = 1 + self.random.below(10);
+            self.log_action(format_args!("the next {first} events: {fault:?}"));
             self.sim.fake.disturb_events(Rule::on_events(fault).first(first));
             return;
         }
-        let rpc = *self.chance.of(&RPCS);
+        let rpc = *self.random.of(&RPCS);
         let fault = self.runtime_fault();
-        let first = 1 + self.chance.below(4);
+        let first = 1 + self.random.below(4);
         let mut rule = Rule::on(rpc, fault.clone()).first(first);
-        let pod = self.some_pod(|_| true).filter(|_| self.chance.percent(40));
+        let pod = self.some_pod(|_| true).filter(|_| self.random.percent(40));
         if let Some(place) = pod {
-            rule = rule.pod(self.asked[place].shown_as());
+            rule = rule.pod(self.requested[place].shown_as());
         }
-        self.say(format_args!("the next {first} {rpc:?} (one pod: {}): {fault:?}", pod.is_some()));
+        self.log_action(format_args!(
+            "the next {first} {rpc:?} (one pod: {}): {fault:?}",
+            pod.is_some()
+        ));
         self.sim.fake.fail(rule);
     }
 
     fn runtime_fault(&mut self) -> Fault {
-        let code = *self.chance.of(&[
+        let code = *self.random.of(&[
             podwright_cri::fake::Code::Unknown,
             podwright_cri::fake::Code::Unavailable,
             podwright_cri::fake::Code::DeadlineExceeded,
             podwright_cri::fake::Code::ResourceExhausted,
         ]);
-        let wait = Duration::from_millis(self.chance.below(15_000));
-        match self.chance.below(9) {
+        let wait = Duration::from_millis(self.random.below(15_000));
+        match self.random.below(9) {
             0 => Fault::Error(code, "a fault of the simulation".into()),
             1 => Fault::DoneButError(code, "a fault of the simulation".into()),
             2 => Fault::Delay(wait),
@@ -390,39 +417,41 @@ impl Chaos {
         }
     }
 
-    fn spoil_api(&mut self) {
-        if self.chance.percent(15) {
-            self.say("the watches break");
+    fn inject_api_fault(&mut self) {
+        if self.random.percent(15) {
+            self.log_action("the watches break");
             return self.sim.api.break_watches();
         }
-        let (verb, resource) = *self.chance.of(&REQUESTS);
-        let fault = self.chance.of(&ApiFault::each()).clone();
-        let first = 1 + self.chance.below(5);
-        self.say(format_args!("the next {first} {verb} {resource}: {fault:?}"));
+        let (verb, resource) = *self.random.of(&REQUESTS);
+        let fault = self.random.of(&ApiFault::each()).clone();
+        let first = 1 + self.random.below(5);
+        self.log_action(format_args!("the next {first} {verb} {resource}: {fault:?}"));
         self.sim.api.fail(ApiRule::on(verb, resource, fault).first(first));
     }
 
     async fn crash(&mut self) {
-        let away = Duration::from_millis(self.chance.below(6_000));
-        self.say(format_args!("the agent dies for {away:?}"));
+        let away = Duration::from_millis(self.random.below(6_000));
+        self.log_action(format_args!("the agent is down for {away:?}"));
         self.sim.crash().await;
         self.sim.pass(away).await;
         self.sim.start().await;
     }
 
-    /// The agent will die at one of its next steps.
+    /// The agent will be killed at one of its next steps.
     fn string_a_wire(&mut self) {
-        let moment = *self.chance.of(&[Moment::Before, Moment::After]);
-        let at = 1 + self.chance.below(12);
-        let counted = *self.chance.of(&[Counted::Changes, Counted::Files]);
-        self.say(format_args!("the agent will die at step {at} of {counted:?}, {moment:?}"));
+        let moment = *self.random.of(&[Moment::Before, Moment::After]);
+        let at = 1 + self.random.below(12);
+        let counted = *self.random.of(&[Counted::Changes, Counted::Files]);
+        self.log_action(format_args!(
+            "the agent will be killed at step {at} of {counted:?}, {moment:?}"
+        ));
         self.sim.trip(at, moment, counted);
     }
 
     fn take_something_down(&mut self) {
-        let away = Duration::from_millis(self.chance.below(45_000));
-        if self.chance.percent(50) {
-            self.say(format_args!("the runtime is down for {away:?}"));
+        let away = Duration::from_millis(self.random.below(45_000));
+        if self.random.percent(50) {
+            self.log_action(format_args!("the runtime is down for {away:?}"));
             let fake = self.sim.fake.clone();
             fake.go_down();
             tokio::spawn(async move {
@@ -430,7 +459,7 @@ impl Chaos {
                 fake.come_up();
             });
         } else {
-            self.say(format_args!("the API is down for {away:?}"));
+            self.log_action(format_args!("the API is down for {away:?}"));
             let api = self.sim.api.clone();
             api.go_down();
             tokio::spawn(async move {
@@ -441,25 +470,25 @@ impl Chaos {
     }
 
     async fn reboot(&mut self) {
-        self.say("the machine is started again");
-        // What ran on the machine does not survive it; until here it should have.
+        self.log_action("the machine reboots");
+        // Containers do not survive the reboot; until here they should have.
         self.disturbed.extend(self.disturbances());
         self.quiet.clear();
         self.sim.reboot().await;
     }
 
     fn disturbances(&self) -> Vec<String> {
-        self.quiet.iter().flat_map(|uid| laws::disturbances(&self.sim, uid)).collect()
+        self.quiet.iter().flat_map(|uid| invariants::disturbances(&self.sim, uid)).collect()
     }
 
-    // === What must come of it ===
+    // === Checks ===
 
-    async fn calm_down(&mut self) {
-        self.say("all faults end");
+    async fn stop_faults(&mut self) {
+        self.log_action("all faults end");
         self.sim.fake.heal();
         self.sim.fake.come_up();
         self.sim.api.heal();
-        self.raise_the_dead().await;
+        self.restart_crashed_agent().await;
         self.sim.untrip();
     }
 
@@ -475,23 +504,23 @@ impl Chaos {
         }
     }
 
-    /// Everything that is not as it should be in the end, or ever was not as it should.
+    /// Everything that is not as expected in the end, or violated an invariant at any time.
     fn problems(&self) -> Vec<String> {
-        let mut problems = laws::broken(&self.sim);
+        let mut problems = invariants::violations(&self.sim);
         problems.extend(self.unsettled());
         problems.extend(self.disturbed.clone());
         problems.extend(self.disturbances());
         problems
     }
 
-    /// What is not yet as the user asked for.
+    /// Differences between the requested and the actual state.
     fn unsettled(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut living = Vec::new();
         let mut names = Vec::new();
-        for asked in &self.asked {
-            let name = asked.shown_as();
-            problems.extend(self.problem_of(asked, &name, &mut living));
+        for requested in &self.requested {
+            let name = requested.shown_as();
+            problems.extend(self.problem_of(requested, &name, &mut living));
             names.push(name);
         }
         for pod in self.sim.record.pods() {
@@ -500,22 +529,27 @@ impl Chaos {
                 problems.push(format!("{name} was deleted and is still in the API"));
             }
         }
-        problems.extend(laws::leftovers(&self.sim, &living));
+        problems.extend(invariants::leftovers(&self.sim, &living));
         problems
     }
 
-    fn problem_of(&self, asked: &Asked, name: &str, living: &mut Vec<String>) -> Option<String> {
+    fn problem_of(
+        &self,
+        requested: &RequestedPod,
+        name: &str,
+        living: &mut Vec<String>,
+    ) -> Option<String> {
         let Some(pod) = self.sim.record.pod(name) else {
-            return Some(format!("{name} is not in the API"));
+            return Some(format!("{name} is missing in the API"));
         };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        if asked.uid.as_ref().is_some_and(|asked| *asked != uid) {
+        if requested.uid.as_ref().is_some_and(|requested| *requested != uid) {
             return Some(format!("{name} is another pod in the API"));
         }
         let phase = record::phase(&pod);
         let snapshot = self.sim.fake.snapshot();
         let mine = |pod: &podwright_cri::fake::PodRef| {
-            pod.is(name) && asked.uid.as_ref().is_none_or(|uid| pod.uid.as_str() == uid)
+            pod.is(name) && requested.uid.as_ref().is_none_or(|uid| pod.uid.as_str() == uid)
         };
         let running: Vec<&str> = snapshot
             .containers
@@ -523,42 +557,43 @@ impl Chaos {
             .filter(|c| mine(&c.pod) && c.state == ContainerState::Running)
             .map(|c| c.name.as_str())
             .collect();
-        match asked.expect {
-            Expect::Runs => {
+        match requested.expect {
+            ExpectedState::Runs => {
                 let node_uid = snapshot.sandboxes.iter().rfind(|s| mine(&s.pod) && s.ready);
                 living.extend(node_uid.map(|sandbox| sandbox.pod.uid.to_string()));
-                let mut want = asked.wish.lasting();
+                let mut want = requested.test_pod.lasting();
                 let mut have = running;
                 want.sort_unstable();
                 have.sort_unstable();
                 if want != have {
-                    return Some(format!("{name} should run {want:?} and runs {have:?}"));
+                    return Some(format!("{name} should run {want:?} but runs {have:?}"));
                 }
                 if phase != Phase::Running || !record::is_ready(&pod) {
-                    return Some(format!("{name} runs and is {} to the API", phase.as_str()));
+                    return Some(format!("{name} runs but is {} in the API", phase.as_str()));
                 }
-                stale_image(&asked.wish, &pod).map(|c| format!("{name}: {c} has an old image"))
+                stale_image(&requested.test_pod, &pod)
+                    .map(|c| format!("{name}: {c} has an old image"))
             }
-            Expect::Succeeds if phase == Phase::Succeeded && running.is_empty() => None,
-            Expect::Ends if phase.is_terminal() && running.is_empty() => None,
-            Expect::Held if phase == Phase::Pending && running.is_empty() => {
-                // Its cgroup and its folder may stay for when it is released.
+            ExpectedState::Succeeds if phase == Phase::Succeeded && running.is_empty() => None,
+            ExpectedState::Ends if phase.is_terminal() && running.is_empty() => None,
+            ExpectedState::Held if phase == Phase::Pending && running.is_empty() => {
+                // Its cgroup and its directory may stay until it is released.
                 living.push(uid);
                 None
             }
-            Expect::Succeeds | Expect::Ends | Expect::Held => Some(format!(
+            ExpectedState::Succeeds | ExpectedState::Ends | ExpectedState::Held => Some(format!(
                 "{name} should be {:?}, is {} and runs {running:?}",
-                asked.expect,
+                requested.expect,
                 phase.as_str()
             )),
         }
     }
 
-    /// What was done and what came of it, for comparing two runs of one seed.
+    /// Actions and results, for comparing two runs of one seed.
     fn trace(&self) -> Vec<String> {
         let mut trace = self.log.clone();
         trace.extend(self.sim.fake.calls().iter().map(ToString::to_string));
-        let shown = self.sim.record.sightings();
+        let shown = self.sim.record.recorded_pods();
         trace.extend(shown.iter().map(|s| {
             let phase = record::phase(&s.pod).as_str();
             format!("{:?} {} {phase} {}", s.at, s.name(), record::is_ready(&s.pod))
@@ -567,9 +602,9 @@ impl Chaos {
     }
 }
 
-/// A container whose status does not show the image that was asked for.
-fn stale_image(wish: &Wish, pod: &k8s_openapi::api::core::v1::Pod) -> Option<String> {
-    let containers = wish.value()["spec"]["containers"].as_array()?;
+/// A container whose status does not show the requested image.
+fn stale_image(test_pod: &TestPod, pod: &k8s_openapi::api::core::v1::Pod) -> Option<String> {
+    let containers = test_pod.value()["spec"]["containers"].as_array()?;
     let shown = record::containers(pod);
     containers.iter().find_map(|c| {
         let name = c["name"].as_str()?;

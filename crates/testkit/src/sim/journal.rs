@@ -1,10 +1,10 @@
 //! Journal of a simulation: every runtime call, API request and Event of the agent, as text.
 //!
-//! With `PODWRIGHT_SIM_JOURNAL=DIR` every world that a test makes writes one file below `DIR`,
-//! named after the test, the place of the world in that test and its seed. Two commits
+//! With `PODWRIGHT_SIM_JOURNAL=DIR` every simulation that a test creates writes one file below
+//! `DIR`, named after the test, the index of the simulation in that test and its seed. Two commits
 //! can be compared: `cargo xtask journals BASE`.
 //!
-//! Each line begins with the simulated time since the world began:
+//! Each line begins with the simulated time since the simulation began:
 //!
 //! ```text
 //! 0.015 cri web > RunPodSandbox {"config":{…}}
@@ -14,19 +14,20 @@
 //! 0.020 event Normal Started Pod default/web spec.containers{app}: Started container app
 //! ```
 //!
-//! What differs between two runs of one commit is no behaviour and is left out:
-//! - the directory the world stands on is written as `GROUND`;
-//! - tokio wakes those who wait for one `watch` channel in an order that it draws, so which of two
-//!   pods or of two requests comes first within one moment is chance. Lines of one moment are
-//!   therefore grouped by pod or request, in the order of their names; within a group they keep
-//!   their order. Versions of objects count writes, so they are written as `*`.
+//! What differs between two runs of one commit is not behaviour and is left out:
+//! - the directory of the simulation is written as `GROUND`;
+//! - tokio wakes the receivers of one `watch` channel in random order, so the order of two pods or
+//!   of two requests within one moment is random. Lines of one moment are therefore grouped by pod
+//!   or request, sorted by name; within a group they keep their order. Versions of objects count
+//!   writes, so they are written as `*`.
 //!
 //! That is not enough where the order has a consequence: which pod gets which container id or
-//! address, and which of two calls a fault meets that strikes a number of times. Such worlds may
-//! differ between two runs of one commit: 5 of 104 seeds of chaos did, and worlds of the fault
-//! matrix. `cargo xtask journals` runs both sides again and sets such worlds aside. The cure is a seed
-//! for tokio's own draws (`Builder::rng_seed`, `--cfg tokio_unstable`): `biased` in every `select!` is
-//! not enough, because receivers of a `watch` channel draw the order they are woken in.
+//! address, and which of two calls is hit by a fault that strikes a number of times. Such
+//! simulations may differ between two runs of one commit: 5 of 104 chaos seeds did, and simulations
+//! of the fault matrix. `cargo xtask journals` runs both sides again and sets them aside. A
+//! complete solution needs a seed for tokio's own random order (`Builder::rng_seed`, `--cfg
+//! tokio_unstable`): `biased` in every `select!` is not enough, because receivers of a `watch`
+//! channel are woken in random order.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -47,44 +48,44 @@ use super::api::Verb;
 
 /// Names the directory that journals are written below.
 pub const DIRECTORY: &str = "PODWRIGHT_SIM_JOURNAL";
-/// Stands in a journal for the directory of the world.
+/// Stands in a journal for the directory of the simulation.
 const GROUND: &str = "GROUND";
 
 thread_local! {
-    /// The journals of this thread's test; a simulation lives on one thread.
+    /// Journals of this thread's test; a simulation runs on one thread.
     static JOURNALS: RefCell<Option<Journals>> = const { RefCell::new(None) };
 }
 
-/// Where the worlds of one test write.
+/// Output directories of the simulations of one test.
 struct Journals {
     directory: PathBuf,
-    /// Where their own files are. The same each time: UIDs of static pods are made of it.
-    ground: PathBuf,
-    /// How many worlds were made.
-    worlds: usize,
-    /// Those of the simulation that runs.
+    /// Directory for the simulations' files. The same each time: UIDs of static pods depend on it.
+    environment: PathBuf,
+    /// How many simulations were created.
+    simulations: usize,
+    /// Journals of the running simulation.
     open: Vec<Arc<Writer>>,
 }
 
 impl Journals {
-    fn new(directory: PathBuf, ground: PathBuf) -> Self {
-        Self { directory, ground, worlds: 0, open: Vec::new() }
+    fn new(directory: PathBuf, environment: PathBuf) -> Self {
+        Self { directory, environment, simulations: 0, open: Vec::new() }
     }
 }
 
-/// Runs simulations that write journals below `directory`. Their files are below `ground`, which
+/// Runs simulations that write journals below `directory`. Their files are below `environment`, which
 /// must be the same for runs that are compared.
-pub fn recorded<T>(directory: &Path, ground: &Path, simulate: impl FnOnce() -> T) -> T {
-    let journals = Journals::new(directory.to_owned(), ground.to_owned());
+pub fn recorded<T>(directory: &Path, environment: &Path, simulate: impl FnOnce() -> T) -> T {
+    let journals = Journals::new(directory.to_owned(), environment.to_owned());
     let before = JOURNALS.replace(Some(journals));
     let output = simulate();
     JOURNALS.set(before);
     output
 }
 
-/// Where worlds of this thread keep their files, if they write journals. `default` is for those
-/// that were asked to by the environment.
-pub(super) fn ground(default: &Path) -> Option<PathBuf> {
+/// Directory for the files of this thread's simulations, if they write journals. `default` is used
+/// if journals were requested by the environment.
+pub(super) fn environment(default: &Path) -> Option<PathBuf> {
     if let Some(directory) = std::env::var_os(DIRECTORY) {
         JOURNALS.with_borrow_mut(|journals| {
             journals.get_or_insert_with(|| {
@@ -94,11 +95,11 @@ pub(super) fn ground(default: &Path) -> Option<PathBuf> {
             });
         });
     }
-    JOURNALS.with_borrow(|journals| journals.as_ref().map(|journals| journals.ground.clone()))
+    JOURNALS.with_borrow(|journals| journals.as_ref().map(|journals| journals.environment.clone()))
 }
 
-/// Ends the journals of this thread's simulation: what comes of its tasks when they are dropped
-/// belongs to no simulated time.
+/// Closes the journals of this thread's simulation: what its tasks do when they are dropped has no
+/// simulated time.
 pub(super) fn close() {
     let open = JOURNALS.with_borrow_mut(|journals| {
         journals.as_mut().map(|journals| std::mem::take(&mut journals.open))
@@ -124,15 +125,15 @@ pub struct Journal(Option<Arc<Writer>>);
 struct Writer {
     /// None: it is closed.
     pages: Mutex<Option<Pages>>,
-    ground: String,
+    environment: String,
 }
 
-/// What is written, and what is still to be.
+/// Written lines and lines still to be written.
 struct Pages {
     file: BufWriter<File>,
     /// The lines of one moment, each with the group it belongs to.
     moment: (u128, Vec<(String, String)>),
-    /// Of calls under way: whose they are.
+    /// Owners of the calls under way.
     calls: BTreeMap<u64, String>,
 }
 
@@ -145,7 +146,7 @@ impl Pages {
         self.moment.1.push((group.to_owned(), line));
     }
 
-    /// Writes what one moment held.
+    /// Writes the lines of one moment.
     fn turn(&mut self) {
         let (at, mut lines) = (self.moment.0, std::mem::take(&mut self.moment.1));
         lines.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -156,12 +157,12 @@ impl Pages {
 }
 
 impl Journal {
-    /// The journal of the next world of this thread's test, which stands on `ground`.
-    pub(super) fn of_next_world(seed: u64, ground: &Path) -> Self {
+    /// The journal of the next simulation of this thread's test, whose files are in `environment`.
+    pub(super) fn of_next_simulation(seed: u64, environment: &Path) -> Self {
         let path = JOURNALS.with_borrow_mut(|journals| {
             let journals = journals.as_mut()?;
-            journals.worlds += 1;
-            let name = format!("{:04}-seed-{seed}.journal", journals.worlds);
+            journals.simulations += 1;
+            let name = format!("{:04}-seed-{seed}.journal", journals.simulations);
             Some(journals.directory.join(name))
         });
         let Some(path) = path else { return Self(None) };
@@ -174,7 +175,7 @@ impl Journal {
                 moment: (0, Vec::new()),
                 calls: BTreeMap::new(),
             })),
-            ground: ground.to_string_lossy().into_owned(),
+            environment: environment.to_string_lossy().into_owned(),
         });
         JOURNALS.with_borrow_mut(|journals| {
             let journals = journals.as_mut().expect("it was there before");
@@ -183,7 +184,7 @@ impl Journal {
         Self(Some(writer))
     }
 
-    /// Writes runtime calls, if anything is written.
+    /// Observer that writes runtime calls; `None` if no journal is written.
     pub(super) fn of_calls(&self) -> Option<CallObserver> {
         self.0.as_ref()?;
         let this = self.clone();
@@ -195,12 +196,12 @@ impl Journal {
         match progress {
             CallProgress::Arrived { about, request, fault } => {
                 let pod = about.pod.as_ref();
-                let whose = pod.map_or("-".to_owned(), |pod| pod.name.name.to_string());
+                let owner = pod.map_or("-".to_owned(), |pod| pod.name.name.to_string());
                 let request = json(*rpc, request);
-                let fault = Trouble(fault.map(|fault| format!("{fault:?}")));
-                let line = format!("cri {whose} > {rpc} {request}{fault}");
-                self.write(|pages| pages.calls.insert(*seq, whose.clone()));
-                self.line(*at, &format!("cri {whose}"), &line);
+                let fault = FaultSuffix(fault.map(|fault| format!("{fault:?}")));
+                let line = format!("cri {owner} > {rpc} {request}{fault}");
+                self.write(|pages| pages.calls.insert(*seq, owner.clone()));
+                self.line(*at, &format!("cri {owner}"), &line);
             }
             CallProgress::Ended(outcome) => {
                 let outcome = match outcome {
@@ -208,16 +209,16 @@ impl Journal {
                     Outcome::Failed(code) => format!("{code:?}"),
                     Outcome::Abandoned => "abandoned".to_owned(),
                 };
-                let whose = self.write(|pages| pages.calls.remove(seq)).flatten();
-                let whose = whose.unwrap_or_default();
-                let line = format!("cri {whose} < {rpc} {outcome}");
-                self.line(*at, &format!("cri {whose}"), &line);
+                let owner = self.write(|pages| pages.calls.remove(seq)).flatten();
+                let owner = owner.unwrap_or_default();
+                let line = format!("cri {owner} < {rpc} {outcome}");
+                self.line(*at, &format!("cri {owner}"), &line);
             }
         }
     }
 
-    /// Writes an API request, and the Event that it carries, if it does. Returns what its answer is
-    /// written by.
+    /// Writes an API request, and the Event that it carries, if any. Returns the handle that writes
+    /// its response.
     pub(super) fn request(&self, at: Duration, request: &RequestEntry<'_>) -> String {
         if self.0.is_none() {
             return String::new();
@@ -226,22 +227,22 @@ impl Journal {
         let mut body: Value = serde_json::from_slice(body).unwrap_or_default();
         mask_versions(&mut body);
         let content = if body.is_null() { String::new() } else { format!(" {}", sorted(&body)) };
-        let fault = Trouble(fault.clone());
-        let asked = format!("{method} {}", masked_target(target));
-        self.line(at, &asked, &format!("api > {asked}{content}{fault}"));
+        let fault = FaultSuffix(fault.clone());
+        let request_line = format!("{method} {}", masked_target(target));
+        self.line(at, &request_line, &format!("api > {request_line}{content}{fault}"));
         if *resource == "events" && *verb == Verb::Create {
-            self.line(at, &asked, &format!("event {}", event(&body)));
+            self.line(at, &request_line, &format!("event {}", event(&body)));
         }
-        asked
+        request_line
     }
 
-    pub(super) fn answer(&self, asked: &str, at: Duration, code: u16) {
-        self.line(at, asked, &format!("api < {asked} {code}"));
+    pub(super) fn answer(&self, request_line: &str, at: Duration, code: u16) {
+        self.line(at, request_line, &format!("api < {request_line} {code}"));
     }
 
     fn line(&self, at: Duration, group: &str, text: &str) {
         let Some(writer) = &self.0 else { return };
-        let text = text.replace(&writer.ground, GROUND);
+        let text = text.replace(&writer.environment, GROUND);
         self.write(|pages| pages.line(at, group, text));
     }
 
@@ -250,7 +251,7 @@ impl Journal {
     }
 }
 
-/// Path and query, without the version that a watch begins at.
+/// Path and query, without the resource version that a watch begins at.
 fn masked_target(target: &str) -> String {
     const VERSION: &str = "resourceVersion=";
     let part = |part: &str| match part.strip_prefix(VERSION) {
@@ -260,7 +261,7 @@ fn masked_target(target: &str) -> String {
     target.split('&').map(part).collect::<Vec<_>>().join("&")
 }
 
-/// Versions of objects count the writes of everyone.
+/// Resource versions count the writes of all clients.
 fn mask_versions(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -287,10 +288,10 @@ pub(super) struct RequestEntry<'a> {
     pub fault: Option<String>,
 }
 
-/// What the simulation made go wrong, after everything else in the line.
-struct Trouble(Option<String>);
+/// Injected fault, appended to the line.
+struct FaultSuffix(Option<String>);
 
-impl fmt::Display for Trouble {
+impl fmt::Display for FaultSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(fault) => write!(f, " [{fault}]"),
@@ -332,7 +333,7 @@ fn json(rpc: Rpc, request: &[u8]) -> String {
     sorted(&value.expect("a request as JSON")).to_string()
 }
 
-/// With the members of every object in the order of their names.
+/// With the members of every object sorted by name.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(members) => {

@@ -1,4 +1,4 @@
-//! Everything the API server ever showed of pods, in order.
+//! Record of every pod object the API server ever served, in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use tokio::time::Instant;
 
 /// One pod at one moment.
 #[derive(Clone, Debug)]
-pub struct Sighting {
+pub struct RecordedPod {
     pub at: Duration,
-    /// The object was removed; `pod` is how it last was.
+    /// The object was removed; `pod` is its last state.
     pub gone: bool,
     pub pod: Arc<v1::Pod>,
 }
 
-impl Sighting {
+impl RecordedPod {
     pub fn uid(&self) -> &str {
         self.pod.metadata.uid.as_deref().unwrap_or_default()
     }
@@ -35,7 +35,7 @@ pub fn phase(pod: &v1::Pod) -> Phase {
     Phase::parse(pod.status.as_ref().and_then(|status| status.phase.as_deref()))
 }
 
-/// `None`: nobody said yet.
+/// `None`: not reported yet.
 pub fn condition(pod: &v1::Pod, kind: &str) -> Option<bool> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|c| c.type_ == kind).map(|c| c.status == "True")
@@ -58,25 +58,25 @@ pub fn containers(pod: &v1::Pod) -> Vec<&v1::ContainerStatus> {
 }
 
 #[derive(Clone)]
-pub struct Record(Arc<Mutex<Seen>>);
+pub struct Record(Arc<Mutex<RecordState>>);
 
 #[derive(Default)]
-struct Seen {
-    sightings: Vec<Sighting>,
+struct RecordState {
+    recorded_pods: Vec<RecordedPod>,
     /// By namespace and name.
     current: BTreeMap<(String, String), Arc<v1::Pod>>,
 }
 
 impl Record {
-    /// Forgets what was shown of pods that are gone: a long run would remember more than fits.
-    pub fn forget_the_gone(&self) {
+    /// Removes the records of pods that are gone: a long run would exceed the memory.
+    pub fn drop_removed_pods(&self) {
         let mut seen = self.0.lock();
         let living: BTreeSet<String> =
             seen.current.values().filter_map(|pod| pod.metadata.uid.clone()).collect();
-        seen.sightings.retain(|sighting| living.contains(sighting.uid()));
+        seen.recorded_pods.retain(|recorded| living.contains(recorded.uid()));
     }
 
-    /// Watches from now on, for as long as the runtime it is called in lives.
+    /// Watches from now on, until the runtime it is called in ends.
     pub fn start(client: kube::Client) -> Self {
         let this = Self(Arc::default());
         let seen = this.clone();
@@ -114,17 +114,17 @@ impl Record {
             true => drop(seen.current.remove(&key)),
             false => drop(seen.current.insert(key, pod.clone())),
         }
-        seen.sightings.push(Sighting { at, gone, pod });
+        seen.recorded_pods.push(RecordedPod { at, gone, pod });
         version
     }
 
-    pub fn sightings(&self) -> Vec<Sighting> {
-        self.0.lock().sightings.clone()
+    pub fn recorded_pods(&self) -> Vec<RecordedPod> {
+        self.0.lock().recorded_pods.clone()
     }
 
     /// What was shown of the pod with this UID.
-    pub fn of(&self, uid: &str) -> Vec<Sighting> {
-        self.0.lock().sightings.iter().filter(|s| s.uid() == uid).cloned().collect()
+    pub fn of(&self, uid: &str) -> Vec<RecordedPod> {
+        self.0.lock().recorded_pods.iter().filter(|s| s.uid() == uid).cloned().collect()
     }
 
     /// A pod of the default namespace as it is now.

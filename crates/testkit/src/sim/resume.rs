@@ -1,4 +1,5 @@
-//! A world that goes on where a real node stopped: its files, its runtime, its API objects.
+//! Simulation that continues from the recorded state of a real node: its files, its runtime, its
+//! API objects.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use jiff::Timestamp;
 use podwright_apiserver::document::Document;
 use podwright_apiserver::object::Object;
 use podwright_apiserver::registry::RESOURCES;
-use podwright_apiserver::store::{Act, Change, Expect, Key};
+use podwright_apiserver::store::{Change, Key, Precondition, WriteOp};
 use podwright_apiserver::{Limits, Store};
 use podwright_core::ids::SandboxId;
 use podwright_core::labels;
@@ -17,26 +18,26 @@ use podwright_host::clock::Clock;
 use podwright_proto::cri;
 use serde_json::Value;
 
-use super::ground::Ground;
-use super::{Options, Sim, wish};
+use super::environment::Environment;
+use super::{Options, Sim, test_pod};
 use crate::fixture::Fixture;
 
 /// Time between the end of the recorded agent and the start of the one under test.
 const PAUSE: Duration = Duration::from_secs(60);
-/// Where the database of an API server lies in the state directory of a standalone node.
+/// Path of the API server's database in the state directory of a standalone node.
 const DATABASE: &str = "api/objects.redb";
 
 impl Sim {
-    /// A world without an agent, in which everything is as the fixture says. `root` is the agent's
-    /// root directory among the fixture's files; what lies beside it is in [`Sim::state`].
+    /// A simulation without an agent, in the state that the fixture describes. `root` is the
+    /// agent's root directory among the fixture's files; the rest is in [`Sim::state`].
     pub async fn resume(options: Options, fixture: &Fixture, root: &str) -> Self {
         let taken: Timestamp = fixture.text("/takenAt").parse().expect("a time");
         let clock = Clock::simulated(taken + PAUSE);
-        let ground = Ground::new();
-        let state = ground.path().join("state");
+        let environment = Environment::new();
+        let state = environment.path().join("state");
         fixture.unpack(&state).expect("the files of the fixture");
-        std::fs::remove_dir(ground.root()).expect("an empty root directory");
-        std::fs::rename(state.join(root), ground.root()).expect("the root directory");
+        std::fs::remove_dir(environment.root()).expect("an empty root directory");
+        std::fs::rename(state.join(root), environment.root()).expect("the root directory");
         let database = state.join(DATABASE);
         let open = |clock: podwright_apiserver::Clock| match database.exists() {
             true => Store::open(&database, Limits::default(), clock),
@@ -44,14 +45,14 @@ impl Sim {
         };
         let open = |clock| open(clock).expect("the store of the fixture");
         let objects = objects(fixture);
-        let this = Self::around(options, clock, ground, open, objects).await;
+        let this = Self::around(options, clock, environment, open, objects).await;
         this.adopt(fixture).await;
         this
     }
 
-    /// What lies beside the agent's root directory in a fixture.
+    /// The fixture's files beside the agent's root directory.
     pub fn state(&self) -> PathBuf {
-        self.ground.path().join("state")
+        self.environment.path().join("state")
     }
 
     /// Puts the recorded sandboxes and containers into the runtime, under their own ids.
@@ -87,14 +88,14 @@ impl Sim {
             self.fake.name_next([string(container, "id")]);
             let create = client.create_container(
                 sandbox,
-                container_config(container, fixture.text("/root"), &self.ground.root()),
+                container_config(container, fixture.text("/root"), &self.environment.root()),
                 config.clone(),
             );
             let id = create.await.expect("a container");
             client.start_container(&id).await.expect("a container that starts");
             if container["state"] == "running" {
                 let (uid, _) = identity(&map(&container["labels"]));
-                self.ground.make_pod_cgroup(class(container), &uid);
+                self.environment.make_pod_cgroup(class(container), &uid);
             }
         }
         let exited = |state: &ContainerState| matches!(state, ContainerState::Exited { .. });
@@ -110,23 +111,23 @@ impl Sim {
             }
         }
         self.fake.choose_scripts(|_| None);
-        wish::stock(&self.fake);
-        self.fake.forget_calls();
+        test_pod::stock(&self.fake);
+        self.fake.clear_calls();
     }
 }
 
-/// The recorded objects of the API, as changes of an empty store.
+/// The recorded API objects, as changes of an empty store.
 fn objects(fixture: &Fixture) -> Vec<Change> {
     let change = |value: &Value| {
         let kind = string(value, "kind");
         let resource = RESOURCES.iter().find(|resource| resource.kind == kind);
-        let resource = resource.unwrap_or_else(|| panic!("{kind} is no kind of ours"));
+        let resource = resource.unwrap_or_else(|| panic!("{kind} is not a supported kind"));
         let metadata = &value["metadata"];
         let namespace = metadata["namespace"].as_str().unwrap_or_default();
         let key = Key::new(resource, namespace, &string(metadata, "name"));
         let object = Object::try_from(value.clone()).expect("an object");
-        let act = Act::Put { text: Document::text(object), previous: None };
-        Change { key, expect: Expect::Absent, act }
+        let op = WriteOp::Put { text: Document::text(object), previous: None };
+        Change { key, expect: Precondition::Absent, op }
     };
     fixture.list("/objects").iter().map(change).collect()
 }
@@ -151,7 +152,7 @@ fn identity(labels: &BTreeMap<String, String>) -> (String, String) {
     (label(labels::POD_UID), label(labels::CONTAINER_NAME))
 }
 
-/// The control group of a pod's QoS class, which the score of its containers tells.
+/// Cgroup of a pod's QoS class, derived from the OOM score of its containers.
 fn class(container: &Value) -> &'static str {
     match number(&container["resources"], "oomScoreAdj") {
         1000 => "besteffort",
@@ -179,7 +180,7 @@ fn sandbox_config(sandbox: &Value) -> cri::PodSandboxConfig {
     }
 }
 
-/// Paths below the recorded root directory are below ours now.
+/// Maps paths below the recorded root directory to the current one.
 fn container_config(container: &Value, recorded: &str, root: &Path) -> cri::ContainerConfig {
     let mounts = container["mounts"].as_array().into_iter().flatten().map(|mount| {
         let host_path = string(mount, "hostPath");

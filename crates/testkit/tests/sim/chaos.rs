@@ -1,8 +1,8 @@
-//! Seeds of mixed chaos: users act, everything fails, the agent dies, and in the end all is well.
+//! Chaos seeds: user actions, faults and agent crashes; in the end the node must converge.
 
 use podwright_testkit::sim::{self, chaos};
 
-/// How many seeds each test plays; `PODWRIGHT_LONG` plays many more.
+/// How many seeds each test runs; `PODWRIGHT_LONG` runs many more.
 fn seeds(share: u64) -> impl Iterator<Item = u64> {
     let each = if std::env::var_os("PODWRIGHT_LONG").is_some() { 1_000 } else { 26 };
     share * 1_000_000..share * 1_000_000 + each
@@ -10,29 +10,29 @@ fn seeds(share: u64) -> impl Iterator<Item = u64> {
 
 fn play_all(seeds: impl Iterator<Item = u64>) {
     for seed in seeds {
-        if let Err(story) = sim::run(chaos::play(seed)) {
-            panic!("{story}");
+        if let Err(history) = sim::run(chaos::play(seed)) {
+            panic!("{history}");
         }
     }
 }
 
 #[test]
-fn all_is_well_in_the_end_1() {
+fn node_converges_after_chaos_1() {
     play_all(seeds(1));
 }
 
 #[test]
-fn all_is_well_in_the_end_2() {
+fn node_converges_after_chaos_2() {
     play_all(seeds(2));
 }
 
 #[test]
-fn all_is_well_in_the_end_3() {
+fn node_converges_after_chaos_3() {
     play_all(seeds(3));
 }
 
 #[test]
-fn all_is_well_in_the_end_4() {
+fn node_converges_after_chaos_4() {
     play_all(seeds(4));
 }
 
@@ -43,7 +43,7 @@ fn one_seed() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_run() {
+fn same_seed_gives_the_same_run() {
     for seed in [7, 8] {
         let (one, two) = (sim::run(chaos::play(seed)), sim::run(chaos::play(seed)));
         let (one, two) = (one.unwrap(), two.unwrap());

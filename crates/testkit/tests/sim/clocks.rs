@@ -1,21 +1,21 @@
-//! The wall clock is stepped, and no pod notices.
+//! Steps of the wall clock, which must not affect pods.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use podwright_cri::fake::Rpc;
-use podwright_testkit::sim::wish::{APP, STUBBORN, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use podwright_testkit::sim::test_pod::{APP, STUBBORN, test_pod};
+use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;
 
-use crate::{lawful, phases, s};
+use crate::{assert_invariants, phases, s};
 
 #[test]
-fn a_step_of_an_hour_either_way_harms_no_pod() {
+fn clock_step_of_an_hour_harms_no_pod() {
     for hours in [1, -1] {
         sim::run(async {
             let sim = Sim::started(Options::default()).await;
-            let uid = sim.create(&wish("web").container("app", APP)).await;
-            let timed = wish("timed").container("app", APP);
+            let uid = sim.create(&test_pod("web").container("app", APP)).await;
+            let timed = test_pod("timed").container("app", APP);
             let timed = timed.edit(|pod| pod["spec"]["activeDeadlineSeconds"] = json!(600));
             let deadline = sim.create(&timed).await;
             sim.until_ready("web").await;
@@ -24,22 +24,22 @@ fn a_step_of_an_hour_either_way_harms_no_pod() {
             sim.patch("timed", json!({ "metadata": { "labels": { "a": "b" } } })).await;
             sim.pass(s(300)).await;
             for uid in [&uid, &deadline] {
-                assert_eq!(laws::disturbances(&sim, uid), [""; 0], "{hours} h");
+                assert_eq!(invariants::disturbances(&sim, uid), [""; 0], "{hours} h");
             }
-            // The deadline ends the pod when it is due, by our own clock.
+            // The deadline ends the pod on time, by the monotonic clock.
             sim.pass(s(310)).await;
             let seen = sim.record.of(&deadline);
             assert_eq!(phases(&seen).last(), Some(&"Failed"), "{hours} h");
-            lawful(&sim);
+            assert_invariants(&sim);
         });
     }
 }
 
 #[test]
-fn a_step_while_a_pod_stops_does_not_change_its_grace() {
+fn clock_step_does_not_change_a_running_grace_period() {
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
-        sim.create(&wish("web").grace(20).container("app", STUBBORN)).await;
+        sim.create(&test_pod("web").grace(20).container("app", STUBBORN)).await;
         sim.until_ready("web").await;
         sim.delete("web", None).await;
         sim.pass(s(1)).await;
@@ -48,17 +48,17 @@ fn a_step_while_a_pod_stops_does_not_change_its_grace() {
         assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
         sim.pass(s(8)).await;
         assert!(sim.record.pod("web").is_none());
-        assert!(record::phase(&sim.record.sightings().last().unwrap().pod).is_terminal());
+        assert!(record::phase(&sim.record.recorded_pods().last().unwrap().pod).is_terminal());
     });
 }
 
-/// The hardware clock ran two hours ahead until NTP set it back; then the container crashes. The
-/// instance that follows has an earlier creation time than the dead one.
+/// The hardware clock runs two hours ahead until NTP corrects it; then the container crashes. The
+/// next instance has an earlier creation time than the dead one.
 #[test]
 fn container_restarted_after_the_clock_was_set_back_is_not_killed() {
     sim::run(async {
         let mut sim = Sim::started(Options::default()).await;
-        sim.create(&wish("web").sidecar("side", APP).container("app", APP)).await;
+        sim.create(&test_pod("web").sidecar("side", APP).container("app", APP)).await;
         sim.until_ready("web").await;
         sim.clock.step_wall(SignedDuration::from_hours(-2));
         for name in ["app", "side"] {
@@ -68,23 +68,23 @@ fn container_restarted_after_the_clock_was_set_back_is_not_killed() {
             let counts = sim.record.pod("web").map(|pod| restarts(&pod));
             counts == Some(vec![1, 1]) && sim.fake.snapshot().running("web").len() == 2
         };
-        sim.until("both run again", s(60), restarted).await;
+        sim.until("both restarted", s(60), restarted).await;
         let started = sim.fake.count(Rpc::StartContainer);
         sim.pass(s(300)).await;
         sim.restart().await;
         sim.pass(s(300)).await;
-        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.story());
-        assert_eq!(sim.fake.count(Rpc::StartContainer), started, "{}", sim.story());
+        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.history());
+        assert_eq!(sim.fake.count(Rpc::StartContainer), started, "{}", sim.history());
         let pod = sim.record.pod("web").unwrap();
         assert_eq!(restarts(&pod), [1, 1]);
-        assert!(record::is_ready(&pod), "{}", sim.story());
-        // A second crash takes the next number, not one that is taken.
+        assert!(record::is_ready(&pod), "{}", sim.history());
+        // A second crash takes the next attempt number, not one that is in use.
         assert!(sim.fake.kill_container("web", "app", 1));
         let again = |sim: &Sim| sim.record.pod("web").map(|pod| restarts(&pod)) == Some(vec![2, 1]);
         sim.until("it runs a third time", s(60), again).await;
         sim.pass(s(60)).await;
-        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.story());
-        lawful(&sim);
+        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.history());
+        assert_invariants(&sim);
     });
 }
 

@@ -1,22 +1,22 @@
-//! The agent dies at every single step of a pod's life, and the pod's life goes on.
+//! Crash of the agent at every single step of a pod's lifecycle; the pod must not be affected.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1;
 use podwright_cri::fake::{Fault, Rpc};
-use podwright_testkit::sim::tripwire::{Counted, Moment};
-use podwright_testkit::sim::wish::{APP, INIT, JOB, NODE, Wish, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use podwright_testkit::sim::crash_point::{Counted, Moment};
+use podwright_testkit::sim::test_pod::{APP, INIT, JOB, NODE, TestPod, test_pod};
+use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;
 
-use crate::{clean, lawful, message, mounting, s, write_message};
+use crate::{assert_invariants, clean, message, mounting, s, write_message};
 
-/// A whole life with a death at step `k`, beside a pod that is only to be left in peace. Returns
+/// A whole pod lifecycle with a crash at step `k`, beside a pod that must not be affected. Returns
 /// how many steps were made until then.
-async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
+async fn lifecycle_with_crash(k: u64, moment: Moment, counted: Counted) -> u64 {
     let mut sim = Sim::started(Options::default()).await;
     sim.make::<v1::ConfigMap>("map", json!({ "data": { "key": "value" } })).await;
-    let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
+    let neighbour = sim.create(&test_pod("neighbour").container("app", APP)).await;
     sim.until_ready("neighbour").await;
     let wire = sim.trip(k, moment, counted);
     let mut web = web();
@@ -27,9 +27,9 @@ async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
     let web = sim.create(&web).await;
     let mirror = format!("static-{NODE}");
     let mut names = vec!["web"];
-    // A life for each look at a static pod would be many more, and tell nothing more.
+    // A run for each inspection of a static pod would take long and show nothing more.
     if counted != Counted::Everything {
-        sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
+        sim.write_manifest("static.json", &test_pod("static").container("app", APP).manifest());
         names.push(&mirror);
     }
     let ready = |sim: &Sim| {
@@ -37,7 +37,7 @@ async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
         names.iter().all(of)
     };
     carry_on(&mut sim, ready).await;
-    // An agent that comes back has the time to change its mind.
+    // A restarted agent gets time to act.
     let later = sim.age() + s(6);
     carry_on(&mut sim, |sim| sim.age() >= later).await;
     sim.delete("web", None).await;
@@ -49,24 +49,24 @@ async fn life(k: u64, moment: Moment, counted: Counted) -> u64 {
         sim.restart().await;
     }
     sim.pass(s(5)).await;
-    let told = format!("died at step {k} ({moment:?})");
-    lawful(&sim);
+    let context = format!("crashed at step {k} ({moment:?})");
+    assert_invariants(&sim);
     clean(&sim, std::slice::from_ref(&neighbour));
     let containers = [("web", "first"), ("web", "side"), ("web", "a"), ("web", "b")];
     for (pod, name) in containers.into_iter().chain([(mirror.as_str(), "app")]) {
         let runs = runs(&sim, pod, name);
-        assert!(runs <= 1, "{told}: {pod}/{name} ran {runs} times\n{}", sim.story());
+        assert!(runs <= 1, "{context}: {pod}/{name} ran {runs} times\n{}", sim.history());
     }
     for uid in [&neighbour, &web] {
-        let disturbed = laws::disturbances(&sim, uid);
-        assert!(disturbed.is_empty(), "{told}: {disturbed:?}\n{}", sim.story());
+        let disturbed = invariants::disturbances(&sim, uid);
+        assert!(disturbed.is_empty(), "{context}: {disturbed:?}\n{}", sim.history());
     }
     steps
 }
 
 /// A pod with all kinds of containers and two kinds of volumes.
-fn web() -> Wish {
-    let web = wish("web").init("first", INIT).sidecar("side", APP);
+fn web() -> TestPod {
+    let web = test_pod("web").init("first", INIT).sidecar("side", APP);
     web.container("a", APP).container("b", APP).edit(|pod| {
         let map = json!({ "name": "map", "configMap": { "name": "map" } });
         pod["spec"]["volumes"] = json!([map, { "name": "scratch", "emptyDir": {} }]);
@@ -85,11 +85,11 @@ fn runs(sim: &Sim, pod: &str, container: &str) -> usize {
     of.filter_map(|call| call.about.container_id.clone()).collect::<BTreeSet<_>>().len()
 }
 
-/// Waits until it holds; starts the agent again if it died meanwhile.
+/// Waits until the condition holds; restarts the agent if it crashed meanwhile.
 async fn carry_on(sim: &mut Sim, holds: impl Fn(&Sim) -> bool) {
     loop {
         let came = sim.eventually(s(300), |sim| holds(sim) || !sim.is_running()).await;
-        assert!(came, "never\n{}", sim.story());
+        assert!(came, "never\n{}", sim.history());
         if holds(sim) {
             return;
         }
@@ -99,11 +99,11 @@ async fn carry_on(sim: &mut Sim, holds: impl Fn(&Sim) -> bool) {
     }
 }
 
-/// A pod that ends by itself and leaves a message, with a death at step `k`.
+/// A pod that exits by itself and leaves a termination message, with a crash at step `k`.
 async fn job(k: u64, counted: Counted) -> u64 {
     let mut sim = Sim::started(Options::default()).await;
     let wire = sim.trip(k, Moment::Before, counted);
-    let wanted = wish("job").restart("Never").container("app", JOB).edit(|pod| {
+    let wanted = test_pod("job").restart("Never").container("app", JOB).edit(|pod| {
         pod["spec"]["volumes"] = json!([{ "name": "scratch", "emptyDir": {} }]);
         pod["spec"]["containers"][0]["volumeMounts"] =
             json!([{ "name": "scratch", "mountPath": "/scratch" }]);
@@ -117,8 +117,13 @@ async fn job(k: u64, counted: Counted) -> u64 {
     carry_on(&mut sim, done).await;
     let later = sim.age() + s(6);
     carry_on(&mut sim, |sim| sim.age() >= later).await;
-    let told = format!("died at step {k}");
-    assert_eq!(message(&sim, "job").as_deref(), Some("all is well"), "{told}\n{}", sim.story());
+    let context = format!("crashed at step {k}");
+    assert_eq!(
+        message(&sim, "job").as_deref(),
+        Some("all is well"),
+        "{context}\n{}",
+        sim.history()
+    );
     sim.delete("job", None).await;
     carry_on(&mut sim, |sim| sim.record.pods().is_empty()).await;
     sim.pass(s(5)).await;
@@ -127,40 +132,40 @@ async fn job(k: u64, counted: Counted) -> u64 {
         sim.restart().await;
     }
     sim.pass(s(5)).await;
-    lawful(&sim);
+    assert_invariants(&sim);
     clean(&sim, &[]);
     steps
 }
 
-/// Every step of a life in turn is the agent's last.
+/// Crashes the agent at every step of a lifecycle, one run each.
 fn every_step(moment: Moment, counted: Counted) {
-    let all = sim::run(life(u64::MAX, moment, counted));
-    assert!(all > 10, "a life has steps");
+    let all = sim::run(lifecycle_with_crash(u64::MAX, moment, counted));
+    assert!(all > 10, "a lifecycle has steps");
     for k in 1..=all {
-        sim::run(life(k, moment, counted));
+        sim::run(lifecycle_with_crash(k, moment, counted));
     }
 }
 
 #[test]
-fn the_agent_dies_before_each_change_it_would_make() {
+fn agent_killed_before_each_change() {
     every_step(Moment::Before, Counted::Changes);
 }
 
 #[test]
-fn the_agent_dies_before_each_change_to_files_and_control_groups() {
+fn agent_killed_before_each_change_to_files_and_cgroups() {
     every_step(Moment::Before, Counted::Files);
 }
 
 #[test]
-fn the_agent_dies_after_each_thing_it_asks_and_before_it_hears_the_answer() {
+fn agent_killed_after_each_request_before_the_response() {
     every_step(Moment::After, Counted::Everything);
 }
 
 #[test]
-fn message_of_a_finished_pod_survives_a_death_before_each_change() {
+fn termination_message_survives_a_crash_before_each_change() {
     for counted in [Counted::Changes, Counted::Files] {
         let all = sim::run(job(u64::MAX, counted));
-        assert!(all > 5, "a life has steps");
+        assert!(all > 5, "a lifecycle has steps");
         for k in 1..=all {
             sim::run(job(k, counted));
         }

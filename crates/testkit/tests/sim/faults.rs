@@ -1,4 +1,5 @@
-//! Each call and each request goes wrong in each way there is, once and again, in a pod's life.
+//! Fault matrix: each runtime call and API request fails in each way, once and repeatedly, during a
+//! pod's lifecycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,15 +9,15 @@ use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_cri::fake::{Call, Code, ExecReply, Fault, Features, Pull, Rpc, Rule, Script};
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
-use podwright_testkit::sim::wish::{APP, APP_2, INIT, NODE, Wish, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use podwright_testkit::sim::test_pod::{APP, APP_2, INIT, NODE, TestPod, test_pod};
+use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::{clean, lawful, mounting, s};
+use crate::{assert_invariants, clean, mounting, s};
 
-/// Calls that an agent makes in [`Scene::life`]. Those of one line go wrong in one life: none of
-/// them keeps another from being made.
+/// Calls that an agent makes in [`FaultScenario::run_lifecycle`]. Those of one line fail in one
+/// run: none of them prevents another.
 const RPCS: [&[Rpc]; 11] = [
     &[Rpc::Version, Rpc::RunPodSandbox, Rpc::PullImage],
     &[Rpc::Status, Rpc::CreateContainer, Rpc::StopPodSandbox],
@@ -47,22 +48,22 @@ const REQUESTS: [&[(Verb, &str)]; 7] = [
     &[(Verb::Watch, "nodes"), (Verb::Patch, "events"), (Verb::Watch, "services")],
 ];
 
-/// For a volume that is a mount, so that only root gets to ask for it.
+/// For a volume that is a mount, which needs root.
 const TOKEN: (Verb, &str) = (Verb::Create, "serviceaccounts/token");
 
-/// What goes wrong, and how.
+/// Which calls fail, and how.
 #[derive(Clone, Debug)]
-enum Trouble {
+enum InjectedFault {
     Runtime(Rpc, Fault),
     Api(Verb, &'static str, ApiFault),
 }
 
-impl Trouble {
-    /// Goes on until it is ended, if there is something to end.
+impl InjectedFault {
+    /// Continues until it is removed, if it has to be.
     fn begin(&self, sim: &Sim) -> Option<JoinHandle<()>> {
         match self {
             Self::Runtime(rpc, fault) => {
-                // Who is held back is overtaken by one who is not.
+                // A delayed request is overtaken by one that is not.
                 let times = if matches!(fault, Fault::Overtaken(_)) { 1 } else { 2 };
                 sim.fake.fail(Rule::on(*rpc, fault.clone()).first(times));
                 let stuck = *rpc == Rpc::PullImage && matches!(fault, Fault::Hang | Fault::Late(_));
@@ -72,7 +73,7 @@ impl Trouble {
                 let times = if matches!(fault, ApiFault::Overtaken(_)) { 1 } else { 2 };
                 sim.api.fail(ApiRule::on(*verb, resource, fault.clone()).first(times));
                 if (*verb, *resource) == (Verb::Get, "pods") {
-                    // Asked only by an agent that was told that its copy is out of date.
+                    // Requested only by an agent that was informed that its copy is out of date.
                     let refusal = ApiFault::Error(409);
                     sim.api.fail(ApiRule::on(Verb::Patch, "pods/status", refusal).first(times));
                 }
@@ -95,7 +96,7 @@ impl Trouble {
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Runtime(rpc, fault) => write!(f, "{rpc} {fault:?}"),
@@ -104,7 +105,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// A pull takes as long as it takes. It is for the runtime to end one that gets no further.
+/// A pull has no deadline. The runtime has to end one that makes no progress.
 fn end_pulls(sim: &Sim) -> JoinHandle<()> {
     let fake = sim.fake.clone();
     tokio::spawn(async move {
@@ -115,74 +116,80 @@ fn end_pulls(sim: &Sim) -> JoinHandle<()> {
     })
 }
 
-/// A world with a pod that nobody touches.
-struct Scene {
+/// A simulation with a pod that is never touched.
+struct FaultScenario {
     sim: Sim,
     neighbour: String,
-    /// The pod that lives and ends there.
-    web: Wish,
+    /// The pod that is created and deleted there.
+    web: TestPod,
 }
 
-impl Scene {
+impl FaultScenario {
     async fn new(features: Features) -> Self {
         let mut sim = Sim::new(Options { features, chores: true, ..Options::default() }).await;
         for image in [APP, INIT] {
             sim.fake.images().offer(image, Pull::takes(s(1)));
         }
-        sim.fake.script(APP, Script::forever().says("something for the log"));
-        // Each container is ready when it is asked for the third time.
-        let asked: Mutex<BTreeMap<String, u32>> = Mutex::default();
-        sim.fake.answer_exec(move |call| {
-            let mut asked = asked.lock();
-            let times = asked.entry(call.container_id.clone()).or_default();
+        sim.fake.script(APP, Script::forever().prints("something for the log"));
+        // Each container is ready at its third probe.
+        let requested: Mutex<BTreeMap<String, u32>> = Mutex::default();
+        sim.fake.handle_exec(move |call| {
+            let mut requested = requested.lock();
+            let times = requested.entry(call.container_id.clone()).or_default();
             *times += 1;
             Some(ExecReply::exits((*times < 3).into()))
         });
         sim.make::<v1::ConfigMap>("map", json!({ "data": { "key": "value" } })).await;
         sim.make::<v1::Secret>("secret", json!({ "stringData": { "key": "value" } })).await;
         sim.start().await;
-        let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
+        let neighbour = sim.create(&test_pod("neighbour").container("app", APP)).await;
         sim.until_ready("neighbour").await;
         Self { sim, neighbour, web: web() }
     }
 
-    /// An agent starts anew, into trouble; an API pod and a static pod live and end under it.
-    async fn life(&mut self, troubles: &[Trouble]) {
+    /// Restarts the agent with these faults; an API pod and a static pod start and end under it.
+    async fn run_lifecycle(&mut self, injected_faults: &[InjectedFault]) {
         let Self { sim, neighbour, web } = self;
-        let told: Vec<String> = troubles.iter().map(ToString::to_string).collect();
-        let told = told.join(", ");
+        let context: Vec<String> = injected_faults.iter().map(ToString::to_string).collect();
+        let context = context.join(", ");
         sim.crash().await;
         sim.fake.images().remove(INIT);
-        sim.fake.images().add(APP_2).expect("an image that nobody uses");
-        let begun: Vec<_> = troubles.iter().filter_map(|trouble| trouble.begin(sim)).collect();
+        sim.fake.images().add(APP_2).expect("an unused image");
+        let begun: Vec<_> =
+            injected_faults.iter().filter_map(|injected| injected.begin(sim)).collect();
         sim.start().await;
         sim.create(web).await;
-        sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
+        sim.write_manifest("static.json", &test_pod("static").container("app", APP).manifest());
         let mirror = format!("static-{NODE}");
         let ready =
             |sim: &Sim, name: &str| sim.record.pod(name).is_some_and(|pod| record::is_ready(&pod));
         let both = |sim: &Sim| ready(sim, "web") && ready(sim, &mirror);
-        sim.until(&format!("{told}: both pods are ready"), s(300), both).await;
-        assert!(sim.resize("web", "app", json!({ "cpu": "200m" })).await, "{told}");
+        sim.until(&format!("{context}: both pods are ready"), s(300), both).await;
+        assert!(sim.resize("web", "app", json!({ "cpu": "200m" })).await, "{context}");
         let resized = |sim: &Sim| cpu(sim).as_deref() == Some("200m");
-        sim.until(&format!("{told}: the resize is done"), s(300), resized).await;
-        // Logs are looked at every two seconds.
+        sim.until(&format!("{context}: the resize is done"), s(300), resized).await;
+        // Logs are checked every two seconds.
         sim.pass(s(3)).await;
         sim.delete("web", None).await;
         sim.remove_manifest("static.json");
         let gone = |sim: &Sim| sim.record.pods().len() == 1;
-        sim.until(&format!("{told}: both pods are gone"), s(300), gone).await;
+        sim.until(&format!("{context}: both pods are gone"), s(300), gone).await;
         let neighbours = std::slice::from_ref(neighbour);
         let nothing = |sim: &Sim| {
-            sim.fake.snapshot().sandboxes.len() == 1 && laws::leftovers(sim, neighbours).is_empty()
+            sim.fake.snapshot().sandboxes.len() == 1
+                && invariants::leftovers(sim, neighbours).is_empty()
         };
-        sim.until(&format!("{told}: nothing is left"), s(300), nothing).await;
+        sim.until(&format!("{context}: nothing is left"), s(300), nothing).await;
         clean(sim, neighbours);
-        lawful(sim);
-        let disturbed = laws::disturbances(sim, neighbour);
-        assert!(disturbed.is_empty(), "{told}: {disturbed:?}\n{}", sim.story());
-        for trouble in troubles {
-            assert!(trouble.came(sim), "{trouble} never came: nobody asked\n{}", sim.story());
+        assert_invariants(sim);
+        let disturbed = invariants::disturbances(sim, neighbour);
+        assert!(disturbed.is_empty(), "{context}: {disturbed:?}\n{}", sim.history());
+        for injected in injected_faults {
+            assert!(
+                injected.came(sim),
+                "{injected} never happened: no such request\n{}",
+                sim.history()
+            );
         }
         begun.iter().for_each(JoinHandle::abort);
         sim.fake.heal();
@@ -190,10 +197,9 @@ impl Scene {
     }
 }
 
-/// A pod that needs a bit of everything: an image from afar, a command that says when it is ready,
-/// a ConfigMap and a Secret.
-fn web() -> Wish {
-    wish("web").init("first", INIT).container("app", APP).edit(|pod| {
+/// A pod that needs an image pull, a readiness command, a ConfigMap and a Secret.
+fn web() -> TestPod {
+    test_pod("web").init("first", INIT).container("app", APP).edit(|pod| {
         pod["spec"]["volumes"] = json!([{ "name": "map", "configMap": { "name": "map" } }]);
         let app = &mut pod["spec"]["containers"][0];
         app["readinessProbe"] = json!({ "exec": { "command": ["ready"] }, "periodSeconds": 1 });
@@ -204,7 +210,7 @@ fn web() -> Wish {
     })
 }
 
-/// The CPU of `web` that the API shows as enforced.
+/// The CPU of `web` that the API shows as actuated.
 fn cpu(sim: &Sim) -> Option<String> {
     let pod = sim.record.pod("web")?;
     let app = pod.status.as_ref()?.container_statuses.as_ref()?.first()?;
@@ -227,28 +233,31 @@ fn runtime_faults() -> Vec<Fault> {
     ]
 }
 
-/// One life after the other in the same world, each with troubles of its own.
-fn play(features: Features, lives: impl IntoIterator<Item = Vec<Trouble>>) {
-    sim::run(async { play_in(Scene::new(features).await, lives).await });
+/// One lifecycle after the other in the same simulation, each with its own faults.
+fn play(features: Features, lifecycles: impl IntoIterator<Item = Vec<InjectedFault>>) {
+    sim::run(async { play_in(FaultScenario::new(features).await, lifecycles).await });
 }
 
-async fn play_in(mut scene: Scene, lives: impl IntoIterator<Item = Vec<Trouble>>) {
-    for troubles in lives {
-        scene.life(&troubles).await;
+async fn play_in(
+    mut scenario: FaultScenario,
+    lifecycles: impl IntoIterator<Item = Vec<InjectedFault>>,
+) {
+    for injected_faults in lifecycles {
+        scenario.run_lifecycle(&injected_faults).await;
     }
 }
 
 fn every_fault_of_calls(lines: &[&[Rpc]]) {
     for rpcs in lines {
-        // Runtimes differ in where their events come from.
+        // Runtimes differ in the source of their events.
         let features = match rpcs.contains(&Rpc::GetContainerEvents) {
             true => Features::containerd_2(),
             false => Features::containerd_1_6(),
         };
-        let lives = runtime_faults()
-            .into_iter()
-            .map(|fault| rpcs.iter().map(|rpc| Trouble::Runtime(*rpc, fault.clone())).collect());
-        play(features, lives);
+        let lifecycles = runtime_faults().into_iter().map(|fault| {
+            rpcs.iter().map(|rpc| InjectedFault::Runtime(*rpc, fault.clone())).collect()
+        });
+        play(features, lifecycles);
     }
 }
 
@@ -258,9 +267,9 @@ fn every_fault_of_requests(lines: &[&[(Verb, &'static str)]]) {
     }
 }
 
-fn every_fault_of(requests: &[(Verb, &'static str)]) -> impl Iterator<Item = Vec<Trouble>> {
+fn every_fault_of(requests: &[(Verb, &'static str)]) -> impl Iterator<Item = Vec<InjectedFault>> {
     ApiFault::each().into_iter().map(|fault| {
-        requests.iter().map(|(verb, of)| Trouble::Api(*verb, of, fault.clone())).collect()
+        requests.iter().map(|(verb, of)| InjectedFault::Api(*verb, of, fault.clone())).collect()
     })
 }
 
@@ -290,25 +299,25 @@ fn every_request_for_a_token_may_fail_in_every_way() {
         return;
     }
     sim::run(async {
-        let mut scene = Scene::new(Features::containerd_1_6()).await;
-        scene.sim.make::<v1::ServiceAccount>("robot", json!({})).await;
-        scene.web = web().with_token_of("robot");
-        play_in(scene, every_fault_of(&[TOKEN])).await;
+        let mut scenario = FaultScenario::new(Features::containerd_1_6()).await;
+        scenario.sim.make::<v1::ServiceAccount>("robot", json!({})).await;
+        scenario.web = web().with_token_of("robot");
+        play_in(scenario, every_fault_of(&[TOKEN])).await;
     });
 }
 
 #[test]
-fn whatever_is_asked_in_a_life_is_among_what_may_fail() {
+fn every_request_of_a_pod_lifecycle_is_in_the_fault_lists() {
     sim::run(async {
-        let mut scene = Scene::new(Features::containerd_1_6()).await;
-        scene.life(&[]).await;
+        let mut scenario = FaultScenario::new(Features::containerd_1_6()).await;
+        scenario.run_lifecycle(&[]).await;
         let (rpcs, requests) = (RPCS.concat(), REQUESTS.concat());
-        let asked = Rpc::ALL.iter().filter(|rpc| scene.sim.fake.count(**rpc) > 0);
-        let missing: Vec<&Rpc> = asked.filter(|rpc| !rpcs.contains(*rpc)).collect();
+        let requested = Rpc::ALL.iter().filter(|rpc| scenario.sim.fake.count(**rpc) > 0);
+        let missing: Vec<&Rpc> = requested.filter(|rpc| !rpcs.contains(*rpc)).collect();
         assert!(missing.is_empty(), "{missing:?}");
-        let calls = scene.sim.api.calls();
-        let asked = calls.iter().map(|call| (call.verb, call.resource.as_str()));
-        let missing: BTreeSet<String> = asked
+        let calls = scenario.sim.api.calls();
+        let requested = calls.iter().map(|call| (call.verb, call.resource.as_str()));
+        let missing: BTreeSet<String> = requested
             .filter(|request| !requests.contains(request))
             .map(|(verb, resource)| format!("{verb} {resource}"))
             .collect();
@@ -317,17 +326,17 @@ fn whatever_is_asked_in_a_life_is_among_what_may_fail() {
 }
 
 #[test]
-fn a_cgroup_that_cannot_be_looked_at_costs_no_container() {
+fn unreadable_cgroup_stops_no_container() {
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
-        sim.create(&wish("web").container("app", APP)).await;
+        sim.create(&test_pod("web").container("app", APP)).await;
         sim.until_ready("web").await;
-        sim.ground.hide_cgroups();
-        // Something that makes its worker look.
+        sim.environment.hide_cgroups();
+        // An event that makes its worker inspect the pod.
         assert!(sim.patch("web", json!({ "metadata": { "labels": { "a": "b" } } })).await);
         sim.pass(s(120)).await;
         assert_eq!(sim.fake.count(Rpc::StopContainer), 0);
-        sim.ground.show_cgroups();
+        sim.environment.show_cgroups();
         sim.pass(s(10)).await;
         assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
         sim.delete("web", None).await;
@@ -338,29 +347,29 @@ fn a_cgroup_that_cannot_be_looked_at_costs_no_container() {
 }
 
 #[test]
-fn a_pod_is_heard_of_while_the_runtime_does_not_answer_housekeeping() {
+fn new_pod_is_noticed_while_housekeeping_waits_for_the_runtime() {
     sim::run(async {
         let mut sim = Sim::started(Options::default()).await;
-        sim.create(&wish("left").container("app", APP)).await;
+        sim.create(&test_pod("left").container("app", APP)).await;
         sim.until_ready("left").await;
         sim.crash().await;
         sim.delete("left", Some(0)).await;
         sim.api.go_down();
         sim.start().await;
         sim.pass(s(5)).await;
-        // The orphan is known; whoever lists from now on waits.
+        // The orphan is known; every list call from now on waits.
         sim.fake.fail(Rule::on(Rpc::ListPodSandbox, Fault::Hang));
         sim.api.come_up();
-        sim.until("all sources are heard", s(60), |sim| sim.node().directory.sources_ready()).await;
+        sim.until("all sources are ready", s(60), |sim| sim.node().pod_index.sources_ready()).await;
         sim.pass(s(4)).await;
         let heard = |name: &str| {
-            sim.node().directory.pods().iter().any(|pod| pod.name.name.as_ref() == name)
+            sim.node().pod_index.pods().iter().any(|pod| pod.name.name.as_ref() == name)
         };
-        sim.create(&wish("new").container("app", APP)).await;
+        sim.create(&test_pod("new").container("app", APP)).await;
         sim.until("the new pod is known", s(10), |_| heard("new")).await;
         sim.fake.heal();
         sim.until_ready("new").await;
         let stopped = |sim: &Sim| sim.fake.snapshot().running("left").is_empty();
-        sim.until("the orphan is ended", s(300), stopped).await;
+        sim.until("the orphan is stopped", s(300), stopped).await;
     });
 }

@@ -1,4 +1,5 @@
-//! What clients of a node rely on: metrics, Events, pages of the kubelet server, API discovery.
+//! Interfaces that clients of a node rely on: metrics, Events, paths of the kubelet server, API
+//! discovery.
 //!
 //! Each test compares with a file in `tests/snapshots`; see `podwright_testkit::snapshot`.
 
@@ -10,21 +11,21 @@ use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::ListParams;
 use podwright_cri::fake::{Code, Condition, ExecReply, Fault, Features, Rpc, Rule, Script};
-use podwright_testkit::sim::wish::{APP, APP_2, FAILS, INIT, JOB, REMOTE, Wish, wish};
+use podwright_testkit::sim::test_pod::{APP, APP_2, FAILS, INIT, JOB, REMOTE, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};
 use podwright_testkit::snapshot;
 use serde_json::{Value, json};
 
 use crate::s;
-use crate::server::{ask, server};
+use crate::server::{request_page, server};
 
 fn check(name: &str, shown: &str) {
     snapshot::check(env!("CARGO_MANIFEST_DIR"), name, shown);
 }
 
 /// A pod of one container that runs, with these fields in the container.
-fn app(name: &str, fields: Value) -> Wish {
-    wish(name).container("app", APP).edit(|pod| {
+fn app(name: &str, fields: Value) -> TestPod {
+    test_pod(name).container("app", APP).edit(|pod| {
         let Value::Object(fields) = fields else { return };
         for (field, value) in fields {
             pod["spec"]["containers"][0][field] = value;
@@ -32,8 +33,8 @@ fn app(name: &str, fields: Value) -> Wish {
     })
 }
 
-fn with_spec(wish: Wish, fields: Value) -> Wish {
-    wish.edit(|pod| {
+fn with_spec(test_pod: TestPod, fields: Value) -> TestPod {
+    test_pod.edit(|pod| {
         let Value::Object(fields) = fields else { return };
         for (field, value) in fields {
             pod["spec"][field] = value;
@@ -45,7 +46,7 @@ fn exec(command: &str) -> Value {
     json!({ "exec": { "command": [command] } })
 }
 
-/// A probe that asks every second and gives up at once.
+/// A probe that runs every second and fails after one failure.
 fn probe(command: &str) -> Value {
     json!({ "exec": { "command": [command] }, "periodSeconds": 1, "failureThreshold": 1 })
 }
@@ -87,7 +88,7 @@ fn metrics(page: &str) -> String {
     shown
 }
 
-/// The label names of a sample: what stands before `="` outside quotes.
+/// The label names of a sample: the text before `="` outside quotes.
 fn label_names(labels: &str) -> Vec<String> {
     let Some(labels) = labels.strip_prefix('{') else { return Vec::new() };
     let (mut names, mut name, mut quoted, mut escaped) = (Vec::new(), String::new(), false, false);
@@ -120,14 +121,14 @@ fn metrics_keep_their_names_types_and_labels() {
         );
         let volumes = json!({ "volumes": [{ "name": "map", "configMap": { "name": "map" } }] });
         sim.create(&with_spec(web, volumes)).await;
-        sim.create(&wish("pulls").init("first", INIT).container("app", REMOTE)).await;
-        sim.create(&wish("crashes").container("app", FAILS)).await;
+        sim.create(&test_pod("pulls").init("first", INIT).container("app", REMOTE)).await;
+        sim.create(&test_pod("crashes").container("app", FAILS)).await;
         sim.create(&with_spec(
-            wish("big").container("app", APP),
+            test_pod("big").container("app", APP),
             json!({ "nodeSelector": { "no": "where" } }),
         ))
         .await;
-        sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
+        sim.write_manifest("static.json", &test_pod("static").container("app", APP).manifest());
         sim.until_ready("web").await;
         sim.until_ready("pulls").await;
         assert!(sim.resize("web", "app", json!({ "cpu": "200m" })).await);
@@ -138,11 +139,11 @@ fn metrics_keep_their_names_types_and_labels() {
         sim.pass(s(90)).await;
         let server = server(&sim);
         let mut shown = String::new();
-        // Twice: rates and the pages' own counters are there from the second time on.
+        // Twice: rates and the server's own counters exist from the second time on.
         for _ in 0..2 {
             shown.clear();
             for page in ["/metrics", "/metrics/cadvisor", "/metrics/resource", "/metrics/probes"] {
-                let (status, text) = ask(&server, Method::GET, page).await;
+                let (status, text) = request_page(&server, Method::GET, page).await;
                 assert_eq!(status, 200, "{page}: {text}");
                 writeln!(shown, "== {page}\n{}", metrics(&text)).unwrap();
             }
@@ -152,16 +153,16 @@ fn metrics_keep_their_names_types_and_labels() {
     });
 }
 
-/// Every Event that the API has, without what differs from pod to pod of one kind.
+/// Every Event in the API, without what differs from pod to pod of one kind.
 async fn events(sim: &Sim) -> BTreeSet<String> {
     let all: Api<v1::Event> = Api::all(sim.users_client());
     let all = all.list(&ListParams::default()).await.expect("events").items;
     let line = |event: v1::Event| {
         let object = event.involved_object;
         let of = |text: Option<String>| text.unwrap_or_default();
-        let ground = sim.ground.path().display().to_string();
-        let mut message = of(event.message).replace(&ground, "GROUND");
-        // What is called after its pod, with its UID.
+        let environment = sim.environment.path().display().to_string();
+        let mut message = of(event.message).replace(&environment, "GROUND");
+        // Objects named after the pod, with its UID.
         if let (Some(name), Some(uid)) = (&object.name, &object.uid) {
             message = message.replace(&format!("{name}_default({uid})"), "POD_default(UID)");
         }
@@ -171,7 +172,7 @@ async fn events(sim: &Sim) -> BTreeSet<String> {
     all.into_iter().map(line).collect()
 }
 
-/// Ids of containers and sandboxes are drawn by the runtime.
+/// Ids of containers and sandboxes are random.
 fn masked(message: &str) -> String {
     let is_id = |word: &str| word.len() == 64 && word.chars().all(|c| c.is_ascii_hexdigit());
     let mut text = String::new();
@@ -204,7 +205,7 @@ fn events_keep_their_types_reasons_and_texts() {
     check("events", &shown);
 }
 
-/// Lets happen what Events tell of.
+/// Causes the Events.
 async fn provoke(sim: &mut Sim) {
     let never = json!({ "imagePullPolicy": "Never", "image": "localhost/podwright/absent:1" });
     let absent = json!({ "image": "localhost/podwright/absent:1" });
@@ -216,10 +217,10 @@ async fn provoke(sim: &mut Sim) {
     let map = json!([{ "name": "map", "configMap": { "name": "absent" } }]);
     let grpc = json!({ "postStart": { "httpGet": { "port": 1, "host": "127.0.0.1" } } });
     let pods = [
-        wish("pulls").init("first", INIT).container("app", REMOTE),
-        wish("job").restart("Never").container("job", JOB),
-        wish("crashes").container("app", FAILS),
-        wish("fails").restart("Never").init("first", FAILS).container("app", APP),
+        test_pod("pulls").init("first", INIT).container("app", REMOTE),
+        test_pod("job").restart("Never").container("job", JOB),
+        test_pod("crashes").container("app", FAILS),
+        test_pod("fails").restart("Never").init("first", FAILS).container("app", APP),
         app("absent", absent),
         app("never", never),
         app("nameless", json!({ "image": "NOT an image" })),
@@ -235,22 +236,22 @@ async fn provoke(sim: &mut Sim) {
         app("port", port.clone()),
         app("port-taken", port),
         with_spec(
-            wish("selects").container("app", APP),
+            test_pod("selects").container("app", APP),
             json!({ "nodeSelector": { "no": "where" } }),
         ),
-        with_spec(wish("sysctl").container("app", APP), sysctl),
+        with_spec(test_pod("sysctl").container("app", APP), sysctl),
         with_spec(
             app("map", json!({ "volumeMounts": [{ "name": "map", "mountPath": "/map" }] })),
             json!({ "volumes": map }),
         ),
-        with_spec(wish("late").container("app", APP), json!({ "activeDeadlineSeconds": 30 })),
+        with_spec(test_pod("late").container("app", APP), json!({ "activeDeadlineSeconds": 30 })),
         app("resized", json!({ "resources": { "requests": { "cpu": "100m" } } })),
-        wish("sandboxless").container("app", APP),
-        wish("uncreated").container("app", APP),
-        wish("unstarted").container("app", APP),
-        wish("unstopped").container("app", APP),
-        wish("lost").container("app", APP),
-        wish("edited").container("app", APP),
+        test_pod("sandboxless").container("app", APP),
+        test_pod("uncreated").container("app", APP),
+        test_pod("unstarted").container("app", APP),
+        test_pod("unstopped").container("app", APP),
+        test_pod("lost").container("app", APP),
+        test_pod("edited").container("app", APP),
     ];
     let error = || Fault::Error(Code::Unknown, "a fault of the simulation".into());
     sim.fake.fail(Rule::on(Rpc::RunPodSandbox, error()).pod("sandboxless").first(2));
@@ -260,8 +261,8 @@ async fn provoke(sim: &mut Sim) {
     for pod in &pods {
         sim.create(pod).await;
     }
-    sim.write_manifest("bad.json", &wish("Bad_Name").container("app", APP).manifest());
-    sim.write_manifest("static.json", &wish("static").container("app", APP).manifest());
+    sim.write_manifest("bad.json", &test_pod("Bad_Name").container("app", APP).manifest());
+    sim.write_manifest("static.json", &test_pod("static").container("app", APP).manifest());
     for name in ["unhooked", "resized", "lost", "edited", "unstopped", "pulls"] {
         sim.until_ready(name).await;
     }
@@ -276,7 +277,7 @@ async fn provoke(sim: &mut Sim) {
     sim.pass(s(120)).await;
     sim.fake.set_network(Condition::not_ready("NetworkPluginNotReady", "no network yet"));
     sim.pass(s(10)).await;
-    sim.create(&wish("networkless").container("app", APP)).await;
+    sim.create(&test_pod("networkless").container("app", APP)).await;
     sim.pass(s(30)).await;
     sim.fake.set_network(Condition::Ready);
     sim.reboot().await;
@@ -322,14 +323,14 @@ fn pages_of_the_kubelet_server_keep_their_methods() {
     ];
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
-        sim.create(&wish("web").container("app", APP)).await;
+        sim.create(&test_pod("web").container("app", APP)).await;
         sim.until_ready("web").await;
         let server = server(&sim);
         let mut shown = String::new();
         for path in paths {
             write!(shown, "{path}:").unwrap();
             for method in [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE] {
-                let (status, _) = ask(&server, method.clone(), path).await;
+                let (status, _) = request_page(&server, method.clone(), path).await;
                 write!(shown, " {method} {status}").unwrap();
             }
             shown.push('\n');
@@ -339,7 +340,7 @@ fn pages_of_the_kubelet_server_keep_their_methods() {
 }
 
 #[test]
-fn api_server_keeps_what_it_serves() {
+fn api_discovery_is_unchanged() {
     sim::run(async {
         let sim = Sim::started(Options { api: true, ..Options::default() }).await;
         let client = sim.users_client();

@@ -5,18 +5,18 @@ use std::path::Path;
 
 use podwright_cri::fake::Features;
 use podwright_testkit::sim::journal::recorded;
-use podwright_testkit::sim::wish::{APP, INIT, wish};
+use podwright_testkit::sim::test_pod::{APP, INIT, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, chaos};
 use serde_json::json;
 
 use crate::s;
 
-/// What one simulation writes. `ground` is where its world stands.
-fn journal(ground: &Path, simulate: impl FnOnce()) -> String {
+/// What one simulation writes. `environment` is the directory of its files.
+fn journal(environment: &Path, simulate: impl FnOnce()) -> String {
     let directory = tempfile::tempdir().unwrap();
-    recorded(directory.path(), ground, simulate);
+    recorded(directory.path(), environment, simulate);
     let files: Vec<_> = fs::read_dir(directory.path()).unwrap().map(Result::unwrap).collect();
-    assert_eq!(files.len(), 1, "one world writes one journal");
+    assert_eq!(files.len(), 1, "one simulation writes one journal");
     fs::read_to_string(files[0].path()).unwrap()
 }
 
@@ -27,30 +27,30 @@ fn difference<'a>(one: &'a str, two: &'a str) -> Option<(usize, &'a str, &'a str
     found.or_else(|| (one != two).then_some((one.lines().count().min(two.lines().count()), "", "")))
 }
 
-fn chaos(ground: &Path, seed: u64) -> String {
-    journal(ground, || {
+fn chaos(environment: &Path, seed: u64) -> String {
+    journal(environment, || {
         sim::run(chaos::play(seed)).unwrap();
     })
 }
 
 #[test]
 fn same_seed_writes_the_same_journal_and_another_seed_another() {
-    let ground = tempfile::tempdir().unwrap();
-    let first = chaos(ground.path(), 7);
-    assert_eq!(difference(&first, &chaos(ground.path(), 7)), None);
-    assert!(difference(&first, &chaos(ground.path(), 8)).is_some());
+    let environment = tempfile::tempdir().unwrap();
+    let first = chaos(environment.path(), 7);
+    assert_eq!(difference(&first, &chaos(environment.path(), 7)), None);
+    assert!(difference(&first, &chaos(environment.path(), 8)).is_some());
 }
 
 #[test]
 fn node_with_chores_writes_the_same_journal_each_time() {
-    let ground = tempfile::tempdir().unwrap();
+    let environment = tempfile::tempdir().unwrap();
     let life = || {
-        journal(ground.path(), || {
+        journal(environment.path(), || {
             sim::run(async {
                 let features = Features::containerd_2();
                 let options = Options { chores: true, features, ..Options::default() };
                 let sim = Sim::started(options).await;
-                sim.create(&wish("web").init("first", INIT).container("app", APP)).await;
+                sim.create(&test_pod("web").init("first", INIT).container("app", APP)).await;
                 sim.until_ready("web").await;
                 sim.pass(s(400)).await;
                 sim.delete("web", None).await;
@@ -59,17 +59,17 @@ fn node_with_chores_writes_the_same_journal_each_time() {
         })
     };
     let first = life();
-    assert!(first.contains("/leases"), "the chores are part of it");
+    assert!(first.contains("/leases"), "the periodic tasks are part of it");
     assert_eq!(difference(&first, &life()), None);
 }
 
 #[test]
-fn journal_holds_requests_answers_and_events() {
-    let ground = tempfile::tempdir().unwrap();
-    let text = journal(ground.path(), || {
+fn journal_contains_requests_responses_and_events() {
+    let environment = tempfile::tempdir().unwrap();
+    let text = journal(environment.path(), || {
         sim::run(async {
             let sim = Sim::started(Options::default()).await;
-            let pod = wish("web").container("app", APP).edit(|pod| {
+            let pod = test_pod("web").container("app", APP).edit(|pod| {
                 pod["spec"]["containers"][0]["env"] = json!([{ "name": "KEY", "value": "seen" }]);
             });
             sim.create(&pod).await;
@@ -86,6 +86,6 @@ fn journal_holds_requests_answers_and_events() {
     line(&[" api > PATCH /api/v1/namespaces/default/pods/web/status", r#""Running""#]);
     line(&[" api < PATCH /api/v1/namespaces/default/pods/web/status", " 200"]);
     line(&[" event Normal Started Pod default/web spec.containers{app}: "]);
-    let path = ground.path().display().to_string();
+    let path = environment.path().display().to_string();
     assert!(!text.contains(&path), "paths of the machine are masked");
 }

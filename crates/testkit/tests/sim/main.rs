@@ -1,7 +1,8 @@
-//! Ring 1: the whole node in a world that exists only in memory.
+//! Simulations of the whole node on an in-memory runtime and API server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
+mod behaviour;
 mod chaos;
 mod clocks;
 mod crashes;
@@ -9,9 +10,8 @@ mod faults;
 mod frozen;
 mod images;
 mod journals;
-mod life;
+mod lifecycle;
 mod outage;
-mod rows;
 mod server;
 mod tokens;
 mod unreadable;
@@ -21,14 +21,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use podwright_testkit::report;
 use podwright_testkit::sim::Sim;
-use podwright_testkit::sim::laws::{clean, lawful};
-use podwright_testkit::sim::record::{self, Sighting};
+use podwright_testkit::sim::invariants::{assert_invariants, clean};
+use podwright_testkit::sim::record::{self, RecordedPod};
 
 const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Whether volumes in memory can be had: they are mounts, and for root.
+/// Whether memory volumes are available: they are mounts, which need root.
 fn mounting() -> bool {
     let root = report::is_root();
     if !root {
@@ -37,9 +37,9 @@ fn mounting() -> bool {
     root
 }
 
-/// What the only container of a pod writes before it exits, as soon as there is a file for it.
+/// Writes the termination message of a pod's only container, as soon as its file exists.
 fn write_message(sim: &Sim, uid: &str, text: &str) {
-    let files = sim.ground.root().join("pods").join(uid).join("containers/app");
+    let files = sim.environment.root().join("pods").join(uid).join("containers/app");
     for file in std::fs::read_dir(files).into_iter().flatten().flatten() {
         std::fs::write(file.path(), text).unwrap();
     }
@@ -55,9 +55,9 @@ fn message_of(pod: &v1::Pod) -> Option<String> {
     status.state.as_ref()?.terminated.as_ref()?.message.clone()
 }
 
-/// The phases a pod was shown in, each once.
-fn phases(sightings: &[Sighting]) -> Vec<&'static str> {
-    let mut phases: Vec<_> = sightings.iter().map(|s| record::phase(&s.pod).as_str()).collect();
+/// The phases a pod was reported in, each once.
+fn phases(recorded_pods: &[RecordedPod]) -> Vec<&'static str> {
+    let mut phases: Vec<_> = recorded_pods.iter().map(|s| record::phase(&s.pod).as_str()).collect();
     phases.dedup();
     phases
 }

@@ -1,17 +1,17 @@
-//! An API server that is away for long.
+//! Long outage of the API server.
 
-use podwright_testkit::sim::wish::{APP, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws};
+use podwright_testkit::sim::test_pod::{APP, test_pod};
+use podwright_testkit::sim::{self, Options, Sim, invariants};
 
-use super::{lawful, s};
+use super::{assert_invariants, s};
 
 #[test]
-fn an_api_server_that_is_away_for_ten_minutes_is_told_everything_when_it_is_back() {
+fn statuses_are_reported_after_a_ten_minute_api_outage() {
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
-        let steady = sim.create(&wish("steady").container("app", APP)).await;
-        sim.create(&wish("dies").container("app", APP)).await;
-        sim.create(&wish("goes").container("app", APP)).await;
+        let steady = sim.create(&test_pod("steady").container("app", APP)).await;
+        sim.create(&test_pod("dies").container("app", APP)).await;
+        sim.create(&test_pod("goes").container("app", APP)).await;
         for name in ["steady", "dies", "goes"] {
             sim.until_ready(name).await;
         }
@@ -20,15 +20,15 @@ fn an_api_server_that_is_away_for_ten_minutes_is_told_everything_when_it_is_back
         sim.api.go_down();
         assert!(sim.fake.kill_container("dies", "app", 3));
         sim.pass(s(600)).await;
-        assert_eq!(sim.fake.snapshot().running("dies"), ["app"], "it was started again");
+        assert_eq!(sim.fake.snapshot().running("dies"), ["app"], "it was restarted");
         assert!(sim.fake.snapshot().running("goes").is_empty());
         sim.api.come_up();
         sim.until_gone("goes").await;
         sim.pass(s(10)).await;
-        let told = sim.record.pod("dies").unwrap();
-        let container = &told.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
+        let pod = sim.record.pod("dies").unwrap();
+        let container = &pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
         assert_eq!(container.restart_count, 1);
-        assert_eq!(laws::disturbances(&sim, &steady), [""; 0]);
-        lawful(&sim);
+        assert_eq!(invariants::disturbances(&sim, &steady), [""; 0]);
+        assert_invariants(&sim);
     });
 }

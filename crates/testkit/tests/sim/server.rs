@@ -1,27 +1,27 @@
-//! The kubelet server before a node that lives in memory.
+//! The kubelet server of a simulated node.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::BodyExt;
-use podwright_node::server::{Server, Settings};
+use podwright_node::server::{Server, ServerSettings};
 use podwright_node::stats::Stats;
-use podwright_testkit::sim::chance::Chance;
-use podwright_testkit::sim::wish::{APP, wish};
+use podwright_testkit::sim::random::SeededRandom;
+use podwright_testkit::sim::test_pod::{APP, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};
 use tokio_util::sync::CancellationToken;
 
-use crate::{lawful, s};
+use crate::{assert_invariants, s};
 
-const SYNC_PATIENCE: u64 = 300;
+const SYNC_TIMEOUT: u64 = 300;
 
 pub(crate) fn server(sim: &Sim) -> Arc<Server> {
-    let settings = Settings {
+    let settings = ServerSettings {
         debugging: true,
         stream_idle: None,
         configuration: Bytes::from_static(b"{}"),
-        sync_patience: s(SYNC_PATIENCE),
+        sync_timeout: s(SYNC_TIMEOUT),
         version: "v1",
         commit: "",
     };
@@ -29,8 +29,8 @@ pub(crate) fn server(sim: &Sim) -> Arc<Server> {
     Server::new(sim.node(), stats, settings, CancellationToken::new())
 }
 
-/// A status, and as much of the body as comes within a second.
-pub(crate) async fn ask(server: &Server, method: Method, path: &str) -> (u16, String) {
+/// A status, and the part of the body that arrives within a second.
+pub(crate) async fn request_page(server: &Server, method: Method, path: &str) -> (u16, String) {
     let request = Request::builder().method(method).uri(path).body(()).unwrap();
     let answer = server.handle(request).await;
     let status = answer.status().as_u16();
@@ -40,16 +40,16 @@ pub(crate) async fn ask(server: &Server, method: Method, path: &str) -> (u16, St
 }
 
 #[test]
-fn row_15_a_loop_that_hangs_is_noticed_after_five_minutes() {
+fn hung_sync_loop_is_unhealthy_after_five_minutes() {
     sim::run(async {
         let mut sim = Sim::started(Options::default()).await;
         let server = server(&sim);
-        sim.pass(s(2 * SYNC_PATIENCE)).await;
-        let get = async |path: &str| ask(&server, Method::GET, path).await;
+        sim.pass(s(2 * SYNC_TIMEOUT)).await;
+        let get = async |path: &str| request_page(&server, Method::GET, path).await;
         assert_eq!(get("/healthz/syncloop").await, (200, "ok".into()));
-        // Nobody turns the loop any more; the server still answers.
+        // The loop no longer runs; the server still responds.
         sim.crash().await;
-        sim.pass(s(SYNC_PATIENCE - 5)).await;
+        sim.pass(s(SYNC_TIMEOUT - 5)).await;
         assert_eq!(get("/healthz/syncloop").await.0, 200);
         sim.pass(s(10)).await;
         let (status, text) = get("/healthz/syncloop").await;
@@ -63,7 +63,7 @@ fn row_15_a_loop_that_hangs_is_noticed_after_five_minutes() {
     });
 }
 
-/// What clients ask for, what they might, and what nobody should.
+/// Requests that clients make, could make, and should not make.
 const FIRST: [&str; 16] = [
     "pods",
     "runningpods",
@@ -116,24 +116,24 @@ const QUERIES: [&str; 14] = [
 ];
 
 #[test]
-fn whatever_is_asked_is_answered_as_it_should_be() {
+fn any_request_gets_a_fitting_status() {
     sim::run(async {
         let sim = Sim::started(Options::default()).await;
-        sim.create(&wish("web").container("app", APP)).await;
+        sim.create(&test_pod("web").container("app", APP)).await;
         sim.until_ready("web").await;
         let server = server(&sim);
-        let mut chance = Chance::new(7, 1);
+        let mut random = SeededRandom::new(7, 1);
         let methods = [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::HEAD];
         for _ in 0..3000 {
-            let method = chance.of(&methods).clone();
-            let mut path = format!("/{}", chance.of(&FIRST));
-            for _ in 0..chance.below(5) {
-                path = format!("{path}/{}", chance.of(&PARTS));
+            let method = random.of(&methods).clone();
+            let mut path = format!("/{}", random.of(&FIRST));
+            for _ in 0..random.below(5) {
+                path = format!("{path}/{}", random.of(&PARTS));
             }
-            let query = *chance.of(&QUERIES);
+            let query = *random.of(&QUERIES);
             path.push_str(query);
-            let (status, text) = ask(&server, method.clone(), &path).await;
-            // 500 is what those get whom the runtime lets down: it has no streams here.
+            let (status, text) = request_page(&server, method.clone(), &path).await;
+            // 500 where the runtime is needed: it has no streams here.
             let streams = ["/exec", "/attach", "/run", "/portForward"];
             let streams = streams.iter().any(|page| path.starts_with(page));
             let known = [200, 400, 404, 405, 422].contains(&status) || (status == 500 && streams);
@@ -144,6 +144,6 @@ fn whatever_is_asked_is_answered_as_it_should_be() {
                 assert!([404, 405].contains(&status), "{method} {path}: {status} {text}");
             }
         }
-        lawful(&sim);
+        assert_invariants(&sim);
     });
 }

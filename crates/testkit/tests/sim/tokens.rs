@@ -3,18 +3,18 @@
 use k8s_openapi::api::core::v1;
 use podwright_cri::fake::Rpc;
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
-use podwright_testkit::sim::wish::{APP, Wish, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use podwright_testkit::sim::test_pod::{APP, TestPod, test_pod};
+use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;
 
-use crate::{lawful, mounting, s};
+use crate::{assert_invariants, mounting, s};
 
 const TOKEN: &str = "serviceaccounts/token";
-/// A token of an hour is exchanged well before this long has passed.
+/// A token of one hour is renewed well before this.
 const RENEWED_WITHIN: u64 = 50 * 60;
 
-/// A world with a pod that runs and has a token.
-async fn scene(pod: &Wish) -> (Sim, String) {
+/// A simulation with a running pod that has a token.
+async fn pod_with_token(pod: &TestPod) -> (Sim, String) {
     let sim = Sim::started(Options::default()).await;
     sim.make::<v1::ServiceAccount>("robot", json!({})).await;
     sim.make::<v1::Secret>("secret", json!({ "stringData": { "key": "value" } })).await;
@@ -26,10 +26,10 @@ async fn scene(pod: &Wish) -> (Sim, String) {
 /// The token as the pod's containers read it.
 fn token(sim: &Sim, uid: &str) -> String {
     let path = format!("pods/{uid}/volumes/kubernetes.io~projected/token/token");
-    std::fs::read_to_string(sim.ground.root().join(path)).expect("a token")
+    std::fs::read_to_string(sim.environment.root().join(path)).expect("a token")
 }
 
-/// Token requests that were granted.
+/// Granted token requests.
 fn granted(sim: &Sim) -> usize {
     let calls = sim.api.calls();
     let granted = |call: &&sim::api::ApiCall| call.resource == TOKEN && call.code == Some(201);
@@ -47,17 +47,17 @@ fn token_is_renewed_after_a_restart_although_the_first_requests_fail() {
         return;
     }
     sim::run(async {
-        let web = wish("web").container("app", APP).with_token_of("robot");
-        let (mut sim, uid) = scene(&web).await;
+        let web = test_pod("web").container("app", APP).with_token_of("robot");
+        let (mut sim, uid) = pod_with_token(&web).await;
         sim.until_ready("web").await;
         sim.crash().await;
         sim.api.fail(ApiRule::on(Verb::Create, TOKEN, ApiFault::Error(500)).first(6));
         sim.start().await;
         until_renewed(&sim, &uid, "the restarted agent fetches a token").await;
         until_renewed(&sim, &uid, "and the next one").await;
-        assert_eq!(laws::disturbances(&sim, &uid), [""; 0]);
-        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.story());
-        lawful(&sim);
+        assert_eq!(invariants::disturbances(&sim, &uid), [""; 0]);
+        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.history());
+        assert_invariants(&sim);
     });
 }
 
@@ -67,14 +67,14 @@ fn token_is_renewed_after_a_restart_although_another_volume_is_broken() {
         return;
     }
     sim::run(async {
-        let web = wish("web").container("app", APP).with_token_of("robot").edit(|pod| {
+        let web = test_pod("web").container("app", APP).with_token_of("robot").edit(|pod| {
             let volume = json!({ "name": "broken", "secret": { "secretName": "secret" } });
             let mount = json!({ "name": "broken", "mountPath": "/broken" });
             pod["spec"]["volumes"].as_array_mut().unwrap().insert(0, volume);
             let mounts = &mut pod["spec"]["containers"][0]["volumeMounts"];
             mounts.as_array_mut().unwrap().insert(0, mount);
         });
-        let (mut sim, uid) = scene(&web).await;
+        let (mut sim, uid) = pod_with_token(&web).await;
         sim.until_ready("web").await;
         sim.crash().await;
         let secrets: kube::Api<v1::Secret> = kube::Api::namespaced(sim.users_client(), "default");
@@ -82,19 +82,19 @@ fn token_is_renewed_after_a_restart_although_another_volume_is_broken() {
         sim.start().await;
         until_renewed(&sim, &uid, "the restarted agent fetches a token").await;
         until_renewed(&sim, &uid, "and the next one").await;
-        // Neither is asked for again and again while the other volume stays broken.
+        // Neither is requested repeatedly while the other volume stays broken.
         sim.pass(s(600)).await;
-        assert!(granted(&sim) <= 4, "{} tokens\n{}", granted(&sim), sim.story());
-        let told = sim.events("web").await;
-        assert!(told.contains(&"FailedMount".to_owned()), "{told:?}");
-        assert_eq!(laws::disturbances(&sim, &uid), [""; 0]);
-        // What it refers to comes back, and with it the volume.
+        assert!(granted(&sim) <= 4, "{} tokens\n{}", granted(&sim), sim.history());
+        let events = sim.events("web").await;
+        assert!(events.contains(&"FailedMount".to_owned()), "{events:?}");
+        assert_eq!(invariants::disturbances(&sim, &uid), [""; 0]);
+        // The missing object is recreated, and with it the volume.
         sim.make::<v1::Secret>("secret", json!({ "stringData": { "key": "newer" } })).await;
         let file = format!("pods/{uid}/volumes/kubernetes.io~secret/broken/key");
-        let file = sim.ground.root().join(file);
+        let file = sim.environment.root().join(file);
         let newer = |_: &Sim| std::fs::read_to_string(&file).is_ok_and(|text| text == "newer");
         sim.until("the volume shows the new Secret", s(300), newer).await;
-        lawful(&sim);
+        assert_invariants(&sim);
     });
 }
 
@@ -104,8 +104,8 @@ fn token_of_a_pod_in_a_long_init_container_is_renewed_after_a_restart() {
         return;
     }
     sim::run(async {
-        let web = wish("web").init("long", APP).container("app", APP).with_token_of("robot");
-        let (mut sim, uid) = scene(&web).await;
+        let web = test_pod("web").init("long", APP).container("app", APP).with_token_of("robot");
+        let (mut sim, uid) = pod_with_token(&web).await;
         sim.pass(s(5)).await;
         assert_eq!(sim.fake.snapshot().running("web"), ["long"]);
         assert_eq!(record::phase(&sim.record.pod("web").unwrap()).as_str(), "Pending");
@@ -113,7 +113,7 @@ fn token_of_a_pod_in_a_long_init_container_is_renewed_after_a_restart() {
         until_renewed(&sim, &uid, "the restarted agent fetches a token").await;
         until_renewed(&sim, &uid, "and the next one").await;
         assert_eq!(sim.fake.snapshot().running("web"), ["long"]);
-        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.story());
-        lawful(&sim);
+        assert_eq!(sim.fake.count(Rpc::StopContainer), 0, "{}", sim.history());
+        assert_invariants(&sim);
     });
 }

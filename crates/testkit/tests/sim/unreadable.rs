@@ -1,13 +1,13 @@
-//! API pods that this agent does not understand: their API server is newer, or the agent older.
+//! API pods with values that this agent does not support, as from a newer API server.
 
 use podwright_cri::fake::{Call, Rpc};
-use podwright_testkit::sim::wish::{APP, wish};
-use podwright_testkit::sim::{self, Options, Sim, laws, record};
+use podwright_testkit::sim::test_pod::{APP, test_pod};
+use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::{Value, json};
 
-use crate::{clean, lawful, phases, s};
+use crate::{assert_invariants, clean, phases, s};
 
-/// Enum values that no version of Kubernetes has, wherever a pod has an enum that is acted on.
+/// Enum values that no version of Kubernetes has, in every enum of a pod that is acted on.
 fn unknown_values(pod: &mut Value) {
     if pod["metadata"]["name"] != "web" {
         return;
@@ -27,7 +27,7 @@ fn unknown_values(pod: &mut Value) {
     container["ports"] = json!([{ "containerPort": 80, "protocol": "QUIC" }]);
 }
 
-/// A container without a name cannot be run by anyone.
+/// A container without a name cannot be run.
 fn nameless(pod: &mut Value) {
     if pod["metadata"]["name"] == "web" {
         pod["spec"]["containers"][0]["name"] = "".into();
@@ -43,7 +43,7 @@ fn api_pod_with_unknown_enum_values_runs_restarts_and_is_deleted() {
     sim::run(async {
         let mut sim = Sim::started(Options::default()).await;
         sim.api.rewrite_pods(unknown_values);
-        sim.create(&wish("web").container("app", APP)).await;
+        sim.create(&test_pod("web").container("app", APP)).await;
         sim.until_ready("web").await;
         // An unknown restart policy restarts, as an unset one does.
         assert!(sim.fake.kill_container("web", "app", 0));
@@ -51,16 +51,16 @@ fn api_pod_with_unknown_enum_values_runs_restarts_and_is_deleted() {
             let pod = sim.record.pod("web").unwrap();
             record::is_ready(&pod) && record::containers(&pod)[0].restart_count == 1
         };
-        sim.until("it runs again", s(60), again).await;
+        sim.until("it restarted", s(60), again).await;
         sim.restart().await;
         sim.pass(s(60)).await;
         assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
-        assert_eq!(stops(&sim), [], "{}", sim.story());
+        assert_eq!(stops(&sim), [], "{}", sim.history());
         sim.delete("web", None).await;
         sim.until_gone("web").await;
-        assert_eq!(stops(&sim)[0].grace, Some(10), "{}", sim.story());
+        assert_eq!(stops(&sim)[0].grace, Some(10), "{}", sim.history());
         sim.pass(s(10)).await;
-        lawful(&sim);
+        assert_invariants(&sim);
         clean(&sim, &[]);
     });
 }
@@ -69,28 +69,28 @@ fn api_pod_with_unknown_enum_values_runs_restarts_and_is_deleted() {
 fn running_pod_whose_object_becomes_unreadable_runs_until_it_is_deleted() {
     sim::run(async {
         let mut sim = Sim::started(Options::default()).await;
-        let uid = sim.create(&wish("web").container("app", APP)).await;
-        let neighbour = sim.create(&wish("neighbour").container("app", APP)).await;
+        let uid = sim.create(&test_pod("web").container("app", APP)).await;
+        let neighbour = sim.create(&test_pod("neighbour").container("app", APP)).await;
         sim.until_ready("web").await;
         sim.until_ready("neighbour").await;
         sim.api.rewrite_pods(nameless);
         assert!(sim.patch("web", json!({ "metadata": { "labels": { "a": "b" } } })).await);
         sim.pass(s(60)).await;
         assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
-        // An agent that never understood it finds it running.
+        // An agent that never parsed it finds it running.
         sim.restart().await;
         sim.pass(s(300)).await;
-        assert_eq!(sim.fake.snapshot().running("web"), ["app"], "{}", sim.story());
-        assert_eq!(stops(&sim), [], "{}", sim.story());
-        assert!(sim.ground.pods_with_folder().contains(&uid));
-        assert!(sim.ground.pods_with_cgroup().contains(&uid));
-        assert_eq!(phases(&sim.record.of(&uid)).last(), Some(&"Running"), "{}", sim.story());
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"], "{}", sim.history());
+        assert_eq!(stops(&sim), [], "{}", sim.history());
+        assert!(sim.environment.pods_with_directory().contains(&uid));
+        assert!(sim.environment.pods_with_cgroup().contains(&uid));
+        assert_eq!(phases(&sim.record.of(&uid)).last(), Some(&"Running"), "{}", sim.history());
         sim.delete("web", None).await;
         sim.until_gone("web").await;
-        assert_eq!(stops(&sim)[0].grace, Some(10), "{}", sim.story());
+        assert_eq!(stops(&sim)[0].grace, Some(10), "{}", sim.history());
         sim.pass(s(10)).await;
-        assert_eq!(laws::disturbances(&sim, &neighbour), [""; 0]);
-        lawful(&sim);
+        assert_eq!(invariants::disturbances(&sim, &neighbour), [""; 0]);
+        assert_invariants(&sim);
         clean(&sim, &[neighbour]);
     });
 }
@@ -101,7 +101,7 @@ fn unreadable_pod_is_rejected_with_a_reason_and_can_be_deleted() {
         sim::run(async {
             let mut sim = Sim::started(Options::default()).await;
             sim.api.rewrite_pods(nameless);
-            let uid = sim.create(&wish("web").container("app", APP)).await;
+            let uid = sim.create(&test_pod("web").container("app", APP)).await;
             let failed = |sim: &Sim| phases(&sim.record.of(&uid)).last() == Some(&"Failed");
             sim.until("it is rejected", s(30), failed).await;
             let status = sim.record.pod("web").unwrap().status.clone().unwrap();
@@ -112,11 +112,11 @@ fn unreadable_pod_is_rejected_with_a_reason_and_can_be_deleted() {
             assert!(sim.events("web").await.contains(&"FailedValidation".to_owned()));
             sim.restart().await;
             sim.pass(s(30)).await;
-            assert_eq!(sim.fake.count(Rpc::RunPodSandbox), 0, "{}", sim.story());
+            assert_eq!(sim.fake.count(Rpc::RunPodSandbox), 0, "{}", sim.history());
             sim.delete("web", (!gracefully).then_some(0)).await;
             sim.until_gone("web").await;
             sim.pass(s(10)).await;
-            lawful(&sim);
+            assert_invariants(&sim);
             clean(&sim, &[]);
         });
     }

@@ -1,7 +1,7 @@
-//! The gRPC health check, `grpc.health.v1.Health/Check`, over the same HTTP server.
+//! gRPC health check, `grpc.health.v1.Health/Check`, over the same HTTP server.
 //!
-//! Why not a gRPC library: one call with one field each way is a framed message and a trailer,
-//! and a test server that shares no code with the client under test cannot share its mistakes.
+//! Written without a gRPC library: one call with one field each way is a framed message and a
+//! trailer, and a test server that shares no code with the client under test cannot share its bugs.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ struct HealthCheckResponse {
 const SERVING: i32 = 1;
 const NOT_SERVING: i32 = 2;
 
-/// The service without a name and `liveness` say whether we are live, `readiness` whether we are
-/// ready; no other is known.
+/// The empty service name and `liveness` report liveness, `readiness` reports readiness; other
+/// names are unknown.
 async fn check(State(health): State<Arc<Health>>, body: Bytes) -> Response {
     let Some(Ok(request)) = unframe(body).map(HealthCheckRequest::decode) else {
         return failure(Status::InvalidArgument, "not a health request");
@@ -62,12 +62,12 @@ async fn check(State(health): State<Arc<Health>>, body: Bytes) -> Response {
         _ => return failure(Status::NotFound, "unknown service"),
     };
     let status = if serving { SERVING } else { NOT_SERVING };
-    let answer = frame(&HealthCheckResponse { status });
+    let reply = frame(&HealthCheckResponse { status });
     let trailers = async { Some(Ok(status_headers(Status::Ok))) };
-    grpc(Body::new(Full::new(answer).with_trailers(trailers)))
+    grpc(Body::new(Full::new(reply).with_trailers(trailers)))
 }
 
-/// A message on the wire: a byte that says whether it is compressed, its length, itself.
+/// A message on the wire: compression flag, length, payload.
 fn unframe(mut body: Bytes) -> Option<Bytes> {
     let compressed = body.try_get_u8().ok()?;
     let length = usize::try_from(body.try_get_u32().ok()?).ok()?;
@@ -83,7 +83,7 @@ fn frame(message: &HealthCheckResponse) -> Bytes {
     framed.freeze()
 }
 
-/// An answer without a message has its status among the headers.
+/// A response without a message has its status in the headers.
 fn failure(status: Status, message: &'static str) -> Response {
     let mut response = grpc(Body::empty());
     response.headers_mut().extend(status_headers(status));

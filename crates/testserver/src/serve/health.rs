@@ -1,4 +1,4 @@
-//! Whether we call ourselves live and ready: what probes ask, and tests set.
+//! Liveness and readiness: read by probes, set by tests.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,31 +9,31 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdicts {
+pub(super) struct HealthState {
     pub(super) live: bool,
     pub(super) ready: bool,
 }
 
-pub(super) struct Health(watch::Sender<Verdicts>);
+pub(super) struct Health(watch::Sender<HealthState>);
 
 impl Health {
     pub(super) fn new(ready: bool) -> Self {
-        Self(watch::Sender::new(Verdicts { live: true, ready }))
+        Self(watch::Sender::new(HealthState { live: true, ready }))
     }
 
-    pub(super) fn now(&self) -> Verdicts {
+    pub(super) fn now(&self) -> HealthState {
         *self.0.borrow()
     }
 
     pub(super) fn set_live(&self, live: bool) {
-        self.0.send_modify(|verdicts| verdicts.live = live);
+        self.0.send_modify(|state| state.live = live);
     }
 
     pub(super) fn set_ready(&self, ready: bool) {
-        self.0.send_modify(|verdicts| verdicts.ready = ready);
+        self.0.send_modify(|state| state.ready = ready);
     }
 
-    /// Starts what changes the verdicts with time, and what shows them as a file.
+    /// Starts the tasks that change the health over time and mirror it in a file.
     pub(super) fn schedule(
         self: &Arc<Self>,
         tasks: &mut JoinSet<()>,
@@ -56,19 +56,19 @@ impl Health {
             });
         }
         if let Some(path) = file {
-            let verdicts = self.0.subscribe();
-            tasks.spawn(show_as_file(path, verdicts));
+            let state = self.0.subscribe();
+            tasks.spawn(show_as_file(path, state));
         }
     }
 }
 
-async fn show_as_file(path: PathBuf, mut verdicts: watch::Receiver<Verdicts>) {
+async fn show_as_file(path: PathBuf, mut state: watch::Receiver<HealthState>) {
     loop {
-        let live = verdicts.borrow_and_update().live;
+        let live = state.borrow_and_update().live;
         if let Err(error) = show(&path, live) {
             println!("cannot show health in {}: {error}", path.display());
         }
-        if verdicts.changed().await.is_err() {
+        if state.changed().await.is_err() {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! The web pages: what a test asks of a pod, and what it sets in one.
+//! HTTP pages of the test server.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -28,9 +28,9 @@ pub(super) fn router(
         .route("/", get(|| async { page }))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
-        .route("/set/{verdict}/{value}", post(set))
+        .route("/set/{kind}/{value}", post(set))
         .with_state(health)
-        .route("/exit/{code}", post(leave).with_state(Arc::new(exit)))
+        .route("/exit/{code}", post(request_exit).with_state(Arc::new(exit)))
         .route("/status/{code}", any(status))
         .route("/delay/{milliseconds}", any(delay))
         .route("/redirect", any(redirect))
@@ -58,19 +58,19 @@ async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str)
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum HealthKind {
     Live,
     Ready,
 }
 
-async fn set(State(health): State<Arc<Health>>, Path((verdict, value)): Path<(Verdict, bool)>) {
-    match verdict {
-        Verdict::Live => health.set_live(value),
-        Verdict::Ready => health.set_ready(value),
+async fn set(State(health): State<Arc<Health>>, Path((kind, value)): Path<(HealthKind, bool)>) {
+    match kind {
+        HealthKind::Live => health.set_live(value),
+        HealthKind::Ready => health.set_ready(value),
     }
 }
 
-async fn leave(
+async fn request_exit(
     State(exit): State<Arc<watch::Sender<Option<u8>>>>,
     Path(code): Path<u8>,
 ) -> &'static str {
@@ -80,7 +80,7 @@ async fn leave(
 
 async fn status(Path(code): Path<u16>) -> Response {
     match StatusCode::from_u16(code) {
-        // The interim codes are no answers; a client would wait for another.
+        // Interim codes are not final responses; a client would wait for another.
         Ok(code) if !code.is_informational() => (code, format!("{code}\n")).into_response(),
         _ => (StatusCode::BAD_REQUEST, "no such status\n").into_response(),
     }
@@ -126,7 +126,7 @@ fn lines<N: std::fmt::Display, V: std::fmt::Display>(
     })
 }
 
-/// That many bytes, in pieces, never all in memory.
+/// This many bytes, in pieces, never all in memory.
 async fn bytes(Path(count): Path<u64>) -> Body {
     const PIECE: &[u8; 4096] = &[b'x'; 4096];
     Body::from_stream(futures::stream::unfold(count, |left| async move {

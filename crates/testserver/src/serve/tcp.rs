@@ -1,4 +1,4 @@
-//! A TCP port that sends back what it is sent: for tcpSocket probes and port forwarding.
+//! TCP echo port: for tcpSocket probes and port forwarding.
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -14,7 +14,7 @@ pub(super) async fn echo(listener: TcpListener, mut ended: watch::Receiver<bool>
             Ok((mut stream, _)) => {
                 tokio::spawn(async move {
                     let (mut from, mut to) = stream.split();
-                    // A peer that hangs up is no news.
+                    // A closed connection is not an error.
                     let _hung_up = tokio::io::copy(&mut from, &mut to).await;
                 });
             }

@@ -1,4 +1,4 @@
-//! The commands that are not servers.
+//! Commands other than `serve`.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::program::Program;
 use rustix::process::Signal;
 
 #[test]
-fn exit_ends_with_its_code_and_leaves_its_message() {
+fn exit_uses_its_code_and_writes_its_message() {
     let (status, _) = Program::start(&["exit", "42"]).end();
     assert_eq!(status.code(), Some(42));
 
@@ -27,7 +27,7 @@ fn exit_ends_with_its_code_and_leaves_its_message() {
 }
 
 #[test]
-fn signals_are_printed_and_the_ignored_do_not_end_it() {
+fn signals_are_printed_and_ignored_ones_do_not_end_it() {
     let mut program = Program::start(&["signals", "--ignore", "TERM", "--ignore", "usr1"]);
     assert_eq!(program.line(), "waiting for signals");
     for (signal, name) in
@@ -42,7 +42,7 @@ fn signals_are_printed_and_the_ignored_do_not_end_it() {
 }
 
 #[test]
-fn whatever_it_does_sigterm_ends_it_with_zero() {
+fn every_command_exits_with_zero_on_sigterm() {
     for (arguments, first_line) in [
         (&["alloc", "2", "--step", "2"][..], "holding 2 MiB"),
         (&["burn"], "burning on 1 threads"),
@@ -56,7 +56,7 @@ fn whatever_it_does_sigterm_ends_it_with_zero() {
 }
 
 #[test]
-fn alloc_holds_memory_that_is_really_there() {
+fn allocated_memory_is_resident() {
     let mut program = Program::start(&["alloc", "32", "--step", "16"]);
     assert_eq!(program.line(), "holding 16 MiB");
     assert_eq!(program.line(), "holding 32 MiB");
@@ -67,7 +67,7 @@ fn alloc_holds_memory_that_is_really_there() {
 }
 
 #[test]
-fn lines_go_where_they_are_told() {
+fn lines_go_to_the_selected_stream() {
     let output = Command::new(env!("CARGO_BIN_EXE_testserver"))
         .args(["lines", "4", "--bytes", "8", "--to", "both"])
         .output()
@@ -84,7 +84,7 @@ fn zombie_leaves_orphans_that_are_not_its_own_children() {
         (0..2).map(|_| program.line().strip_prefix("orphan ").unwrap().parse().unwrap()).collect();
     assert_eq!(program.line(), "left 2 orphans");
     for orphan in orphans {
-        // Gone already, or waiting for whoever is process 1 here.
+        // Already reaped, or waiting for process 1.
         if let Ok(stat) = std::fs::read_to_string(format!("/proc/{orphan}/stat")) {
             let parent = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap();
             assert_ne!(parent, program.id().to_string());

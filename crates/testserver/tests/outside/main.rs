@@ -1,6 +1,6 @@
-//! The test server, seen from outside: as a process that is started, asked and stopped.
+//! Test server as a process: started, used and stopped.
 
-// Tells clippy that what has no #[test] here is test code all the same.
+// Tells clippy that functions without #[test] here are test code as well.
 #![cfg(test)]
 
 mod behaving;

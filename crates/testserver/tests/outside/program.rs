@@ -1,4 +1,4 @@
-//! The test server as a child process, and what a test says to it.
+//! Test server as a child process, and requests to it.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Program {
     child: Child,
@@ -36,7 +36,7 @@ impl Program {
         line.trim_end().to_owned()
     }
 
-    /// The port of the next server it says it started.
+    /// The port of the next server in its output.
     pub(crate) fn port(&mut self, kind: &str) -> u16 {
         let line = self.line();
         let port = line.strip_prefix(&format!("{kind} on port "));
@@ -48,11 +48,11 @@ impl Program {
         kill_process(id, signal).unwrap();
     }
 
-    /// Its end, and what it had printed that no one read yet.
+    /// Its exit status, and its unread output.
     pub(crate) fn end(mut self) -> (ExitStatus, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + LIMIT;
         while self.child.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "it does not end");
+            assert!(Instant::now() < deadline, "the program does not exit");
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut rest = String::new();
@@ -61,7 +61,7 @@ impl Program {
     }
 }
 
-/// A test that fails leaves no process behind.
+/// A failed test leaves no process behind.
 impl Drop for Program {
     fn drop(&mut self) {
         let _already_gone = self.child.kill();
@@ -69,21 +69,21 @@ impl Drop for Program {
     }
 }
 
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-pub(crate) fn http(method: &str, port: u16, path: &str) -> Answer {
+pub(crate) fn http(method: &str, port: u16, path: &str) -> HttpResponse {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // 1.0 has no chunks and ends with the connection.
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    // HTTP/1.0 has no chunks and ends with the connection.
     let request = format!("{method} {path} HTTP/1.0\r\nHost: pod\r\nX-Probe: yes\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+    HttpResponse { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }

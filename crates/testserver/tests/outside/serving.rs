@@ -4,14 +4,14 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Instant;
 
-use crate::program::{PATIENCE, Program, http};
+use crate::program::{LIMIT, Program, http};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustix::process::Signal;
 
 #[test]
-fn pages_answer_as_asked() {
+fn pages_respond_as_requested() {
     let mut server = Program::start(&["serve", "--http", "0"]);
     let port = server.port("http");
     for (path, status, body) in [
@@ -26,8 +26,8 @@ fn pages_answer_as_asked() {
         ("/bytes/0", 200, ""),
         ("/bytes/10000", 200, &"x".repeat(10_000)),
     ] {
-        let answer = http("GET", port, path);
-        assert_eq!((answer.status, answer.body.as_str()), (status, body), "{path}");
+        let response = http("GET", port, path);
+        assert_eq!((response.status, response.body.as_str()), (status, body), "{path}");
     }
     assert!(http("GET", port, "/env").body.lines().any(|line| line == "POD_NAME=web-0"));
 
@@ -37,13 +37,13 @@ fn pages_answer_as_asked() {
 }
 
 #[test]
-fn verdicts_change_by_request_and_show_in_the_health_file() {
+fn health_changes_by_request_and_is_mirrored_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("healthy");
     let mut server =
         Program::start(&["serve", "--http", "0", "--health-file", file.to_str().unwrap()]);
     let port = server.port("http");
-    until("the file is there", || file.exists());
+    until("the file exists", || file.exists());
 
     assert_eq!(http("POST", port, "/set/ready/false").status, 200);
     assert_eq!(http("GET", port, "/readyz").status, 503);
@@ -51,7 +51,7 @@ fn verdicts_change_by_request_and_show_in_the_health_file() {
 
     assert_eq!(http("POST", port, "/set/live/false").status, 200);
     assert_eq!(http("GET", port, "/healthz").status, 500);
-    until("the file is gone", || !file.exists());
+    until("the file is removed", || !file.exists());
 
     http("POST", port, "/set/live/true");
     http("POST", port, "/set/ready/true");
@@ -61,7 +61,7 @@ fn verdicts_change_by_request_and_show_in_the_health_file() {
 }
 
 #[test]
-fn readiness_comes_and_liveness_goes_with_time() {
+fn readiness_starts_and_liveness_ends_with_time() {
     let mut server =
         Program::start(&["serve", "--http", "0", "--ready-after", "0.05", "--fail-after", "0.05"]);
     let port = server.port("http");
@@ -74,7 +74,7 @@ fn readiness_comes_and_liveness_goes_with_time() {
 }
 
 #[test]
-fn a_request_can_end_it_with_any_code() {
+fn request_can_end_it_with_any_code() {
     let mut server = Program::start(&["serve", "--http", "0"]);
     let port = server.port("http");
     assert_eq!(http("POST", port, "/exit/7").body, "goodbye\n");
@@ -82,7 +82,7 @@ fn a_request_can_end_it_with_any_code() {
 }
 
 #[test]
-fn sigterm_ends_it_with_zero_or_as_told_even_with_a_client_that_hangs_on() {
+fn sigterm_ends_it_with_its_code_even_with_an_open_connection() {
     for (arguments, code) in [
         (&["serve", "--tcp", "0"][..], 0),
         (&["serve", "--tcp", "0", "--stop-code", "3", "--linger", "0.05"], 3),
@@ -96,7 +96,7 @@ fn sigterm_ends_it_with_zero_or_as_told_even_with_a_client_that_hangs_on() {
 }
 
 #[test]
-fn requests_are_logged_with_their_answer() {
+fn requests_are_logged_with_their_status() {
     let mut server = Program::start(&["serve", "--http", "0", "--log-requests"]);
     let port = server.port("http");
     http("GET", port, "/status/204");
@@ -104,10 +104,10 @@ fn requests_are_logged_with_their_answer() {
 }
 
 #[test]
-fn a_tcp_port_sends_back_what_it_is_sent() {
+fn tcp_port_echoes() {
     let mut server = Program::start(&["serve", "--tcp", "0"]);
     let mut stream = TcpStream::connect(("127.0.0.1", server.port("tcp"))).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(b"there and back").unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut back = String::new();
@@ -116,7 +116,7 @@ fn a_tcp_port_sends_back_what_it_is_sent() {
 }
 
 #[test]
-fn grpc_health_follows_the_verdicts() {
+fn grpc_health_follows_the_state() {
     let mut server =
         Program::start(&["serve", "--http", "0", "--grpc", "0", "--ready-after", "3600"]);
     let (web, grpc) = (server.port("http"), server.port("grpc"));
@@ -158,10 +158,10 @@ fn call(port: u16, method: &str, body: &[u8]) -> (String, Vec<u8>) {
             .header("te", "trailers")
             .body(Full::new(Bytes::copy_from_slice(body)))
             .unwrap();
-        let answer = sender.send_request(request).await.unwrap();
-        assert_eq!(answer.headers()["content-type"], "application/grpc");
-        let headers = answer.headers().clone();
-        let body = answer.into_body().collect().await.unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.headers()["content-type"], "application/grpc");
+        let headers = response.headers().clone();
+        let body = response.into_body().collect().await.unwrap();
         let trailers = body.trailers().cloned().unwrap_or_default();
         let status = headers.get("grpc-status").or(trailers.get("grpc-status")).unwrap();
         (status.to_str().unwrap().to_owned(), body.to_bytes().to_vec())
@@ -169,9 +169,9 @@ fn call(port: u16, method: &str, body: &[u8]) -> (String, Vec<u8>) {
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LIMIT;
     while !holds() {
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} until {what}");
+        assert!(Instant::now() < deadline, "waited {LIMIT:?} until {what}");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

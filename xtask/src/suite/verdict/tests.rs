@@ -117,7 +117,7 @@ fn cases_that_were_not_run_again_are_failed() {
 }
 
 #[test]
-fn repetition_that_ran_nothing_excuses_nothing() {
+fn repetition_that_ran_nothing_is_no_pass() {
     let empty = step("alone", Kind::Alone("b".to_owned()), log(&[], &[]), 0);
     let steps = [cases("e2e", &["a"], &["b"]), empty];
     assert_eq!(verdict(&steps, "", true).failed.len(), 1);
@@ -231,7 +231,7 @@ fn planned_step_that_never_began_and_step_without_a_plan_fail() {
 }
 
 #[test]
-fn recordings_are_wanted_in_ci_and_not_none_of_them() {
+fn recordings_are_required_in_ci() {
     let with = |note: &str| {
         let log = format!("{note}{}", log(&["a"], &[]));
         let step = step("unit", Kind::Tests, log, 0);

@@ -1,30 +1,30 @@
-//! Lists in a strategic merge patch.
+//! List merging in strategic merge patches.
 
 use std::collections::{HashMap, HashSet};
 
 use podwright_core::schema::Merge;
 use serde_json::Value;
 
-use super::{DIRECTIVE, How, merge as merge_objects, unknown_directive};
+use super::{DIRECTIVE, MergeRule, merge as merge_objects, unknown_directive};
 use crate::patch::PatchError;
 
 type List = Vec<Value>;
 
-/// The list after the patch, its own elements in its order, among those it does not name.
-pub(super) fn merge(original: List, patch: List, how: How) -> Result<List, PatchError> {
-    match how.merge {
+/// The merged list: patched elements in the order of the patch, among those that it does not name.
+pub(super) fn merge(original: List, patch: List, rule: MergeRule) -> Result<List, PatchError> {
+    match rule.merge {
         Merge::Replace => Ok(patch),
         Merge::Set | Merge::ByKey(_) if original.is_empty() && patch.is_empty() => Ok(original),
         Merge::Set | Merge::ByKey(_) => {
             let objects = elements_are_objects(&original, &patch)?;
-            match (how.merge, objects) {
-                (Merge::ByKey(key), true) => merge_by_key(original, patch, key, how),
+            match (rule.merge, objects) {
+                (Merge::ByKey(key), true) => merge_by_key(original, patch, key, rule),
                 (_, true) => Err(PatchError::Contradiction(
                     "cannot merge lists without merge key for this field".to_owned(),
                 )),
                 (_, false) => {
                     let merged = unique(original.iter().chain(&patch).cloned());
-                    order(merged, &patch, &original, How { merge: Merge::Set, ..how })
+                    order(merged, &patch, &original, MergeRule { merge: Merge::Set, ..rule })
                 }
             }
         }
@@ -35,34 +35,34 @@ fn merge_by_key(
     original: List,
     patch: List,
     key: &'static str,
-    how: How,
+    rule: MergeRule,
 ) -> Result<List, PatchError> {
     let (original, patch) = special_elements(original, patch, key)?;
     let live = original.clone();
     let mut merged = original;
-    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut positions: HashMap<String, usize> = HashMap::new();
     for (at, element) in merged.iter().enumerate() {
         let Some(value) = object(element)?.get(key) else { continue };
-        places.entry(value.to_string()).or_insert(at);
+        positions.entry(value.to_string()).or_insert(at);
     }
     for element in &patch {
         let Value::Object(fields) = element else { continue };
         let value = fields.get(key).ok_or_else(|| no_key(element, key))?.to_string();
-        match places.get(&value).and_then(|at| merged.get_mut(*at)) {
+        match positions.get(&value).and_then(|at| merged.get_mut(*at)) {
             Some(old) => {
                 let Value::Object(own) = old.take() else { continue };
-                *old = merge_objects(own, fields.clone(), how.shape)?.into();
+                *old = merge_objects(own, fields.clone(), rule.shape)?.into();
             }
             None => {
-                places.insert(value, merged.len());
+                positions.insert(value, merged.len());
                 merged.push(element.clone());
             }
         }
     }
-    order(merged, &patch, &live, how)
+    order(merged, &patch, &live, rule)
 }
 
-/// Carries out the directives among the patch's elements and leaves the rest of it.
+/// Applies the directives among the patch's elements and returns the remaining elements.
 fn special_elements(
     mut original: List,
     patch: List,
@@ -101,56 +101,56 @@ fn special_elements(
 }
 
 /// The set without these values.
-pub(super) fn without(held: List, values: List, how: How) -> Result<List, PatchError> {
+pub(super) fn without(held: List, values: List, rule: MergeRule) -> Result<List, PatchError> {
     if held.is_empty() && values.is_empty() {
         return Ok(held);
     }
     if elements_are_objects(&held, &values)? {
-        return merge(held, values, how);
+        return merge(held, values, rule);
     }
     let gone: HashSet<String> = values.iter().map(Value::to_string).collect();
     Ok(held.into_iter().filter(|value| !gone.contains(&value.to_string())).collect())
 }
 
-/// Puts the elements that `wanted` names in its order, and the others where they stood among them.
+/// Orders the elements named in `wanted` as given there, and keeps the others in relative position.
 ///
-/// An element that the patch does not name stays before the named ones it stood before.
+/// An element that the patch does not name stays before the named ones that it preceded.
 pub(super) fn order(
     merged: List,
     wanted: &[Value],
     live: &[Value],
-    how: How,
+    rule: MergeRule,
 ) -> Result<List, PatchError> {
-    let identity = |element: &Value| match how.merge {
+    let identity = |element: &Value| match rule.merge {
         Merge::ByKey(key) => match object(element)?.get(key) {
             Some(value) => Ok(value.to_string()),
             None => Err(no_key(element, key)),
         },
         Merge::Set | Merge::Replace => Ok(element.to_string()),
     };
-    let places = |list: &[Value]| -> Result<HashMap<String, usize>, PatchError> {
-        let mut places = HashMap::new();
+    let positions = |list: &[Value]| -> Result<HashMap<String, usize>, PatchError> {
+        let mut positions = HashMap::new();
         for (at, element) in list.iter().enumerate() {
-            places.entry(identity(element)?).or_insert(at);
+            positions.entry(identity(element)?).or_insert(at);
         }
-        Ok(places)
+        Ok(positions)
     };
-    let (wanted, live) = (places(wanted)?, places(live)?);
+    let (wanted, live) = (positions(wanted)?, positions(live)?);
     let (mut named, mut others) = (Vec::new(), Vec::new());
     for element in merged {
         let id = identity(&element)?;
         match wanted.get(&id) {
-            Some(place) => named.push((*place, id, element)),
+            Some(position) => named.push((*position, id, element)),
             None => others.push((live.get(&id).copied().unwrap_or(usize::MAX), id, element)),
         }
     }
-    named.sort_by_key(|(place, ..)| *place);
-    others.sort_by_key(|(place, ..)| *place);
+    named.sort_by_key(|(position, ..)| *position);
+    others.sort_by_key(|(position, ..)| *position);
     let mut ordered = List::with_capacity(named.len() + others.len());
     let mut others = others.into_iter().peekable();
     for (_, id, element) in named {
-        while let (Some((place, ..)), Some(here)) = (others.peek(), live.get(&id))
-            && place < here
+        while let (Some((position, ..)), Some(current)) = (others.peek(), live.get(&id))
+            && position < current
         {
             ordered.extend(others.next().map(|(.., element)| element));
         }
@@ -160,12 +160,16 @@ pub(super) fn order(
     Ok(ordered)
 }
 
-/// The elements of a patch stand in the order that the patch asks for.
-pub(super) fn check_order(patch: &[Value], order: &[Value], how: How) -> Result<(), PatchError> {
+/// Checks that the elements of a patch are in the order that the patch gives.
+pub(super) fn check_order(
+    patch: &[Value],
+    order: &[Value],
+    rule: MergeRule,
+) -> Result<(), PatchError> {
     if patch.is_empty() || order.is_empty() {
         return Ok(());
     }
-    let identity = |element: &Value| match how.merge {
+    let identity = |element: &Value| match rule.merge {
         Merge::ByKey(key) => {
             object(element)?.get(key).map(Value::to_string).ok_or_else(|| no_key(element, key))
         }
@@ -191,7 +195,7 @@ pub(super) fn check_order(patch: &[Value], order: &[Value], how: How) -> Result<
     Ok(())
 }
 
-/// All elements are objects, or none is.
+/// Whether all elements are objects; an error if only some are.
 fn elements_are_objects(a: &[Value], b: &[Value]) -> Result<bool, PatchError> {
     let mut kinds = a.iter().chain(b).map(go_type);
     let first = kinds.next().unwrap_or("string");
@@ -230,7 +234,7 @@ fn no_key(element: &Value, key: &str) -> PatchError {
     ))
 }
 
-/// The type's name in the messages.
+/// Name of the Go type in messages.
 pub(super) fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",
@@ -243,7 +247,7 @@ pub(super) fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// The value as the messages print it.
+/// The value as Go's messages print it.
 pub(super) fn go_text(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
-#![allow(clippy::needless_pass_by_value, reason = "json literals are given as they stand")]
+#![allow(clippy::needless_pass_by_value, reason = "tests pass json literals by value")]
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -60,7 +60,7 @@ fn elements_are_found_by_their_merge_key() {
 }
 
 #[test]
-fn what_the_patch_adds_stands_before_what_it_does_not_name() {
+fn added_elements_come_before_those_the_patch_does_not_name() {
     // as recorded from kube-apiserver
     let original = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     let patch = json!({"status": {"conditions": [{"type": "x/y", "status": "False"}]}});
@@ -71,7 +71,7 @@ fn what_the_patch_adds_stands_before_what_it_does_not_name() {
 }
 
 #[test]
-fn null_deletes_and_says_nothing_about_what_is_not_there() {
+fn null_deletes_and_is_ignored_for_missing_fields() {
     assert_eq!(
         pod(
             json!({"metadata": {"labels": {"a": "1", "b": "2"}}}),
@@ -100,12 +100,12 @@ fn directives_delete_and_replace() {
         ("an object", json!({"$patch": "replace", "nodeName": "n"}), json!({"nodeName": "n"})),
         ("everything", json!({"$patch": "delete"}), json!({})),
         (
-            "an element that is not there",
+            "a missing element",
             json!({"containers": [{"$patch": "delete", "name": "x"}]}),
             containers.clone(),
         ),
         (
-            "in a list that is not there",
+            "in a missing list",
             json!({"volumes": [{"$patch": "delete", "name": "x"}, {"name": "v"}]}),
             json!({"containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "1"}], "volumes": [{"name": "v"}]}),
         ),
@@ -115,7 +115,7 @@ fn directives_delete_and_replace() {
 }
 
 #[test]
-fn values_are_added_to_and_taken_out_of_sets() {
+fn values_are_added_to_and_removed_from_sets() {
     let original = json!({"metadata": {"finalizers": ["a", "b", "c"]}});
     for (patch, want) in [
         (json!({"finalizers": ["d"]}), json!(["d", "a", "b", "c"])),
@@ -136,7 +136,7 @@ fn values_are_added_to_and_taken_out_of_sets() {
 }
 
 #[test]
-fn the_order_of_elements_can_be_given() {
+fn order_of_elements_can_be_set() {
     let original = json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}]});
     for (case, patch, want) in [
         (
@@ -172,7 +172,7 @@ fn the_order_of_elements_can_be_given() {
 }
 
 #[test]
-fn another_source_of_a_volume_takes_the_place_of_the_old() {
+fn another_volume_source_replaces_the_old_one() {
     let original = json!({"volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}]});
     let patch = json!({"volumes": [{"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}}]});
     assert_eq!(
@@ -182,7 +182,7 @@ fn another_source_of_a_volume_takes_the_place_of_the_old() {
 }
 
 #[test]
-fn the_kind_decides_what_merges() {
+fn the_schema_decides_what_merges() {
     let node = |patch: Value| {
         let original = json!({"spec": {"taints": [{"key": "a"}]}, "status": {
             "addresses": [{"type": "Hostname", "address": "h"}], "images": [{"names": ["x"]}]}});
@@ -205,7 +205,7 @@ fn the_kind_decides_what_merges() {
 }
 
 #[test]
-fn contradictions_are_named() {
+fn contradictions_are_reported() {
     let original =
         json!({"spec": {"containers": [{"name": "a"}]}, "metadata": {"finalizers": ["x"]}});
     for (patch, want) in [
@@ -251,7 +251,7 @@ fn contradictions_are_named() {
 }
 
 #[test]
-fn a_long_list_is_merged_in_reasonable_time() {
+fn long_list_is_merged_in_reasonable_time() {
     let element = |n: usize| json!({"name": format!("e{n}"), "value": "x"});
     let list = |range: std::ops::Range<usize>| range.map(element).collect::<Vec<_>>();
     let original = json!({"containers": [{"name": "a", "env": list(0..20_000)}]});
@@ -260,7 +260,7 @@ fn a_long_list_is_merged_in_reasonable_time() {
     assert_eq!(got["containers"][0]["env"].as_array().unwrap().len(), 30_000);
 }
 
-/// JSON that looks like a pod, or a patch of one, to whoever reads it carelessly.
+/// JSON that resembles a pod or a patch of one.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

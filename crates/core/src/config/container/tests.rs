@@ -4,17 +4,21 @@ use super::super::facts::IdMappings;
 use super::super::sample;
 use super::*;
 
-/// What the node adds; the rest is the pod's.
+/// Inputs from the node; the rest comes from the pod.
 #[derive(Default)]
-struct Given {
+struct NodeInputs {
     pod: PodProvision,
     container: ContainerProvision,
     target: Option<&'static str>,
     handlers: Vec<cri::RuntimeHandler>,
 }
 
-fn config_of(pod: &Pod, name: &str, given: &Given) -> Result<cri::ContainerConfig, ConfigError> {
-    let facts = NodeFacts { handlers: given.handlers.clone(), ..sample::facts() };
+fn config_of(
+    pod: &Pod,
+    name: &str,
+    node_inputs: &NodeInputs,
+) -> Result<cri::ContainerConfig, ConfigError> {
+    let facts = NodeFacts { handlers: node_inputs.handlers.clone(), ..sample::facts() };
     let container = pod.container(name).unwrap();
     let environment = sample::environment(pod, name)?;
     super::container(&ContainerInputs {
@@ -22,8 +26,8 @@ fn config_of(pod: &Pod, name: &str, given: &Given) -> Result<cri::ContainerConfi
         container,
         attempt: 3,
         facts: &facts,
-        pod_provision: &given.pod,
-        provision: &given.container,
+        pod_provision: &node_inputs.pod,
+        provision: &node_inputs.container,
         image: &ResolvedImage { reference: "sha256:1".to_owned(), user: ImageUser::Id(0) },
         environment: &environment,
         mounts: &[],
@@ -31,7 +35,7 @@ fn config_of(pod: &Pod, name: &str, given: &Given) -> Result<cri::ContainerConfi
         block_devices: &[device("block")],
         etc_hosts: Some("/pod/etc-hosts"),
         termination_log: Some("/pod/log"),
-        target: given.target.map(ContainerId::new).as_ref(),
+        target: node_inputs.target.map(ContainerId::new).as_ref(),
     })
 }
 
@@ -40,11 +44,11 @@ fn device(name: &str) -> cri::Device {
 }
 
 fn config(container: Value) -> Result<cri::ContainerConfig, ConfigError> {
-    config_of(&sample::pod_of(container), "c", &Given::default())
+    config_of(&sample::pod_of(container), "c", &NodeInputs::default())
 }
 
 #[test]
-fn command_and_arguments_name_variables() {
+fn command_and_arguments_expand_variables() {
     let got = config(json!({"command": ["$(A)", "$$(A)"], "args": ["$(GPU) $(NO)"],
         "env": [{"name": "A", "value": "x"}]}));
     let got = got.unwrap();
@@ -55,14 +59,14 @@ fn command_and_arguments_name_variables() {
 }
 
 #[test]
-fn an_argument_that_is_not_text_is_named() {
+fn argument_that_is_not_utf8_is_named_in_the_error() {
     let got = config(json!({"args": ["fine", "$(RAW)"], "env": [{"name": "RAW",
         "valueFrom": {"secretKeyRef": {"name": "s", "key": "BYTES"}}}]}));
-    assert_eq!(got, Err(ConfigError::NotText { place: "args[1]".to_owned() }));
+    assert_eq!(got, Err(ConfigError::NotText { field: "args[1]".to_owned() }));
 }
 
 #[test]
-fn an_instance_is_named_and_logged_by_its_attempt() {
+fn instance_name_and_log_path_contain_the_attempt() {
     let got = config(json!({"workingDir": "/w", "stdin": true, "stdinOnce": true, "tty": true}));
     let got = got.unwrap();
     let metadata = got.metadata.unwrap();
@@ -82,8 +86,8 @@ fn an_instance_is_named_and_logged_by_its_attempt() {
 }
 
 #[test]
-fn what_was_granted_comes_first() {
-    let given = Given {
+fn provisioned_devices_and_mounts_come_first() {
+    let node_inputs = NodeInputs {
         container: ContainerProvision {
             devices: vec![device("granted")],
             cdi_devices: vec!["vendor/gpu=0".to_owned()],
@@ -93,7 +97,7 @@ fn what_was_granted_comes_first() {
         },
         ..Default::default()
     };
-    let got = config_of(&sample::pod_of(json!({})), "c", &given).unwrap();
+    let got = config_of(&sample::pod_of(json!({})), "c", &node_inputs).unwrap();
     let paths: Vec<_> = got.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
     assert_eq!(paths, ["/granted", "/etc/hosts", "/dev/termination-log"]);
     assert_eq!(got.devices, [device("granted"), device("block")]);
@@ -107,7 +111,7 @@ fn in_a_user_namespace_every_mount_is_mapped() {
     let uid = cri::IdMapping { host_id: 65536, container_id: 0, length: 65536 };
     let gid = cri::IdMapping { host_id: 131_072, ..uid };
     let features = cri::RuntimeHandlerFeatures { user_namespaces: true, ..Default::default() };
-    let given = Given {
+    let node_inputs = NodeInputs {
         pod: PodProvision {
             id_mappings: Some(IdMappings { uids: vec![uid], gids: vec![gid] }),
             ..Default::default()
@@ -115,7 +119,7 @@ fn in_a_user_namespace_every_mount_is_mapped() {
         handlers: vec![cri::RuntimeHandler { name: String::new(), features: Some(features) }],
         ..Default::default()
     };
-    let got = config_of(&sample::pod(json!({"hostUsers": false})), "c", &given).unwrap();
+    let got = config_of(&sample::pod(json!({"hostUsers": false})), "c", &node_inputs).unwrap();
     assert!(!got.mounts.is_empty());
     for mount in got.mounts {
         assert_eq!((mount.uid_mappings, mount.gid_mappings), (vec![uid], vec![gid]));
@@ -123,11 +127,11 @@ fn in_a_user_namespace_every_mount_is_mapped() {
 }
 
 #[test]
-fn an_ephemeral_container_needs_its_target() {
+fn ephemeral_container_requires_its_target() {
     let pod = sample::pod(json!({"ephemeralContainers": [
         {"name": "dbg", "targetContainerName": "c"}, {"name": "free"}]}));
     let pid = |name, target| {
-        let got = config_of(&pod, name, &Given { target, ..Default::default() })?;
+        let got = config_of(&pod, name, &NodeInputs { target, ..Default::default() })?;
         let options = got.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
         Ok((options.pid(), options.target_id))
     };
@@ -138,7 +142,7 @@ fn an_ephemeral_container_needs_its_target() {
 }
 
 #[test]
-fn root_is_refused_where_it_must_not_be() {
+fn root_user_is_refused_with_run_as_non_root() {
     let got = config(json!({"securityContext": {"runAsNonRoot": true}}));
     assert!(matches!(got, Err(ConfigError::ImageRunsAsRoot { .. })), "{got:?}");
 }

@@ -20,7 +20,7 @@ fn env_field(pod: &Pod, path: &str, pod_ips: &[&str], host_ips: &[&str]) -> Resu
 }
 
 #[test]
-fn a_pod_can_ask_for_its_fields() {
+fn field_refs_resolve_to_pod_fields() {
     let pod = a_pod(json!({"nodeName": "node1", "serviceAccountName": "robot"}));
     for (path, want) in [
         ("metadata.name", Ok("web")),
@@ -48,7 +48,7 @@ fn a_pod_can_ask_for_its_fields() {
 }
 
 #[test]
-fn a_key_that_cannot_be_one_is_refused() {
+fn invalid_key_is_refused() {
     for path in ["metadata.labels['a b']", "metadata.annotations['a/b/c']", "metadata.labels['']"] {
         let got = env_field(&a_pod(json!({})), path, &[], &[]).unwrap_err();
         assert!(got.starts_with(&format!("invalid key subscript in {path}: ")), "{got}");
@@ -56,7 +56,7 @@ fn a_key_that_cannot_be_one_is_refused() {
 }
 
 #[test]
-fn only_version_one_is_known() {
+fn only_version_v1_is_supported() {
     let selector = v1::ObjectFieldSelector {
         api_version: Some("v2".to_owned()),
         field_path: "metadata.name".to_owned(),
@@ -66,7 +66,7 @@ fn only_version_one_is_known() {
 }
 
 #[test]
-fn addresses_come_in_the_nodes_order_of_families() {
+fn addresses_are_in_the_nodes_family_order() {
     let pod = a_pod(json!({}));
     let both = ["fd00::2", "10.1.0.2"];
     for (path, pod_ips, host_ips, want) in [
@@ -83,7 +83,7 @@ fn addresses_come_in_the_nodes_order_of_families() {
 }
 
 #[test]
-fn a_pod_on_the_hosts_network_has_the_hosts_addresses() {
+fn pod_on_the_host_network_has_the_hosts_addresses() {
     let pod = a_pod(json!({"hostNetwork": true}));
     let hosts = ["10.0.0.1", "fd00::1"];
     assert_eq!(env_field(&pod, "status.podIPs", &[], &hosts).unwrap(), "10.0.0.1,fd00::1");
@@ -152,7 +152,7 @@ fn amounts_are_in_units_of_the_divisor_rounded_up() {
 }
 
 #[test]
-fn a_missing_limit_is_the_pods_or_else_what_the_node_gives() {
+fn missing_limit_defaults_to_the_pods_or_allocatable() {
     let node = sample::resources(&[("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "9Gi")]);
     let containers = json!([{"name": "c"}, {"name": "d", "resources": {"limits": {"cpu": "1"}}}]);
     let init = json!([{"name": "i"}]);
@@ -180,7 +180,7 @@ fn a_missing_limit_is_the_pods_or_else_what_the_node_gives() {
 }
 
 #[test]
-fn a_volume_gives_every_named_container_the_nodes_amounts() {
+fn missing_limits_in_a_volume_default_to_allocatable() {
     let node = sample::resources(&[("cpu", "4")]);
     let resources = resources(json!({"containers": [{"name": "c"}],
         "initContainers": [{"name": "i"}], "resources": {"limits": {"cpu": "3"}}}));

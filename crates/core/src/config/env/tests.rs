@@ -86,7 +86,7 @@ fn environment(container: Value) -> Result<Environment, ConfigError> {
     build(&sample::pod_of(container), Some(&[]))
 }
 
-/// The own variables, as text.
+/// The container's own variables as text.
 fn variables(container: Value) -> Vec<(String, String)> {
     let environment = environment(container).unwrap();
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
@@ -98,7 +98,7 @@ fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn whole_objects_come_first_and_later_ones_win() {
+fn env_from_comes_first_and_later_values_win() {
     let key = |name: &str, key: &str| json!({"configMapKeyRef": {"name": name, "key": key}});
     for (case, container, want) in [
         ("nothing", json!({}), &[][..]),
@@ -146,7 +146,7 @@ fn whole_objects_come_first_and_later_ones_win() {
 }
 
 #[test]
-fn a_variable_sees_those_before_it_and_services() {
+fn variable_can_refer_to_earlier_ones_and_services() {
     let pod = sample::pod_of(json!({"env": [
         {"name": "EARLY", "value": "$(LATE)"}, {"name": "LATE", "value": "l"},
         {"name": "BOTH", "value": "$(EARLY) $(LATE) $$(LATE) $(A)"},
@@ -167,7 +167,7 @@ fn a_variable_sees_those_before_it_and_services() {
 }
 
 #[test]
-fn granted_variables_come_first_and_own_ones_win() {
+fn device_variables_come_first_and_can_be_overridden() {
     let environment = environment(json!({"env": [{"name": "A", "value": "own"}]})).unwrap();
     let all: Vec<_> = environment.iter().collect();
     let want: [(&str, &[u8]); 3] = [("GRANTED", b"gpu"), ("A", b"device"), ("A", b"own")];
@@ -176,7 +176,7 @@ fn granted_variables_come_first_and_own_ones_win() {
 }
 
 #[test]
-fn what_is_optional_is_left_out() {
+fn missing_optional_references_are_omitted() {
     for source in [
         json!({"configMapKeyRef": {"name": "nope", "key": "x", "optional": true}}),
         json!({"configMapKeyRef": {"name": "cm", "key": "x", "optional": true}}),
@@ -191,7 +191,7 @@ fn what_is_optional_is_left_out() {
 }
 
 #[test]
-fn what_is_missing_is_said_in_upstreams_words() {
+fn missing_references_have_upstreams_messages() {
     let from = |source: Value| json!({"env": [{"name": "X", "valueFrom": source}]});
     let file = |volume: &str, path: &str, key: &str| {
         from(
@@ -231,7 +231,7 @@ fn what_is_missing_is_said_in_upstreams_words() {
 }
 
 #[test]
-fn without_an_api_server_objects_cannot_be_had_even_if_optional() {
+fn without_an_api_server_even_optional_objects_are_an_error() {
     let pod = sample::pod_of(json!({"envFrom": [{"secretRef": {"name": "s", "optional": true}}]}));
     let sources = Sources { no_api: true, ..Sources::default() };
     let got = Environment::build(&EnvInputs {
@@ -263,7 +263,7 @@ fn values_come_from_every_kind_of_source() {
 }
 
 #[test]
-fn bytes_stay_bytes_in_variables_and_are_refused_in_text() {
+fn variables_keep_arbitrary_bytes_and_text_refuses_them() {
     let container = json!({"env": [
         {"name": "RAW", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "BYTES"}}},
         {"name": "COPY", "value": "<$(RAW)>"}]});
@@ -271,12 +271,12 @@ fn bytes_stay_bytes_in_variables_and_are_refused_in_text() {
     assert_eq!(environment.get("COPY"), Some(&[b'<', 0xff, 0xfe, b'>'][..]));
     assert_eq!(
         environment.expand("$(RAW)", "args[0]"),
-        Err(ConfigError::NotText { place: "args[0]".to_owned() })
+        Err(ConfigError::NotText { field: "args[0]".to_owned() })
     );
 }
 
 #[test]
-fn printing_an_environment_tells_no_value() {
+fn debug_output_contains_no_values() {
     let container = json!({"env": [
         {"name": "PW", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "PASSWORD"}}}]});
     let shown = format!("{:?}", environment(container).unwrap());
@@ -284,7 +284,7 @@ fn printing_an_environment_tells_no_value() {
 }
 
 #[test]
-fn services_must_have_been_read_unless_the_pod_is_static() {
+fn services_must_be_known_unless_the_pod_is_static() {
     let pod = |source, spec: Value| sample::parsed(json!({"name": "web"}), spec, source);
     assert_eq!(
         build(&pod(Source::Api, json!({})), None).unwrap_err().to_string(),
@@ -302,7 +302,7 @@ fn services_must_have_been_read_unless_the_pod_is_static() {
 }
 
 #[test]
-fn needs_name_every_object_once_and_insist_if_anyone_does() {
+fn needs_list_every_object_once_and_required_if_any_reference_is() {
     let map = |key: &str, optional: bool| json!({"configMapKeyRef": {"name": "cm", "key": key, "optional": optional}});
     let pod = sample::pod_of(json!({
         "envFrom": [{"secretRef": {"name": "s", "optional": true}}, {"configMapRef": {"name": "all"}}],
@@ -312,21 +312,24 @@ fn needs_name_every_object_once_and_insist_if_anyone_does() {
             {"name": "D", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": true}}},
             {"name": "E", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "1"}}},
             {"name": "F", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "2"}}}]}));
-    let object =
-        |kind, name: &str, optional| Need::Object { kind, name: name.to_owned(), optional };
+    let object = |kind, name: &str, optional| EnvDependency::Object {
+        kind,
+        name: name.to_owned(),
+        optional,
+    };
     assert_eq!(
         needs(pod.containers.first().unwrap()),
         [
             object(ObjectKind::Secret, "s", true),
             object(ObjectKind::ConfigMap, "all", false),
             object(ObjectKind::ConfigMap, "cm", false),
-            Need::File { volume: "v".to_owned(), path: "p".to_owned() },
+            EnvDependency::File { volume: "v".to_owned(), path: "p".to_owned() },
         ]
     );
 }
 
 #[test]
-fn exec_probes_know_only_what_is_written_in_env() {
+fn exec_probes_expand_only_literal_env_values() {
     let pod = sample::pod_of(json!({"env": [
         {"name": "A", "value": "1"}, {"name": "A", "value": "2"}, {"name": "B", "value": "$(A)"},
         {"name": "PW", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "PASSWORD"}}}]}));

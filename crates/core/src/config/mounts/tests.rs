@@ -50,7 +50,7 @@ fn request(mount: &Value, recursive: bool) -> Result<MountRequest, ConfigError> 
 }
 
 #[test]
-fn a_mount_is_the_whole_volume_or_a_part_of_it() {
+fn mount_is_the_whole_volume_or_a_sub_path() {
     let part = |sub_path: &str| Mountable::SubPath {
         volume_path: "/volumes/v".to_owned(),
         sub_path: sub_path.to_owned(),
@@ -69,7 +69,7 @@ fn a_mount_is_the_whole_volume_or_a_part_of_it() {
 }
 
 #[test]
-fn a_mount_that_cannot_be_is_refused_in_upstreams_words() {
+fn invalid_mount_is_refused_with_upstreams_message() {
     for (mount, want) in [
         (json!({"name": "z"}), "cannot find volume \"z\" to mount into container \"c\""),
         (json!({"name": "block"}), "cannot find volume \"block\" to mount into container \"c\""),
@@ -95,7 +95,7 @@ fn a_mount_that_cannot_be_is_refused_in_upstreams_words() {
 }
 
 #[test]
-fn it_is_read_only_if_mount_or_volume_says_so() {
+fn mount_is_read_only_if_mount_or_volume_is() {
     for (volume, mount, want) in
         [("v", false, false), ("v", true, true), ("ro", false, true), ("image", false, true)]
     {
@@ -105,7 +105,7 @@ fn it_is_read_only_if_mount_or_volume_says_so() {
 }
 
 #[test]
-fn propagation_is_private_unless_asked_for() {
+fn propagation_is_private_by_default() {
     use cri::MountPropagation::{
         PropagationBidirectional, PropagationHostToContainer, PropagationPrivate,
     };
@@ -162,27 +162,27 @@ fn recursive_read_only_follows_the_handler() {
 }
 
 #[test]
-fn a_handler_that_is_not_listed_supports_nothing() {
+fn unlisted_handler_does_not_support_recursive_read_only() {
     assert!(!sample::facts().supports_recursive_read_only(""));
     assert!(!supporting(true).supports_recursive_read_only("other"));
 }
 
 #[test]
-fn the_etc_hosts_of_ours_gives_way_to_the_containers() {
+fn managed_etc_hosts_yields_to_the_containers_own_mount() {
     let mount = |path: &str| json!({"volumeMounts": [{"name": "v", "mountPath": path}]});
     for (case, pod, ips, want) in [
-        ("it has an address", sample::pod_of(json!({})), &[sample::POD_IP][..], true),
+        ("with an address", sample::pod_of(json!({})), &[sample::POD_IP][..], true),
         ("no address yet", sample::pod_of(json!({})), &[], false),
         ("on the host's network", sample::pod(json!({"hostNetwork": true})), &[], true),
         ("its own file", sample::pod_of(mount("/etc/hosts")), &[sample::POD_IP], false),
-        ("a folder around it", sample::pod_of(mount("/etc")), &[sample::POD_IP], true),
+        ("its parent directory", sample::pod_of(mount("/etc")), &[sample::POD_IP], true),
     ] {
         assert_eq!(needs_etc_hosts(&pod, &pod.containers[0], ips), want, "{case}");
     }
 }
 
 #[test]
-fn all_mounts_are_put_in_order() {
+fn mounts_are_in_upstreams_order() {
     let pod = sample::pod_of(json!({"terminationMessagePath": "dev/log", "volumeMounts": [
         {"name": "v", "mountPath": "/part", "subPath": "p"},
         {"name": "image", "mountPath": "/image", "subPath": "bin"},
@@ -221,7 +221,7 @@ fn all_mounts_are_put_in_order() {
 }
 
 #[test]
-fn a_sub_path_that_was_not_prepared_is_an_error_that_tells_nothing_of_the_host() {
+fn unprepared_sub_path_is_an_error_without_host_paths() {
     let mount = json!({"name": "v", "mountPath": "/m", "subPath": "link-to-root"});
     let pod = container(&mount);
     let request = request(&mount, false).unwrap();
@@ -233,7 +233,7 @@ fn a_sub_path_that_was_not_prepared_is_an_error_that_tells_nothing_of_the_host()
 }
 
 #[test]
-fn without_a_path_there_is_no_file_for_last_words() {
+fn without_a_path_there_is_no_termination_message_file() {
     let pod = sample::pod_of(json!({"terminationMessagePath": ""}));
     let got = assembled(&pod.containers[0], &[], &BTreeMap::new(), None, Some("/pod/log"), false);
     assert_eq!(got.unwrap(), []);

@@ -54,14 +54,14 @@ fn without_cpu_quota_neither_quota_nor_period_is_set() {
 }
 
 #[test]
-fn the_period_is_the_configured_one() {
+fn quota_period_is_configurable() {
     let facts = machine(|machine| machine.cpu_quota_period = Some(10_000));
     let got = linux(&limited(&json!({"limits": {"cpu": "500m"}})), &facts);
     assert_eq!((got.cpu_quota, got.cpu_period), (5000, 10_000));
 }
 
 #[test]
-fn cpus_of_its_own_need_no_quota() {
+fn exclusive_cpus_have_no_quota() {
     let pod = limited(&json!({"limits": {"cpu": "2"}}));
     let placement =
         Placement { cpus: "2-3".to_owned(), memory_nodes: "0".to_owned(), exclusive: true };
@@ -75,7 +75,7 @@ fn cpus_of_its_own_need_no_quota() {
 }
 
 #[test]
-fn the_pods_limits_fill_in_for_the_containers() {
+fn pod_level_limits_apply_to_containers_without_limits() {
     let pod = sample::pod(
         json!({"resources": {"limits": {"cpu": "2", "memory": "1Gi", "hugepages-2Mi": "4Mi"}},
         "containers": [{"name": "a"}, {"name": "b", "resources": {"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}}}]}),
@@ -105,7 +105,7 @@ fn every_huge_page_size_is_listed_and_none_allowed_unless_limited() {
 }
 
 #[test]
-fn the_readiness_to_be_given_up_follows_the_class() {
+fn oom_score_follows_the_qos_class() {
     let critical = json!({"priority": 2_000_001_000, "priorityClassName": "system-node-critical"});
     let request = |memory: &str| json!({"containers": [{"name": "c", "resources": {"requests": {"memory": memory}}}]});
     let equal = json!({"cpu": "1", "memory": "1Gi"});
@@ -125,7 +125,7 @@ fn the_readiness_to_be_given_up_follows_the_class() {
 }
 
 #[test]
-fn a_container_dies_as_a_whole_where_the_kernel_can() {
+fn oom_kill_ends_the_whole_container_with_cgroup_v2() {
     let with = |cgroups, whole| {
         let facts = machine(|machine| {
             machine.cgroups = cgroups;
@@ -144,7 +144,7 @@ fn a_container_dies_as_a_whole_where_the_kernel_can() {
 }
 
 #[test]
-fn swap_is_refused_unless_a_burstable_container_may_have_its_share() {
+fn swap_is_zero_unless_a_burstable_container_gets_its_share() {
     use SwapBehaviour::{LimitedSwap, NoSwap};
     let burstable = json!({"requests": {"memory": "1Gi"}});
     let equal = json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}});
@@ -152,7 +152,7 @@ fn swap_is_refused_unless_a_burstable_container_may_have_its_share() {
         let facts = machine(|machine| machine.swap = Some(Swap { behaviour, total: 5 << 30 }));
         linux(pod, &facts).unified.get(SWAP_MAX).unwrap().clone()
     };
-    // 1Gi of 10Gi, so a tenth of 5Gi
+    // 1Gi of 10Gi, so a tenth of 5Gi.
     let tenth = (512_u64 << 20).to_string();
     let critical = sample::pod(json!({"priority": 2_000_000_000,
         "containers": [{"name": "c", "resources": burstable}]}));
@@ -176,7 +176,7 @@ fn swap_is_refused_unless_a_burstable_container_may_have_its_share() {
 }
 
 #[test]
-fn with_cgroup_v1_swap_adds_nothing_to_the_memory_limit() {
+fn with_cgroup_v1_the_swap_limit_equals_the_memory_limit() {
     let facts = machine(|machine| {
         machine.cgroups = CgroupVersion::V1;
         machine.swap = Some(Swap { behaviour: SwapBehaviour::LimitedSwap, total: 1 << 30 });
@@ -187,13 +187,13 @@ fn with_cgroup_v1_swap_adds_nothing_to_the_memory_limit() {
 }
 
 #[test]
-fn without_a_swap_controller_nothing_is_said_of_swap() {
+fn without_a_swap_controller_swap_is_not_set() {
     let got = linux(&limited(&json!({"limits": {"memory": "64Mi"}})), &sample::facts());
     assert_eq!((got.memory_swap_limit_in_bytes, got.unified.get(SWAP_MAX)), (0, None));
 }
 
 #[test]
-fn a_sandbox_gets_the_sum_without_overhead_and_the_overhead_apart() {
+fn sandbox_has_the_sum_without_overhead_and_the_overhead_separately() {
     let of = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu, "memory": memory}});
     let pod = sample::pod(json!({"overhead": {"cpu": "250m", "memory": "100Mi"}, "containers": [
         {"name": "a", "resources": of("100m", "64Mi")}, {"name": "b", "resources": of("200m", "64Mi")}]}));
@@ -205,7 +205,7 @@ fn a_sandbox_gets_the_sum_without_overhead_and_the_overhead_apart() {
 }
 
 #[test]
-fn an_amount_that_is_no_quantity_is_an_error() {
+fn invalid_quantity_is_an_error() {
     let pod = limited(&json!({"limits": {"cpu": "lots"}}));
     let got = of_container(&pod, &pod.containers[0], &sample::facts(), &Placement::default());
     assert!(got.unwrap_err().to_string().contains("container \"c\""));

@@ -18,7 +18,7 @@ fn context(pod: &Pod) -> cri::LinuxContainerSecurityContext {
 }
 
 #[test]
-fn a_containers_fields_go_before_the_pods() {
+fn container_fields_take_precedence_over_the_pods() {
     let selinux = |level: &str| json!({"level": level, "type": "t"});
     let of_pod = json!({"runAsUser": 1, "runAsGroup": 2, "seLinuxOptions": selinux("pod")});
     let own = json!({"runAsUser": 3, "runAsGroup": 4, "seLinuxOptions": selinux("own")});
@@ -38,7 +38,7 @@ fn a_containers_fields_go_before_the_pods() {
 }
 
 #[test]
-fn without_a_user_the_images_is_taken() {
+fn without_a_user_the_images_user_is_used() {
     for (image, spec, user, name) in [
         (ImageUser::new(None, ""), json!({}), Some(0), ""),
         (ImageUser::new(Some(7), "ignored"), json!({}), Some(7), ""),
@@ -53,7 +53,7 @@ fn without_a_user_the_images_is_taken() {
 }
 
 #[test]
-fn what_a_container_may_do_is_passed_on() {
+fn capabilities_and_privileges_are_passed_on() {
     let got = context(&pod(
         &json!({}),
         &json!({"privileged": true, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
@@ -66,7 +66,7 @@ fn what_a_container_may_do_is_passed_on() {
 }
 
 #[test]
-fn new_privileges_are_refused_only_if_escalation_is_explicitly_not_allowed() {
+fn no_new_privs_is_set_only_if_escalation_is_explicitly_disallowed() {
     for (value, want) in [(json!(null), false), (json!(true), false), (json!(false), true)] {
         let got = context(&pod(&json!({}), &json!({"allowPrivilegeEscalation": value})));
         assert_eq!(got.no_new_privs, want);
@@ -74,7 +74,7 @@ fn new_privileges_are_refused_only_if_escalation_is_explicitly_not_allowed() {
 }
 
 #[test]
-fn groups_come_in_upstreams_two_orders() {
+fn groups_are_in_upstreams_orders() {
     let pod = pod(
         &json!({"fsGroup": 1, "supplementalGroups": [2, 3], "supplementalGroupsPolicy": "Strict"}),
         &json!(null),
@@ -89,14 +89,14 @@ fn groups_come_in_upstreams_two_orders() {
 }
 
 #[test]
-fn an_unknown_policy_for_groups_is_refused() {
+fn unknown_groups_policy_is_refused() {
     let pod = pod(&json!({"supplementalGroupsPolicy": "Odd"}), &json!(null));
     let got = of_sandbox(&pod, &provision(), &sample::facts()).unwrap_err();
     assert_eq!(got.to_string(), "unsupported supplementalGroupsPolicy: Odd");
 }
 
 #[test]
-fn parts_of_the_kernel_are_hidden_unless_asked_for() {
+fn kernel_paths_are_masked_by_default() {
     let thermal = "/sys/devices/system/cpu/cpu0/thermal_throttle".to_owned();
     let facts = NodeFacts { thermal_paths: vec![thermal.clone()], ..sample::facts() };
     for (proc_mount, masked, read_only) in
@@ -112,7 +112,7 @@ fn parts_of_the_kernel_are_hidden_unless_asked_for() {
 }
 
 #[test]
-fn an_ephemeral_container_joins_its_target_unless_it_sees_it_anyway() {
+fn ephemeral_container_joins_its_targets_pid_namespace_unless_shared() {
     use cri::NamespaceMode::{Container, Node, Pod, Target};
     for (spec, target, pid, id) in [
         (json!({}), Some("abc"), Target, "abc"),
@@ -129,7 +129,7 @@ fn an_ephemeral_container_joins_its_target_unless_it_sees_it_anyway() {
 }
 
 #[test]
-fn a_sandbox_is_privileged_if_any_container_is() {
+fn sandbox_is_privileged_if_any_container_is() {
     let privileged = json!({"name": "x", "securityContext": {"privileged": true}});
     for (spec, want) in [
         (json!({}), false),
@@ -145,20 +145,20 @@ fn a_sandbox_is_privileged_if_any_container_is() {
 }
 
 #[test]
-fn a_pod_without_a_security_context_says_nothing_of_namespaces() {
+fn pod_without_a_security_context_sets_no_namespaces() {
     let got =
         of_sandbox(&sample::pod(json!({"securityContext": null})), &provision(), &sample::facts());
     assert_eq!(got.unwrap().namespace_options, None);
 }
 
 #[test]
-fn a_container_that_must_not_run_as_root_is_checked() {
+fn run_as_non_root_is_verified() {
     let where_ = "(pod: \"web_default(u1)\", container: c)";
     let root = format!("container's runAsUser breaks non-root policy {where_}");
     let image_root = format!("container has runAsNonRoot and image will run as root {where_}");
     let (named, numbered) = (|| ImageUser::Name("app".to_owned()), ImageUser::Id);
     for (case, of_pod, own, image, want) in [
-        ("nobody asks", json!({}), json!({}), numbered(0), Ok(())),
+        ("not required", json!({}), json!({}), numbered(0), Ok(())),
         (
             "the container may",
             json!({"runAsNonRoot": true}),

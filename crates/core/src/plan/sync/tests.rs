@@ -1,4 +1,4 @@
-//! What holds a container back, and what it shows meanwhile.
+//! Tests of back-off: when a container may start, and what it shows until then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,18 +29,18 @@ fn fail_hook(case: &mut Case) {
 }
 
 #[test]
-fn an_exit_shows_as_itself_for_a_moment_and_then_as_its_back_off() {
+fn exit_is_shown_briefly_before_the_crash_loop_backoff() {
     for (second, shown, wakes) in [(101, None, 102), (102, Some("CrashLoopBackOff"), 110)] {
         let plan = decide(&crashed_again(second).inputs());
         let waiting = plan.waiting.get("app").map(|waiting| waiting.reason.as_str());
         assert_eq!((waiting, plan.wake_at), (shown, Some(t(wakes).mono)), "second {second}");
-        assert!(plan.steps.is_empty(), "it is held back all the while");
-        assert!(plan.why.way_out.is_some());
+        assert!(plan.steps.is_empty(), "it is in back-off all the time");
+        assert!(plan.why.fix.is_some());
     }
 }
 
 #[test]
-fn a_failed_post_start_hook_shows_before_the_back_off_it_leads_to() {
+fn failed_post_start_hook_is_shown_before_the_backoff() {
     for (second, shown) in [(101, "PostStartHookError"), (102, "CrashLoopBackOff")] {
         let mut case = crashed_again(second);
         fail_hook(&mut case);
@@ -50,7 +50,7 @@ fn a_failed_post_start_hook_shows_before_the_back_off_it_leads_to() {
 }
 
 #[test]
-fn the_first_failed_post_start_hook_is_followed_by_a_start_at_once() {
+fn first_failed_post_start_hook_restarts_at_once() {
     let pod = pod("web").container("app").build();
     let seen = observed(&pod).sandbox_ready().exited("app", 0, t(100)).build();
     let mut case = case(pod, seen, t(100));
@@ -61,7 +61,7 @@ fn the_first_failed_post_start_hook_is_followed_by_a_start_at_once() {
 }
 
 #[test]
-fn a_container_that_was_made_and_could_not_run_is_tried_again_as_a_crash() {
+fn created_container_that_failed_to_run_is_retried_as_a_crash() {
     let pod = pod("web").container("app").build();
     let exited = observed(&pod).sandbox_ready().exited("app", 128, t(100)).build();
     let nothing = observed(&pod).sandbox_ready().build();
@@ -77,7 +77,7 @@ fn a_container_that_was_made_and_could_not_run_is_tried_again_as_a_crash() {
 }
 
 #[test]
-fn the_image_that_cannot_be_had_is_the_one_that_is_named_and_waited_for() {
+fn waiting_message_names_the_image_in_pull_backoff() {
     let pod = pod("web").container("app").build();
     let seen = observed(&pod).sandbox_ready().build();
     for (reason, second, shown, message) in [
@@ -109,15 +109,15 @@ fn the_image_that_cannot_be_had_is_the_one_that_is_named_and_waited_for() {
 }
 
 #[test]
-fn container_follows_the_highest_attempt_and_only_lower_ones_are_doubles() {
+fn highest_attempt_is_current_and_lower_ones_are_duplicates() {
     let pod = pod("web").container("app").build();
     // The clock was set back by two hours between the two.
     let seen = observed(&pod).sandbox_ready().exited("app", 1, t(7200)).running("app", t(100));
     let seen = seen.build();
     assert_eq!(seen.newest("app").map(|i| i.attempt), Some(1));
     let plan = decide(&case(pod.clone(), seen.clone(), t(200)).inputs());
-    assert!(plan.steps.is_empty(), "what runs goes on: {plan:?}");
-    // Two that run: the one that came first is stopped, though it seems younger.
+    assert!(plan.steps.is_empty(), "the running instance stays: {plan:?}");
+    // Two running instances: the first is stopped, although its creation time is later.
     let twice = observed(&pod).sandbox_ready().running("app", t(7200)).running("app", t(100));
     let plan = decide(&case(pod.clone(), twice.build(), t(200)).inputs());
     let stopped: Vec<&str> = plan
@@ -129,7 +129,7 @@ fn container_follows_the_highest_attempt_and_only_lower_ones_are_doubles() {
         })
         .collect();
     assert_eq!(stopped, ["app-0"]);
-    // The next one takes a number that none has.
+    // The next instance gets an unused number.
     let mut crashed = seen;
     crashed.instances[0].state = crashed.instances[1].state.clone();
     let plan = decide(&case(pod, crashed, t(20_000)).inputs());
@@ -143,10 +143,10 @@ fn unreadable_pod_is_left_alone_until_it_is_deleted() {
     let nameless = |pod: &mut serde_json::Value| pod["spec"]["containers"][1]["name"] = "".into();
     let unreadable = readable.clone().edit(nameless);
     let of = |pod: crate::pod::Pod| {
-        // One of its containers exited, one runs.
+        // One container has exited, the other is running.
         let seen = observed(&pod).sandbox_ready().exited("app", 1, t(1)).running("b", t(1)).build();
         let mut case = case(pod, seen, t(500));
-        case.life.request(Request::Update, &case.pod);
+        case.lifecycle.request(Request::Update, &case.pod);
         decide(&case.inputs())
     };
     assert!(!of(readable.build()).steps.is_empty());
@@ -154,7 +154,7 @@ fn unreadable_pod_is_left_alone_until_it_is_deleted() {
     assert!(plan.steps.is_empty() && !plan.stage_done, "{plan:?}");
     assert!(plan.why.text.contains("a container without a name"), "{}", plan.why.text);
     let plan = of(unreadable.deleted(400, 7).build());
-    let Some(Step::KillPod(kill)) = plan.steps.first() else { panic!("it goes: {plan:?}") };
+    let Some(Step::KillPod(kill)) = plan.steps.first() else { panic!("not stopped: {plan:?}") };
     let stops: Vec<_> = kill.stops.iter().map(|stop| (&*stop.container, stop.grace)).collect();
     assert_eq!(stops, [("b", Duration::from_secs(7))]);
 }

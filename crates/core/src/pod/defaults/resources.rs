@@ -1,7 +1,7 @@
-//! Requests and limits that follow from others.
+//! Defaults of requests and limits that follow from other amounts.
 //!
-//! A container's requests default to its limits. A pod that states limits for itself has its
-//! requests filled from what its containers ask for together, then from its own limits.
+//! A container's requests default to its limits. The requests of a pod with pod-level limits
+//! default to the sum of its containers' requests, then to its own limits.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(super) fn apply_to_pod(spec: &mut PodSpec) {
     requests(spec);
 }
 
-/// A huge page cannot be shared out twice: the pod's limit is what its containers may use.
+/// Huge pages cannot be overcommitted: the pod's limit is the sum of its containers' limits.
 fn huge_page_limits(spec: &mut PodSpec) {
     let Some(from_containers) = of_containers(spec) else { return };
     let from_containers = from_containers.limits(Overhead::Excluded);
@@ -68,8 +68,8 @@ fn requests(spec: &mut PodSpec) {
     }
 }
 
-/// The pod without what it says of itself. Nothing if an amount does not read: that is refused
-/// when the pod is validated.
+/// The totals without pod-level resources. `None` if an amount is invalid, which validation
+/// refuses.
 fn of_containers(spec: &PodSpec) -> Option<PodResources> {
     let mut resources = PodResources::parse(spec).ok()?;
     resources.pod = None;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_requests_of_a_container_are_its_limits() {
+    fn container_requests_default_to_its_limits() {
         for (given, want) in [
             (
                 json!({"limits": {"cpu": "1"}}),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_a_pod_are_its_containers_or_else_its_limits() {
+    fn pod_requests_default_to_its_containers_then_to_its_limits() {
         let mut pod = spec(
             json!({"limits": {"cpu": "2", "memory": "1Gi"}}),
             &[json!({"requests": {"cpu": "200m"}}), json!({"requests": {"cpu": "300m"}})],
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_page_limits_of_a_pod_are_the_sum_of_its_containers() {
+    fn pod_huge_page_limits_are_the_sum_of_its_containers() {
         let mut pod = spec(
             json!({"requests": {"cpu": "1"}}),
             &[
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_resources_of_its_own_gets_none() {
+    fn pod_without_pod_level_resources_gets_none() {
         let mut pod = spec(json!(null), &[json!({"requests": {"cpu": "1"}})]);
         apply_to_pod(&mut pod);
         assert_eq!(pod.resources, None);

@@ -1,4 +1,4 @@
-//! What a volume's author left open.
+//! Defaults of volumes.
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume, VolumeProjection};
 
@@ -51,7 +51,7 @@ fn apply_to_projection(source: &mut VolumeProjection) {
     }
 }
 
-/// Storage systems that are named in the pod itself.
+/// Remote storage specified in the pod itself.
 fn apply_to_remote(volume: &mut Volume) {
     if let Some(source) = &mut volume.iscsi {
         set(&mut source.iscsi_interface, "default");
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_source_gets_its_defaults() {
+    fn each_volume_source_gets_its_defaults() {
         for (given, want) in [
             (json!({}), json!({"emptyDir": {}})),
             (json!({"hostPath": {"path": "/x"}}), json!({"hostPath": {"path": "/x", "type": ""}})),

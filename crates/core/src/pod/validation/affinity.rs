@@ -1,4 +1,4 @@
-//! Where a pod wants to run, and beside what.
+//! Validation of affinity and topology spread.
 
 use k8s_openapi::api::core::v1::{
     Affinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm,
@@ -54,11 +54,11 @@ fn weight(weight: i32, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// Whether the values of a selector must be possible values of a label.
+/// Whether the values of a selector must be valid label values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Values {
     OfLabels,
-    /// A preference that no node can meet does no harm.
+    /// A preference that no node can meet is harmless.
     Any,
 }
 
@@ -107,7 +107,7 @@ fn node_requirement(
     }
 }
 
-/// Nodes can be chosen by one field only: their name.
+/// The only node field that can be selected is the name.
 fn node_field(requirement: &NodeSelectorRequirement, field: &Path<'_>, errors: &mut Errors) {
     let values = requirement.values.as_deref().unwrap_or_default();
     let at_values = field.child("values");
@@ -188,7 +188,7 @@ fn label_keys(
             selector.match_labels.iter().flatten().map(|(key, _)| key.as_str()).collect();
         for expression in selector.match_expressions.iter().flatten() {
             let key = expression.key.as_str();
-            // the selector of the key itself has been added by now, so a second one is the user's
+            // The selector for the key itself was already added, so a second one is the user's.
             if let Some(index) = matching.iter().rposition(|other| other == key)
                 && seen.contains(&key)
             {
@@ -235,7 +235,7 @@ fn label_values(values: &[String], field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// How evenly pods of a kind spread over the nodes.
+/// Topology spread constraints.
 pub(super) fn spread(
     constraints: &[TopologySpreadConstraint],
     field: &Path<'_>,

@@ -1,4 +1,4 @@
-//! Annotations that the API server itself reads.
+//! Validation of annotations that the API server reads.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ pub(super) fn check(pod: &Pod, spec: &PodSpec, field: &Path<'_>, errors: &mut Er
     }
 }
 
-/// A whole number, written the way it would be printed.
+/// An integer in canonical form.
 fn is_deletion_cost(value: &str) -> bool {
     value.parse::<i32>().is_ok_and(|number| number.to_string() == value)
 }
@@ -80,7 +80,7 @@ fn has_container(spec: &PodSpec, name: &str) -> bool {
     found
 }
 
-/// What must stay as it was when the pod was created.
+/// Annotations that must not change after the pod was created.
 pub(super) fn check_update(
     new: &Pod,
     old: &Pod,
@@ -110,7 +110,7 @@ pub(super) fn check_update(
     check(new, spec, field, errors);
 }
 
-/// An annotation and the field that took its place say the same.
+/// An annotation must agree with the field that replaced it.
 pub(super) fn agree_with_fields(pod: &Pod, spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let annotation =
         |key: &str| pod.metadata.annotations.as_ref().and_then(|annotations| annotations.get(key));

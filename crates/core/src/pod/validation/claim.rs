@@ -1,4 +1,4 @@
-//! Claims on persistent volumes: alone, or as the template of a pod's own volume.
+//! Validation of persistent volume claims, and of claim templates in ephemeral volumes.
 
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaimSpec, PersistentVolumeClaimTemplate, TypedObjectReference,
@@ -29,7 +29,7 @@ pub(super) fn template(
     spec(&template.spec, &field.child("spec"), errors);
 }
 
-/// Everything else about the claim follows from the pod.
+/// The rest of the claim's metadata is derived from the pod.
 fn only_labels_and_annotations(meta: &ObjectMeta, field: &Path<'_>, errors: &mut Errors) {
     for (name, set) in [
         ("name", meta.name.is_some()),
@@ -115,7 +115,7 @@ fn data_sources(spec: &PersistentVolumeClaimSpec, field: &Path<'_>, errors: &mut
     let Some(reference) = &spec.data_source_ref else { return };
     data_source(reference, &field.child("dataSourceRef"), errors);
     let Some(source) = &spec.data_source else { return };
-    // the value shown is the path of the other field: that is how the API server says it
+    // The value shown is the path of the other field, as in the API server.
     let shown = field.child("dataSource").to_string();
     let same = source.api_group == reference.api_group
         && source.kind == reference.kind

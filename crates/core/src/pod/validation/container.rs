@@ -1,4 +1,4 @@
-//! The containers of a pod, each kind by its own rules.
+//! Validation of containers, with separate rules for each kind.
 
 use std::collections::BTreeSet;
 
@@ -9,20 +9,20 @@ use super::mount::Volumes;
 use super::{env, format, mount, port, probe, resource, restart, security, text};
 use crate::schema::Path;
 
-/// What the checks of a container need to know of its pod.
-pub(super) struct Surroundings<'a> {
+/// The parts of a pod that the checks of a container need.
+pub(super) struct PodContext<'a> {
     pub volumes: Volumes<'a>,
     pub claims: BTreeSet<&'a str>,
     pub restart_policy: &'a str,
     pub grace: Option<i64>,
     pub os: Option<&'a str>,
-    /// Users in the containers are users of the host.
+    /// The pod uses the host's user namespace.
     pub host_users: bool,
 }
 
 pub(super) fn regular(
     containers: &[Container],
-    pod: &Surroundings<'_>,
+    pod: &PodContext<'_>,
     field: &Path<'_>,
     errors: &mut Errors,
 ) {
@@ -45,7 +45,7 @@ pub(super) fn regular(
 pub(super) fn init(
     containers: &[Container],
     regular: &[Container],
-    pod: &Surroundings<'_>,
+    pod: &PodContext<'_>,
     field: &Path<'_>,
     errors: &mut Errors,
 ) {
@@ -60,7 +60,7 @@ pub(super) fn init(
         } else if !name.is_empty() {
             names.insert(name);
         }
-        // each init container runs alone, so only its own ports can clash
+        // Init containers run one at a time, so only the ports of the same container can conflict.
         port::host_conflicts(std::slice::from_ref(container), field, errors);
         if is_sidecar(container) {
             hooks_and_probes(container, pod, &at, errors);
@@ -73,7 +73,7 @@ pub(super) fn init(
 
 pub(super) fn ephemeral(
     spec: &PodSpec,
-    pod: &Surroundings<'_>,
+    pod: &PodContext<'_>,
     field: &Path<'_>,
     errors: &mut Errors,
 ) {
@@ -96,7 +96,7 @@ pub(super) fn ephemeral(
         if !target.is_empty() && !others.contains(target) {
             errors.not_found(&field.child("targetContainerName"), target, "");
         }
-        only_what_an_ephemeral_container_may_have(&container, &field, errors);
+        only_ephemeral_container_fields(&container, &field, errors);
         let mounts = field.child("volumeMounts");
         for (index, mount) in ephemeral.volume_mounts.iter().flatten().enumerate() {
             let mount_field = mounts.index(index);
@@ -113,12 +113,8 @@ pub(super) fn ephemeral(
 
 const NOT_FOR_EPHEMERAL: &str = "cannot be set for an Ephemeral Container";
 
-/// It helps somebody look at a pod; the pod's service does not depend on it.
-fn only_what_an_ephemeral_container_may_have(
-    container: &Container,
-    field: &Path<'_>,
-    errors: &mut Errors,
-) {
+/// Ephemeral containers are for debugging; a pod's service must not depend on them.
+fn only_ephemeral_container_fields(container: &Container, field: &Path<'_>, errors: &mut Errors) {
     let has_resources = container.resources.as_ref().is_some_and(|resources| {
         resources.limits.is_some() || resources.requests.is_some() || resources.claims.is_some()
     });
@@ -139,8 +135,8 @@ fn only_what_an_ephemeral_container_may_have(
     }
 }
 
-/// What every container has.
-fn common(container: &Container, pod: &Surroundings<'_>, field: &Path<'_>, errors: &mut Errors) {
+/// Checks common to all kinds of containers.
+fn common(container: &Container, pod: &PodContext<'_>, field: &Path<'_>, errors: &mut Errors) {
     match container.name.as_str() {
         "" => errors.required(&field.child("name"), ""),
         name => errors.malformed(&field.child("name"), name, &format::dns_label(name)),
@@ -178,7 +174,7 @@ pub(super) fn pull_policy(policy: &str, field: &Path<'_>, errors: &mut Errors) {
 
 fn hooks_and_probes(
     container: &Container,
-    pod: &Surroundings<'_>,
+    pod: &PodContext<'_>,
     field: &Path<'_>,
     errors: &mut Errors,
 ) {
@@ -202,7 +198,7 @@ fn no_hooks_or_probes(container: &Container, field: &Path<'_>, errors: &mut Erro
     }
 }
 
-/// Spaces around an image's name are a mistake that no runtime forgives.
+/// No runtime accepts spaces around an image name.
 pub(super) fn untrimmed_image(container: &Container, field: &Path<'_>, errors: &mut Errors) {
     let image = text(&container.image);
     if image != image.trim() {
@@ -215,7 +211,7 @@ pub(super) fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// The part of an ephemeral container that it shares with the others.
+/// The fields that an ephemeral container has in common with the others.
 pub(super) fn as_container(ephemeral: &EphemeralContainer) -> Container {
     let e = ephemeral.clone();
     Container {

@@ -1,4 +1,4 @@
-//! How a pod resolves names.
+//! Validation of DNS settings and host aliases.
 
 use k8s_openapi::api::core::v1::{HostAlias, PodSpec};
 

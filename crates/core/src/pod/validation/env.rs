@@ -1,4 +1,4 @@
-//! Environment variables and the fields of a pod they may be taken from.
+//! Validation of environment variables and of references to pod fields.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{each_container, file_path, format, text};
 use crate::quantity::Quantity;
 use crate::schema::Path;
 
-/// Fields that an environment variable may show.
+/// Fields that an environment variable may reference.
 const FIELDS: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
@@ -24,7 +24,7 @@ const FIELDS: [&str; 9] = [
     "status.podIP",
     "status.podIPs",
 ];
-/// Fields that a file of a volume may show.
+/// Fields that a downward API volume may reference.
 const FILE_FIELDS: [&str; 5] = [
     "metadata.annotations",
     "metadata.labels",
@@ -32,7 +32,7 @@ const FILE_FIELDS: [&str; 5] = [
     "metadata.namespace",
     "metadata.uid",
 ];
-/// Fields that exist at all.
+/// All fields that can be referenced.
 const KNOWN_FIELDS: [&str; 15] = [
     "metadata.annotations",
     "metadata.labels",
@@ -61,7 +61,7 @@ const RESOURCES: [&str; 6] = [
 const BYTE_DIVISORS: [&str; 13] =
     ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// Where a field of the pod is shown.
+/// User of a field reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Variable,
@@ -251,7 +251,7 @@ pub(super) fn check_from(sources: &[EnvFromSource], field: &Path<'_>, errors: &m
     }
 }
 
-/// A variable read from a file needs a volume that the containers of the pod share.
+/// A variable read from a file needs an emptyDir volume of the pod.
 pub(super) fn files_are_in_empty_dirs(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let volumes: BTreeMap<&str, &Volume> =
         spec.volumes.iter().flatten().map(|volume| (volume.name.as_str(), volume)).collect();

@@ -1,4 +1,4 @@
-//! What is wrong with a field, in the API server's words.
+//! Field errors, with the texts of the API server.
 //!
 //! Clients match on these texts and on the reasons, so they are part of the interface.
 
@@ -9,13 +9,13 @@ use serde_json::Value;
 use crate::schema::dump::dump;
 use crate::schema::{Path, Type};
 
-/// One cause of an object being refused.
+/// One error of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     /// Machine-readable, such as `FieldValueRequired`.
     pub reason: &'static str,
     pub field: String,
-    /// Everything after the field's name, such as `Required value: must be set`.
+    /// The text after the field path, such as `Required value: must be set`.
     pub message: String,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// The causes as one sentence: alone as it is, several in brackets, each once.
+/// All errors as one sentence: a single one as it is, several in brackets, without duplicates.
 pub fn summary(errors: &[FieldError]) -> String {
     let mut texts: Vec<String> = Vec::new();
     for text in errors.iter().map(ToString::to_string) {
@@ -39,7 +39,7 @@ pub fn summary(errors: &[FieldError]) -> String {
     }
 }
 
-/// Collects what is wrong, in the order it is found.
+/// Collects errors in the order in which they are found.
 #[derive(Debug, Default)]
 pub struct Errors(Vec<FieldError>);
 
@@ -68,12 +68,12 @@ impl Errors {
         self.push("FieldValueRequired", field, "Required value".to_owned(), detail);
     }
 
-    pub fn invalid(&mut self, field: &Path<'_>, value: impl Shown, detail: &str) {
+    pub fn invalid(&mut self, field: &Path<'_>, value: impl MessageValue, detail: &str) {
         self.push("FieldValueInvalid", field, format!("Invalid value: {}", value.shown()), detail);
     }
 
-    /// One cause for each of the problems a format check found.
-    pub fn malformed(&mut self, field: &Path<'_>, value: impl Shown, problems: &[String]) {
+    /// One error for each problem of a format check.
+    pub fn malformed(&mut self, field: &Path<'_>, value: impl MessageValue, problems: &[String]) {
         let shown = value.shown();
         for problem in problems {
             let body = format!("Invalid value: {shown}");
@@ -85,20 +85,25 @@ impl Errors {
         self.push("FieldValueForbidden", field, "Forbidden".to_owned(), detail);
     }
 
-    pub fn duplicate(&mut self, field: &Path<'_>, value: impl Shown) {
+    pub fn duplicate(&mut self, field: &Path<'_>, value: impl MessageValue) {
         self.duplicate_because(field, value, "");
     }
 
-    pub fn duplicate_because(&mut self, field: &Path<'_>, value: impl Shown, detail: &str) {
+    pub fn duplicate_because(&mut self, field: &Path<'_>, value: impl MessageValue, detail: &str) {
         let body = format!("Duplicate value: {}", value.shown());
         self.push("FieldValueDuplicate", field, body, detail);
     }
 
-    pub fn not_found(&mut self, field: &Path<'_>, value: impl Shown, detail: &str) {
+    pub fn not_found(&mut self, field: &Path<'_>, value: impl MessageValue, detail: &str) {
         self.push("FieldValueNotFound", field, format!("Not found: {}", value.shown()), detail);
     }
 
-    pub fn not_supported(&mut self, field: &Path<'_>, value: impl Shown, supported: &[&str]) {
+    pub fn not_supported(
+        &mut self,
+        field: &Path<'_>,
+        value: impl MessageValue,
+        supported: &[&str],
+    ) {
         let quoted: Vec<String> = supported.iter().map(|value| quote(value)).collect();
         let body = format!("Unsupported value: {}", value.shown());
         let detail = format!("supported values: {}", quoted.join(", "));
@@ -121,53 +126,53 @@ impl Errors {
     }
 }
 
-/// A value as it stands in a message.
-pub trait Shown {
+/// A value as it appears in a message.
+pub trait MessageValue {
     fn shown(self) -> String;
 }
 
-impl Shown for &str {
+impl MessageValue for &str {
     fn shown(self) -> String {
         quote(self)
     }
 }
 
-impl Shown for &String {
+impl MessageValue for &String {
     fn shown(self) -> String {
         quote(self)
     }
 }
 
-impl Shown for bool {
+impl MessageValue for bool {
     fn shown(self) -> String {
         self.to_string()
     }
 }
 
-impl Shown for i32 {
+impl MessageValue for i32 {
     fn shown(self) -> String {
         self.to_string()
     }
 }
 
-impl Shown for i64 {
+impl MessageValue for i64 {
     fn shown(self) -> String {
         self.to_string()
     }
 }
 
-/// Something that was left unset.
+/// An unset value.
 #[derive(Clone, Copy, Debug)]
 pub struct Unset;
 
-impl Shown for Unset {
+impl MessageValue for Unset {
     fn shown(self) -> String {
         "null".to_owned()
     }
 }
 
-/// A list of texts.
-impl Shown for &[String] {
+/// A list of strings.
+impl MessageValue for &[String] {
     fn shown(self) -> String {
         Value::from(self.to_vec()).to_string()
     }
@@ -176,14 +181,14 @@ impl Shown for &[String] {
 /// A struct, printed as the API server's internal type.
 pub struct Internal<'a, T>(pub Type, pub &'a T);
 
-impl<T: serde::Serialize> Shown for Internal<'_, T> {
+impl<T: serde::Serialize> MessageValue for Internal<'_, T> {
     fn shown(self) -> String {
         let value = serde_json::to_value(self.1).unwrap_or(Value::Null);
         dump(&self.0, &value)
     }
 }
 
-/// Text in double quotes, with the escapes the API server's language uses.
+/// Text in double quotes, with Go's escapes.
 pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -213,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_problem_has_its_reason_and_words() {
+    fn each_kind_of_error_has_its_reason_and_text() {
         let field = Path::new("spec");
         let mut errors = Errors::new();
         errors.required(&field, "");
@@ -243,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_names_each_cause_once() {
+    fn summary_names_each_error_once() {
         let error = |field: &str| FieldError {
             reason: "FieldValueRequired",
             field: field.to_owned(),

@@ -1,4 +1,4 @@
-//! Paths of files that a pod's author names.
+//! Validation of file paths in a pod spec.
 
 use super::field::Errors;
 use crate::schema::Path;
@@ -19,7 +19,7 @@ pub fn no_steps_up(path: &str, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// Stays below the folder it starts from.
+/// The path must stay below the directory it is relative to.
 pub(super) fn below(path: &str, field: &Path<'_>, errors: &mut Errors) {
     if is_absolute(path) {
         errors.invalid(field, path, "must be a relative path");
@@ -27,7 +27,7 @@ pub(super) fn below(path: &str, field: &Path<'_>, errors: &mut Errors) {
     no_steps_up(path, field, errors);
 }
 
-/// Below, and does not look like the links by which a volume is updated at once.
+/// The same, and it must not collide with the links used for atomic updates of a volume.
 pub(super) fn below_and_free(path: &str, field: &Path<'_>, errors: &mut Errors) {
     below(path, field, errors);
     if path.starts_with("..") && !path.starts_with("../") {

@@ -1,4 +1,4 @@
-//! Formats of names, keys and numbers. Each check returns its complaints, none if all is well.
+//! Format checks of names, keys and numbers. Each check returns its problems, if any.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ const KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 const KEY_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start \
                         and end with an alphanumeric character";
 
-/// A host's name without dots.
+/// A DNS label: no dots.
 pub fn dns_label(value: &str) -> Problems {
     let mut problems = too_long(value, 63, "characters");
     if !is_label(value) {
@@ -27,7 +27,7 @@ pub fn dns_label(value: &str) -> Problems {
     problems
 }
 
-/// A host's name with dots.
+/// A DNS subdomain: labels separated by dots.
 pub fn dns_subdomain(value: &str) -> Problems {
     dns_subdomain_in(value, "characters")
 }
@@ -45,7 +45,7 @@ fn dns_subdomain_in(value: &str, unit: &str) -> Problems {
     problems
 }
 
-/// As above, and underscores, which search domains may have.
+/// The same, but underscores are allowed, as in search domains.
 pub fn dns_subdomain_with_underscores(value: &str) -> Problems {
     let label = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
     let is_loose_label = |part: &str| {
@@ -64,7 +64,7 @@ pub fn dns_subdomain_with_underscores(value: &str) -> Problems {
     problems
 }
 
-/// The key of a label, with an optional domain before a slash.
+/// A label key, with an optional domain before a slash.
 pub fn qualified_name(value: &str) -> Problems {
     let mut problems = Problems::new();
     let examples = ["MyName", "my.name", "123-abc"];
@@ -128,7 +128,7 @@ pub fn env_name(value: &str) -> Problems {
     problems
 }
 
-/// The key of an entry of a ConfigMap or Secret, which may become a file's name.
+/// A key of a ConfigMap or Secret, which may become a file name.
 pub fn config_key(value: &str) -> Problems {
     let mut problems = too_long(value, 253, "characters");
     let is_ok = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
@@ -187,7 +187,7 @@ pub fn http_header_name(value: &str) -> Problems {
     )]
 }
 
-/// An address. Forms that some parsers read differently are refused.
+/// An IP address. Forms that parsers read differently are refused.
 pub fn ip_address(value: &str) -> Problems {
     match value.parse::<IpAddr>() {
         Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_some() => {
@@ -201,7 +201,7 @@ pub fn ip_address(value: &str) -> Problems {
     }
 }
 
-/// Whether it is an IPv4 address but for zeros in front of its numbers.
+/// Whether it is an IPv4 address with leading zeros.
 fn has_leading_zeros(value: &str) -> bool {
     let trim = |part: &str| match part.trim_start_matches('0') {
         "" if !part.is_empty() => "0".to_owned(),
@@ -226,7 +226,7 @@ pub fn in_range(value: i64, low: i64, high: i64) -> Problems {
     vec![format!("must be between {low} and {high}, inclusive")]
 }
 
-/// A name that something will be appended to may end in a dash.
+/// A name prefix (`generateName`) may end in a dash.
 pub fn as_prefix(check: fn(&str) -> Problems, prefix: &str) -> Problems {
     match prefix.strip_suffix('-') {
         // upstream replaces the dash and the character before it, so that `a--` is fine too
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_may_end_in_a_dash() {
+    fn name_prefix_may_end_in_a_dash() {
         for (prefix, ok) in
             [("web-", true), ("web--", true), ("-", false), ("Web-", false), ("web", true)]
         {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_things() {
+    fn other_name_formats() {
         assert!(env_name("a.b-c d").is_empty());
         assert!(!env_name("a=b").is_empty());
         assert!(!env_name("é").is_empty());

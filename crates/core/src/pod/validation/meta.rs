@@ -1,4 +1,4 @@
-//! Metadata, which every kind has.
+//! Validation of object metadata, common to all kinds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,16 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 const IMMUTABLE: &str = "field is immutable";
 const STANDARD_FINALIZERS: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
 
-/// What is asked of the metadata of a kind.
+/// Rules for the metadata of a kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub namespaced: bool,
     pub name: fn(&str) -> Problems,
-    /// A finalizer without a domain must be one of those the API server itself knows.
+    /// A finalizer without a domain must be one of the API server's own.
     pub known_finalizers: bool,
 }
 
-/// A new object's metadata, or a changed one's taken by itself.
+/// Validates the metadata of a new object, or of a changed one by itself.
 pub fn check(meta: &ObjectMeta, rules: Rules, field: &Path<'_>, errors: &mut Errors) {
     if let Some(prefix) = text(meta.generate_name.as_ref()) {
         let problems = format::as_prefix(rules.name, prefix);
@@ -50,7 +50,7 @@ pub fn check(meta: &ObjectMeta, rules: Rules, field: &Path<'_>, errors: &mut Err
     }
 }
 
-/// What a change of the metadata may not do.
+/// Validates a change of the metadata.
 pub fn check_update(
     new: &ObjectMeta,
     old: &ObjectMeta,
@@ -110,7 +110,7 @@ fn parts(meta: &ObjectMeta, field: &Path<'_>, errors: &mut Errors) {
     owner_references(owners, &field.child("ownerReferences"), errors);
 }
 
-/// Keys and values of labels, or of anything that selects by them.
+/// Keys and values of labels and label selectors.
 pub fn labels(labels: Option<&BTreeMap<String, String>>, field: &Path<'_>, errors: &mut Errors) {
     for (key, value) in labels.into_iter().flatten() {
         errors.malformed(field, key, &format::qualified_name(key));
@@ -187,7 +187,7 @@ fn known_finalizers(meta: &ObjectMeta, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// A finalizer is one the API server knows, or says by its domain whose it is.
+/// A finalizer must be one of the API server's own, or have a domain.
 pub fn known_finalizer(name: &str, field: &Path<'_>, errors: &mut Errors) {
     if !name.contains('/') && !STANDARD_FINALIZERS.contains(&name) {
         let detail = "name is neither a standard finalizer name nor is it fully qualified";
@@ -195,7 +195,7 @@ pub fn known_finalizer(name: &str, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// An object that is being deleted cannot be held back by somebody new.
+/// An object that is being deleted must not get new finalizers.
 fn no_new_finalizers(new: &ObjectMeta, old: &ObjectMeta, field: &Path<'_>, errors: &mut Errors) {
     let known: BTreeSet<&String> = old.finalizers.iter().flatten().collect();
     let extra: BTreeSet<&String> =
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_may_hold_256_kibibytes() {
+    fn annotations_are_limited_to_256_kibibytes() {
         let with = |size: usize| {
             problems(json!({"name": "a", "namespace": "b", "annotations": {"k": "x".repeat(size)}}))
         };
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_complete_and_one_controls() {
+    fn owner_references_are_complete_with_one_controller() {
         let owner = |name: &str| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": "u", "controller": true});
         assert_eq!(
             problems(
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finalizer_says_whose_it_is() {
+    fn finalizer_needs_a_domain() {
         assert_eq!(
             problems(
                 json!({"name": "a", "namespace": "b", "finalizers": ["x.io/y", "mine", "orphan"]})

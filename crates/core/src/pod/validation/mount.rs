@@ -1,4 +1,4 @@
-//! Where a container sees the pod's volumes.
+//! Validation of volume mounts and block devices of containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::field::Errors;
 use super::{file_path, text};
 use crate::schema::Path;
 
-/// The volumes of the pod that are themselves in order.
+/// The valid volumes of the pod.
 pub(super) type Volumes<'a> = BTreeMap<&'a str, &'a Volume>;
 
 pub(super) fn check(
@@ -46,7 +46,7 @@ fn mounts(container: &Container, volumes: &Volumes<'_>, field: &Path<'_>, errors
             let detail = "must not already exist as a path in volumeDevices";
             errors.invalid(&at.child("mountPath"), path, detail);
         }
-        // the list is named here, not its element: that is how the API server says it
+        // The path is that of the list, not of its element, as in the API server.
         let (sub_path, expression) = (text(&mount.sub_path), text(&mount.sub_path_expr));
         if !sub_path.is_empty() {
             file_path::below(sub_path, &field.child("subPath"), errors);

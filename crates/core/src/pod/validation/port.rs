@@ -1,4 +1,4 @@
-//! Ports of containers.
+//! Validation of container ports.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ fn number_of(number: i32, field: &Path<'_>, errors: &mut Errors) {
     errors.malformed(field, number, &format::port_number(number.into()));
 }
 
-/// A port by number or by the name a container gives it.
+/// A port number, or the name of a container port.
 pub(super) fn number_or_name(port: &IntOrString, field: &Path<'_>, errors: &mut Errors) {
     match port {
         IntOrString::Int(number) => number_of(*number, field, errors),
@@ -50,7 +50,7 @@ pub(super) fn number_or_name(port: &IntOrString, field: &Path<'_>, errors: &mut 
     }
 }
 
-/// Two containers that run at the same time cannot have the same port of the host.
+/// Containers that run at the same time must not use the same host port.
 pub(super) fn host_conflicts(containers: &[Container], field: &Path<'_>, errors: &mut Errors) {
     let mut taken = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
@@ -67,7 +67,7 @@ pub(super) fn host_conflicts(containers: &[Container], field: &Path<'_>, errors:
     }
 }
 
-/// On the host's network a container's port is the host's.
+/// On the host network a container port must equal the host port.
 pub(super) fn host_network(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     if spec.host_network != Some(true) {
         return;

@@ -1,4 +1,4 @@
-//! Probes, and the hooks around a container's life.
+//! Validation of probes and lifecycle hooks.
 
 use k8s_openapi::api::core::v1::{
     Container, ExecAction, GRPCAction, HTTPGetAction, Lifecycle, LifecycleHandler, Probe,
@@ -10,7 +10,7 @@ use super::field::Errors;
 use super::{format, port, text};
 use crate::schema::Path;
 
-/// The probes of a container, with the grace its pod has for ending.
+/// The probes of a container.
 pub(super) fn check(container: &Container, field: &Path<'_>, errors: &mut Errors) {
     if let Some(probe) = &container.liveness_probe {
         let field = field.child("livenessProbe");
@@ -102,7 +102,7 @@ struct Handler<'a> {
 }
 
 impl Handler<'_> {
-    /// Exactly one way to do it, and that one in order.
+    /// Exactly one handler must be set, and it must be valid.
     fn check(&self, grace: Option<i64>, field: &Path<'_>, errors: &mut Errors) {
         let mut given = 0;
         let mut is_first = |name: &str, errors: &mut Errors| {

@@ -1,4 +1,4 @@
-//! Changing a running pod's CPU and memory.
+//! Validation of an in-place resize.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::schema::{Path, Type};
 
 type List = BTreeMap<String, Quantity>;
 
-/// What a resize may change: requests and limits of CPU and memory, and nothing else.
+/// A resize may change only requests and limits of CPU and memory.
 pub(super) fn check(new: &Pod, old: &Pod, errors: &mut Errors) {
     let (Some(new_spec), Some(old_spec)) = (&new.spec, &old.spec) else { return };
     let spec = Path::new("spec");
@@ -46,7 +46,7 @@ pub(super) fn check(new: &Pod, old: &Pod, errors: &mut Errors) {
     }
 }
 
-/// A node that can resize reports the resources of the containers it runs.
+/// A node that supports resizing reports the resources of the containers it runs.
 fn node_can_resize(pod: &Pod) -> bool {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
     let mut running = statuses
@@ -95,7 +95,7 @@ fn of_pod(
     }
 }
 
-/// Everything that follows compares containers one by one.
+/// The following checks compare containers one by one.
 fn same_order(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors) -> bool {
     let before = errors.len();
     let init = |spec: &PodSpec| spec.init_containers.clone().unwrap_or_default();
@@ -192,8 +192,8 @@ fn init_containers(
     }
 }
 
-/// Sets a container's CPU and memory back to what they were. Claims are lost on the way, as they
-/// are upstream, so a container that has some cannot be resized.
+/// Sets CPU and memory of a container back to the old values. As upstream, claims are lost, so a
+/// container with claims cannot be resized.
 fn mask_container(container: &mut Container, old: &Container) {
     let own = container.resources.get_or_insert_default();
     mask(own, old.resources.as_ref());

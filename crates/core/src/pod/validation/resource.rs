@@ -1,4 +1,4 @@
-//! What a container or a pod asks for and may use.
+//! Validation of requests, limits and resource claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ pub(super) fn of_container(
     }
 }
 
-/// Resources that a runtime class adds to every pod of its.
+/// Overhead that a runtime class adds to each of its pods.
 pub fn overhead(amounts: Option<&List>, field: &Path<'_>, errors: &mut Errors) {
     let resources = ResourceRequirements { limits: amounts.cloned(), ..Default::default() };
     requirements(&resources, check_for_container, &BTreeSet::new(), field, errors);
@@ -77,8 +77,8 @@ fn requirements(
     claim_names(claimed, claims, &field.child("claims"), errors);
 }
 
-/// The amounts that read. The API server refuses the others before it comes to this; a manifest
-/// from disk has been through no API server.
+/// The amounts that can be parsed. The API server refuses the others when it decodes the object; a
+/// static manifest passes no API server.
 fn readable(list: Option<&List>, field: &Path<'_>, errors: &mut Errors) -> ResourceList {
     let mut amounts = ResourceList::new();
     for (name, amount) in list.into_iter().flatten() {
@@ -113,7 +113,7 @@ fn amounts(
     }
 }
 
-/// A container may use only claims that its pod declares, each part once.
+/// A container may use only claims that its pod declares, each request once.
 fn claim_names(
     claims: &[ResourceClaim],
     known: &BTreeSet<&str>,
@@ -159,7 +159,7 @@ fn claim_names(
     }
 }
 
-/// The claims a pod declares.
+/// Resource claims that a pod declares.
 pub(super) fn pod_claims(
     meta: &ObjectMeta,
     claims: &[PodResourceClaim],
@@ -206,7 +206,7 @@ pub(super) fn pod_claims(
     }
 }
 
-/// Resources of the pod as a whole, and that its containers fit into them.
+/// Pod-level resources, and whether the containers fit into them.
 pub(super) fn of_pod(
     spec: &PodSpec,
     claims: &BTreeSet<&str>,
@@ -224,7 +224,7 @@ pub(super) fn of_pod(
     }
     requirements(resources, check_for_pod, claims, &field, errors);
 
-    // an amount that does not read has been named by now, and nothing can be compared with it
+    // An invalid amount was already reported and cannot be compared.
     let Ok(mut whole) = PodResources::parse(spec) else { return };
     let Some(own) = whole.pod.take() else { return };
     let (requests, limits) = (own.requests, own.limits);

@@ -1,4 +1,4 @@
-//! Names of resources: `cpu`, `hugepages-2Mi`, `example.com/gpu`.
+//! Validation of resource names: `cpu`, `hugepages-2Mi`, `example.com/gpu`.
 
 use crate::pod::validation::field::Errors;
 use crate::pod::validation::format;
@@ -7,7 +7,7 @@ use crate::schema::Path;
 
 const HUGE_PAGES: &str = "hugepages-";
 
-/// What the API server counts, of which a container may ask for the first three.
+/// Native resources; a container may request the first three.
 const STANDARD: [&str; 20] = [
     "cpu",
     "memory",
@@ -47,7 +47,7 @@ pub(in crate::pod) fn is_huge_page(name: &str) -> bool {
     name.starts_with(HUGE_PAGES)
 }
 
-/// Defined by Kubernetes and not by a device's vendor.
+/// Defined by Kubernetes, not by a device vendor.
 fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
@@ -58,12 +58,12 @@ fn is_extended(name: &str) -> bool {
         && format::qualified_name(&format!("requests.{name}")).is_empty()
 }
 
-/// A container may use more than it requested.
+/// The limit of a container may exceed its request.
 pub(in crate::pod) fn is_overcommittable(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
 
-/// May be set for the pod as a whole.
+/// May be set at pod level.
 pub(in crate::pod) fn is_pod_level(name: &str) -> bool {
     name == "cpu" || name == "memory" || is_huge_page(name)
 }
@@ -103,7 +103,7 @@ pub(super) fn check_for_pod(name: &str, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// An amount of a resource: not negative, and whole where the resource is counted in pieces.
+/// An amount must not be negative, and must be an integer for countable resources.
 pub fn check_amount(name: &str, amount: Quantity, field: &Path<'_>, errors: &mut Errors) {
     if amount.is_negative() {
         let detail = "must be greater than or equal to 0";
@@ -114,7 +114,7 @@ pub fn check_amount(name: &str, amount: Quantity, field: &Path<'_>, errors: &mut
     }
 }
 
-/// Whether the amount is a whole number of such pages.
+/// Whether the amount is a whole number of such huge pages.
 pub(super) fn is_divisible(name: &str, amount: Quantity) -> bool {
     let size: Option<Quantity> = name.strip_prefix(HUGE_PAGES).and_then(|size| size.parse().ok());
     size.is_some_and(|size| {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_ask_for_a_few_native_resources_and_any_extended_one() {
+    fn containers_may_request_some_native_and_any_extended_resources() {
         for name in ["cpu", "memory", "ephemeral-storage", "hugepages-1Gi", "example.com/gpu"] {
             assert_eq!(problems(check_for_container, name), [""; 0], "{name}");
         }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_ask_for_fewer() {
+    fn pod_level_resources_are_limited() {
         assert_eq!(problems(check_for_pod, "memory"), [""; 0]);
         assert_eq!(
             problems(check_for_pod, "ephemeral-storage"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_come_in_whole_pages() {
+    fn huge_page_amounts_are_whole_pages() {
         for (amount, want) in [("2Mi", true), ("4Mi", true), ("3Mi", false), ("0", true)] {
             assert_eq!(is_divisible("hugepages-2Mi", amount.parse().unwrap()), want, "{amount}");
         }

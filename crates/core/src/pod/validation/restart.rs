@@ -1,11 +1,11 @@
-//! When a container starts again: after it ended, and to be resized.
+//! Validation of restart and resize policies of containers.
 
 use k8s_openapi::api::core::v1::Container;
 
 use super::field::Errors;
 use crate::schema::Path;
 
-/// A list of policies for the resources that can be changed while a container runs.
+/// Resize policies of a container.
 pub(super) fn resize_policy(
     container: &Container,
     pod_restart_policy: &str,
@@ -37,7 +37,7 @@ pub(super) fn resize_policy(
     }
 }
 
-/// Whether and when the container starts again, where it says so itself.
+/// The restart policy and rules of a container.
 pub(super) fn restart_rules(container: &Container, field: &Path<'_>, errors: &mut Errors) {
     const POLICIES: [&str; 3] = ["Always", "Never", "OnFailure"];
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
@@ -79,7 +79,7 @@ pub(super) fn restart_rules(container: &Container, field: &Path<'_>, errors: &mu
     }
 }
 
-/// A plain init container may not restart itself to be resized.
+/// An init container must not have a resize policy that restarts it.
 pub(super) fn init_resize_policy(container: &Container, field: &Path<'_>, errors: &mut Errors) {
     let field = field.child("resizePolicy");
     for (index, policy) in container.resize_policy.iter().flatten().enumerate() {

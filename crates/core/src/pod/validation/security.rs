@@ -1,4 +1,4 @@
-//! Who the processes of a pod are and what they may do.
+//! Validation of security contexts, sysctls and user namespaces.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{each_container, file_path, format, text, windows};
 use crate::schema::{Path, Type};
 
 const PROFILES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
-/// Longest path the kernel takes, without its end mark.
+/// Longest path that the kernel accepts, without the terminating NUL.
 const PATH_LIMIT: usize = 4095;
 
 pub(super) fn of_container(
@@ -124,7 +124,7 @@ enum Namespace {
     Net,
 }
 
-/// The namespace that a kernel setting belongs to, if it has one of its own.
+/// The namespace of a kernel setting, if it is namespaced.
 fn namespace_of(name: &str) -> Option<Namespace> {
     const IPC: [&str; 10] = [
         "kernel.msg",
@@ -138,7 +138,7 @@ fn namespace_of(name: &str) -> Option<Namespace> {
         "kernel.shmmax",
         "kernel.shmmni",
     ];
-    // the first separator tells which of the two spellings it is
+    // The first separator decides which of the two spellings it is.
     let slashes = name.chars().find(|c| matches!(c, '.' | '/')) == Some('/');
     let name = if slashes { name.replace('/', ".") } else { name.to_owned() };
     if IPC.contains(&name.as_str()) || name.starts_with("fs.mqueue.") {
@@ -200,13 +200,13 @@ pub(super) fn app_armor(profile: Option<&AppArmorProfile>, field: &Path<'_>, err
     }
 }
 
-/// A pod with users of its own cannot share the host's other namespaces.
+/// A pod with its own user namespace cannot share the host's other namespaces.
 pub(super) fn own_users(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     if spec.host_users != Some(false) {
         return;
     }
     let detail = "when `hostUsers` is false";
-    // the capital letters are the API server's
+    // The capital letters are the API server's.
     for (name, set) in
         [("hostNetwork", spec.host_network), ("HostPID", spec.host_pid), ("HostIPC", spec.host_ipc)]
     {
@@ -221,7 +221,7 @@ pub(super) fn own_users(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     });
 }
 
-/// What the pod is called inside, where its author overrides it.
+/// Hostname and subdomain overrides.
 pub(super) fn hostname(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let Some(name) = &spec.hostname_override else { return };
     let field = field.child("hostnameOverride");

@@ -1,10 +1,10 @@
-//! A pod's spec as a whole.
+//! Validation of a pod spec as a whole.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
-use super::container::Surroundings;
+use super::container::PodContext;
 use super::field::{Errors, Unset};
 use super::{
     affinity, container, dns, env, format, meta, port, resource, security, text, toleration,
@@ -51,7 +51,7 @@ fn containers(pod: &Pod, spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) 
     resource::pod_claims(&pod.metadata, claims, &field.child("resourceClaims"), errors);
     let claims: BTreeSet<&str> =
         claims.iter().map(|claim| claim.name.as_str()).filter(|name| !name.is_empty()).collect();
-    let surroundings = Surroundings {
+    let context = PodContext {
         volumes,
         claims: claims.clone(),
         restart_policy: text(&spec.restart_policy),
@@ -59,11 +59,11 @@ fn containers(pod: &Pod, spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) 
         os: spec.os.as_ref().map(|os| os.name.as_str()),
         host_users: spec.host_users.unwrap_or(true),
     };
-    container::regular(&spec.containers, &surroundings, &field.child("containers"), errors);
+    container::regular(&spec.containers, &context, &field.child("containers"), errors);
     let init = spec.init_containers.as_deref().unwrap_or_default();
     let at_init = field.child("initContainers");
-    container::init(init, &spec.containers, &surroundings, &at_init, errors);
-    container::ephemeral(spec, &surroundings, &field.child("ephemeralContainers"), errors);
+    container::init(init, &spec.containers, &context, &at_init, errors);
+    container::ephemeral(spec, &context, &field.child("ephemeralContainers"), errors);
     resource::of_pod(spec, &claims, field, errors);
 }
 
@@ -96,7 +96,7 @@ fn gates(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// Names of other things, and the few fields that stand alone.
+/// References to other objects, and the remaining single fields.
 fn names(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let subdomains = |name: &str, value: &str, errors: &mut Errors| {
         if !value.is_empty() {
@@ -131,7 +131,7 @@ fn names(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// Whether a pod may push out others to get a place.
+/// Whether a pod may preempt others.
 pub fn preemption_policy(policy: &str, field: &Path<'_>, errors: &mut Errors) {
     const POLICIES: [&str; 2] = ["PreemptLowerPriority", "Never"];
     match policy {
@@ -141,7 +141,7 @@ pub fn preemption_policy(policy: &str, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// A token needs an account to be of.
+/// A service account token needs a service account.
 pub(super) fn tokens_have_an_account(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     if !text(&spec.service_account_name).is_empty() {
         return;

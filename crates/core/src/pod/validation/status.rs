@@ -1,4 +1,4 @@
-//! What an agent may report about a pod.
+//! Validation of pod statuses.
 
 use std::net::IpAddr;
 
@@ -94,7 +94,7 @@ fn nomination(
     }
 }
 
-/// A container that ended for good does not come back.
+/// A container that is not restarted must stay terminated.
 fn transitions(
     now: &Option<Vec<ContainerStatus>>,
     before: &Option<Vec<ContainerStatus>>,
@@ -147,12 +147,12 @@ fn may_run_again(spec: &PodSpec, containers: &[Container], name: &str, code: i32
     }
 }
 
-/// Addresses read, and there is at most one of each family.
+/// Addresses must be valid, with at most one per family.
 fn addresses(status: &PodStatus, before: &PodStatus, field: &Path<'_>, errors: &mut Errors) {
     let pod_ips: Vec<&str> = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
     let old: Vec<&str> = before.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();
     let at_pod = field.child("podIPs");
-    if !each_reads(&pod_ips, &old, &at_pod, errors) {
+    if !all_valid(&pod_ips, &old, &at_pod, errors) {
         let list = Type::List(Box::new(Type::Struct("PodIP")));
         let detail = "may specify no more than one IP for each IP family";
         errors.invalid(&at_pod, Internal(list, &status.pod_ips), detail);
@@ -164,7 +164,7 @@ fn addresses(status: &PodStatus, before: &PodStatus, field: &Path<'_>, errors: &
         let field = at_host.index(0);
         errors.invalid(&field.child("ip"), *first, "must be equal to `hostIP`");
     }
-    if !each_reads(&host_ips, &old, &at_host, errors) {
+    if !all_valid(&host_ips, &old, &at_host, errors) {
         let list = Type::List(Box::new(Type::Struct("HostIP")));
         let detail = "may specify no more than one IP for each IP family";
         errors.invalid(&at_host, Internal(list, &status.host_ips), detail);
@@ -172,7 +172,7 @@ fn addresses(status: &PodStatus, before: &PodStatus, field: &Path<'_>, errors: &
 }
 
 /// False if there are more addresses than families.
-fn each_reads(ips: &[&str], old: &[&str], field: &Path<'_>, errors: &mut Errors) -> bool {
+fn all_valid(ips: &[&str], old: &[&str], field: &Path<'_>, errors: &mut Errors) -> bool {
     for (index, ip) in ips.iter().enumerate().filter(|(_, ip)| !old.contains(ip)) {
         errors.malformed(&field.index(index), *ip, &format::ip_address(ip));
     }

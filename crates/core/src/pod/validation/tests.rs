@@ -11,7 +11,7 @@ use super::*;
 use crate::pod::defaults;
 use crate::schema;
 
-/// A pod as the API server holds it, from a spec that says only what matters.
+/// A defaulted pod from a spec with only the relevant fields.
 fn pod(spec: &Value) -> Pod {
     let mut given = json!({"containers": [{"name": "c", "image": "a:1"}]});
     merge(&mut given, spec);
@@ -39,12 +39,12 @@ fn lines(errors: &[FieldError]) -> Vec<String> {
     errors.iter().map(ToString::to_string).collect()
 }
 
-/// What is wrong with a pod whose spec says this.
+/// Validation errors of a pod with this spec.
 fn of_spec(spec: &Value) -> Vec<String> {
     lines(&create(&pod(spec)))
 }
 
-/// What is wrong with a pod of one container that says this.
+/// Validation errors of a pod with this container.
 fn of_container(container: &Value) -> Vec<String> {
     let mut given = json!({"name": "c", "image": "a:1"});
     merge(&mut given, container);

@@ -1,4 +1,4 @@
-//! Taints that a pod puts up with.
+//! Validation of tolerations.
 
 use k8s_openapi::api::core::v1::Toleration;
 
@@ -49,7 +49,7 @@ pub fn check(tolerations: &[Toleration], field: &Path<'_>, errors: &mut Errors) 
     }
 }
 
-/// What a taint does to a pod that does not tolerate it.
+/// The effect of a taint.
 pub fn effect(effect: &str, field: &Path<'_>, errors: &mut Errors) {
     match effect {
         "" => errors.required(field, ""),
@@ -58,7 +58,7 @@ pub fn effect(effect: &str, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// A pod may come to tolerate more; what it tolerates stays, but for how long.
+/// Tolerations may be added; existing ones may change only in `tolerationSeconds`.
 pub(super) fn only_added(
     new: &[Toleration],
     old: &[Toleration],

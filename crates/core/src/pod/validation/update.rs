@@ -1,4 +1,4 @@
-//! What may change about a pod once it exists: very little of its spec.
+//! Validation of changes to an existing pod: very little of its spec may change.
 
 use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm, Pod,
@@ -25,11 +25,11 @@ pub(super) fn spec(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut 
     let tolerations = |spec: &PodSpec| spec.tolerations.clone().unwrap_or_default();
     let at_tolerations = field.child("tolerations");
     toleration::only_added(&tolerations(new), &tolerations(old), &at_tolerations, errors);
-    gates_only_go(new, old, &field.child("schedulingGates"), errors);
+    gates_only_removed(new, old, &field.child("schedulingGates"), errors);
     if same(&Type::Struct("PodSpec"), new, old) {
         return;
     }
-    let mut masked = without_what_may_change(new, old);
+    let mut masked = without_mutable_fields(new, old);
     if old.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
         while_gated(&mut masked, old, field, errors);
     }
@@ -42,7 +42,7 @@ pub(super) fn spec(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut 
     }
 }
 
-/// Containers stay; only their images may change. False if nothing more can be compared.
+/// Only the images of containers may change. False if nothing more can be compared.
 fn same_containers(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors) -> bool {
     let init = |spec: &PodSpec| spec.init_containers.clone().unwrap_or_default();
     let lists = [
@@ -66,7 +66,7 @@ fn same_containers(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut 
     true
 }
 
-/// A deadline may come and come nearer. False if nothing more is said.
+/// A deadline may be added or shortened. False if no further error should be reported.
 fn deadline(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors) -> bool {
     let field = field.child("activeDeadlineSeconds");
     match (new.active_deadline_seconds, old.active_deadline_seconds) {
@@ -91,7 +91,7 @@ fn deadline(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors)
     true
 }
 
-fn gates_only_go(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
+fn gates_only_removed(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let gates = |spec: &PodSpec| -> Vec<PodSchedulingGate> {
         spec.scheduling_gates.clone().unwrap_or_default()
     };
@@ -106,8 +106,8 @@ fn gates_only_go(new: &PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Er
     }
 }
 
-/// The new spec with everything that may change set back.
-fn without_what_may_change(new: &PodSpec, old: &PodSpec) -> PodSpec {
+/// The new spec with all mutable fields set back.
+fn without_mutable_fields(new: &PodSpec, old: &PodSpec) -> PodSpec {
     let mut masked = new.clone();
     let set_images = |containers: &mut [Container], old: &[Container]| {
         for (container, old) in containers.iter_mut().zip(old) {
@@ -127,7 +127,7 @@ fn without_what_may_change(new: &PodSpec, old: &PodSpec) -> PodSpec {
     masked
 }
 
-/// Where a pod that waits at a gate may run can still be narrowed.
+/// The scheduling constraints of a pod with scheduling gates may be narrowed.
 fn while_gated(masked: &mut PodSpec, old: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     if masked.node_selector != old.node_selector {
         let empty = std::collections::BTreeMap::new();
@@ -194,14 +194,14 @@ fn only_adds(new: &NodeSelectorTerm, old: &NodeSelectorTerm) -> bool {
     let list = |list: &Option<Vec<NodeSelectorRequirement>>| list.clone().unwrap_or_default();
     let (new_expressions, new_fields) = (list(&new.match_expressions), list(&new.match_fields));
     let (old_expressions, old_fields) = (list(&old.match_expressions), list(&old.match_fields));
-    // a term without requirements matches nothing, so adding one would widen it
+    // A term without requirements matches nothing, so adding one would widen it.
     if old_expressions.is_empty() && old_fields.is_empty() {
         return new_expressions.is_empty() && new_fields.is_empty();
     }
     new_expressions.starts_with(&old_expressions) && new_fields.starts_with(&old_fields)
 }
 
-/// Ephemeral containers come; they do not go or change.
+/// Ephemeral containers may be added, but not removed or changed.
 pub(super) fn ephemeral_containers(new: &PodSpec, old: &PodSpec, errors: &mut Errors) {
     let spec = Path::new("spec");
     let field = spec.child("ephemeralContainers");
@@ -228,7 +228,7 @@ pub(super) fn ephemeral_containers(new: &PodSpec, old: &PodSpec, errors: &mut Er
     }
 }
 
-/// Whether two values mean the same, whatever their form.
+/// Whether two values are semantically equal.
 pub(super) fn same<T: Serialize>(ty: &Type, a: &T, b: &T) -> bool {
     equal(ty, &json(a), &json(b))
 }

@@ -1,4 +1,4 @@
-//! The volumes of a pod.
+//! Validation of volumes.
 
 mod projected;
 pub mod remote;
@@ -30,7 +30,7 @@ const HOST_PATH_TYPES: [&str; 8] = [
     "Socket",
 ];
 
-/// Checks the volumes and returns those that are in order.
+/// Validates the volumes and returns the valid ones.
 pub(super) fn check<'a>(
     volumes: &'a [Volume],
     meta: &ObjectMeta,
@@ -62,7 +62,7 @@ pub(super) fn check<'a>(
     sound
 }
 
-/// The claim of an ephemeral volume is named after its pod, and belongs to it.
+/// The claim of an ephemeral volume is named after its pod and owned by it.
 fn claim_is_not_made_for_this_pod(
     volume: &Volume,
     all: &[Volume],
@@ -82,7 +82,7 @@ fn claim_is_not_made_for_this_pod(
     }
 }
 
-/// Sources in the order they are looked at: the first one given is checked, more are refused.
+/// Sources in the order of checks: the first one is validated, any further one is refused.
 const SOURCES: [&str; 30] = [
     "emptyDir",
     "hostPath",
@@ -127,7 +127,7 @@ fn source(volume: &Volume, meta: &ObjectMeta, field: &Path<'_>, errors: &mut Err
     local(name, volume, meta, field, errors);
     remote::check(name, first, field, errors);
     for (name, _) in given {
-        // two of the names are misspelt upstream
+        // Two of the names are misspelt upstream.
         let name = match name {
             "cephfs" => "cephFS",
             "downwardAPI" => "downwarAPI",
@@ -137,7 +137,7 @@ fn source(volume: &Volume, meta: &ObjectMeta, field: &Path<'_>, errors: &mut Err
     }
 }
 
-/// The sources that this node serves itself.
+/// Sources that this node mounts itself.
 fn local(name: &str, volume: &Volume, meta: &ObjectMeta, field: &Path<'_>, errors: &mut Errors) {
     let at = field.child(name);
     match name {

@@ -1,4 +1,4 @@
-//! Settings for one operating system that make no sense for the other.
+//! Validation of settings that exist only on one operating system.
 
 use k8s_openapi::api::core::v1::{PodSpec, WindowsSecurityContextOptions};
 
@@ -95,7 +95,7 @@ fn is_domain(domain: &str) -> bool {
     net_bios || dns
 }
 
-/// The operating system a pod names, and what that rules out.
+/// The operating system of a pod, and the fields it rules out.
 pub(super) fn os(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let Some(os) = &spec.os else { return };
     match os.name.as_str() {
@@ -168,7 +168,7 @@ fn not_for_windows(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     });
 }
 
-/// Containers that are processes of a Windows host: all of a pod or none, on its network.
+/// Windows HostProcess containers: all containers of a pod or none, and on the host network.
 pub(super) fn host_process(spec: &PodSpec, field: &Path<'_>, errors: &mut Errors) {
     let of_pod = spec
         .security_context

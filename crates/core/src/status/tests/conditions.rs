@@ -3,18 +3,18 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::scene::{Scene, answer, container, phase};
+use super::scene::{Scene, condition_of, container, phase};
 use crate::pod::ProbeKind;
-use crate::probe::Verdict;
-use crate::resize::{NotGranted, Pending, Progress, Resizing};
-use crate::status::conditions::{Owner, owner, ready_is_stale};
+use crate::probe::ProbeVerdict;
+use crate::resize::{PendingReason, PendingResize, ResizeProgress, ResizeState};
+use crate::status::conditions::{ConditionOwner, owner, ready_is_stale};
 
 fn types(status: &k8s_openapi::api::core::v1::PodStatus) -> Vec<&str> {
     status.conditions.iter().flatten().map(|condition| condition.type_.as_str()).collect()
 }
 
 #[test]
-fn conditions_come_in_upstreams_order_with_those_of_others_first() {
+fn conditions_have_upstreams_order_with_foreign_ones_first() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["status"] = json!({ "conditions": [
             { "type": "Ready", "status": "False" },
@@ -25,8 +25,8 @@ fn conditions_come_in_upstreams_order_with_those_of_others_first() {
             { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [9] } },
         ]);
     });
-    let resizing = Resizing { progress: Some(progress(None)), ..Resizing::default() };
-    scene.surroundings.resizing = Arc::new(resizing);
+    let resizing = ResizeState { progress: Some(progress(None)), ..ResizeState::default() };
+    scene.local_state.resizing = Arc::new(resizing);
     scene.sandbox(&["10.0.0.5"]).runs("c").evict("no memory");
     assert_eq!(
         types(&scene.status()),
@@ -45,7 +45,7 @@ fn conditions_come_in_upstreams_order_with_those_of_others_first() {
 }
 
 #[test]
-fn every_condition_of_ours_tells_the_generation_it_speaks_of_except_one() {
+fn own_conditions_have_the_generation_except_one() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["metadata"]["generation"] = 7.into();
         o["spec"]["containers"][0]["restartPolicy"] = "Never".into();
@@ -62,7 +62,7 @@ fn every_condition_of_ours_tells_the_generation_it_speaks_of_except_one() {
 }
 
 #[test]
-fn ready_to_start_means_a_sound_sandbox() {
+fn ready_to_start_containers_requires_a_usable_sandbox() {
     for (case, host_network, ips, extra, want) in [
         ("with an address", false, &["10.0.0.5"][..], false, "True"),
         ("without one", false, &[], false, "False"),
@@ -78,42 +78,46 @@ fn ready_to_start_means_a_sound_sandbox() {
         scene.sandbox(ips);
         scene.observed.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = true);
         let status = scene.status();
-        assert_eq!(answer(&status, "PodReadyToStartContainers").unwrap()[0], want, "{case}");
+        assert_eq!(condition_of(&status, "PodReadyToStartContainers").unwrap()[0], want, "{case}");
     }
     let none = Scene::new("Always", &["c"]).status();
-    assert_eq!(answer(&none, "PodReadyToStartContainers"), Some(["False", "", ""]));
+    assert_eq!(condition_of(&none, "PodReadyToStartContainers"), Some(["False", "", ""]));
 }
 
 #[test]
-fn initialized_names_the_init_containers_that_are_not_done() {
+fn initialized_names_the_incomplete_init_containers() {
     let mut scene = Scene::new("Always", &["sidecar:s", "init:i", "c"]);
     let init = |scene: &Scene| scene.status();
-    let told = |s: &Scene| answer(&init(s), "Initialized").map(|a| a.map(str::to_owned)).unwrap();
+    let initialized =
+        |s: &Scene| condition_of(&init(s), "Initialized").map(|a| a.map(str::to_owned)).unwrap();
     let not = |names: &str| {
         let message = format!("containers with incomplete status: [{names}]");
         ["False".to_owned(), "ContainersNotInitialized".to_owned(), message]
     };
-    assert_eq!(told(&scene), not("s i"));
+    assert_eq!(initialized(&scene), not("s i"));
     scene.sandbox(&["10.0.0.5"]).runs("s");
-    assert_eq!(told(&scene), not("i"));
+    assert_eq!(initialized(&scene), not("i"));
     scene.exits("i", 0);
-    assert_eq!(told(&scene), ["True", "", ""].map(str::to_owned));
+    assert_eq!(initialized(&scene), ["True", "", ""].map(str::to_owned));
     scene.runs("c").report().exits("s", 1);
-    assert_eq!(told(&scene), ["True", "", ""].map(str::to_owned), "the sidecar restarts");
+    assert_eq!(initialized(&scene), ["True", "", ""].map(str::to_owned), "the sidecar restarts");
 }
 
 #[test]
-fn a_pod_does_not_become_uninitialized() {
+fn initialized_stays_true() {
     let mut scene = Scene::new("Always", &["init:i", "c"]);
     scene.sandbox(&["10.0.0.5"]).exits("i", 0).runs("c").report();
     scene.sandbox_dies().report();
     scene.forgets("i").forgets("c").sandbox(&["10.0.0.6"]).runs("i");
     let status = scene.status();
-    assert_eq!((phase(&status), answer(&status, "Initialized").unwrap()[0]), ("Pending", "True"));
+    assert_eq!(
+        (phase(&status), condition_of(&status, "Initialized").unwrap()[0]),
+        ("Pending", "True")
+    );
 }
 
 #[test]
-fn containers_ready_names_sidecars_and_regular_containers_that_are_not() {
+fn containers_ready_names_the_unready_containers() {
     let mut scene = Scene::edited("Always", &["sidecar:s", "init:i", "a", "b"], |o| {
         o["spec"]["initContainers"][0]["readinessProbe"] = json!({ "exec": {} });
         o["spec"]["containers"][1]["readinessProbe"] = json!({ "exec": {} });
@@ -121,26 +125,26 @@ fn containers_ready_names_sidecars_and_regular_containers_that_are_not() {
     scene.sandbox(&["10.0.0.5"]).runs("s").exits("i", 0).runs("a").runs("b");
     let want = ["False", "ContainersNotReady", "containers with unready status: [s b]"];
     let status = scene.status();
-    assert_eq!(answer(&status, "ContainersReady"), Some(want));
-    assert_eq!(answer(&status, "Ready"), Some(want));
-    scene.probe("s", ProbeKind::Readiness, Verdict::Success);
-    scene.probe("b", ProbeKind::Readiness, Verdict::Success);
-    assert_eq!(answer(&scene.status(), "Ready"), Some(["True", "", ""]));
+    assert_eq!(condition_of(&status, "ContainersReady"), Some(want));
+    assert_eq!(condition_of(&status, "Ready"), Some(want));
+    scene.probe("s", ProbeKind::Readiness, ProbeVerdict::Success);
+    scene.probe("b", ProbeKind::Readiness, ProbeVerdict::Success);
+    assert_eq!(condition_of(&scene.status(), "Ready"), Some(["True", "", ""]));
 }
 
 #[test]
-fn ready_waits_for_its_gates_and_says_which() {
+fn ready_waits_for_readiness_gates_and_names_them() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["spec"]["readinessGates"] =
             json!([{ "conditionType": "a.io/x" }, { "conditionType": "b.io/y" }]);
         o["status"] = json!({ "conditions": [{ "type": "b.io/y", "status": "False" }] });
     });
     scene.sandbox(&["10.0.0.5"]);
-    assert_eq!(answer(&scene.status(), "Ready").unwrap()[1], "ContainersNotReady");
+    assert_eq!(condition_of(&scene.status(), "Ready").unwrap()[1], "ContainersNotReady");
     scene.runs("c");
     let status = scene.status();
     assert_eq!(
-        answer(&status, "Ready"),
+        condition_of(&status, "Ready"),
         Some([
             "False",
             "ReadinessGatesNotReady",
@@ -148,11 +152,11 @@ fn ready_waits_for_its_gates_and_says_which() {
              the status of pod readiness gate \"b.io/y\" is not \"True\", but False",
         ])
     );
-    assert_eq!(answer(&status, "ContainersReady"), Some(["True", "", ""]));
+    assert_eq!(condition_of(&status, "ContainersReady"), Some(["True", "", ""]));
 }
 
 #[test]
-fn a_gate_that_changed_makes_the_shown_ready_stale() {
+fn changed_readiness_gate_makes_ready_stale() {
     let mut scene = Scene::edited("Always", &["sidecar:s", "c"], |o| {
         o["spec"]["readinessGates"] = json!([{ "conditionType": "a.io/x" }]);
     });
@@ -168,56 +172,62 @@ fn a_gate_that_changed_makes_the_shown_ready_stale() {
 }
 
 #[test]
-fn a_pod_that_is_over_is_not_ready_whatever_its_containers_do() {
+fn finished_pod_is_not_ready() {
     for (code, phase_word, reason, initialized) in
         [(0, "Succeeded", "PodCompleted", "PodCompleted"), (3, "Failed", "PodFailed", "")]
     {
         let mut scene = Scene::new("Never", &["c"]);
         let status = scene.sandbox(&["10.0.0.5"]).exits("c", code).status();
         assert_eq!(phase(&status), phase_word);
-        assert_eq!(answer(&status, "Ready"), Some(["False", reason, ""]));
-        assert_eq!(answer(&status, "ContainersReady"), Some(["False", reason, ""]));
-        assert_eq!(answer(&status, "Initialized"), Some(["True", initialized, ""]));
+        assert_eq!(condition_of(&status, "Ready"), Some(["False", reason, ""]));
+        assert_eq!(condition_of(&status, "ContainersReady"), Some(["False", reason, ""]));
+        assert_eq!(condition_of(&status, "Initialized"), Some(["True", initialized, ""]));
     }
     let mut evicted = Scene::new("Always", &["c"]);
     let status = evicted.sandbox(&["10.0.0.5"]).runs("c").evict("no memory").status();
-    assert!(container(&status, "c").ready, "the container itself is as ready as before");
-    assert_eq!(answer(&status, "Ready"), Some(["False", "PodFailed", ""]));
+    assert!(container(&status, "c").ready, "the container's own readiness is unchanged");
+    assert_eq!(condition_of(&status, "Ready"), Some(["False", "PodFailed", ""]));
 }
 
 #[test]
-fn a_disruption_is_told_once_and_then_kept() {
+fn disruption_target_is_set_once_and_kept() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c").evict("no memory").report();
     let want = Some(["True", "TerminationByKubelet", "no memory"]);
-    assert_eq!(answer(scene.reported(), "DisruptionTarget"), want);
+    assert_eq!(condition_of(scene.reported(), "DisruptionTarget"), want);
     scene.exits("c", 137).stopped().report();
-    assert_eq!(answer(scene.reported(), "DisruptionTarget"), want);
+    assert_eq!(condition_of(scene.reported(), "DisruptionTarget"), want);
 }
 
-fn progress(error: Option<&str>) -> Progress {
+fn progress(error: Option<&str>) -> ResizeProgress {
     let error = error.map(str::to_owned);
-    Progress { generation: Some(3), error, since: Timestamp::UNIX_EPOCH }
+    ResizeProgress { generation: Some(3), error, since: Timestamp::UNIX_EPOCH }
 }
 
 #[test]
-fn resize_conditions_live_as_long_as_the_pod() {
+fn resize_conditions_end_with_the_pod() {
     let mut scene = Scene::new("Always", &["c"]);
-    scene.surroundings.resizing = Arc::new(Resizing {
-        pending: Some(Pending {
-            why: NotGranted::Deferred,
-            message: "no room".into(),
+    scene.local_state.resizing = Arc::new(ResizeState {
+        pending: Some(PendingResize {
+            why: PendingReason::Deferred,
+            message: "no capacity".into(),
             generation: Some(3),
             since: Timestamp::UNIX_EPOCH,
         }),
         progress: Some(progress(Some("in use"))),
-        ..Resizing::default()
+        ..ResizeState::default()
     });
     scene.sandbox(&["10.0.0.5"]).runs("c").report();
-    assert_eq!(answer(scene.reported(), "PodResizePending"), Some(["True", "Deferred", "no room"]));
-    assert_eq!(answer(scene.reported(), "PodResizeInProgress"), Some(["True", "Error", "in use"]));
+    assert_eq!(
+        condition_of(scene.reported(), "PodResizePending"),
+        Some(["True", "Deferred", "no capacity"])
+    );
+    assert_eq!(
+        condition_of(scene.reported(), "PodResizeInProgress"),
+        Some(["True", "Error", "in use"])
+    );
     scene.delete().exits("c", 0).stopped();
-    assert_eq!(answer(&scene.status(), "PodResizePending"), None);
+    assert_eq!(condition_of(&scene.status(), "PodResizePending"), None);
 }
 
 #[test]
@@ -229,31 +239,31 @@ fn all_containers_restarting_is_true_until_the_last_instance_is_removed() {
         ]);
     });
     scene.sandbox(&["10.0.0.5"]).runs("a").runs("b").report();
-    let told = |scene: &Scene| {
-        answer(scene.reported(), "AllContainersRestarting").unwrap()[..2]
+    let restarting = |scene: &Scene| {
+        condition_of(scene.reported(), "AllContainersRestarting").unwrap()[..2]
             .iter()
             .map(|text| (*text).to_owned())
             .collect::<Vec<_>>()
     };
-    assert_eq!(told(&scene), ["False", ""]);
+    assert_eq!(restarting(&scene), ["False", ""]);
     scene.exits("a", 9).report();
-    assert_eq!(told(&scene), ["True", "RestartAllContainersStarted"]);
+    assert_eq!(restarting(&scene), ["True", "RestartAllContainersStarted"]);
     scene.forgets("b").report();
-    assert_eq!(told(&scene), ["True", "RestartAllContainersStarted"]);
+    assert_eq!(restarting(&scene), ["True", "RestartAllContainersStarted"]);
     scene.forgets("a").report();
-    assert_eq!(told(&scene), ["False", ""]);
+    assert_eq!(restarting(&scene), ["False", ""]);
     assert_eq!(phase(scene.reported()), "Running");
 }
 
 #[test]
-fn some_types_are_ours_one_is_shared_and_the_rest_are_not_ours() {
+fn condition_types_have_owners() {
     for (type_, want) in [
-        ("Ready", Owner::Agent),
-        ("PodResizePending", Owner::Agent),
-        ("AllContainersRestarting", Owner::Agent),
-        ("DisruptionTarget", Owner::Shared),
-        ("example.com/ok", Owner::Foreign),
-        ("", Owner::Foreign),
+        ("Ready", ConditionOwner::Agent),
+        ("PodResizePending", ConditionOwner::Agent),
+        ("AllContainersRestarting", ConditionOwner::Agent),
+        ("DisruptionTarget", ConditionOwner::Shared),
+        ("example.com/ok", ConditionOwner::Foreign),
+        ("", ConditionOwner::Foreign),
     ] {
         assert_eq!(owner(type_), want, "{type_}");
     }

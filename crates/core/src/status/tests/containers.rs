@@ -6,11 +6,11 @@ use crate::attempts::StartError;
 use crate::observed::{Resources, State, User};
 use crate::plan::WaitReason;
 use crate::pod::ProbeKind;
-use crate::probe::Verdict;
-use crate::resize::{Amounts, Applied, Progress, Resizing};
+use crate::probe::ProbeVerdict;
+use crate::resize::{ActuatedResources, Amounts, ResizeProgress, ResizeState};
 
 #[test]
-fn a_container_that_was_never_tried_waits_for_its_turn() {
+fn container_without_attempt_is_waiting() {
     let plain = Scene::new("Always", &["c"]).status();
     assert_eq!(state(&plain, "c"), "waiting ContainerCreating");
     let with_init = Scene::new("Always", &["init:i", "c"]).status();
@@ -25,7 +25,7 @@ fn a_container_that_was_never_tried_waits_for_its_turn() {
 }
 
 #[test]
-fn each_state_of_the_runtime_is_told_as_upstream_tells_it() {
+fn each_runtime_state_is_reported_as_upstream_does() {
     let exit = {
         let mut scene = Scene::new("Always", &["c"]);
         scene.exits("c", 3);
@@ -35,7 +35,7 @@ fn each_state_of_the_runtime_is_told_as_upstream_tells_it() {
         ("running", State::Running { started: t(0) }, "running"),
         ("created", State::Created, "waiting"),
         ("exited", exit, "terminated 3 Error"),
-        ("unknown, never seen to run", State::Unknown, "waiting"),
+        ("unknown, never observed running", State::Unknown, "waiting"),
     ] {
         let mut scene = Scene::new("Always", &["c"]);
         let status = scene.sandbox(&["10.0.0.5"]).instance("c", seen).status();
@@ -47,7 +47,7 @@ fn each_state_of_the_runtime_is_told_as_upstream_tells_it() {
 }
 
 #[test]
-fn the_newest_instance_is_the_state_and_the_one_before_is_the_last_state() {
+fn newest_instance_is_the_state_and_the_previous_one_the_last_state() {
     let mut scene = Scene::new("Always", &["c"]);
     let status = scene.sandbox(&["10.0.0.5"]).exits("c", 1).exits("c", 2).runs("c").status();
     assert_eq!((state(&status, "c"), last_state(&status, "c")).0, "running");
@@ -56,7 +56,7 @@ fn the_newest_instance_is_the_state_and_the_one_before_is_the_last_state() {
 }
 
 #[test]
-fn history_that_the_runtime_forgot_is_kept_from_the_last_report() {
+fn last_state_removed_from_the_runtime_is_kept_from_the_last_report() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).exits("c", 7).report();
     let newest = scene.newest("c").clone();
@@ -74,7 +74,7 @@ fn history_that_the_runtime_forgot_is_kept_from_the_last_report() {
 }
 
 #[test]
-fn message_that_was_reported_stays_when_its_file_is_gone() {
+fn reported_termination_message_stays_when_its_file_is_gone() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).exits("c", 3);
     let set_message = |scene: &mut Scene, message: &str| {
@@ -91,17 +91,17 @@ fn message_that_was_reported_stays_when_its_file_is_gone() {
     scene.report();
     set_message(&mut scene, "");
     assert_eq!(message(&scene.status(), false).as_deref(), Some("disk full"));
-    // also when it is the end before the last one, and a message that is there counts
+    // Also as the last state but one; a message that still exists is used.
     scene.report().runs("c").report();
     assert_eq!(message(scene.reported(), true).as_deref(), Some("disk full"));
     scene.exits("c", 4);
-    assert_eq!(message(&scene.status(), false), None, "that of another instance is not its own");
+    assert_eq!(message(&scene.status(), false), None, "not that of another instance");
     set_message(&mut scene, "gave up");
     assert_eq!(message(&scene.status(), false).as_deref(), Some("gave up"));
 }
 
 #[test]
-fn an_end_that_was_reported_stays_when_the_runtime_forgets_it() {
+fn reported_termination_stays_when_the_runtime_removes_the_container() {
     let mut scene = Scene::new("Never", &["c", "d"]);
     scene.sandbox(&["10.0.0.5"]).exits("c", 5).runs("d").report();
     let before = container(scene.reported(), "c").clone();
@@ -110,7 +110,7 @@ fn an_end_that_was_reported_stays_when_the_runtime_forgets_it() {
 }
 
 #[test]
-fn a_running_container_that_vanished_ended_with_137_and_counts_as_restarted() {
+fn vanished_running_container_has_exit_code_137_and_counts_as_restarted() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).exits("c", 1).runs("c").report().forgets("c").report();
     let status = scene.reported();
@@ -118,11 +118,11 @@ fn a_running_container_that_vanished_ended_with_137_and_counts_as_restarted() {
     assert_eq!(last_state(status, "c"), "terminated 137 ContainerStatusUnknown");
     assert_eq!((container(status, "c").restart_count, phase(status)), (2, "Running"));
     scene.report();
-    assert_eq!(container(scene.reported(), "c").restart_count, 2, "it is counted once");
+    assert_eq!(container(scene.reported(), "c").restart_count, 2, "counted once");
 }
 
 #[test]
-fn a_container_that_vanished_while_its_pod_ends_was_not_restarted() {
+fn container_that_vanished_in_a_terminating_pod_is_not_restarted() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c").report().delete().forgets("c");
     let status = scene.status();
@@ -131,7 +131,7 @@ fn a_container_that_vanished_while_its_pod_ends_was_not_restarted() {
 }
 
 #[test]
-fn a_running_container_whose_state_is_lost_counts_as_ended_once() {
+fn running_container_with_lost_state_counts_as_terminated_once() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c").report();
     scene.newest("c").state = State::Unknown;
@@ -145,7 +145,7 @@ fn a_running_container_whose_state_is_lost_counts_as_ended_once() {
 }
 
 #[test]
-fn restart_counts_never_go_back() {
+fn restart_count_never_decreases() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.edit(|o| {
         o["status"] = json!({ "containerStatuses": [{
@@ -159,17 +159,17 @@ fn restart_counts_never_go_back() {
 }
 
 #[test]
-fn an_instance_numbered_from_zero_after_an_end_is_one_restart_more() {
+fn instance_numbered_from_zero_after_a_termination_counts_as_a_restart() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).exits("c", 1).exits("c", 1).report().forgets("c").runs("c");
     let status = scene.report().reported();
     assert_eq!(container(status, "c").restart_count, 2);
     scene.report();
-    assert_eq!(container(scene.reported(), "c").restart_count, 2, "it is counted once");
+    assert_eq!(container(scene.reported(), "c").restart_count, 2, "counted once");
 }
 
 #[test]
-fn a_plain_init_container_that_vanished_behind_a_regular_one_completed() {
+fn init_container_removed_after_initialization_is_completed() {
     let mut scene = Scene::new("Always", &["init:i", "sidecar:s", "c"]);
     let status = scene.sandbox(&["10.0.0.5"]).runs("c").status();
     assert_eq!(state(&status, "i"), "terminated 0 Completed");
@@ -178,7 +178,7 @@ fn a_plain_init_container_that_vanished_behind_a_regular_one_completed() {
 }
 
 #[test]
-fn a_container_that_cannot_start_waits_with_the_error() {
+fn container_that_cannot_start_is_waiting_with_the_error() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]);
     scene.fails_to_start("c", StartError::CreateContainerConfigError, "secret \"s\" not found");
@@ -190,7 +190,7 @@ fn a_container_that_cannot_start_waits_with_the_error() {
 }
 
 #[test]
-fn a_crash_loop_moves_the_end_into_the_last_state_unless_the_pod_ends() {
+fn crash_loop_moves_the_termination_to_last_state_unless_terminating() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).crash_loops("c", 1).report();
     let status = scene.reported();
@@ -203,7 +203,7 @@ fn a_crash_loop_moves_the_end_into_the_last_state_unless_the_pod_ends() {
 }
 
 #[test]
-fn a_running_container_does_not_wait_whatever_the_plan_says_of_its_successor() {
+fn running_container_is_not_waiting_even_if_its_replacement_is() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c");
     let mut plan = scene.plan();
@@ -216,7 +216,7 @@ fn a_running_container_does_not_wait_whatever_the_plan_says_of_its_successor() {
 }
 
 #[test]
-fn all_containers_starting_over_are_removed_and_counted() {
+fn restart_of_all_containers_is_shown_and_counted() {
     let mut scene = Scene::edited("Never", &["a", "b"], |o| {
         o["spec"]["containers"][0]["restartPolicy"] = "Never".into();
         o["spec"]["containers"][0]["restartPolicyRules"] = json!([
@@ -255,13 +255,13 @@ fn regular_and_ephemeral_containers_are_sorted_by_name_and_init_containers_are_n
     assert_eq!(names(&status.init_container_statuses), ["z", "a"]);
     assert_eq!(names(&status.container_statuses), ["b", "y"]);
     assert_eq!(names(&status.ephemeral_container_statuses), ["d", "x"]);
-    assert_eq!(container(&status, "x").started, None, "nobody asks whether it started");
+    assert_eq!(container(&status, "x").started, None, "not reported for ephemeral containers");
 }
 
 #[test]
-fn a_container_is_started_when_its_startup_probe_says_so_or_said_so() {
-    use Verdict::{Failure, Success, Unknown};
-    for (case, probed, verdict, told, want) in [
+fn started_follows_the_startup_probe_or_the_last_report() {
+    use ProbeVerdict::{Failure, Success, Unknown};
+    for (case, probed, verdict, last, want) in [
         ("no probe", false, None, None, true),
         ("not probed yet", true, None, None, false),
         ("passed", true, Some(Success), None, true),
@@ -276,8 +276,8 @@ fn a_container_is_started_when_its_startup_probe_says_so_or_said_so() {
             }
         });
         scene.sandbox(&["10.0.0.5"]).runs("c");
-        if let Some(told) = told {
-            tell(&mut scene, "containerd://c-0", told, told);
+        if let Some(last) = last {
+            set_reported(&mut scene, "containerd://c-0", last, last);
         }
         if let Some(verdict) = verdict {
             scene.probe("c", ProbeKind::Startup, verdict);
@@ -288,8 +288,8 @@ fn a_container_is_started_when_its_startup_probe_says_so_or_said_so() {
     }
 }
 
-/// The API shows this of container `c`, from before the agent restarted.
-fn tell(scene: &mut Scene, id: &str, started: bool, ready: bool) {
+/// The API shows this about container `c`, from before the agent restarted.
+fn set_reported(scene: &mut Scene, id: &str, started: bool, ready: bool) {
     scene.edit(|o| {
         o["status"] = json!({
             "phase": "Running",
@@ -303,11 +303,11 @@ fn tell(scene: &mut Scene, id: &str, started: bool, ready: bool) {
 }
 
 #[test]
-fn a_container_is_ready_when_its_readiness_probe_says_so_or_said_so() {
-    use Verdict::{Failure, Success, Unknown};
+fn ready_follows_the_readiness_probe_or_the_last_report() {
+    use ProbeVerdict::{Failure, Success, Unknown};
     const SAME: &str = "containerd://c-0";
     const OTHER: &str = "containerd://c-other";
-    for (case, started_at, verdict, told, want) in [
+    for (case, started_at, verdict, last, want) in [
         ("not probed yet", 0, None, None, false),
         ("passed", 0, Some(Success), None, true),
         ("failed", -7200, Some(Failure), Some((SAME, true)), false),
@@ -323,8 +323,8 @@ fn a_container_is_ready_when_its_readiness_probe_says_so_or_said_so() {
             o["spec"]["containers"][0]["readinessProbe"] = json!({ "exec": {} });
         });
         scene.sandbox(&["10.0.0.5"]).instance("c", State::Running { started: t(started_at) });
-        if let Some((id, ready)) = told {
-            tell(&mut scene, id, true, ready);
+        if let Some((id, ready)) = last {
+            set_reported(&mut scene, id, true, ready);
         }
         if let Some(verdict) = verdict {
             scene.probe("c", ProbeKind::Readiness, verdict);
@@ -334,7 +334,7 @@ fn a_container_is_ready_when_its_readiness_probe_says_so_or_said_so() {
 }
 
 #[test]
-fn resources_are_the_allocated_ones_under_what_the_runtime_enforces() {
+fn enforced_resources_override_allocated_ones() {
     let enforced = |shares, quota, memory| Resources {
         cpu_shares: Some(shares),
         cpu_quota: Some(quota),
@@ -342,10 +342,10 @@ fn resources_are_the_allocated_ones_under_what_the_runtime_enforces() {
         memory_limit: Some(memory),
     };
     for (case, seen, cpu_request, cpu_limit, memory_limit) in [
-        ("the runtime says nothing", None, "100m", "200m", "64Mi"),
-        ("it says the same", Some(enforced(102, 20_000, 64 << 20)), "100m", "200m", "64Mi"),
-        ("it says more", Some(enforced(153, 30_000, 128 << 20)), "150m", "300m", "128Mi"),
-        ("it says no limit", Some(enforced(102, -1, 0)), "100m", "200m", "64Mi"),
+        ("the runtime reports nothing", None, "100m", "200m", "64Mi"),
+        ("it reports the same", Some(enforced(102, 20_000, 64 << 20)), "100m", "200m", "64Mi"),
+        ("it reports more", Some(enforced(153, 30_000, 128 << 20)), "150m", "300m", "128Mi"),
+        ("it reports no limit", Some(enforced(102, -1, 0)), "100m", "200m", "64Mi"),
     ] {
         let mut scene = Scene::edited("Always", &["c"], |o| {
             o["spec"]["containers"][0]["resources"] = json!({
@@ -368,7 +368,7 @@ fn resources_are_the_allocated_ones_under_what_the_runtime_enforces() {
 }
 
 #[test]
-fn the_pods_totals_are_the_allocated_ones() {
+fn pod_totals_are_the_allocated_resources() {
     let scene = Scene::edited("Always", &["a", "b"], |o| {
         for i in 0..2 {
             o["spec"]["containers"][i]["resources"] = json!({
@@ -386,7 +386,7 @@ fn the_pods_totals_are_the_allocated_ones() {
 }
 
 #[test]
-fn the_pods_totals_are_the_applied_ones_while_a_resize_is_under_way() {
+fn pod_totals_are_the_applied_resources_during_a_resize() {
     let granted = json!({
         "requests": { "cpu": "200m", "memory": "64Mi" },
         "limits": { "cpu": "400m", "memory": "128Mi" },
@@ -401,34 +401,38 @@ fn the_pods_totals_are_the_applied_ones_while_a_resize_is_under_way() {
         memory_request: 32 << 20,
         memory_limit: 64 << 20,
     };
-    let progress = Progress { generation: Some(2), error: None, since: t(0) };
+    let progress = ResizeProgress { generation: Some(2), error: None, since: t(0) };
     for (case, field, applied) in [
-        ("of the whole", "/spec", Applied { pod: Some(was), ..Applied::default() }),
+        (
+            "of the whole",
+            "/spec",
+            ActuatedResources { pod: Some(was), ..ActuatedResources::default() },
+        ),
         (
             "of its only container",
             "/spec/containers/0",
-            Applied { containers: [("c".into(), was)].into(), pod: None },
+            ActuatedResources { containers: [("c".into(), was)].into(), pod: None },
         ),
     ] {
         let mut scene = Scene::edited("Always", &["c"], |o| {
             o.pointer_mut(field).unwrap()["resources"] = granted.clone();
         });
         scene.sandbox(&["10.0.0.5"]).runs("c");
-        let mut resizing = Resizing { applied, progress: Some(progress.clone()), pending: None };
-        scene.surroundings.resizing = resizing.clone().into();
+        let mut resizing = ResizeState { applied, progress: Some(progress.clone()), pending: None };
+        scene.local_state.resizing = resizing.clone().into();
         let status = scene.status();
         let allocated = serde_json::to_value(status.allocated_resources).unwrap();
         assert_eq!(allocated, granted["requests"], "{case}");
         assert_eq!(serde_json::to_value(status.resources).unwrap(), before, "{case}");
         resizing.progress = None;
-        scene.surroundings.resizing = resizing.into();
+        scene.local_state.resizing = resizing.into();
         let resources = serde_json::to_value(scene.status().resources).unwrap();
         assert_eq!(resources, granted, "{case}, done");
     }
 }
 
 #[test]
-fn a_tiny_cpu_share_is_not_taken_for_a_change() {
+fn minimum_cpu_shares_are_not_a_change() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["spec"]["containers"][0]["resources"] =
             json!({ "requests": { "cpu": "1m" }, "limits": { "cpu": "5m" } });
@@ -446,7 +450,7 @@ fn a_tiny_cpu_share_is_not_taken_for_a_change() {
 }
 
 #[test]
-fn mounts_are_told_from_the_spec_once_and_stay() {
+fn volume_mounts_are_reported_from_the_spec_once() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["spec"]["containers"][0]["volumeMounts"] = json!([
             { "name": "w", "mountPath": "/w" },
@@ -461,20 +465,20 @@ fn mounts_are_told_from_the_spec_once_and_stay() {
             { "name": "rr", "mountPath": "/rr", "readOnly": true, "recursiveReadOnly": recursive },
         ])
     };
-    let told = |scene: &Scene| {
+    let mounts_of = |scene: &Scene| {
         let status = scene.status();
         serde_json::to_value(&container(&status, "c").volume_mounts).unwrap()
     };
-    assert_eq!(told(&scene), want("Disabled"));
+    assert_eq!(mounts_of(&scene), want("Disabled"));
     scene.recursive_read_only = true;
-    assert_eq!(told(&scene), want("Enabled"));
+    assert_eq!(mounts_of(&scene), want("Enabled"));
     scene.report();
     scene.recursive_read_only = false;
-    assert_eq!(told(&scene), want("Enabled"));
+    assert_eq!(mounts_of(&scene), want("Enabled"));
 }
 
 #[test]
-fn the_user_is_the_one_the_runtime_names() {
+fn user_is_the_one_the_runtime_reports() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c").newest("c").user =
         Some(User { uid: 7, gid: 8, supplemental_groups: vec![9] });

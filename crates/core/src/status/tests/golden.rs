@@ -1,7 +1,8 @@
 //! Final statuses, compared with recordings of the upstream kubelet.
 //!
-//! Here only the shape is at stake: the observations are made by hand, from what each recording
-//! is about. The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their folder.
+//! Only the shape is compared: the observed states are written by hand, from what each recording
+//! is about. The recordings are not part of this repository: `PODWRIGHT_GOLDEN` names their
+//! directory.
 
 #![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "a test that reads files")]
 
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use super::scene::{Scene, pod};
 use crate::attempts::StartError;
 use crate::pod::ProbeKind;
-use crate::probe::Verdict;
+use crate::probe::ProbeVerdict;
 
 type Play = fn(&mut Scene, &Value);
 
@@ -32,7 +33,7 @@ const CASES: [(&str, Play); 8] = [
         scene.exits("a", 7).exits("b", 0).report().sandbox_dies();
     }),
     ("sidecar", |scene, _| {
-        scene.runs("side").probe("side", ProbeKind::Startup, Verdict::Success);
+        scene.runs("side").probe("side", ProbeKind::Startup, ProbeVerdict::Success);
         scene.exits("i2", 0).runs("c");
     }),
     ("bad-image-name", |scene, recorded| {
@@ -43,7 +44,7 @@ const CASES: [(&str, Play); 8] = [
     }),
 ];
 
-/// Whoever pulls images words this; here it is only passed on.
+/// The message of the image pull; it is only passed on here.
 fn message(recorded: &Value) -> &str {
     recorded["containerStatuses"][0]["state"]["waiting"]["message"].as_str().unwrap()
 }
@@ -68,7 +69,7 @@ fn final_statuses_have_the_recorded_shape() {
     report::golden("statuses", CASES.len(), CASES.len());
 }
 
-/// Ids, times and addresses become the same words on both sides.
+/// Replaces ids, times and addresses with fixed words on both sides.
 fn scrub(value: Value) -> Value {
     match value {
         Value::Object(object) => object
@@ -82,7 +83,7 @@ fn scrub(value: Value) -> Value {
                     "containerID" => json!("<container>"),
                     "imageID" if value != "" => json!("<image>"),
                     "ip" | "podIP" | "hostIP" => json!("<address>"),
-                    // A limit that is none takes its list with it.
+                    // Removing the unlimited value leaves an empty list.
                     "resources" if value["limits"]["memory"] == NO_LIMIT => json!({}),
                     _ => scrub(value),
                 };
@@ -94,6 +95,6 @@ fn scrub(value: Value) -> Value {
     }
 }
 
-/// Upstream reads the pod's cgroup back, and on cgroup v1 "no limit" is a number there. We report
-/// what was allocated.
+/// Upstream reads the pod's cgroup back, and on cgroup v1 "no limit" is a number there. Podwright
+/// reports the allocated resources.
 const NO_LIMIT: &str = "9007199254740988Ki";

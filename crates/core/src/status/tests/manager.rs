@@ -1,15 +1,15 @@
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
 
-use super::scene::{Scene, answer, container, object, pod, t};
+use super::scene::{Scene, condition_of, container, object, pod, t};
 use crate::lifecycle::Request;
 use crate::pod::{Pod, Source};
 use crate::status::conditions::condition;
 use crate::status::dropped::Dropped;
 use crate::status::manager::{
-    Acceptance, Entry, Occasion, Remains, Update, accept, can_be_deleted, changes_ready, is_urgent,
-    needs_reconcile, needs_update, resources_are_reclaimed, set_container_readiness,
-    set_container_startup,
+    Acceptance, CachedStatus, PodLeftovers, ReportTrigger, StatusUpdate, accept, can_be_deleted,
+    changes_ready, is_urgent, needs_reconcile, needs_update, resources_are_reclaimed,
+    set_container_readiness, set_container_startup,
 };
 use crate::status::normal::{equal, normalise};
 
@@ -17,7 +17,7 @@ fn status(value: serde_json::Value) -> PodStatus {
     serde_json::from_value(value).unwrap()
 }
 
-fn accepted(acceptance: Acceptance) -> (Entry, Vec<String>) {
+fn accepted(acceptance: Acceptance) -> (CachedStatus, Vec<String>) {
     match acceptance {
         Acceptance::Accepted { entry, left_out } => (entry, left_out),
         other => panic!("{other:?}"),
@@ -25,44 +25,44 @@ fn accepted(acceptance: Acceptance) -> (Entry, Vec<String>) {
 }
 
 #[test]
-fn a_report_is_numbered_and_the_same_again_is_dropped() {
+fn report_gets_a_version_and_an_unchanged_one_is_dropped() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.report();
     assert_eq!(scene.entry.as_ref().unwrap().version, 1);
-    assert_eq!(scene.accept(Occasion::Sync, scene.status()), Acceptance::Unchanged);
+    assert_eq!(scene.accept(ReportTrigger::Sync, scene.status()), Acceptance::Unchanged);
     scene.sandbox(&["10.0.0.5"]).runs("c").report();
     assert_eq!(scene.entry.as_ref().unwrap().version, 2);
 }
 
 #[test]
-fn a_pod_being_deleted_and_a_pod_at_its_end_are_heard_even_if_nothing_is_new() {
+fn report_of_a_deleted_or_finished_pod_is_accepted_even_if_unchanged() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c").report().delete().report();
-    let again = scene.accept(Occasion::Sync, scene.status());
+    let again = scene.accept(ReportTrigger::Sync, scene.status());
     assert_eq!(accepted(again).0.version, 3);
-    let probe = scene.accept(Occasion::Probe, scene.reported().clone());
+    let probe = scene.accept(ReportTrigger::Probe, scene.reported().clone());
     assert_eq!(probe, Acceptance::Unchanged);
-    let (end, _) = accepted(scene.accept(Occasion::End, scene.reported().clone()));
+    let (end, _) = accepted(scene.accept(ReportTrigger::End, scene.reported().clone()));
     assert_eq!((end.version, end.finished), (3, true));
     scene.entry = Some(end);
-    let (later, _) = accepted(scene.accept(Occasion::Sync, scene.reported().clone()));
-    assert!(later.finished, "there is no way back from the end");
+    let (later, _) = accepted(scene.accept(ReportTrigger::Sync, scene.reported().clone()));
+    assert!(later.finished, "finished is final");
 }
 
 #[test]
-fn the_clock_of_a_change_runs_from_the_first_that_was_not_sent() {
+fn changed_at_is_the_first_unsent_change() {
     let mut scene = Scene::new("Always", &["c"]);
     let first = scene.now.mono;
     scene.report().wait(5).sandbox(&["10.0.0.5"]).runs("c").report();
     assert_eq!(scene.entry.as_ref().unwrap().changed_at, Some(first));
-    assert_eq!(scene.entry.as_mut().unwrap().note_sent(1), None, "version 2 waits");
+    assert_eq!(scene.entry.as_mut().unwrap().note_sent(1), None, "version 2 is pending");
     assert_eq!(scene.entry.as_mut().unwrap().note_sent(2), Some(first));
     scene.wait(5).exits("c", 1).report();
     assert_eq!(scene.entry.as_ref().unwrap().changed_at, Some(scene.now.mono));
 }
 
 #[test]
-fn a_condition_dates_from_its_last_change_of_status() {
+fn transition_time_is_the_last_change_of_status() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.report().wait(10);
     let since = |scene: &Scene, type_: &str| {
@@ -77,19 +77,19 @@ fn a_condition_dates_from_its_last_change_of_status() {
 }
 
 #[test]
-fn the_start_time_is_that_of_the_first_report_and_stays() {
+fn start_time_is_that_of_the_first_report() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.report().wait(60).sandbox(&["10.0.0.5"]).runs("c").report();
     assert_eq!(scene.reported().start_time.as_ref().unwrap().0, t(0));
     let mut forged = scene.status();
     forged.start_time = None;
     forged.reason = Some("Other".into());
-    let (entry, _) = accepted(scene.accept(Occasion::Sync, forged));
+    let (entry, _) = accepted(scene.accept(ReportTrigger::Sync, forged));
     assert_eq!(entry.status.start_time.as_ref().unwrap().0, t(0));
 }
 
 #[test]
-fn the_observed_generation_never_decreases() {
+fn observed_generation_never_decreases() {
     let mut scene = Scene::edited("Always", &["c"], |o| o["metadata"]["generation"] = 5.into());
     scene.report().edit(|o| o["metadata"]["generation"] = 4.into());
     scene.sandbox(&["10.0.0.5"]).report();
@@ -97,27 +97,33 @@ fn the_observed_generation_never_decreases() {
 }
 
 #[test]
-fn a_static_pods_first_report_builds_on_its_mirror() {
+fn first_report_of_a_static_pod_builds_on_its_mirror() {
     let object = serde_json::from_value(object("Always", &["c"])).unwrap();
     let pod = Pod::parse(object, Source::File).unwrap();
     let mirror = status(json!({ "startTime": "2023-11-14T00:00:00Z" }));
     let scene = Scene::of(pod);
     let (pod, now) = (&scene.pod, scene.now);
-    let update = Update { pod, cached: None, mirror: Some(&mirror), occasion: Occasion::Sync, now };
+    let update = StatusUpdate {
+        pod,
+        cached: None,
+        mirror: Some(&mirror),
+        occasion: ReportTrigger::Sync,
+        now,
+    };
     let (entry, _) = accepted(accept(&update, scene.status()));
     assert_eq!(entry.status.start_time, mirror.start_time);
 }
 
 #[test]
-fn a_condition_that_is_not_ours_is_reported_and_left_out_unless_it_is_only_carried() {
+fn foreign_condition_is_left_out_unless_carried_over_unchanged() {
     let theirs = json!({ "type": "example.com/ok", "status": "True" });
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["status"] = json!({ "conditions": [theirs] });
     });
     scene.sandbox(&["10.0.0.5"]).runs("c");
-    let (entry, left_out) = accepted(scene.accept(Occasion::Sync, scene.status()));
+    let (entry, left_out) = accepted(scene.accept(ReportTrigger::Sync, scene.status()));
     assert_eq!(left_out, Vec::<String>::new());
-    assert!(answer(&entry.status, "example.com/ok").is_some());
+    assert!(condition_of(&entry.status, "example.com/ok").is_some());
 
     let mut wrong = scene.status();
     for condition in wrong.conditions.iter_mut().flatten() {
@@ -125,14 +131,14 @@ fn a_condition_that_is_not_ours_is_reported_and_left_out_unless_it_is_only_carri
             condition.status = "False".into();
         }
     }
-    let (entry, left_out) = accepted(scene.accept(Occasion::Sync, wrong));
+    let (entry, left_out) = accepted(scene.accept(ReportTrigger::Sync, wrong));
     assert_eq!(left_out, ["example.com/ok"]);
-    assert_eq!(answer(&entry.status, "example.com/ok"), None);
-    assert!(answer(&entry.status, "Ready").is_some(), "the rest is kept");
+    assert_eq!(condition_of(&entry.status, "example.com/ok"), None);
+    assert!(condition_of(&entry.status, "Ready").is_some(), "the rest is kept");
 }
 
 #[test]
-fn which_ended_containers_may_run_again() {
+fn terminated_containers_run_again_only_if_the_policy_allows() {
     let rule = json!([{ "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } }]);
     let all = json!([
         { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [42] } }
@@ -163,12 +169,12 @@ fn which_ended_containers_may_run_again() {
             }]}))
         };
         let end = shown(json!({ "terminated": { "exitCode": code } }));
-        let (entry, _) = accepted(scene.accept(Occasion::Sync, end));
-        let update = Update {
+        let (entry, _) = accepted(scene.accept(ReportTrigger::Sync, end));
+        let update = StatusUpdate {
             pod: &scene.pod,
             cached: Some(&entry),
             mirror: None,
-            occasion: Occasion::Sync,
+            occasion: ReportTrigger::Sync,
             now: scene.now,
         };
         let again = accept(&update, shown(json!({ "running": {} })));
@@ -177,37 +183,37 @@ fn which_ended_containers_may_run_again() {
 }
 
 #[test]
-fn a_readiness_verdict_changes_the_container_and_both_conditions() {
+fn readiness_verdict_changes_the_container_and_both_conditions() {
     let mut scene = Scene::new("Always", &["sidecar:s", "c"]);
     scene.sandbox(&["10.0.0.5"]).runs("s").runs("c").report();
-    let told = scene.reported();
-    let set = |id: &str, ready| set_container_readiness(&scene.pod, told, id, ready);
-    assert_eq!(set("containerd://c-0", true), None, "no news");
+    let reported = scene.reported();
+    let set = |id: &str, ready| set_container_readiness(&scene.pod, reported, id, ready);
+    assert_eq!(set("containerd://c-0", true), None, "unchanged");
     assert_eq!(set("containerd://c-9", false), None, "not a container of this status");
     for (id, name) in [("containerd://c-0", "c"), ("containerd://s-0", "s")] {
         let status = set(id, false).unwrap();
         assert!(!container(&status, name).ready);
         let message = format!("containers with unready status: [{name}]");
         let want = Some(["False", "ContainersNotReady", message.as_str()]);
-        assert_eq!(answer(&status, "Ready"), want);
-        assert_eq!(answer(&status, "ContainersReady"), want);
-        assert!(changes_ready(told, &status));
+        assert_eq!(condition_of(&status, "Ready"), want);
+        assert_eq!(condition_of(&status, "ContainersReady"), want);
+        assert!(changes_ready(reported, &status));
     }
 }
 
 #[test]
-fn a_startup_verdict_changes_the_container_only() {
+fn startup_verdict_changes_only_the_container() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.sandbox(&["10.0.0.5"]).runs("c").report();
-    let told = scene.reported();
-    assert_eq!(set_container_startup(told, "containerd://c-0", true), None);
-    let status = set_container_startup(told, "containerd://c-0", false).unwrap();
+    let reported = scene.reported();
+    assert_eq!(set_container_startup(reported, "containerd://c-0", true), None);
+    let status = set_container_startup(reported, "containerd://c-0", false).unwrap();
     assert_eq!(container(&status, "c").started, Some(false));
-    assert!(!changes_ready(told, &status));
+    assert!(!changes_ready(reported, &status));
 }
 
 #[test]
-fn statuses_are_equal_if_they_answer_alike() {
+fn statuses_are_equal_if_own_fields_are() {
     let base = || {
         status(json!({
             "phase": "Running",
@@ -227,11 +233,15 @@ fn statuses_are_equal_if_they_answer_alike() {
             true,
         ),
         ("another order", |s| s.conditions.as_mut().unwrap().reverse(), true),
-        ("another's answer", |s| s.conditions.as_mut().unwrap()[1].status = "False".into(), true),
-        ("another's condition gone", |s| drop(s.conditions.as_mut().unwrap().pop()), true),
-        ("our answer", |s| s.conditions.as_mut().unwrap()[0].status = "False".into(), false),
-        ("our reason", |s| s.conditions.as_mut().unwrap()[0].reason = Some("X".into()), false),
-        ("our condition gone", |s| drop(s.conditions.as_mut().unwrap().remove(0)), false),
+        (
+            "status of a foreign condition",
+            |s| s.conditions.as_mut().unwrap()[1].status = "False".into(),
+            true,
+        ),
+        ("foreign condition removed", |s| drop(s.conditions.as_mut().unwrap().pop()), true),
+        ("own status", |s| s.conditions.as_mut().unwrap()[0].status = "False".into(), false),
+        ("own reason", |s| s.conditions.as_mut().unwrap()[0].reason = Some("X".into()), false),
+        ("own condition removed", |s| drop(s.conditions.as_mut().unwrap().remove(0)), false),
         ("the phase", |s| s.phase = Some("Failed".into()), false),
     ];
     for (case, edit, want) in cases {
@@ -243,7 +253,7 @@ fn statuses_are_equal_if_they_answer_alike() {
 }
 
 #[test]
-fn a_status_that_went_to_the_server_and_back_equals_itself() {
+fn status_read_back_from_the_server_equals_itself() {
     let mut scene = Scene::edited("Always", &["init:i", "c"], |o| {
         o["spec"]["containers"][0]["resources"] =
             json!({ "requests": { "cpu": "0.5", "memory": "1024Ki" } });
@@ -259,7 +269,7 @@ fn a_status_that_went_to_the_server_and_back_equals_itself() {
 }
 
 #[test]
-fn what_is_empty_is_not_there() {
+fn empty_values_equal_missing_ones() {
     let pod = pod(object("Always", &["c"]), |_| {});
     let mut empty = status(json!({
         "phase": "Pending", "reason": "", "podIPs": [], "observedGeneration": 0, "conditions": [],
@@ -283,7 +293,7 @@ fn what_is_empty_is_not_there() {
 }
 
 #[test]
-fn a_message_is_not_cut_inside_a_character() {
+fn message_is_not_cut_inside_a_character() {
     let pod = pod(object("Always", &["c"]), |_| {});
     let mut long = status(json!({ "containerStatuses": [{
         "name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 0,
@@ -295,19 +305,19 @@ fn a_message_is_not_cut_inside_a_character() {
 }
 
 #[test]
-fn the_api_server_is_owed_what_it_was_not_sent() {
+fn unsent_version_needs_an_update() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.report();
     let entry = scene.entry.clone().unwrap();
     for (sent, want) in [(None, true), (Some(0), true), (Some(1), false), (Some(2), false)] {
-        let owed = needs_update(&entry, sent, Some(&scene.pod.object), Remains::default());
+        let owed = needs_update(&entry, sent, Some(&scene.pod.object), PodLeftovers::default());
         assert_eq!(owed, want, "{sent:?}");
     }
 }
 
 #[test]
-fn an_object_may_go_when_its_pod_is_over_and_nothing_of_it_is_left() {
-    let everything = |deleted: bool, mirror: bool, phase: &str, finished: bool, remains| {
+fn object_can_be_deleted_when_its_pod_finished_without_leftovers() {
+    let everything = |deleted: bool, mirror: bool, phase: &str, finished: bool, leftovers| {
         let mut scene = Scene::edited("Always", &["c"], |o| {
             o["status"] = json!({ "phase": phase });
             if mirror {
@@ -317,40 +327,40 @@ fn an_object_may_go_when_its_pod_is_over_and_nothing_of_it_is_left() {
                 o["metadata"]["deletionTimestamp"] = "2023-11-14T00:00:00Z".into();
             }
         });
-        scene.life.request(Request::Update, &scene.pod);
+        scene.lifecycle.request(Request::Update, &scene.pod);
         scene.report();
         let mut entry = scene.entry.clone().unwrap();
         entry.finished = finished;
-        let may_go = can_be_deleted(&scene.pod.object, &entry, remains);
-        let owed = needs_update(&entry, Some(entry.version), Some(&scene.pod.object), remains);
+        let may_go = can_be_deleted(&scene.pod.object, &entry, leftovers);
+        let owed = needs_update(&entry, Some(entry.version), Some(&scene.pod.object), leftovers);
         assert_eq!(owed, may_go);
         may_go
     };
-    let none = Remains::default();
+    let none = PodLeftovers::default();
     assert!(everything(true, false, "Failed", true, none));
-    assert!(!everything(false, false, "Failed", true, none), "nobody asked for it");
-    assert!(!everything(true, true, "Failed", true, none), "it is a mirror");
-    assert!(!everything(true, false, "Running", true, none), "the API shows no end");
+    assert!(!everything(false, false, "Failed", true, none), "no deletion requested");
+    assert!(!everything(true, true, "Failed", true, none), "it is a mirror pod");
+    assert!(!everything(true, false, "Running", true, none), "no terminal phase in the API");
     assert!(!everything(true, false, "Failed", false, none), "it is not finished");
-    for remains in [
-        Remains { containers: true, ..none },
-        Remains { volumes: true, ..none },
-        Remains { cgroup: true, ..none },
+    for leftovers in [
+        PodLeftovers { containers: true, ..none },
+        PodLeftovers { volumes: true, ..none },
+        PodLeftovers { cgroup: true, ..none },
     ] {
-        assert!(!everything(true, false, "Failed", true, remains), "{remains:?}");
+        assert!(!everything(true, false, "Failed", true, leftovers), "{leftovers:?}");
     }
 }
 
 #[test]
-fn a_status_that_shows_a_running_container_has_not_reclaimed_its_resources() {
+fn status_with_a_running_container_has_not_reclaimed_its_resources() {
     let mut scene = Scene::new("Always", &["c"]);
     let running = scene.sandbox(&["10.0.0.5"]).runs("c").status();
-    assert!(!resources_are_reclaimed(&running, Remains::default()));
-    assert!(resources_are_reclaimed(&scene.exits("c", 0).status(), Remains::default()));
+    assert!(!resources_are_reclaimed(&running, PodLeftovers::default()));
+    assert!(resources_are_reclaimed(&scene.exits("c", 0).status(), PodLeftovers::default()));
 }
 
 #[test]
-fn what_an_old_server_drops_is_no_difference_until_it_learns_the_field() {
+fn field_dropped_by_the_server_is_no_difference_until_it_is_kept() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "1" } });
     });
@@ -376,14 +386,14 @@ fn what_an_old_server_drops_is_no_difference_until_it_learns_the_field() {
 
     let mut edited = kept.clone();
     edited.container_statuses.as_mut().unwrap()[0].ready = false;
-    assert!(needs_reconcile(&scene.pod, &edited, &entry, &dropped), "a real edit still shows");
+    assert!(needs_reconcile(&scene.pod, &edited, &entry, &dropped), "a real edit is detected");
 
     dropped.learn(&patch, &entry.status);
     assert_eq!(dropped, Dropped::default(), "the server was upgraded");
 }
 
 #[test]
-fn an_empty_object_that_the_server_leaves_out_teaches_nothing() {
+fn dropped_empty_object_is_not_recorded() {
     let mut dropped = Dropped::default();
     let sent = json!({ "status": { "resources": {}, "reason": null, "podIPs": [] } });
     dropped.learn(&sent, &PodStatus::default());
@@ -391,8 +401,9 @@ fn an_empty_object_that_the_server_leaves_out_teaches_nothing() {
 }
 
 #[test]
-fn what_someone_acts_on_does_not_wait_for_more() {
-    let ready = |answer: &str| json!({ "conditions": [{ "type": "Ready", "status": answer }] });
+fn urgent_changes_are_sent_without_delay() {
+    let ready =
+        |condition_of: &str| json!({ "conditions": [{ "type": "Ready", "status": condition_of }] });
     let debugger = |state: serde_json::Value| {
         json!({ "ephemeralContainerStatuses": [{
             "name": "debugger", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
@@ -414,10 +425,10 @@ fn what_someone_acts_on_does_not_wait_for_more() {
     ] {
         let case = format!("{old} to {new}");
         let (old, new) = (status(old), status(new));
-        assert_eq!(is_urgent(Some(&old), &new, Occasion::Sync), want, "{case}");
+        assert_eq!(is_urgent(Some(&old), &new, ReportTrigger::Sync), want, "{case}");
     }
     let over = status(json!({ "phase": "Failed" }));
-    assert!(is_urgent(None, &over, Occasion::Sync), "a first report of an end");
-    assert!(!is_urgent(None, &status(json!({ "phase": "Pending" })), Occasion::Sync));
-    assert!(is_urgent(Some(&over), &over, Occasion::End), "its deletion waits for it");
+    assert!(is_urgent(None, &over, ReportTrigger::Sync), "a first report with a terminal phase");
+    assert!(!is_urgent(None, &status(json!({ "phase": "Pending" })), ReportTrigger::Sync));
+    assert!(is_urgent(Some(&over), &over, ReportTrigger::End), "the deletion waits for it");
 }

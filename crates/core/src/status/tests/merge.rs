@@ -1,7 +1,7 @@
 use k8s_openapi::api::core::v1::{Pod as ApiPod, PodStatus};
 use serde_json::{Value, json};
 
-use super::scene::{Scene, answer, outcome, t};
+use super::scene::{Scene, condition_of, outcome, t};
 use crate::status::conditions::condition;
 use crate::status::ending::terminate_pod;
 use crate::status::merge::merge;
@@ -15,7 +15,7 @@ fn ours(status: Value) -> PodStatus {
 }
 
 #[test]
-fn conditions_and_fields_of_others_stay_and_ours_are_replaced() {
+fn foreign_conditions_and_fields_stay_and_own_ones_are_replaced() {
     let api = api(&json!({
         "phase": "Pending",
         "nominatedNodeName": "n",
@@ -48,7 +48,7 @@ fn conditions_and_fields_of_others_stay_and_ours_are_replaced() {
 }
 
 #[test]
-fn an_end_waits_until_no_container_can_run() {
+fn terminal_phase_waits_until_no_container_can_run() {
     let api = api(&json!({ "phase": "Running", "reason": "Told", "message": "before" }));
     let ours = ours(json!({
         "phase": "Failed", "reason": "Evicted", "message": "no memory",
@@ -59,16 +59,20 @@ fn an_end_waits_until_no_container_can_run() {
     }));
     let early = merge(&api, &ours, true, t(9));
     assert_eq!(outcome(&early), ["Running", "Told", "before"]);
-    assert_eq!(answer(&early, "DisruptionTarget"), None);
-    assert_eq!(answer(&early, "Ready").unwrap()[1], "PodFailed", "the rest is sent");
+    assert_eq!(condition_of(&early, "DisruptionTarget"), None);
+    assert_eq!(condition_of(&early, "Ready").unwrap()[1], "PodFailed", "the rest is sent");
     let late = merge(&api, &ours, false, t(9));
     assert_eq!(outcome(&late), ["Failed", "Evicted", "no memory"]);
     let disrupted = condition(&late, "DisruptionTarget").unwrap();
-    assert_eq!(disrupted.last_transition_time.as_ref().unwrap().0, t(9), "it dates from the end");
+    assert_eq!(
+        disrupted.last_transition_time.as_ref().unwrap().0,
+        t(9),
+        "dated when the pod ended"
+    );
 }
 
 #[test]
-fn a_pod_the_api_calls_over_stays_over() {
+fn terminal_phase_in_the_api_stays() {
     let api = api(&json!({ "phase": "Succeeded", "reason": "Done" }));
     for phase in ["Running", "Pending", "Failed"] {
         let merged = merge(&api, &ours(json!({ "phase": phase })), false, t(9));
@@ -77,7 +81,7 @@ fn a_pod_the_api_calls_over_stays_over() {
 }
 
 #[test]
-fn nothing_that_is_over_is_ready() {
+fn pod_with_terminal_phase_is_not_ready() {
     let ready = ours(json!({
         "phase": "Failed",
         "conditions": [
@@ -87,12 +91,16 @@ fn nothing_that_is_over_is_ready() {
     }));
     let merged = merge(&api(&json!({ "phase": "Running" })), &ready, false, t(9));
     for type_ in ["Ready", "ContainersReady"] {
-        assert_eq!(answer(&merged, type_), Some(["False", "PodFailed", ""]));
+        assert_eq!(condition_of(&merged, type_), Some(["False", "PodFailed", ""]));
         assert_eq!(condition(&merged, type_).unwrap().observed_generation, Some(4));
     }
     let mut sent = api(&json!({}));
     sent.status = Some(merged.clone());
-    assert_eq!(merge(&sent, &ready, false, t(99)), merged, "a later merge changes no date");
+    assert_eq!(
+        merge(&sent, &ready, false, t(99)),
+        merged,
+        "a later merge keeps the transition times"
+    );
 }
 
 fn status(init: &[(&str, Value)], regular: &[(&str, Value)]) -> Value {
@@ -113,7 +121,7 @@ fn status(init: &[(&str, Value)], regular: &[(&str, Value)]) -> Value {
 }
 
 #[test]
-fn what_was_never_seen_to_end_ends_with_137() {
+fn container_without_observed_exit_ends_with_137() {
     let wait = || json!({ "waiting": {} });
     let run = || json!({ "running": {} });
     let done = || json!({ "terminated": { "exitCode": 0 } });

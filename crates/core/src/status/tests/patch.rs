@@ -34,27 +34,28 @@ fn merge(target: &mut Map<String, Value>, patch: &Map<String, Value>) {
         let Some(field) = field.strip_prefix("$setElementOrder/") else { continue };
         let order = order.as_array().unwrap();
         let key = order[0].as_object().unwrap().keys().next().unwrap();
-        let place = |e: &Value| order.iter().position(|o| o[key] == e[key]).unwrap_or(usize::MAX);
-        target[field].as_array_mut().unwrap().sort_by_key(place);
+        let position =
+            |e: &Value| order.iter().position(|o| o[key] == e[key]).unwrap_or(usize::MAX);
+        target[field].as_array_mut().unwrap().sort_by_key(position);
     }
 }
 
 fn merge_list(list: &mut Vec<Value>, key: &str, changes: &[Value]) {
     for change in changes {
-        let place = list.iter().position(|element| element[key] == change[key]);
-        match (change["$patch"].as_str(), place) {
-            (Some("delete"), Some(place)) => drop(list.remove(place)),
+        let position = list.iter().position(|element| element[key] == change[key]);
+        match (change["$patch"].as_str(), position) {
+            (Some("delete"), Some(position)) => drop(list.remove(position)),
             (Some(_), _) => {}
             (None, None) => list.push(change.clone()),
-            (None, Some(place)) => {
-                merge(list[place].as_object_mut().unwrap(), change.as_object().unwrap());
+            (None, Some(position)) => {
+                merge(list[position].as_object_mut().unwrap(), change.as_object().unwrap());
             }
         }
     }
 }
 
 #[test]
-fn a_patch_holds_what_changed_and_nothing_else() {
+fn patch_contains_only_changes() {
     let c = |ready: bool| {
         json!({
             "name": "c", "image": "i", "imageID": "x", "ready": ready, "restartCount": 0,
@@ -70,7 +71,7 @@ fn a_patch_holds_what_changed_and_nothing_else() {
             Some(json!({ "phase": "Running", "reason": null })),
         ),
         (
-            "one container: the whole list goes out",
+            "one container: the whole list is sent",
             json!({ "containerStatuses": [c(false)] }),
             json!({ "containerStatuses": [c(true)] }),
             Some(json!({ "containerStatuses": [c(true)] })),
@@ -91,7 +92,7 @@ fn a_patch_holds_what_changed_and_nothing_else() {
             })),
         ),
         (
-            "a condition goes, another comes",
+            "one condition removed, another added",
             json!({ "conditions": [{ "type": "A", "status": "True" }] }),
             json!({ "conditions": [{ "type": "B", "status": "True" }] }),
             Some(json!({
@@ -125,7 +126,7 @@ fn a_patch_holds_what_changed_and_nothing_else() {
             })),
         ),
         (
-            "addresses change places",
+            "addresses change order",
             json!({ "podIPs": [{ "ip": "a" }, { "ip": "b" }] }),
             json!({ "podIPs": [{ "ip": "b" }, { "ip": "a" }] }),
             Some(json!({ "$setElementOrder/podIPs": [{ "ip": "b" }, { "ip": "a" }] })),

@@ -3,11 +3,11 @@ use serde_json::{Value, json};
 
 use super::scene::{Scene, object, outcome, pod, state};
 use crate::pod::{Phase, Pod, Source};
-use crate::status::container::Shown;
+use crate::status::container::ContainerStatuses;
 use crate::status::phase::compute;
 
-/// A status in short: `run`, `started` (a running sidecar that started), `wait`, `end 1`,
-/// `again 1` (waits after an end), `reset 137` (ended because all start over), `blank`.
+/// A status in short form: `run`, `started` (a running sidecar that started), `wait`, `end 1`,
+/// `again 1` (waiting after a termination), `reset 137` (terminated by a restart of all), `blank`.
 fn status(name: &str, short: &str) -> ContainerStatus {
     let (word, code) = short.split_once(' ').unwrap_or((short, "0"));
     let end =
@@ -37,11 +37,11 @@ fn phase_of(pod: &Pod, statuses: &[&str], terminal: bool, initialized: bool) -> 
         .partition(|(is_init, _)| *is_init);
     let list = |list: Vec<(bool, ContainerStatus)>| list.into_iter().map(|(_, s)| s).collect();
     let (init, regular): (Vec<_>, Vec<_>) = (list(init), list(regular));
-    compute(pod, Shown { init: &init, regular: &regular }, terminal, initialized)
+    compute(pod, ContainerStatuses { init: &init, regular: &regular }, terminal, initialized)
 }
 
 #[test]
-fn a_pod_without_init_containers_has_the_phase_its_containers_add_up_to() {
+fn phase_without_init_containers_follows_from_the_containers() {
     use Phase::{Failed, Pending, Running, Succeeded};
     for (policy, statuses, running_on, at_its_end) in [
         ("Always", ["run", "run"], Running, Running),
@@ -74,7 +74,7 @@ fn a_pod_without_init_containers_has_the_phase_its_containers_add_up_to() {
 }
 
 #[test]
-fn an_init_container_that_fails_for_good_fails_the_pod_and_an_unfinished_one_keeps_it_pending() {
+fn failed_init_container_fails_the_pod_and_an_unfinished_one_keeps_it_pending() {
     use Phase::{Failed, Pending, Running};
     for (policy, statuses, want) in [
         ("Always", ["-", "wait", "wait"], Pending),
@@ -100,7 +100,7 @@ fn an_init_container_that_fails_for_good_fails_the_pod_and_an_unfinished_one_kee
 }
 
 #[test]
-fn a_sidecar_counts_until_it_started_and_never_when_it_ended() {
+fn sidecar_counts_until_started_and_never_after_termination() {
     use Phase::{Failed, Pending, Running, Succeeded};
     for (policy, statuses, initialized, want) in [
         ("Always", ["run", "wait"], false, Pending),
@@ -123,7 +123,7 @@ fn a_sidecar_counts_until_it_started_and_never_when_it_ended() {
 }
 
 #[test]
-fn a_container_rule_goes_before_the_pods_policy() {
+fn container_restart_rule_overrides_the_pods_policy() {
     let with_rule = |object: &mut Value| {
         object["spec"]["containers"][0]["restartPolicy"] = "Never".into();
         object["spec"]["containers"][0]["restartPolicyRules"] =
@@ -135,27 +135,27 @@ fn a_container_rule_goes_before_the_pods_policy() {
 }
 
 #[test]
-fn a_static_pod_gets_no_terminal_phase_from_being_stopped() {
+fn stopped_static_pod_gets_no_terminal_phase() {
     let object = serde_json::from_value(object("Always", &["c"])).unwrap();
     let pod = Pod::parse(object, Source::File).unwrap();
     assert_eq!(phase_of(&pod, &["end 0"], true, true), Phase::Running);
 }
 
 #[test]
-fn a_phase_that_goes_on_keeps_its_reason_and_a_new_one_does_not() {
+fn unchanged_phase_keeps_its_reason_and_a_new_one_does_not() {
     let mut scene = Scene::new("Always", &["c"]);
     scene.edit(|o| {
-        o["status"] = json!({ "phase": "Pending", "reason": "Told", "message": "by someone" });
+        o["status"] = json!({ "phase": "Pending", "reason": "Custom", "message": "by a user" });
     });
     let pending = scene.status();
-    assert_eq!(outcome(&pending), ["Pending", "Told", "by someone"]);
+    assert_eq!(outcome(&pending), ["Pending", "Custom", "by a user"]);
     scene.sandbox(&["10.0.0.5"]).runs("c");
     let running = scene.status();
     assert_eq!(outcome(&running), ["Running", "", ""]);
 }
 
 #[test]
-fn a_held_pod_is_pending_with_the_reason_of_the_hold_until_it_is_lifted() {
+fn held_pod_is_pending_with_the_reason_of_the_hold() {
     let mut scene = Scene::new("Always", &["init:i", "c"]);
     scene.hold("Maintenance", "until noon").report();
     let held = scene.reported();
@@ -163,13 +163,13 @@ fn a_held_pod_is_pending_with_the_reason_of_the_hold_until_it_is_lifted() {
     for name in ["i", "c"] {
         assert_eq!(state(held, name), "waiting Blocked");
     }
-    scene.surroundings.hold = None;
+    scene.local_state.hold = None;
     let lifted = scene.status();
     assert_eq!(outcome(&lifted), ["Pending", "", ""]);
 }
 
 #[test]
-fn a_hold_stops_a_running_pod_but_does_not_touch_how_it_ended() {
+fn hold_stops_a_running_pod_but_keeps_its_terminations() {
     let mut running = Scene::new("Always", &["c"]);
     running.sandbox(&["10.0.0.5"]).runs("c").report();
     running.hold("Maintenance", "until noon").exits("c", 137);
@@ -184,7 +184,7 @@ fn a_hold_stops_a_running_pod_but_does_not_touch_how_it_ended() {
 }
 
 #[test]
-fn what_is_over_keeps_its_word_and_its_reason() {
+fn terminal_phase_and_reason_stay() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["status"] = json!({ "phase": "Failed", "reason": "NodeLost", "message": "gone" });
     });

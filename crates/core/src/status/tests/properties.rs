@@ -7,8 +7,8 @@ use super::patch::apply;
 use super::scene::{Scene, object, pod};
 use crate::lifecycle::{Lifecycle, Request};
 use crate::pod::{ContainerKind, ProbeKind};
-use crate::probe::{Probed, Verdict};
-use crate::status::manager::{Acceptance, Occasion};
+use crate::probe::{ProbeVerdict, ProbeVerdicts};
+use crate::status::manager::{Acceptance, ReportTrigger};
 use crate::status::merge::merge;
 use crate::status::normal::{equal, normalise};
 use crate::status::patch::patch;
@@ -17,9 +17,9 @@ use crate::status::phase_of;
 const CONTAINERS: [&str; 4] = ["init:i", "sidecar:s", "a", "b"];
 const NAMES: [&str; 4] = ["i", "s", "a", "b"];
 
-/// Something happens to the pod.
+/// An event that happens to the pod.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Event {
     Sandbox,
     SandboxDies,
     Runs(usize),
@@ -27,7 +27,7 @@ enum Happening {
     CrashLoops(usize),
     Lost(usize),
     Forgotten(usize),
-    Probed(usize, bool),
+    ProbeVerdicts(usize, bool),
     Delete,
     Evict,
     Hold(bool),
@@ -38,93 +38,93 @@ enum Happening {
     Wait(u64),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn event() -> impl Strategy<Value = Event> {
     let which = || 0..NAMES.len();
     let code = prop_oneof![Just(0), Just(1), Just(42), Just(9)];
     prop_oneof![
-        2 => Just(Happening::Sandbox),
-        1 => Just(Happening::SandboxDies),
-        4 => which().prop_map(Happening::Runs),
-        4 => (which(), code).prop_map(|(name, code)| Happening::Exits(name, code)),
-        2 => which().prop_map(Happening::CrashLoops),
-        1 => which().prop_map(Happening::Lost),
-        2 => which().prop_map(Happening::Forgotten),
-        1 => (which(), any::<bool>()).prop_map(|(name, yes)| Happening::Probed(name, yes)),
-        1 => Just(Happening::Delete),
-        1 => Just(Happening::Evict),
-        1 => any::<bool>().prop_map(Happening::Hold),
-        1 => Just(Happening::Stopped),
-        1 => Just(Happening::LifeGoesOn),
-        1 => Just(Happening::AgentRestarts),
-        1 => prop_oneof![Just("Failed"), Just("Succeeded")].prop_map(Happening::ApiSays),
-        2 => (1..40u64).prop_map(Happening::Wait),
+        2 => Just(Event::Sandbox),
+        1 => Just(Event::SandboxDies),
+        4 => which().prop_map(Event::Runs),
+        4 => (which(), code).prop_map(|(name, code)| Event::Exits(name, code)),
+        2 => which().prop_map(Event::CrashLoops),
+        1 => which().prop_map(Event::Lost),
+        2 => which().prop_map(Event::Forgotten),
+        1 => (which(), any::<bool>()).prop_map(|(name, yes)| Event::ProbeVerdicts(name, yes)),
+        1 => Just(Event::Delete),
+        1 => Just(Event::Evict),
+        1 => any::<bool>().prop_map(Event::Hold),
+        1 => Just(Event::Stopped),
+        1 => Just(Event::LifeGoesOn),
+        1 => Just(Event::AgentRestarts),
+        1 => prop_oneof![Just("Failed"), Just("Succeeded")].prop_map(Event::ApiSays),
+        2 => (1..40u64).prop_map(Event::Wait),
     ]
 }
 
-/// Nothing that only the agent's memory knows of.
-fn ordinary() -> impl Strategy<Value = Happening> {
-    happening().prop_filter("the agent's own doing", |happening| match happening {
-        Happening::Sandbox
-        | Happening::SandboxDies
-        | Happening::Runs(_)
-        | Happening::Exits(_, _)
-        | Happening::Lost(_)
-        | Happening::Forgotten(_)
-        | Happening::Probed(_, _)
-        | Happening::Hold(_)
-        | Happening::Wait(_) => true,
-        Happening::CrashLoops(_)
-        | Happening::Delete
-        | Happening::Evict
-        | Happening::Stopped
-        | Happening::LifeGoesOn
-        | Happening::AgentRestarts
-        | Happening::ApiSays(_) => false,
+/// Events that do not depend on the agent's memory.
+fn ordinary() -> impl Strategy<Value = Event> {
+    event().prop_filter("the agent's own doing", |event| match event {
+        Event::Sandbox
+        | Event::SandboxDies
+        | Event::Runs(_)
+        | Event::Exits(_, _)
+        | Event::Lost(_)
+        | Event::Forgotten(_)
+        | Event::ProbeVerdicts(_, _)
+        | Event::Hold(_)
+        | Event::Wait(_) => true,
+        Event::CrashLoops(_)
+        | Event::Delete
+        | Event::Evict
+        | Event::Stopped
+        | Event::LifeGoesOn
+        | Event::AgentRestarts
+        | Event::ApiSays(_) => false,
     })
 }
 
-fn happens(scene: &mut Scene, happening: &Happening) {
-    match happening {
-        Happening::Sandbox => drop_result(scene.sandbox(&["10.0.0.5"])),
-        Happening::SandboxDies => drop_result(scene.sandbox_dies()),
-        Happening::Runs(name) => drop_result(scene.runs(NAMES[*name])),
-        Happening::Exits(name, code) => drop_result(scene.exits(NAMES[*name], *code)),
-        Happening::CrashLoops(name) => drop_result(scene.crash_loops(NAMES[*name], 1)),
-        Happening::Lost(name) => {
+fn apply_event(scene: &mut Scene, event: &Event) {
+    match event {
+        Event::Sandbox => drop_result(scene.sandbox(&["10.0.0.5"])),
+        Event::SandboxDies => drop_result(scene.sandbox_dies()),
+        Event::Runs(name) => drop_result(scene.runs(NAMES[*name])),
+        Event::Exits(name, code) => drop_result(scene.exits(NAMES[*name], *code)),
+        Event::CrashLoops(name) => drop_result(scene.crash_loops(NAMES[*name], 1)),
+        Event::Lost(name) => {
             if scene.observed.newest(NAMES[*name]).is_some() {
                 scene.newest(NAMES[*name]).state = crate::observed::State::Unknown;
             }
         }
-        Happening::Forgotten(name) => drop_result(scene.forgets(NAMES[*name])),
-        Happening::Probed(name, yes) => {
+        Event::Forgotten(name) => drop_result(scene.forgets(NAMES[*name])),
+        Event::ProbeVerdicts(name, yes) => {
             if scene.observed.newest(NAMES[*name]).is_some() {
-                let verdict = if *yes { Verdict::Success } else { Verdict::Failure };
+                let verdict = if *yes { ProbeVerdict::Success } else { ProbeVerdict::Failure };
                 scene.probe(NAMES[*name], ProbeKind::Readiness, verdict);
             }
         }
-        Happening::Delete => drop_result(scene.delete()),
-        Happening::Evict => drop_result(scene.evict("no memory")),
-        Happening::Hold(true) => drop_result(scene.hold("Held", "for a while")),
-        Happening::Hold(false) => scene.surroundings.hold = None,
-        Happening::Stopped => drop_result(scene.stopped()),
-        Happening::LifeGoesOn => {
+        Event::Delete => drop_result(scene.delete()),
+        Event::Evict => drop_result(scene.evict("no memory")),
+        Event::Hold(true) => drop_result(scene.hold("Held", "for a while")),
+        Event::Hold(false) => scene.local_state.hold = None,
+        Event::Stopped => drop_result(scene.stopped()),
+        Event::LifeGoesOn => {
             if scene.plan().stage_done {
-                scene.life.stopped();
+                scene.lifecycle.stopped();
             }
         }
-        Happening::AgentRestarts => {
+        Event::AgentRestarts => {
             if scene.entry.is_some() {
                 scene.sent();
                 scene.entry = None;
             }
         }
-        Happening::ApiSays(phase) => drop_result(scene.edit(|o| {
+        Event::ApiSays(phase) => drop_result(scene.edit(|o| {
             let over = ["Succeeded", "Failed"].iter().any(|over| o["status"]["phase"] == *over);
             if !over {
                 o["status"]["phase"] = (*phase).into();
             }
         })),
-        Happening::Wait(seconds) => drop_result(scene.wait(*seconds)),
+        Event::Wait(seconds) => drop_result(scene.wait(*seconds)),
     }
 }
 
@@ -160,16 +160,16 @@ fn policy() -> impl Strategy<Value = &'static str> {
 
 proptest! {
     #[test]
-    fn whatever_happens_reports_only_go_forward(
+    fn reports_never_go_back_under_any_events(
         policy in policy(),
         restart_all in any::<bool>(),
-        happenings in vec(happening(), 1..30),
+        events in vec(event(), 1..30),
     ) {
         let mut scene = scene(policy, restart_all);
         let mut before: Option<PodStatus> = None;
-        for happening in happenings {
-            happens(&mut scene, &happening);
-            let update = scene.accept(Occasion::Sync, scene.status());
+        for event in events {
+            apply_event(&mut scene, &event);
+            let update = scene.accept(ReportTrigger::Sync, scene.status());
             let refused = matches!(update, Acceptance::Refused(_));
             if let Acceptance::Accepted { entry, left_out } = update {
                 prop_assert!(left_out.is_empty());
@@ -179,13 +179,13 @@ proptest! {
             let status = &*entry.status;
             let api = scene.pod.api_phase;
             if let Some(before) = &before {
-                let told = phase_of(before);
-                // Our own word may only give way to the API's.
-                let kept = !told.is_terminal() || phase_of(status) == told;
-                prop_assert!(kept || phase_of(status) == api, "{happening:?}");
+                let reported = phase_of(before);
+                // The agent's own phase may only be overridden by the API's.
+                let kept = !reported.is_terminal() || phase_of(status) == reported;
+                prop_assert!(kept || phase_of(status) == api, "{event:?}");
                 for (name, count) in restart_counts(before) {
                     let now = restart_counts(status).into_iter().find(|(n, _)| *n == name);
-                    prop_assert!(now.unwrap().1 >= count, "{name}: {happening:?}");
+                    prop_assert!(now.unwrap().1 >= count, "{name}: {event:?}");
                 }
                 prop_assert_eq!(&before.start_time, &status.start_time);
             }
@@ -198,24 +198,24 @@ proptest! {
     }
 
     #[test]
-    fn a_pod_to_which_nothing_happens_soon_has_nothing_new_to_say(
+    fn status_settles_without_events(
         policy in policy(),
         restart_all in any::<bool>(),
-        happenings in vec(happening(), 1..20),
+        events in vec(event(), 1..20),
     ) {
         let mut scene = scene(policy, restart_all);
-        for happening in happenings {
-            happens(&mut scene, &happening);
+        for event in events {
+            apply_event(&mut scene, &event);
         }
         for _ in 0..3 {
             if let Acceptance::Accepted { entry, .. } =
-                scene.accept(Occasion::Sync, scene.status())
+                scene.accept(ReportTrigger::Sync, scene.status())
             {
                 scene.entry = Some(entry);
             }
         }
         let Some(entry) = scene.entry.clone() else { return Ok(()) };
-        match scene.accept(Occasion::Sync, scene.status()) {
+        match scene.accept(ReportTrigger::Sync, scene.status()) {
             Acceptance::Unchanged | Acceptance::Refused(_) => {}
             Acceptance::Accepted { entry: again, .. } => {
                 prop_assert!(scene.pod.deletion.is_some());
@@ -225,40 +225,40 @@ proptest! {
     }
 
     #[test]
-    fn an_agent_that_restarts_goes_on_with_what_it_said(
+    fn restarted_agent_continues_from_the_last_report(
         policy in policy(),
-        happenings in vec(ordinary(), 1..20),
+        events in vec(ordinary(), 1..20),
     ) {
         let mut scene = scene(policy, false);
-        for happening in happenings {
-            happens(&mut scene, &happening);
+        for event in events {
+            apply_event(&mut scene, &event);
             if let Acceptance::Accepted { entry, .. } =
-                scene.accept(Occasion::Sync, scene.status())
+                scene.accept(ReportTrigger::Sync, scene.status())
             {
                 if phase_of(&entry.status).is_terminal() {
-                    scene.life.complete();
+                    scene.lifecycle.complete();
                 }
                 scene.entry = Some(entry);
             }
         }
-        // A report that was refused is not what the API shows, and is not repeated either.
-        let is_told = scene.accept(Occasion::Sync, scene.status()) == Acceptance::Unchanged;
-        let told = scene.reported().clone();
+        // A refused report is not in the API, and is not repeated either.
+        let is_unchanged = scene.accept(ReportTrigger::Sync, scene.status()) == Acceptance::Unchanged;
+        let reported = scene.reported().clone();
         scene.sent();
         scene.entry = None;
-        scene.probed = Probed::default();
-        scene.life = Lifecycle::begin(&scene.pod, scene.observed.is_alive());
-        scene.life.request(Request::Create, &scene.pod);
+        scene.probed = ProbeVerdicts::default();
+        scene.lifecycle = Lifecycle::begin(&scene.pod, scene.observed.is_alive());
+        scene.lifecycle.request(Request::Create, &scene.pod);
         scene.agent_started = scene.now.wall;
         scene.wait(3);
-        let Acceptance::Accepted { entry, .. } = scene.accept(Occasion::Sync, scene.status()) else {
+        let Acceptance::Accepted { entry, .. } = scene.accept(ReportTrigger::Sync, scene.status()) else {
             return Ok(());
         };
-        prop_assert!(!is_told || equal(&told, &entry.status));
+        prop_assert!(!is_unchanged || equal(&reported, &entry.status));
     }
 
     #[test]
-    fn normalising_twice_changes_nothing_more(status in status()) {
+    fn normalising_is_idempotent(status in status()) {
         let pod = pod(object("Always", &CONTAINERS), |_| {});
         let mut once = status;
         normalise(&pod, &mut once);
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn a_patch_makes_after_of_before(before in status(), after in status()) {
+    fn patch_turns_before_into_after(before in status(), after in status()) {
         let pod = pod(object("Always", &CONTAINERS), |_| {});
         let by_type = |mut status: PodStatus| {
             normalise(&pod, &mut status);
@@ -283,12 +283,12 @@ proptest! {
     }
 
     #[test]
-    fn a_status_needs_no_patch_to_itself(status in status()) {
+    fn equal_statuses_need_no_patch(status in status()) {
         prop_assert_eq!(patch(&status, &status, "u1"), None);
     }
 }
 
-/// Any status, of the fields that a patch treats in different ways.
+/// Any status, with the fields that a patch treats differently.
 fn status() -> impl Strategy<Value = PodStatus> {
     let word = || prop_oneof![Just(None), Just(Some("")), Just(Some("x")), Just(Some("y"))];
     let amounts = || {
@@ -348,7 +348,7 @@ fn status() -> impl Strategy<Value = PodStatus> {
                 status["resources"] = json!({ "limits": a, "requests": b });
                 status["allocatedResources"] = status["resources"]["requests"].clone();
             }
-            // Without fractions of seconds: those do not survive the way to the server.
+            // Without fractions of seconds, which the server does not store.
             let status: PodStatus = serde_json::from_value(status).unwrap();
             serde_json::from_value(serde_json::to_value(status).unwrap()).unwrap()
         },

@@ -1,4 +1,4 @@
-//! A pod on a node, told in a few words.
+//! Test fixture: a pod on a node, set up in a few calls.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::attempts::{Attempts, BackoffLimits, StartError};
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Kill, Lifecycle, Request};
 use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};
-use crate::plan::{self, Hold, Inputs, Plan, Surroundings};
+use crate::plan::{self, Hold, Inputs, LocalState, Plan};
 use crate::pod::{Pod, ProbeKind, Source};
-use crate::probe::{Probed, Verdict};
-use crate::status::manager::{Acceptance, Entry, Occasion, Update, accept};
-use crate::status::{NodeAddresses, Runtime, Sources, conditions, generate};
+use crate::probe::{ProbeVerdict, ProbeVerdicts};
+use crate::status::manager::{Acceptance, CachedStatus, ReportTrigger, StatusUpdate, accept};
+use crate::status::{NodeAddresses, Runtime, StatusSources, conditions, generate};
 use crate::time::{Mono, Now};
 
-/// The scene opens this many seconds after the epoch.
+/// Start of the fixture's clock, in seconds after the epoch.
 const OPENING: i64 = 1_700_000_000;
 
 pub(super) fn t(second: i64) -> Timestamp {
@@ -30,14 +30,14 @@ pub(super) struct Scene {
     pub pod: Pod,
     pub observed: ObservedPod,
     pub attempts: Attempts,
-    pub life: Lifecycle,
-    pub probed: Probed,
-    pub surroundings: Surroundings,
+    pub lifecycle: Lifecycle,
+    pub probed: ProbeVerdicts,
+    pub local_state: LocalState,
     pub now: Now,
     pub node: NodeAddresses,
     pub agent_started: Timestamp,
     pub recursive_read_only: bool,
-    pub entry: Option<Entry>,
+    pub entry: Option<CachedStatus>,
 }
 
 /// A pod object with these containers, as `name`, `init:name` or `sidecar:name`.
@@ -61,7 +61,7 @@ pub(super) fn object(policy: &str, containers: &[&str]) -> Value {
     object
 }
 
-/// Parses a pod; `edit` sees the object first.
+/// Parses a pod after `edit` has changed the object.
 pub(super) fn pod(mut object: Value, edit: impl FnOnce(&mut Value)) -> Pod {
     edit(&mut object);
     Pod::parse(serde_json::from_value(object).unwrap(), Source::Api).unwrap()
@@ -81,9 +81,9 @@ impl Scene {
         Self {
             observed: ObservedPod::nothing(pod.uid.clone(), pod.name.clone(), now.mono),
             attempts: Attempts::default(),
-            life: Lifecycle::begin(&pod, false),
-            probed: Probed::default(),
-            surroundings: Surroundings {
+            lifecycle: Lifecycle::begin(&pod, false),
+            probed: ProbeVerdicts::default(),
+            local_state: LocalState {
                 network: Ok(()),
                 cgroup: true,
                 hold: None,
@@ -106,30 +106,30 @@ impl Scene {
         self
     }
 
-    /// What the API server now shows, as if our last report had been sent.
+    /// The API now shows the last report, as if it had been sent.
     pub(super) fn sent(&mut self) -> &mut Self {
         let status = serde_json::to_value(&*self.entry.as_ref().unwrap().status).unwrap();
         self.edit(|object| object["status"] = status)
     }
 
-    /// Someone asks for the deletion of the pod.
+    /// Requests the deletion of the pod.
     pub(super) fn delete(&mut self) -> &mut Self {
         let at = self.now.wall.to_string();
         self.edit(|object| {
             object["metadata"]["deletionTimestamp"] = at.into();
             object["metadata"]["deletionGracePeriodSeconds"] = 30.into();
         });
-        self.life.request(Request::Update, &self.pod);
+        self.lifecycle.request(Request::Update, &self.pod);
         self
     }
 
     pub(super) fn evict(&mut self, message: &str) -> &mut Self {
-        self.life.request(Request::Kill(Kill::evict("Evicted", message, None)), &self.pod);
+        self.lifecycle.request(Request::Kill(Kill::evict("Evicted", message, None)), &self.pod);
         self
     }
 
     pub(super) fn hold(&mut self, reason: &str, message: &str) -> &mut Self {
-        self.surroundings.hold = Some(Hold { reason: reason.into(), message: message.into() });
+        self.local_state.hold = Some(Hold { reason: reason.into(), message: message.into() });
         self
     }
 
@@ -170,7 +170,7 @@ impl Scene {
         self
     }
 
-    /// The next instance of a container appears.
+    /// Adds the next instance of a container.
     pub(super) fn instance(&mut self, name: &str, state: State) -> &mut Self {
         let attempt = self.observed.newest(name).map_or(0, |newest| newest.attempt + 1);
         let sandbox = self.observed.newest_sandbox().map(|sandbox| sandbox.id.clone());
@@ -199,7 +199,7 @@ impl Scene {
         self.instance(name, State::Running { started })
     }
 
-    /// The newest instance ends; if none runs, one came and went.
+    /// The newest instance exits; if none is running, one is started first.
     pub(super) fn exits(&mut self, name: &str, code: i32) -> &mut Self {
         let reason = if code == 0 { "Completed" } else { "Error" };
         let (started, finished) = (self.now.wall, self.now.wall);
@@ -215,13 +215,18 @@ impl Scene {
         self.observed.instances.iter_mut().find(|i| *i.container == *name).unwrap()
     }
 
-    /// The runtime forgets every instance of a container.
+    /// The runtime removes every instance of a container.
     pub(super) fn forgets(&mut self, name: &str) -> &mut Self {
         self.observed.instances.retain(|instance| *instance.container != *name);
         self
     }
 
-    pub(super) fn probe(&mut self, name: &str, kind: ProbeKind, verdict: Verdict) -> &mut Self {
+    pub(super) fn probe(
+        &mut self,
+        name: &str,
+        kind: ProbeKind,
+        verdict: ProbeVerdict,
+    ) -> &mut Self {
         let id = self.newest(name).id.clone();
         self.probed.set(&id, kind, verdict);
         self
@@ -240,7 +245,7 @@ impl Scene {
         self
     }
 
-    /// The newest instance crashed; the next start was tried and must wait.
+    /// The newest instance crashed; its restart is in back-off.
     pub(super) fn crash_loops(&mut self, name: &str, code: i32) -> &mut Self {
         self.exits(name, code);
         let container = self.pod.container(name).unwrap().clone();
@@ -249,11 +254,11 @@ impl Scene {
         let limits = BackoffLimits::DEFAULT;
         self.attempts.note_exit(&container.name, key, &newest, self.now);
         self.attempts.note_restart(&container.name, key, &newest, self.now, &limits);
-        // For a moment it still shows as what it was.
+        // The exit is shown briefly before the back-off.
         self.wait(2)
     }
 
-    /// Every sandbox was stopped by us and nothing runs: the pod stopped.
+    /// Every sandbox was stopped and nothing is running: the pod has stopped.
     pub(super) fn stopped(&mut self) -> &mut Self {
         for sandbox in &mut self.observed.sandboxes {
             sandbox.ready = false;
@@ -267,9 +272,9 @@ impl Scene {
             pod: &self.pod,
             observed: &self.observed,
             attempts: &self.attempts,
-            life: &self.life,
+            lifecycle: &self.lifecycle,
             probed: &self.probed,
-            surroundings: &self.surroundings,
+            local_state: &self.local_state,
             crash_backoff: &BackoffLimits::DEFAULT,
             now: self.now,
         }
@@ -279,13 +284,13 @@ impl Scene {
         plan::decide(&self.inputs())
     }
 
-    /// The status as of now.
+    /// The current status.
     pub(super) fn status(&self) -> PodStatus {
         self.status_with(&self.plan())
     }
 
     pub(super) fn status_with(&self, plan: &Plan) -> PodStatus {
-        generate(&Sources {
+        generate(&StatusSources {
             inputs: &self.inputs(),
             plan,
             old: self.entry.as_ref().map(|entry| &*entry.status),
@@ -295,14 +300,17 @@ impl Scene {
         })
     }
 
-    pub(super) fn accept(&self, occasion: Occasion, status: PodStatus) -> Acceptance {
+    pub(super) fn accept(&self, occasion: ReportTrigger, status: PodStatus) -> Acceptance {
         let cached = self.entry.as_ref();
-        accept(&Update { pod: &self.pod, cached, mirror: None, occasion, now: self.now }, status)
+        accept(
+            &StatusUpdate { pod: &self.pod, cached, mirror: None, occasion, now: self.now },
+            status,
+        )
     }
 
-    /// Generates a status and files it; whatever follows builds on it.
+    /// Generates a status and accepts it; later reports build on it.
     pub(super) fn report(&mut self) -> &mut Self {
-        match self.accept(Occasion::Sync, self.status()) {
+        match self.accept(ReportTrigger::Sync, self.status()) {
             Acceptance::Accepted { entry, .. } => self.entry = Some(entry),
             Acceptance::Unchanged => {}
             Acceptance::Refused(refusal) => panic!("{refusal}"),
@@ -325,7 +333,7 @@ pub(super) fn outcome(status: &PodStatus) -> [&str; 3] {
 }
 
 /// Status, reason and message of a condition.
-pub(super) fn answer<'a>(status: &'a PodStatus, type_: &str) -> Option<[&'a str; 3]> {
+pub(super) fn condition_of<'a>(status: &'a PodStatus, type_: &str) -> Option<[&'a str; 3]> {
     conditions::condition(status, type_).map(|condition| {
         let text = |text: &'a Option<String>| text.as_deref().unwrap_or_default();
         [condition.status.as_str(), text(&condition.reason), text(&condition.message)]
@@ -341,7 +349,7 @@ pub(super) fn container<'a>(status: &'a PodStatus, name: &str) -> &'a ContainerS
     lists.into_iter().flatten().flatten().find(|status| status.name == name).unwrap()
 }
 
-/// One line for what a container does: `running`, `waiting Reason`, `terminated 1 Error`.
+/// Short form of a container's state: `running`, `waiting Reason`, `terminated 1 Error`.
 pub(super) fn state(status: &PodStatus, name: &str) -> String {
     brief(container(status, name).state.as_ref())
 }

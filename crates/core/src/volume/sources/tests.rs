@@ -8,13 +8,13 @@ use super::*;
 use crate::builders::pod;
 
 #[derive(Default)]
-struct Known {
+struct FakeObjects {
     config_maps: BTreeMap<String, v1::ConfigMap>,
     secrets: BTreeMap<String, v1::Secret>,
     token: Option<String>,
 }
 
-impl Known {
+impl FakeObjects {
     fn config_map(mut self, name: &str, object: Value) -> Self {
         self.config_maps.insert(name.into(), serde_json::from_value(object).unwrap());
         self
@@ -28,7 +28,7 @@ impl Known {
     }
 }
 
-impl Objects for Known {
+impl Objects for FakeObjects {
     fn config_map(&self, name: &str) -> Lookup<&v1::ConfigMap> {
         self.config_maps.get(name).map_or(Lookup::Missing, Lookup::Found)
     }
@@ -37,12 +37,12 @@ impl Objects for Known {
         self.secrets.get(name).map_or(Lookup::Missing, Lookup::Found)
     }
 
-    fn token(&self, _: &token::Wanted) -> Result<&str, String> {
-        self.token.as_deref().ok_or_else(|| "the server says no".to_owned())
+    fn token(&self, _: &token::TokenSpec) -> Result<&str, String> {
+        self.token.as_deref().ok_or_else(|| "the server refused".to_owned())
     }
 }
 
-fn made(source: Value, known: &Known) -> Result<Vec<(String, String, u32)>, String> {
+fn built_files(source: Value, known: &FakeObjects) -> Result<Vec<(String, String, u32)>, String> {
     let pod = pod("web")
         .edit(|pod| pod["metadata"]["labels"] = json!({"app": "web", "tier": "a\"b"}))
         .container_with("c", json!({"resources": {"limits": {"cpu": "1500m"}}}))
@@ -63,24 +63,24 @@ fn files(files: &[(&str, &str, u32)]) -> Result<Vec<(String, String, u32)>, Stri
 }
 
 #[test]
-fn a_config_map_is_a_file_for_each_key_or_for_those_that_are_named() {
+fn config_map_has_a_file_per_key_or_per_item() {
     let map = json!({"data": {"a": "1", "b": "2"}, "binaryData": {"raw": "AAH/"}});
-    let known = Known::default().config_map("m", map);
+    let known = FakeObjects::default().config_map("m", map);
     assert_eq!(
-        made(json!({"configMap": {"name": "m", "defaultMode": 0o440}}), &known),
+        built_files(json!({"configMap": {"name": "m", "defaultMode": 0o440}}), &known),
         files(&[("a", "1", 0o440), ("b", "2", 0o440), ("raw", "\0\u{1}\u{fffd}", 0o440)])
     );
     let items =
         json!([{"key": "a", "path": "sub/a.txt", "mode": 0o600}, {"key": "b", "path": "b"}]);
     assert_eq!(
-        made(json!({"configMap": {"name": "m", "items": items}}), &known),
+        built_files(json!({"configMap": {"name": "m", "items": items}}), &known),
         files(&[("b", "2", 0o644), ("sub/a.txt", "1", 0o600)])
     );
 }
 
 #[test]
-fn what_is_missing_is_named_in_upstreams_words() {
-    let known = Known::default().config_map("m", json!({})).secret("s", "k", "v");
+fn missing_sources_have_upstreams_messages() {
+    let known = FakeObjects::default().config_map("m", json!({})).secret("s", "k", "v");
     let item = json!([{"key": "zzz", "path": "z"}]);
     for (source, want) in [
         (json!({"configMap": {"name": "absent"}}), r#"configmap "absent" not found"#),
@@ -96,7 +96,7 @@ fn what_is_missing_is_named_in_upstreams_words() {
         (
             json!({"projected": {"sources": [
                 {"configMap": {"name": "absent"}}, {"serviceAccountToken": {"path": "t"}}]}}),
-            r#"[configmap "absent" not found, failed to fetch token: the server says no]"#,
+            r#"[configmap "absent" not found, failed to fetch token: the server refused]"#,
         ),
         (
             json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}),
@@ -108,13 +108,13 @@ fn what_is_missing_is_named_in_upstreams_words() {
             "unsupported fieldPath: spec.nodeName",
         ),
     ] {
-        assert_eq!(made(source, &known), Err(want.to_owned()));
+        assert_eq!(built_files(source, &known), Err(want.to_owned()));
     }
 }
 
 #[test]
-fn row_42_what_is_optional_may_be_missing_object_and_key_alike() {
-    let known = Known::default().secret("s", "k", "v");
+fn optional_objects_and_keys_may_be_missing() {
+    let known = FakeObjects::default().secret("s", "k", "v");
     for source in [
         json!({"configMap": {"name": "absent", "optional": true}}),
         json!({"configMap": {"name": "absent", "optional": true,
@@ -123,13 +123,13 @@ fn row_42_what_is_optional_may_be_missing_object_and_key_alike() {
             "items": [{"key": "zzz", "path": "z"}]}}),
         json!({"projected": {"sources": [{"secret": {"name": "absent", "optional": true}}]}}),
     ] {
-        assert_eq!(made(source.clone(), &known), Ok(vec![]), "{source}");
+        assert_eq!(built_files(source.clone(), &known), Ok(vec![]), "{source}");
     }
 }
 
 #[test]
-fn a_projected_volume_holds_all_its_sources_and_the_later_one_wins() {
-    let known = Known { token: Some("jwt".into()), ..Known::default() }
+fn projected_volume_has_all_sources_and_the_later_file_wins() {
+    let known = FakeObjects { token: Some("jwt".into()), ..FakeObjects::default() }
         .config_map("m", json!({"data": {"same": "from the map", "a": "1"}}))
         .secret("s", "same", "from the secret");
     let source = json!({"projected": {"defaultMode": 0o640, "sources": [
@@ -145,7 +145,7 @@ fn a_projected_volume_holds_all_its_sources_and_the_later_one_wins() {
                 "resource": "limits.memory", "divisor": "1Gi"}}]}},
     ]}});
     assert_eq!(
-        made(source, &known),
+        built_files(source, &known),
         files(&[
             ("a", "1", 0o640),
             ("cpu", "1500", 0o640),
@@ -159,27 +159,28 @@ fn a_projected_volume_holds_all_its_sources_and_the_later_one_wins() {
 }
 
 #[test]
-fn a_key_cannot_lead_out_of_the_volume() {
+fn key_cannot_lead_out_of_the_volume() {
     let map = json!({"data": {"..": "x"}});
-    let known = Known::default().config_map("m", map);
-    let error = made(json!({"configMap": {"name": "m"}}), &known).unwrap_err();
+    let known = FakeObjects::default().config_map("m", map);
+    let error = built_files(json!({"configMap": {"name": "m"}}), &known).unwrap_err();
     assert_eq!(error, "invalid path: must not contain '..': ..");
     let long = "p".repeat(5000);
     let items = json!([{"key": "..", "path": long}]);
-    let error = made(json!({"configMap": {"name": "m", "items": items}}), &known).unwrap_err();
+    let error =
+        built_files(json!({"configMap": {"name": "m", "items": items}}), &known).unwrap_err();
     assert_eq!(error, "invalid path: must be less than or equal to 4096 characters");
 }
 
 #[test]
-fn a_megabyte_goes_through_whole() {
+fn one_megabyte_is_kept_whole() {
     let big = "x".repeat(1 << 20);
-    let known = Known::default().config_map("m", json!({"data": {"big": big}}));
-    let got = made(json!({"configMap": {"name": "m"}}), &known).unwrap();
+    let known = FakeObjects::default().config_map("m", json!({"data": {"big": big}}));
+    let got = built_files(json!({"configMap": {"name": "m"}}), &known).unwrap();
     assert_eq!(got[0].1.len(), 1 << 20);
 }
 
 #[test]
-fn what_a_volume_wants_is_known_before_it_is_made() {
+fn volume_sources_are_listed_before_the_files_are_built() {
     let volume = json!({"name": "v", "projected": {"sources": [
         {"configMap": {"name": "m"}}, {"secret": {"name": "s"}},
         {"serviceAccountToken": {"path": "t", "audience": "x", "expirationSeconds": 600}},

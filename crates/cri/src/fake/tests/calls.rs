@@ -1,11 +1,11 @@
-//! Every call of the client, answered.
+//! Every call of the client, answered by the fake.
 
-use podwright_core::observed::{Exit, Glance, State};
+use podwright_core::observed::{Exit, ListedState, State};
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn the_runtime_says_who_it_is_and_how_it_feels() {
+async fn version_and_conditions_are_reported() {
     let Bed { fake, client } = bed();
     let version = client.version().await.unwrap();
     assert_eq!(
@@ -22,19 +22,19 @@ async fn the_runtime_says_who_it_is_and_how_it_feels() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_too_long_is_refused() {
+async fn reply_above_the_size_limit_is_refused() {
     let Bed { fake: _fake, client } = bed();
     for pod in ["one", "two"] {
         let mut config = sandbox_config(pod, 0);
         config.annotations.insert("long".into(), "x".repeat(9 << 20));
         client.run_sandbox(config, "").await.unwrap();
         let listed = client.list_sandboxes(None).await;
-        assert_eq!(listed.is_ok(), pod == "one", "16 MiB are the limit");
+        assert_eq!(listed.is_ok(), pod == "one", "the limit is 16 MiB");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_runtime_lacks_what_a_new_one_has() {
+async fn old_runtime_lacks_newer_features() {
     let old = bed();
     assert_eq!(old.client.cgroup_driver().await.unwrap(), None);
     let (sandbox, _) = old.running("web").await;
@@ -57,14 +57,14 @@ async fn an_old_runtime_lacks_what_a_new_one_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pod_cidr_is_remembered() {
+async fn pod_cidr_is_stored() {
     let Bed { fake, client } = bed();
     client.set_pod_cidr("10.1.0.0/24").await.unwrap();
     assert_eq!(fake.pod_cidr().as_deref(), Some("10.1.0.0/24"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_observed_as_it_was_configured() {
+async fn pod_is_observed_as_configured() {
     let bed = bed();
     let sandbox = bed.sandbox("web").await;
     let mut config = container_config("web", "app", 2);
@@ -96,7 +96,7 @@ async fn a_pod_is_observed_as_it_was_configured() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_in_the_hosts_network_has_no_address_of_its_own() {
+async fn host_network_pod_has_no_address() {
     let bed = bed();
     let options =
         cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), ..Default::default() };
@@ -109,7 +109,7 @@ async fn a_pod_in_the_hosts_network_has_no_address_of_its_own() {
         }),
         ..sandbox_config("host", 0)
     };
-    // Not even an unready network keeps it from starting.
+    // It starts even if the network is not ready.
     bed.fake.set_network(Condition::not_ready("R", "cni plugin not initialized"));
     let id = bed.client.run_sandbox(config, "").await.unwrap();
     let seen = bed.client.sandbox_status(&id).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_pod_in_the_hosts_network_has_no_address_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_are_given_back_and_not_handed_out_twice() {
+async fn addresses_are_released_and_not_assigned_twice() {
     let bed = bed_with(FakeOptions { dual_stack: true, ..Default::default() });
     let first = bed.sandbox("a").await;
     let second = bed.sandbox("b").await;
@@ -135,19 +135,19 @@ async fn addresses_are_given_back_and_not_handed_out_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_glance_shows_all_pods_and_lists_filter_by_label() {
+async fn listing_has_all_pods_and_lists_filter_by_label() {
     let bed = bed();
     let (sandbox, container) = bed.running("web").await;
     bed.running("db").await;
     bed.fake.kill_container("db", "app", 0);
-    let pods = bed.client.glance().await.unwrap();
+    let pods = bed.client.list_pods().await.unwrap();
     assert_eq!(pods.len(), 2);
     let (name, web) = &pods[&PodUid::new("uid-web")];
     assert_eq!(name.to_string(), "default/web");
-    assert_eq!(web.sandboxes[sandbox.as_str()], Glance::Running);
-    assert_eq!(web.containers[container.as_str()], Glance::Running);
+    assert_eq!(web.sandboxes[sandbox.as_str()], ListedState::Running);
+    assert_eq!(web.containers[container.as_str()], ListedState::Running);
     let (_, db) = &pods[&PodUid::new("uid-db")];
-    assert_eq!(db.containers.values().copied().collect::<Vec<_>>(), [Glance::Exited]);
+    assert_eq!(db.containers.values().copied().collect::<Vec<_>>(), [ListedState::Exited]);
 
     let of_web = bed.client.list_containers(Some(&PodUid::new("uid-web"))).await.unwrap();
     assert_eq!(of_web.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), [container.as_str()]);
@@ -156,7 +156,7 @@ async fn a_glance_shows_all_pods_and_lists_filter_by_label() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_gone_is_not_found_and_may_be_stopped_and_removed_again() {
+async fn missing_objects_are_not_found_but_can_be_stopped_and_removed() {
     let bed = bed();
     let (sandbox, container) = bed.running("web").await;
     bed.client.stop_container(&container, seconds(2)).await.unwrap();
@@ -181,7 +181,7 @@ async fn what_is_gone_is_not_found_and_may_be_stopped_and_removed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn removing_a_sandbox_removes_all_that_is_in_it() {
+async fn removing_a_sandbox_removes_its_containers() {
     let bed = bed();
     let (sandbox, _) = bed.running("web").await;
     bed.client.remove_sandbox(&sandbox).await.unwrap();
@@ -191,7 +191,7 @@ async fn removing_a_sandbox_removes_all_that_is_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resources_are_updated_and_told_by_a_runtime_that_tells_them() {
+async fn resources_are_updated_and_reported_if_supported() {
     for (features, told) in [(Features::containerd_1_6(), false), (Features::containerd_2(), true)]
     {
         let bed = bed_with(FakeOptions { features, ..Default::default() });
@@ -211,7 +211,7 @@ async fn resources_are_updated_and_told_by_a_runtime_that_tells_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn commands_do_what_the_script_says() {
+async fn commands_follow_the_script() {
     let bed = bed();
     let script = Script::forever()
         .exec(&["cat", "/ready"], ExecReply::exits(1).printing("no"))
@@ -230,14 +230,14 @@ async fn commands_do_what_the_script_says() {
     assert_eq!(late.kind, Kind::TimedOut);
     assert_eq!(late.message, "command timed out: \"slow\" timed out after 3s");
 
-    // The test may answer instead, and change its mind.
-    bed.fake.answer_exec(|call| (call.command == ["slow"]).then(|| ExecReply::exits(7)));
+    // The test may handle the command instead, and change its handler.
+    bed.fake.handle_exec(|call| (call.command == ["slow"]).then(|| ExecReply::exits(7)));
     assert_eq!(exec("slow", Some(seconds(3))).await.unwrap().exit_code, 7);
     assert_eq!(exec("cat /ready", None).await.unwrap().exit_code, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_goes_down_with_its_container() {
+async fn command_ends_with_its_container() {
     let bed = bed();
     bed.fake
         .script(IMAGE, Script::forever().exec(&["slow"], ExecReply::exits(0).taking(seconds(60))));
@@ -252,7 +252,7 @@ async fn a_command_goes_down_with_its_container() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn usage_grows_with_the_time_a_container_runs() {
+async fn usage_grows_while_a_container_runs() {
     let bed = bed();
     let usage = Usage { millicores: 500, memory_bytes: 7, disk_bytes: 9 };
     bed.fake.script(IMAGE, Script::forever().using(usage));
@@ -271,12 +271,12 @@ async fn usage_grows_with_the_time_a_container_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn programs_write_their_logs_and_last_words_where_they_may() {
-    let folder = tempfile::tempdir().unwrap();
-    let inside = |path: &str| folder.path().join(path).to_str().unwrap().to_owned();
-    let writes_below = Some(folder.path().to_owned());
+async fn programs_write_logs_and_termination_messages() {
+    let directory = tempfile::tempdir().unwrap();
+    let inside = |path: &str| directory.path().join(path).to_str().unwrap().to_owned();
+    let writes_below = Some(directory.path().to_owned());
     let bed = bed_with(FakeOptions { writes_below, ..Default::default() });
-    let script = Script::exits(3, seconds(1)).says("hello").writes("/dev/termination-log", "bye");
+    let script = Script::exits(3, seconds(1)).prints("hello").writes("/dev/termination-log", "bye");
     bed.fake.script(IMAGE, script);
     let pod = cri::PodSandboxConfig { log_directory: inside("logs"), ..sandbox_config("web", 0) };
     let sandbox = bed.client.run_sandbox(pod.clone(), "").await.unwrap();
@@ -299,7 +299,7 @@ async fn programs_write_their_logs_and_last_words_where_they_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exit_tells_how_it_came_about() {
+async fn exit_reports_its_cause() {
     let ran_for = seconds(3);
     for (script, code, reason) in [
         (Script::exits(0, ran_for), 0, "Completed"),

@@ -1,10 +1,10 @@
-//! The event streams, told as they should be, and not.
+//! Event streams, with and without faults.
 
 use super::*;
 use crate::Hint;
 
-/// All hints while `during` goes on; the stream is opened before, and closed after it.
-async fn heard(bed: &Bed, during: impl AsyncFnOnce()) -> Vec<Hint> {
+/// All hints during `during`; the stream is opened before, and closed after it.
+async fn collect_hints(bed: &Bed, during: impl AsyncFnOnce()) -> Vec<Hint> {
     let client = bed.fake.client();
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let listener = tokio::spawn(async move {
@@ -13,7 +13,7 @@ async fn heard(bed: &Bed, during: impl AsyncFnOnce()) -> Vec<Hint> {
             let _ = sender.send(hint);
         }
     });
-    // The stream itself comes only with the first event: nobody can tell when it listens.
+    // The stream opens only with the first event, so there is no sign of when it is ready.
     tokio::time::sleep(seconds(1)).await;
     during().await;
     tokio::time::sleep(seconds(30)).await;
@@ -34,10 +34,10 @@ fn ids(hints: &[Hint]) -> Vec<&str> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn containerd_tells_of_starts_and_ends_and_not_of_probes() {
+async fn containerd_reports_starts_and_exits_but_not_probes() {
     let bed = bed();
     let mut made = None;
-    let hints = heard(&bed, async || {
+    let hints = collect_hints(&bed, async || {
         let (sandbox, container) = bed.running("web").await;
         bed.client.exec(&container, vec!["true".into()], None).await.unwrap();
         bed.fake.kill_container("web", "app", 1);
@@ -52,10 +52,10 @@ async fn containerd_tells_of_starts_and_ends_and_not_of_probes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newer_runtime_tells_of_pods_by_uid() {
+async fn newer_runtime_reports_pods_by_uid() {
     let options = FakeOptions { features: Features::containerd_2(), ..Default::default() };
     let bed = bed_with(options);
-    let hints = heard(&bed, async || {
+    let hints = collect_hints(&bed, async || {
         let (sandbox, _) = bed.running("web").await;
         bed.client.remove_sandbox(&sandbox).await.unwrap();
     })
@@ -66,7 +66,7 @@ async fn a_newer_runtime_tells_of_pods_by_uid() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_are_dropped_doubled_or_overtaken() {
+async fn events_are_dropped_duplicated_or_overtaken() {
     for (case, rule, want) in [
         ("undisturbed", None, vec!["s", "c", "d"]),
         ("dropped", Some(EventFault::Drop), vec!["s", "d"]),
@@ -79,7 +79,7 @@ async fn events_are_dropped_doubled_or_overtaken() {
             bed.fake.disturb_events(Rule::on_events(fault).pod("web").container("app"));
         }
         let mut made = None;
-        let hints = heard(&bed, async || {
+        let hints = collect_hints(&bed, async || {
             made = Some(bed.running("web").await);
             bed.fake.kill_container("db", "app", 0);
         })
@@ -94,16 +94,16 @@ async fn events_are_dropped_doubled_or_overtaken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_ends_the_stream_and_what_happened_meanwhile_is_never_told() {
+async fn restart_ends_the_stream_and_missed_events_are_not_replayed() {
     let bed = bed();
     let client = bed.fake.client();
     let listener = tokio::spawn(async move {
         let mut hints = client.hints("containerd").await.unwrap();
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         loop {
             match hints.next().await {
-                Some(Ok(hint)) => heard.push(hint),
-                ended => return (heard, ended.map(|end| end.unwrap_err().kind)),
+                Some(Ok(hint)) => received.push(hint),
+                ended => return (received, ended.map(|end| end.unwrap_err().kind)),
             }
         }
     });
@@ -113,7 +113,7 @@ async fn a_restart_ends_the_stream_and_what_happened_meanwhile_is_never_told() {
     bed.fake.go_down();
     bed.fake.kill_container("web", "app", 1);
     bed.fake.come_up();
-    let (heard, ended) = listener.await.unwrap();
-    assert_eq!(heard.len(), 2);
+    let (received, ended) = listener.await.unwrap();
+    assert_eq!(received.len(), 2);
     assert!(matches!(ended, Some(Kind::Unavailable | Kind::Other | Kind::TimedOut)), "{ended:?}");
 }

@@ -1,11 +1,11 @@
-//! Faults, as the client feels them and as the runtime is left by them.
+//! Faults: what the client gets, and the state they leave in the runtime.
 
 use tokio::time::Instant;
 use tonic::Code;
 
 use super::*;
 
-/// What the caller gets.
+/// Result for the caller.
 enum Felt {
     Fine,
     Failed(Kind),
@@ -14,7 +14,7 @@ enum Felt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_fault_does_to_a_sandbox_what_it_says() {
+async fn each_fault_has_its_effect_on_a_sandbox() {
     let exhausted = || (Code::ResourceExhausted, "too many".to_owned());
     let (code, words) = exhausted();
     // RunPodSandbox has twice the deadline of other calls: 20 s here.
@@ -35,7 +35,7 @@ async fn each_fault_does_to_a_sandbox_what_it_says() {
         ("disconnect", Fault::Disconnect, Felt::Lost, 0, 0),
         ("done but disconnect", Fault::DoneButDisconnect, Felt::Lost, 0, 1),
         ("twice", Fault::Twice, Felt::Failed(Kind::AlreadyExists), 0, 1),
-        ("overtaken by nobody", Fault::Overtaken(seconds(7)), Felt::Fine, 7, 1),
+        ("overtaken by none", Fault::Overtaken(seconds(7)), Felt::Fine, 7, 1),
     ] {
         let bed = bed();
         bed.fake.fail(Rule::on(Rpc::RunPodSandbox, fault).pod("web").nth(1));
@@ -51,7 +51,7 @@ async fn each_fault_does_to_a_sandbox_what_it_says() {
         assert_eq!(began.elapsed().as_secs(), took, "{case}");
         tokio::time::sleep(seconds(100)).await;
         assert_eq!(bed.fake.snapshot().sandboxes_of("web").count(), made, "{case}");
-        // In any case the name is free exactly if nothing was made.
+        // In any case the name is free exactly if nothing was created.
         let again = bed.client.run_sandbox(sandbox_config("web", 0), "").await;
         assert_eq!(again.is_ok(), made == 0, "{case}");
         assert_eq!(bed.fake.violations(), [], "{case}");
@@ -59,7 +59,7 @@ async fn each_fault_does_to_a_sandbox_what_it_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_overtaken_comes_next_and_tells_what_was() {
+async fn overtaken_response_comes_next_with_the_old_state() {
     let bed = bed();
     bed.fake.fail(Rule::on(Rpc::ListPodSandbox, Fault::Overtaken(seconds(8))).nth(1));
     let client = bed.client.clone();
@@ -79,7 +79,7 @@ async fn an_answer_that_is_overtaken_comes_next_and_tells_what_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_times_out_keeps_its_name_until_it_is_really_over() {
+async fn timed_out_call_keeps_its_name_until_it_ends() {
     let bed = bed();
     bed.fake.fail(Rule::on(Rpc::RunPodSandbox, Fault::Late(seconds(60))).nth(1));
     let run = async || bed.client.run_sandbox(sandbox_config("web", 0), "").await;
@@ -87,13 +87,13 @@ async fn a_call_that_times_out_keeps_its_name_until_it_is_really_over() {
     assert_eq!(late.kind, Kind::TimedOut);
     let text = "rpc error: code = DeadlineExceeded desc = context deadline exceeded";
     assert_eq!(late.rpc_text(), text);
-    assert_eq!(bed.fake.snapshot().sandboxes_of("web").count(), 0, "nothing is to be seen");
+    assert_eq!(bed.fake.snapshot().sandboxes_of("web").count(), 0, "nothing is visible");
     assert_eq!(run().await.unwrap_err().kind, Kind::AlreadyExists);
     bed.fake.wait_for(|seen| seen.sandboxes_of("web").count() == 1).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_ends_what_was_to_happen_late() {
+async fn restart_cancels_delayed_work() {
     let bed = bed();
     bed.fake.fail(Rule::on(Rpc::RunPodSandbox, Fault::Late(Duration::MAX)).nth(1));
     let run = async || bed.client.run_sandbox(sandbox_config("web", 0), "").await;
@@ -106,7 +106,7 @@ async fn a_restart_ends_what_was_to_happen_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hung_call_is_nobody_elses_trouble() {
+async fn hung_call_does_not_block_other_calls() {
     let bed = bed();
     bed.fake.fail(Rule::on_every_call(Fault::Hang).pod("stuck"));
     let client = bed.client.clone();
@@ -119,7 +119,7 @@ async fn a_hung_call_is_nobody_elses_trouble() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_call_can_be_refused_and_works_again_when_healed() {
+async fn every_call_can_be_refused_and_works_after_healing() {
     let bed = bed();
     let (sandbox, container) = bed.running("web").await;
     bed.fake.fail(Rule::on_every_call(Fault::Error(Code::Internal, "broken".into())));
@@ -129,7 +129,7 @@ async fn every_call_can_be_refused_and_works_again_when_healed() {
         client.status().await.err(),
         client.cgroup_driver().await.err(),
         client.set_pod_cidr("10.0.0.0/24").await.err(),
-        client.glance().await.err(),
+        client.list_pods().await.err(),
         client.sandbox_status(&sandbox).await.err(),
         client.container_status(&container, sandbox.clone()).await.err(),
         client.run_sandbox(sandbox_config("db", 0), "").await.err(),
@@ -157,14 +157,14 @@ async fn every_call_can_be_refused_and_works_again_when_healed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_dies_takes_its_half_done_calls_with_it() {
+async fn killed_agents_unfinished_calls_are_rolled_back() {
     let bed = bed();
     bed.fake.fail(Rule::on(Rpc::RunPodSandbox, Fault::Delay(seconds(5))).nth(1));
     let client = bed.client.clone();
     let run = tokio::spawn(async move { client.run_sandbox(sandbox_config("web", 0), "").await });
     tokio::time::sleep(seconds(1)).await;
     bed.fake.hang_up();
-    // Its successor comes with a connection of its own.
+    // The next agent has a connection of its own.
     let next = bed.fake.client();
     assert!(is_lost(&run.await.unwrap().unwrap_err()));
     next.run_sandbox(sandbox_config("web", 0), "").await.unwrap();
@@ -174,7 +174,7 @@ async fn an_agent_that_dies_takes_its_half_done_calls_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_seed_plays_one_run() {
+async fn same_seed_gives_the_same_run() {
     let play = async |seed| {
         let bed = bed_with(FakeOptions { seed, ..Default::default() });
         bed.fake.fail(Rule::on_every_call(Fault::Error(Code::Internal, "no".into())).chance(0.3));

@@ -1,4 +1,4 @@
-//! Images: here, absent, pulled, refused.
+//! Images: present, absent, pulled, refused.
 
 use tokio::time::Instant;
 use tonic::Code;
@@ -10,7 +10,7 @@ fn spec(image: &str) -> cri::ImageSpec {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_is_here_after_its_pull_and_gone_after_its_removal() {
+async fn image_is_present_after_pull_and_absent_after_removal() {
     let Bed { fake, client } = bed();
     let name = "registry.test/app:2";
     fake.images().offer(FakeImage::new(name).size(77).user(1000), Pull::takes(seconds(8)));
@@ -33,7 +33,7 @@ async fn an_image_is_here_after_its_pull_and_gone_after_its_removal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_fails_as_the_registry_says() {
+async fn pull_fails_with_the_registrys_error() {
     let Bed { fake, client } = bed();
     let down = Pull::fails(seconds(1), Code::Unavailable, "registry is down");
     fake.images().offer("registry.test/down:1", down);
@@ -46,7 +46,7 @@ async fn a_pull_fails_as_the_registry_says() {
         })
     };
     for (case, image, auth, want) in [
-        ("nobody offers it", "registry.test/none:1", None, Some("none:1: not found")),
+        ("not in the registry", "registry.test/none:1", None, Some("none:1: not found")),
         ("registry down", "registry.test/down:1", None, Some("registry is down")),
         ("no credentials", "registry.test/private:1", None, Some("authorization failed")),
         ("wrong", "registry.test/private:1", auth("guess"), Some("authorization failed")),
@@ -63,7 +63,7 @@ async fn a_pull_fails_as_the_registry_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pull_nobody_wants_any_more_ends() {
+async fn abandoned_pull_ends() {
     let Bed { fake, client } = bed();
     fake.images().offer("registry.test/big:1", Pull::takes(seconds(100)));
     fake.images().offer("registry.test/stuck:1", Pull::stalls());

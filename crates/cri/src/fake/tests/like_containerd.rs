@@ -1,4 +1,5 @@
-//! The same calls, in the same order, to the fake and to a real containerd: the same answers.
+//! Comparison of the fake with a real containerd: the same calls, in the same order, must give the
+//! same replies.
 //!
 //! The transcript was recorded from containerd 1.6.20. A case that fails there is a wrong case.
 
@@ -63,7 +64,7 @@ told of: S0 C0 C0 K0 K0 S0 S1 S1
 const BUSYBOX: &str = "localhost/check/busybox:1";
 
 #[tokio::test(start_paused = true)]
-async fn the_fake_answers_as_containerd_did() {
+async fn fake_replies_like_containerd() {
     let bed = bed();
     bed.fake.images().add(BUSYBOX).unwrap();
     bed.fake.choose_scripts(|config| {
@@ -78,14 +79,14 @@ async fn the_fake_answers_as_containerd_did() {
         let slow = ExecReply::exits(0).taking(seconds(30));
         Some(Script::forever().on_sigterm(asked).exec(&["sleep", "30"], slow))
     });
-    let told = transcript(&bed.client, "/nowhere").await;
-    assert_eq!(told, RECORDED.trim(), "seed {}", FakeOptions::default().seed);
+    let log = transcript(&bed.client, "/nowhere").await;
+    assert_eq!(log, RECORDED.trim(), "seed {}", FakeOptions::default().seed);
 }
 
 /// `PODWRIGHT_CONTAINERD_SOCKET` is that of a containerd 1.6 of the test's own, which has the image
 /// `localhost/check/busybox:1` and uses it for sandboxes too.
 #[tokio::test]
-async fn containerd_answers_as_it_did() {
+async fn containerd_replies_as_recorded() {
     let Ok(socket) = std::env::var("PODWRIGHT_CONTAINERD_SOCKET") else {
         return report::skipped("PODWRIGHT_CONTAINERD_SOCKET names no containerd");
     };
@@ -95,14 +96,14 @@ async fn containerd_answers_as_it_did() {
     assert_eq!(transcript(&client, logs.path().to_str().unwrap()).await, RECORDED.trim());
 }
 
-/// What was asked and what was answered, with ids replaced by names.
+/// Requests and replies, with ids replaced by names.
 struct Transcript {
     lines: Vec<String>,
     names: Vec<(String, &'static str)>,
 }
 
 impl Transcript {
-    fn say(&mut self, line: String) {
+    fn line(&mut self, line: String) {
         let named = |line: String, (id, name): &(String, &str)| line.replace(id.as_str(), name);
         self.lines.push(self.names.iter().fold(line, named));
     }
@@ -110,11 +111,11 @@ impl Transcript {
     fn note<T>(&mut self, what: &str, result: Result<T, tonic::Status>) -> Option<T> {
         match result {
             Ok(value) => {
-                self.say(format!("{what}: ok"));
+                self.line(format!("{what}: ok"));
                 Some(value)
             }
             Err(status) => {
-                self.say(format!("{what}: {:?} {}", status.code(), status.message()));
+                self.line(format!("{what}: {:?} {}", status.code(), status.message()));
                 None
             }
         }
@@ -124,21 +125,21 @@ impl Transcript {
 async fn transcript(client: &Client, logs: &str) -> String {
     let listener = tokio::spawn(listen(client.clone()));
     tokio::time::sleep(seconds(1)).await;
-    let mut told = Transcript { lines: Vec::new(), names: Vec::new() };
+    let mut log = Transcript { lines: Vec::new(), names: Vec::new() };
     let mut raw = Raw(RuntimeServiceClient::new(client.channel.clone()));
-    told.note("events", raw.0.get_container_events(cri::GetEventsRequest {}).await);
+    log.note("events", raw.0.get_container_events(cri::GetEventsRequest {}).await);
     let checkpoint = cri::CheckpointContainerRequest::default();
-    told.note("checkpoint", raw.0.checkpoint_container(checkpoint).await);
-    play(&mut told, client, &mut raw, logs).await;
+    log.note("checkpoint", raw.0.checkpoint_container(checkpoint).await);
+    play(&mut log, client, &mut raw, logs).await;
     let (opened, ids) = listener.await.unwrap();
     if opened >= seconds(1) {
-        told.say("the event stream opened with the first event".into());
+        log.line("the event stream opened with the first event".into());
     }
-    told.say(format!("told of: {}", ids.join(" ")));
-    told.lines.join("\n")
+    log.line(format!("told of: {}", ids.join(" ")));
+    log.lines.join("\n")
 }
 
-/// When the event stream opened, and what it told.
+/// When the event stream opened, and its events.
 async fn listen(client: Client) -> (Duration, Vec<String>) {
     let began = tokio::time::Instant::now();
     let mut hints = client.hints("containerd").await.unwrap();
@@ -153,65 +154,64 @@ async fn listen(client: Client) -> (Duration, Vec<String>) {
     (opened, ids)
 }
 
-async fn play(told: &mut Transcript, client: &Client, raw: &mut Raw, logs: &str) {
-    let sandbox = told.note("run", raw.run(logs, 0).await).unwrap();
-    told.names.push((sandbox.clone(), "S0"));
-    told.note("run again", raw.run(logs, 0).await);
-    told.say(seen_sandbox("sandbox", client, &sandbox).await);
+async fn play(log: &mut Transcript, client: &Client, raw: &mut Raw, logs: &str) {
+    let sandbox = log.note("run", raw.run(logs, 0).await).unwrap();
+    log.names.push((sandbox.clone(), "S0"));
+    log.note("run again", raw.run(logs, 0).await);
+    log.line(seen_sandbox("sandbox", client, &sandbox).await);
     let sleep = ["/bin/sleep", "1000"];
-    let app =
-        told.note("create", raw.create(&sandbox, logs, "app", BUSYBOX, &sleep).await).unwrap();
-    told.names.push((app.clone(), "C0"));
-    told.note("create again", raw.create(&sandbox, logs, "app", BUSYBOX, &sleep).await);
+    let app = log.note("create", raw.create(&sandbox, logs, "app", BUSYBOX, &sleep).await).unwrap();
+    log.names.push((app.clone(), "C0"));
+    log.note("create again", raw.create(&sandbox, logs, "app", BUSYBOX, &sleep).await);
     let absent = raw.create(&sandbox, logs, "other", "localhost/none:1", &sleep).await;
-    told.note("create without its image", absent);
-    told.note("exec in created", raw.exec(&app, &["true"]).await);
-    told.note("stop created", raw.stop(&app, 2).await);
-    told.note("reopen log of created", raw.reopen(&app).await);
-    told.note("start", raw.start(&app).await);
-    told.note("start again", raw.start(&app).await);
-    told.note("exec too long", raw.exec(&app, &["sleep", "30"]).await);
+    log.note("create without its image", absent);
+    log.note("exec in created", raw.exec(&app, &["true"]).await);
+    log.note("stop created", raw.stop(&app, 2).await);
+    log.note("reopen log of created", raw.reopen(&app).await);
+    log.note("start", raw.start(&app).await);
+    log.note("start again", raw.start(&app).await);
+    log.note("exec too long", raw.exec(&app, &["sleep", "30"]).await);
 
-    told.note("status of nothing", raw.status("nope").await);
-    told.note("status of no sandbox", raw.sandbox_status("nope").await);
-    told.note("start nothing", raw.start("nope").await);
-    told.note("exec in nothing", raw.exec("nope", &["true"]).await);
-    told.note("create in nothing", raw.create("nope", logs, "x", BUSYBOX, &sleep).await);
-    told.note("stop nothing", raw.stop("nope", 2).await);
-    told.note("stop no sandbox", raw.stop_sandbox("nope").await);
-    told.note("remove nothing", raw.remove("nope").await);
-    told.note("remove no sandbox", raw.remove_sandbox("nope").await);
+    log.note("status of nothing", raw.status("nope").await);
+    log.note("status of no sandbox", raw.sandbox_status("nope").await);
+    log.note("start nothing", raw.start("nope").await);
+    log.note("exec in nothing", raw.exec("nope", &["true"]).await);
+    log.note("create in nothing", raw.create("nope", logs, "x", BUSYBOX, &sleep).await);
+    log.note("stop nothing", raw.stop("nope", 2).await);
+    log.note("stop no sandbox", raw.stop_sandbox("nope").await);
+    log.note("remove nothing", raw.remove("nope").await);
+    log.note("remove no sandbox", raw.remove_sandbox("nope").await);
 
-    told.note("stop", raw.stop(&app, 2).await);
-    told.say(exit("exit", client, &app).await);
-    told.note("start exited", raw.start(&app).await);
-    told.note("exec in exited", raw.exec(&app, &["true"]).await);
-    told.note("reopen log of exited", raw.reopen(&app).await);
+    log.note("stop", raw.stop(&app, 2).await);
+    log.line(exit("exit", client, &app).await);
+    log.note("start exited", raw.start(&app).await);
+    log.note("exec in exited", raw.exec(&app, &["true"]).await);
+    log.note("reopen log of exited", raw.reopen(&app).await);
     let bad = raw.create(&sandbox, logs, "bad", BUSYBOX, &["/nope"]).await;
-    let bad = told.note("create bad", bad).unwrap();
-    told.note("start bad", raw.start(&bad).await);
-    told.say(exit("exit of bad", client, &bad).await);
+    let bad = log.note("create bad", bad).unwrap();
+    log.note("start bad", raw.start(&bad).await);
+    log.line(exit("exit of bad", client, &bad).await);
 
     let late = raw.create(&sandbox, logs, "late", BUSYBOX, &sleep).await;
-    let late = told.note("create late", late).unwrap();
+    let late = log.note("create late", late).unwrap();
     let killed = raw.create(&sandbox, logs, "killed", BUSYBOX, &sleep).await;
-    let killed = told.note("create killed", killed).unwrap();
-    told.names.push((killed.clone(), "K0"));
-    told.note("start killed", raw.start(&killed).await);
-    told.note("stop sandbox", raw.stop_sandbox(&sandbox).await);
-    told.say(exit("exit of killed", client, &killed).await);
-    told.note("start in stopped", raw.start(&late).await);
-    told.say(exit("exit of late", client, &late).await);
-    told.note("create in stopped", raw.create(&sandbox, logs, "x", BUSYBOX, &sleep).await);
-    told.say(seen_sandbox("stopped sandbox", client, &sandbox).await);
-    told.note("run while the stopped one is there", raw.run(logs, 0).await);
-    let next = told.note("run next attempt", raw.run(logs, 1).await).unwrap();
-    told.names.push((next.clone(), "S1"));
+    let killed = log.note("create killed", killed).unwrap();
+    log.names.push((killed.clone(), "K0"));
+    log.note("start killed", raw.start(&killed).await);
+    log.note("stop sandbox", raw.stop_sandbox(&sandbox).await);
+    log.line(exit("exit of killed", client, &killed).await);
+    log.note("start in stopped", raw.start(&late).await);
+    log.line(exit("exit of late", client, &late).await);
+    log.note("create in stopped", raw.create(&sandbox, logs, "x", BUSYBOX, &sleep).await);
+    log.line(seen_sandbox("stopped sandbox", client, &sandbox).await);
+    log.note("run while the stopped one is there", raw.run(logs, 0).await);
+    let next = log.note("run next attempt", raw.run(logs, 1).await).unwrap();
+    log.names.push((next.clone(), "S1"));
     let again = raw.create(&next, logs, "app", BUSYBOX, &sleep).await;
-    told.note("create while the old one is there", again);
-    told.note("remove stopped sandbox", raw.remove_sandbox(&sandbox).await);
-    told.note("remove ready sandbox", raw.remove_sandbox(&next).await);
-    told.say(format!("left: {} pods", client.glance().await.unwrap().len()));
+    log.note("create while the old one is there", again);
+    log.note("remove stopped sandbox", raw.remove_sandbox(&sandbox).await);
+    log.note("remove ready sandbox", raw.remove_sandbox(&next).await);
+    log.line(format!("left: {} pods", client.list_pods().await.unwrap().len()));
 }
 
 async fn seen_sandbox(what: &str, client: &Client, id: &str) -> String {
@@ -227,7 +227,7 @@ async fn exit(what: &str, client: &Client, id: &str) -> String {
     }
 }
 
-/// The calls themselves, answered with the runtime's own codes and words.
+/// The calls themselves, with the runtime's own codes and messages.
 struct Raw(RuntimeServiceClient<Channel>);
 
 impl Raw {

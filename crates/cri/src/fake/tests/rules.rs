@@ -1,4 +1,4 @@
-//! What a node agent must keep to, and the record of what it did.
+//! Rules for node agents, and the record of calls.
 
 use super::*;
 
@@ -51,7 +51,7 @@ async fn overlapping_calls_and_a_short_grace_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_after_a_timeout_is_no_overlap() {
+async fn retry_after_a_timeout_is_no_overlap() {
     let bed = bed();
     let (_, container) = bed.running("web").await;
     bed.fake.fail(Rule::on(Rpc::StopContainer, Fault::Hang).first(3));
@@ -64,7 +64,7 @@ async fn a_retry_after_a_timeout_is_no_overlap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_call_is_on_record() {
+async fn every_call_is_recorded() {
     let bed = bed();
     let (sandbox, _) = bed.running("web").await;
     let calls = bed.fake.calls();
@@ -80,7 +80,7 @@ async fn every_call_is_on_record() {
     assert_eq!(told, want);
     assert!(calls.iter().all(|call| call.end == Some((Duration::ZERO, Outcome::Done))));
 
-    bed.fake.forget_calls();
+    bed.fake.clear_calls();
     tokio::time::sleep(seconds(60)).await;
     assert_eq!(bed.fake.calls(), [], "nothing is called when nothing happens");
     bed.fake.fail(Rule::on(Rpc::StopPodSandbox, Fault::Hang));
@@ -97,7 +97,7 @@ async fn every_call_is_on_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_ends_with_its_last_handle() {
+async fn runtime_ends_with_its_last_handle() {
     let Bed { fake, client } = bed();
     let same = fake.clone();
     drop(fake);

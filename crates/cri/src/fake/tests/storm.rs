@@ -1,5 +1,5 @@
-//! Many pods and many faults at once, and the plainest agent there could be: it looks, does one
-//! thing, and looks again. If even that one gets through, the runtime is a fair one.
+//! Many pods and many faults at once, with the simplest possible agent: it inspects, does one
+//! thing, and inspects again. It must converge if the fake is correct.
 
 use podwright_core::observed::State;
 use tonic::Code;
@@ -7,7 +7,7 @@ use tonic::Code;
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn pods_get_through_any_weather_and_leave_nothing_behind() {
+async fn pods_finish_despite_faults_and_leave_nothing_behind() {
     for seed in 0..8 {
         let bed = bed_with(FakeOptions { seed, ..Default::default() });
         for (fault, chance) in [
@@ -30,16 +30,16 @@ async fn pods_get_through_any_weather_and_leave_nothing_behind() {
                 take_down(&client, &pod).await;
             })
         });
-        let life = futures::future::join_all(pods);
-        let lived = tokio::time::timeout(seconds(36_000), life).await;
-        assert!(lived.is_ok(), "seed {seed}: {:?}", bed.fake.snapshot());
-        assert!(lived.unwrap().iter().all(Result::is_ok), "seed {seed}");
+        let all_pods = futures::future::join_all(pods);
+        let finished = tokio::time::timeout(seconds(36_000), all_pods).await;
+        assert!(finished.is_ok(), "seed {seed}: {:?}", bed.fake.snapshot());
+        assert!(finished.unwrap().iter().all(Result::is_ok), "seed {seed}");
         assert!(bed.fake.snapshot().has_no_pods(), "seed {seed}: {:?}", bed.fake.snapshot());
         assert_eq!(bed.fake.violations(), [], "seed {seed}");
     }
 }
 
-async fn look(client: &Client, pod: &str) -> Option<ObservedPod> {
+async fn inspect_pods(client: &Client, pod: &str) -> Option<ObservedPod> {
     tokio::time::sleep(seconds(1)).await;
     let (uid, name) = (PodUid::new(format!("uid-{pod}")), PodName::new("default", pod));
     client.observe(&uid, &name, Mono::ZERO).await.ok().map(|(observed, _)| observed)
@@ -47,7 +47,7 @@ async fn look(client: &Client, pod: &str) -> Option<ObservedPod> {
 
 async fn bring_up(client: &Client, pod: &str) {
     loop {
-        let Some(seen) = look(client, pod).await else { continue };
+        let Some(seen) = inspect_pods(client, pod).await else { continue };
         let next_sandbox = seen.sandboxes.iter().map(|s| s.attempt + 1).max().unwrap_or(0);
         let Some(sandbox) = seen.sandboxes.iter().find(|sandbox| sandbox.ready) else {
             let _ = client.run_sandbox(sandbox_config(pod, next_sandbox), "").await;
@@ -69,12 +69,12 @@ async fn bring_up(client: &Client, pod: &str) {
     }
 }
 
-/// Gone is what stays gone for longer than anything may be late.
+/// An object counts as gone if it stays gone for longer than any delay.
 async fn take_down(client: &Client, pod: &str) {
     let mut quiet = 0;
     while quiet < 10 {
         tokio::time::sleep(seconds(5)).await;
-        let Some(seen) = look(client, pod).await else { continue };
+        let Some(seen) = inspect_pods(client, pod).await else { continue };
         quiet = if seen.sandboxes.is_empty() { quiet + 1 } else { 0 };
         for instance in &seen.instances {
             let _ = client.stop_container(&instance.id, seconds(2)).await;
@@ -86,7 +86,7 @@ async fn take_down(client: &Client, pod: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_of_pods_at_once_leaves_nothing_behind() {
+async fn many_concurrent_pods_leave_nothing_behind() {
     let bed = bed();
     bed.fake.script(IMAGE, Script::exits(0, seconds(3600)));
     let pods = (0..300).map(|n| {
@@ -102,7 +102,9 @@ async fn a_crowd_of_pods_at_once_leaves_nothing_behind() {
     assert!(futures::future::join_all(pods).await.iter().all(Result::is_ok));
     assert!(bed.fake.snapshot().has_no_pods());
     assert_eq!(bed.fake.violations(), []);
-    let world = bed.fake.shared.world.lock();
-    assert!(world.starts.is_empty() && world.addresses.are_all_free());
-    assert!(world.sandbox_names.are_all_free() && world.container_names.are_all_free());
+    let runtime_state = bed.fake.shared.runtime_state.lock();
+    assert!(runtime_state.starts.is_empty() && runtime_state.addresses.are_all_free());
+    assert!(
+        runtime_state.sandbox_names.are_all_free() && runtime_state.container_names.are_all_free()
+    );
 }

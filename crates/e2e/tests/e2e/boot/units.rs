@@ -1,5 +1,5 @@
-//! The systemd units and the agent on cgroup v2 with the systemd driver, in the VM: limits are the
-//! kernel's, and whatever becomes of the agent, containers run on.
+//! systemd units and the agent on cgroup v2 with the systemd driver, in the VM: the kernel enforces
+//! the limits, and containers keep running whatever happens to the agent.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::privilege::{LONGER, needs_root, needs_vm};
 
-/// Four minutes on a machine that has nothing else to do; one that is busy takes some times that.
-/// Less than the case has, so that what the machine said is seen.
+/// Takes four minutes on an idle machine, several times that on a busy one. Shorter than the limit
+/// of the case, so that the VM's output is reported.
 const LIMIT: Duration = Duration::from_secs(24 * 60);
 
 #[tokio::test]
@@ -42,28 +42,32 @@ async fn units_report_ready_limit_pods_and_leave_containers_alone() {
         "its container is below /kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort",
         "its pod has 39;100000 100000;67108864;",
         "its container has 39;100000 100000;67108864;",
-        "podwright-kubelet stopped: its container runs on",
+        "podwright-kubelet stopped: its container keeps running",
         "podwright-kubelet started and restarted: the same process",
-        "podwright-kubelet killed: started anew, the same process",
-        "podwright-kubelet hung: started anew, the same process",
-        "no group is left",
+        "podwright-kubelet killed: restarted, the same process",
+        "podwright-kubelet hung: restarted, the same process",
+        "no cgroup is left",
         "podwright-up is active",
-        "podwright-up stopped: its container runs on",
+        "podwright-up stopped: its container keeps running",
         "podwright-up started and restarted: the same process",
-        "podwright-up killed: started anew, the same process",
-        "podwright-up hung: started anew, the same process",
+        "podwright-up killed: restarted, the same process",
+        "podwright-up hung: restarted, the same process",
         "down: nothing runs",
     ];
     let missing: Vec<_> = want.iter().filter(|line| !lines.contains(line)).collect();
-    assert!(lines == want, "it said:\n{}\nand did not say: {missing:#?}", lines.join("\n"));
+    assert!(lines == want, "output:\n{}\nmissing: {missing:#?}", lines.join("\n"));
     assert_eq!(outcome.status, 0, "{}", outcome.output);
 
     let [before, after, rebooted] = pods.as_slice() else { panic!("{pods:#?}") };
     let (before, after, rebooted) = (instances(before), instances(after), instances(rebooted));
-    assert_eq!(after, before, "what becomes of the agent is nothing to its pods");
+    assert_eq!(after, before, "the agent's restarts must not affect its pods");
     let greedy = &before["greedy-vm"];
     assert_eq!(greedy.end, Some(("OOMKilled".to_owned(), 137)));
-    assert_eq!(rebooted.get("greedy-vm"), Some(greedy), "what ran once is not run again");
+    assert_eq!(
+        rebooted.get("greedy-vm"),
+        Some(greedy),
+        "a completed run-once pod is not run again"
+    );
     for name in ["one-vm", "limited-vm"] {
         assert_eq!((before[name].restarts, &before[name].end), (0, &None), "{name}");
         assert_eq!((rebooted[name].restarts, &rebooted[name].end), (1, &None), "{name}");
@@ -71,16 +75,16 @@ async fn units_report_ready_limit_pods_and_leave_containers_alone() {
     }
 }
 
-/// What a pod says of its only container.
+/// State of a pod's only container.
 #[derive(Debug, PartialEq, Eq)]
 struct Instance {
     container: String,
     restarts: u64,
-    /// Reason and code, if it ended.
+    /// Reason and exit code, if it has exited.
     end: Option<(String, i64)>,
 }
 
-/// By the pod's name, of a line with the agent's list of pods.
+/// By pod name, from a line with the agent's list of pods.
 fn instances(line: &str) -> BTreeMap<String, Instance> {
     let list: Value = serde_json::from_str(line.strip_prefix("pods: ").unwrap()).unwrap();
     let instance = |pod: &Value| {

@@ -1,5 +1,5 @@
-//! The VM: systemd, cgroup v2, its files, and the end of its script. That it keeps what is written
-//! across a reboot the case of the units needs.
+//! VM self-test: systemd, cgroup v2, its files, and the result of its script. The case of the units
+//! covers that written data survives a reboot.
 
 use podwright_e2e::vm::Vm;
 
@@ -17,7 +17,7 @@ exit 3
 "#;
 
 #[tokio::test]
-async fn vm_has_systemd_and_cgroup_v2_and_tells_how_its_script_ended() {
+async fn vm_has_systemd_and_cgroup_v2_and_returns_the_script_status() {
     needs_root!(LONGER);
     needs_vm!();
     let greeting = tempfile::NamedTempFile::new().unwrap();

@@ -1,22 +1,23 @@
-//! Calls to the runtime, compared in order and content.
+//! Comparison of runtime calls in order and content.
 //!
-//! Some things depend on time and nothing else, and are evened out on both sides:
-//! - a probe runs as often as the pod lives; of a container's probes with the same command only the
-//!   first call counts, at its place, and none after the end of the recording or in a deletion,
-//! - containers that stop together are told to stop at once, in any order,
-//! - the same holds for what is removed together,
-//! - a hook takes its part of the grace, and so does waiting for one's turn to stop,
-//! - what is refused is tried again, and that may fall into the deletion,
-//! - a sandbox is stopped once more before it is removed, and when that is, is chance.
+//! Time-dependent differences are normalized on both sides:
+//! - the number of probe runs depends on the pod's lifetime; of a container's probes with the same
+//!   command only the first call counts, at its position, and none after the end of the recording
+//!   or in a deletion,
+//! - containers that stop together are stopped concurrently, in any order,
+//! - the same holds for concurrent removals,
+//! - a hook uses a part of the grace period, and so does waiting for earlier containers to stop,
+//! - a failed call is retried, and the retry may fall into the deletion,
+//! - a sandbox is stopped again before it is removed, at any time.
 
 use serde_json::{Value, json};
 
-use super::account::Call;
 use super::difference::{Difference, first};
-use super::meant;
+use super::intended;
+use super::observation::Call;
 
 pub(super) fn compare(list: &str, recorded: &[Call], ours: &[Call]) -> Option<Difference> {
-    let (want, mut got) = (evened(recorded), evened(ours));
+    let (want, mut got) = (normalized(recorded), normalized(ours));
     while got.len() > want.len() && got.last().is_some_and(is_probe) {
         got.pop();
     }
@@ -24,9 +25,9 @@ pub(super) fn compare(list: &str, recorded: &[Call], ours: &[Call]) -> Option<Di
         let before = want.get(..index).unwrap_or_default();
         if before.iter().any(|hook| follows_hook(hook, stop)) {
             // A hook that took as long as the recorded one may be rounded to a second less.
-            forgive_waiting(stop, got, 1);
+            allow_shorter_grace(stop, got, 1);
         } else if before.last().is_some_and(|last| last.method == "StopContainer") {
-            forgive_waiting(stop, got, 0);
+            allow_shorter_grace(stop, got, 0);
         }
     }
     for index in 0..want.len().max(got.len()) {
@@ -48,9 +49,9 @@ pub(super) fn compare(list: &str, recorded: &[Call], ours: &[Call]) -> Option<Di
     None
 }
 
-fn evened(calls: &[Call]) -> Vec<Call> {
+fn normalized(calls: &[Call]) -> Vec<Call> {
     let mut kept: Vec<Call> = Vec::new();
-    for call in calls.iter().filter(|call| meant::call_counts(call)) {
+    for call in calls.iter().filter(|call| intended::call_counts(call)) {
         let may_repeat = is_probe(call) || call.method == "StopPodSandbox";
         if !(may_repeat && kept.iter().any(|seen| seen == call)) {
             kept.push(call.clone());
@@ -70,21 +71,21 @@ fn evened(calls: &[Call]) -> Vec<Call> {
     kept
 }
 
-/// Whether there are more calls than were recorded.
-pub(super) fn outnumber(ours: &[Call], recorded: &[Call]) -> bool {
-    let count = |calls: &[Call]| evened(calls).iter().filter(|call| !is_probe(call)).count();
+/// Whether there are more calls than recorded.
+pub(super) fn exceed(ours: &[Call], recorded: &[Call]) -> bool {
+    let count = |calls: &[Call]| normalized(calls).iter().filter(|call| !is_probe(call)).count();
     count(ours) > count(recorded)
 }
 
-/// The calls of a deletion that did not merely fall into it.
+/// The calls that belong to the deletion and do not only coincide with it.
 pub(super) fn of_deletion(calls: &[Call]) -> Vec<Call> {
     let belongs = |call: &&Call| !is_probe(call) && call.error.is_none();
     calls.iter().filter(belongs).cloned().collect()
 }
 
-/// A container that stops after others, or after a hook, has what they left of the grace: at least
-/// two seconds, and no more than was recorded.
-fn forgive_waiting(want: &Call, got: &mut Call, rounding: u64) {
+/// A container that stops after others, or after a hook, gets the rest of the grace period: at
+/// least two seconds, and no more than recorded.
+fn allow_shorter_grace(want: &Call, got: &mut Call, rounding: u64) {
     const LEAST: u64 = 2;
     let timeout = |call: &Call| call.request["timeout"].as_str()?.parse::<u64>().ok();
     if want.method == "StopContainer"
@@ -96,7 +97,7 @@ fn forgive_waiting(want: &Call, got: &mut Call, rounding: u64) {
     }
 }
 
-/// A hook may run as long as the container's grace; a probe has a limit of its own.
+/// A hook may use the container's whole grace period; a probe has its own limit.
 fn is_probe(call: &Call) -> bool {
     call.method == "ExecSync" && !call.request["timeout"].is_null()
 }
@@ -108,9 +109,9 @@ fn follows_hook(hook: &Call, stop: &Call) -> bool {
         && stop.request["container_id"] == hook.request["container_id"]
 }
 
-/// What is compared of a call: all of it, in one order.
+/// The compared content of a call, in canonical order.
 fn content(call: &Call) -> Value {
-    let mut request = meant::request(&call.request);
+    let mut request = intended::request(&call.request);
     if let Some(envs) = request.pointer_mut("/config/envs").and_then(Value::as_array_mut) {
         envs.sort_by_key(|env| env["key"].to_string());
     }
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_repeat_and_stops_overtake_each_other_but_nothing_else_does() {
+    fn only_probes_may_repeat_and_only_stops_may_be_reordered() {
         let stop = |id: &str| call("StopContainer", json!({ "container_id": id }));
         let probe = || call("ExecSync", json!({ "cmd": ["true"], "timeout": "1" }));
         let hook = || call("ExecSync", json!({ "cmd": ["true"] }));
@@ -167,13 +168,13 @@ mod tests {
                 vec![start("b"), stop("a")],
                 false,
             ),
-            ("another content", vec![stop("a")], vec![stop("b")], false),
+            ("different content", vec![stop("a")], vec![stop("b")], false),
             ("a probe after the end", vec![start("a")], vec![start("a"), probe()], true),
             ("a hook after the end", vec![start("a")], vec![start("a"), hook()], false),
-            ("less is left by the hook", hooked("28"), hooked("20"), true),
+            ("the hook used more time", hooked("28"), hooked("20"), true),
             ("the hook took no time", hooked("28"), hooked("29"), true),
-            ("the hook is not counted", hooked("28"), hooked("30"), false),
-            ("nothing is left by the hook", hooked("28"), hooked("1"), false),
+            ("the hook is not subtracted", hooked("28"), hooked("30"), false),
+            ("the hook used everything", hooked("28"), hooked("1"), false),
         ] {
             assert_eq!(compare("calls", &recorded, &ours).is_none(), same, "{case}");
         }

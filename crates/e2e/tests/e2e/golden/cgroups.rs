@@ -1,4 +1,4 @@
-//! A pod's cgroups of version 1, read where the recordings were: four controllers, five files.
+//! cgroup v1 values of a pod, as in the recordings: four controllers, five files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ pub(super) fn are_as_recorded() -> bool {
     FILES.iter().all(|(controller, _)| Path::new(MOUNTED).join(controller).is_dir())
 }
 
-/// Of every group of the pod, by path below `root`.
+/// The values of every cgroup of the pod, by path below `root`.
 pub(super) fn of_pod(root: &str, uid: &str) -> BTreeMap<String, Value> {
     let top = Path::new(MOUNTED).join("cpu").join(root.trim_start_matches('/'));
     let mut groups = BTreeSet::new();
@@ -38,8 +38,8 @@ pub(super) fn of_pod(root: &str, uid: &str) -> BTreeMap<String, Value> {
     groups.iter().map(values).collect()
 }
 
-fn find(top: &Path, folder: &Path, pod: &str, found: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+fn find(top: &Path, directory: &Path, pod: &str, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }

@@ -1,10 +1,10 @@
-//! Where two accounts part, told so that one sees it without a debugger.
+//! Difference between two observations, with its path and both values.
 
 use std::fmt::{self, Display};
 
 use serde_json::Value;
 
-/// Enough of a value to recognise it.
+/// Long enough to recognize a value.
 const SHOWN: usize = 600;
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ impl Difference {
         Self { list, place, recorded: recorded.to_string(), ours: ours.to_string() }
     }
 
-    /// The same, further out.
+    /// Prepends a path component.
     pub(super) fn at(mut self, place: impl Display) -> Self {
         self.place = format!("{place}{}", self.place);
         self
@@ -48,7 +48,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// The first place where two values differ.
+/// The first path at which two values differ.
 pub(super) fn first(list: &str, recorded: &Value, ours: &Value) -> Option<Difference> {
     match (recorded, ours) {
         (left, right) if left == right => None,
@@ -73,7 +73,7 @@ pub(super) fn first(list: &str, recorded: &Value, ours: &Value) -> Option<Differ
     }
 }
 
-/// How many places differ; for choosing what to show beside a recorded value.
+/// Number of differing paths; used to select the nearest value to show.
 pub(super) fn count(left: &Value, right: &Value) -> usize {
     match (left, right) {
         (left, right) if left == right => 0,

@@ -1,24 +1,24 @@
-//! The names that both sides share: an id is called by what it is the id of, so that neither the
-//! order of calls nor the machine shows in what is compared.
+//! Names shared by both sides: an id is replaced by what it identifies, so that neither the order
+//! of calls nor the machine affects the comparison.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::account::{Account, Call};
+use super::observation::{Call, Observation};
 
-/// What to call what, longest first.
+/// Replacements, longest first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names(Vec<(String, String)>);
 
 impl Names {
-    /// Of a recording, whose ids are `<id0>`, `<id1>` … in order of appearance. The answers to its
-    /// calls are not recorded: a container's id is the next one that is started.
-    pub(super) fn recorded(account: &Account) -> Self {
+    /// Of a recording, whose ids are `<id0>`, `<id1>` … in order of appearance. The responses to
+    /// its calls are not recorded: a container's id is the next one that is started.
+    pub(super) fn recorded(observation: &Observation) -> Self {
         let mut names = Ids::default();
         let mut created = Vec::new();
-        for call in account.calls.iter().chain(&account.deletion_calls) {
+        for call in observation.calls.iter().chain(&observation.deletion_calls) {
             let sandbox = call.request["pod_sandbox_id"].as_str().unwrap_or_default();
             let container = call.request["container_id"].as_str().unwrap_or_default();
             names.sandbox(sandbox);
@@ -35,7 +35,7 @@ impl Names {
         Self::new(names.0)
     }
 
-    /// Of ours: from calls with the ids they were answered with, and what else is our machine's.
+    /// Of our agent: from calls with the ids in their responses, and other values of our machine.
     pub(super) fn ours<'a>(
         calls: impl IntoIterator<Item = (&'a Call, Option<&'a str>)>,
         place: BTreeMap<String, String>,
@@ -68,10 +68,10 @@ impl Names {
         for (from, to) in &self.0 {
             text = text.replace(from, to);
         }
-        random_end(text)
+        without_random_suffix(text)
     }
 
-    /// In every text of a value, and without what is null: absent and null are the same.
+    /// In every string of a value; null fields are removed, because absent and null are equivalent.
     pub(super) fn in_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.in_text(text)),
@@ -86,7 +86,7 @@ impl Names {
     }
 }
 
-/// Ids and what they are called.
+/// Ids and their names.
 #[derive(Default)]
 struct Ids(BTreeMap<String, String>);
 
@@ -116,16 +116,16 @@ pub(super) fn is_time(text: &str) -> bool {
     text.len() >= "2026-01-01T00:00:00Z".len() && text.parse::<Timestamp>().is_ok()
 }
 
-/// Names that end in something random: the file of a container's last words, and the volume of
-/// its account's token.
-fn random_end(text: String) -> String {
+/// Names with a random suffix: the file of a termination message, and the volume of a
+/// ServiceAccount token.
+fn without_random_suffix(text: String) -> String {
     if let Some((head, _)) = text.rsplit_once("kube-api-access-") {
         return format!("{head}kube-api-access-<rand>");
     }
-    let folders: Vec<&str> = text.split('/').collect();
-    match folders.as_slice() {
+    let directories: Vec<&str> = text.split('/').collect();
+    match directories.as_slice() {
         ["<root>", "pods", _, "containers", _, _] => {
-            let head = folders.get(..5).unwrap_or_default().join("/");
+            let head = directories.get(..5).unwrap_or_default().join("/");
             format!("{head}/<rand>")
         }
         _ => text,
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_ends_and_times_are_called_so() {
+    fn random_suffixes_and_times_are_replaced() {
         let names = Names::new([("abc".into(), "<c 0>".into())].into());
         for (text, want) in [
             ("<root>/pods/<uid>/containers/c/1f2e3d4c", "<root>/pods/<uid>/containers/c/<rand>"),

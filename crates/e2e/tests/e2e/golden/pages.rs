@@ -1,5 +1,5 @@
-//! The pages of the kubelet server while the recorded pod runs: upstream's fields and series, and
-//! its values wherever they are not the machine's.
+//! Comparison of the kubelet server's pages while the recorded pod runs: upstream's fields and
+//! series, and its values where they do not depend on the machine.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,43 +12,44 @@ use podwright_e2e::wait;
 use serde_json::{Value, json};
 
 use super::difference::{Difference, first};
+use super::golden_node::GoldenNode;
 use super::names::is_time;
-use super::stage::Stage;
 use crate::privilege::{needs_root, skipped};
 
-/// Settings of this stage that are not the recording's: its cgroups and disks are shared with
-/// others, and everybody may read its pages.
+/// Settings of this test node that differ from the recording: its cgroups and disks are shared with
+/// others, and its pages are readable without authorization.
 const OWN_SETTINGS: [&str; 4] =
     ["cgroupRoot", "imageGCHighThresholdPercent", "authentication", "authorization"];
 
-/// Where ours means to differ; `docs/differences.md` says why.
-const MEANT: [&str; 3] = [
-    // What is left below a limit, where there is none: upstream says 0.
+/// Intended differences; see `docs/differences.md`.
+const INTENDED: [&str; 3] = [
+    // The remainder below a limit, if there is no limit: upstream reports 0.
     ".pods[].containers[b].memory.availableBytes",
-    // Of what upstream does not learn from this runtime.
+    // Values that upstream does not get from this runtime.
     ".pods[].network.",
     ".pods[].process_stats.",
 ];
 
 #[tokio::test]
-async fn the_server_shows_what_upstreams_shows() {
+async fn server_pages_match_upstream() {
     needs_root!();
     let Some(golden) = std::env::var_os("PODWRIGHT_GOLDEN") else {
-        return skipped("PODWRIGHT_GOLDEN names no folder of recordings");
+        return skipped("PODWRIGHT_GOLDEN is not set to a directory of recordings");
     };
     let recorded = Recorded::read(&Path::new(&golden).join("server")).unwrap();
-    let stage = Stage::set_with(recorded.configuration()).await.unwrap();
-    let pods: Api<Pod> = Api::default_namespaced(stage.client.clone());
+    let golden_node = GoldenNode::start_with(recorded.configuration()).await.unwrap();
+    let pods: Api<Pod> = Api::default_namespaced(golden_node.client.clone());
     pods.create(&PostParams::default(), &recorded.posted().unwrap()).await.unwrap();
-    // Disks are measured beside the first question, a rate needs two, a probe its first answer.
+    // Disks are measured after the first request, a rate needs two samples, a probe its first
+    // result.
     let alike = async || {
-        let differences = recorded.compared(&stage).await?;
-        let told: String = differences.iter().map(Difference::to_string).collect();
-        anyhow::ensure!(differences.is_empty(), "\n{told}");
+        let differences = recorded.compared(&golden_node).await?;
+        let reported: String = differences.iter().map(Difference::to_string).collect();
+        anyhow::ensure!(differences.is_empty(), "\n{reported}");
         Ok(true)
     };
-    let seen = wait::until_true("the pages to be as recorded", super::PATIENCE, alike).await;
-    stage.strike();
+    let seen = wait::until_true("the pages to be as recorded", super::LIMIT, alike).await;
+    golden_node.close();
     seen.unwrap();
 }
 
@@ -62,9 +63,9 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn read(folder: &Path) -> Result<Self> {
+    fn read(directory: &Path) -> Result<Self> {
         let text = |name: &str| {
-            std::fs::read_to_string(folder.join(name)).with_context(|| format!("reading {name}"))
+            std::fs::read_to_string(directory.join(name)).with_context(|| format!("reading {name}"))
         };
         let json = |name: &str| Ok::<Value, anyhow::Error>(serde_json::from_str(&text(name)?)?);
         Ok(Self {
@@ -77,7 +78,7 @@ impl Recorded {
         })
     }
 
-    /// The recorded settings that can be ours, and a server that lets everybody in.
+    /// The applicable recorded settings, and a server without authorization.
     fn configuration(&self) -> Value {
         let mut settings = self.configz["kubeletconfig"].clone();
         if let Some(settings) = settings.as_object_mut() {
@@ -94,12 +95,12 @@ impl Recorded {
     fn posted(&self) -> Result<Pod> {
         let applied = "kubectl.kubernetes.io/last-applied-configuration";
         let applied = self.pods["items"][0]["metadata"]["annotations"][applied].as_str();
-        Ok(serde_json::from_str(applied.context("the recording does not say what was applied")?)?)
+        Ok(serde_json::from_str(applied.context("the recording has no applied pod")?)?)
     }
 
-    async fn compared(&self, stage: &Stage) -> Result<Vec<Difference>> {
+    async fn compared(&self, golden_node: &GoldenNode) -> Result<Vec<Difference>> {
         let json = async |path: &str| -> Result<Value> {
-            Ok(serde_json::from_str(&stage.page(path).await?)?)
+            Ok(serde_json::from_str(&golden_node.page(path).await?)?)
         };
         let pods = json("/pods").await?;
         let item = &pods["items"][0];
@@ -119,28 +120,28 @@ impl Recorded {
         let summary = json("/stats/summary").await?;
         let compared = |summary: &Value| {
             let mut fields = fields(&value(summary));
-            fields.retain(|field| !is_meant(field));
+            fields.retain(|field| !is_intended(field));
             fields
         };
         let (want, ours) = (compared(&self.summary), compared(&summary));
-        differences.extend(apart("/stats/summary", &want, &ours));
+        differences.extend(set_differences("/stats/summary", &want, &ours));
         for (path, want) in
             [("/metrics/resource", &self.resource), ("/metrics/probes", &self.probes)]
         {
-            let ours = stage.page(path).await?;
-            differences.extend(apart(path, &series(&text(want)), &series(&text(&ours))));
+            let ours = golden_node.page(path).await?;
+            differences.extend(set_differences(path, &series(&text(want)), &series(&text(&ours))));
         }
         Ok(differences)
     }
 }
 
-fn is_meant(field: &str) -> bool {
-    // Upstream did not find this runtime, and has zeros for one at its usual place.
+fn is_intended(field: &str) -> bool {
+    // Upstream did not find this runtime, and reports zeros for one at the default path.
     let pressure = field.starts_with(".pods[].containers[") && field.contains(".psi.");
-    pressure || MEANT.iter().any(|meant| field.starts_with(meant))
+    pressure || INTENDED.iter().any(|intended| field.starts_with(intended))
 }
 
-/// With ids, times and addresses called by what they are.
+/// With ids, times and addresses replaced by names.
 fn in_text(text: &str, place: &[(&str, &str)]) -> String {
     if is_time(text) {
         return "<time>".into();
@@ -171,7 +172,7 @@ fn in_value(value: &Value, rename: &impl Fn(&str) -> String) -> Value {
     }
 }
 
-/// Without what the API server and the client keep in a pod.
+/// Without the fields that the API server and the client store in a pod.
 fn of_the_node(mut list: Value) -> Value {
     for metadata in items(&mut list).filter_map(|pod| pod["metadata"].as_object_mut()) {
         metadata.remove("resourceVersion");
@@ -196,12 +197,12 @@ fn items(list: &mut Value) -> impl Iterator<Item = &mut Value> {
     list["items"].as_array_mut().into_iter().flatten()
 }
 
-/// Without what is this stage's own; of paths only that they are there.
+/// Without settings of this test node; of paths only their presence is compared.
 fn general(configz: &Value) -> Value {
     let mut configz = configz.clone();
     if let Some(settings) = configz["kubeletconfig"].as_object_mut() {
         settings.retain(|name, _| !OWN_SETTINGS.contains(&name.as_str()));
-        // A bed wants to read more.
+        // A bed sets a higher log verbosity.
         if let Some(logging) = settings.get_mut("logging").and_then(Value::as_object_mut) {
             logging.remove("verbosity");
         }
@@ -210,8 +211,8 @@ fn general(configz: &Value) -> Value {
     in_value(&configz, &|text| if is_path(text) { "<path>".into() } else { text.to_owned() })
 }
 
-/// Every field that has a value. What has a name is told apart by it, but for links: those are the
-/// machine's.
+/// Every field that has a value. List entries are identified by name, except links, which depend on
+/// the machine.
 fn fields(value: &Value) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut open = vec![(String::new(), value)];
@@ -232,13 +233,13 @@ fn fields(value: &Value) -> BTreeSet<String> {
     found
 }
 
-/// Every line without its figures, and whether it tells when it was measured. Probes that failed
-/// before the server listened are chance.
+/// Every line without its values, and whether it has a timestamp. Probes that failed before the
+/// server listened depend on timing.
 fn series(page: &str) -> BTreeSet<String> {
     let lines = page.lines().filter(|line| {
         !line.is_empty() && !line.starts_with("# HELP") && !line.contains("result=\"failed\"")
     });
-    let told = |line: &str| {
+    let reported = |line: &str| {
         if line.starts_with('#') {
             return line.to_owned();
         }
@@ -249,11 +250,15 @@ fn series(page: &str) -> BTreeSet<String> {
         let timed = if words.count() > 1 { " at a time" } else { "" };
         format!("{name}{timed}")
     };
-    lines.map(told).collect()
+    lines.map(reported).collect()
 }
 
-/// What only one of two sets has.
-fn apart(page: &str, recorded: &BTreeSet<String>, ours: &BTreeSet<String>) -> Vec<Difference> {
+/// Entries that only one of two sets has.
+fn set_differences(
+    page: &str,
+    recorded: &BTreeSet<String>,
+    ours: &BTreeSet<String>,
+) -> Vec<Difference> {
     let missing =
         recorded.difference(ours).map(|one| Difference::new(page, one, "there", "absent"));
     let extra = ours.difference(recorded).map(|one| Difference::new(page, one, "absent", "there"));

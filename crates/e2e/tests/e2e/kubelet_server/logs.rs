@@ -1,25 +1,25 @@
-//! Logs, through a real API server with every kubectl.
+//! Container logs through a real API server with every kubectl.
 
 use podwright_e2e::kubectl::Release;
 use podwright_e2e::wait;
 use serde_json::json;
 
-use super::{Who, open_files, run, settles};
+use super::{ClientIdentity, open_files, run, until_files_closed};
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::{figure, needs_root};
 
 #[tokio::test]
-async fn kubectl_reads_follows_and_looks_back() {
+async fn kubectl_reads_current_followed_and_previous_logs() {
     needs_root!();
     let cluster = Cluster::start().await;
-    // Says three lines and dies, again and again; then one that goes on.
+    // Prints three lines and exits, repeatedly; then one that keeps running.
     let mut crashing = pod("crashing", &[]);
     crashing["spec"]["containers"][0]["command"] =
         json!(["sh", "-c", "echo one; echo two >&2; echo three; exit 1"]);
     cluster.create(crashing).await;
     cluster.create(pod("talking", &["lines", "0", "--every", "100"])).await;
     cluster.until("talking", "ready", ready).await;
-    // While it rests nothing of it changes under who reads.
+    // During back-off its log does not change under the reader.
     let resting = |status: &serde_json::Value| {
         let container = &status["containerStatuses"][0];
         container["restartCount"].as_u64() >= Some(1)
@@ -32,8 +32,8 @@ async fn kubectl_reads_follows_and_looks_back() {
                 ["-n", NAMESPACE, "logs"].iter().chain(arguments).copied().collect();
             run(kubectl.command(&all), b"").await
         };
-        cluster.until("crashing", "a rest after a restart", resting).await;
-        // Its rest may end just now; then the one before is another one a moment later.
+        cluster.until("crashing", "back-off after a restart", resting).await;
+        // The back-off may end right now; then the previous container changes a moment later.
         let looks_back = async || {
             let before = logs(&["--previous", "crashing"]).await;
             let mut lines: Vec<&str> = before.out.lines().collect();
@@ -41,8 +41,8 @@ async fn kubectl_reads_follows_and_looks_back() {
             anyhow::ensure!(lines == ["one", "three", "two"], "{release:?}: {}", before.err);
             Ok(true)
         };
-        wait::until_true("the log before", LIMIT, looks_back).await.unwrap();
-        // One that was just started has said nothing yet.
+        wait::until_true("the previous log", LIMIT, looks_back).await.unwrap();
+        // A container that was just started has printed nothing yet.
         let one_line = async || {
             let tail = logs(&["--tail=1", "crashing"]).await;
             let count = tail.out.lines().count();
@@ -64,7 +64,7 @@ async fn kubectl_reads_follows_and_looks_back() {
         following.until("lines as they are written", LIMIT, goes_on).await.unwrap();
         following.kill().await.unwrap();
     }
-    // A follower of a container that ends, ends.
+    // A follower ends when its container exits.
     let mut short = pod("short", &["lines", "3", "--every", "300"]);
     short["spec"]["restartPolicy"] = json!("Never");
     cluster.create(short).await;
@@ -82,13 +82,13 @@ async fn kubectl_reads_follows_and_looks_back() {
 }
 
 #[tokio::test]
-async fn followers_leave_nothing_open() {
+async fn followers_leave_no_open_files() {
     needs_root!();
     let cluster = Cluster::start().await;
     cluster.create(pod("talking", &["lines", "0", "--every", "200"])).await;
     cluster.until("talking", "ready", ready).await;
     let agent = cluster.agent.daemon().pid();
-    let Who::Certificate(pair) = cluster.admin() else { unreachable!() };
+    let ClientIdentity::Certificate(pair) = cluster.admin() else { unreachable!() };
     let before = open_files(agent);
     let many = if std::env::var_os("PODWRIGHT_LONG").is_some() { 500 } else { 50 };
     let url = format!(
@@ -118,6 +118,6 @@ async fn followers_leave_nothing_open() {
     for follower in followers {
         follower.abort();
     }
-    settles("the agent", agent, before).await;
+    until_files_closed("the agent", agent, before).await;
     cluster.close();
 }

@@ -1,4 +1,4 @@
-//! What the node tells of itself in numbers.
+//! Metrics and statistics of the node.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::{figure, needs_root};
 
-/// A pod with two containers, a limit and a volume, on an agent with a group of its own.
+/// A pod with two containers, a limit and a volume, on an agent with its own cgroup.
 async fn with_sample() -> Cluster {
     let own_group =
-        |bed: &Bed| json!({ "kubeletCgroups": bed.ground().cgroup().child("us").unwrap() });
+        |bed: &Bed| json!({ "kubeletCgroups": bed.environment().cgroup().child("us").unwrap() });
     let cluster = Cluster::configured(Bed::builder().control_plane(), own_group).await;
     let mut sample = pod("sample", &["serve"]);
     let spec = &mut sample["spec"];
@@ -32,16 +32,16 @@ async fn with_sample() -> Cluster {
 }
 
 async fn page(cluster: &Cluster, path: &str) -> String {
-    let answer = cluster.ask("GET", path, &cluster.admin()).await;
-    assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.text());
-    answer.text()
+    let response = cluster.request("GET", path, &cluster.admin()).await;
+    assert!(response.status.is_success(), "{path}: {} {}", response.status, response.text());
+    response.text()
 }
 
 #[tokio::test]
-async fn the_summary_shows_node_pods_containers_and_volumes() {
+async fn summary_contains_node_pods_containers_and_volumes() {
     needs_root!();
     let cluster = with_sample().await;
-    // Disks are measured beside the first question, and a rate needs two.
+    // Disks are measured after the first request, and a rate needs two samples.
     let whole = async || {
         let summary: Value = serde_json::from_str(&page(&cluster, "/stats/summary").await)?;
         let measured = summary["pods"][0]["volume"][0]["usedBytes"].is_u64()
@@ -50,7 +50,7 @@ async fn the_summary_shows_node_pods_containers_and_volumes() {
             && summary["node"]["cpu"]["usageNanoCores"].is_u64();
         Ok(measured.then_some(summary))
     };
-    let summary = wait::until("a whole summary", LIMIT, whole).await.unwrap();
+    let summary = wait::until("a complete summary", LIMIT, whole).await.unwrap();
     assert_eq!(summary["node"]["nodeName"], "node-1");
     for field in ["cpu", "memory", "network", "fs", "runtime", "rlimit", "swap"] {
         assert!(summary["node"][field].is_object(), "node.{field}: {summary:#}");
@@ -97,7 +97,7 @@ async fn the_summary_shows_node_pods_containers_and_volumes() {
     cluster.close();
 }
 
-/// Families of a page: type, and the names of the labels.
+/// Metric families of a page: type and label names.
 fn families(page: &str) -> BTreeMap<String, (String, Vec<String>)> {
     let mut families: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     for line in page.lines() {
@@ -122,8 +122,8 @@ fn families(page: &str) -> BTreeMap<String, (String, Vec<String>)> {
     families
 }
 
-/// What the NodeConformance suite wants of `/metrics/cadvisor`, but for what the kernel counts only
-/// of a container that used a disk.
+/// Metrics that the NodeConformance suite requires of `/metrics/cadvisor`, except those that the
+/// kernel only counts for a container that used a disk.
 const CONFORMANCE: [&str; 37] = [
     "container_cpu_system_seconds_total",
     "container_cpu_usage_seconds_total",
@@ -165,7 +165,7 @@ const CONFORMANCE: [&str; 37] = [
 ];
 
 #[tokio::test]
-async fn every_series_has_upstreams_name_type_and_labels() {
+async fn every_series_has_upstream_name_type_and_labels() {
     needs_root!();
     let Some(golden) = podwright_testkit::report::recordings() else { return };
     let golden = std::path::Path::new(&golden).join("server");
@@ -181,7 +181,7 @@ async fn every_series_has_upstreams_name_type_and_labels() {
         assert!(ours.len() > 10, "{path} has only {}", ours.len());
         for (name, (kind, labels)) in &ours {
             let upstream = &recorded[path][name];
-            // Upstream has more families than its recording: those without a value are not in it.
+            // Upstream has more families than its recording, which lacks those without a value.
             if upstream.is_null() {
                 continue;
             }
@@ -189,12 +189,12 @@ async fn every_series_has_upstreams_name_type_and_labels() {
             assert_eq!(upstream["labels"], json!(labels), "{path}: {name}");
         }
         for name in CONFORMANCE.iter().filter(|_| path == "/metrics/cadvisor") {
-            assert!(ours.contains_key(*name), "{name} is not there");
+            assert!(ours.contains_key(*name), "{name} is missing");
         }
         let shared = ours.keys().filter(|name| !recorded[path][name.as_str()].is_null()).count();
         assert!(
             shared * 10 >= ours.len() * 8,
-            "{path}: only {shared} of {} are upstream's",
+            "{path}: only {shared} of {} match upstream",
             ours.len()
         );
     }
@@ -204,10 +204,10 @@ async fn every_series_has_upstreams_name_type_and_labels() {
     cluster.close();
 }
 
-/// Figures, with `PODWRIGHT_LONG` for as many pods as a node takes. Whoever wants those of a
-/// release build names it in `PODWRIGHT_BIN`.
+/// Figures, with `PODWRIGHT_LONG` for the maximum number of pods. Set `PODWRIGHT_BIN` to measure a
+/// release build.
 #[tokio::test]
-async fn the_cost_of_a_scrape_is_printed() {
+async fn scrape_cost_is_printed() {
     needs_root!();
     let many = if std::env::var_os("PODWRIGHT_LONG").is_some() { 110 } else { 4 };
     let cluster = Cluster::start().await;
@@ -219,7 +219,7 @@ async fn the_cost_of_a_scrape_is_printed() {
     }
     let admin = cluster.admin();
     let counted = async |path: &str, line: &str| {
-        let page = cluster.ask("GET", path, &admin).await.text();
+        let page = cluster.request("GET", path, &admin).await.text();
         page.lines().filter(|found| found.starts_with(line)).count()
     };
     let all = async || {
@@ -233,14 +233,14 @@ async fn the_cost_of_a_scrape_is_printed() {
     for path in pages {
         let (mut times, mut bytes) = (Vec::new(), 0);
         for _ in 0..5 {
-            // What was read is good for a second; the next one is to read again.
+            // Values are cached for a second; the next request must read again.
             tokio::time::sleep(Duration::from_millis(1100)).await;
             let (began, before) = (Instant::now(), usage::cpu(agent).unwrap());
-            let answer = cluster.ask("GET", path, &admin).await;
+            let response = cluster.request("GET", path, &admin).await;
             let cpu = usage::cpu(agent).unwrap().saturating_sub(before);
-            assert!(answer.status.is_success(), "{path}: {}", answer.text());
+            assert!(response.status.is_success(), "{path}: {}", response.text());
             times.push((began.elapsed(), cpu));
-            bytes = answer.body.len();
+            bytes = response.body.len();
         }
         times.sort_unstable();
         let (took, cpu) = times[2];
@@ -251,7 +251,7 @@ async fn the_cost_of_a_scrape_is_printed() {
 }
 
 #[tokio::test]
-async fn pods_and_settings_are_shown() {
+async fn pods_and_configuration_are_served() {
     needs_root!();
     let cluster = with_sample().await;
     let pods: Value = serde_json::from_str(&page(&cluster, "/pods").await).unwrap();
@@ -259,7 +259,7 @@ async fn pods_and_settings_are_shown() {
     let sample = &pods["items"][0];
     assert_eq!(sample["metadata"]["name"], "sample");
     assert_eq!(sample["status"]["phase"], "Running");
-    assert!(sample["kind"].is_null(), "said once, outside");
+    assert!(sample["kind"].is_null(), "only the list has a kind");
     let running: Value = serde_json::from_str(&page(&cluster, "/runningpods/").await).unwrap();
     let containers = running["items"][0]["spec"]["containers"].as_array().unwrap();
     assert_eq!(containers.len(), 2);

@@ -1,4 +1,4 @@
-//! Commands, terminals, files and ports, through a real API server with every kubectl.
+//! exec, attach, cp and port-forward through a real API server with every kubectl.
 
 use std::io::Write;
 
@@ -9,11 +9,11 @@ use podwright_e2e::wait;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{Ended, open_files, run, settles};
+use super::{ProgramResult, open_files, run, until_files_closed};
 use crate::cluster::{Cluster, LIMIT, NAMESPACE, pod, ready};
 use crate::privilege::{figure, needs_root};
 
-async fn exec(kubectl: &Kubectl, flags: &[&str], command: &[&str], input: &[u8]) -> Ended {
+async fn exec(kubectl: &Kubectl, flags: &[&str], command: &[&str], input: &[u8]) -> ProgramResult {
     let mut arguments = vec!["-n", NAMESPACE, "exec"];
     arguments.extend_from_slice(flags);
     arguments.extend(["web", "--"]);
@@ -36,9 +36,14 @@ async fn commands_run_in_containers_with_every_kubectl() {
     let before = open_files(agent);
     for release in Release::ALL {
         let kubectl = cluster.kubectl(release);
-        let said = exec(&kubectl, &[], &["sh", "-c", "echo out; echo err >&2"], b"").await;
-        assert_eq!((said.code, said.out.as_str()), (Some(0), "out\n"), "{release:?}: {}", said.err);
-        assert!(said.err.contains("err"), "{release:?}: {}", said.err);
+        let output = exec(&kubectl, &[], &["sh", "-c", "echo out; echo err >&2"], b"").await;
+        assert_eq!(
+            (output.code, output.out.as_str()),
+            (Some(0), "out\n"),
+            "{release:?}: {}",
+            output.err
+        );
+        assert!(output.err.contains("err"), "{release:?}: {}", output.err);
 
         let failed = exec(&kubectl, &[], &["sh", "-c", "exit 7"], b"").await;
         assert_eq!(failed.code, Some(7), "{release:?}: {}", failed.err);
@@ -50,16 +55,16 @@ async fn commands_run_in_containers_with_every_kubectl() {
         let missing = exec(&kubectl, &["-c", "nobody"], &["true"], b"").await;
         assert_ne!(missing.code, Some(0), "{release:?}");
     }
-    settles("the agent", agent, before).await;
+    until_files_closed("the agent", agent, before).await;
     cluster.close();
 }
 
-/// Says its terminal and, as soon as it was told, the size of it: that comes after the start.
+/// Prints its terminal and, as soon as it is known, its size, which arrives after the start.
 const IN_A_TERMINAL: &str = "tty; for i in $(seq 100); do \
     stty size 2>/dev/null | grep '45 123' && break; sleep 0.1; done; exit 3";
 
 #[tokio::test]
-async fn a_terminal_is_a_terminal() {
+async fn exec_allocates_a_terminal_with_the_right_size() {
     needs_root!();
     let cluster = with_web().await;
     for release in Release::ALL {
@@ -70,7 +75,7 @@ async fn a_terminal_is_a_terminal() {
         let words: Vec<String> = words
             .map(|word| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''")))
             .collect();
-        // kubectl wants a terminal of its own before it asks for one.
+        // kubectl needs a terminal itself before it requests one.
         let mut command = std::process::Command::new("script");
         command.args(["-qec", &format!("stty cols 123 rows 45; {}", words.join(" ")), "/dev/null"]);
         command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -83,7 +88,7 @@ async fn a_terminal_is_a_terminal() {
 }
 
 #[tokio::test]
-async fn what_a_process_is_told_over_attach_it_hears() {
+async fn attach_delivers_standard_input() {
     needs_root!();
     let cluster = Cluster::start().await;
     for (at, release) in Release::ALL.into_iter().enumerate() {
@@ -98,19 +103,19 @@ async fn what_a_process_is_told_over_attach_it_hears() {
         cluster.until(&name, "ready", ready).await;
         let kubectl = cluster.kubectl(release);
         let attach = kubectl.command(&["-n", NAMESPACE, "attach", "-i", &name]);
-        let heard = run(attach, b"one\ntwo\n").await;
+        let received = run(attach, b"one\ntwo\n").await;
         assert!(
-            heard.out.contains("got one\ngot two\n"),
+            received.out.contains("got one\ngot two\n"),
             "{release:?}: {}{}",
-            heard.out,
-            heard.err
+            received.out,
+            received.err
         );
-        cluster.until(&name, "the end", |status| status["phase"] == "Succeeded").await;
+        cluster.until(&name, "to finish", |status| status["phase"] == "Succeeded").await;
     }
     cluster.close();
 }
 
-/// A kubectl that forwards, and the port where it listens.
+/// A forwarding kubectl and its local port.
 async fn forwarded(cluster: &Cluster, kubectl: &Kubectl, at: usize, to: &str) -> (Daemon, u16) {
     let command = kubectl.command(&["-n", NAMESPACE, "port-forward", "pod/web", to]);
     let forward = cluster.bed.daemon(&format!("port-forward-{at}"), command).unwrap();
@@ -142,10 +147,10 @@ async fn ports_are_forwarded_with_every_kubectl() {
     cluster.close();
 }
 
-/// Who has said everything may still listen: the end of what a client sends reaches the pod, and
-/// what the pod says after that reaches the client.
+/// After a client has closed its sending side it can still receive: the end of input reaches the
+/// pod, and the pod's later output reaches the client.
 #[tokio::test]
-async fn a_forwarded_connection_is_closed_one_half_at_a_time() {
+async fn forwarded_connection_supports_half_close() {
     needs_root!();
     let cluster = Cluster::start().await;
     cluster.create(pod("web", &["serve", "--tcp", "7070"])).await;
@@ -156,17 +161,17 @@ async fn a_forwarded_connection_is_closed_one_half_at_a_time() {
         let talk = async || {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
             let mut stream = cluster.bed.netns().connect(address).await?;
-            let said = vec![b'x'; 200_000];
+            let output = vec![b'x'; 200_000];
             let (mut reading, mut writing) = stream.split();
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             let saying = async {
-                writing.write_all(&said).await?;
+                writing.write_all(&output).await?;
                 writing.shutdown().await
             };
-            let (said_all, read) = tokio::join!(saying, reading.read_to_end(&mut heard));
+            let (said_all, read) = tokio::join!(saying, reading.read_to_end(&mut received));
             said_all?;
             read?;
-            anyhow::ensure!(heard == said, "{} bytes came back", heard.len());
+            anyhow::ensure!(received == output, "{} bytes were returned", received.len());
             Ok(Some(()))
         };
         wait::until(format!("{release:?}: all of it to come back"), LIMIT, talk).await.unwrap();
@@ -176,7 +181,7 @@ async fn a_forwarded_connection_is_closed_one_half_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_silent_for_too_long_is_closed() {
+async fn idle_stream_is_closed() {
     needs_root!();
     let short = |_: &Bed| json!({ "streamingConnectionIdleTimeout": "10s" });
     let cluster = Cluster::configured(Bed::builder().control_plane(), short).await;
@@ -184,22 +189,22 @@ async fn a_stream_that_is_silent_for_too_long_is_closed() {
     cluster.until("web", "ready", ready).await;
     let agent = cluster.agent.daemon().pid();
     let before = open_files(agent);
-    // This one sends no pings of its own.
+    // This release sends no pings.
     let kubectl = cluster.kubectl(Release::V1_20);
-    // In all for longer than it may be silent.
+    // In total longer than the idle timeout.
     let talks = "for i in $(seq 24); do echo $i; sleep 0.5; done";
     let spoke = exec(&kubectl, &[], &["sh", "-c", talks], b"").await;
     assert_eq!(spoke.out.lines().count(), 24, "{}", spoke.err);
     let slept = exec(&kubectl, &[], &["sh", "-c", "echo in; sleep 1000; echo out"], b"").await;
     assert_eq!(slept.out, "in\n", "{}", slept.err);
-    settles("the agent", agent, before).await;
+    until_files_closed("the agent", agent, before).await;
     drop(kubectl);
     cluster.close();
 }
 
-/// Row by row the same bytes, there and back: backpressure loses nothing.
+/// The same bytes in both directions: backpressure loses nothing.
 #[tokio::test]
-async fn files_are_copied_there_and_back() {
+async fn files_are_copied_in_both_directions() {
     needs_root!();
     let cluster = with_web().await;
     let agent = cluster.agent.daemon().pid();
@@ -239,7 +244,7 @@ async fn files_are_copied_there_and_back() {
     let peak = std::fs::read_to_string(format!("/proc/{agent}/status")).unwrap();
     let peak = peak.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default().to_owned();
     let kilobytes: u64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(kilobytes < 150_000, "bytes were carried, not kept: {peak}");
+    assert!(kilobytes < 150_000, "bytes must be streamed, not buffered: {peak}");
     let seconds = began.elapsed().as_secs_f64();
     figure(&format!(
         "kubectl cp: 4 times {megabytes} MB in {seconds:.1} s; the agent at most {kilobytes} kB"
@@ -248,7 +253,7 @@ async fn files_are_copied_there_and_back() {
 }
 
 #[tokio::test]
-async fn many_streams_at_once_and_clients_that_vanish_leave_nothing_open() {
+async fn concurrent_streams_and_killed_clients_leave_nothing_open() {
     needs_root!();
     let cluster = with_web().await;
     let (agent, runtime) = (cluster.agent.daemon().pid(), cluster.bed.containerd().daemon().pid());
@@ -270,11 +275,12 @@ async fn many_streams_at_once_and_clients_that_vanish_leave_nothing_open() {
     for sleeper in &sleepers {
         sleeper.kill().await.unwrap();
     }
-    settles("the agent", agent, before.0).await;
-    // What they ran goes on, as everywhere; when that ends, the runtime keeps nothing of it either.
+    until_files_closed("the agent", agent, before.0).await;
+    // Their commands keep running, as on any node; when those exit, the runtime keeps nothing open
+    // either.
     let ended = exec(&kubectl, &[], &["killall", "sleep"], b"").await;
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    settles("the runtime", runtime, before.1).await;
+    until_files_closed("the runtime", runtime, before.1).await;
     drop(kubectl);
     cluster.close();
 }

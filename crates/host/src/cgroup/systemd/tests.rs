@@ -13,7 +13,7 @@ use super::super::tests::{Fixture, V2_FILES, config, name};
 use super::super::{CgroupError, Owner};
 use super::*;
 
-/// A manager that has units and remembers what it was asked, on a socket as systemd's private one.
+/// A manager that has units and records its calls, on a socket like systemd's private one.
 #[derive(Clone)]
 struct FakeSystemd {
     state: Arc<parking_lot::Mutex<State>>,
@@ -50,7 +50,7 @@ impl FakeSystemd {
             "" => "done",
             result => result,
         };
-        // Someone else's job, then ours; both before the answer to the call.
+        // A foreign job, then ours; both before the reply to the call.
         Self::job_removed(emitter, 41, other, unit.to_owned(), "failed".to_owned()).await?;
         Self::job_removed(emitter, 42, job.clone(), unit.to_owned(), result.to_owned()).await?;
         Ok(job)
@@ -196,7 +196,7 @@ async fn a_group_is_a_transient_slice_with_its_limits_on_unit_and_files() {
     assert_eq!((again.len(), plain(&again[0])), (1, plain(&set)));
 }
 
-/// Without type annotations and quotes, which are the printer's business.
+/// Without type annotations and quotes, which depend on the printer.
 fn plain(call: &str) -> String {
     let mut text = call.replace(['"', '\''], "");
     for annotation in ["uint64 ", "byte ", "@as ", "@ay ", "0x0"] {
@@ -206,7 +206,7 @@ fn plain(call: &str) -> String {
 }
 
 #[tokio::test]
-async fn destroying_stops_the_slice_and_removes_what_is_left_of_it() {
+async fn destroying_stops_the_slice_and_removes_its_leftovers() {
     let (_dir, socket, fake) = serve();
     let fixture = Fixture::v2("");
     std::fs::create_dir_all(fixture.path().join(DIR).join("container.scope")).unwrap();
@@ -245,7 +245,7 @@ async fn a_job_that_fails_is_named_with_its_result() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_passed_on_and_not_repeated() {
+async fn refusal_is_returned_and_not_retried() {
     let (_dir, socket, fake) = serve();
     let units = Units::at_socket(socket);
     let error = units.set(&name("/none"), config(), 2).await.unwrap_err();
@@ -254,11 +254,11 @@ async fn a_refusal_is_passed_on_and_not_repeated() {
 }
 
 #[tokio::test]
-async fn a_connection_that_broke_is_made_again() {
+async fn broken_connection_is_reestablished() {
     let (_dir, socket, fake) = serve();
     let units = Units::at_socket(socket);
     units.start(&name("/a"), 2).await.unwrap();
-    // when systemd is restarted: it forgets nothing, but every connection ends
+    // when systemd is restarted: it keeps its units, but every connection ends
     let connections = std::mem::take(&mut fake.state.lock().connections);
     for connection in connections {
         connection.close().await.unwrap();
@@ -268,7 +268,7 @@ async fn a_connection_that_broke_is_made_again() {
 }
 
 #[tokio::test]
-async fn without_systemd_the_error_says_what_to_look_at() {
+async fn error_without_systemd_says_what_to_check() {
     let fixture = Fixture::v2("");
     let cgroups = fixture.open(Owner::Systemd(Units::at_socket("/no/such/socket")));
     let error = cgroups.ensure(&name("/a"), &config()).await.unwrap_err();
@@ -278,7 +278,7 @@ async fn without_systemd_the_error_says_what_to_look_at() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_systemd_that_never_answers_is_not_waited_for_forever() {
+async fn waiting_for_systemd_has_a_time_limit() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("private");
     let _never_accepts = UnixListener::bind(&path).unwrap();
@@ -289,7 +289,7 @@ async fn a_systemd_that_never_answers_is_not_waited_for_forever() {
 }
 
 #[test]
-fn limits_are_said_in_the_words_of_either_cgroup_version() {
+fn limits_use_the_properties_of_each_cgroup_version() {
     let names = |version, systemd| {
         let properties = properties(&config(), Some(&[3]), version, systemd);
         properties.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
@@ -331,7 +331,7 @@ fn quotas_are_rounded_up_to_whole_per_cent() {
 }
 
 #[test]
-fn lists_of_cpus_become_masks() {
+fn cpu_lists_become_masks() {
     for (list, mask) in [
         ("0", Some(vec![1])),
         ("0-3,8", Some(vec![0x0f, 0x01])),

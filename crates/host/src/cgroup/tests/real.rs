@@ -1,4 +1,4 @@
-//! The same on this machine's own kernel, below a group of the test's own.
+//! The same tests on this machine's kernel, below a group of the test's own.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,14 +7,14 @@ use podwright_testkit::report;
 
 use super::*;
 
-/// A group for the time of a test, gone even if the test fails.
+/// A group for the duration of a test, removed even if the test fails.
 struct RealRoot {
     cgroups: Cgroups,
     name: CgroupName,
 }
 
 impl RealRoot {
-    /// `None`, and a line that says why, where this machine cannot.
+    /// `None`, with a note, where this machine does not support it.
     fn make(mode: Mode) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         if !report::is_root() {
@@ -129,7 +129,7 @@ async fn real_v1_quota_and_period_shrink_together_although_either_alone_is_refus
     root.cgroups.update(&child, &quota(5_000, 10_000)).await.unwrap();
     let settings = root.cgroups.settings(&child).await.unwrap();
     assert_eq!(settings.cpu_quota, quota(5_000, 10_000).cpu_quota);
-    // and what really is too much is refused, by name
+    // and a quota above the parent's is refused, by name
     let error = root.cgroups.update(&child, &quota(20_000, 10_000)).await.unwrap_err();
     assert!(error.to_string().contains("child/cpu.cfs_quota_us to \"20000\""), "{error}");
 }
@@ -155,7 +155,7 @@ async fn real_v2_group_is_made_measured_and_destroyed_with_its_processes() {
     let (cgroups, pods) = (&root.cgroups, root.pods());
     let uid = PodUid::new("1f2e-3d4c");
     let pod = pods.pod(QosClass::Guaranteed, &uid).unwrap();
-    // Whatever the machine has: beside v1 that may be huge pages only.
+    // Any controllers: beside v1 it may be huge pages only.
     cgroups.ensure(&pod, &CgroupConfig { cpus: None, ..config() }).await.unwrap();
     assert!(cgroups.exists(&pod).await.unwrap());
     assert_eq!(cgroups.pods(&pods).await.unwrap(), [(uid, pod.clone())]);
@@ -180,7 +180,7 @@ async fn real_v2_group_is_made_measured_and_destroyed_with_its_processes() {
 }
 
 #[tokio::test]
-async fn real_processes_that_fork_while_they_are_killed_do_not_get_away() {
+async fn real_processes_that_fork_while_being_killed_are_killed_too() {
     let Some(root) = RealRoot::make(Mode::V1) else { return };
     let group = root.name.child("forks").unwrap();
     let config = CgroupConfig { pids_limit: Some(40), ..CgroupConfig::default() };

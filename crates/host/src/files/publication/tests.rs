@@ -43,7 +43,7 @@ fn set<'a>(files: &[(&str, &'a str)]) -> BTreeMap<PathBuf, NewFile<'a>> {
 }
 
 #[test]
-fn an_edition_replaces_the_one_before_it_and_leaves_nothing_behind() {
+fn edition_replaces_the_previous_one_completely() {
     let mut volume = Volume::new();
     assert_eq!(volume.publish(&[("a", "1"), ("sub/b", "2")]).unwrap(), Published::NewEdition);
     assert_eq!(
@@ -52,12 +52,16 @@ fn an_edition_replaces_the_one_before_it_and_leaves_nothing_behind() {
     );
     assert_eq!(volume.names(), ["..2026_01_01_00_00_00.1", "..data", "a", "sub"]);
     let link = std::fs::read_link(volume.dir.path().join("sub")).unwrap();
-    assert_eq!(link, Path::new("..data/sub"), "one link for a whole folder");
+    assert_eq!(link, Path::new("..data/sub"), "one link for a whole directory");
 
     assert_eq!(volume.publish(&[("a", "1"), ("c", "")]).unwrap(), Published::NewEdition);
     assert_eq!(volume.names(), ["..2026_01_01_00_00_00.2", "..data", "a", "c"]);
     assert_eq!(volume.publish(&[]).unwrap(), Published::NewEdition);
-    assert_eq!(volume.names(), ["..2026_01_01_00_00_00.3", "..data"], "an empty set is a set");
+    assert_eq!(
+        volume.names(),
+        ["..2026_01_01_00_00_00.3", "..data"],
+        "an empty edition is written too"
+    );
 }
 
 #[test]
@@ -73,7 +77,7 @@ fn the_same_content_writes_nothing() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_swept_and_its_missing_links_are_made() {
+fn leftovers_of_a_killed_process_are_removed_and_missing_links_created() {
     let mut volume = Volume::new();
     volume.publish(&[("a", "1"), ("b", "2")]).unwrap();
     let at = |name: &str| volume.dir.path().join(name);
@@ -86,7 +90,7 @@ fn what_a_killed_process_left_is_swept_and_its_missing_links_are_made() {
 }
 
 #[test]
-fn row_38_modes_are_exact_and_a_failed_edition_changes_nothing() {
+fn modes_are_exact_and_a_failed_edition_changes_nothing() {
     let mut volume = Volume::new();
     let mut files = set(&[("a", "1"), ("b", "2")]);
     files.get_mut(Path::new("a")).unwrap().mode = 0o406;
@@ -104,7 +108,7 @@ fn row_38_modes_are_exact_and_a_failed_edition_changes_nothing() {
 }
 
 #[test]
-fn a_link_that_leads_away_is_not_taken_for_an_edition() {
+fn link_that_leads_out_is_not_an_edition() {
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("a"), "1").unwrap();
     let mut volume = Volume::new();
@@ -115,7 +119,7 @@ fn a_link_that_leads_away_is_not_taken_for_an_edition() {
 }
 
 #[test]
-fn a_reader_never_sees_parts_of_two_editions() {
+fn reader_never_sees_parts_of_two_editions() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let mut volume = Volume::new();
     volume.publish(&[("a", "0"), ("b", "0")]).unwrap();
@@ -124,7 +128,7 @@ fn a_reader_never_sees_parts_of_two_editions() {
         let reader = scope.spawn(|| {
             let mut pairs = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                // One edition, held by its folder: it may vanish, it never changes.
+                // One edition, held by its directory handle: it may vanish but never changes.
                 let Ok(edition) = std::fs::canonicalize(path.join("..data")) else { continue };
                 let read = |name: &str| std::fs::read_to_string(edition.join(name)).ok();
                 if let (Some(a), Some(b)) = (read("a"), read("b")) {

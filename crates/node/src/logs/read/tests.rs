@@ -4,7 +4,7 @@ use std::io::Write;
 use podwright_core::builders::{observed, pod, t};
 use podwright_core::log::Stream;
 
-use super::super::folders::Folders;
+use super::super::directory_watch::DirectoryWatch;
 use super::*;
 
 fn line(text: &str) -> String {
@@ -24,10 +24,10 @@ async fn all(mut reader: Reader) -> String {
     text
 }
 
-/// A log that is followed, and the hand that moves the container.
+/// A followed log, and control of its container's state.
 struct Scene {
-    folder: tempfile::TempDir,
-    folders: Arc<Folders>,
+    dir: tempfile::TempDir,
+    directory_watch: Arc<DirectoryWatch>,
     view: watch::Sender<Option<Arc<ObservedPod>>>,
 }
 
@@ -36,20 +36,20 @@ impl Scene {
         let pod = pod("web").container("app").build();
         let running = observed(&pod).sandbox_ready().running("app", t(1)).build();
         Self {
-            folder: tempfile::tempdir().unwrap(),
-            folders: Arc::default(),
+            dir: tempfile::tempdir().unwrap(),
+            directory_watch: Arc::default(),
             view: watch::Sender::new(Some(Arc::new(running))),
         }
     }
 
     fn log(&self) -> PathBuf {
-        self.folder.path().join("0.log")
+        self.dir.path().join("0.log")
     }
 
     async fn follow(&self, selection: Selection) -> Reader {
         let id = self.view.borrow().as_ref().unwrap().instances[0].id.clone();
         let follow = Follow {
-            changes: self.folders.watch(self.folder.path()),
+            changes: self.directory_watch.watch(self.dir.path()),
             liveness: Liveness::new(self.view.subscribe(), id),
         };
         Reader::open(&self.log(), selection, Some(follow)).await.unwrap()
@@ -67,7 +67,7 @@ async fn piece(reader: &mut Reader) -> String {
 }
 
 #[tokio::test]
-async fn a_log_is_read_to_its_end_even_if_that_is_half_a_line() {
+async fn log_is_read_to_its_end_including_an_unterminated_line() {
     let scene = Scene::new();
     append(&scene.log(), &(line("one") + "garbage\n" + &line("two")));
     append(&scene.log(), line("cut").trim_end());
@@ -76,7 +76,7 @@ async fn a_log_is_read_to_its_end_even_if_that_is_half_a_line() {
 }
 
 #[tokio::test]
-async fn row_44_the_tail_counts_lines_of_the_file() {
+async fn tail_counts_lines_of_the_file() {
     let scene = Scene::new();
     let split = |tag: &str, text: &str| format!("2026-01-01T00:00:00Z stdout {tag} {text}\n");
     append(&scene.log(), &(line("first") + &split("P", "a") + &split("P", "b") + &split("F", "c")));
@@ -90,7 +90,7 @@ async fn row_44_the_tail_counts_lines_of_the_file() {
 }
 
 #[tokio::test]
-async fn a_long_log_is_handed_out_in_pieces_and_its_tail_found_from_behind() {
+async fn long_log_is_returned_in_pieces_and_its_tail_found_backwards() {
     let scene = Scene::new();
     let text: String = (0..20_000).map(|n| line(&format!("{n:05}"))).collect();
     append(&scene.log(), &text);
@@ -106,7 +106,7 @@ async fn a_long_log_is_handed_out_in_pieces_and_its_tail_found_from_behind() {
 }
 
 #[tokio::test]
-async fn a_line_without_end_does_not_fill_the_memory() {
+async fn overlong_line_does_not_fill_memory() {
     let scene = Scene::new();
     append(&scene.log(), &"x".repeat(3 * LONGEST_LINE));
     append(&scene.log(), &("\n".to_owned() + &line("after")));
@@ -116,15 +116,15 @@ async fn a_line_without_end_does_not_fill_the_memory() {
 }
 
 #[tokio::test]
-async fn only_a_regular_file_is_a_log() {
+async fn only_a_regular_file_is_read() {
     let scene = Scene::new();
     std::os::unix::fs::symlink("/etc/hostname", scene.log()).unwrap();
     assert!(Reader::open(&scene.log(), Selection::default(), None).await.is_err());
-    assert!(Reader::open(scene.folder.path(), Selection::default(), None).await.is_err());
+    assert!(Reader::open(scene.dir.path(), Selection::default(), None).await.is_err());
 }
 
 #[tokio::test]
-async fn a_follower_gets_lines_as_they_come_and_ends_with_the_container() {
+async fn follower_gets_lines_as_they_come_and_ends_with_the_container() {
     let scene = Scene::new();
     append(&scene.log(), &(line("old") + &line("one")));
     let selection = Selection { tail: Some(1), stream: Some(Stream::Stdout), ..Default::default() };
@@ -136,7 +136,7 @@ async fn a_follower_gets_lines_as_they_come_and_ends_with_the_container() {
         append(&scene.log(), "o\n");
     };
     let (got, ()) = tokio::join!(piece(&mut reader), writer);
-    assert_eq!(got, "two\n", "and no half line before it");
+    assert_eq!(got, "two\n", "no partial line before it");
     append(&scene.log(), line("last").trim_end());
     scene.end();
     assert_eq!(piece(&mut reader).await, "last\n");
@@ -144,13 +144,13 @@ async fn a_follower_gets_lines_as_they_come_and_ends_with_the_container() {
 }
 
 #[tokio::test]
-async fn a_follower_loses_no_line_to_rotation() {
+async fn follower_loses_no_line_to_rotation() {
     let scene = Scene::new();
     append(&scene.log(), &line("one"));
     let mut reader = scene.follow(Selection::default()).await;
     assert_eq!(piece(&mut reader).await, "one\n");
-    // Put aside twice before the follower looks again; the first of them is compressed by then.
-    let aside = |n: u32| scene.folder.path().join(format!("0.log.20260101-00000{n}"));
+    // Rotated twice before the follower checks again; the first file is compressed by then.
+    let aside = |n: u32| scene.dir.path().join(format!("0.log.20260101-00000{n}"));
     append(&scene.log(), &line("two"));
     std::fs::rename(scene.log(), aside(1)).unwrap();
     append(&scene.log(), &line("three"));
@@ -163,12 +163,12 @@ async fn a_follower_loses_no_line_to_rotation() {
 }
 
 #[tokio::test]
-async fn a_follower_ends_when_nobody_looks_after_the_pod_any_more() {
+async fn follower_ends_when_the_pod_is_no_longer_observed() {
     let scene = Scene::new();
     append(&scene.log(), &line("one"));
     let mut reader = scene.follow(Selection::default()).await;
     assert_eq!(piece(&mut reader).await, "one\n");
-    let Scene { folder: _folder, folders: _folders, view } = scene;
+    let Scene { dir: _folder, directory_watch: _folders, view } = scene;
     drop(view);
     assert!(reader.next().await.is_none());
 }

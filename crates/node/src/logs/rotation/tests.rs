@@ -13,14 +13,14 @@ struct Scene {
     fake: Fake,
     rotation: Rotation,
     log: Log,
-    _folder: tempfile::TempDir,
+    _dir: tempfile::TempDir,
 }
 
-/// A container that runs, and its log.
+/// A running container, and its log.
 async fn scene() -> Scene {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let fake = Fake::start(FakeOptions {
-        writes_below: Some(folder.path().into()),
+        writes_below: Some(dir.path().into()),
         ..FakeOptions::default()
     });
     fake.images().add(FakeImage::new("app")).unwrap();
@@ -34,7 +34,7 @@ async fn scene() -> Scene {
     };
     let sandbox = wire::PodSandboxConfig {
         metadata: Some(metadata),
-        log_directory: folder.path().to_string_lossy().into_owned(),
+        log_directory: dir.path().to_string_lossy().into_owned(),
         ..Default::default()
     };
     let sandbox_id: SandboxId = runtime.run_sandbox(sandbox.clone(), "").await.unwrap();
@@ -52,16 +52,16 @@ async fn scene() -> Scene {
         pleg: Pleg::new(runtime.clone(), clock.clone(), metrics, Default::default()),
         runtime,
         clock,
-        directory: Arc::default(),
+        pod_index: Arc::default(),
         policy: RotationPolicy { max_files: 3, ..RotationPolicy::default() },
     };
-    let log = Log { id, path: folder.path().join("app/0.log") };
-    Scene { fake, rotation, log, _folder: folder }
+    let log = Log { id, path: dir.path().join("app/0.log") };
+    Scene { fake, rotation, log, _dir: dir }
 }
 
 impl Scene {
     async fn look(&self) -> Result<(), String> {
-        self.rotation.look_after(&self.log, 10).await.map_err(|error| chain(&error))
+        self.rotation.check(&self.log, 10).await.map_err(|error| chain(&error))
     }
 
     fn write(&self, text: &str) {
@@ -69,16 +69,16 @@ impl Scene {
     }
 
     fn files(&self) -> Vec<String> {
-        let folder = self.log.path.parent().unwrap().read_dir().unwrap();
+        let dir = self.log.path.parent().unwrap().read_dir().unwrap();
         let mut names: Vec<String> =
-            folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_log_is_put_aside_older_ones_are_compressed_and_the_oldest_go() {
+async fn long_log_is_rotated_older_ones_are_compressed_and_the_oldest_removed() {
     let scene = scene().await;
     scene.write("short");
     scene.look().await.unwrap();
@@ -98,7 +98,7 @@ async fn a_long_log_is_put_aside_older_ones_are_compressed_and_the_oldest_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn row_43_a_log_the_runtime_does_not_let_go_gets_its_name_back() {
+async fn log_that_the_runtime_cannot_reopen_gets_its_name_back() {
     let scene = scene().await;
     scene.write("long enough for it");
     let refusal = Fault::Error(tonic::Code::Internal, "no".into());
@@ -122,7 +122,7 @@ async fn two_rotations_in_one_second_lose_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_was_moved_away_is_opened_again() {
+async fn log_that_was_moved_away_is_reopened() {
     let scene = scene().await;
     fs::remove_file(&scene.log.path).unwrap();
     scene.look().await.unwrap();

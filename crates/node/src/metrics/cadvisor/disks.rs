@@ -1,26 +1,26 @@
-//! Disks: what each group had of each device, and of the machine its filesystems.
+//! Disk metrics: I/O of each cgroup per device, and the file systems of the machine.
 //!
-//! Nothing here walks a folder: the kernel counts accesses, a filesystem knows how full it is, and
-//! the runtime how much a container has written.
+//! Nothing here walks a directory: the kernel counts I/O, the file system reports its usage, and the
+//! runtime the size of writable layers.
 
 use std::collections::BTreeMap;
 
 use podwright_host::cgroup::{Access, Accesses};
 use podwright_host::machine::{BlockDevice, Filesystem};
 
-use super::super::exposition::{Exposition, Kind, Sample};
-use super::{Row, unsaid};
+use super::super::exposition::{Exposition, MetricKind, Sample};
+use super::{Row, cadvisor_family};
 
-/// The machine's disks.
+/// The disks of the machine.
 #[derive(Default)]
 pub struct Disks {
     filesystems: Vec<Filesystem>,
     devices: BTreeMap<(u32, u32), Device>,
-    /// Where containers write.
+    /// The device of the writable layers.
     layers: Option<(u32, u32)>,
 }
 
-/// A device as labels have it.
+/// A device with its labels.
 struct Device {
     path: String,
     major: String,
@@ -34,7 +34,7 @@ impl Device {
 }
 
 impl Disks {
-    /// `layers`: the device that containers write to.
+    /// `layers`: the device of the writable layers.
     pub fn new(
         filesystems: Vec<Filesystem>,
         devices: Vec<BlockDevice>,
@@ -47,7 +47,7 @@ impl Disks {
         let mut devices: BTreeMap<_, _> = devices.into_iter().map(device).collect();
         let accessed = rows.iter().flat_map(|row| &row.detail.io.bytes).map(|a| a.device);
         for number in accessed.chain(layers) {
-            // One that the kernel does not list has at least a number.
+            // A device that the kernel does not list is named by its number.
             let unnamed = || Device::new(number, format!("{}:{}", number.0, number.1));
             devices.entry(number).or_insert_with(unnamed);
         }
@@ -59,20 +59,20 @@ impl Disks {
     }
 }
 
-/// A family that the machine has for each filesystem.
-struct OfFilesystem {
+/// A family with a value for each file system of the machine.
+struct FilesystemFamily {
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
     read: fn(&Filesystem) -> f64,
-    /// And other groups for each device, or for what they wrote.
-    of_group: OfGroup,
+    /// Values for the other cgroups, per device or for the writable layer.
+    cgroup_value: CgroupValue,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum OfGroup {
+enum CgroupValue {
     Nothing,
-    /// What a container wrote, as its runtime tells it.
+    /// The size of a container's writable layer, from the runtime.
     Layer,
     Operations(Access),
 }
@@ -81,39 +81,59 @@ const fn gauge(
     name: &'static str,
     help: &'static str,
     read: fn(&Filesystem) -> f64,
-) -> OfFilesystem {
-    OfFilesystem { name, kind: Kind::Gauge, help, read, of_group: OfGroup::Nothing }
+) -> FilesystemFamily {
+    FilesystemFamily {
+        name,
+        kind: MetricKind::Gauge,
+        help,
+        read,
+        cgroup_value: CgroupValue::Nothing,
+    }
 }
 
 const fn counter(
     name: &'static str,
     help: &'static str,
     read: fn(&Filesystem) -> f64,
-) -> OfFilesystem {
-    OfFilesystem { name, kind: Kind::Counter, help, read, of_group: OfGroup::Nothing }
+) -> FilesystemFamily {
+    FilesystemFamily {
+        name,
+        kind: MetricKind::Counter,
+        help,
+        read,
+        cgroup_value: CgroupValue::Nothing,
+    }
 }
 
-const FILESYSTEMS: &[OfFilesystem] = &[
-    gauge("container_fs_inodes_free", "Inodes that are free", |fs| fs.disk.inodes_free as f64),
-    gauge("container_fs_inodes_total", "Inodes that there are", |fs| fs.disk.inodes as f64),
-    gauge("container_fs_io_current", "Accesses under way", |fs| fs.activity.in_progress as f64),
-    counter("container_fs_io_time_seconds_total", "Time in which there was an access", |fs| {
-        seconds(fs.activity.io_millis)
+const FILESYSTEMS: &[FilesystemFamily] = &[
+    gauge("container_fs_inodes_free", "Number of available Inodes", |fs| {
+        fs.disk.inodes_free as f64
+    }),
+    gauge("container_fs_inodes_total", "Number of Inodes", |fs| fs.disk.inodes as f64),
+    gauge("container_fs_io_current", "Number of I/Os currently in progress", |fs| {
+        fs.activity.in_progress as f64
     }),
     counter(
+        "container_fs_io_time_seconds_total",
+        "Cumulative count of seconds spent doing I/Os",
+        |fs| seconds(fs.activity.io_millis),
+    ),
+    counter(
         "container_fs_io_time_weighted_seconds_total",
-        "Time that all accesses took together",
+        "Cumulative weighted I/O time in seconds",
         |fs| seconds(fs.activity.weighted_io_millis),
     ),
-    gauge("container_fs_limit_bytes", "Bytes that there are", |fs| fs.disk.capacity as f64),
+    gauge("container_fs_limit_bytes", "Number of bytes that can be consumed", |fs| {
+        fs.disk.capacity as f64
+    }),
     counter("container_fs_read_seconds_total", "Time spent reading", |fs| {
         seconds(fs.activity.read_millis)
     }),
-    counter("container_fs_reads_merged_total", "Reads that were made one with others", |fs| {
+    counter("container_fs_reads_merged_total", "Cumulative count of reads merged", |fs| {
         fs.activity.reads_merged as f64
     }),
-    OfFilesystem {
-        of_group: OfGroup::Operations(Access::Read),
+    FilesystemFamily {
+        cgroup_value: CgroupValue::Operations(Access::Read),
         ..counter("container_fs_reads_total", "Reads", |fs| fs.activity.reads as f64)
     },
     counter("container_fs_sector_reads_total", "Sectors read", |fs| {
@@ -122,18 +142,18 @@ const FILESYSTEMS: &[OfFilesystem] = &[
     counter("container_fs_sector_writes_total", "Sectors written", |fs| {
         fs.activity.sectors_written as f64
     }),
-    OfFilesystem {
-        of_group: OfGroup::Layer,
+    FilesystemFamily {
+        cgroup_value: CgroupValue::Layer,
         ..gauge("container_fs_usage_bytes", "Bytes in use", |fs| fs.disk.used as f64)
     },
     counter("container_fs_write_seconds_total", "Time spent writing", |fs| {
         seconds(fs.activity.write_millis)
     }),
-    counter("container_fs_writes_merged_total", "Writes that were made one with others", |fs| {
+    counter("container_fs_writes_merged_total", "Cumulative count of writes merged", |fs| {
         fs.activity.writes_merged as f64
     }),
-    OfFilesystem {
-        of_group: OfGroup::Operations(Access::Write),
+    FilesystemFamily {
+        cgroup_value: CgroupValue::Operations(Access::Write),
         ..counter("container_fs_writes_total", "Writes", |fs| fs.activity.writes as f64)
     },
 ];
@@ -141,16 +161,16 @@ const FILESYSTEMS: &[OfFilesystem] = &[
 /// `rows`: the machine first.
 pub(super) fn write(disks: &Disks, rows: &[Row<'_>], out: &mut Exposition) {
     let Some((machine, groups)) = rows.split_first() else { return };
-    for OfFilesystem { name, kind, help, read, of_group } in FILESYSTEMS {
+    for FilesystemFamily { name, kind, help, read, cgroup_value } in FILESYSTEMS {
         let of_machine = disks.filesystems.iter().map(|fs| sample(machine, &fs.device, read(fs)));
-        let of_groups = groups.iter().flat_map(|row| match of_group {
-            OfGroup::Nothing => Vec::new(),
-            OfGroup::Layer => layer(disks, row).into_iter().collect(),
-            OfGroup::Operations(access) => {
+        let of_groups = groups.iter().flat_map(|row| match cgroup_value {
+            CgroupValue::Nothing => Vec::new(),
+            CgroupValue::Layer => layer(disks, row).into_iter().collect(),
+            CgroupValue::Operations(access) => {
                 accesses(disks, row, &row.detail.io.operations, *access).collect()
             }
         });
-        out.family(&unsaid(name, help, *kind), of_machine.chain(of_groups));
+        out.family(&cadvisor_family(name, help, *kind), of_machine.chain(of_groups));
     }
     for (name, help, access) in [
         ("container_fs_reads_bytes_total", "Bytes read", Access::Read),
@@ -158,7 +178,7 @@ pub(super) fn write(disks: &Disks, rows: &[Row<'_>], out: &mut Exposition) {
     ] {
         let samples =
             rows.iter().flat_map(|row| accesses(disks, row, &row.detail.io.bytes, access));
-        out.family(&unsaid(name, help, Kind::Counter), samples);
+        out.family(&cadvisor_family(name, help, MetricKind::Counter), samples);
     }
     let all = rows.iter().flat_map(|row| {
         row.detail.io.bytes.iter().filter_map(|one| {
@@ -170,8 +190,11 @@ pub(super) fn write(disks: &Disks, rows: &[Row<'_>], out: &mut Exposition) {
             Some(sample)
         })
     });
-    let help = "Bytes of each device by what was done";
-    out.family(&unsaid("container_blkio_device_usage_total", help, Kind::Counter), all);
+    let help = "Blkio Device bytes usage";
+    out.family(
+        &cadvisor_family("container_blkio_device_usage_total", help, MetricKind::Counter),
+        all,
+    );
 }
 
 fn accesses<'a>(
@@ -206,22 +229,22 @@ mod tests {
     use podwright_host::machine::Disk;
 
     use super::*;
-    use crate::stats::Group;
+    use crate::stats::CgroupUsage;
 
-    fn row<'a>(group: &'a Group, id: &'a str, container: &'a str, detail: Detail) -> Row<'a> {
+    fn row<'a>(group: &'a CgroupUsage, id: &'a str, container: &'a str, detail: Detail) -> Row<'a> {
         let layer = (!container.is_empty()).then_some(4096);
         let (image, name, namespace, pod, started) = ("", "", "", "", None);
         Row { container, id, image, name, namespace, pod, group, detail, started, layer }
     }
 
     #[test]
-    fn the_machine_has_filesystems_and_groups_have_what_they_did_with_devices() {
+    fn machine_has_filesystems_and_cgroups_have_io_per_device() {
         let one = |device, access, count| Accesses { device, access, count };
         let io = Io {
             bytes: vec![one((8, 1), Access::Read, 512), one((9, 9), Access::Write, 7)],
             operations: vec![one((8, 1), Access::Read, 2)],
         };
-        let group = Group::default();
+        let group = CgroupUsage::default();
         let rows = [
             row(&group, "/", "", Detail { io: io.clone(), ..Detail::default() }),
             row(&group, "/pods/a", "app", Detail { io, ..Detail::default() }),
@@ -239,9 +262,9 @@ mod tests {
         let mut out = Exposition::default();
         write(&disks, &rows, &mut out);
         let page = out.into_page();
-        let told = |name: &str| -> Vec<(String, String)> {
+        let values = |name: &str| -> Vec<(String, String)> {
             let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-            let told = lines.map(|line| {
+            let values = lines.map(|line| {
                 let field = |key: &str| {
                     let (_, rest) = line.split_once(&format!("{key}=\"")).unwrap();
                     rest.split_once('"').unwrap().0.to_owned()
@@ -250,7 +273,7 @@ mod tests {
                 let value = value.split_whitespace().next().unwrap();
                 (format!("{} {}", field("id"), field("device")), value.to_owned())
             });
-            told.collect()
+            values.collect()
         };
         for (name, want) in [
             (
@@ -271,7 +294,7 @@ mod tests {
             ),
         ] {
             let want: Vec<_> = want.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
-            assert_eq!(told(name), want, "{name}\n{page}");
+            assert_eq!(values(name), want, "{name}\n{page}");
         }
         assert!(page.contains(r#"major="8",minor="1",operation="Read""#), "{page}");
     }

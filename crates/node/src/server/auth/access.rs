@@ -1,4 +1,4 @@
-//! Whether somebody may, asked of the API server.
+//! Authorization by SubjectAccessReview.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,62 +12,63 @@ use kube::api::PostParams;
 use super::User;
 use super::cache::Cache;
 
-/// How long the API server has for an answer.
-pub(super) const ASK: Duration = Duration::from_secs(10);
+/// Timeout of a review by the API server.
+pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
-type Question = (User, &'static str, &'static str);
+type ReviewKey = (User, &'static str, &'static str);
 
-pub(super) struct Access {
+pub(super) struct WebhookAuthorizer {
     client: kube::Client,
     node: Arc<str>,
-    known: Cache<Question, bool>,
+    cache: Cache<ReviewKey, bool>,
     allowed_for: Duration,
     denied_for: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AccessError {
-    #[error("the API server does not answer a SubjectAccessReview")]
-    Ask(#[source] Box<kube::Error>),
-    #[error("the API server took longer than {ASK:?} over a SubjectAccessReview")]
+    #[error("SubjectAccessReview failed")]
+    Request(#[source] Box<kube::Error>),
+    #[error("SubjectAccessReview took longer than {REVIEW_TIMEOUT:?}")]
     TimedOut,
 }
 
-impl Access {
+impl WebhookAuthorizer {
     pub(super) fn new(
         client: kube::Client,
         node: Arc<str>,
         allowed_for: Duration,
         denied_for: Duration,
     ) -> Self {
-        Self { client, node, known: Cache::new(), allowed_for, denied_for }
+        Self { client, node, cache: Cache::new(), allowed_for, denied_for }
     }
 
-    /// An error is not an answer, and not remembered.
+    /// An error is not a decision and is not cached.
     pub(super) async fn allows(
         &self,
         user: &User,
         verb: &'static str,
         subresource: &'static str,
     ) -> Result<bool, AccessError> {
-        let question = (user.clone(), verb, subresource);
-        if let Some(allowed) = self.known.get(&question) {
+        let key = (user.clone(), verb, subresource);
+        if let Some(allowed) = self.cache.get(&key) {
             return Ok(allowed);
         }
         let reviews: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let (params, review) = (PostParams::default(), self.review(user, verb, subresource));
-        let asked = tokio::time::timeout(ASK, reviews.create(&params, &review)).await;
-        let answer = asked.map_err(|_| AccessError::TimedOut)?;
-        let status = answer.map_err(|e| AccessError::Ask(Box::new(e)))?.status.unwrap_or_default();
+        let reviewed = tokio::time::timeout(REVIEW_TIMEOUT, reviews.create(&params, &review)).await;
+        let answer = reviewed.map_err(|_| AccessError::TimedOut)?;
+        let status =
+            answer.map_err(|e| AccessError::Request(Box::new(e)))?.status.unwrap_or_default();
         if !status.allowed
             && let Some(error) = status.evaluation_error.filter(|error| !error.is_empty())
             && status.denied != Some(true)
         {
-            // Rules that could not be read might have allowed it; that is no reason to.
-            tracing::warn!(error, "the API server could not weigh every rule");
+            // A rule that could not be evaluated might have allowed the request; it stays denied.
+            tracing::warn!(error, "API server could not evaluate every rule, request denied");
         }
         let good_for = if status.allowed { self.allowed_for } else { self.denied_for };
-        self.known.put(question, status.allowed, good_for);
+        self.cache.put(key, status.allowed, good_for);
         Ok(status.allowed)
     }
 

@@ -1,4 +1,4 @@
-//! What a request means to an authorizer: a verb on a part of this node.
+//! Authorizer attributes of a request: verb and subresource of this node.
 
 use http::Method;
 
@@ -6,7 +6,7 @@ use http::Method;
 pub(super) struct Attributes {
     /// Empty for a method that no rule names.
     pub(super) verb: &'static str,
-    /// Being allowed any one of them suffices.
+    /// Access to any one of them suffices.
     pub(super) subresources: Vec<&'static str>,
 }
 
@@ -24,9 +24,9 @@ impl Attributes {
     }
 }
 
-/// Parts that show little can be granted without all the others.
+/// Fine-grained subresources, so that harmless paths can be granted without `proxy`.
 fn subresources(path: &str) -> Vec<&'static str> {
-    // The path as it was sent: what only looks like another after decoding is `proxy`.
+    // The path is not decoded: an encoded path that decodes to another one is `proxy`.
     let root = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     match root {
         "stats" => vec!["stats"],
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_path_is_a_part_of_the_node() {
+    fn each_path_maps_to_subresources() {
         for (path, want) in [
             ("/pods", &["pods", "proxy"][..]),
             ("/runningpods/", &["pods", "proxy"]),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn each_method_is_a_verb() {
+    fn each_method_maps_to_a_verb() {
         for (method, want) in [
             (Method::GET, "get"),
             (Method::POST, "create"),

@@ -1,4 +1,4 @@
-//! Answers that stay good for a while. Bounded, because strangers may ask anything.
+//! Cache with a time to live. Bounded, because unauthenticated clients choose the keys.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,38 +7,38 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-const MOST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 pub(super) struct Cache<K, V> {
-    answers: Mutex<HashMap<K, (V, Instant)>>,
+    entries: Mutex<HashMap<K, (V, Instant)>>,
 }
 
 impl<K: Eq + Hash, V: Clone> Cache<K, V> {
     pub(super) fn new() -> Self {
-        Self { answers: Mutex::default() }
+        Self { entries: Mutex::default() }
     }
 
     pub(super) fn get(&self, key: &K) -> Option<V> {
-        let answers = self.answers.lock();
-        let (value, until) = answers.get(key)?;
+        let entries = self.entries.lock();
+        let (value, until) = entries.get(key)?;
         (Instant::now() < *until).then(|| value.clone())
     }
 
-    /// Remembers an answer. When there are too many, those that expired go, and if that is not
-    /// enough, all: they can be asked for again.
+    /// Adds an entry. When the cache is full, expired entries are removed, and if that is not enough,
+    /// all entries.
     pub(super) fn put(&self, key: K, value: V, good_for: Duration) {
         if good_for.is_zero() {
             return;
         }
         let now = Instant::now();
-        let mut answers = self.answers.lock();
-        if answers.len() >= MOST {
-            answers.retain(|_, (_, until)| now < *until);
+        let mut entries = self.entries.lock();
+        if entries.len() >= MAX_ENTRIES {
+            entries.retain(|_, (_, until)| now < *until);
         }
-        if answers.len() >= MOST {
-            answers.clear();
+        if entries.len() >= MAX_ENTRIES {
+            entries.clear();
         }
-        answers.insert(key, (value, now + good_for));
+        entries.insert(key, (value, now + good_for));
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_good_for_its_time_and_no_longer() {
+    async fn entry_expires_after_its_time_to_live() {
         let cache = Cache::new();
         cache.put("a", 1, MINUTE);
         cache.put("never", 1, Duration::ZERO);
@@ -59,11 +59,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_does_not_grow_without_end() {
+    async fn cache_size_is_bounded() {
         let cache = Cache::new();
-        for key in 0..3 * MOST {
+        for key in 0..3 * MAX_ENTRIES {
             cache.put(key, (), MINUTE);
-            assert!(cache.answers.lock().len() <= MOST);
+            assert!(cache.entries.lock().len() <= MAX_ENTRIES);
             assert_eq!(cache.get(&key), Some(()));
         }
     }

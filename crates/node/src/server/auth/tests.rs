@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An API server that only answers reviews.
+/// An API server that only serves reviews.
 #[derive(Clone, Default)]
 struct Reviews {
     asked: Arc<AtomicUsize>,
@@ -40,7 +40,7 @@ impl Reviews {
         kube::Client::new(service, "default")
     }
 
-    /// `good` is the token of `metrics-server`, who may only see metrics.
+    /// `good` is the token of `metrics-server`, which may only get metrics.
     fn answer(&self, mut review: Value) -> String {
         if review["kind"] == "TokenReview" {
             review["status"] = match review["spec"]["token"].as_str() {
@@ -70,7 +70,7 @@ impl Reviews {
 }
 
 struct Pki {
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
@@ -80,13 +80,13 @@ impl Pki {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, "authority");
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let this = Self { folder: tempfile::tempdir().unwrap(), issuer };
+        let this = Self { dir: tempfile::tempdir().unwrap(), issuer };
         std::fs::write(this.file(), this.issuer.pem()).unwrap();
         this
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.path().join("ca.crt")
+        self.dir.path().join("ca.crt")
     }
 
     fn peer(&self, name: &str, groups: &[&str], usage: ExtendedKeyUsagePurpose) -> Peer {
@@ -109,8 +109,8 @@ impl Pki {
     }
 }
 
-fn settings(pki: &Pki, reviews: &Reviews) -> Settings {
-    Settings {
+fn settings(pki: &Pki, reviews: &Reviews) -> AuthSettings {
+    AuthSettings {
         client_ca: Some(pki.file()),
         tokens: Some((reviews.client(), Duration::from_secs(120))),
         anonymous: false,
@@ -122,8 +122,8 @@ fn settings(pki: &Pki, reviews: &Reviews) -> Settings {
     }
 }
 
-fn guard(settings: Settings) -> Guard {
-    Guard::new(settings, "n1".into()).unwrap()
+fn access_control(settings: AuthSettings) -> AccessControl {
+    AccessControl::new(settings, "n1".into()).unwrap()
 }
 
 fn with_token(token: &str) -> HeaderMap {
@@ -132,26 +132,26 @@ fn with_token(token: &str) -> HeaderMap {
 }
 
 async fn status(
-    guard: &Guard,
+    access_control: &AccessControl,
     method: Method,
     path: &str,
     headers: &HeaderMap,
     peer: &Peer,
 ) -> u16 {
-    match guard.admit(&method, path, headers, peer).await {
+    match access_control.admit(&method, path, headers, peer).await {
         Ok(_) => 200,
         Err(refusal) => refusal.answer().status().as_u16(),
     }
 }
 
 #[tokio::test]
-async fn rows_2_and_10_to_12_who_may_do_what() {
+async fn requests_are_authenticated_and_authorized() {
     let (pki, reviews) = (Pki::new(), Reviews::default());
     let (closed, open) = (settings(&pki, &reviews), {
         let settings = settings(&pki, &reviews);
-        Settings { anonymous: true, ..settings }
+        AuthSettings { anonymous: true, ..settings }
     });
-    let (closed, open) = (guard(closed), guard(open));
+    let (closed, open) = (access_control(closed), access_control(open));
     let none = (HeaderMap::new(), Peer::default());
     let bad_token = (with_token("bad"), Peer::default());
     let good_token = (with_token("good"), Peer::default());
@@ -162,25 +162,25 @@ async fn rows_2_and_10_to_12_who_may_do_what() {
     let nameless = (HeaderMap::new(), pki.client("", &["system:masters"]));
     let rescued = (with_token("good"), Pki::new().client("admin", &[]));
     for (case, who, path, when_closed, when_open) in [
-        ("nobody, healthz", &none, "/healthz", 401, 200),
-        ("nobody, pods", &none, "/pods", 401, 403),
+        ("anonymous, healthz", &none, "/healthz", 401, 200),
+        ("anonymous, pods", &none, "/pods", 401, 403),
         (
-            "a bad token is refused even where strangers are welcome",
+            "an invalid token is rejected even if anonymous requests are allowed",
             &bad_token,
             "/healthz",
             401,
             401,
         ),
-        ("the metrics of metrics-server", &good_token, "/metrics/resource", 200, 200),
-        ("but not its statistics", &good_token, "/stats/summary", 403, 403),
-        ("nor commands", &good_token, "/exec/ns/web/app", 403, 403),
+        ("metrics-server: metrics", &good_token, "/metrics/resource", 200, 200),
+        ("metrics-server: stats", &good_token, "/stats/summary", 403, 403),
+        ("metrics-server: exec", &good_token, "/exec/ns/web/app", 403, 403),
         ("a certificate", &admin, "/exec/ns/web/app", 200, 200),
         ("only pods: pods", &watcher, "/pods", 200, 200),
         ("only pods: logs", &watcher, "/containerLogs/ns/web/app", 403, 403),
-        ("another authority's certificate", &stranger, "/healthz", 401, 401),
+        ("a certificate of another CA", &stranger, "/healthz", 401, 401),
         ("a server's certificate", &server, "/healthz", 401, 401),
-        ("a certificate without a name is none", &nameless, "/healthz", 401, 200),
-        ("one good credential is enough", &rescued, "/metrics", 200, 200),
+        ("a certificate without a common name", &nameless, "/healthz", 401, 200),
+        ("one valid credential is enough", &rescued, "/metrics", 200, 200),
     ] {
         let (headers, peer) = who;
         assert_eq!(status(&closed, Method::GET, path, headers, peer).await, when_closed, "{case}");
@@ -195,57 +195,69 @@ async fn rows_2_and_10_to_12_who_may_do_what() {
 }
 
 #[tokio::test]
-async fn row_13_with_nobody_to_ask_nobody_comes_in() {
+async fn requests_are_rejected_while_reviews_fail() {
     let pki = Pki::new();
     let down = Reviews { down: true, ..Reviews::default() };
-    let guard = guard(settings(&pki, &down));
+    let access_control = access_control(settings(&pki, &down));
     let admin = pki.client("admin", &[]);
-    assert_eq!(status(&guard, Method::GET, "/pods", &HeaderMap::new(), &admin).await, 500);
+    assert_eq!(status(&access_control, Method::GET, "/pods", &HeaderMap::new(), &admin).await, 500);
     let nobody = Peer::default();
-    assert_eq!(status(&guard, Method::GET, "/pods", &with_token("good"), &nobody).await, 401);
+    assert_eq!(
+        status(&access_control, Method::GET, "/pods", &with_token("good"), &nobody).await,
+        401
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_remembered_for_their_time() {
+async fn review_results_are_cached_for_their_time_to_live() {
     let (pki, reviews) = (Pki::new(), Reviews::default());
-    let guard = guard(settings(&pki, &reviews));
+    let access_control = access_control(settings(&pki, &reviews));
     let (good, bad, nobody) = (with_token("good"), with_token("bad"), Peer::default());
     for (case, headers, path, after, asked) in [
-        ("the first time both are asked", &good, "/metrics", 0, 2),
-        ("then nothing", &good, "/metrics", 0, 2),
-        ("another path with the same meaning neither", &good, "/metrics/resource", 0, 2),
-        ("a denial is asked once", &good, "/stats/summary", 0, 3),
-        ("and remembered for less than half a minute", &good, "/stats/summary", 29, 3),
-        ("then asked again", &good, "/stats/summary", 1, 4),
-        ("a token is forgotten after two minutes, its rights are not", &good, "/metrics", 90, 5),
-        ("who is unknown is asked for every time", &bad, "/metrics", 0, 6),
-        ("as may be known by then", &bad, "/metrics", 0, 7),
+        ("the first request needs both reviews", &good, "/metrics", 0, 2),
+        ("the second one none", &good, "/metrics", 0, 2),
+        ("another path with the same attributes none", &good, "/metrics/resource", 0, 2),
+        ("a denial is reviewed once", &good, "/stats/summary", 0, 3),
+        ("and cached for less than half a minute", &good, "/stats/summary", 29, 3),
+        ("then reviewed again", &good, "/stats/summary", 1, 4),
+        ("a token expires after two minutes, its access does not", &good, "/metrics", 90, 5),
+        ("an invalid token is reviewed every time", &bad, "/metrics", 0, 6),
+        ("because it may become valid", &bad, "/metrics", 0, 7),
     ] {
         tokio::time::advance(Duration::from_secs(after)).await;
-        status(&guard, Method::GET, path, headers, &nobody).await;
+        status(&access_control, Method::GET, path, headers, &nobody).await;
         assert_eq!(reviews.asked.load(Relaxed), asked, "{case}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_authority_counts_without_a_restart() {
+async fn new_client_ca_is_used_without_restart() {
     let (pki, other, reviews) = (Pki::new(), Pki::new(), Reviews::default());
-    let guard = guard(settings(&pki, &reviews));
+    let access_control = access_control(settings(&pki, &reviews));
     let none = HeaderMap::new();
-    assert_eq!(status(&guard, Method::GET, "/pods", &none, &other.client("admin", &[])).await, 401);
+    assert_eq!(
+        status(&access_control, Method::GET, "/pods", &none, &other.client("admin", &[])).await,
+        401
+    );
     let both = pki.issuer.pem() + &other.issuer.pem();
     std::fs::write(pki.file(), both).unwrap();
     tokio::time::advance(Duration::from_secs(2)).await;
-    assert_eq!(status(&guard, Method::GET, "/pods", &none, &other.client("admin", &[])).await, 200);
-    assert_eq!(status(&guard, Method::GET, "/pods", &none, &pki.client("admin", &[])).await, 200);
+    assert_eq!(
+        status(&access_control, Method::GET, "/pods", &none, &other.client("admin", &[])).await,
+        200
+    );
+    assert_eq!(
+        status(&access_control, Method::GET, "/pods", &none, &pki.client("admin", &[])).await,
+        200
+    );
 }
 
 #[tokio::test]
-async fn refusals_are_worded_as_clients_know_them() {
+async fn rejections_have_upstreams_wording() {
     let (pki, reviews) = (Pki::new(), Reviews::default());
-    let guard = guard(settings(&pki, &reviews));
+    let access_control = access_control(settings(&pki, &reviews));
     let peer = pki.client("eve", &[]);
-    let refusal = guard.admit(&Method::GET, "/configz", &HeaderMap::new(), &peer).await;
+    let refusal = access_control.admit(&Method::GET, "/configz", &HeaderMap::new(), &peer).await;
     let text = refusal.unwrap_err().answer().into_body().collect().await.unwrap().to_bytes();
     let want = "Forbidden (user=eve, verb=get, resource=nodes, subresource(s)=[configz proxy])\n";
     assert_eq!(text, want);
@@ -254,7 +266,7 @@ async fn refusals_are_worded_as_clients_know_them() {
 }
 
 #[test]
-fn only_a_bearer_token_is_one() {
+fn only_bearer_tokens_are_accepted() {
     for (value, want) in [
         ("Bearer abc", Some("abc")),
         ("bearer  abc ", Some("abc")),

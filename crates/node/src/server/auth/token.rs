@@ -1,4 +1,4 @@
-//! Bearer tokens, which only the API server can tell apart.
+//! Authentication of bearer tokens by TokenReview.
 
 use std::time::Duration;
 
@@ -10,27 +10,27 @@ use kube::api::PostParams;
 use sha2::{Digest, Sha256};
 
 use super::User;
-use super::access::ASK;
+use super::access::REVIEW_TIMEOUT;
 use super::cache::Cache;
 
-pub(super) struct Tokens {
+pub(super) struct TokenAuthenticator {
     client: kube::Client,
-    /// By the token's hash: the token itself is kept nowhere.
-    known: Cache<[u8; 32], User>,
+    /// By the hash of the token; the token itself is not stored.
+    cache: Cache<[u8; 32], User>,
     ttl: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReviewError {
-    #[error("the API server does not answer a TokenReview")]
-    Ask(#[source] Box<kube::Error>),
-    #[error("the API server took longer than {ASK:?} over a TokenReview")]
+    #[error("TokenReview failed")]
+    Request(#[source] Box<kube::Error>),
+    #[error("TokenReview took longer than {REVIEW_TIMEOUT:?}")]
     TimedOut,
-    #[error("the API server cannot review a token: {0}")]
+    #[error("the API server cannot review the token: {0}")]
     Failed(String),
 }
 
-/// The token of a request, if it has one.
+/// The bearer token of a request, if it has one.
 pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?.trim();
     let (scheme, token) = value.split_once(' ')?;
@@ -38,15 +38,16 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-impl Tokens {
+impl TokenAuthenticator {
     pub(super) fn new(client: kube::Client, ttl: Duration) -> Self {
-        Self { client, known: Cache::new(), ttl }
+        Self { client, cache: Cache::new(), ttl }
     }
 
-    /// Whose token it is; `None`: nobody's. That is not remembered, for it may be somebody's soon.
+    /// The user of a token; `None`: the token is invalid. That is not cached, because it may become
+    /// valid soon.
     pub(super) async fn user_of(&self, token: &str) -> Result<Option<User>, ReviewError> {
         let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
-        if let Some(user) = self.known.get(&key) {
+        if let Some(user) = self.cache.get(&key) {
             return Ok(Some(user));
         }
         let review = TokenReview {
@@ -55,9 +56,10 @@ impl Tokens {
         };
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
         let params = PostParams::default();
-        let asked = tokio::time::timeout(ASK, reviews.create(&params, &review)).await;
-        let answer = asked.map_err(|_| ReviewError::TimedOut)?;
-        let status = answer.map_err(|e| ReviewError::Ask(Box::new(e)))?.status.unwrap_or_default();
+        let reviewed = tokio::time::timeout(REVIEW_TIMEOUT, reviews.create(&params, &review)).await;
+        let answer = reviewed.map_err(|_| ReviewError::TimedOut)?;
+        let status =
+            answer.map_err(|e| ReviewError::Request(Box::new(e)))?.status.unwrap_or_default();
         if status.authenticated != Some(true) {
             return match status.error.filter(|error| !error.is_empty()) {
                 Some(error) if status.authenticated.is_none() => Err(ReviewError::Failed(error)),
@@ -66,7 +68,7 @@ impl Tokens {
         }
         let user = status.user.map(user_from).filter(|user| !user.name.is_empty());
         if let Some(user) = &user {
-            self.known.put(key, user.clone(), self.ttl);
+            self.cache.put(key, user.clone(), self.ttl);
         }
         Ok(user)
     }

@@ -14,26 +14,26 @@ use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureS
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::User;
-use crate::server::fresh::{FileProblem, Fresh, read};
+use crate::server::reload::{FileProblem, Reloading, read};
 
-/// Those whose signature makes a client certificate good; the file may change at any time.
-pub(super) struct Authorities(Fresh<Arc<dyn ClientCertVerifier>>);
+/// The client CAs. The file may change at any time.
+pub(super) struct ClientCas(Reloading<Arc<dyn ClientCertVerifier>>);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CertificateError {
-    #[error("it is not signed by one of our authorities for clients, or not valid now")]
+    #[error("not signed by a client CA of this node, or not valid now")]
     Untrusted(#[source] rustls::Error),
-    #[error("its subject cannot be read")]
+    #[error("cannot parse the certificate subject")]
     Subject,
 }
 
-impl Authorities {
+impl ClientCas {
     pub(super) fn open(path: &Path) -> Result<Self, FileProblem> {
         let file = path.to_owned();
-        Fresh::load(vec![path.to_owned()], move || load(&file)).map(Self)
+        Reloading::load(vec![path.to_owned()], move || load(&file)).map(Self)
     }
 
-    /// Whom a chain of certificates stands for; `None` if it names nobody.
+    /// The user that a certificate chain identifies; `None` if it has no common name.
     pub(super) fn user_of(
         &self,
         chain: &[CertificateDer<'static>],
@@ -61,40 +61,41 @@ fn load(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, FileProblem> {
     let problem = |problem: String| FileProblem::Content { path: path.to_owned(), problem };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
-        let certificate = certificate.map_err(|error| problem(format!("holds no PEM: {error}")))?;
-        roots.add(certificate).map_err(|error| problem(format!("is no authority: {error}")))?;
+        let certificate =
+            certificate.map_err(|error| problem(format!("contains no PEM: {error}")))?;
+        roots.add(certificate).map_err(|error| problem(format!("is not a CA: {error}")))?;
     }
     let provider = Arc::new(ring::default_provider());
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
         .build()
-        .map_err(|error| problem(format!("holds no authority: {error}")))
+        .map_err(|error| problem(format!("contains no CA: {error}")))
 }
 
-/// Invites a client to show a certificate and has it prove that the key is its own. Whether the
-/// certificate means anything is asked with each request: then a bad one is a 401, and not a
-/// connection that breaks for no visible reason.
-pub(in crate::server) struct Invited {
+/// Requests a client certificate and verifies only that the client has its key. The certificate
+/// itself is verified with each request, so that an invalid one results in a 401 and not in a
+/// broken connection.
+pub(in crate::server) struct OptionalClientCert {
     provider: Arc<CryptoProvider>,
 }
 
-impl Invited {
+impl OptionalClientCert {
     pub(in crate::server) fn new(provider: Arc<CryptoProvider>) -> Self {
         Self { provider }
     }
 }
 
-impl fmt::Debug for Invited {
+impl fmt::Debug for OptionalClientCert {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Invited")
     }
 }
 
-impl ClientCertVerifier for Invited {
+impl ClientCertVerifier for OptionalClientCert {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
-    /// None: a client shows what it has.
+    /// None: the client sends any certificate that it has.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -1,4 +1,4 @@
-//! What a client may ask of a stream.
+//! Options of streaming requests.
 
 use http::HeaderMap;
 use http::header::{SEC_WEBSOCKET_PROTOCOL, UPGRADE};
@@ -7,19 +7,19 @@ use podwright_cri::Streams;
 
 use crate::server::query::Query;
 
-/// What a stream is for.
+/// The type of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Process,
     Ports,
 }
 
-/// WebSocket protocols that the runtimes' streaming servers speak.
+/// WebSocket subprotocols that the runtimes' streaming servers support.
 const PROCESS: [&str; 4] =
     ["channel.k8s.io", "base64.channel.k8s.io", "v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
 const PORTS: [&str; 2] = ["v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
 
-/// A terminal is one stream: it has no errors apart.
+/// A terminal has a single output stream, without stderr.
 pub(super) fn streams(query: &Query) -> Result<Streams, &'static str> {
     let tty = query.is_one("tty");
     let streams = Streams {
@@ -44,7 +44,7 @@ pub(super) fn has_terminal(pod: &v1::Pod, container: &str) -> bool {
     all.any(|(name, tty)| name == container && tty == Some(true))
 }
 
-/// Over a WebSocket the ports are fixed before it opens; over SPDY they come with each stream.
+/// Over a WebSocket the ports are fixed in the request; over SPDY they come with each stream.
 pub(super) fn ports(headers: &HeaderMap, query: &Query) -> Result<Vec<i32>, String> {
     if !is_web_socket(headers) {
         return Ok(Vec::new());
@@ -61,8 +61,8 @@ pub(super) fn ports(headers: &HeaderMap, query: &Query) -> Result<Vec<i32>, Stri
     texts.iter().map(port).collect()
 }
 
-/// Refuses protocols that no runtime speaks while the client can still fall back to another:
-/// kubectl tries a newer WebSocket protocol first, and SPDY when that is refused.
+/// Rejects protocols that no runtime supports while the client can still fall back: kubectl tries
+/// a newer WebSocket protocol first, and SPDY when that is rejected.
 pub(super) fn protocol(headers: &HeaderMap, purpose: Purpose) -> Result<(), String> {
     if !is_web_socket(headers) {
         return Ok(());
@@ -83,7 +83,7 @@ pub(super) fn protocol(headers: &HeaderMap, purpose: Purpose) -> Result<(), Stri
         return Ok(());
     }
     let (offered, spoken) = (offered.join(", "), spoken.join(", "));
-    Err(format!("unable to upgrade: of the protocols {offered} none is spoken here; use {spoken}"))
+    Err(format!("unable to upgrade: none of the protocols {offered} is supported; use {spoken}"))
 }
 
 fn is_web_socket(headers: &HeaderMap) -> bool {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_chosen_with_ones() {
+    fn streams_are_selected_with_ones() {
         let none = Streams::default();
         for (query, want) in [
             ("", None),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_needed_over_a_web_socket_only() {
+    fn ports_are_required_over_websocket_only() {
         let (spdy, socket) =
             (headers(&[("upgrade", "SPDY/3.1")]), headers(&[("upgrade", "WebSocket")]));
         for (headers, query, want) in [
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_nobody_speaks_is_refused_before_the_upgrade() {
+    fn unsupported_protocol_is_rejected_before_the_upgrade() {
         for (upgrade, offered, purpose, want) in [
             ("SPDY/3.1", "", Purpose::Process, true),
             ("websocket", "v4.channel.k8s.io", Purpose::Process, true),

@@ -1,4 +1,4 @@
-//! A client's upgrade, repeated at the runtime's streaming server.
+//! Upgrade of a client's request at the runtime's streaming server.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use crate::server::answer::{Answer, PLAIN, whole};
+use crate::server::response::{HttpResponse, PLAIN, full_body};
 
-/// The runtime is on this machine; it answers at once or not at all.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How much of a refusal is passed on.
-const REFUSAL: usize = 64 * 1024;
+/// Timeout of the streaming server, which runs on this machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of an error response that is passed on.
+const MAX_ERROR_BODY: usize = 64 * 1024;
 
-/// Headers that belong to one connection, or that the runtime has no business seeing.
-const OURS: [&str; 8] = [
+/// Headers that belong to one connection, or that must not reach the runtime.
+const DROPPED_HEADERS: [&str; 8] = [
     "authorization",
     "cookie",
     "host",
@@ -32,25 +32,25 @@ const OURS: [&str; 8] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
-    #[error("the runtime's streaming URL cannot be used: it must be http://HOST:PORT/…")]
+    #[error("invalid streaming URL from the runtime: it must be http://HOST:PORT/…")]
     Url,
     #[error("cannot reach the runtime's streaming server at {address}")]
     Dial { address: String, source: std::io::Error },
-    #[error("the runtime's streaming server at {address} broke off")]
+    #[error("the runtime's streaming server at {address} closed the connection")]
     Exchange { address: String, source: hyper::Error },
-    #[error("the runtime's streaming server at {address} did not answer within {PATIENCE:?}")]
-    Silent { address: String },
+    #[error("the runtime's streaming server at {address} did not respond within {TIMEOUT:?}")]
+    TimedOut { address: String },
 }
 
-/// What became of it.
+/// Result of the upgrade.
 pub(super) enum Handover {
-    /// The runtime speaks the protocol. Its side of the stream opens right after the answer.
-    Open { answer: Answer, runtime: Upgraded },
-    /// It does not; this is what it said.
-    Refused(Answer),
+    /// The runtime switched protocols. Its side of the stream opens right after the response.
+    Open { answer: HttpResponse, runtime: Upgraded },
+    /// It did not; this is its response.
+    Refused(HttpResponse),
 }
 
-/// Whether a client wants more than an answer.
+/// Whether a request asks for an upgrade.
 pub(super) fn is_asked_for(headers: &HeaderMap) -> bool {
     let named = |name: &HeaderName, wanted: &str| {
         let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
@@ -70,8 +70,8 @@ pub(super) async fn repeat(
     let authority = url.authority().filter(|_| plain).ok_or(StreamError::Url)?.clone();
     let address = authority.to_string();
     let exchange = exchange(&url, &address, method, headers);
-    let patience = tokio::time::timeout(PATIENCE, exchange).await;
-    patience.unwrap_or_else(|_| Err(StreamError::Silent { address }))
+    let result = tokio::time::timeout(TIMEOUT, exchange).await;
+    result.unwrap_or_else(|_| Err(StreamError::TimedOut { address }))
 }
 
 async fn exchange(
@@ -85,30 +85,30 @@ async fn exchange(
     let stream = TcpStream::connect((host, port))
         .await
         .map_err(|source| StreamError::Dial { address: address.to_owned(), source })?;
-    let broke = |source| StreamError::Exchange { address: address.to_owned(), source };
-    // People type into these.
+    let failed = |source| StreamError::Exchange { address: address.to_owned(), source };
+    // Streams may be interactive.
     let _ = stream.set_nodelay(true);
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
-    // It ends with the upgrade, or when the answer and the sender are dropped.
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+    // Ends with the upgrade, or when the response and the sender are dropped.
     tokio::spawn(connection.with_upgrades());
     let request = request(url, address, method, headers)?;
-    let mut response = sender.send_request(request).await.map_err(broke)?;
+    let mut response = sender.send_request(request).await.map_err(failed)?;
     let status = response.status();
     if status != StatusCode::SWITCHING_PROTOCOLS {
-        let body = Limited::new(response.into_body(), REFUSAL).collect().await;
+        let body = Limited::new(response.into_body(), MAX_ERROR_BODY).collect().await;
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-        // A success that is no upgrade would leave the client waiting for one.
+        // A success that is not an upgrade would leave the client waiting for one.
         let status = if status.is_success() { StatusCode::BAD_GATEWAY } else { status };
-        return Ok(Handover::Refused(whole(status, PLAIN, body)));
+        return Ok(Handover::Refused(full_body(status, PLAIN, body)));
     }
-    let runtime = hyper::upgrade::on(&mut response).await.map_err(broke)?;
-    let mut answer = whole(status, PLAIN, Bytes::new());
+    let runtime = hyper::upgrade::on(&mut response).await.map_err(failed)?;
+    let mut answer = full_body(status, PLAIN, Bytes::new());
     *answer.headers_mut() = response.headers().clone();
     Ok(Handover::Open { answer, runtime })
 }
 
-/// The client's request as the runtime gets it: what it needs to know of the query it was told over
-/// the CRI.
+/// The client's request as sent to the runtime, without its query: the CRI call already passed the
+/// options.
 fn request(
     url: &Uri,
     address: &str,
@@ -122,7 +122,8 @@ fn request(
         .body(Empty::new())
         .map_err(|_| StreamError::Url)?;
     for (name, value) in headers {
-        let ours = OURS.contains(&name.as_str()) || name.as_str().starts_with("content-");
+        let ours =
+            DROPPED_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("content-");
         if !ours {
             request.headers_mut().append(name, value.clone());
         }

@@ -42,7 +42,7 @@ impl Drop for Scene {
 }
 
 #[test]
-fn a_part_that_is_missing_is_made_with_the_mode_of_the_volume() {
+fn missing_sub_path_is_created_with_the_mode_of_the_volume() {
     needs_root!();
     use std::os::unix::fs::PermissionsExt;
     let scene = Scene::new();
@@ -53,11 +53,11 @@ fn a_part_that_is_missing_is_made_with_the_mode_of_the_volume() {
     assert_eq!(std::fs::read(scene.at("volume/x/y/file")).unwrap(), b"1");
     let made = std::fs::metadata(scene.at("volume/x")).unwrap().permissions().mode();
     assert_eq!(made & 0o7777, 0o2777);
-    assert_eq!(scene.bind("x/y").unwrap(), bound, "again is no error");
+    assert_eq!(scene.bind("x/y").unwrap(), bound, "binding again succeeds");
 }
 
 #[test]
-fn a_file_that_was_replaced_is_bound_anew() {
+fn replaced_file_is_bound_again() {
     needs_root!();
     let scene = Scene::new();
     std::fs::create_dir(scene.at("volume/..1")).unwrap();
@@ -72,12 +72,12 @@ fn a_file_that_was_replaced_is_bound_anew() {
     std::fs::remove_file(scene.at("volume/..data")).unwrap();
     symlink("..2", scene.at("volume/..data")).unwrap();
     std::fs::remove_dir_all(scene.at("volume/..1")).unwrap();
-    assert_eq!(std::fs::read_to_string(&bound).unwrap(), "old", "a running container keeps it");
+    assert_eq!(std::fs::read_to_string(&bound).unwrap(), "old", "kept for a running container");
     assert_eq!(std::fs::read_to_string(scene.bind("key").unwrap()).unwrap(), "new");
 }
 
 #[test]
-fn rows_32_and_33_paths_and_links_that_lead_out_are_refused() {
+fn paths_and_links_out_of_the_volume_are_rejected() {
     needs_root!();
     let scene = Scene::new();
     symlink(scene.at("host"), scene.at("volume/absolute")).unwrap();
@@ -88,18 +88,18 @@ fn rows_32_and_33_paths_and_links_that_lead_out_are_refused() {
         scene.bind(sub_path).unwrap_err();
     }
     let host: Vec<_> = std::fs::read_dir(scene.at("host")).unwrap().collect();
-    assert_eq!(host.len(), 1, "nothing was made outside");
+    assert_eq!(host.len(), 1, "nothing was created outside");
 }
 
 #[test]
-fn row_34_a_link_swapped_in_a_loop_never_leads_a_bind_out_of_the_volume() {
+fn symlink_swapped_in_a_loop_never_leads_a_bind_out_of_the_volume() {
     needs_root!();
     let scene = Scene::new();
     std::fs::create_dir(scene.at("volume/swap")).unwrap();
     std::fs::write(scene.at("volume/swap/shadow"), "harmless").unwrap();
     symlink(scene.at("host"), scene.at("volume/evil")).unwrap();
     let volume = Root::open(scene.at("volume")).unwrap();
-    // What is a folder one moment is a link to the host the next, and never nothing.
+    // Alternates between a directory and a link to the host, and always exists.
     let swap = || rustix::fs::renameat_with(&volume, "swap", &volume, "evil", EXCHANGE).unwrap();
     let stop = AtomicBool::new(false);
     let (mut bound, mut refused) = (0, 0);
@@ -128,6 +128,6 @@ fn row_34_a_link_swapped_in_a_loop_never_leads_a_bind_out_of_the_volume() {
         stop.store(true, Ordering::Relaxed);
     });
     let made_outside = std::fs::read_dir(scene.at("host")).unwrap().count();
-    assert_eq!(made_outside, 1, "something was made on the host");
-    assert!(bound > 0 && refused > 0, "{bound} bound, {refused} refused: no race was run");
+    assert_eq!(made_outside, 1, "something was created on the host");
+    assert!(bound > 0 && refused > 0, "{bound} bound, {refused} rejected: no race happened");
 }

@@ -1,4 +1,4 @@
-//! Cgroups: which version, and whether the controllers pods need are there.
+//! Checks of cgroups: version and controllers.
 
 use super::{Finding, Machine, Plan};
 use crate::config::host::CgroupVersion;
@@ -16,7 +16,7 @@ pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
     if version == CgroupVersion::V1 && plan.configuration.fail_cgroup_v1 {
         findings.push(Finding::failure(
             CHECK,
-            "the configuration forbids cgroup v1, which this machine has",
+            "the configuration forbids cgroup v1, which this machine uses",
             "set failCgroupV1: false, or boot with cgroup v2",
         ));
     }
@@ -25,7 +25,7 @@ pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
     {
         findings.push(Finding::failure(
             CHECK,
-            "the configuration wants the systemd driver, and systemd does not run here",
+            "the configuration requires the systemd cgroup driver, and systemd is not running",
             "set cgroupDriver: cgroupfs",
         ));
     }

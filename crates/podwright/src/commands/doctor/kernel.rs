@@ -1,4 +1,4 @@
-//! The kernel: its version and what it was built with.
+//! Checks of the kernel: version and features.
 
 use std::io::Read;
 
@@ -8,10 +8,10 @@ use super::{Finding, Machine};
 
 const CHECK: &str = "kernel";
 
-/// The first kernel with `openat2`, which keeps us inside a pod's folders.
+/// The first kernel with `openat2`, which confines file access to a pod's directories.
 const OLDEST: (u32, u32) = (5, 6);
 
-/// Features by their build option, the module they may come as, and what they are needed for.
+/// Features: build option, module and purpose.
 const FEATURES: [(&str, &str, &str); 3] = [
     ("OVERLAY_FS", "overlay", "container file systems"),
     ("BRIDGE", "bridge", "the pod network"),
@@ -34,7 +34,7 @@ fn version(release: &str) -> Finding {
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
         return Finding::failure(
             CHECK,
-            "/proc/sys/kernel/osrelease does not tell the kernel's version",
+            "cannot read the kernel version from /proc/sys/kernel/osrelease",
             "mount /proc",
         );
     };
@@ -49,7 +49,7 @@ fn version(release: &str) -> Finding {
     Finding::ok(CHECK, format!("Linux {release}"))
 }
 
-/// Whether a feature is there, by whatever evidence this machine has.
+/// Checks a feature by build options, loaded modules and module lists.
 fn feature(
     machine: &dyn Machine,
     release: &str,
@@ -63,24 +63,24 @@ fn feature(
     let built_in = enabled('y') || lists_module(machine, release, "modules.builtin", module);
     let loaded = machine.exists(format!("/sys/module/{module}")) || is_file_system(machine, module);
     if built_in || loaded {
-        return Finding::ok(CHECK, format!("{module} is there"));
+        return Finding::ok(CHECK, format!("{module} is available"));
     }
     if lists_module(machine, release, "modules.dep", module) {
-        return Finding::ok(CHECK, format!("{module} is a module and will be loaded when used"));
+        return Finding::ok(CHECK, format!("{module} is a module, loaded on demand"));
     }
     let fix = format!("load it with `modprobe {module}`, or boot a kernel with CONFIG_{option}");
     if options.is_some() && !enabled('m') {
-        return Finding::failure(CHECK, format!("no {module}, needed for {purpose}"), fix);
+        return Finding::failure(CHECK, format!("{module} is missing, needed for {purpose}"), fix);
     }
-    Finding::warning(CHECK, format!("cannot see {module}, needed for {purpose}"), fix)
+    Finding::warning(CHECK, format!("cannot find {module}, needed for {purpose}"), fix)
 }
 
 fn is_file_system(machine: &dyn Machine, name: &str) -> bool {
-    let known = machine.read("/proc/filesystems").unwrap_or_default();
-    known.lines().any(|line| line.split_whitespace().last() == Some(name))
+    let listed = machine.read("/proc/filesystems").unwrap_or_default();
+    listed.lines().any(|line| line.split_whitespace().last() == Some(name))
 }
 
-/// Whether a list of modules beside the modules names one.
+/// Whether a module list contains a module.
 fn lists_module(machine: &dyn Machine, release: &str, list: &str, module: &str) -> bool {
     let list = machine.read(format!("/lib/modules/{release}/{list}")).unwrap_or_default();
     let file = format!("/{module}.ko");
@@ -90,7 +90,7 @@ fn lists_module(machine: &dyn Machine, release: &str, list: &str, module: &str) 
     })
 }
 
-/// The options the kernel was built with, if it or its package tells.
+/// The build options of the kernel, from /proc or /boot.
 fn build_options(machine: &dyn Machine, release: &str) -> Option<String> {
     if let Ok(packed) = std::fs::File::open(machine.at("/proc/config.gz")) {
         let mut text = String::new();

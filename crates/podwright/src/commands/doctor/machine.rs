@@ -1,4 +1,4 @@
-//! A machine as the checks see it.
+//! Machine interface of the checks.
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use podwright_cri::{Client, Endpoint, Timeouts};
 
-/// What a check may ask. Files are read below a root, so that a folder can pose as a machine;
-/// everything else is a question of its own.
+/// What checks can read. Files are read below a root, so that tests can use a directory as a
+/// machine; everything else has its own method.
 pub trait Machine {
-    /// The folder that is `/` of this machine.
+    /// The root directory of this machine.
     fn root(&self) -> &Path;
 
     /// Whether an address can be listened on.
@@ -21,11 +21,11 @@ pub trait Machine {
     /// The file system that holds a path.
     fn space(&self, path: &Path) -> io::Result<Space>;
 
-    /// What the runtime behind an endpoint says of itself.
+    /// Version, status and images of the runtime at an endpoint.
     fn runtime(&self, endpoint: &str) -> Result<RuntimeReport, String>;
 }
 
-/// Room on a file system.
+/// Capacity and free space of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     pub bytes: u64,
@@ -34,7 +34,7 @@ pub struct Space {
     pub inodes_free: u64,
 }
 
-/// A container runtime's answers.
+/// Responses of a container runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeReport {
     /// Name and version.
@@ -59,20 +59,23 @@ impl dyn Machine + '_ {
         self.at(path).exists()
     }
 
-    /// Names of the files in a folder; none if there is no such folder.
-    pub(super) fn names_in(&self, folder: impl AsRef<Path>) -> Vec<String> {
-        let entries = fs::read_dir(self.at(folder)).into_iter().flatten().flatten();
+    /// Names of the files in a directory; none if it does not exist.
+    pub(super) fn names_in(&self, directory: impl AsRef<Path>) -> Vec<String> {
+        let entries = fs::read_dir(self.at(directory)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
     }
 
-    /// Where a program is, in the folders programs are in.
+    /// Path of a program in the usual directories.
     pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
-        const FOLDERS: [&str; 6] =
+        const DIRECTORIES: [&str; 6] =
             ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-        FOLDERS.iter().map(|folder| Path::new(folder).join(name)).find(|path| self.exists(path))
+        DIRECTORIES
+            .iter()
+            .map(|directory| Path::new(directory).join(name))
+            .find(|path| self.exists(path))
     }
 }
 
@@ -93,8 +96,8 @@ impl Default for LocalMachine {
     }
 }
 
-/// A healthy runtime answers at once.
-const RUNTIME_PATIENCE: Duration = Duration::from_secs(5);
+/// A healthy runtime responds immediately.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Machine for LocalMachine {
     fn root(&self) -> &Path {
@@ -122,7 +125,7 @@ impl Machine for LocalMachine {
             .build()
             .map_err(|error| error.to_string())?;
         reactor.block_on(async {
-            let client = Client::new(&endpoint, Timeouts { call: RUNTIME_PATIENCE });
+            let client = Client::new(&endpoint, Timeouts { call: RUNTIME_TIMEOUT });
             let version = client.version().await.map_err(|error| error.to_string())?;
             let status = client.status().await.map_err(|error| error.to_string())?;
             let images = client.list_images().await.map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! The network: its configuration, and the ports the node listens on.
+//! Checks of the network: CNI configuration, forwarding, and the ports of the node.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use super::{Finding, Machine, Plan};
 const NETWORK: &str = "network";
 const PORTS: &str = "ports";
 
-/// Where a runtime looks for the pod network unless it is told otherwise.
+/// Default CNI configuration directory of container runtimes.
 pub(super) const USUAL: &str = "/etc/cni/net.d";
 
 pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
@@ -18,27 +18,27 @@ pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
 }
 
 fn configuration(machine: &dyn Machine, plan: &Plan) -> Finding {
-    let (names, folder) = (machine.names_in(&plan.networks), plan.networks.display());
+    let (names, directory) = (machine.names_in(&plan.networks), plan.networks.display());
     let found = names
         .iter()
         .find(|name| [".conflist", ".conf", ".json"].iter().any(|ending| name.ends_with(ending)));
     match found {
-        Some(name) => Finding::ok(NETWORK, format!("{folder}/{name}")),
+        Some(name) => Finding::ok(NETWORK, format!("{directory}/{name}")),
         None => Finding::warning(
             NETWORK,
-            format!("no pod network in {folder}"),
-            "install a network add-on; `podwright up` brings one of its own",
+            format!("no CNI configuration in {directory}"),
+            "install a CNI network add-on; `podwright up` has its own",
         ),
     }
 }
 
 fn forwarding(machine: &dyn Machine) -> Finding {
     match machine.read("/proc/sys/net/ipv4/ip_forward").as_deref().map(str::trim) {
-        Some("1") => Finding::ok(NETWORK, "IPv4 is forwarded"),
+        Some("1") => Finding::ok(NETWORK, "IPv4 forwarding is enabled"),
         _ => Finding::warning(
             NETWORK,
-            "IPv4 is not forwarded, so pods reach nothing beyond this machine",
-            "run `sysctl -w net.ipv4.ip_forward=1`; `podwright up` does it for as long as it runs",
+            "IPv4 forwarding is disabled; pods cannot reach anything outside this machine",
+            "run `sysctl -w net.ipv4.ip_forward=1`; `podwright up` enables it until `podwright down`",
         ),
     }
 }
@@ -70,8 +70,9 @@ fn ports(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
 fn port_fix(field: &str, port: u16, error: &io::Error) -> String {
     if error.kind() == io::ErrorKind::AddrInUse {
         return format!(
-            "stop who listens there (`ss -ltnp 'sport = :{port}'`; another kubelet?) or set {field}"
+            "stop the process on this port, perhaps another kubelet (`ss -ltnp 'sport = :{port}'`), \
+             or set {field}"
         );
     }
-    format!("set {field} and its address to something this machine can listen on")
+    format!("set {field} and its address to values that this machine can listen on")
 }

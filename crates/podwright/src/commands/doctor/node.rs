@@ -1,4 +1,4 @@
-//! The node of `podwright up`, if there is one here: whether it runs and is well.
+//! Checks of the node of `podwright up`, if there is one: agent, runtime, API server, readiness.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use crate::standalone::{Layout, Record};
 
 const CHECK: &str = "node";
 
-/// How a node that stands alone is found.
+/// The standalone node of a state directory.
 #[derive(Debug)]
-pub(super) enum Standing {
-    /// Nobody started one here, or it was taken down.
+pub(super) enum StandaloneNode {
+    /// None was started, or it was stopped.
     Absent,
-    /// It cannot be seen, and why.
-    Hidden(String),
+    /// Its record cannot be read, with the reason.
+    Unreadable(String),
     Here(Box<Node>),
 }
 
@@ -25,34 +25,34 @@ pub(super) enum Standing {
 pub(super) struct Node {
     layout: Layout,
     endpoint: String,
-    /// Where the runtime looks for the pod network, if the runtime is the node's own.
+    /// CNI configuration directory, if the runtime is the private containerd.
     networks: Option<PathBuf>,
     agent: bool,
     runtime: bool,
-    /// As the API server shows it; none if it does not answer.
-    shown: Option<Shown>,
+    /// As reported by the API server; none if it does not respond.
+    reported: Option<ReportedNode>,
 }
 
 #[derive(Debug)]
-struct Shown {
+struct ReportedNode {
     name: String,
     ready: bool,
 }
 
-impl Standing {
-    pub(super) fn look(state: &Path) -> Self {
+impl StandaloneNode {
+    pub(super) fn read(state: &Path) -> Self {
         let layout = Layout::new(state);
         let found = layout
             .record()
-            .and_then(|record| record.map(|record| Node::look(&layout, &record)).transpose());
+            .and_then(|record| record.map(|record| Node::read(&layout, &record)).transpose());
         match found {
             Ok(None) => Self::Absent,
             Ok(Some(node)) => Self::Here(Box::new(node)),
-            Err(error) => Self::Hidden(format!("{error:#}")),
+            Err(error) => Self::Unreadable(format!("{error:#}")),
         }
     }
 
-    /// What a node would stand on here, unless somebody says otherwise: what one stands on already.
+    /// The default plan: with the runtime and network of a running node, if there is one.
     pub(super) fn plan(&self) -> Plan {
         match self {
             Self::Here(node) if node.runtime => {
@@ -62,16 +62,16 @@ impl Standing {
                 }
                 plan
             }
-            Self::Here(_) | Self::Hidden(_) | Self::Absent => Plan::with_runtime(None),
+            Self::Here(_) | Self::Unreadable(_) | Self::Absent => Plan::with_runtime(None),
         }
     }
 
     pub(super) fn examine(&self) -> Vec<Finding> {
         match self {
             Self::Absent => Vec::new(),
-            Self::Hidden(why) => {
-                let says = format!("whether one runs cannot be seen: {why}");
-                vec![Finding::warning(CHECK, says, "run it as root")]
+            Self::Unreadable(why) => {
+                let message = format!("cannot tell whether a node is running: {why}");
+                vec![Finding::warning(CHECK, message, "run with sudo")]
             }
             Self::Here(node) => node.examine(),
         }
@@ -79,20 +79,20 @@ impl Standing {
 }
 
 impl Node {
-    fn look(layout: &Layout, record: &Record) -> anyhow::Result<Self> {
+    fn read(layout: &Layout, record: &Record) -> anyhow::Result<Self> {
         let runtime = Runtime::of(layout, record)?;
         let agent = Agent::of(layout).daemon().running()?.is_some();
         let reactor = service::runtime()?;
-        let look = async || node::look(&layout.kubeconfig()).await;
-        let shown = if agent { reactor.block_on(look()) } else { None };
-        let private = record.wishes.runtime.is_none();
+        let read = async || node::read(&layout.kubeconfig()).await;
+        let reported = if agent { reactor.block_on(read()) } else { None };
+        let private = record.up_options.runtime.is_none();
         Ok(Self {
             layout: layout.clone(),
             endpoint: format!("unix://{}", runtime.socket().display()),
             networks: private.then(|| layout.cni().join("net.d")),
             agent,
             runtime: reactor.block_on(runtime.is_up())?,
-            shown: shown.map(|NodeLine { name, ready, .. }| Shown { name, ready }),
+            reported: reported.map(|NodeLine { name, ready, .. }| ReportedNode { name, ready }),
         })
     }
 
@@ -102,27 +102,27 @@ impl Node {
         let again = format!("podwright up --state-dir {state}");
         let mut findings = Vec::new();
         if !self.runtime {
-            let says = format!("the runtime of the node in {state} does not answer");
-            findings.push(Finding::failure(CHECK, says, format!("start it again: {again}")));
+            let message = format!("the runtime of the node in {state} does not respond");
+            findings.push(Finding::failure(CHECK, message, format!("start it again: {again}")));
         }
-        findings.push(match &self.shown {
+        findings.push(match &self.reported {
             _ if !self.agent => Finding::failure(
                 CHECK,
-                format!("the agent of the node in {state} does not run"),
-                format!("start it again: {again}; the end of {} says why it went", log.display()),
+                format!("the agent of the node in {state} is not running"),
+                format!("start it again: {again}; see the end of {}", log.display()),
             ),
             None => Finding::failure(
                 CHECK,
-                format!("the API server of the node in {state} does not answer"),
+                format!("the API server of the node in {state} does not respond"),
                 format!("see {}", log.display()),
             ),
-            Some(Shown { name, ready: false }) => Finding::failure(
+            Some(ReportedNode { name, ready: false }) => Finding::failure(
                 CHECK,
-                format!("{name} in {state} runs and is not Ready"),
-                format!("see what it says: kubectl describe node {name}"),
+                format!("{name} in {state} is running and not Ready"),
+                format!("see the conditions: kubectl describe node {name}"),
             ),
-            Some(Shown { name, ready: true }) => {
-                Finding::ok(CHECK, format!("{name} in {state} runs and is Ready"))
+            Some(ReportedNode { name, ready: true }) => {
+                Finding::ok(CHECK, format!("{name} in {state} is running and Ready"))
             }
         });
         findings
@@ -135,56 +135,56 @@ mod tests {
     use super::*;
     use crate::commands::doctor::Verdict;
 
-    fn node(agent: bool, runtime: bool, ready: Option<bool>) -> Standing {
-        Standing::Here(Box::new(Node {
+    fn node(agent: bool, runtime: bool, ready: Option<bool>) -> StandaloneNode {
+        StandaloneNode::Here(Box::new(Node {
             layout: Layout::new(Path::new("/s")),
             endpoint: "unix:///run/s.sock".to_owned(),
             networks: Some("/s/cni/net.d".into()),
             agent,
             runtime,
-            shown: ready.map(|ready| Shown { name: "n1".to_owned(), ready }),
+            reported: ready.map(|ready| ReportedNode { name: "n1".to_owned(), ready }),
         }))
     }
 
     #[test]
-    fn a_node_that_runs_is_said_to_be_well_or_what_is_wrong_with_it() {
-        for (standing, want) in [
-            (Standing::Absent, vec![]),
+    fn findings_follow_the_state_of_the_node() {
+        for (standalone_node, want) in [
+            (StandaloneNode::Absent, vec![]),
             (
-                Standing::Hidden("try sudo".to_owned()),
-                vec![(Verdict::Warning, "whether one runs cannot be seen: try sudo")],
+                StandaloneNode::Unreadable("run with sudo".to_owned()),
+                vec![(Verdict::Warning, "cannot tell whether a node is running: run with sudo")],
             ),
-            (node(true, true, Some(true)), vec![(Verdict::Ok, "n1 in /s runs and is Ready")]),
+            (node(true, true, Some(true)), vec![(Verdict::Ok, "n1 in /s is running and Ready")]),
             (
                 node(true, true, Some(false)),
-                vec![(Verdict::Failure, "n1 in /s runs and is not Ready")],
+                vec![(Verdict::Failure, "n1 in /s is running and not Ready")],
             ),
             (
                 node(true, true, None),
-                vec![(Verdict::Failure, "the API server of the node in /s does not answer")],
+                vec![(Verdict::Failure, "the API server of the node in /s does not respond")],
             ),
             (
                 node(false, false, None),
                 vec![
-                    (Verdict::Failure, "the runtime of the node in /s does not answer"),
-                    (Verdict::Failure, "the agent of the node in /s does not run"),
+                    (Verdict::Failure, "the runtime of the node in /s does not respond"),
+                    (Verdict::Failure, "the agent of the node in /s is not running"),
                 ],
             ),
         ] {
-            let findings = standing.examine();
-            let found: Vec<_> = findings.iter().map(|f| (f.verdict, f.says.as_str())).collect();
+            let findings = standalone_node.examine();
+            let found: Vec<_> = findings.iter().map(|f| (f.verdict, f.message.as_str())).collect();
             assert_eq!(found, want);
         }
     }
 
     #[test]
-    fn what_a_running_node_stands_on_is_what_is_looked_at() {
+    fn running_node_determines_the_runtime_and_network_to_check() {
         let plan = node(true, true, Some(true)).plan();
         assert_eq!(plan.configuration.container_runtime_endpoint, "unix:///run/s.sock");
         assert_eq!(plan.networks, Path::new("/s/cni/net.d"));
-        let usual = Plan::with_runtime(None);
-        let dead = node(true, false, None).plan();
-        assert_eq!(dead.networks, usual.networks);
-        assert_eq!(dead.runtime, usual.runtime);
+        let default = Plan::with_runtime(None);
+        let stopped = node(true, false, None).plan();
+        assert_eq!(stopped.networks, default.networks);
+        assert_eq!(stopped.runtime, default.runtime);
     }
 }

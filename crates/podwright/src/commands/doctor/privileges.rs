@@ -1,23 +1,23 @@
-//! What this process may do.
+//! Checks of user and capabilities.
 
 use super::{Finding, Machine};
 
 const CHECK: &str = "privileges";
 
-/// Capabilities by their bit, whether pods can run without, and what they are needed for.
-const CAPABILITIES: [(u32, &str, Need, &str); 3] = [
-    (12, "CAP_NET_ADMIN", Need::Must, "pod networks"),
-    (21, "CAP_SYS_ADMIN", Need::Must, "mounts and namespaces"),
+/// Capabilities: bit, name, whether pods can run without it, and its purpose.
+const CAPABILITIES: [(u32, &str, Requirement, &str); 3] = [
+    (12, "CAP_NET_ADMIN", Requirement::Must, "pod networks"),
+    (21, "CAP_SYS_ADMIN", Requirement::Must, "mounts and namespaces"),
     (
         24,
         "CAP_SYS_RESOURCE",
-        Need::Should,
+        Requirement::Should,
         "protecting the agent and critical pods from the OOM killer",
     ),
 ];
 
 #[derive(Clone, Copy)]
-enum Need {
+enum Requirement {
     Must,
     Should,
 }
@@ -32,7 +32,7 @@ pub(super) fn examine(machine: &dyn Machine) -> Vec<Finding> {
     let (Some(user), Some(capabilities)) = (field("Uid:"), capabilities) else {
         return vec![Finding::failure(
             CHECK,
-            "/proc/self/status does not tell what this process may do",
+            "cannot read user and capabilities from /proc/self/status",
             "mount /proc",
         )];
     };
@@ -40,17 +40,17 @@ pub(super) fn examine(machine: &dyn Machine) -> Vec<Finding> {
     if user == "0" {
         findings.push(Finding::ok(CHECK, "running as root"));
     } else {
-        findings.push(Finding::failure(CHECK, format!("running as user {user}"), "run it as root"));
+        findings.push(Finding::failure(CHECK, format!("running as user {user}"), "run with sudo"));
     }
-    for (bit, name, need, purpose) in CAPABILITIES {
+    for (bit, name, requirement, purpose) in CAPABILITIES {
         if capabilities & (1 << bit) != 0 {
             continue;
         }
-        let says = format!("{name} is missing, needed for {purpose}");
-        let fix = format!("give this process {name} (in a container: --cap-add or privileged)");
-        findings.push(match need {
-            Need::Must => Finding::failure(CHECK, says, fix),
-            Need::Should => Finding::warning(CHECK, says, fix),
+        let message = format!("{name} is missing, needed for {purpose}");
+        let fix = format!("grant {name} (in a container: --cap-add or privileged)");
+        findings.push(match requirement {
+            Requirement::Must => Finding::failure(CHECK, message, fix),
+            Requirement::Should => Finding::warning(CHECK, message, fix),
         });
     }
     findings

@@ -1,20 +1,20 @@
-//! Programs that pods need and others bring.
+//! Checks of programs that are needed to run pods.
 
 use super::{Finding, Machine};
 
 const CHECK: &str = "programs";
 
-/// Programs, and the Debian package with them.
+/// Needed programs with their Debian packages.
 const NEEDED: [(&str, &str); 3] =
     [("iptables", "iptables"), ("mount", "mount"), ("nsenter", "util-linux")];
 
-/// Any of these runs containers.
+/// OCI runtimes; one of them is needed.
 const RUNTIMES: [&str; 3] = ["runc", "crun", "youki"];
 
-/// Folders network plugins are in.
-const PLUGIN_FOLDERS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
+/// Directories of CNI plugins.
+const PLUGIN_DIRECTORIES: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 
-/// What the network of `podwright up` is made of; every network needs the first.
+/// CNI plugins of the network of `podwright up`; every network needs the first.
 const PLUGINS: [&str; 5] = ["loopback", "bridge", "host-local", "portmap", "bandwidth"];
 
 pub(super) fn examine(machine: &dyn Machine) -> Vec<Finding> {
@@ -24,7 +24,7 @@ pub(super) fn examine(machine: &dyn Machine) -> Vec<Finding> {
             Some(path) => Finding::ok(CHECK, path.display().to_string()),
             None => Finding::failure(
                 CHECK,
-                format!("no {program}"),
+                format!("{program} not found"),
                 format!("install it, on Debian with `apt install {package}`"),
             ),
         })
@@ -33,7 +33,7 @@ pub(super) fn examine(machine: &dyn Machine) -> Vec<Finding> {
         Some(path) => Finding::ok(CHECK, path.display().to_string()),
         None => Finding::failure(
             CHECK,
-            format!("none of {}, which start containers", RUNTIMES.join(", ")),
+            format!("no OCI runtime found ({})", RUNTIMES.join(", ")),
             "install one, on Debian with `apt install runc`",
         ),
     });
@@ -43,18 +43,18 @@ pub(super) fn examine(machine: &dyn Machine) -> Vec<Finding> {
 
 fn plugins(machine: &dyn Machine) -> Finding {
     let found: Vec<String> =
-        PLUGIN_FOLDERS.iter().flat_map(|folder| machine.names_in(folder)).collect();
+        PLUGIN_DIRECTORIES.iter().flat_map(|directory| machine.names_in(directory)).collect();
     let missing: Vec<&str> =
         PLUGINS.into_iter().filter(|plugin| !found.iter().any(|name| name == plugin)).collect();
     let fix = "install them, on Debian with `apt install containernetworking-plugins`";
     if missing.is_empty() {
         Finding::ok(CHECK, "CNI plugins")
     } else if missing.contains(&"loopback") {
-        let says =
-            format!("no CNI plugins {} in {}", missing.join(", "), PLUGIN_FOLDERS.join(" or "));
-        Finding::failure(CHECK, says, fix)
+        let message =
+            format!("no CNI plugins {} in {}", missing.join(", "), PLUGIN_DIRECTORIES.join(" or "));
+        Finding::failure(CHECK, message, fix)
     } else {
-        let says = format!("no CNI plugins {}, which `podwright up` needs", missing.join(", "));
-        Finding::warning(CHECK, says, fix)
+        let message = format!("no CNI plugins {}, which `podwright up` needs", missing.join(", "));
+        Finding::warning(CHECK, message, fix)
     }
 }

@@ -1,4 +1,4 @@
-//! The container runtime: whether it is there, ready, and able to make a sandbox.
+//! Checks of the container runtime: connection, readiness, sandbox image.
 
 use super::{Finding, Machine, Plan, RuntimeReport, WantedRuntime};
 
@@ -8,23 +8,25 @@ pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
     let endpoint = &plan.configuration.container_runtime_endpoint;
     match machine.runtime(endpoint) {
         Ok(report) => report_findings(&report, endpoint),
-        Err(error) => vec![silence(machine, plan, format!("no answer at {endpoint}: {error}"))],
+        Err(error) => {
+            vec![no_response(machine, plan, format!("no response at {endpoint}: {error}"))]
+        }
     }
 }
 
-/// No runtime answers.
-fn silence(machine: &dyn Machine, plan: &Plan, says: String) -> Finding {
-    let start = "start it (`systemctl start containerd`) or name another with \
+/// Finding if no runtime responds.
+fn no_response(machine: &dyn Machine, plan: &Plan, message: String) -> Finding {
+    let start = "start it (`systemctl start containerd`) or give another with \
                  --container-runtime-endpoint";
     match plan.runtime {
-        WantedRuntime::Configured => Finding::failure(CHECK, says, start),
+        WantedRuntime::Configured => Finding::failure(CHECK, message, start),
         WantedRuntime::Any if machine.program("containerd").is_none() => Finding::failure(
             CHECK,
-            format!("{says}; and there is no containerd to start"),
-            "install one, on Debian with `apt install containerd`",
+            format!("{message}; containerd is not installed"),
+            "install it, on Debian with `apt install containerd`",
         ),
         WantedRuntime::Any => {
-            Finding::warning(CHECK, says, format!("{start}; `podwright up` starts one of its own"))
+            Finding::warning(CHECK, message, format!("{start}; `podwright up` starts its own"))
         }
     }
 }
@@ -43,14 +45,14 @@ fn report_findings(report: &RuntimeReport, endpoint: &str) -> Vec<Finding> {
         findings.push(Finding::warning(
             CHECK,
             format!("its network is not ready: {why}"),
-            "put a CNI configuration into /etc/cni/net.d; `podwright up` brings one of its own",
+            "put a CNI configuration into /etc/cni/net.d; `podwright up` has its own",
         ));
     }
     findings.push(sandbox_image(images));
     findings
 }
 
-/// A pod begins with the image that holds its sandbox open.
+/// Checks for the pause image, which every sandbox needs.
 fn sandbox_image(images: &[String]) -> Finding {
     let is_pause = |name: &&String| {
         let repository = name.rsplit_once(':').map_or(name.as_str(), |(repository, _)| repository);
@@ -60,9 +62,8 @@ fn sandbox_image(images: &[String]) -> Finding {
         Some(name) => Finding::ok(CHECK, format!("sandbox image {name}")),
         None => Finding::warning(
             CHECK,
-            "no sandbox (pause) image yet; the runtime pulls the one it is configured for with the \
-             first pod",
-            "see that its registry can be reached, or import the image",
+            "no sandbox (pause) image yet; the runtime pulls its configured image for the first pod",
+            "check that its registry is reachable, or import the image",
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Disks and swap.
+//! Checks of disk space and swap.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use crate::config::host::active_swap;
 const DISK: &str = "disk";
 const SWAP: &str = "swap";
 
-/// Too little for an image and a log.
-const LEAST_FREE: u64 = 1 << 30;
+/// With less, images and logs do not fit.
+const MIN_FREE: u64 = 1 << 30;
 
-/// Below this share the default eviction thresholds see disk pressure.
-const LEAST_PERCENT: u64 = 10;
+/// Below this the default eviction thresholds report disk pressure.
+const MIN_PERCENT: u64 = 10;
 
 pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
     let mut findings: Vec<Finding> = [
@@ -21,33 +21,33 @@ pub(super) fn examine(machine: &dyn Machine, plan: &Plan) -> Vec<Finding> {
         Path::new(&plan.configuration.pod_logs_dir),
     ]
     .into_iter()
-    .map(|folder| disk(machine, folder))
+    .map(|directory| disk(machine, directory))
     .collect();
     findings.push(swap(machine, plan));
     findings
 }
 
-fn disk(machine: &dyn Machine, folder: &Path) -> Finding {
-    let shown = folder.display();
-    let space = match machine.space(&nearest_existing(machine, folder)) {
+fn disk(machine: &dyn Machine, directory: &Path) -> Finding {
+    let shown = directory.display();
+    let space = match machine.space(&nearest_existing(machine, directory)) {
         Ok(space) => space,
         Err(error) => {
-            let fix = "see that the file system is mounted and can be read";
+            let fix = "check that the file system is mounted and readable";
             return Finding::failure(DISK, format!("{shown}: {error}"), fix);
         }
     };
     let free = space.bytes_free >> 20;
-    let fix = format!("free some space on the file system of {shown}, or mount a larger one there");
-    if space.bytes_free < LEAST_FREE {
+    let fix = format!("free space on the file system of {shown}, or mount a larger one there");
+    if space.bytes_free < MIN_FREE {
         return Finding::failure(DISK, format!("{shown}: only {free} MiB free"), fix);
     }
     let Space { bytes, bytes_free, inodes, inodes_free } = space;
     for (what, all, rest) in [("space", bytes, bytes_free), ("inodes", inodes, inodes_free)] {
         // Some file systems do not count inodes.
-        if all > 0 && u128::from(rest) * 100 < u128::from(all) * u128::from(LEAST_PERCENT) {
+        if all > 0 && u128::from(rest) * 100 < u128::from(all) * u128::from(MIN_PERCENT) {
             return Finding::warning(
                 DISK,
-                format!("{shown}: less than {LEAST_PERCENT}% of {what} free"),
+                format!("{shown}: less than {MIN_PERCENT}% of {what} free"),
                 fix,
             );
         }
@@ -55,9 +55,9 @@ fn disk(machine: &dyn Machine, folder: &Path) -> Finding {
     Finding::ok(DISK, format!("{shown}: {free} MiB free"))
 }
 
-/// The folder itself, or the one it would be made in.
-fn nearest_existing(machine: &dyn Machine, folder: &Path) -> PathBuf {
-    let existing = folder.ancestors().find(|ancestor| machine.exists(ancestor));
+/// The directory itself, or its nearest existing ancestor.
+fn nearest_existing(machine: &dyn Machine, directory: &Path) -> PathBuf {
+    let existing = directory.ancestors().find(|ancestor| machine.exists(ancestor));
     machine.at(existing.unwrap_or(Path::new("/")))
 }
 
@@ -66,13 +66,13 @@ fn swap(machine: &dyn Machine, plan: &Plan) -> Finding {
     if active.is_empty() {
         return Finding::ok(SWAP, "off");
     }
-    let says = format!("on: {}", active.join(", "));
+    let message = format!("on: {}", active.join(", "));
     if !plan.configuration.fail_swap_on {
-        return Finding::ok(SWAP, format!("{says}; the configuration allows it"));
+        return Finding::ok(SWAP, format!("{message}; the configuration allows it"));
     }
     Finding::warning(
         SWAP,
-        format!("{says}; `podwright kubelet` refuses to start, `podwright up` does not mind"),
+        format!("{message}; `podwright kubelet` refuses to start, `podwright up` works"),
         "run `swapoff -a`, or set failSwapOn: false",
     )
 }

@@ -1,4 +1,4 @@
-//! Checks on folders that pose as machines.
+//! Tests of the checks, on directories that stand in for machines.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder as a machine.
+/// A directory that stands in for a machine.
 struct Fixture {
     root: TempDir,
     busy: Vec<u16>,
@@ -16,16 +16,16 @@ struct Fixture {
     runtime: Result<RuntimeReport, String>,
 }
 
-const ROOMY: Space =
+const AMPLE: Space =
     Space { bytes: 100 << 30, bytes_free: 50 << 30, inodes: 1000, inodes_free: 900 };
 
 impl Fixture {
-    /// A machine on which everything is right, with cgroup v2.
+    /// A machine that passes all checks, with cgroup v2.
     fn healthy() -> Self {
         let fixture = Self {
             root: tempfile::tempdir().unwrap(),
             busy: Vec::new(),
-            space: ROOMY,
+            space: AMPLE,
             runtime: Ok(RuntimeReport {
                 version: "containerd 1.6.20".to_owned(),
                 runtime_ready: Ok(()),
@@ -72,8 +72,8 @@ impl Fixture {
         self
     }
 
-    /// What is not in order, one line each.
-    fn complaints(&self, plan: &Plan) -> Vec<String> {
+    /// Warnings and failures, one line each.
+    fn problems(&self, plan: &Plan) -> Vec<String> {
         let findings = examine(self, plan);
         for finding in &findings {
             assert_eq!(finding.fix.is_some(), finding.verdict != Verdict::Ok, "{finding:?}");
@@ -81,7 +81,7 @@ impl Fixture {
         findings
             .into_iter()
             .filter(|finding| finding.verdict != Verdict::Ok)
-            .map(|finding| format!("{:?} {}: {}", finding.verdict, finding.check, finding.says))
+            .map(|finding| format!("{:?} {}: {}", finding.verdict, finding.check, finding.message))
             .collect()
     }
 }
@@ -99,7 +99,7 @@ impl Machine for Fixture {
     }
 
     fn space(&self, path: &Path) -> io::Result<Space> {
-        assert!(path.exists(), "asked about a folder that exists: {}", path.display());
+        assert!(path.exists(), "directory does not exist: {}", path.display());
         Ok(self.space)
     }
 
@@ -113,15 +113,15 @@ fn plan() -> Plan {
 }
 
 #[test]
-fn on_a_healthy_machine_there_is_nothing_to_complain_about() {
+fn healthy_machine_has_no_problems() {
     let machine = Fixture::healthy();
-    assert_eq!(machine.complaints(&plan()), Vec::<String>::new());
-    assert!(is_fit(&examine(&machine, &plan())));
+    assert_eq!(machine.problems(&plan()), Vec::<String>::new());
+    assert!(can_run_pods(&examine(&machine, &plan())));
 }
 
 #[test]
-fn each_thing_that_is_wrong_is_said_alone() {
-    let sick: [(Fixture, &str); 22] = [
+fn each_defect_is_reported_as_one_problem() {
+    let defects: [(Fixture, &str); 22] = [
         (
             Fixture::healthy().file("/proc/self/status", "Uid:\t1000\nCapEff:\t000001ffffffffff\n"),
             "Failure privileges: running as user 1000",
@@ -140,7 +140,7 @@ fn each_thing_that_is_wrong_is_said_alone() {
         ),
         (
             Fixture::healthy().without("/proc/self/status"),
-            "Failure privileges: /proc/self/status does not tell what this process may do",
+            "Failure privileges: cannot read user and capabilities from /proc/self/status",
         ),
         (
             Fixture::healthy()
@@ -150,19 +150,19 @@ fn each_thing_that_is_wrong_is_said_alone() {
         ),
         (
             Fixture::healthy().file("/proc/filesystems", "nodev\tproc\n"),
-            "Warning kernel: cannot see overlay, needed for container file systems",
+            "Warning kernel: cannot find overlay, needed for container file systems",
         ),
         (
             Fixture::healthy()
                 .without("/lib/modules")
                 .file("/boot/config-6.1.0-18-amd64", "# CONFIG_VETH is not set\n"),
-            "Failure kernel: no veth, needed for the pod network",
+            "Failure kernel: veth is missing, needed for the pod network",
         ),
         (
             Fixture::healthy()
                 .without("/lib/modules")
                 .file("/boot/config-6.1.0-18-amd64", "CONFIG_VETH=m\n"),
-            "Warning kernel: cannot see veth, needed for the pod network",
+            "Warning kernel: cannot find veth, needed for the pod network",
         ),
         (
             Fixture::healthy().file("/sys/fs/cgroup/cgroup.controllers", "cpu cpuset\n"),
@@ -172,10 +172,10 @@ fn each_thing_that_is_wrong_is_said_alone() {
             Fixture::healthy().without("/sys/fs/cgroup/cgroup.controllers"),
             "Failure cgroups: no cgroup v2, and no cgroup v1 hierarchy for cpu, cpuacct, cpuset, memory, pids",
         ),
-        (Fixture::healthy().without("/usr/sbin/iptables"), "Failure programs: no iptables"),
+        (Fixture::healthy().without("/usr/sbin/iptables"), "Failure programs: iptables not found"),
         (
             Fixture::healthy().without("/usr/sbin/runc"),
-            "Failure programs: none of runc, crun, youki, which start containers",
+            "Failure programs: no OCI runtime found (runc, crun, youki)",
         ),
         (
             Fixture::healthy().without("/opt/cni"),
@@ -187,15 +187,15 @@ fn each_thing_that_is_wrong_is_said_alone() {
         ),
         (
             Fixture { runtime: Err("connection refused".to_owned()), ..Fixture::healthy() },
-            "Warning runtime: no answer at unix:///run/containerd/containerd.sock: connection refused",
+            "Warning runtime: no response at unix:///run/containerd/containerd.sock: connection refused",
         ),
         (
             Fixture::healthy().without("/etc/cni/net.d/10-pods.conflist"),
-            "Warning network: no pod network in /etc/cni/net.d",
+            "Warning network: no CNI configuration in /etc/cni/net.d",
         ),
         (
             Fixture::healthy().file("/proc/sys/net/ipv4/ip_forward", "0\n"),
-            "Warning network: IPv4 is not forwarded, so pods reach nothing beyond this machine",
+            "Warning network: IPv4 forwarding is disabled; pods cannot reach anything outside this machine",
         ),
         (
             Fixture { busy: vec![10248, 10255], ..Fixture::healthy() },
@@ -203,7 +203,7 @@ fn each_thing_that_is_wrong_is_said_alone() {
         ),
         (
             Fixture::healthy().file("/proc/swaps", "Filename\n/dev/sda2 partition\n"),
-            "Warning swap: on: /dev/sda2; `podwright kubelet` refuses to start, `podwright up` does not mind",
+            "Warning swap: on: /dev/sda2; `podwright kubelet` refuses to start, `podwright up` works",
         ),
         (
             Fixture {
@@ -213,7 +213,7 @@ fn each_thing_that_is_wrong_is_said_alone() {
                 }),
                 ..Fixture::healthy()
             },
-            "Warning runtime: no sandbox (pause) image yet; the runtime pulls the one it is configured for with the first pod",
+            "Warning runtime: no sandbox (pause) image yet; the runtime pulls its configured image for the first pod",
         ),
         (
             Fixture {
@@ -226,29 +226,27 @@ fn each_thing_that_is_wrong_is_said_alone() {
             "Failure runtime: containerd 1.6.20 at unix:///run/containerd/containerd.sock is not ready: shutting down",
         ),
     ];
-    for (machine, want) in sick {
-        assert_eq!(machine.complaints(&plan()), [want]);
+    for (machine, want) in defects {
+        assert_eq!(machine.problems(&plan()), [want]);
     }
 }
 
 #[test]
-fn a_runtime_that_was_named_must_answer_and_otherwise_containerd_must_be_there_to_start() {
-    let silent = || Fixture { runtime: Err("refused".to_owned()), ..Fixture::healthy() };
+fn given_runtime_must_respond_and_otherwise_containerd_must_be_installed() {
+    let unresponsive = || Fixture { runtime: Err("refused".to_owned()), ..Fixture::healthy() };
     assert_eq!(
-        silent().complaints(&Plan::with_runtime(Some("unix:///run/x.sock"))),
-        ["Failure runtime: no answer at unix:///run/x.sock: refused"]
+        unresponsive().problems(&Plan::with_runtime(Some("unix:///run/x.sock"))),
+        ["Failure runtime: no response at unix:///run/x.sock: refused"]
     );
     assert_eq!(
-        silent().without("/usr/bin/containerd").complaints(&plan()),
-        [
-            "Failure runtime: no answer at unix:///run/containerd/containerd.sock: refused; and there \
-          is no containerd to start"
-        ]
+        unresponsive().without("/usr/bin/containerd").problems(&plan()),
+        ["Failure runtime: no response at unix:///run/containerd/containerd.sock: refused; \
+          containerd is not installed"]
     );
 }
 
 #[test]
-fn cgroup_v1_will_do_if_its_hierarchies_are_mounted_and_nothing_forbids_it() {
+fn cgroup_v1_is_accepted_if_mounted_and_not_forbidden() {
     let mounts = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n\
                   cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n\
                   cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
@@ -256,75 +254,75 @@ fn cgroup_v1_will_do_if_its_hierarchies_are_mounted_and_nothing_forbids_it() {
     let machine = Fixture::healthy()
         .without("/sys/fs/cgroup/cgroup.controllers")
         .file("/proc/mounts", mounts);
-    assert_eq!(machine.complaints(&plan()), Vec::<String>::new());
+    assert_eq!(machine.problems(&plan()), Vec::<String>::new());
     let mut strict = plan();
     strict.configuration.fail_cgroup_v1 = true;
     assert_eq!(
-        machine.complaints(&strict),
-        ["Failure cgroups: the configuration forbids cgroup v1, which this machine has"]
+        machine.problems(&strict),
+        ["Failure cgroups: the configuration forbids cgroup v1, which this machine uses"]
     );
 }
 
 #[test]
-fn ports_are_those_of_the_configuration() {
+fn checked_ports_are_those_of_the_configuration() {
     let machine = Fixture { busy: vec![10250, 10255, 4444], ..Fixture::healthy() };
     let mut plan = plan();
     plan.configuration.port = 4444;
     plan.configuration.healthz_port = 0;
     plan.configuration.read_only_port = 10255;
     assert_eq!(
-        machine.complaints(&plan),
+        machine.problems(&plan),
         [
             "Failure ports: 0.0.0.0:4444: address in use",
             "Failure ports: 0.0.0.0:10255: address in use",
         ]
     );
     plan.configuration.enable_server = false;
-    assert_eq!(machine.complaints(&plan), Vec::<String>::new());
+    assert_eq!(machine.problems(&plan), Vec::<String>::new());
 }
 
 #[test]
-fn disks_need_room_and_inodes() {
+fn disks_need_free_space_and_inodes() {
     for (space, want) in [
-        (Space { bytes_free: 1 << 20, ..ROOMY }, "Failure disk: /var/lib/kubelet: only 1 MiB free"),
+        (Space { bytes_free: 1 << 20, ..AMPLE }, "Failure disk: /var/lib/kubelet: only 1 MiB free"),
         (
-            Space { bytes_free: 5 << 30, ..ROOMY },
+            Space { bytes_free: 5 << 30, ..AMPLE },
             "Warning disk: /var/lib/kubelet: less than 10% of space free",
         ),
         (
-            Space { inodes_free: 1, ..ROOMY },
+            Space { inodes_free: 1, ..AMPLE },
             "Warning disk: /var/lib/kubelet: less than 10% of inodes free",
         ),
     ] {
         let machine = Fixture { space, ..Fixture::healthy() };
-        assert_eq!(machine.complaints(&plan())[0], want);
+        assert_eq!(machine.problems(&plan())[0], want);
     }
-    let uncounted = Space { inodes: 0, inodes_free: 0, ..ROOMY };
+    let uncounted = Space { inodes: 0, inodes_free: 0, ..AMPLE };
     let machine = Fixture { space: uncounted, ..Fixture::healthy() };
-    assert_eq!(machine.complaints(&plan()), Vec::<String>::new());
+    assert_eq!(machine.problems(&plan()), Vec::<String>::new());
 }
 
 #[test]
-fn the_kernels_own_list_of_options_is_read_compressed() {
+fn kernel_options_are_read_from_compressed_proc_config() {
     use flate2::Compression;
     use flate2::write::GzEncoder;
     let machine = Fixture::healthy().without("/lib/modules").without("/sys/module");
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
     packed.write_all(b"CONFIG_BRIDGE=y\nCONFIG_VETH=y\n").unwrap();
     fs::write(machine.path("/proc/config.gz"), packed.finish().unwrap()).unwrap();
-    assert_eq!(machine.complaints(&plan()), Vec::<String>::new());
+    assert_eq!(machine.problems(&plan()), Vec::<String>::new());
 }
 
 #[test]
-fn an_empty_folder_is_a_machine_with_many_complaints_and_no_panic() {
+fn empty_directory_has_many_problems_and_causes_no_panic() {
     let machine = Fixture { root: tempfile::tempdir().unwrap(), ..Fixture::healthy() };
-    let complaints = machine.complaints(&plan());
-    assert!(complaints.len() > 10, "{complaints:#?}");
-    assert!(!is_fit(&examine(&machine, &plan())));
+    let problems = machine.problems(&plan());
+    assert!(problems.len() > 10, "{problems:#?}");
+    assert!(!can_run_pods(&examine(&machine, &plan())));
 }
 
 #[test]
-fn findings_are_printed_for_people_and_for_programs() {
+fn findings_are_printed_as_text_and_json() {
     let findings = [
         Finding::ok("kernel", "Linux 6.1"),
         Finding::warning("swap", "on", "run `swapoff -a`"),

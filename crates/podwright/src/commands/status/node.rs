@@ -1,4 +1,4 @@
-//! The node, and how much of it is promised to pods.
+//! Node summary: readiness, and resources requested by pods of what is allocatable.
 
 use std::fmt;
 use std::path::Path;
@@ -12,8 +12,8 @@ use podwright_core::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amo
 use podwright_core::quantity::Quantity;
 use serde::Serialize;
 
-/// Where no API server listens the answer comes at once; one on a busy machine may take its time.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Generous for a busy machine; if nothing listens, the request fails immediately.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
 pub(in crate::commands) struct NodeLine {
@@ -25,12 +25,12 @@ pub(in crate::commands) struct NodeLine {
     cpu: Share,
     #[serde(rename = "memory")]
     memory: Share,
-    /// Pods that wait for room, or for something else.
+    /// Number of pending pods.
     #[serde(rename = "pending")]
     pending: usize,
 }
 
-/// What pods requested, of what they can have.
+/// Requested of allocatable.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Share {
     #[serde(rename = "requested")]
@@ -39,12 +39,12 @@ pub(super) struct Share {
     allocatable: Quantity,
 }
 
-/// Asks the API server; `None` if it cannot be asked.
-pub(in crate::commands) async fn look(kubeconfig: &Path) -> Option<NodeLine> {
-    tokio::time::timeout(PATIENCE, ask(kubeconfig)).await.ok()?.ok()?
+/// Reads the node from the API server; `None` if that fails.
+pub(in crate::commands) async fn read(kubeconfig: &Path) -> Option<NodeLine> {
+    tokio::time::timeout(REQUEST_TIMEOUT, read_node(kubeconfig)).await.ok()?.ok()?
 }
 
-async fn ask(kubeconfig: &Path) -> anyhow::Result<Option<NodeLine>> {
+async fn read_node(kubeconfig: &Path) -> anyhow::Result<Option<NodeLine>> {
     let options = KubeConfigOptions::default();
     let config = Kubeconfig::read_from(kubeconfig)?;
     let config = kube::Config::from_custom_kubeconfig(config, &options).await?;
@@ -66,12 +66,12 @@ fn summary(node: &Node, pods: &[Pod]) -> NodeLine {
         .collect();
     let mut requested = ResourceList::new();
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
-    let lives = |pod: &&Pod| !matches!(phase(pod).as_deref(), Some("Succeeded" | "Failed"));
+    let active = |pod: &&Pod| !matches!(phase(pod).as_deref(), Some("Succeeded" | "Failed"));
     let bound = |pod: &&Pod| {
         let name = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
         name.is_some() && name == node.metadata.name.as_ref()
     };
-    for pod in pods.iter().filter(lives).filter(bound) {
+    for pod in pods.iter().filter(active).filter(bound) {
         let resources = pod.spec.as_ref().and_then(|spec| PodResources::parse(spec).ok());
         for (name, quantity) in resources.unwrap_or_default().requests(Overhead::Included) {
             *requested.entry(name).or_default() += quantity;
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_living_pods_of_the_node_requested_is_added_up() {
+    fn requests_of_active_pods_on_the_node_are_added_up() {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"name": "n"},
             "status": {

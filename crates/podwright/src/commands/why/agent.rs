@@ -1,4 +1,4 @@
-//! The agent that runs on this machine, as its socket answers.
+//! Client of the agent's debug socket.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use http::Request;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use podwright_node::inquiry::{self, SOCKET};
+use podwright_node::debug_socket::{self, SOCKET};
 use serde::de::DeserializeOwned;
 
 pub(super) struct Agent {
@@ -15,14 +15,17 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// The one agent that answers below any of these root folders.
+    /// Finds the one agent that responds in any of these root directories.
     pub(super) async fn find(roots: &[PathBuf]) -> anyhow::Result<Self> {
         let mut found = Vec::new();
         for root in roots {
-            match inquiry::connect(root).await {
+            match debug_socket::connect(root).await {
                 Ok(_) => found.push(root.clone()),
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                    bail!("only the owner of {} may ask; try sudo", root.join(SOCKET).display());
+                    bail!(
+                        "permission denied on {}. Fix: run with sudo",
+                        root.join(SOCKET).display()
+                    );
                 }
                 Err(_) => {}
             }
@@ -30,12 +33,12 @@ impl Agent {
         match found.as_slice() {
             [root] => Ok(Self { root: root.clone() }),
             [] => bail!(
-                "no agent answers at {}; is it running? If it has another folder, name it with \
-                 --root-dir, or with --state-dir as you did for podwright up",
+                "no agent responds at {}. Fix: start it, or if it uses another directory, give \
+                 --root-dir, or the --state-dir of podwright up",
                 listed(roots)
             ),
             several => bail!(
-                "more than one agent runs here ({}); choose one with --root-dir",
+                "several agents are running ({}). Fix: choose one with --root-dir",
                 listed(several)
             ),
         }
@@ -43,25 +46,26 @@ impl Agent {
 
     pub(super) async fn ask<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let shown = self.root.join(SOCKET);
-        let about = || format!("asking the agent at {} for {path}", shown.display());
-        let stream = inquiry::connect(&self.root).await.with_context(about)?;
+        let failed = || format!("cannot get {path} from the agent at {}", shown.display());
+        let stream = debug_socket::connect(&self.root).await.with_context(failed)?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .with_context(about)?;
+            .with_context(failed)?;
         let connection = tokio::spawn(connection);
         let request = Request::get(path).header("host", "agent").body(Empty::<Bytes>::new())?;
-        let answer = sender.send_request(request).await.with_context(about)?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await.with_context(about)?.to_bytes();
+        let response = sender.send_request(request).await.with_context(failed)?;
+        let status = response.status();
+        let body = response.into_body().collect().await.with_context(failed)?.to_bytes();
         connection.abort();
         if status == http::StatusCode::NOT_FOUND {
-            bail!("the pod is gone meanwhile");
+            bail!("the pod no longer exists");
         }
         if !status.is_success() {
-            bail!("{}: the agent answers {status}; its log says why", about());
+            bail!("{}: status {status}; see the agent's log", failed());
         }
-        serde_json::from_slice(&body)
-            .with_context(|| format!("{}: is it of another version than this command?", about()))
+        serde_json::from_slice(&body).with_context(|| {
+            format!("{}: unexpected response; the agent may be of another version", failed())
+        })
     }
 }
 

@@ -1,36 +1,41 @@
-//! An explanation as a page for people.
+//! Text output of `podwright why`.
 
 use std::fmt::Write;
 
 use jiff::Timestamp;
 use podwright_core::lifecycle::Stage;
-use podwright_node::inquiry::{Explanation, Failed};
+use podwright_node::debug_socket::{Explanation, FailedOperation};
 
-/// What happened lately, as much as fits beside the rest.
-const LINES: usize = 8;
+/// How many recent journal entries are shown.
+const RECENT: usize = 8;
 
-pub(super) fn text(told: &Explanation) -> String {
+pub(super) fn text(explanation: &Explanation) -> String {
     let mut page = String::new();
-    let Explanation { namespace, name, uid, source, .. } = told;
-    // Writing into a text cannot fail.
-    let _ = writeln!(page, "{namespace}/{name} ({uid}, from {source}): {}", life(told.stage));
-    let now = told.asked;
-    let since = told.since.map(|since| format!(", for {}", age(since, now))).unwrap_or_default();
-    line(&mut page, "why", &format!("{}{since}", told.why));
-    if let Some(call) = &told.underway {
+    let Explanation { namespace, name, uid, source, .. } = explanation;
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        page,
+        "{namespace}/{name} ({uid}, source: {source}): {}",
+        state(explanation.stage)
+    );
+    let now = explanation.as_of;
+    let since =
+        explanation.since.map(|since| format!(", for {}", age(since, now))).unwrap_or_default();
+    line(&mut page, "why", &format!("{}{since}", explanation.why));
+    if let Some(call) = &explanation.underway {
         let text = format!("{}, for {}", call.what, age(call.since, now));
-        line(&mut page, "under way", &text);
+        line(&mut page, "running", &text);
     }
-    for failed in &told.failed {
+    for failed in &explanation.failed {
         line(&mut page, "failed", &failure(failed, now));
     }
-    if let Some(next) = told.next {
+    if let Some(next) = explanation.next {
         line(&mut page, "next", &format!("in {}", age(now, next)));
     }
-    if let Some(way_out) = &told.way_out {
-        line(&mut page, "way out", way_out);
+    if let Some(fix) = &explanation.fix {
+        line(&mut page, "fix", fix);
     }
-    for container in &told.containers {
+    for container in &explanation.containers {
         let restarts = match container.restarts {
             0 => String::new(),
             1 => ", restarted once".into(),
@@ -38,12 +43,12 @@ pub(super) fn text(told: &Explanation) -> String {
         };
         line(&mut page, "container", &format!("{}: {}{restarts}", container.name, container.state));
     }
-    let older = told.lately.len().saturating_sub(LINES);
-    for entry in told.lately.iter().skip(older) {
+    let older = explanation.recent.len().saturating_sub(RECENT);
+    for entry in explanation.recent.iter().skip(older) {
         let times =
             if entry.times > 1 { format!(" ({} times)", entry.times) } else { String::new() };
         let text = format!("{} ago: {}{times}", age(entry.at, now), entry.text);
-        line(&mut page, "lately", &text);
+        line(&mut page, "recent", &text);
     }
     page
 }
@@ -52,26 +57,26 @@ fn line(page: &mut String, name: &str, text: &str) {
     let _ = writeln!(page, "  {name:10} {text}");
 }
 
-fn life(stage: Stage) -> &'static str {
+fn state(stage: Stage) -> &'static str {
     match stage {
-        Stage::Syncing => "it is to run",
-        Stage::Terminating => "it is being stopped",
-        Stage::Terminated => "it has stopped, what it held is released",
-        Stage::Finished => "it is over",
+        Stage::Syncing => "should be running",
+        Stage::Terminating => "stopping",
+        Stage::Terminated => "stopped, releasing resources",
+        Stage::Finished => "finished",
     }
 }
 
-fn failure(failed: &Failed, now: Timestamp) -> String {
-    let Failed { what, error, times, since, retry } = failed;
+fn failure(failed: &FailedOperation, now: Timestamp) -> String {
+    let FailedOperation { what, error, times, since, retry } = failed;
     let times = match times {
         1 => format!("once, {} ago", age(*since, now)),
         times => format!("{times} times in {}", age(*since, now)),
     };
-    let again = match *retry > now {
+    let next = match *retry > now {
         true => format!("in {}", age(now, *retry)),
         false => "now".to_owned(),
     };
-    format!("{what}: {times}, tried again {again}; last error: {error}")
+    format!("{what}: {times}, next attempt {next}; last error: {error}")
 }
 
 /// `12s`, `3m5s`, `2h40m`.
@@ -87,8 +92,8 @@ fn age(from: Timestamp, to: Timestamp) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use podwright_node::inquiry::ContainerLine;
-    use podwright_node::journal::{Entry, Underway};
+    use podwright_node::debug_socket::ContainerLine;
+    use podwright_node::journal::{JournalEntry, Underway};
 
     use super::*;
 
@@ -97,8 +102,8 @@ mod tests {
     }
 
     #[test]
-    fn a_page_tells_everything_there_is_to_tell() {
-        let told = Explanation {
+    fn page_shows_every_part_of_the_explanation() {
+        let explanation = Explanation {
             namespace: "default".into(),
             name: "web".into(),
             uid: "u1".into(),
@@ -106,9 +111,9 @@ mod tests {
             stage: Stage::Syncing,
             why: "c waits: no such image (ErrImagePull)".into(),
             since: Some(at(900)),
-            way_out: Some("check the image name and the registry".into()),
+            fix: Some("check the image name and the registry".into()),
             underway: Some(Underway { since: at(998), what: "getting the image of c".into() }),
-            failed: vec![Failed {
+            failed: vec![FailedOperation {
                 what: "starting c (ErrImagePull)".into(),
                 error: "no such image".into(),
                 times: 3,
@@ -121,20 +126,20 @@ mod tests {
                 state: "waits: ErrImagePull".into(),
                 restarts: 2,
             }],
-            lately: vec![Entry { at: at(940), text: "sandbox created".into(), times: 2 }],
-            asked: at(1000),
+            recent: vec![JournalEntry { at: at(940), text: "sandbox created".into(), times: 2 }],
+            as_of: at(1000),
         };
         assert_eq!(
-            text(&told),
-            "default/web (u1, from api): it is to run\n  \
+            text(&explanation),
+            "default/web (u1, source: api): should be running\n  \
              why        c waits: no such image (ErrImagePull), for 1m40s\n  \
-             under way  getting the image of c, for 2s\n  \
-             failed     starting c (ErrImagePull): 3 times in 1m40s, tried again in 10s; \
+             running    getting the image of c, for 2s\n  \
+             failed     starting c (ErrImagePull): 3 times in 1m40s, next attempt in 10s; \
              last error: no such image\n  \
              next       in 10s\n  \
-             way out    check the image name and the registry\n  \
+             fix        check the image name and the registry\n  \
              container  c: waits: ErrImagePull, restarted 2 times\n  \
-             lately     1m0s ago: sandbox created (2 times)\n"
+             recent     1m0s ago: sandbox created (2 times)\n"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! A command line in upstream's syntax, to the flags given on it.
+//! Parser of command lines in upstream's syntax.
 //!
 //! The rules are those of Go's pflag: `--flag=value` and `--flag value` are the same, except that a
 //! boolean never takes the next word; underscores in a name are dashes; `-v 4`, `-v=4` and `-v4`
-//! are `--v=4`; `--` ends the flags. Values stay text here, and what is not understood is kept: it
-//! is reported together with everything else that is wrong with the configuration.
+//! are `--v=4`; `--` ends the flags. Values stay text here, and errors are kept and
+//! reported together with all other problems of the configuration.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,12 +12,12 @@ use super::super::problem::{Problem, Source};
 use super::super::suggestion::nearest;
 use super::{FLAGS, Flag, Kind, find};
 
-/// What a kubelet command line asks for. No `Debug`: values may be secrets.
+/// Parsed kubelet command line. No `Debug`: values may be secrets.
 pub struct Flags {
     given: BTreeMap<&'static str, Vec<String>>,
     problems: Vec<Problem>,
     pub help: bool,
-    /// `--version`: the version is wanted and nothing else.
+    /// `--version`: print the version only.
     pub version: bool,
 }
 
@@ -80,7 +80,7 @@ impl Flags {
         };
         match name {
             "help" | "h" => self.help = switch(name, value)?,
-            // With a version as its value upstream pretends to be that version: not offered.
+            // Upstream reports a version given as value; that is not supported.
             "version" => self.version = value.is_none_or(|value| value != "false"),
             name => {
                 let flag = find(name).ok_or_else(|| unknown(argument, name))?;
@@ -95,7 +95,7 @@ impl Flags {
         Ok(Next::Flag)
     }
 
-    /// All that was not understood, not only the first.
+    /// All errors of the command line.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
@@ -129,8 +129,8 @@ fn text(argument: OsString) -> Result<String, Problem> {
         .map_err(|raw| refused(format!("{:?} is not UTF-8", raw.to_string_lossy())))
 }
 
-fn refused(trouble: String) -> Problem {
-    Problem::with_source(Source::CommandLine, trouble)
+fn refused(message: String) -> Problem {
+    Problem::with_source(Source::CommandLine, message)
 }
 
 fn needs_value(flag: &Flag) -> Problem {
@@ -142,7 +142,7 @@ fn unknown(argument: &str, name: &str) -> Problem {
     let name = name.trim_start_matches('-').replace('_', "-");
     let known = FLAGS.iter().map(|flag| flag.name).chain(["help", "version"]);
     refused(match nearest(&name, known) {
-        Some(near) => format!("unknown flag {written}; the nearest there is: --{near}"),
+        Some(near) => format!("unknown flag {written}; did you mean --{near}?"),
         None => format!("unknown flag {written}; `podwright kubelet --help` lists them"),
     })
 }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_syntax_is_that_of_go() {
+    fn flags_are_parsed_like_pflag() {
         for (line, want) in [
             ("--max-pods=5", one("max-pods", &["5"])),
             ("--max-pods 5", one("max-pods", &["5"])),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boolean_does_not_take_the_next_word() {
+    fn boolean_does_not_consume_the_next_argument() {
         let error = parse("--fail-swap-on false").err().unwrap();
         assert_eq!(
             error.to_string(),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_version_are_seen_in_every_spelling() {
+    fn help_and_version_are_recognised_in_every_spelling() {
         for (line, help, version) in [
             ("--help", true, false),
             ("-h", true, false),
@@ -219,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_not_understood_is_said_at_once_with_the_nearest_flag() {
+    fn all_errors_are_reported_together_with_suggestions() {
         let error = parse("--max-pod=5 pods --hostname-overide=x -config /x --zzzzzzzz -- rest")
             .err()
             .unwrap();
         insta::assert_snapshot!(error, @r#"
         invalid configuration, 7 problems:
-          command line: unknown flag --max-pod; the nearest there is: --max-pods
+          command line: unknown flag --max-pod; did you mean --max-pods?
           command line: unexpected argument "pods"; the kubelet takes flags only
-          command line: unknown flag --hostname-overide; the nearest there is: --hostname-override
-          command line: unknown flag -config; the nearest there is: --config
+          command line: unknown flag --hostname-overide; did you mean --hostname-override?
+          command line: unknown flag -config; did you mean --config?
           command line: unexpected argument "/x"; the kubelet takes flags only
           command line: unknown flag --zzzzzzzz; `podwright kubelet --help` lists them
           command line: unexpected argument "rest"
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_at_the_end_without_its_value_is_an_error() {
+    fn flag_without_its_value_is_an_error() {
         let error = parse("--max-pods").err().unwrap();
         assert_eq!(
             error.to_string(),

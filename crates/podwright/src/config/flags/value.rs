@@ -1,4 +1,4 @@
-//! The text of a flag's value to the value a configuration document would hold.
+//! Parser of flag values into values of a configuration document.
 
 use serde_json::{Map, Value, json};
 
@@ -6,9 +6,9 @@ use super::super::duration::GoDuration;
 use super::super::kubelet::TaintEffect;
 use super::Kind;
 
-/// What a flag that was given with these values sets; else what each of them would have to be.
+/// Parses the values given for a flag; the error says what is expected.
 ///
-/// Of a plain value the last one counts; lists and maps gather.
+/// For scalar flags the last value counts; lists and maps accumulate.
 pub fn parse(kind: Kind, given: &[String]) -> Result<Value, String> {
     let texts = given.iter().map(String::as_str);
     match kind {
@@ -81,7 +81,7 @@ fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').filter(|item| !item.is_empty())
 }
 
-/// The spellings Go's `ParseBool` takes.
+/// The spellings that Go's `ParseBool` accepts.
 fn boolean(text: &str) -> Result<Value, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
@@ -130,7 +130,7 @@ fn pair(item: &str, separator: char) -> Result<(String, Value), String> {
 fn headers<'t>(items: impl Iterator<Item = &'t str>) -> Result<Value, String> {
     let mut headers = Map::new();
     for item in items {
-        // The item itself may hold a credential and is not repeated.
+        // The item may contain a credential and is not printed.
         let (name, value) =
             item.split_once(':').ok_or_else(|| "must be pairs Name:value".to_owned())?;
         let values = headers.entry(name.trim()).or_insert_with(|| Value::Array(Vec::new()));
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_reads_what_go_reads() {
+    fn values_are_parsed_like_go() {
         for (kind, given, want) in [
             (Kind::Bool, vec!["T"], json!(true)),
             (Kind::Bool, vec!["true", "0"], json!(false)),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_what_would_be_right() {
+    fn invalid_values_are_refused_with_the_expectation() {
         for (kind, given, want) in [
             (Kind::Bool, "yes", "must be true or false"),
             (Kind::Int32, "many", "must be a whole number of at most 32 bits"),

@@ -1,7 +1,7 @@
-//! The gates of Kubernetes v1.36, with their stage and default there.
+//! Feature gates of Kubernetes v1.36, with their stage and default.
 //!
-//! All of them and not only the node's: files are shared between components, and upstream's node
-//! agent knows them all. A gate that is missing here would make such a file an error.
+//! Includes gates of other components: files are shared between components, and upstream's kubelet
+//! accepts all of them. A gate that is missing here would make such a file an error.
 
 use super::{Gate, Stage};
 
@@ -16,7 +16,7 @@ const fn gate(name: &'static str, stage: Stage, default: bool, locked: bool) -> 
     Gate { name, stage, default, locked }
 }
 
-/// In alphabetical order, so that a gate is found by bisection.
+/// Sorted by name, for binary search.
 pub(super) const GATES: [Gate; 230] = [
     gate("APIResponseCompression", Beta, ON, FREE),
     gate("APIServerIdentity", Beta, ON, FREE),

@@ -1,4 +1,4 @@
-//! Who may speak to port 10250.
+//! Authentication and authorization settings of the kubelet server.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub struct X509Authentication {
     pub client_ca_file: String,
 }
 
-/// Bearer tokens, asked of the API server with a TokenReview.
+/// Bearer tokens, verified with a TokenReview.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WebhookAuthentication {
@@ -50,7 +50,7 @@ pub struct Authorization {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AuthorizationMode {
     AlwaysAllow,
-    /// Asked of the API server with a SubjectAccessReview.
+    /// Authorized with a SubjectAccessReview.
     #[default]
     Webhook,
 }

@@ -1,8 +1,8 @@
-//! What a setting is when nobody sets it.
+//! Default values.
 //!
-//! The values are upstream's for a `--config` file, but for three that are deliberate and listed in
-//! docs/differences.md: cgroup v1 is no reason to refuse, images are pulled in parallel, and there
-//! is no second, more open set of defaults for a node started without `--config`.
+//! They are upstream's for a `--config` file, except for three deliberate differences that are
+//! listed in docs/differences.md: cgroup v1 is accepted, images are pulled in parallel, and a node
+//! without `--config` has no separate, less restrictive defaults.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,10 +14,10 @@ use super::{
     TopologyManagerScope,
 };
 
-/// How many images are pulled at once when nobody says.
+/// Default number of parallel image pulls.
 pub(super) const PARALLEL_IMAGE_PULLS: u32 = 5;
 
-/// The hard eviction thresholds of a `--config` file that names none.
+/// Hard eviction thresholds of a `--config` file that sets none.
 pub const EVICTION_HARD: [(&str, &str); 5] = [
     ("memory.available", "100Mi"),
     ("nodefs.available", "10%"),
@@ -26,8 +26,8 @@ pub const EVICTION_HARD: [(&str, &str); 5] = [
     ("imagefs.inodesFree", "5%"),
 ];
 
-/// Fields whose zero value (0, "", `0s`) in a file means "not set", because upstream cannot tell
-/// the two apart. Flags are exempt: `--max-pods=0` is zero pods.
+/// Fields whose zero value (0, "", `0s`) in a file means "not set", because upstream cannot
+/// distinguish the two. Flags are exempt: `--max-pods=0` is zero pods.
 pub const ZERO_IS_UNSET: [&str; 42] = [
     "address",
     "authentication.webhook.cacheTTL",

@@ -1,4 +1,4 @@
-//! Logs and traces.
+//! Log and trace settings.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ pub struct OutputRouting {
     pub info_buffer_size: QuantityText,
 }
 
-/// Where traces would be sent.
+/// Trace export; without effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Tracing {

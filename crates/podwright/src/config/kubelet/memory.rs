@@ -1,4 +1,4 @@
-//! Memory: swap, reservations, user ids.
+//! Memory settings: swap and reservations; user namespaces.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub enum SwapBehavior {
     LimitedSwap,
 }
 
-/// Memory set aside on one NUMA node.
+/// Memory reserved on one NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryReservation {
@@ -42,7 +42,7 @@ pub struct UserNamespaces {
     pub ids_per_pod: Option<i64>,
 }
 
-/// A quantity as it was written; in a document a plain number is one too.
+/// A quantity in its original notation; a plain number is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct QuantityText(pub String);

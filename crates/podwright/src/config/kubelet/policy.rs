@@ -1,4 +1,4 @@
-//! Settings that are a choice between a few words.
+//! Settings with a fixed set of values.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,7 @@ pub enum HairpinMode {
     None,
 }
 
-/// How edits of ConfigMaps and Secrets are noticed.
+/// How changes of ConfigMaps and Secrets are detected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeDetection {
     Get,
@@ -85,7 +85,7 @@ pub enum Enforcement {
     KubeReservedCompressible,
 }
 
-/// The lowest TLS version 10250 speaks. Older ones than 1.2 do not exist in our TLS library.
+/// Minimum TLS version of the kubelet server. The TLS library does not support versions below 1.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TlsVersion {
     #[serde(rename = "VersionTLS10")]
@@ -98,7 +98,7 @@ pub enum TlsVersion {
     Tls13,
 }
 
-/// How long pods of a priority have when the machine shuts down.
+/// Grace period of pods of a priority at machine shutdown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShutdownGracePeriod {

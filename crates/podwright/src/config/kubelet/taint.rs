@@ -1,4 +1,4 @@
-//! Taints a node registers itself with.
+//! Taints with which a node registers.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ pub struct Taint {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub value: String,
     pub effect: TaintEffect,
-    /// Known so that it can be refused: it is for the control plane to set.
+    /// Parsed to be refused: only the control plane may set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_added: Option<String>,
 }

@@ -1,30 +1,30 @@
-//! `/configz` against a recording of upstream's.
+//! Golden test: `/configz` compared with a recording of upstream's.
 
 use serde_json::{Map, Value, json};
 
 use super::super::kubelet::KubeletConfiguration;
 use super::*;
 
-/// The recording, where this machine has it.
+/// The recording, if it is available.
 fn recorded() -> Option<Value> {
-    let folder = podwright_testkit::report::recordings()?;
-    let text = fs::read_to_string(folder.join("server/configz.json")).unwrap();
+    let directory = podwright_testkit::report::recordings()?;
+    let text = fs::read_to_string(directory.join("server/configz.json")).unwrap();
     let document: Value = serde_json::from_str(&text).unwrap();
     Some(document["kubeletconfig"].clone())
 }
 
 #[test]
-fn what_upstream_shows_is_read_and_shown_the_same() {
+fn upstream_configz_round_trips() {
     let Some(recorded) = recorded() else { return };
     let read: KubeletConfiguration = serde_json::from_value(recorded.clone()).unwrap();
     assert_eq!(read.to_configz()["kubeletconfig"], recorded);
 }
 
 #[test]
-fn a_node_configured_like_the_recorded_one_shows_the_same_but_for_the_listed_differences() {
+fn configz_of_the_recorded_configuration_differs_only_as_listed() {
     let Some(recorded) = recorded() else { return };
-    // Only what the recorded node was told; the rest must come out by itself.
-    let told = [
+    // Only the settings of the recorded node; the rest must be the defaults.
+    let configured = [
         "clusterDNS",
         "clusterDomain",
         "containerRuntimeEndpoint",
@@ -39,7 +39,7 @@ fn a_node_configured_like_the_recorded_one_shows_the_same_but_for_the_listed_dif
         "volumePluginDir",
         "authentication",
     ];
-    // Placeholders in the recording stand where absolute paths were.
+    // The recording has placeholders for absolute paths.
     let real = |value: &Value| {
         let text = value.to_string().replace("\"<", "\"/<").replace("unix://<", "unix:///<");
         serde_json::from_str::<Value>(&text).unwrap()
@@ -48,7 +48,7 @@ fn a_node_configured_like_the_recorded_one_shows_the_same_but_for_the_listed_dif
         ("apiVersion".to_owned(), recorded["apiVersion"].clone()),
         ("kind".to_owned(), recorded["kind"].clone()),
     ]);
-    for field in told {
+    for field in configured {
         file.insert(field.to_owned(), real(&recorded[field]));
     }
     let bench = Bench::new().raw_file("kubelet.json", &Value::Object(file).to_string());

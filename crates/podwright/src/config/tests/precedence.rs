@@ -1,4 +1,4 @@
-//! Who wins: defaults, presets, the file, drop-ins, flags.
+//! Tests of precedence: defaults, presets, the file, drop-ins, flags.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ fn thresholds(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(signal, amount)| ((*signal).into(), (*amount).into())).collect()
 }
 
-// With our difference: no second set of more open defaults.
+// Differs from upstream: there is no second, less restrictive set of defaults.
 #[test]
-fn row_1_flags_alone_leave_the_node_as_closed_as_a_file_does_and_without_eviction() {
+fn flags_without_file_have_secure_defaults_and_no_eviction() {
     let settings = Bench::new().settings("--kubeconfig=/etc/kubeconfig");
     let c = &settings.configuration;
     assert!(!c.authentication.anonymous.enabled);
@@ -33,7 +33,7 @@ fn row_1_flags_alone_leave_the_node_as_closed_as_a_file_does_and_without_evictio
 }
 
 #[test]
-fn row_2_a_bare_file_is_closed_and_has_the_five_thresholds() {
+fn empty_file_has_secure_defaults_and_the_five_thresholds() {
     let settings = Bench::settings_of("");
     let c = &settings.configuration;
     assert!(!c.authentication.anonymous.enabled);
@@ -44,7 +44,7 @@ fn row_2_a_bare_file_is_closed_and_has_the_five_thresholds() {
 }
 
 #[test]
-fn row_3_eviction_thresholds_are_as_written_unless_the_file_asks_for_the_others_too() {
+fn eviction_thresholds_replace_the_defaults_unless_merged() {
     let mut with_defaults = default_thresholds();
     with_defaults.insert("memory.available".into(), "200Mi".into());
     for (case, text, want) in [
@@ -94,7 +94,7 @@ fn drop_ins_change_eviction_thresholds_one_by_one_and_a_flag_replaces_them_all()
 }
 
 #[test]
-fn row_4_the_last_drop_in_wins_other_files_are_ignored_and_a_flag_beats_both() {
+fn last_drop_in_wins_and_flags_override_it() {
     let bench = Bench::new()
         .file("kubelet.yaml", "maxPods: 5")
         .file("d/20-more.conf", "maxPods: 20")
@@ -116,7 +116,7 @@ fn in_a_drop_in_lists_replace_and_null_goes_back_to_the_default() {
     let c = bench.settings("--kubeconfig=/k --config=kubelet.yaml --config-dir=d").configuration;
     assert_eq!(c.cluster_dns, ["10.0.0.3"]);
     assert_eq!(c.max_pods, 110);
-    assert_eq!(c.port, 10250, "zero is as good as null, also in a drop-in");
+    assert_eq!(c.port, 10250, "zero means not set, also in a drop-in");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn zero_in_a_file_means_not_set_and_on_a_flag_means_zero() {
 }
 
 #[test]
-fn the_status_is_reported_as_often_as_the_file_has_it_computed() {
+fn report_frequency_defaults_to_the_update_frequency_of_the_file() {
     for (text, dropin, want) in [
         ("", "", 300),
         ("nodeStatusUpdateFrequency: 20s", "", 20),
@@ -170,7 +170,7 @@ fn the_status_is_reported_as_often_as_the_file_has_it_computed() {
 }
 
 #[test]
-fn images_are_pulled_in_parallel_unless_somebody_asks_otherwise() {
+fn images_are_pulled_in_parallel_by_default() {
     let five = ImagePulls::Parallel { at_most: 5 };
     for (text, flags, want, shown) in [
         ("", "", five, (Some(false), Some(5))),
@@ -203,7 +203,7 @@ fn images_are_pulled_in_parallel_unless_somebody_asks_otherwise() {
 }
 
 #[test]
-fn a_node_that_stands_alone_listens_to_this_machine_and_trusts_certificates_only() {
+fn node_without_api_server_listens_on_loopback_and_accepts_certificates_only() {
     let settings = Bench::new().settings("");
     let c = &settings.configuration;
     assert_eq!(c.address.to_string(), "127.0.0.1");
@@ -212,13 +212,13 @@ fn a_node_that_stands_alone_listens_to_this_machine_and_trusts_certificates_only
     assert_eq!(c.authorization.mode, AuthorizationMode::AlwaysAllow);
     assert_eq!(settings.warnings, Vec::<String>::new());
 
-    let told_otherwise =
+    let overridden =
         Bench::new().file("kubelet.yaml", "address: 10.0.0.1").settings("--config=kubelet.yaml");
-    assert_eq!(told_otherwise.configuration.address.to_string(), "10.0.0.1");
+    assert_eq!(overridden.configuration.address.to_string(), "10.0.0.1");
 }
 
 #[test]
-fn up_brings_its_own_defaults_below_files_and_flags() {
+fn defaults_of_up_are_overridden_by_files_and_flags() {
     let bench = Bench::new().swap("/dev/sda2").file("kubelet.yaml", "maxPods: 7");
     let preset =
         Preset::up(&json!({"containerRuntimeEndpoint": "unix:///run/own.sock", "maxPods": 6}));
@@ -227,14 +227,14 @@ fn up_brings_its_own_defaults_below_files_and_flags() {
     assert!(!c.fail_swap_on);
     assert_eq!(c.container_runtime_endpoint, "unix:///run/own.sock");
     assert_eq!(c.max_pods, 6);
-    assert!(c.authentication.webhook.enabled, "it has an API server to ask");
+    assert!(c.authentication.webhook.enabled, "it has an API server");
     let with_file = bench.resolve_as(&preset, "--config=kubelet.yaml").unwrap();
     assert_eq!(with_file.configuration.max_pods, 7);
 }
 
-// With our difference: cgroup v1 alone is no reason.
+// Differs from upstream: cgroup v1 is accepted by default.
 #[test]
-fn row_6_swap_stops_a_node_and_cgroup_v1_only_one_that_forbids_it() {
+fn swap_is_refused_and_cgroup_v1_only_if_forbidden() {
     Bench::new().cgroup_v1().settings("--kubeconfig=/k");
     let bench =
         Bench::new().cgroup_v1().swap("/swap.img").file("kubelet.yaml", "failCgroupV1: true");
@@ -262,7 +262,7 @@ fn settings_that_exist_only_as_flags_have_their_defaults_and_are_set() {
          --cloud-provider=external --maximum-dead-containers=7 --minimum-container-ttl-duration=1m",
     );
     let options = &settings.options;
-    assert_eq!(options.kubeconfig, Some(bench.path("k")), "relative to where we are");
+    assert_eq!(options.kubeconfig, Some(bench.path("k")), "relative to the current directory");
     assert_eq!(options.cert_dir, bench.path("pki"));
     assert_eq!(options.root_dir, path("/data"));
     assert_eq!(settings.node_name, "node.example");
@@ -274,7 +274,7 @@ fn settings_that_exist_only_as_flags_have_their_defaults_and_are_set() {
 }
 
 #[test]
-fn paths_are_relative_to_who_names_them() {
+fn paths_are_relative_to_their_source() {
     let bench = Bench::new()
         .file(
             "etc/kubelet.yaml",
@@ -290,7 +290,7 @@ fn paths_are_relative_to_who_names_them() {
 }
 
 #[test]
-fn the_cgroup_root_is_the_root_unless_pods_have_no_cgroups_of_their_own() {
+fn cgroup_root_defaults_to_the_root_with_cgroups_per_qos() {
     assert_eq!(Bench::settings_of("").configuration.cgroup_root, "/");
     assert_eq!(Bench::settings_of("cgroupRoot: /pods").configuration.cgroup_root, "/pods");
     let without = Bench::settings_of("cgroupsPerQOS: false\nenforceNodeAllocatable: []");
@@ -298,7 +298,7 @@ fn the_cgroup_root_is_the_root_unless_pods_have_no_cgroups_of_their_own() {
 }
 
 #[test]
-fn json_is_as_good_as_yaml() {
+fn json_files_are_accepted() {
     let text = r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "maxPods": 9, "logging": {"format": "json"}}"#;
     let bench = Bench::new().raw_file("kubelet.json", text);
@@ -307,7 +307,7 @@ fn json_is_as_good_as_yaml() {
 }
 
 #[test]
-fn gates_decide_about_the_settings_they_guard() {
+fn gates_enable_the_settings_they_guard() {
     let off =
         "featureGates: {KubeletCrashLoopBackOffMax: false, KubeletEnsureSecretPulledImages: false}";
     let c = Bench::settings_of(off).configuration;
@@ -325,7 +325,7 @@ fn gates_decide_about_the_settings_they_guard() {
 fn an_empty_file_of_the_right_kind_gives_the_defaults() {
     let c = Bench::settings_of("").configuration;
     let want = KubeletConfiguration {
-        // What depends on other settings is filled in.
+        // Defaults that depend on other settings are filled in.
         cgroup_root: c.cgroup_root.clone(),
         serialize_image_pulls: c.serialize_image_pulls,
         max_parallel_image_pulls: c.max_parallel_image_pulls,

@@ -1,9 +1,9 @@
-//! What is refused, and how it is said.
+//! Tests of configuration errors.
 
 use super::*;
 
 #[test]
-fn several_problems_of_several_sources_are_said_at_once() {
+fn problems_of_several_sources_are_reported_together() {
     let bench = Bench::new()
         .file(
             "kubelet.yaml",
@@ -45,7 +45,7 @@ fn several_problems_of_several_sources_are_said_at_once() {
 }
 
 #[test]
-fn what_is_wrong_with_the_command_line_and_with_a_file_is_said_at_once() {
+fn problems_of_command_line_and_file_are_reported_together() {
     let text = "maxPods: -1\nport: http\nauthentication: {webhook: {enabled: true}}\n";
     let bench = Bench::new().file("kubelet.yaml", text).swap("/dev/sda2");
     let refusal = bench.refusal(
@@ -53,8 +53,8 @@ fn what_is_wrong_with_the_command_line_and_with_a_file_is_said_at_once() {
     );
     insta::assert_snapshot!(refusal, @r#"
     invalid configuration, 7 problems:
-      command line: unknown flag --kubeconfg; the nearest there is: --kubeconfig
-      command line: unknown flag --fail-swap-onn; the nearest there is: --fail-swap-on
+      command line: unknown flag --kubeconfg; did you mean --kubeconfig?
+      command line: unknown flag --fail-swap-onn; did you mean --fail-swap-on?
       command line: unexpected argument "pods"; the kubelet takes flags only
       command line: unexpected argument "x"
       kubelet.yaml: port: "http" must be a whole number of at most 32 bits
@@ -64,7 +64,7 @@ fn what_is_wrong_with_the_command_line_and_with_a_file_is_said_at_once() {
 }
 
 #[test]
-fn each_rule_is_refused_with_its_field_and_what_is_allowed() {
+fn each_violation_names_the_field_and_what_is_allowed() {
     for (text, want) in [
         ("port: 70000", "port: 70000 must be from 1 to 65535"),
         ("readOnlyPort: -1", "readOnlyPort: -1 must be from 0 to 65535"),
@@ -243,21 +243,21 @@ fn each_rule_is_refused_with_its_field_and_what_is_allowed() {
 }
 
 #[test]
-fn kernel_settings_stop_only_a_node_that_insists_on_them() {
+fn kernel_settings_are_checked_only_with_protect_kernel_defaults() {
     let mut bench = Bench::new().file("kubelet.yaml", "protectKernelDefaults: true");
     bench.settings("--kubeconfig=/k --config=kubelet.yaml");
     bench.host.kernel.push("kernel.panic is 0, not 10".to_owned());
     bench.settings("--kubeconfig=/k");
     assert_eq!(
         bench.refusal("--kubeconfig=/k --config=kubelet.yaml"),
-        "invalid configuration: this machine: protectKernelDefaults: kernel settings are not as a \
-         node wants them: kernel.panic is 0, not 10; set them in /etc/sysctl.d, or do without \
+        "invalid configuration: this machine: protectKernelDefaults: kernel settings differ from \
+         the required values: kernel.panic is 0, not 10; set them in /etc/sysctl.d, or disable \
          protectKernelDefaults"
     );
 }
 
 #[test]
-fn what_a_machine_with_cgroup_v1_cannot_do_is_refused_there() {
+fn settings_that_need_cgroup_v2_are_refused_on_cgroup_v1() {
     for (text, want) in [
         (
             "singleProcessOOMKill: false",
@@ -277,7 +277,7 @@ fn what_a_machine_with_cgroup_v1_cannot_do_is_refused_there() {
 }
 
 #[test]
-fn flags_that_need_each_other_say_so() {
+fn flags_that_depend_on_each_other_are_checked() {
     for (line, want) in [
         (
             "--bootstrap-kubeconfig=/b",
@@ -295,11 +295,11 @@ fn flags_that_need_each_other_say_so() {
         ("--cloud-provider=aws", r#"--cloud-provider: "aws" must be empty or "external""#),
         (
             "--authentication-token-webhook",
-            "--authentication-token-webhook: authentication.webhook.enabled: true needs an API server to ask; give --kubeconfig or set it to false",
+            "--authentication-token-webhook: authentication.webhook.enabled: true needs an API server; give --kubeconfig or set it to false",
         ),
         (
             "--authorization-mode=Webhook",
-            r#"--authorization-mode: authorization.mode: "Webhook" needs an API server to ask; give --kubeconfig or set it to AlwaysAllow"#,
+            r#"--authorization-mode: authorization.mode: "Webhook" needs an API server; give --kubeconfig or set it to AlwaysAllow"#,
         ),
         (
             "--housekeeping-interval=often",
@@ -324,7 +324,7 @@ fn flags_that_need_each_other_say_so() {
 }
 
 #[test]
-fn a_wrong_value_is_refused_even_where_something_later_overrides_it() {
+fn invalid_value_is_refused_even_if_overridden() {
     let bench = Bench::new().file("kubelet.yaml", "maxPods: many");
     assert_eq!(
         bench.refusal("--kubeconfig=/k --config=kubelet.yaml --max-pods=5"),
@@ -333,7 +333,7 @@ fn a_wrong_value_is_refused_even_where_something_later_overrides_it() {
 }
 
 #[test]
-fn a_credential_in_a_header_is_not_repeated_in_an_error() {
+fn credentials_in_headers_are_masked_in_errors() {
     let bench = Bench::new().file("kubelet.yaml", "staticPodURLHeader: {Authorization: s3cret}");
     let refusal =
         bench.refusal("--kubeconfig=/k --config=kubelet.yaml --manifest-url-header=s3cret");
@@ -346,7 +346,7 @@ fn a_credential_in_a_header_is_not_repeated_in_an_error() {
 }
 
 #[test]
-fn every_file_of_a_wrong_kind_is_refused_by_name() {
+fn every_invalid_file_is_named() {
     let bench = Bench::new()
         .raw_file("kubelet.yaml", "kind: Pod\n")
         .raw_file("d/1.conf", "maxPods: 5\n")
@@ -357,6 +357,6 @@ fn every_file_of_a_wrong_kind_is_refused_by_name() {
       kubelet.yaml: kind: "Pod" must be KubeletConfiguration
       d/1.conf: apiVersion: is missing; it must be kubelet.config.k8s.io/v1beta1
       d/1.conf: kind: is missing; it must be KubeletConfiguration
-      d/2.conf: is empty; it must hold a KubeletConfiguration
+      d/2.conf: is empty; it must contain a KubeletConfiguration
     "#);
 }

@@ -1,4 +1,4 @@
-//! What is accepted with a word.
+//! Tests of configuration warnings.
 
 use super::*;
 
@@ -8,11 +8,11 @@ fn warnings(text: &str, flags: &str) -> Vec<String> {
     settings.warnings.iter().map(|warning| bench.here(warning)).collect()
 }
 
-/// So that the default thresholds, which every file brings, do not appear in each case.
+/// Disables the default thresholds, which would otherwise appear in each case.
 const QUIET: &str = "evictionHard: {}\n";
 
 #[test]
-fn row_5_an_unknown_key_is_named_with_its_file_and_the_node_starts() {
+fn unknown_key_is_a_warning_that_names_its_file() {
     assert_eq!(
         warnings(&format!("{QUIET}maxPod: 5\nlogging: {{formt: json}}\nport: 1\nport: 2\n"), ""),
         [
@@ -24,7 +24,7 @@ fn row_5_an_unknown_key_is_named_with_its_file_and_the_node_starts() {
 }
 
 #[test]
-fn all_that_has_no_effect_is_named_in_one_warning() {
+fn settings_without_effect_are_listed_in_one_warning() {
     assert_eq!(
         warnings(
             "cpuManagerPolicy: static\nhairpinMode: none\n",
@@ -38,7 +38,7 @@ fn all_that_has_no_effect_is_named_in_one_warning() {
 }
 
 #[test]
-fn what_holds_nothing_back_and_locks_nothing_is_named_too() {
+fn options_without_effect_are_listed() {
     assert_eq!(
         warnings(
             &format!(
@@ -57,7 +57,7 @@ fn what_holds_nothing_back_and_locks_nothing_is_named_too() {
 }
 
 #[test]
-fn feature_gates_without_effect_are_named_in_one_warning() {
+fn feature_gates_without_effect_are_listed_in_one_warning() {
     assert_eq!(
         warnings(
             &format!("{QUIET}featureGates: {{EventedPLEG: true, MemoryQoS: true, NodeSwap: true}}"),
@@ -68,11 +68,11 @@ fn feature_gates_without_effect_are_named_in_one_warning() {
 }
 
 #[test]
-fn an_open_door_is_pointed_at() {
+fn anonymous_access_to_everything_is_a_warning() {
     assert_eq!(
         warnings(QUIET, "--anonymous-auth --authorization-mode=AlwaysAllow"),
         ["--anonymous-auth: authentication.anonymous.enabled with authorization.mode AlwaysAllow \
-          lets anyone who reaches 0.0.0.0:10250 run commands in every container"]
+          allows every client that reaches 0.0.0.0:10250 to run commands in every container"]
     );
     let on_loopback =
         warnings(QUIET, "--anonymous-auth --authorization-mode=AlwaysAllow --address=127.0.0.1");
@@ -80,7 +80,7 @@ fn an_open_door_is_pointed_at() {
 }
 
 #[test]
-fn what_is_left_out_of_a_list_is_said() {
+fn ignored_list_items_are_named() {
     assert_eq!(
         warnings(
             &format!(
@@ -91,15 +91,15 @@ fn what_is_left_out_of_a_list_is_said() {
         ),
         [
             r#"kubelet.yaml: clusterDNS[1] is ignored: "dns.example" is not an IP address"#,
-            r#"kubelet.yaml: tlsCipherSuites[1] is ignored: "TLS_AES_128_GCM_SHA25" is not among our cipher suites (did you mean "TLS_AES_128_GCM_SHA256"?)"#,
+            r#"kubelet.yaml: tlsCipherSuites[1] is ignored: "TLS_AES_128_GCM_SHA25" is not a supported cipher suite (did you mean "TLS_AES_128_GCM_SHA256"?)"#,
         ]
     );
 }
 
-/// Installers write every field, most of them as zeroes. That must read as the defaults, and in
-/// silence.
+/// Installers write every field, most of them as zeroes. These must be read as the defaults,
+/// without warnings.
 #[test]
-fn a_file_written_by_an_installer_needs_no_words_but_about_eviction() {
+fn file_written_by_an_installer_gives_only_the_eviction_warning() {
     let text = "\
 authentication:
   anonymous: {enabled: false}

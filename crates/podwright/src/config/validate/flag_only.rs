@@ -1,28 +1,28 @@
-//! Settings that exist only as flags.
+//! Validation of settings that exist only as flags.
 
 use podwright_core::node_status::labels::{SELF_LABEL_NAMESPACES, SELF_LABELS, may_label_itself};
 
-use super::super::names::{key_trouble, value_trouble};
-use super::Examination;
+use super::super::names::{key_error, value_error};
+use super::Validator;
 
-pub(super) fn examine(exam: &mut Examination<'_>) {
-    node_labels(exam);
-    let options = exam.options;
+pub(super) fn examine(validator: &mut Validator<'_>) {
+    node_labels(validator);
+    let options = validator.options;
     if options.bootstrap_kubeconfig.is_some() && options.kubeconfig.is_none() {
-        exam.refuse_flag(
+        validator.refuse_flag(
             "bootstrap-kubeconfig",
             "needs --kubeconfig, the file to write once a certificate is issued",
         );
     }
     if options.exit_on_lock_contention && options.lock_file.is_none() {
-        exam.refuse_flag("exit-on-lock-contention", "needs --lock-file");
+        validator.refuse_flag("exit-on-lock-contention", "needs --lock-file");
     }
     match (&options.image_credential_provider_config, &options.image_credential_provider_bin_dir) {
-        (Some(_), None) => exam.refuse_flag(
+        (Some(_), None) => validator.refuse_flag(
             "image-credential-provider-config",
             "needs --image-credential-provider-bin-dir",
         ),
-        (None, Some(_)) => exam.refuse_flag(
+        (None, Some(_)) => validator.refuse_flag(
             "image-credential-provider-bin-dir",
             "needs --image-credential-provider-config",
         ),
@@ -30,9 +30,9 @@ pub(super) fn examine(exam: &mut Examination<'_>) {
     }
 }
 
-fn node_labels(exam: &mut Examination<'_>) {
+fn node_labels(validator: &mut Validator<'_>) {
     const FLAG: &str = "node-labels";
-    let options = exam.options;
+    let options = validator.options;
     let kept: Vec<&str> = options
         .node_labels
         .keys()
@@ -40,7 +40,7 @@ fn node_labels(exam: &mut Examination<'_>) {
         .filter(|key| !may_label_itself(key))
         .collect();
     if !kept.is_empty() {
-        exam.refuse_flag(
+        validator.refuse_flag(
             FLAG,
             format!(
                 "unknown 'kubernetes.io' or 'k8s.io' labels specified with --node-labels: {}; of \
@@ -52,11 +52,11 @@ fn node_labels(exam: &mut Examination<'_>) {
         );
     }
     for (key, value) in &options.node_labels {
-        if let Some(trouble) = key_trouble(key) {
-            exam.refuse_flag(FLAG, format!("the label key {key:?} {trouble}"));
+        if let Some(message) = key_error(key) {
+            validator.refuse_flag(FLAG, format!("the label key {key:?} {message}"));
         }
-        if let Some(trouble) = value_trouble(value) {
-            exam.refuse_flag(FLAG, format!("the value {value:?} of {key} {trouble}"));
+        if let Some(message) = value_error(value) {
+            validator.refuse_flag(FLAG, format!("the value {value:?} of {key} {message}"));
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Settings that this machine cannot meet.
+//! Validation of settings that this machine must support.
 
 use super::super::field::FieldPath;
 use super::super::host::CgroupVersion;
 use super::super::kubelet::SwapBehavior;
 use super::super::problem::{Problem, Source};
-use super::Examination;
+use super::Validator;
 
-pub(super) fn examine(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
-    let host = exam.host;
+pub(super) fn examine(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
+    let host = validator.host;
     if c.fail_swap_on && !host.swap.is_empty() {
-        exam.problems.push(Problem::with_field(
+        validator.problems.push(Problem::with_field(
             Source::Machine,
             FieldPath::of("failSwapOn"),
             None,
@@ -22,13 +22,13 @@ pub(super) fn examine(exam: &mut Examination<'_>) {
         ));
     }
     if c.protect_kernel_defaults && !host.kernel.is_empty() {
-        exam.problems.push(Problem::with_field(
+        validator.problems.push(Problem::with_field(
             Source::Machine,
             FieldPath::of("protectKernelDefaults"),
             None,
             format!(
-                "kernel settings are not as a node wants them: {}; set them in /etc/sysctl.d, or \
-                 do without protectKernelDefaults",
+                "kernel settings differ from the required values: {}; set them in /etc/sysctl.d, or \
+                 disable protectKernelDefaults",
                 host.kernel.join(", ")
             ),
         ));
@@ -36,17 +36,17 @@ pub(super) fn examine(exam: &mut Examination<'_>) {
     match host.cgroups {
         CgroupVersion::V2 => {}
         CgroupVersion::V1 => {
-            exam.require(
+            validator.require(
                 !c.fail_cgroup_v1,
                 "failCgroupV1",
                 "forbids this machine, which has cgroup v1; boot it with cgroup v2 or set it to false",
             );
-            exam.require(
+            validator.require(
                 c.single_process_oom_kill != Some(false),
                 "singleProcessOOMKill",
                 "must not be false on this machine: cgroup v1 cannot kill a group",
             );
-            exam.require(
+            validator.require(
                 c.memory_swap.swap_behavior != Some(SwapBehavior::LimitedSwap),
                 "memorySwap.swapBehavior",
                 "needs cgroup v2, which this machine does not have",

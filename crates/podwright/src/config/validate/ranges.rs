@@ -1,22 +1,22 @@
-//! Numbers and times that must lie within bounds, and forms that text must have.
+//! Validation of numbers, durations and text formats.
 
 use std::path::Path;
 
 use super::super::duration::GoDuration;
 use super::super::field::FieldPath;
 use super::super::files::normalized;
-use super::Examination;
+use super::Validator;
 
 const ANY: i64 = i64::MAX;
 
-pub(super) fn examine(exam: &mut Examination<'_>) {
-    numbers(exam);
-    times(exam);
-    texts(exam);
+pub(super) fn examine(validator: &mut Validator<'_>) {
+    numbers(validator);
+    times(validator);
+    texts(validator);
 }
 
-fn numbers(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
+fn numbers(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
     for (field, value, least, most) in [
         ("containerLogMaxFiles", c.container_log_max_files, 2, ANY),
         ("containerLogMaxWorkers", c.container_log_max_workers, 1, ANY),
@@ -40,17 +40,17 @@ fn numbers(exam: &mut Examination<'_>) {
         ("registryPullQPS", c.registry_pull_qps, 0, ANY),
     ] {
         let value = i64::from(value);
-        exam.require((least..=most).contains(&value), field, bounds(least, most));
+        validator.require((least..=most).contains(&value), field, bounds(least, most));
     }
-    exam.require(c.max_open_files >= 0, "maxOpenFiles", bounds(0, ANY));
+    validator.require(c.max_open_files >= 0, "maxOpenFiles", bounds(0, ANY));
     let factor = c.memory_throttling_factor;
-    exam.require(
+    validator.require(
         factor > 0.0 && factor <= 1.0,
         "memoryThrottlingFactor",
         "must be greater than 0 and at most 1",
     );
     let (low, high) = (c.image_gc_low_threshold_percent, c.image_gc_high_threshold_percent);
-    exam.require(
+    validator.require(
         low < high,
         "imageGCLowThresholdPercent",
         format!("must be less than imageGCHighThresholdPercent, which is {high}"),
@@ -65,9 +65,9 @@ fn bounds(least: i64, most: i64) -> String {
     }
 }
 
-fn times(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
-    // Loops with these periods would never rest.
+fn times(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
+    // A loop without a period would be busy.
     for (field, period) in [
         ("fileCheckFrequency", c.file_check_frequency),
         ("httpCheckFrequency", c.http_check_frequency),
@@ -77,33 +77,33 @@ fn times(exam: &mut Examination<'_>) {
         ("runtimeRequestTimeout", c.runtime_request_timeout),
         ("syncFrequency", c.sync_frequency),
     ] {
-        exam.require(period > GoDuration::ZERO, field, "must be longer than 0s");
+        validator.require(period > GoDuration::ZERO, field, "must be longer than 0s");
     }
     for (field, age) in [
         ("imageMinimumGCAge", c.image_minimum_gc_age),
         ("imageMaximumGCAge", c.image_maximum_gc_age),
     ] {
-        exam.require(!age.is_negative(), field, "must not be negative");
+        validator.require(!age.is_negative(), field, "must not be negative");
     }
     let (minimum, maximum) = (c.image_minimum_gc_age, c.image_maximum_gc_age);
-    exam.require(
+    validator.require(
         maximum <= GoDuration::ZERO || maximum > minimum,
         "imageMaximumGCAge",
         format!("must be longer than imageMinimumGCAge, which is {minimum}, or 0s for never"),
     );
-    exam.require(
+    validator.require(
         c.container_log_monitor_interval >= GoDuration::from_secs(3),
         "containerLogMonitorInterval",
         "must be 3s or longer",
     );
-    cfs_period(exam);
-    crash_back_off(exam);
+    cfs_period(validator);
+    crash_back_off(validator);
 }
 
-fn cfs_period(exam: &mut Examination<'_>) {
-    let period = exam.configuration.cpu_cfs_quota_period;
-    if !exam.gates.enabled("CustomCPUCFSQuotaPeriod") {
-        exam.require(
+fn cfs_period(validator: &mut Validator<'_>) {
+    let period = validator.configuration.cpu_cfs_quota_period;
+    if !validator.gates.enabled("CustomCPUCFSQuotaPeriod") {
+        validator.require(
             period == GoDuration::from_millis(100),
             "cpuCFSQuotaPeriod",
             "must be 100ms unless the feature gate CustomCPUCFSQuotaPeriod is on",
@@ -111,41 +111,42 @@ fn cfs_period(exam: &mut Examination<'_>) {
         return;
     }
     let allowed = GoDuration::from_millis(1)..=GoDuration::from_secs(1);
-    exam.require(allowed.contains(&period), "cpuCFSQuotaPeriod", "must be from 1ms to 1s");
+    validator.require(allowed.contains(&period), "cpuCFSQuotaPeriod", "must be from 1ms to 1s");
 }
 
-fn crash_back_off(exam: &mut Examination<'_>) {
+fn crash_back_off(validator: &mut Validator<'_>) {
     const FIELD: &str = "crashLoopBackOff.maxContainerRestartPeriod";
-    let Some(longest) = exam.configuration.crash_loop_back_off.max_container_restart_period else {
+    let Some(longest) = validator.configuration.crash_loop_back_off.max_container_restart_period
+    else {
         return;
     };
-    if !exam.gates.enabled("KubeletCrashLoopBackOffMax") {
-        exam.require(false, FIELD, "must not be set while KubeletCrashLoopBackOffMax is off");
+    if !validator.gates.enabled("KubeletCrashLoopBackOffMax") {
+        validator.require(false, FIELD, "must not be set while KubeletCrashLoopBackOffMax is off");
         return;
     }
     let allowed = GoDuration::from_secs(1)..=GoDuration::from_secs(300);
-    exam.require(allowed.contains(&longest), FIELD, "must be from 1s to 5m0s");
+    validator.require(allowed.contains(&longest), FIELD, "must be from 1s to 5m0s");
 }
 
-fn texts(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
-    exam.require(
+fn texts(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
+    validator.require(
         !c.run_once,
         "runOnce",
         "must be false: running pods once and exiting no longer exists",
     );
-    endpoint(exam, "containerRuntimeEndpoint", &c.container_runtime_endpoint);
+    endpoint(validator, "containerRuntimeEndpoint", &c.container_runtime_endpoint);
     if !c.image_service_endpoint.is_empty() {
-        endpoint(exam, "imageServiceEndpoint", &c.image_service_endpoint);
+        endpoint(validator, "imageServiceEndpoint", &c.image_service_endpoint);
     }
     let url = &c.static_pod_url;
-    exam.require(
+    validator.require(
         url.is_empty() || url.starts_with("http://") || url.starts_with("https://"),
         "staticPodURL",
         "must begin with http:// or https://",
     );
     let logs = Path::new(&c.pod_logs_dir);
-    exam.require(
+    validator.require(
         logs.is_absolute()
             && normalized(logs).as_os_str() == logs.as_os_str()
             && c.pod_logs_dir.is_ascii(),
@@ -155,14 +156,14 @@ fn texts(exam: &mut Examination<'_>) {
     for (at, server) in c.cluster_dns.iter().enumerate() {
         if server.parse::<std::net::IpAddr>().is_err() {
             let field = FieldPath::of("clusterDNS").index(at);
-            exam.warn(&field, format!("is ignored: {server:?} is not an IP address"));
+            validator.warn(&field, format!("is ignored: {server:?} is not an IP address"));
         }
     }
 }
 
-fn endpoint(exam: &mut Examination<'_>, field: &str, endpoint: &str) {
+fn endpoint(validator: &mut Validator<'_>, field: &str, endpoint: &str) {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
-    exam.require(
+    validator.require(
         Path::new(path).is_absolute(),
         field,
         "must be a Unix socket, such as unix:///run/containerd/containerd.sock",

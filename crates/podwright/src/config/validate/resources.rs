@@ -1,4 +1,4 @@
-//! What is reserved, for whom, and how it is enforced.
+//! Validation of reservations and their enforcement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,54 +6,54 @@ use podwright_core::quantity::Quantity;
 
 use super::super::field::FieldPath;
 use super::super::kubelet::{Enforcement, MemoryReservationPolicy};
-use super::Examination;
+use super::Validator;
 
-/// What can be reserved.
+/// Resources that can be reserved.
 const RESERVABLE: [&str; 4] = ["cpu", "ephemeral-storage", "memory", "pid"];
 
-pub(super) fn examine(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
-    reservations(exam, "systemReserved", &c.system_reserved);
-    reservations(exam, "kubeReserved", &c.kube_reserved);
-    enforcement(exam);
-    reserved_cpus(exam);
-    numa_memory(exam);
-    cgroups(exam);
-    user_ids(exam);
-    exam.require(
+pub(super) fn examine(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
+    reservations(validator, "systemReserved", &c.system_reserved);
+    reservations(validator, "kubeReserved", &c.kube_reserved);
+    enforcement(validator);
+    reserved_cpus(validator);
+    numa_memory(validator);
+    cgroups(validator);
+    user_ids(validator);
+    validator.require(
         c.memory_reservation_policy == MemoryReservationPolicy::None
-            || exam.gates.enabled("MemoryQoS"),
+            || validator.gates.enabled("MemoryQoS"),
         "memoryReservationPolicy",
         "needs the feature gate MemoryQoS",
     );
 }
 
-fn reservations(exam: &mut Examination<'_>, field: &str, reserved: &BTreeMap<String, String>) {
+fn reservations(validator: &mut Validator<'_>, field: &str, reserved: &BTreeMap<String, String>) {
     for (resource, amount) in reserved {
         let field = FieldPath::of(field).key(resource);
         if !RESERVABLE.contains(&resource.as_str()) {
-            exam.refuse(&field, format!("cannot be reserved; {} can", RESERVABLE.join(", ")));
+            validator.refuse(&field, format!("cannot be reserved; {} can", RESERVABLE.join(", ")));
         }
         match amount.parse::<Quantity>() {
-            Ok(amount) if amount.is_negative() => exam.refuse(&field, "must not be negative"),
+            Ok(amount) if amount.is_negative() => validator.refuse(&field, "must not be negative"),
             Ok(_) => {}
-            Err(_) => exam.refuse(&field, "must be a quantity, such as 500m or 1Gi"),
+            Err(_) => validator.refuse(&field, "must be a quantity, such as 500m or 1Gi"),
         }
     }
 }
 
-fn enforcement(exam: &mut Examination<'_>) {
+fn enforcement(validator: &mut Validator<'_>) {
     const FIELD: &str = "enforceNodeAllocatable";
-    let c = exam.configuration;
+    let c = validator.configuration;
     let levels = &c.enforce_node_allocatable;
     let unique: BTreeSet<_> = levels.iter().copied().collect();
     let has = |level: Enforcement| unique.contains(&level);
-    exam.require(unique.len() == levels.len(), FIELD, "must not name a level twice");
+    validator.require(unique.len() == levels.len(), FIELD, "must not name a level twice");
     if has(Enforcement::None) {
-        exam.require(unique.len() == 1, FIELD, "must not name another level beside none");
+        validator.require(unique.len() == 1, FIELD, "must not name another level beside none");
         return;
     }
-    exam.require(
+    validator.require(
         unique.is_empty() || c.cgroups_per_qos,
         FIELD,
         "must be none or empty while cgroupsPerQOS is false",
@@ -74,12 +74,12 @@ fn enforcement(exam: &mut Examination<'_>) {
             &c.kube_reserved_cgroup,
         ),
     ] {
-        exam.require(
+        validator.require(
             !(has(whole) && has(compressible)),
             FIELD,
             format!("must not name both {name} and {name}-compressible"),
         );
-        exam.require(
+        validator.require(
             !(has(whole) || has(compressible)) || !cgroup.is_empty(),
             FIELD,
             format!("names {name}, which needs {cgroup_field}"),
@@ -87,18 +87,18 @@ fn enforcement(exam: &mut Examination<'_>) {
     }
 }
 
-fn reserved_cpus(exam: &mut Examination<'_>) {
+fn reserved_cpus(validator: &mut Validator<'_>) {
     const FIELD: &str = "reservedSystemCPUs";
-    let c = exam.configuration;
+    let c = validator.configuration;
     if c.reserved_system_cpus.is_empty() {
         return;
     }
-    exam.require(
+    validator.require(
         is_cpu_set(&c.reserved_system_cpus),
         FIELD,
         "must be a list of CPUs and ranges of them, such as 0-3,8",
     );
-    exam.require(
+    validator.require(
         c.system_reserved_cgroup.is_empty() && c.kube_reserved_cgroup.is_empty(),
         FIELD,
         "must not be combined with systemReservedCgroup or kubeReservedCgroup",
@@ -115,34 +115,34 @@ fn is_cpu_set(text: &str) -> bool {
     })
 }
 
-fn numa_memory(exam: &mut Examination<'_>) {
+fn numa_memory(validator: &mut Validator<'_>) {
     let list = FieldPath::of("reservedMemory");
     let mut seen = BTreeSet::new();
-    for (at, reservation) in exam.configuration.reserved_memory.iter().enumerate() {
+    for (at, reservation) in validator.configuration.reserved_memory.iter().enumerate() {
         let limits = list.index(at).key("limits");
         for (kind, amount) in &reservation.limits {
             let field = limits.key(kind);
             if kind != "memory" && !kind.starts_with("hugepages-") {
-                exam.refuse(&field, "cannot be reserved; memory and hugepages-<size> can");
+                validator.refuse(&field, "cannot be reserved; memory and hugepages-<size> can");
             }
             match amount.0.parse::<Quantity>() {
                 Ok(amount) if amount.is_zero() || amount.is_negative() => {
-                    exam.refuse(&field, "must be more than 0");
+                    validator.refuse(&field, "must be more than 0");
                 }
                 Ok(_) => {}
-                Err(_) => exam.refuse(&field, "must be a quantity, such as 1Gi"),
+                Err(_) => validator.refuse(&field, "must be a quantity, such as 1Gi"),
             }
             if !seen.insert((reservation.numa_node, kind)) {
                 let node = reservation.numa_node;
-                exam.refuse(&field, format!("is reserved twice on NUMA node {node}"));
+                validator.refuse(&field, format!("is reserved twice on NUMA node {node}"));
             }
         }
     }
 }
 
-fn cgroups(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
-    exam.require(
+fn cgroups(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
+    validator.require(
         c.system_cgroups.is_empty() || !c.cgroup_root.is_empty(),
         "systemCgroups",
         "needs cgroupRoot",
@@ -151,18 +151,18 @@ fn cgroups(exam: &mut Examination<'_>) {
         !c.kubelet_cgroups.is_empty() && !c.kubelet_cgroups.starts_with(&c.kube_reserved_cgroup);
     if outside {
         let field = FieldPath::of("kubeletCgroups");
-        exam.warn(
+        validator.warn(
             &field,
             "is not within kubeReservedCgroup, so what the agent uses is not reserved",
         );
     }
 }
 
-fn user_ids(exam: &mut Examination<'_>) {
+fn user_ids(validator: &mut Validator<'_>) {
     const UNIT: i64 = 65536;
-    let namespaces = exam.configuration.user_namespaces.as_ref();
+    let namespaces = validator.configuration.user_namespaces.as_ref();
     let Some(ids) = namespaces.and_then(|namespaces| namespaces.ids_per_pod) else { return };
-    exam.require(
+    validator.require(
         ids >= UNIT && ids % UNIT == 0 && u32::try_from(ids).is_ok(),
         "userNamespaces.idsPerPod",
         "must be a multiple of 65536 below 4294967296",

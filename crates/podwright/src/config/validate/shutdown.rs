@@ -1,26 +1,26 @@
-//! Node shutdown.
+//! Validation of node shutdown settings.
 
 use super::super::duration::GoDuration;
-use super::Examination;
+use super::Validator;
 
-pub(super) fn examine(exam: &mut Examination<'_>) {
-    let c = exam.configuration;
+pub(super) fn examine(validator: &mut Validator<'_>) {
+    let c = validator.configuration;
     let (whole, critical) = (c.shutdown_grace_period, c.shutdown_grace_period_critical_pods);
     for (field, period) in
         [("shutdownGracePeriod", whole), ("shutdownGracePeriodCriticalPods", critical)]
     {
-        exam.require(
+        validator.require(
             period.is_zero() || period >= GoDuration::from_secs(1),
             field,
             "must be 0s, or 1s or longer",
         );
-        exam.require(
-            period.is_zero() || exam.gates.enabled("GracefulNodeShutdown"),
+        validator.require(
+            period.is_zero() || validator.gates.enabled("GracefulNodeShutdown"),
             field,
             "needs the feature gate GracefulNodeShutdown",
         );
     }
-    exam.require(
+    validator.require(
         critical <= whole,
         "shutdownGracePeriodCriticalPods",
         format!("must not be longer than shutdownGracePeriod, which is {whole}"),
@@ -29,12 +29,12 @@ pub(super) fn examine(exam: &mut Examination<'_>) {
         return;
     }
     const BY_PRIORITY: &str = "shutdownGracePeriodByPodPriority";
-    exam.require(
-        exam.gates.enabled("GracefulNodeShutdownBasedOnPodPriority"),
+    validator.require(
+        validator.gates.enabled("GracefulNodeShutdownBasedOnPodPriority"),
         BY_PRIORITY,
         "needs the feature gate GracefulNodeShutdownBasedOnPodPriority",
     );
-    exam.require(
+    validator.require(
         whole.is_zero() && critical.is_zero(),
         BY_PRIORITY,
         "must not be combined with shutdownGracePeriod",

@@ -1,5 +1,5 @@
-//! Deleting a node's data: the entries that a node makes, around what users put beside and into
-//! them, and nothing through a mount.
+//! Deletion of a node's data: removes the entries that a node created, and keeps files of users and
+//! everything on mounts.
 
 use std::path::Path;
 
@@ -18,16 +18,16 @@ const FOREIGN: &str = "not made by podwright";
 const A_MOUNT: &str = "a mount";
 const A_LINK: &str = "a link, not made by podwright";
 
-/// A directory in which users keep files of their own.
+/// A directory in which users may keep their own files.
 #[derive(Clone, Copy)]
 struct Mixed {
     name: &'static str,
-    /// Whether a node makes entries of this name and kind there.
+    /// Whether a node creates entries of this name and kind there.
     is_made: fn(&str, Kind) -> bool,
 }
 
 const MIXED: [Mixed; 3] = [
-    // All of them are somebody's; a node only reads them.
+    // All belong to the user; a node only reads them.
     Mixed { name: MANIFESTS, is_made: |_, _| false },
     Mixed { name: "logs", is_made: is_log },
     Mixed {
@@ -48,13 +48,13 @@ fn is_log(name: &str, kind: Kind) -> bool {
 /// What was not deleted.
 #[derive(Debug, Default)]
 pub struct Leftovers {
-    /// With the reason in parentheses.
+    /// Paths that were kept, with the reason in parentheses.
     pub left: Vec<String>,
     pub failures: Vec<anyhow::Error>,
 }
 
-/// Deletes what a node made in its state directory, and the directory itself if nothing else is
-/// in it and `up` made it.
+/// Deletes the node's data in its state directory, and the directory itself if it is then empty and
+/// `up` created it.
 pub fn remove_data(layout: &Layout) -> anyhow::Result<Leftovers> {
     let state = layout.state();
     let Ok(target) = std::fs::canonicalize(state) else { return Ok(Leftovers::default()) };
@@ -62,7 +62,7 @@ pub fn remove_data(layout: &Layout) -> anyhow::Result<Leftovers> {
     let made_directory = match ownership(state)? {
         Ownership::Marked(marker) => marker.made_directory,
         Ownership::Unmarked => {
-            // What an earlier build is known by goes first, and then it may have to be tried again.
+            // The files that identify it are deleted first; the marker allows a retry.
             mark(layout, true)?;
             true
         }
@@ -86,13 +86,13 @@ pub fn remove_data(layout: &Layout) -> anyhow::Result<Leftovers> {
             leftovers.note(root.remove_file(Path::new(name)));
             continue;
         }
-        // What is known was named when it could not be removed.
+        // Known entries that were kept are already listed.
         if !DIRECTORIES.iter().chain(&FILES).any(|known| name == *known) {
             leftovers.leave(&path, FOREIGN);
         }
     }
     if !leftovers.failures.is_empty() {
-        // The marker stays, so that it can be tried again.
+        // The marker is kept for a retry.
         return Ok(leftovers);
     }
     root.remove_file(MARKER)?;
@@ -100,7 +100,7 @@ pub fn remove_data(layout: &Layout) -> anyhow::Result<Leftovers> {
         if mounted {
             leftovers.leave(state, A_MOUNT);
         } else if !made_directory || target != state {
-            leftovers.leave(state, "was there before");
+            leftovers.leave(state, "existed before");
         } else {
             std::fs::remove_dir(&target)
                 .with_context(|| format!("cannot delete {}", target.display()))?;
@@ -109,8 +109,8 @@ pub fn remove_data(layout: &Layout) -> anyhow::Result<Leftovers> {
     Ok(leftovers)
 }
 
-/// Removes what a node made in a directory where users keep files as well, and the directory if
-/// that was all.
+/// Removes what a node created in a directory with files of users, and the directory if it is then
+/// empty.
 fn remove_made(
     root: &Root,
     base: &Path,
@@ -166,7 +166,7 @@ impl Leftovers {
     fn note(&mut self, outcome: Result<(), FileError>) {
         match outcome {
             Ok(()) => {}
-            // It was mounted after we looked.
+            // It was mounted after the mount table was read.
             Err(FileError::Mounted { path, .. }) => {
                 self.leave(&path, A_MOUNT);
             }
@@ -175,7 +175,7 @@ impl Leftovers {
     }
 }
 
-/// Removes known entries of a directory of ours, around whatever is mounted in them.
+/// Removes known entries of an own directory, except mounts in them.
 pub(in crate::standalone) fn remove_entries(
     base: &Path,
     directories: &[&str],
@@ -209,8 +209,8 @@ pub(in crate::standalone) fn remove_entries(
     Ok(())
 }
 
-/// Removes a directory but for what is mounted in it and the directories that lead there. How deep
-/// it goes is bounded by the paths in the mount table; the rest is the kernel's to walk.
+/// Removes a directory except mounts in it and their parent directories. The depth of this walk is
+/// bounded by the paths in the mount table; subtrees without mounts are removed as a whole.
 fn remove_around_mounts(
     root: &Root,
     base: &Path,

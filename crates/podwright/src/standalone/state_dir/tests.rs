@@ -1,4 +1,4 @@
-//! Which directories are a node's, on temporary directories.
+//! Tests of the state directory, on temporary directories.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn sorted(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn directory_with_files_of_others_is_refused_by_name_and_not_changed() {
+fn directory_with_foreign_files_is_refused_and_not_changed() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("notes.txt"), "mine").unwrap();
     let layout = layout(directory.path());
@@ -39,7 +39,7 @@ fn directory_with_files_of_others_is_refused_by_name_and_not_changed() {
 }
 
 #[test]
-fn directories_of_the_system_and_homes_are_refused_even_if_empty() {
+fn system_and_home_directories_are_refused_even_if_empty() {
     let home = tempfile::tempdir().unwrap();
     let homes = ["/", "/root", "/home", "/var/lib", "/mnt", "/opt"];
     for path in homes {
@@ -52,7 +52,7 @@ fn directories_of_the_system_and_homes_are_refused_even_if_empty() {
 }
 
 #[test]
-fn new_and_empty_directories_and_prepared_mounts_are_taken() {
+fn new_and_empty_directories_and_prepared_mounts_are_accepted() {
     let base = tempfile::tempdir().unwrap();
     let new = layout(&base.path().join("a/b"));
     claim(&new).unwrap();
@@ -65,7 +65,7 @@ fn new_and_empty_directories_and_prepared_mounts_are_taken() {
     std::fs::write(prepared.join("volumes/disk/file"), "on the disk").unwrap();
     let table = [&prepared, &prepared.join("volumes/disk")].map(|point| mount_at(point));
     assert_eq!(foreign_entries(&prepared, &table).unwrap(), [] as [PathBuf; 0]);
-    // The same directories with files of somebody else's in them are not empty.
+    // Without the mounts the same directories contain foreign files.
     let names = |table: &[Mount]| listed(&foreign_entries(&prepared, table).unwrap());
     assert_eq!(names(&[]), "lost+found, volumes");
 }
@@ -80,7 +80,7 @@ fn state_directories_of_earlier_builds_are_recognised() {
         std::fs::write(path, text).unwrap();
         state
     };
-    let written = "# Written by podwright up; it is written anew at every start.\nversion = 2\n";
+    let written = "# Written by podwright up; overwritten at every start.\nversion = 2\n";
     let down = with("down", "containerd/config.toml", written);
     let guest = with("guest", "api/objects.redb", "a database");
     let up = base.path().join("up");
@@ -103,7 +103,7 @@ fn state_directories_of_earlier_builds_are_recognised() {
 }
 
 #[test]
-fn directory_with_files_where_a_node_has_its_own_is_not_a_nodes() {
+fn foreign_files_at_paths_of_a_node_do_not_make_it_a_node() {
     let base = tempfile::tempdir().unwrap();
     let state = base.path().join("users");
     for directory in ["manifests", "containerd", "api"] {
@@ -114,26 +114,26 @@ fn directory_with_files_where_a_node_has_its_own_is_not_a_nodes() {
     let layout = layout(&state);
     assert!(!is_node(&layout).unwrap());
     let refused = format!("{:#}", examine(&layout).unwrap_err());
-    assert!(refused.contains("it has containerd"), "{refused}");
+    assert!(refused.contains("it contains containerd"), "{refused}");
     assert!(remove_data(&layout).is_err());
     assert!(state.join("containerd/notes").exists());
 }
 
 #[test]
-fn manifests_are_no_reason_to_refuse_a_directory() {
+fn directory_with_manifests_only_is_accepted() {
     let base = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(base.path().join("manifests")).unwrap();
     std::fs::write(base.path().join("manifests/web.yaml"), "kind: Pod").unwrap();
     claim(&layout(base.path())).unwrap();
 }
 
-/// Root, or the rest of the test has nothing to show.
+/// Whether the parts of a test that need root can run.
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 #[test]
-fn directories_that_other_users_can_change_are_refused_marked_or_not() {
+fn directories_that_other_users_can_change_are_refused() {
     let base = tempfile::tempdir().unwrap();
     let mode = |path: &Path, mode: u32| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -149,7 +149,7 @@ fn directories_that_other_users_can_change_are_refused_marked_or_not() {
     assert!(refused.contains("chmod go-w"), "{refused}");
     mode(&writable, 0o755);
     examine(&layout(&writable)).unwrap();
-    // One that is new is closed to others before it is used.
+    // A new directory is made unwritable for others before it is used.
     let new = base.path().join("new");
     std::fs::create_dir(&new).unwrap();
     mode(&new, 0o1777);
@@ -170,11 +170,11 @@ fn directories_that_other_users_can_change_are_refused_marked_or_not() {
     }
     let forged = node("forged");
     std::os::unix::fs::chown(forged.join(MARKER), Some(1000), None).unwrap();
-    assert!(!is_node(&layout(&forged)).unwrap(), "a marker of another user says nothing");
+    assert!(!is_node(&layout(&forged)).unwrap(), "a marker of another user is ignored");
 }
 
 #[test]
-fn record_of_another_user_is_not_used() {
+fn record_of_another_user_is_rejected() {
     if !is_root() {
         return;
     }
@@ -216,7 +216,7 @@ fn modes_are_not_changed_through_links() {
 }
 
 #[test]
-fn reset_of_an_earlier_builds_directory_can_be_tried_again() {
+fn failed_reset_of_an_earlier_builds_directory_can_be_retried() {
     let base = tempfile::tempdir().unwrap();
     let state = base.path().join("state");
     for directory in ["api", "volumes/pvc-12ab"] {
@@ -226,7 +226,7 @@ fn reset_of_an_earlier_builds_directory_can_be_tried_again() {
     let layout = layout(&state);
     assert_eq!(ownership(&state).unwrap(), Ownership::Unmarked);
     let kept = std::fs::File::open(state.join("volumes/pvc-12ab")).unwrap();
-    // Takes a capability and a file system that knows how.
+    // Needs a capability and a file system with support for the flag.
     if rustix::fs::ioctl_setflags(&kept, IFlags::IMMUTABLE).is_ok() {
         let failed = remove_data(&layout).unwrap();
         rustix::fs::ioctl_setflags(&kept, IFlags::empty()).unwrap();
@@ -240,7 +240,7 @@ fn reset_of_an_earlier_builds_directory_can_be_tried_again() {
 }
 
 #[test]
-fn reset_deletes_what_a_node_made_and_names_what_it_left() {
+fn reset_deletes_data_of_the_node_and_lists_what_it_kept() {
     let base = tempfile::tempdir().unwrap();
     let state = base.path().join("state");
     let layout = layout(&state);
@@ -273,7 +273,7 @@ fn reset_deletes_what_a_node_made_and_names_what_it_left() {
 }
 
 #[test]
-fn reset_removes_the_directory_only_if_up_made_it() {
+fn reset_removes_the_directory_only_if_up_created_it() {
     let base = tempfile::tempdir().unwrap();
     let (made, found) = (base.path().join("made"), base.path().join("found"));
     std::fs::create_dir(&found).unwrap();
@@ -290,14 +290,14 @@ fn reset_removes_the_directory_only_if_up_made_it() {
 }
 
 #[test]
-fn what_is_mounted_below_a_known_directory_stays() {
+fn mounts_below_a_known_directory_are_kept() {
     let base = tempfile::tempdir().unwrap();
     let directory = base.path().canonicalize().unwrap();
     for path in ["volumes/a/disk", "volumes/a/files", "volumes/b"] {
         std::fs::create_dir_all(directory.join(path)).unwrap();
         std::fs::write(directory.join(path).join("file"), "").unwrap();
     }
-    // Not really mounted: whatever the table names is not looked into.
+    // Not really mounted; only the mount table is consulted.
     let table = [mount_at(&directory.join("volumes/a/disk"))];
     let mut leftovers = Leftovers::default();
     remove_entries(&directory, &["volumes"], &[], &table, &mut leftovers).unwrap();

@@ -1,7 +1,7 @@
-//! Pods as the agent gets to see them: the objects of an API server that is newer than the agent.
+//! Rewriting of pods on their way to the agent, as from an API server that is newer than the agent.
 //!
-//! The embedded server refuses values that it does not know, as kube-apiserver of the same version
-//! does. An agent that is older than its server meets them all the same.
+//! The embedded server refuses unknown values, as kube-apiserver of the same version does. An agent
+//! that is older than its server receives them all the same.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Edits a pod on its way to the agent.
 pub(super) type Rewrite = Arc<dyn Fn(&mut Value) + Send + Sync>;
 
-/// An answer that arrives whole: one pod or a list of them.
+/// A complete response: one pod or a list.
 pub(super) async fn answer(
     answer: Response<Body>,
     edit: &Rewrite,
@@ -27,7 +27,7 @@ pub(super) async fn answer(
     Ok(Response::from_parts(parts, Body::from(edited(&body, edit))))
 }
 
-/// An answer that goes on: one event a line.
+/// A streaming response: one event per line.
 pub(super) fn watch(body: Body, edit: Rewrite) -> Body {
     let mut rest = Vec::new();
     let chunks = body.into_data_stream().map(move |chunk| {

@@ -1,4 +1,4 @@
-//! What may change once a pod exists.
+//! Tests of changes to an existing pod.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{lines, merge, pod, read};
 use crate::pod::ANNOTATION_MIRROR;
 use crate::pod::validation::{resize, update, update_ephemeral_containers, update_status};
 
-/// A pod that exists, and what is wrong with changing it so.
+/// Validation errors of this change to an existing pod.
 fn of_change(before: &Value, change: &Value) -> Vec<String> {
     let stored = |spec: &Value| {
         let mut pod = pod(spec);
@@ -19,7 +19,7 @@ fn of_change(before: &Value, change: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_may_change_about_a_pod() {
+fn only_mutable_fields_may_change() {
     let keys = |lines: Vec<String>| -> Vec<String> {
         lines.iter().map(|line| line.lines().next().unwrap().to_owned()).collect()
     };
@@ -54,15 +54,15 @@ fn what_may_change_about_a_pod() {
         ("affinity of a gated pod comes", gated(json!({})), in_zone(&[]), vec![]),
         ("affinity of a gated pod narrows", gated(in_zone(&[])), in_zone(&["disk"]), vec![]),
         ("affinity of a gated pod widens", gated(in_zone(&["disk"])), in_zone(&[]), vec!["spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]: Invalid value: {\"MatchExpressions\":[{\"Key\":\"zone\",\"Operator\":\"Exists\",\"Values\":null}],\"MatchFields\":null}: only additions are allowed (no mutations or deletions)".to_owned()]),
-        ("a gate goes", gated(json!({})), json!({"schedulingGates": []}), vec![]),
-        ("a gate comes", json!({}), json!({"schedulingGates": [{"name": "g"}]}), vec!["spec.schedulingGates[0].name: Forbidden: only deletion is allowed, but found new scheduling gate 'g'".to_owned()]),
+        ("a gate is removed", gated(json!({})), json!({"schedulingGates": []}), vec![]),
+        ("a gate is added", json!({}), json!({"schedulingGates": [{"name": "g"}]}), vec!["spec.schedulingGates[0].name: Forbidden: only deletion is allowed, but found new scheduling gate 'g'".to_owned()]),
     ] {
         assert_eq!(keys(of_change(&before, &change)), want, "{case}");
     }
 }
 
 #[test]
-fn a_refused_change_is_shown_as_a_diff() {
+fn refused_change_is_shown_as_a_diff() {
     let shown = of_change(&json!({}), &json!({"schedulerName": "mine"}));
     let (_, diff) = shown[0].split_once(" @@\n").unwrap();
     assert_eq!(
@@ -74,7 +74,7 @@ fn a_refused_change_is_shown_as_a_diff() {
 }
 
 #[test]
-fn a_container_that_ended_for_good_stays_ended() {
+fn finished_container_stays_terminated() {
     let state = |policy: &str, code: i32, running: bool| {
         let state = if running {
             json!({"running": {}})
@@ -144,7 +144,7 @@ fn addresses_in_a_status() {
 }
 
 #[test]
-fn ephemeral_containers_are_for_looking_only() {
+fn ephemeral_containers_may_only_be_added() {
     let with = |containers: Value| {
         let mut pod = pod(&json!({"ephemeralContainers": containers}));
         pod.metadata.resource_version = Some("1".to_owned());
@@ -179,7 +179,7 @@ fn ephemeral_containers_are_for_looking_only() {
 }
 
 #[test]
-fn a_resize_changes_cpu_and_memory_only() {
+fn resize_changes_only_cpu_and_memory() {
     let with = |container: Value| {
         let mut given = json!({"name": "c", "image": "a:1"});
         merge(&mut given, &container);

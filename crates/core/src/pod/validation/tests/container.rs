@@ -1,4 +1,4 @@
-//! Containers and what belongs to one.
+//! Tests of container validation.
 
 use serde_json::json;
 

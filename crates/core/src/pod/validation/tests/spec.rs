@@ -1,4 +1,4 @@
-//! The pod as a whole.
+//! Tests of spec validation.
 
 use serde_json::{Value, json};
 

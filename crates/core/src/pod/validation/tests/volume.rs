@@ -1,4 +1,4 @@
-//! Volumes and where they are mounted.
+//! Tests of volume and mount validation.
 
 use serde_json::{Value, json};
 

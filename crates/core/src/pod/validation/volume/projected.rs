@@ -1,4 +1,4 @@
-//! A volume put together from several sources.
+//! Validation of projected volumes.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ pub(super) fn check(source: &ProjectedVolumeSource, field: &Path<'_>, errors: &m
     }
 }
 
-/// Every file can come from one source only.
+/// Each file must have exactly one source.
 struct Files<'a> {
     taken: BTreeSet<String>,
     field: &'a Path<'a>,
@@ -92,7 +92,8 @@ fn one(
         given += 1;
         token(source, volume, &field.child("serviceAccountToken"), errors);
     }
-    // what needs a certificate authority in the cluster is off by default and dropped before
+    // Sources that need a certificate authority in the cluster are off by default and dropped
+    // before.
     given += usize::from(source.cluster_trust_bundle.is_some());
     given += usize::from(source.pod_certificate.is_some());
     if given > 1 {
@@ -115,7 +116,7 @@ fn token(
         let detail = "may not specify a duration larger than 2^32 seconds";
         errors.invalid(&at_seconds, seconds, detail);
     }
-    // the volume is named here, not the source: that is how the API server says it
+    // The path is that of the volume, not of the source, as in the API server.
     match source.path.as_str() {
         "" => errors.required(&volume.child("path"), ""),
         path => file_path::below_and_free(path, &volume.child("path"), errors),

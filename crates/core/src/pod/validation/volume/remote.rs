@@ -1,7 +1,7 @@
-//! Volumes of storage systems outside this node.
+//! Validation of remote volumes, provided by storage systems outside this node.
 //!
-//! Podwright mounts none of these itself, but a pod that names one is an object like any other,
-//! and what is missing from it is said when it is written, not when it fails to start.
+//! Podwright mounts none of these, but a pod that names one is validated like any other, so that a
+//! mistake is reported when the pod is created, not when it fails to start.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::super::field::Errors;
 use super::super::{file_path, format};
 use crate::schema::Path;
 
-/// What cannot be left out, by the name of the source.
+/// Required fields, by the name of the source.
 const REQUIRED: &[(&str, &[&str])] = &[
     ("awsElasticBlockStore", &["volumeID"]),
     ("azureDisk", &["diskName", "diskURI"]),
@@ -30,9 +30,9 @@ const REQUIRED: &[(&str, &[&str])] = &[
     ("vsphereVolume", &["volumePath"]),
 ];
 
-/// Checks a source by its name on the wire; a name that is none of these is not looked at.
+/// Validates a source by its JSON name; an unknown name is ignored.
 pub fn check(name: &str, source: &Value, field: &Path<'_>, errors: &mut Errors) {
-    // this one goes by another name in messages
+    // This source has another name in messages.
     let field = field.child(if name == "gcePersistentDisk" { "persistentDisk" } else { name });
     let required =
         REQUIRED.iter().find(|(known, _)| *known == name).map_or(&[][..], |entry| entry.1);
@@ -143,7 +143,7 @@ fn fibre_channel(source: &Value, field: &Path<'_>, errors: &mut Errors) {
     }
 }
 
-/// Option names of Kubernetes' own domains are not a user's to give.
+/// Option names in Kubernetes' own domains are reserved.
 fn flex_options(source: &Value, field: &Path<'_>, errors: &mut Errors) {
     let field = field.child("options");
     for key in source.get("options").and_then(Value::as_object).into_iter().flat_map(|o| o.keys()) {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_fields_are_named() {
         for (name, source, want) in [
             ("nfs", json!({"server": "s", "path": "/x"}), vec![]),
             (

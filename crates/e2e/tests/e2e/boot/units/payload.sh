@@ -1,12 +1,12 @@
 #!/bin/sh
 # Runs in the VM as root: both units of packaging/systemd, as an administrator would use them, and
-# the agent on cgroup v2 with the systemd driver. The first life ends in a reboot.
-# Prints one line for each thing seen; the case compares them all.
+# the agent on cgroup v2 with the systemd driver. The first boot ends in a reboot.
+# Prints one line for each observation; the case compares them all.
 set -u
 PAUSE=@PAUSE@
 
-# until_true WHAT COMMAND…: asks again and again, five minutes at most: the machine is emulated, and
-# what emulates it may be busy.
+# until_true WHAT COMMAND…: polls for at most five minutes: the machine is emulated, and its host
+# may be busy.
 until_true() {
     what=$1
     shift
@@ -19,17 +19,17 @@ until_true() {
     exit 1
 }
 
-# The process of a container, told by a number that only its command line has.
+# The process of a container, identified by a number that only its command line has.
 # The brackets keep grep from finding itself.
 process() { grep -lsxz "${1%?}[${1#???}]" /proc/[0-9]*/cmdline; }
 is_gone() { [ -z "$(process "$1")" ]; }
 is_alone() { [ "$(process "$1" | wc -l)" = 1 ]; }
 main_pid() { systemctl show --value --property MainPID "$1"; }
 restarts() { systemctl show --value --property NRestarts "$1"; }
-# was_restarted UNIT BEFORE: more often than before, and it is well.
+# was_restarted UNIT BEFORE: more restarts than before, and it is active.
 was_restarted() { [ "$(restarts "$1")" -gt "$2" ] && systemctl is-active --quiet "$1"; }
 
-# manifest NAME WORDS [LIMITS [POLICY]]: a pod that does what the words say.
+# manifest NAME COMMAND [LIMITS [POLICY]]: a pod that runs the command.
 manifest() {
     cat <<YAML
 apiVersion: v1
@@ -47,39 +47,39 @@ spec:
 YAML
 }
 
-# The agent's own view of its pods; the case reads it.
+# The agent's list of its pods; the case reads it.
 pods() { busybox wget -q -O - http://127.0.0.1:10255/pods; }
-told() { pods | grep -q "$1"; }
+reports() { pods | grep -q "$1"; }
 ready() { [ "$(pods | grep -o '"status":"True","type":"Ready"' | wc -l)" = "$1" ]; }
 no_slices() { ! find /sys/fs/cgroup/kubepods.slice -name '*-pod*' | grep -q .; }
 in_one_line() { cat "$@" | tr '\n' ';'; }
 
-# survives UNIT NUMBER: whatever becomes of the agent, the container is the same process.
+# survives UNIT NUMBER: whatever happens to the agent, the container is the same process.
 survives() {
     before=$(process "$2")
     systemctl stop "$1"
-    [ "$(process "$2")" = "$before" ] && echo "$1 stopped: its container runs on"
+    [ "$(process "$2")" = "$before" ] && echo "$1 stopped: its container keeps running"
     systemctl start "$1"
     systemctl restart "$1"
     [ "$(process "$2")" = "$before" ] && echo "$1 started and restarted: the same process"
     before_kill=$(restarts "$1")
     kill -KILL "$(main_pid "$1")"
-    until_true "$1 after its death" was_restarted "$1" "$before_kill"
-    [ "$(process "$2")" = "$before" ] && echo "$1 killed: started anew, the same process"
+    until_true "$1 after it was killed" was_restarted "$1" "$before_kill"
+    [ "$(process "$2")" = "$before" ] && echo "$1 killed: restarted, the same process"
     before_kill=$(restarts "$1")
     kill -STOP "$(main_pid "$1")"
     until_true "the watchdog of $1" was_restarted "$1" "$before_kill"
-    [ "$(process "$2")" = "$before" ] && echo "$1 hung: started anew, the same process"
+    [ "$(process "$2")" = "$before" ] && echo "$1 hung: restarted, the same process"
 }
 
-first_life() {
+first_boot() {
 install -m 755 podwright /usr/local/bin/podwright
 cp units/*.service /etc/systemd/system/
 for unit in podwright-kubelet podwright-up; do
     mkdir -p "/etc/systemd/system/$unit.service.d"
     printf '[Service]\nWatchdogSec=15s\n' >"/etc/systemd/system/$unit.service.d/soon.conf"
 done
-# A container that does not hear SIGTERM would hold up the reboot for a minute and a half.
+# A container that ignores SIGTERM would delay the reboot by a minute and a half.
 mkdir -p /etc/systemd/system.conf.d
 printf '[Manager]\nDefaultTimeoutStopSec=10s\n' >/etc/systemd/system.conf.d/soon.conf
 systemctl daemon-reload
@@ -124,29 +124,29 @@ scope=/sys/fs/cgroup$(sed 's/^0:://' "$(dirname "$(process 5432)")/cgroup")
 pod=$(dirname "$scope")
 echo "its pod has $(in_one_line "$pod/cpu.weight" "$pod/cpu.max" "$pod/memory.max")"
 echo "its container has $(in_one_line "$scope/cpu.weight" "$scope/cpu.max" "$scope/memory.max")"
-until_true "the container over its limit" told OOMKilled
+until_true "the container over its limit" reports OOMKilled
 until_true "two pods that are ready" ready 2
 echo "pods: $(pods)"
 survives podwright-kubelet 4321
 until_true "two pods that are ready again" ready 2
 echo "pods: $(pods)"
 systemctl --quiet enable containerd podwright-kubelet
-touch /var/lib/first-life
+touch /var/lib/first-boot
 sync
 exit 75
 }
 
-if [ ! -e /var/lib/first-life ]; then first_life; fi
+if [ ! -e /var/lib/first-boot ]; then first_boot; fi
 
-# After the reboot nobody started anything by hand.
+# After the reboot nothing is started manually.
 until_true "the static pod after the reboot" is_alone 4321
 until_true "the pod with limits after the reboot" is_alone 5432
 until_true "two pods that are ready after the reboot" ready 2
 echo "pods: $(pods)"
 rm /etc/kubernetes/manifests/*.yaml
 until_true "the end of the static pods" is_gone 4321
-until_true "the end of their groups" no_slices
-echo "no group is left"
+until_true "the removal of their cgroups" no_slices
+echo "no cgroup is left"
 systemctl stop podwright-kubelet
 
 systemctl start podwright-up
@@ -154,7 +154,7 @@ until_true "podwright-up" systemctl is-active --quiet podwright-up
 echo "podwright-up is $(systemctl is-active podwright-up)"
 podwright images load images/test.tar >/dev/null || echo "the image was not loaded"
 manifest two 'command: ["sleep", "8765"]' >/var/lib/podwright/manifests/two.yaml
-until_true "the pod of the node of its own" is_alone 8765
+until_true "the pod of the standalone node" is_alone 8765
 survives podwright-up 8765
 systemctl stop podwright-up
 podwright down >/dev/null || echo "down failed"

@@ -1,0 +1,88 @@
+//! Node context: the components and settings shared by all pod workers. Built once at start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use podwright_core::attempts::BackoffLimits;
+use podwright_core::config::NodeFacts;
+use podwright_core::status::NodeAddresses;
+use podwright_cri as cri;
+use podwright_host::clock::Clock;
+use podwright_proto::cri::{RuntimeFeatures, RuntimeHandler};
+use tokio::sync::watch;
+
+use crate::admission::Admission;
+use crate::allocations::Allocations;
+use crate::cgroups::Cgroups;
+use crate::events::Recorder;
+use crate::images::Images;
+use crate::logs::Logs;
+use crate::metrics::Metrics;
+use crate::objects::Objects;
+use crate::pleg::Pleg;
+use crate::start_limiter::StartLimiter;
+use crate::status::StatusManager;
+use crate::users::Users;
+use crate::volumes::Volumes;
+
+/// State of the container runtime, as its last status call reported it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeState {
+    /// `Err`: why the state of the runtime is unknown.
+    pub reachable: Result<(), String>,
+    /// `Err`: why the runtime's network is not ready.
+    pub network: Result<(), String>,
+    /// `Err`: why the runtime itself is not ready.
+    pub runtime: Result<(), String>,
+    pub handlers: Vec<RuntimeHandler>,
+    pub features: Option<RuntimeFeatures>,
+}
+
+impl Default for NodeState {
+    fn default() -> Self {
+        Self {
+            reachable: Err("container runtime status check may not have completed yet".into()),
+            network: Err("network state unknown".into()),
+            runtime: Ok(()),
+            handlers: Vec::new(),
+            features: None,
+        }
+    }
+}
+
+/// Settings that pod workers read.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub node_name: Arc<str>,
+    /// Directory of the `<pod>_<namespace>_<container>-<id>.log` links.
+    pub log_links_dir: PathBuf,
+    pub crash_backoff: BackoffLimits,
+    pub addresses: NodeAddresses,
+    /// The scheme of container IDs in statuses.
+    pub runtime_name: String,
+}
+
+pub struct NodeContext {
+    pub runtime: cri::Client,
+    pub pleg: Arc<Pleg>,
+    pub clock: Clock,
+    pub events: Recorder,
+    pub status: Arc<StatusManager>,
+    pub images: Arc<Images>,
+    pub logs: Logs,
+    pub objects: Arc<Objects>,
+    pub volumes: Arc<Volumes>,
+    pub cgroups: Arc<Cgroups>,
+    pub allocations: Arc<Allocations>,
+    pub users: Users,
+    pub admission: Arc<Admission>,
+    /// Limits concurrent starts. Stops are not limited: the runtime handles them well in parallel.
+    pub starts: StartLimiter,
+    pub metrics: Arc<Metrics>,
+    pub facts: NodeFacts,
+    pub node: watch::Receiver<NodeState>,
+    pub settings: Settings,
+    /// When this agent started; older containers were started by an earlier process.
+    pub started: Timestamp,
+}
