@@ -280,6 +280,22 @@ pub struct Survivor {
 const EXITS_KEPT: usize = 4;
 
 impl Attempts {
+    /// Records the exits of a container's newest instances. An older one must not displace them: the
+    /// back-off counts from the newest.
+    pub fn note_exits<'a>(
+        &mut self,
+        container: &Arc<str>,
+        key: u64,
+        newest_first: impl Iterator<Item = &'a Instance>,
+        now: Now,
+    ) {
+        let newest: Vec<&Instance> =
+            newest_first.filter(|instance| instance.exit().is_some()).take(EXITS_KEPT).collect();
+        for instance in newest.into_iter().rev() {
+            self.note_exit(container, key, instance, now);
+        }
+    }
+
     /// Records when an instance exited. The first observation counts: the wall clock may move
     /// later.
     pub fn note_exit(&mut self, container: &Arc<str>, key: u64, instance: &Instance, now: Now) {

@@ -190,15 +190,17 @@ impl ObservedBuilder<'_> {
         self.instance(container, State::Exited(exit), at)
     }
 
-    /// A new instance of a container; its attempt number follows the previous one.
+    /// A new instance of a container in the sandbox added last; its attempt number follows the
+    /// previous one.
     pub fn instance(mut self, container: &str, state: State, at: Now) -> Self {
         let before = self.observed.instances_of(container).count();
         let attempt = u32::try_from(before).expect("a small number");
         let spec = self.pod.container(container);
+        let sandbox = self.observed.sandboxes.last().map(|sandbox| sandbox.id.clone());
         self.observed.instances.push(Instance {
             id: ContainerId::new(format!("{container}-{attempt}")),
             container: container.into(),
-            sandbox: SandboxId::new("sandbox"),
+            sandbox: sandbox.unwrap_or_else(|| SandboxId::new("sandbox")),
             attempt,
             hash: spec.map(|c| c.hash),
             created: at.wall,

@@ -480,4 +480,17 @@ mod tests {
         assert!(!late.could_have_running_containers());
         assert!(late.runtime_may_be_removed() && late.content_may_be_removed());
     }
+
+    #[test]
+    fn content_of_an_evicted_pod_may_be_removed_at_once() {
+        let pod = pod(|_| {});
+        let mut evicted = Lifecycle::begin(&pod, true);
+        evicted.request(Request::Kill(Kill::evict("Evicted", "no memory", None)), &pod);
+        let mut completed = Lifecycle::begin(&pod, true);
+        completed.complete();
+        for (lifecycle, want) in [(&evicted, true), (&completed, false)] {
+            let standing = CleanupPolicy { lifecycle: Some(lifecycle), all_pods_known: true };
+            assert_eq!(standing.content_may_be_removed(), want, "{lifecycle:?}");
+        }
+    }
 }

@@ -23,7 +23,7 @@ use crate::attempts::{Attempts, BackoffLimits, PodStep, StartError};
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::observed::ObservedPod;
-use crate::pod::Pod;
+use crate::pod::{ContainerKind, Pod};
 use crate::probe::ProbeVerdicts;
 use crate::resize::{Resize, ResizeState};
 use crate::time::{Mono, Now, Stopwatch};
@@ -119,6 +119,18 @@ pub enum Logs {
     Removed,
 }
 
+/// What happens to the rest of the plan when an instance cannot be removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnRemovalFailure {
+    /// The following steps depend on the removal.
+    #[default]
+    #[serde(rename = "End")]
+    End,
+    /// The instance is obsolete; garbage collection removes it later.
+    #[serde(rename = "Continue")]
+    Continue,
+}
+
 /// One action of a plan. The pod worker executes it and makes no decisions of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
@@ -140,6 +152,8 @@ pub enum Step {
         ids: Vec<ContainerId>,
         #[serde(rename = "logs")]
         logs: Logs,
+        #[serde(rename = "on_failure", default)]
+        on_failure: OnRemovalFailure,
     },
     #[serde(rename = "CreateSandbox")]
     CreateSandbox {
@@ -158,6 +172,30 @@ pub enum Step {
 }
 
 impl Step {
+    /// Whether the plan continues after a failure of this step. A container that fails to start
+    /// does not keep others from starting, unless it is an init container: the next ones wait for
+    /// it.
+    pub fn continues_after_failure(&self, pod: &Pod) -> bool {
+        match self {
+            Self::Resize(_) => true,
+            Self::RemoveInstances { on_failure, .. } => match on_failure {
+                OnRemovalFailure::Continue => true,
+                OnRemovalFailure::End => false,
+            },
+            Self::StartContainer(start) => {
+                pod.container(&start.container).is_some_and(|c| c.kind != ContainerKind::Init)
+            }
+            Self::EnsureCgroup
+            | Self::MakeDirectories
+            | Self::MountVolumes
+            | Self::KillPod(_)
+            | Self::StopContainer(_)
+            | Self::CreateSandbox { .. }
+            | Self::UnmountVolumes
+            | Self::DestroyCgroup => false,
+        }
+    }
+
     /// The container that this step starts, if it is a start.
     pub fn start(&self) -> Option<&Start> {
         match self {

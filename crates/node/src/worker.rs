@@ -244,9 +244,8 @@ impl Worker {
         attempts.forget_stopped(view);
         attempts.forget_sandboxes(view);
         for container in &pod.containers {
-            for instance in view.instances_of(&container.name) {
-                attempts.note_exit(&container.name, container.backoff_key, instance, now);
-            }
+            let instances = view.instances_of(&container.name);
+            attempts.note_exits(&container.name, container.backoff_key, instances, now);
         }
         let old = self.context.status.last_report(pod);
         let old = old.as_deref();

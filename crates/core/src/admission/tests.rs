@@ -399,3 +399,13 @@ fn unreadable_pod_is_rejected_with_the_reason() {
                 podwright cannot run this pod";
     assert_eq!(rejection.message, want);
 }
+
+#[test]
+fn strict_supplemental_groups_are_admitted_only_where_the_runtime_supports_them() {
+    let strict = json!({ "supplementalGroupsPolicy": "Strict" });
+    let pod = built(set(requesting("p", "1", "1Gi"), "securityContext", strict));
+    for (supported, want) in [(false, "SupplementalGroupsPolicyNotSupported"), (true, "")] {
+        let node = Node { strict_groups: supported, ..node() };
+        assert_eq!(reason(&admit(&pod, &[], &node)), want, "supported: {supported}");
+    }
+}

@@ -50,6 +50,8 @@ impl HostDns {
             let mut fields = line.split_whitespace();
             match fields.next() {
                 Some("nameserver") => match fields.next() {
+                    // A scope names an interface of the host; a pod has no such interface.
+                    Some(server) if server.contains('%') => {}
                     Some(server) => conf.servers.push(server.to_owned()),
                     None => return Self::Unreadable(NO_SERVER.to_owned()),
                 },
@@ -257,6 +259,7 @@ mod tests {
         for (text, want) in [
             ("", conf(&[], &[], &[])),
             ("nameserver 1.2.3.4\n nameserver\t::1 # two", conf(&["1.2.3.4", "::1"], &[], &[])),
+            ("nameserver fe80::1%3\nnameserver fd00::1", conf(&["fd00::1"], &[], &[])),
             ("search a b\nsearch c. . d\n", conf(&[], &["c", "d"], &[])),
             ("search a\nsearch", conf(&[], &[], &[])),
             (

@@ -6,7 +6,7 @@
 use super::regular::{Actions, restart, stop};
 use super::{Inputs, StopCause};
 use crate::observed::{Instance, State};
-use crate::pod::{AfterExit, Container, ContainerKind, ProbeKind};
+use crate::pod::{AfterExit, Container, ContainerKind, ProbeKind, RestartPolicy};
 use crate::probe::ProbeVerdict;
 use crate::resize;
 
@@ -35,7 +35,8 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> Init
     let mut starts = Vec::new();
     for (index, container) in containers.iter().copied().enumerate().rev() {
         let sidecar = container.kind == ContainerKind::Sidecar;
-        let Some(instance) = inputs.observed.newest(&container.name) else {
+        let own_start = starts.len();
+        let Some(instance) = newest_in_sandbox(inputs, container) else {
             if passed && sidecar {
                 starts.push(restart(container, None));
             }
@@ -54,8 +55,11 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> Init
             InitState::Pending => {}
             InitState::Done if index == last => complete = true,
             InitState::Done if !passed => {
-                let next = containers.get(index + 1);
-                starts.extend(next.map(|next| restart(next, inputs.observed.newest(&next.name))));
+                // Before its own restart, if there is one: the list is reversed at the end.
+                if let Some(next) = containers.get(index + 1) {
+                    let follows = newest_in_sandbox(inputs, next);
+                    starts.insert(own_start, restart(next, follows));
+                }
             }
             InitState::Done => {}
         }
@@ -69,12 +73,20 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> Init
     if complete { InitProgress::Complete } else { InitProgress::Underway }
 }
 
-/// An exited regular container proves nothing: it may belong to an earlier sandbox.
+/// An exited regular container proves nothing, and neither does one that was only created in an
+/// earlier sandbox: every new sandbox is initialized from the beginning.
 fn has_started_regular(inputs: &Inputs<'_>) -> bool {
     inputs.pod.regular_containers().any(|c| {
-        let newest = inputs.observed.newest(&c.name).map(|i| &i.state);
+        let newest = newest_in_sandbox(inputs, c).map(|i| &i.state);
         matches!(newest, Some(State::Created | State::Running { .. }))
     })
+}
+
+/// The newest instance of a container, unless it belongs to an earlier sandbox.
+fn newest_in_sandbox<'a>(inputs: &Inputs<'a>, container: &Container) -> Option<&'a Instance> {
+    let sandbox = inputs.observed.newest_sandbox()?;
+    let newest = inputs.observed.newest(&container.name)?;
+    (newest.sandbox == sandbox.id).then_some(newest)
 }
 
 fn sync_init<'a>(
@@ -98,20 +110,17 @@ fn sync_init<'a>(
             }
             AfterExit::Stay => return InitState::Failed,
         },
-        // The exit code is lost; treat it as a failure.
-        State::Unknown => match container.after_exit(UNKNOWN_CODE, inputs.pod.restart_policy) {
-            AfterExit::Restart | AfterExit::RestartAll => {
+        // There is no exit code that a restart rule could match, so the policy decides alone.
+        State::Unknown => match container.policy.unwrap_or(inputs.pod.restart_policy) {
+            RestartPolicy::Always | RestartPolicy::OnFailure => {
                 actions.stops.push(stop(inputs, container, instance, StopCause::Unknown));
                 starts.push(restart(container, Some(instance)));
             }
-            AfterExit::Stay => return InitState::Failed,
+            RestartPolicy::Never => return InitState::Failed,
         },
     }
     InitState::Pending
 }
-
-/// Exit code of a container whose real one is lost, as in container statuses.
-const UNKNOWN_CODE: i32 = 137;
 
 fn sync_sidecar<'a>(
     inputs: &Inputs<'a>,
@@ -167,3 +176,6 @@ fn resize_need(
 ) -> resize::ResizeNeed {
     resize::need(inputs.pod, container, instance, &inputs.local_state.resizing.applied)
 }
+
+#[cfg(test)]
+mod tests;

@@ -71,9 +71,19 @@ pub(super) fn decide<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) -> usiz
     kept
 }
 
-/// Ephemeral containers run once, whenever there is a sandbox.
+/// Ephemeral containers run once, whenever there is a sandbox. One that was reported as started is
+/// not started again when the runtime has lost it.
 pub(super) fn ephemeral<'a>(inputs: &Inputs<'a>, actions: &mut Actions<'a>) {
-    let unseen = |c: &&Container| inputs.observed.newest(&c.name).is_none();
+    let status = inputs.pod.object.status.as_ref();
+    let reported = status.and_then(|status| status.ephemeral_container_statuses.as_deref());
+    let has_run = |container: &Container| {
+        let mut named = reported.unwrap_or_default().iter().filter(|s| s.name == *container.name);
+        named.any(|status| {
+            let state = status.state.as_ref();
+            state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+        })
+    };
+    let unseen = |c: &&Container| inputs.observed.newest(&c.name).is_none() && !has_run(c);
     let containers = inputs.pod.ephemeral_containers().filter(unseen);
     actions.starts.extend(containers.map(|c| restart(c, None)));
 }
@@ -161,3 +171,6 @@ pub(super) fn stop(
     };
     kill::container(inputs.pod, container, instance, cause, message)
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::regular::{Actions, Restart, restart};
 use super::{
-    Hold, Inputs, KillPod, Logs, Plan, Step, Topic, WaitReason, Waiting, Why, init, kill, regular,
-    sandbox,
+    Hold, Inputs, KillPod, Logs, OnRemovalFailure, Plan, Step, Topic, WaitReason, Waiting, Why,
+    init, kill, regular, sandbox,
 };
 use crate::attempts::{PodStep, PullBackoff, StartError};
 use crate::ids::ContainerId;
@@ -28,19 +28,20 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
     if let Some(why) = &inputs.pod.unreadable {
         return unreadable(why);
     }
-    if let Some(hold) = &inputs.local_state.hold {
-        return held(inputs, hold);
+    let mut plan = match (&inputs.local_state.hold, &inputs.local_state.network) {
+        (Some(hold), _) => held(inputs, hold),
+        (None, Err(error)) if !inputs.pod.host_network => without_network(inputs, error),
+        (None, Ok(()) | Err(_)) => sync(inputs),
+    };
+    if let Some(at) = deadline(inputs) {
+        plan.wake(at);
     }
-    if let Err(error) = &inputs.local_state.network
-        && !inputs.pod.host_network
-    {
-        let why = Why::new(Topic::NetworkNotReady, format!("network is not ready: {error}"))
-            .fix("check the runtime's network plugin and its configuration directory");
-        let mut plan = Plan::idle(why);
-        plan.wake(inputs.now.mono + NETWORK_RETRY);
-        return plan;
-    }
-    let mut plan = if cgroup_is_missing(inputs) {
+    plan
+}
+
+/// The plan for a pod that is neither held nor waiting for the network.
+fn sync(inputs: &Inputs<'_>) -> Plan {
+    if cgroup_is_missing(inputs) {
         let why = "the pod cgroup is missing; its containers are stopped and recreated";
         kill_only(inputs, why)
     } else if let Some(trigger) = restart_all_trigger(inputs) {
@@ -52,10 +53,17 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
             }
             sandbox::SandboxDecision::Keep(_) => in_sandbox(inputs),
         }
-    };
-    if let Some(at) = deadline(inputs) {
-        plan.wake(at);
     }
+}
+
+/// Nothing is started or stopped. Containers keep their waiting reasons: a network plugin that
+/// flaps must not rewrite the status of every pod on the node.
+fn without_network(inputs: &Inputs<'_>, error: &str) -> Plan {
+    let why = Why::new(Topic::NetworkNotReady, format!("network is not ready: {error}"))
+        .fix("check the runtime's network plugin and its configuration folder");
+    let mut plan = Plan::idle(why);
+    plan.waiting = sync(inputs).waiting;
+    plan.wake(inputs.now.mono + NETWORK_RETRY);
     plan
 }
 
@@ -143,7 +151,8 @@ fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
     let mut remove: Vec<ContainerId> = of(|k| k == ContainerKind::Regular).collect();
     remove.extend(of(ContainerKind::is_init));
     remove.push(trigger.id.clone());
-    plan.steps.push(Step::RemoveInstances { ids: remove, logs: Logs::Kept });
+    let (logs, on_failure) = (Logs::Kept, OnRemovalFailure::End);
+    plan.steps.push(Step::RemoveInstances { ids: remove, logs, on_failure });
     plan
 }
 
@@ -175,7 +184,7 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
     };
     let text = if replaces { "replacing the sandbox" } else { "creating the sandbox" };
     let mut plan = killing(inputs, Why::new(Topic::Starts, text), replaces);
-    if !may_run(inputs, PodStep::Kill, &mut plan) || !may_run(inputs, PodStep::Removal, &mut plan) {
+    if !may_run(inputs, PodStep::Kill, &mut plan) {
         return plan;
     }
     let stale: Vec<ContainerId> = pod
@@ -183,9 +192,7 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         .flat_map(|c| observed.instances_of(&c.name))
         .map(|i| i.id.clone())
         .collect();
-    if !stale.is_empty() {
-        plan.steps.push(Step::RemoveInstances { ids: stale, logs: Logs::Removed });
-    }
+    remove_if_possible(inputs, stale, &mut plan);
     let (starts, _) = apply_backoff(inputs, starts, &mut plan);
     if may_run(inputs, PodStep::Sandbox, &mut plan) && prepare(inputs, &mut plan) {
         plan.steps.push(Step::CreateSandbox { attempt });
@@ -372,20 +379,33 @@ fn step_fix(step: PodStep) -> &'static str {
 }
 
 /// A created container may still be started, by a call that an earlier agent process left behind.
-/// It is removed before another one replaces it, or both would run.
+/// In the current sandbox it is removed before another one replaces it, or both would run.
 fn remove_unstarted(inputs: &Inputs<'_>, starts: &mut Vec<Restart<'_>>, plan: &mut Plan) {
+    let sandbox = inputs.observed.newest_sandbox().map(|sandbox| &sandbox.id);
     let unstarted = |start: &Restart<'_>| {
-        let made = start.follows.filter(|i| matches!(i.state, State::Created));
-        made.map(|i| i.id.clone())
+        let instance = start.follows.filter(|i| matches!(i.state, State::Created))?;
+        (Some(&instance.sandbox) == sandbox).then(|| instance.id.clone())
     };
     let ids: Vec<ContainerId> = starts.iter().filter_map(unstarted).collect();
     if ids.is_empty() {
         return;
     }
     if may_run(inputs, PodStep::Removal, plan) {
-        plan.steps.push(Step::RemoveInstances { ids, logs: Logs::Removed });
+        let (logs, on_failure) = (Logs::Removed, OnRemovalFailure::End);
+        plan.steps.push(Step::RemoveInstances { ids, logs, on_failure });
     } else {
         starts.retain(|start| unstarted(start).is_none());
+    }
+}
+
+/// Removes obsolete instances of init containers. A failure delays nothing, because a later
+/// instance or the new sandbox has replaced them.
+fn remove_if_possible(inputs: &Inputs<'_>, ids: Vec<ContainerId>, plan: &mut Plan) {
+    let failed = inputs.attempts.step_failure(PodStep::Removal);
+    let waits = failed.is_some_and(|failed| inputs.now.mono < failed.retry_at);
+    if !ids.is_empty() && !waits {
+        let (logs, on_failure) = (Logs::Removed, OnRemovalFailure::Continue);
+        plan.steps.push(Step::RemoveInstances { ids, logs, on_failure });
     }
 }
 
@@ -401,9 +421,7 @@ fn prune_init(inputs: &Inputs<'_>, plan: &mut Plan) {
         .flat_map(|c| inputs.observed.instances_of(&c.name).filter(dead).skip(1))
         .map(|i| i.id.clone())
         .collect();
-    if !old.is_empty() && may_run(inputs, PodStep::Removal, plan) {
-        plan.steps.push(Step::RemoveInstances { ids: old, logs: Logs::Removed });
-    }
+    remove_if_possible(inputs, old, plan);
 }
 
 /// Applies back-off: the starts that may happen now, as steps, and the first container that waits.

@@ -12,7 +12,7 @@ use crate::pod::{Pod, ProbeKind, RestartPolicy};
 use crate::probe::ProbeVerdict;
 
 /// The steps of a plan in short form, for comparison.
-fn steps_of(case: &Case) -> Vec<String> {
+pub(super) fn steps_of(case: &Case) -> Vec<String> {
     decide(&case.inputs()).steps.iter().map(step_text).collect()
 }
 
@@ -26,8 +26,8 @@ fn step_text(step: &Step) -> String {
             kill.stops.iter().map(|s| &*s.container).collect::<Vec<_>>().join(",")
         ),
         Step::StopContainer(stop) => format!("stop {}", stop.container),
-        Step::RemoveInstances { ids, logs: Logs::Removed } => format!("remove {}", ids.len()),
-        Step::RemoveInstances { ids, logs: Logs::Kept } => {
+        Step::RemoveInstances { ids, logs: Logs::Removed, .. } => format!("remove {}", ids.len()),
+        Step::RemoveInstances { ids, logs: Logs::Kept, .. } => {
             format!("remove {} but their logs", ids.len())
         }
         Step::CreateSandbox { attempt } => format!("sandbox {attempt}"),
@@ -46,7 +46,7 @@ fn step_text(step: &Step) -> String {
 
 const PREPARED: [&str; 3] = ["cgroup", "directories", "volumes"];
 
-fn prepared(rest: &[&str]) -> Vec<String> {
+pub(super) fn prepared(rest: &[&str]) -> Vec<String> {
     PREPARED.iter().chain(rest).map(|s| (*s).to_owned()).collect()
 }
 

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 
 use super::container::{ContainerStatuses, find};
 use super::normal::seconds;
+use super::phase::left_to_initialize;
 use super::{StatusSources, text};
 use crate::plan::usable_sandbox;
 use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
@@ -124,7 +125,9 @@ pub(super) fn all(
     let sandbox = usable_sandbox(pod, sources.inputs.observed).is_some();
     let ready_to_start = ConditionValue { yes: sandbox, reason: "", message: String::new() };
     all.push(ready_to_start.to(READY_TO_START, generation));
-    all.push(initialized(pod, shown, phase, old).to(INITIALIZED, generation));
+    let left = left_to_initialize(sources.inputs);
+    let initialized = initialized(pod, shown, phase, old, left.as_deref());
+    all.push(initialized.to(INITIALIZED, generation));
     let containers_ready = containers_ready(pod, shown, phase);
     let ready = apply_readiness_gates(pod, &all, &containers_ready);
     all.push(ready.as_ref().unwrap_or(&containers_ready).to(READY, generation));
@@ -265,18 +268,39 @@ fn apply_readiness_gates(
     (!message.is_empty()).then(|| ConditionValue::no(GATES_NOT_READY, message))
 }
 
+/// A pod does not become uninitialized in its sandbox, even if its containers are restarted.
 fn initialized(
     pod: &Pod,
     shown: ContainerStatuses<'_>,
     phase: Phase,
     old: Option<&PodStatus>,
+    left: Option<&[&str]>,
+) -> ConditionValue {
+    let has_run = |status: &ContainerStatus| {
+        let state = status.state.as_ref();
+        state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+    };
+    let value = init_containers_done(pod, shown, phase, left.unwrap_or_default());
+    let may_stay = !value.yes && value.reason == NOT_INITIALIZED && left.is_none();
+    let was = shown.regular.iter().any(has_run) || old.is_some_and(|old| is_true(old, INITIALIZED));
+    if may_stay && was { ConditionValue::yes("") } else { value }
+}
+
+/// `left`: init containers that have not run in the current sandbox yet.
+fn init_containers_done(
+    pod: &Pod,
+    shown: ContainerStatuses<'_>,
+    phase: Phase,
+    left: &[&str],
 ) -> ConditionValue {
     let mut missing = ProblemContainers::new("containers with unknown status");
     let mut incomplete = ProblemContainers::new("containers with incomplete status");
     for container in pod.init_containers() {
         match find(shown.init, &container.name) {
             None => missing.push(container),
-            Some(status) if !has_passed(container, status) => incomplete.push(container),
+            Some(status) if left.contains(&&*container.name) || !has_passed(container, status) => {
+                incomplete.push(container);
+            }
             Some(_) => {}
         }
     }
@@ -285,14 +309,6 @@ fn initialized(
     }
     if phase == Phase::Succeeded && missing.is_empty() {
         return ConditionValue::yes(POD_COMPLETED);
-    }
-    let has_run = |status: &ContainerStatus| {
-        let state = status.state.as_ref();
-        state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
-    };
-    // A pod does not become uninitialized again, even if its containers are restarted.
-    if shown.regular.iter().any(has_run) || old.is_some_and(|old| is_true(old, INITIALIZED)) {
-        return ConditionValue::yes("");
     }
     match ProblemContainers::sentence([missing, incomplete]) {
         Some(message) => ConditionValue::no(NOT_INITIALIZED, message),

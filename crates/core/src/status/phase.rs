@@ -55,7 +55,12 @@ pub(super) fn outcome(sources: &StatusSources<'_>, shown: ContainerStatuses<'_>)
         return PhaseOutcome::new(Phase::Failed, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
     }
     let initialized = has_regular_in_sandbox(inputs);
-    let phase = compute(inputs.pod, shown, sources.is_terminal(), initialized);
+    let phase = match compute(inputs.pod, shown, sources.is_terminal(), initialized) {
+        Phase::Running if left_to_initialize(inputs).is_some_and(|left| !left.is_empty()) => {
+            Phase::Pending
+        }
+        phase => phase,
+    };
     if let Some(hold) = hold(inputs).filter(|_| !phase.is_terminal()) {
         return PhaseOutcome::new(Phase::Pending, &hold.reason, &hold.message);
     }
@@ -95,6 +100,20 @@ fn has_regular_in_sandbox(inputs: &Inputs<'_>) -> bool {
         let kind = inputs.pod.container(&i.container).map(|c| c.kind);
         kind == Some(ContainerKind::Regular)
     })
+}
+
+/// Init containers that have not run in the pod's new sandbox yet. `None`: the pod is in its first
+/// sandbox, or a regular container has started in the new one.
+pub(super) fn left_to_initialize<'a>(inputs: &Inputs<'a>) -> Option<Vec<&'a str>> {
+    let observed = inputs.observed;
+    let sandbox = observed.newest_sandbox().filter(|s| s.ready && s.attempt > 0)?;
+    if has_regular_in_sandbox(inputs) {
+        return None;
+    }
+    let is_left = |container: &&Container| {
+        observed.newest(&container.name).is_none_or(|newest| newest.sandbox != sandbox.id)
+    };
+    Some(inputs.pod.init_containers().filter(is_left).map(|c| &*c.name).collect())
 }
 
 /// State of one container, as far as it matters for the phase.
@@ -199,8 +218,13 @@ fn count_init(tally: &mut Tally, pod: &Pod, container: &Container, shape: Contai
         ContainerShape::Running | ContainerShape::Waiting | ContainerShape::Unknown => {
             tally.init_pending = true;
         }
-        ContainerShape::Ended(end) | ContainerShape::WaitingAgain(end) => {
+        ContainerShape::Ended(end) => {
             tally.init_failed |= end.exit_code != 0 && !is_restarted(pod, container, end);
+        }
+        // After a success it waits because its sandbox is new and initialization starts over.
+        ContainerShape::WaitingAgain(end) if end.exit_code == 0 => tally.init_pending = true,
+        ContainerShape::WaitingAgain(end) => {
+            tally.init_failed |= !is_restarted(pod, container, end);
         }
     }
 }

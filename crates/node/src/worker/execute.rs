@@ -50,9 +50,7 @@ impl Execution<'_> {
             created |= matches!(step, Step::CreateSandbox { .. });
             match self.step(step, &mut sandbox_context).await {
                 Ok(()) => {}
-                // A container that fails to start does not keep others from starting, unless it
-                // is an init container.
-                Err(Failed(())) if self.continues_after_failure(step) => all = false,
+                Err(Failed(())) if step.continues_after_failure(self.pod) => all = false,
                 Err(Failed(())) => {
                     all = false;
                     break;
@@ -76,7 +74,9 @@ impl Execution<'_> {
             Step::MountVolumes => self.mount_volumes().await,
             Step::KillPod(kill) => self.kill_pod(kill).await,
             Step::StopContainer(stop) => self.stop_container(stop).await,
-            Step::RemoveInstances { ids, logs } => self.remove_instances(ids, *logs).await,
+            Step::RemoveInstances { ids, logs, on_failure: _ } => {
+                self.remove_instances(ids, *logs).await
+            }
             Step::CreateSandbox { attempt } => {
                 *sandbox_context = self.create_sandbox(*attempt).await?;
                 Ok(())
@@ -88,14 +88,6 @@ impl Execution<'_> {
             Step::UnmountVolumes => self.unmount_volumes().await,
             Step::DestroyCgroup => self.destroy_cgroup().await,
         }
-    }
-
-    fn continues_after_failure(&self, step: &Step) -> bool {
-        if matches!(step, Step::Resize(_)) {
-            return true;
-        }
-        let container = step.start().and_then(|start| self.pod.container(&start.container));
-        container.is_some_and(|container| container.kind != ContainerKind::Init)
     }
 
     /// Starts pulling the images of the plan while the sandbox is being created.
@@ -186,23 +178,33 @@ impl Execution<'_> {
     }
 
     async fn remove_instances(&mut self, ids: &[ContainerId], logs: Logs) -> Result<(), Failed> {
+        let mut failed = None;
         for id in ids {
-            let seen = self.view.instances.iter().find(|instance| instance.id == *id);
-            if logs == Logs::Removed
-                && let Some(log) = seen.and_then(|instance| instance.log_path.clone())
-                && let Err(error) = logs::remove(&self.context.facts.pod_logs_dir, log).await
-            {
-                return self.failed(PodStep::Removal, chain(&error));
-            }
-            let (runtime, id) = (self.context.runtime.clone(), id.clone());
-            let removed =
-                self.call_tracker.run(async move { runtime.remove_container(&id).await }).await;
-            if let Err(error) = removed {
-                return self.failed(PodStep::Removal, error.to_string());
+            if let Err(error) = self.remove_instance(id, logs).await {
+                failed.get_or_insert(error);
             }
         }
-        self.attempts().note_step_done(PodStep::Removal);
-        Ok(())
+        match failed {
+            Some(error) => self.failed(PodStep::Removal, error),
+            None => {
+                self.attempts().note_step_done(PodStep::Removal);
+                Ok(())
+            }
+        }
+    }
+
+    async fn remove_instance(&mut self, id: &ContainerId, logs: Logs) -> Result<(), String> {
+        let seen = self.view.instances.iter().find(|instance| instance.id == *id);
+        if logs == Logs::Removed
+            && let Some(log) = seen.and_then(|instance| instance.log_path.clone())
+        {
+            let removed = logs::remove(&self.context.facts.pod_logs_dir, log).await;
+            removed.map_err(|error| chain(&error))?;
+        }
+        let (runtime, id) = (self.context.runtime.clone(), id.clone());
+        let removed =
+            self.call_tracker.run(async move { runtime.remove_container(&id).await }).await;
+        removed.map_err(|error| error.to_string())
     }
 
     async fn kill_pod(&mut self, kill: &plan::KillPod) -> Result<(), Failed> {

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
+
+use super::super::tests::steps_of;
 use super::super::{Case, decide};
 use super::*;
 use crate::builders::{case, observed, pod, t};
@@ -157,4 +160,60 @@ fn unreadable_pod_is_left_alone_until_it_is_deleted() {
     let Some(Step::KillPod(kill)) = plan.steps.first() else { panic!("not stopped: {plan:?}") };
     let stops: Vec<_> = kill.stops.iter().map(|stop| (&*stop.container, stop.grace)).collect();
     assert_eq!(stops, [("b", Duration::from_secs(7))]);
+}
+
+#[test]
+fn containers_show_what_they_wait_for_while_the_network_is_not_ready() {
+    let pod = pod("web").container("app").build();
+    let seen = observed(&pod).sandbox_ready().build();
+    let mut case = case(pod, seen, t(101));
+    let (name, key) = ("app".into(), case.pod.containers[0].backoff_key);
+    let (reason, wait) = (StartError::ErrImagePull, Duration::from_secs(30));
+    case.attempts.note_start_failure(&name, key, reason, "gone".into(), t(100), wait);
+    case.local_state.network = Err("no plugin".into());
+    let plan = decide(&case.inputs());
+    assert!(plan.steps.is_empty(), "{plan:?}");
+    assert_eq!(plan.waiting.get("app").map(|w| w.reason.as_str()), Some("ErrImagePull"));
+}
+
+#[test]
+fn deadline_ends_pods_that_are_held_back_or_have_no_network() {
+    use crate::time::Stopwatch;
+    let pod = pod("web").spec("activeDeadlineSeconds", json!(60)).container("app").build();
+    let nothing = observed(&pod).build();
+    let mut case = case(pod, nothing, t(10));
+    case.local_state.active = Some(Stopwatch::running_since(t(0).wall, t(10)));
+    let hold = Hold { reason: "R".into(), message: "later".into() };
+    for (hold, network) in [(Some(hold), Ok(())), (None, Err("no plugin".to_owned()))] {
+        let waits_for_network = network.is_err();
+        (case.local_state.hold, case.local_state.network) = (hold, network);
+        let plan = decide(&case.inputs());
+        let want = if waits_for_network { t(11) } else { t(60) };
+        assert_eq!(plan.wake_at, Some(want.mono), "{plan:?}");
+    }
+}
+
+#[test]
+fn container_that_succeeded_under_on_failure_stays_done_in_a_new_sandbox() {
+    let pod = pod("job").restart(RestartPolicy::OnFailure).container("done").container("failed");
+    let pod = pod.build();
+    let seen = observed(&pod)
+        .sandbox("s0", 0, false)
+        .exited("done", 0, t(1))
+        .exited("failed", 1, t(1))
+        .build();
+    let steps = steps_of(&case(pod, seen, t(500)));
+    assert!(steps.contains(&"start failed#1".to_owned()), "{steps:?}");
+    assert!(!steps.iter().any(|step| step.starts_with("start done")), "{steps:?}");
+}
+
+#[test]
+fn pod_that_changes_between_its_own_and_the_hosts_network_gets_a_new_sandbox() {
+    let (own, hosts) =
+        (pod("web").container("app").build(), pod("web").host_network().container("app").build());
+    for (before, after) in [(&own, &hosts), (&hosts, &own)] {
+        let seen = observed(before).sandbox_ready().running("app", t(1)).build();
+        let steps = steps_of(&case(after.clone(), seen, t(5)));
+        assert!(steps.contains(&"sandbox 1".to_owned()), "{steps:?}");
+    }
 }

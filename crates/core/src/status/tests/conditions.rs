@@ -104,16 +104,29 @@ fn initialized_names_the_incomplete_init_containers() {
 }
 
 #[test]
-fn initialized_stays_true() {
-    let mut scene = Scene::new("Always", &["init:i", "c"]);
-    scene.sandbox(&["10.0.0.5"]).exits("i", 0).runs("c").report();
+fn pod_is_initialized_again_in_a_new_sandbox_and_pending_until_then() {
+    let mut scene = Scene::new("Always", &["init:i", "init:j", "c"]);
+    let shown = |scene: &Scene| {
+        let status = scene.status();
+        (phase(&status).to_owned(), condition_of(&status, "Initialized").unwrap()[0].to_owned())
+    };
+    let pending = ("Pending".to_owned(), "False".to_owned());
+    let running = ("Running".to_owned(), "True".to_owned());
+    scene.sandbox(&["10.0.0.5"]).exits("i", 0).exits("j", 0).runs("c").report();
+    assert_eq!(shown(&scene), running);
     scene.sandbox_dies().report();
-    scene.forgets("i").forgets("c").sandbox(&["10.0.0.6"]).runs("i");
-    let status = scene.status();
-    assert_eq!(
-        (phase(&status), condition_of(&status, "Initialized").unwrap()[0]),
-        ("Pending", "True")
-    );
+    scene.forgets("i").forgets("j").sandbox(&["10.0.0.6"]).report();
+    assert_eq!(shown(&scene), pending, "the sandbox is new");
+    scene.runs("i").report();
+    assert_eq!(shown(&scene), pending, "the first runs again");
+    scene.exits("i", 0).report();
+    assert_eq!(shown(&scene), pending, "the second is still to come");
+    scene.runs("j").report();
+    assert_eq!(shown(&scene), pending, "the second runs again");
+    scene.exits("j", 0).report();
+    assert_eq!(shown(&scene), running, "the container that ran before comes back");
+    scene.runs("c").report();
+    assert_eq!(shown(&scene), running);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
 
-use super::scene::{Scene, container, last_state, phase, state, t};
+use super::scene::{Scene, container, last_state, object, phase, state, t};
 use crate::attempts::StartError;
 use crate::observed::{Resources, State, User};
 use crate::plan::WaitReason;
-use crate::pod::ProbeKind;
+use crate::pod::{Pod, ProbeKind, Source};
 use crate::probe::ProbeVerdict;
 use crate::resize::{ActuatedResources, Amounts, ResizeProgress, ResizeState};
 
@@ -484,4 +484,21 @@ fn user_is_the_one_the_runtime_reports() {
         Some(User { uid: 7, gid: 8, supplemental_groups: vec![9] });
     let user = serde_json::to_value(&container(&scene.status(), "c").user).unwrap();
     assert_eq!(user, json!({ "linux": { "uid": 7, "gid": 8, "supplementalGroups": [9] } }));
+}
+
+#[test]
+fn adopted_container_of_a_static_pod_stays_ready_before_its_mirror_pod_is_seen() {
+    for (source, started_at, want) in
+        [(Source::File, -7200, true), (Source::File, 0, false), (Source::Api, -7200, false)]
+    {
+        let mut object = object("Always", &["c"]);
+        object["spec"]["containers"][0]["startupProbe"] = json!({ "exec": {} });
+        object["spec"]["containers"][0]["readinessProbe"] = json!({ "exec": {} });
+        let pod = Pod::parse(serde_json::from_value(object).unwrap(), source).unwrap();
+        let mut scene = Scene::of(pod);
+        scene.sandbox(&["10.0.0.5"]).instance("c", State::Running { started: t(started_at) });
+        let status = scene.status();
+        let c = container(&status, "c");
+        assert_eq!((c.started, c.ready), (Some(want), want), "{source:?} {started_at}");
+    }
 }

@@ -87,6 +87,7 @@ fn failed_init_container_fails_the_pod_and_an_unfinished_one_keeps_it_pending() 
         ("Always", ["end 1", "wait", "wait"], Pending),
         ("Always", ["end 1", "wait", "run"], Pending),
         ("Always", ["end 1", "end 0", "run"], Running),
+        ("Always", ["end 0", "again 0", "end 137"], Pending),
         ("OnFailure", ["again 1", "wait", "wait"], Pending),
         ("OnFailure", ["end 0", "end 1", "wait"], Pending),
         ("Never", ["end 1", "wait", "wait"], Failed),
