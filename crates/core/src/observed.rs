@@ -63,6 +63,24 @@ impl ObservedPod {
         self.instances.iter().filter(|i| i.is_running())
     }
 
+    /// The short form in which a relist shows this pod.
+    pub fn listing(&self) -> PodListing {
+        let sandboxes = self.sandboxes.iter().map(|sandbox| {
+            let state = if sandbox.ready { ListedState::Running } else { ListedState::Exited };
+            (sandbox.id.as_str().into(), state)
+        });
+        let containers = self.instances.iter().map(|instance| {
+            let state = match instance.state {
+                State::Created => ListedState::Created,
+                State::Running { .. } => ListedState::Running,
+                State::Exited(_) => ListedState::Exited,
+                State::Unknown => ListedState::Unknown,
+            };
+            (instance.id.as_str().into(), state)
+        });
+        PodListing { sandboxes: sandboxes.collect(), containers: containers.collect() }
+    }
+
     /// A container is running or a sandbox is ready.
     pub fn is_alive(&self) -> bool {
         self.running().next().is_some() || self.ready_sandbox().is_some()

@@ -95,6 +95,23 @@ impl Stopwatch {
     }
 }
 
+/// Times of the slow periodic sync of every pod.
+pub mod resync {
+    use std::hash::{Hash, Hasher};
+    use std::time::Duration;
+
+    use crate::ids::PodUid;
+
+    /// Up to a fifth longer than `every`, and different for each pod: those that started together
+    /// are not synced together.
+    pub fn delay(uid: &PodUid, every: Duration) -> Duration {
+        let mut hasher = std::hash::DefaultHasher::new();
+        uid.hash(&mut hasher);
+        let spread = u32::try_from(hasher.finish() % 1000).unwrap_or_default();
+        every.saturating_add((every / 5000).saturating_mul(spread))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +142,15 @@ mod tests {
             now.age_of(Timestamp::UNIX_EPOCH, Duration::from_secs(600)),
             Duration::from_secs(600)
         );
+    }
+
+    #[test]
+    fn resyncs_of_pods_are_spread_over_a_fifth_of_the_interval() {
+        let every = Duration::from_secs(300);
+        let delays: std::collections::BTreeSet<Duration> = (0..100)
+            .map(|n| resync::delay(&crate::ids::PodUid::new(format!("uid-{n}")), every))
+            .collect();
+        assert!(delays.len() > 80, "{} different delays", delays.len());
+        assert!(delays.iter().all(|delay| (every..every + every / 5).contains(delay)));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use podwright_core::attempts::BackoffLimits;
@@ -58,6 +59,8 @@ pub struct Settings {
     /// Directory of the `<pod>_<namespace>_<container>-<id>.log` links.
     pub log_links_dir: PathBuf,
     pub crash_backoff: BackoffLimits,
+    /// How long a pod rests at most before it is synced again.
+    pub resync: Duration,
     pub addresses: NodeAddresses,
     /// The scheme of container IDs in statuses.
     pub runtime_name: String,

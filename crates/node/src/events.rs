@@ -16,8 +16,10 @@ use parking_lot::Mutex;
 use podwright_core::event::{Correlation, Correlator, IncomingEvent};
 use podwright_core::pod::{Container, Pod};
 use podwright_host::clock::Clock;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+
+use crate::heartbeat::own_node::OwnNode;
 
 /// A full queue means that the API server is unreachable; further events are dropped.
 const QUEUE: usize = 1024;
@@ -48,13 +50,15 @@ pub struct Occurrence {
     pub reason: Cow<'static, str>,
     pub message: String,
     pub at: Timestamp,
+    /// The time in the event's name, unique even if the clock is set back.
+    pub unique: Timestamp,
 }
 
 #[derive(Clone)]
 pub struct Recorder {
     queue: mpsc::Sender<Occurrence>,
     clock: Clock,
-    /// The time of the last event. The name of an event contains its time, so times are unique.
+    /// The time in the last event's name. Names contain the time, so these times are unique.
     last: Arc<Mutex<Timestamp>>,
 }
 
@@ -115,13 +119,15 @@ impl Recorder {
                 tracing::warn!(namespace, name, reason = &*reason, message, "event");
             }
         }
-        let at = {
+        let at = self.clock.now().wall;
+        let unique = {
             let mut last = self.last.lock();
             let after = last.saturating_add(Duration::from_nanos(1)).unwrap_or(*last);
-            *last = self.clock.now().wall.max(after);
+            *last = at.max(after);
             *last
         };
-        if self.queue.try_send(Occurrence { object, severity, reason, message, at }).is_err() {
+        let occurrence = Occurrence { object, severity, reason, message, at, unique };
+        if self.queue.try_send(occurrence).is_err() {
             tracing::debug!("event queue full, event dropped");
         }
     }
@@ -139,7 +145,8 @@ fn reference(pod: &Pod, container: Option<&Container>) -> v1::ObjectReference {
     }
 }
 
-/// Reference to the node; the UID is its name, as upstream.
+/// Reference to the node. Until the Node object is known, its name stands for its UID: `kubectl
+/// describe node` finds events by either.
 fn node_reference(name: &str) -> v1::ObjectReference {
     v1::ObjectReference {
         kind: Some("Node".into()),
@@ -154,12 +161,18 @@ pub async fn deliver(
     mut events: mpsc::Receiver<Occurrence>,
     client: Option<kube::Client>,
     node: Arc<str>,
+    own_node: watch::Receiver<OwnNode>,
     stop: CancellationToken,
 ) {
     let mut correlator = Correlator::default();
     let work = async {
-        while let Some(event) = events.recv().await {
+        while let Some(mut event) = events.recv().await {
             if let Some(client) = &client {
+                if event.object.kind.as_deref() == Some("Node")
+                    && let Some(object) = own_node.borrow().object()
+                {
+                    event.object.uid.clone_from(&object.metadata.uid);
+                }
                 report(client, &node, event, &mut correlator).await;
             }
         }
@@ -217,12 +230,13 @@ fn news<'a>(event: &'a Occurrence, subject: &'a str) -> IncomingEvent<'a> {
     }
 }
 
-/// Retries while the server is unreachable; a response, even a rejection, is final.
+/// Retries while the server is unreachable. A response, even a rejection, is final: one event that
+/// the server rejects must not hold up all others.
 async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut() -> F) -> bool {
     for _ in 0..TRIES {
         match call().await {
             Ok(()) => return true,
-            Err(kube::Error::Api(status)) if status.code < 500 && status.code != 429 => {
+            Err(kube::Error::Api(status)) => {
                 tracing::debug!(message = status.message, "send event rejected");
                 return false;
             }
@@ -238,7 +252,7 @@ async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut
 /// The object's name and the time in hex, as client-go names events.
 fn event_name(event: &Occurrence) -> String {
     let name = event.object.name.as_deref().unwrap_or("unknown");
-    format!("{name}.{:x}", event.at.as_nanosecond())
+    format!("{name}.{:x}", event.unique.as_nanosecond())
 }
 
 fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Event {

@@ -3,6 +3,7 @@
 //! Deleting a mirror pod does not stop the static pod; the mirror is created again. A mirror pod is
 //! created as soon as the Node object exists, and whenever it is missing or outdated.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +12,18 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use podwright_core::pod::desired::MirrorPod;
 use podwright_core::pod::mirror::{self, MirrorAction};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::pods::{CHANGE_DEBOUNCE, PodIndex};
 
-/// Delay before a failed request is retried, or while the Node object does not exist.
+/// Delay until the API has delivered its full set of pods.
 const RETRY: Duration = Duration::from_secs(1);
+/// Back-off of a failed request, initial and maximum; each failure doubles it.
+const BACKOFF: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// Maximum back-off while the Node object does not exist: it is created within seconds.
+const NODE_BACKOFF_MAX: Duration = Duration::from_secs(4);
 /// Delay while another object has the name: its deletion is not watched.
 const NAME_RETRY: Duration = Duration::from_secs(30);
 
@@ -31,9 +38,10 @@ impl Mirrors {
     pub async fn run(self, stop: CancellationToken) {
         let work = async {
             let mut changed = self.pod_index.changed();
+            let mut failures = Failures::default();
             loop {
                 changed.mark_unchanged();
-                let again = self.reconcile().await;
+                let again = self.reconcile(&mut failures).await;
                 tokio::select! {
                     // Cancel-safe: a change is kept until it is marked as seen.
                     _ = changed.changed() => tokio::time::sleep(CHANGE_DEBOUNCE).await,
@@ -45,28 +53,40 @@ impl Mirrors {
     }
 
     /// Creates and deletes mirror pods as needed; returns when to retry what failed.
-    async fn reconcile(&self) -> Option<Duration> {
+    async fn reconcile(&self, failures: &mut Failures) -> Option<Duration> {
         // The existing mirror pods are unknown before the API has delivered its full set.
         if !self.pod_index.api_synced() {
             return Some(RETRY);
         }
         let (pods, mirrors) = (self.pod_index.static_pods(), self.pod_index.mirrors());
         let acts = mirror::required_actions(&pods, &mirrors, self.pod_index.sources_ready());
-        let mut again = None;
+        failures.retain(&acts);
         for act in acts {
+            let key = Failures::key(&act);
+            if failures.wait(&key).is_some() {
+                continue;
+            }
             let (done, verb, pod) = match &act {
                 MirrorAction::Create(pod) => (self.create(pod).await, "create", &pod.name),
                 MirrorAction::Delete(mirror) => {
                     (self.delete(mirror).await, "delete", &mirror.pod.name)
                 }
             };
-            if let Err(RetryLater { problem, retry }) = done {
-                // Without the pod spec: its environment may contain secrets.
-                tracing::debug!(error = problem, verb, %pod, "reconcile mirror pod failed, retrying");
-                again = Some(again.map_or(retry, |soonest: Duration| soonest.min(retry)));
+            let Err(RetryLater { problem, initial, max }) = done else {
+                failures.0.remove(&key);
+                continue;
+            };
+            let (attempt, delay) = failures.add(key, initial, max);
+            // Without the pod spec: its environment may contain secrets.
+            let (error, retry_in) = (problem, delay.as_secs());
+            match attempt {
+                1 => tracing::warn!(%pod, verb, error, retry_in, "mirror pod failed, retrying"),
+                _ => {
+                    tracing::debug!(%pod, verb, error, retry_in, attempt, "mirror pod failed, retrying");
+                }
             }
         }
-        again
+        failures.next()
     }
 
     async fn create(&self, pod: &podwright_core::pod::Pod) -> Result<(), RetryLater> {
@@ -75,9 +95,10 @@ impl Mirrors {
             .get_opt(&self.node_name)
             .await
             .map_err(|error| RetryLater::new(error.to_string()))?;
-        let node = node.ok_or_else(|| RetryLater::new("the Node object does not exist yet"))?;
+        let node =
+            node.ok_or_else(|| RetryLater::for_node("the Node object does not exist yet"))?;
         if node.metadata.deletion_timestamp.is_some() {
-            return Err(RetryLater::new("the Node object is being deleted"));
+            return Err(RetryLater::for_node("the Node object is being deleted"));
         }
         let uid = node.metadata.uid.unwrap_or_default();
         let object = mirror::object(pod, &self.node_name, &uid);
@@ -89,7 +110,7 @@ impl Mirrors {
             }
             // It exists and the watch will deliver it, or another object has the name.
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                Err(RetryLater { problem: status.message, retry: NAME_RETRY })
+                Err(RetryLater { problem: status.message, initial: NAME_RETRY, max: BACKOFF_MAX })
             }
             Err(error) => Err(RetryLater::new(error.to_string())),
         }
@@ -113,14 +134,64 @@ impl Mirrors {
     }
 }
 
-/// Why a request failed, and when to retry it.
+/// Why a request failed, and the back-off of its retries.
 struct RetryLater {
     problem: String,
-    retry: Duration,
+    initial: Duration,
+    max: Duration,
 }
 
 impl RetryLater {
     fn new(problem: impl Into<String>) -> Self {
-        Self { problem: problem.into(), retry: RETRY }
+        Self { problem: problem.into(), initial: BACKOFF, max: BACKOFF_MAX }
+    }
+
+    fn for_node(problem: &str) -> Self {
+        Self { problem: problem.into(), initial: BACKOFF, max: NODE_BACKOFF_MAX }
+    }
+}
+
+/// Failed requests and when each is retried.
+#[derive(Default)]
+struct Failures(BTreeMap<String, Failure>);
+
+struct Failure {
+    times: u32,
+    until: Instant,
+}
+
+impl Failures {
+    /// An edited manifest is another pod, which has not failed yet.
+    fn key(act: &MirrorAction) -> String {
+        match act {
+            MirrorAction::Create(pod) => format!("create/{}", pod.uid),
+            MirrorAction::Delete(mirror) => format!("delete/{}", mirror.uid),
+        }
+    }
+
+    fn retain(&mut self, acts: &[MirrorAction]) {
+        let wanted: BTreeSet<String> = acts.iter().map(Self::key).collect();
+        self.0.retain(|key, _| wanted.contains(key));
+    }
+
+    /// Returns the number of failures and the delay until the next attempt.
+    fn add(&mut self, key: String, initial: Duration, max: Duration) -> (u32, Duration) {
+        let now = Instant::now();
+        let failure = self.0.entry(key).or_insert(Failure { times: 0, until: now });
+        let wait = initial.saturating_mul(2u32.saturating_pow(failure.times)).min(max);
+        failure.times = failure.times.saturating_add(1);
+        failure.until = now + wait;
+        (failure.times, wait)
+    }
+
+    fn wait(&self, key: &str) -> Option<Duration> {
+        let until = self.0.get(key)?.until;
+        until.checked_duration_since(Instant::now()).filter(|wait| !wait.is_zero())
+    }
+
+    /// Delay until the first retry.
+    fn next(&self) -> Option<Duration> {
+        let first = self.0.values().map(|failure| failure.until).min()?;
+        Some(first.saturating_duration_since(Instant::now()))
     }
 }

@@ -78,6 +78,8 @@ pub struct Config {
     /// Cgroups limited to what is reserved for them.
     pub reserved: Vec<Reserved>,
     pub crash_backoff: BackoffLimits,
+    /// How long a pod rests at most before it is synced again.
+    pub resync: Duration,
     pub images: images::ImageSettings,
     /// IDs for pods with a user namespace.
     pub user_range: UserRange,
@@ -227,6 +229,7 @@ impl Node {
                 node_name: config.node_name.clone(),
                 log_links_dir: config.log_links_dir,
                 crash_backoff: config.crash_backoff,
+                resync: config.resync,
                 addresses,
                 runtime_name,
             },
@@ -420,7 +423,13 @@ impl Node {
             self.context.events.clone(),
             self.stop.clone(),
         ));
-        self.tasks.spawn(events::deliver(occurrences, api.clone(), node_name, stop));
+        self.tasks.spawn(events::deliver(
+            occurrences,
+            api.clone(),
+            node_name,
+            self.context.admission.own_node(),
+            stop,
+        ));
         if let Some(client) = api {
             let mirrors = Mirrors {
                 client: client.clone(),

@@ -63,7 +63,9 @@ pub struct Pleg {
     owners: Mutex<HashMap<Arc<str>, (PodUid, Mono)>>,
     relisted: watch::Sender<Option<Relist>>,
     /// The runtime responded to the last relist.
-    reachable: watch::Sender<bool>,
+    reachable: Mutex<bool>,
+    /// Number of times the runtime responded again after an outage.
+    recoveries: watch::Sender<u64>,
     has_events: watch::Sender<bool>,
     /// Notified when garbage collection should run early.
     gc_wakeup: Notify,
@@ -100,7 +102,8 @@ impl Pleg {
             cache: Mutex::default(),
             owners: Mutex::default(),
             relisted: watch::Sender::new(None),
-            reachable: watch::Sender::new(false),
+            reachable: Mutex::default(),
+            recoveries: watch::Sender::default(),
             has_events: watch::Sender::new(false),
             gc_wakeup: Notify::new(),
         })
@@ -137,7 +140,10 @@ impl Pleg {
         let seen = self.runtime.list_pods().await;
         self.metrics.pleg.duration.observe(self.clock.now().mono.since(began));
         let reachable = seen.as_ref().map_or_else(|error| !error.is_silence(), |_| true);
-        self.reachable.send_if_modified(|old| std::mem::replace(old, reachable) != reachable);
+        let was_reachable = std::mem::replace(&mut *self.reachable.lock(), reachable);
+        if reachable && !was_reachable {
+            self.recoveries.send_modify(|count| *count += 1);
+        }
         let seen = seen?;
         if self.relisted.borrow().is_some_and(|newest| newest.began > began) {
             // A relist that began later has already finished; its result is newer.
@@ -244,7 +250,14 @@ impl Pleg {
         keep_addresses(before.as_deref(), &mut observed);
         let observed = Arc::new(observed);
         let mut cache = self.cache.lock();
-        cache.entry(uid.clone()).or_default().send_replace(Some(observed.clone()));
+        cache.entry(uid.clone()).or_default().send_if_modified(|cached| {
+            // Inspections by a worker and by a request may overlap; the later one is newer.
+            let newer = cached.as_ref().is_none_or(|cached| cached.as_of <= observed.as_of);
+            if newer {
+                *cached = Some(observed.clone());
+            }
+            newer
+        });
         Ok(observed)
     }
 
@@ -277,9 +290,9 @@ impl Pleg {
         let _ = relisted.changed().await;
     }
 
-    /// Whether the runtime responds.
-    pub fn reachable(&self) -> watch::Receiver<bool> {
-        self.reachable.subscribe()
+    /// Number of times the runtime responded again after an outage.
+    pub fn recoveries(&self) -> watch::Receiver<u64> {
+        self.recoveries.subscribe()
     }
 
     /// The pods of the runtime by the last relist, and whether they are running.
@@ -296,6 +309,15 @@ impl Pleg {
     /// Whether a container of this pod was running at the last relist.
     pub fn runs_container(&self, uid: &PodUid) -> bool {
         self.last.lock().get(uid).is_some_and(|(_, listed)| listed.runs_container())
+    }
+
+    /// Whether the last relist shows a pod in another state than `observed`. A relist that began
+    /// before the observation proves nothing.
+    pub fn contradicts(&self, observed: &ObservedPod) -> bool {
+        let newer = self.relisted.borrow().is_some_and(|relist| relist.began > observed.as_of);
+        let last = self.last.lock();
+        let listed = last.get(&observed.uid).map(|(_, listing)| listing);
+        newer && *listed.unwrap_or(&PodListing::default()) != observed.listing()
     }
 
     /// Why the PLEG is unhealthy; `None` while it is healthy.

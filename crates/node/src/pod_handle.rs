@@ -21,6 +21,8 @@ use crate::journal::Journal;
 pub struct Desired {
     pub pod: Arc<Pod>,
     pub lifecycle: Lifecycle,
+    /// Increased by each newer spec.
+    pub updates: u64,
     /// Increased by each change outside the pod that may let a failed step succeed.
     pub retry: u64,
 }
@@ -39,7 +41,7 @@ pub struct PodHandle {
 impl PodHandle {
     pub fn new(pod: Arc<Pod>, lifecycle: Lifecycle) -> Arc<Self> {
         Arc::new(Self {
-            desired: watch::Sender::new(Desired { pod, lifecycle, retry: 0 }),
+            desired: watch::Sender::new(Desired { pod, lifecycle, updates: 0, retry: 0 }),
             probed: watch::Sender::new(ProbeVerdicts::default()),
             notified: watch::Sender::new(0),
             journal: Mutex::default(),
@@ -77,6 +79,7 @@ impl PodHandle {
         self.desired.send_modify(|desired| {
             change = desired.lifecycle.request(request, &pod);
             desired.pod = pod;
+            desired.updates += 1;
         });
         change
     }

@@ -62,6 +62,8 @@ pub struct PodManager {
     ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
     /// Orphaned pods of the runtime that are being stopped.
     orphans: BTreeSet<PodUid>,
+    /// Pods that start when the orphaned runtime pod with their UID has ended.
+    after_orphan: BTreeSet<PodUid>,
     orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
     scans: HousekeepingScans,
     scan_results: (mpsc::UnboundedSender<ScanResult>, mpsc::UnboundedReceiver<ScanResult>),
@@ -87,6 +89,7 @@ impl PodManager {
             workers: TaskTracker::new(),
             ended: mpsc::unbounded_channel(),
             orphans: BTreeSet::new(),
+            after_orphan: BTreeSet::new(),
             orphan_ended: mpsc::unbounded_channel(),
             scans: HousekeepingScans::default(),
             scan_results: mpsc::unbounded_channel(),
@@ -118,6 +121,7 @@ impl PodManager {
                     self.context.metrics.pods.ending_orphans.set(self.orphans.len());
                     self.context.pleg.gc_wakeup().notify_one();
                     self.scans.list_cgroups_soon();
+                    self.start_after_orphan(&uid);
                 }
                 Some(delivery) = deliveries.recv() => self.receive(delivery),
                 Ok(()) = node.changed() => {}
@@ -248,7 +252,22 @@ impl PodManager {
         self.start(pod);
     }
 
+    fn start_after_orphan(&mut self, uid: &PodUid) {
+        if self.after_orphan.remove(uid)
+            && let Some(pod) = self.pod_index.pod(uid)
+            && self.may_start(&pod)
+        {
+            self.start(pod);
+        }
+    }
+
     fn start(&mut self, pod: Arc<Pod>) {
+        // Two tasks must not act on one UID.
+        if self.orphans.contains(&pod.uid) {
+            tracing::info!(pod = %pod.name, uid = %pod.uid, "start waits for the orphaned pod of this UID");
+            self.after_orphan.insert(pod.uid.clone());
+            return;
+        }
         let requested = pod;
         let pod = self.context.allocations.admit(&requested);
         if !Arc::ptr_eq(&pod, &requested) {
@@ -302,15 +321,27 @@ impl PodManager {
 
     fn start_next(&mut self, name: &PodName) {
         let Some(queue) = self.queues.get_mut(name) else { return };
-        while let Some(uid) = queue.pop_front() {
+        while let Some(uid) = queue.front().cloned() {
             // A pod that was removed before its start needs no worker.
-            if let Some(pod) = self.pod_index.pod(&uid)
-                && stopping::may_start(&self.context, &self.pod_index, &pod)
-            {
+            let pod = self.pod_index.pod(&uid).filter(|pod| {
+                let started = self.pod_index.handle(&uid).is_some();
+                !started && stopping::may_start(&self.context, &self.pod_index, pod)
+            });
+            // Another one may have started meanwhile; its end calls this again.
+            if pod.as_ref().is_some_and(|pod| self.pod_index.other_static(pod)) {
+                return;
+            }
+            queue.pop_front();
+            if let Some(pod) = pod {
                 return self.start(pod);
             }
         }
         self.queues.remove(name);
+    }
+
+    /// Admitted static pods that wait for another one with their name to end.
+    fn queued(&self) -> impl Iterator<Item = Arc<Pod>> {
+        self.queues.values().flatten().filter_map(|uid| self.pod_index.pod(uid))
     }
 }
 

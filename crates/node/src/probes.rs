@@ -217,19 +217,19 @@ impl Prober {
         }
     }
 
-    /// Updates the status manager first, because readiness must reach the API soon, then the
-    /// worker.
+    /// Updates the worker's input first: a worker that reports between the two would otherwise
+    /// overwrite the new status with the previous verdict.
     fn settle(&self, pod: &Pod, settled: &SettledVerdict) {
         let SettledVerdict { instance, kind, verdict } = settled;
+        if self.handle.probe(instance, *kind, *verdict) {
+            tracing::debug!(%instance, kind = kind.as_str(), ?verdict, "probe result changed");
+        }
         let passed = *verdict == ProbeVerdict::Success;
         let status = &self.context.status;
         match kind {
             ProbeKind::Readiness => status.set_container_readiness(pod, instance, passed),
             ProbeKind::Startup => status.set_container_startup(pod, instance, passed),
             ProbeKind::Liveness => {}
-        }
-        if self.handle.probe(instance, *kind, *verdict) {
-            tracing::debug!(%instance, kind = kind.as_str(), ?verdict, "probe result changed");
         }
     }
 }

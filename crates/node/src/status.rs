@@ -117,7 +117,9 @@ impl StatusManager {
     pub fn last_report(&self, pod: &Pod) -> Option<Arc<v1::PodStatus>> {
         let of_mirror = || {
             let mirror = self.pod_index.mirror_of(pod)?.pod;
-            mirror_is_current(&mirror, pod).then(|| mirror.object.status.clone())?
+            let status =
+                mirror_is_current(&mirror, pod).then(|| mirror.object.status.clone())??;
+            Some(ending::without_end(status))
         };
         let in_api = || of_mirror().or_else(|| pod.object.status.clone()).map(Arc::new);
         self.get(&pod.uid).or_else(in_api)

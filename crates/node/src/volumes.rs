@@ -259,6 +259,14 @@ impl Volumes {
         entry.map(|entry| entry.groups()).unwrap_or_default()
     }
 
+    /// Keeps a pod's volumes unchanged until the guard is dropped. While a container starts, the
+    /// runtime bind-mounts files that were bound before; removing the edition they belong to would
+    /// fail the start.
+    pub(crate) async fn hold(&self, uid: &PodUid) -> Option<pod::VolumesGuard> {
+        let entry = self.known.lock().get(uid).cloned()?;
+        Some(entry.lock_work().await)
+    }
+
     /// Bind-mounts a path inside a volume for one container.
     pub async fn bind_sub_path(
         &self,

@@ -25,7 +25,7 @@ use podwright_core::probe::ProbeVerdicts;
 use podwright_core::resize::allocation::summary;
 use podwright_core::resize::{ResizeState, is_in_progress as resize_is_in_progress};
 use podwright_core::status::{self, StatusSources};
-use podwright_core::time::{Now, Stopwatch};
+use podwright_core::time::{Now, Stopwatch, resync};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -62,8 +62,9 @@ pub struct Worker {
     last_plan: Option<Plan>,
     /// Time since the first status report of the pod, by our own clock once it was read.
     active: Option<Stopwatch>,
-    /// The metrics of the first step and of the first Running were recorded.
-    noted_start: bool,
+    /// Number of spec updates at the previous decision.
+    updates: Option<u64>,
+    /// The metric of the first Running was recorded.
     reported_start: bool,
     /// The last instance of each container whose exit was counted.
     counted_exits: BTreeMap<Arc<str>, ContainerId>,
@@ -75,8 +76,9 @@ struct WakeSources {
     probed: watch::Receiver<ProbeVerdicts>,
     notified: watch::Receiver<u64>,
     node: watch::Receiver<NodeState>,
-    /// Whether the runtime responds.
-    reachable: watch::Receiver<bool>,
+    /// Number of recoveries of the runtime, and how many of them were handled.
+    recoveries: watch::Receiver<u64>,
+    handled_recoveries: u64,
 }
 
 impl WakeSources {
@@ -87,14 +89,15 @@ impl WakeSources {
             _ = self.probed.changed() => {}
             _ = self.notified.changed() => {}
             _ = self.node.changed() => {}
-            _ = self.reachable.changed() => {}
+            _ = self.recoveries.changed() => {}
         }
     }
 
-    /// Whether the runtime responds again after an outage.
+    /// Whether the runtime has recovered since the last call. Compared with a remembered number,
+    /// because waiting for any change has marked this one as seen.
     fn runtime_is_back(&mut self) -> bool {
-        let changed = self.reachable.has_changed().unwrap_or(false);
-        *self.reachable.borrow_and_update() && changed
+        let recoveries = *self.recoveries.borrow_and_update();
+        std::mem::replace(&mut self.handled_recoveries, recoveries) != recoveries
     }
 
     /// Waits until the pod must end sooner than the current plan assumes.
@@ -127,7 +130,7 @@ impl Worker {
             observed: None,
             last_plan: None,
             active: None,
-            noted_start: false,
+            updates: None,
             reported_start: false,
             counted_exits: BTreeMap::new(),
         }
@@ -148,10 +151,11 @@ impl Worker {
             probed: self.handle.probed(),
             notified: self.handle.notified(),
             node: self.context.node.clone(),
-            reachable: self.context.pleg.reachable(),
+            recoveries: self.context.pleg.recoveries(),
+            handled_recoveries: 0,
         };
         self.context.pleg.first_relist().await;
-        wakes.reachable.mark_unchanged();
+        wakes.handled_recoveries = *wakes.recoveries.borrow_and_update();
         let mut retries = 0;
         let mut operation = Operation::Create;
         loop {
@@ -170,6 +174,7 @@ impl Worker {
                 self.handle.attempts.lock().retry_now(began);
             }
             let decision = self.decide(&view, &desired, &probed, network, cgroup, began);
+            operation = self.operation(operation, desired.updates, &decision, began);
             self.report(&decision, began);
             if self.advance(&decision) {
                 if self.handle.stage() == Stage::Finished {
@@ -184,7 +189,6 @@ impl Worker {
                 operation = Operation::Sync;
                 continue;
             }
-            self.note_start(&decision.pod, began);
             self.act(&decision, &view, &mut wakes).await;
             operation = self.note_operation(operation_of(&decision.lifecycle, operation), began);
             if self.handle.stage() == Stage::Finished {
@@ -354,14 +358,18 @@ impl Worker {
         true
     }
 
-    async fn wait(&self, plan: &Plan, wakes: &mut WakeSources) {
-        match plan.wake_at {
-            None => wakes.any().await,
-            Some(at) => {
-                let wait = at.since(self.context.clock.now().mono);
-                // Both a timeout and a change are reasons to decide again.
-                let _ = tokio::time::timeout(wait, wakes.any()).await;
-            }
+    /// Waits for a change, for the time of the plan, or for the next resync: a lost wake-up costs
+    /// minutes and is not permanent.
+    async fn wait(&mut self, plan: &Plan, wakes: &mut WakeSources) {
+        let now = self.context.clock.now().mono;
+        let resync = resync::delay(&self.uid, self.context.settings.resync);
+        let wait = plan.wake_at.map_or(resync, |at| at.since(now).min(resync));
+        let elapsed = tokio::time::timeout(wait, wakes.any()).await.is_err();
+        // Reading the last relist costs no call; the runtime is called only on a difference.
+        let observed = self.observed.as_ref().filter(|_| elapsed && wait == resync);
+        if observed.is_some_and(|(observed, _)| self.context.pleg.contradicts(observed)) {
+            tracing::info!("resync: the last relist differs from the observed state, inspecting");
+            self.observed = None;
         }
     }
 
@@ -415,16 +423,30 @@ impl Worker {
         Operation::Sync
     }
 
-    /// Records the time from first seeing the pod to its first step.
-    fn note_start(&mut self, pod: &Pod, now: Now) {
-        if std::mem::replace(&mut self.noted_start, true) {
-            return;
-        }
-        match seen_at(pod) {
-            Some(seen) => {
-                self.context.metrics.worker.start.observe(now.age_of(seen, Duration::MAX));
+    /// The operation type of a decision: the first one creates the pod, one on a newer spec updates
+    /// it. Also records the time from first seeing the pod to its first sync.
+    fn operation(
+        &mut self,
+        operation: Operation,
+        updates: u64,
+        decision: &Decision,
+        now: Now,
+    ) -> Operation {
+        let before = self.updates.replace(updates);
+        let (first, newer) = (before.is_none(), before.is_some_and(|before| before != updates));
+        if first && decision.lifecycle.stage() == Stage::Syncing {
+            match seen_at(&decision.pod) {
+                Some(seen) => {
+                    self.context.metrics.worker.start.observe(now.age_of(seen, Duration::MAX));
+                }
+                None => {
+                    tracing::debug!("pod has no first-seen annotation, start latency not recorded")
+                }
             }
-            None => tracing::info!("pod has no first-seen annotation, start latency not recorded"),
+        }
+        match operation {
+            Operation::Sync if newer => Operation::Update,
+            other => other,
         }
     }
 }

@@ -234,6 +234,7 @@ async fn start(
         all_pods: identity::limits_of_pods(configuration, reservations, &whole, cpus),
         reserved: identity::reserved(configuration, reservations, cgroups.driver())?,
         crash_backoff: crash_backoff(configuration),
+        resync: resync(configuration),
         images: images::settings(settings)?,
         user_range: users::range(configuration, max_pods),
         gc: clean_up::settings(settings),
@@ -511,6 +512,14 @@ fn crash_backoff(configuration: &KubeletConfiguration) -> BackoffLimits {
         Some(max) => BackoffLimits::capped(max.to_std()),
         None => BackoffLimits::DEFAULT,
     }
+}
+
+/// `syncFrequency` where it is set. Upstream's default of one minute makes up for wake-ups that this
+/// agent does not lose; as a safety net, five times as long will do.
+fn resync(configuration: &KubeletConfiguration) -> Duration {
+    let (set, default) =
+        (configuration.sync_frequency, KubeletConfiguration::default().sync_frequency);
+    if set == default { 5 * default.to_std() } else { set.to_std() }
 }
 
 fn max_pods(configuration: &KubeletConfiguration, cpus: u32) -> usize {

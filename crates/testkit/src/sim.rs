@@ -263,6 +263,7 @@ impl Sim {
             pod_policy: PodPolicy::default(),
             all_pods: CgroupConfig::default(),
             crash_backoff: BackoffLimits::capped(Duration::from_secs(20)),
+            resync: Duration::from_secs(300),
             images: images::ImageSettings {
                 parallel: 4,
                 per_second: 0,

@@ -54,7 +54,11 @@ impl DesiredPods {
             self.mirror_names.insert(pod.name.clone(), uid.clone());
             self.mirrors.insert(uid.clone(), MirrorPod { uid, pod });
         } else {
-            self.names.insert(pod.name.clone(), pod.uid.clone());
+            // Of two static pods with one name the first one runs and has the mirror pod.
+            let first = self.by_name(&pod.name).filter(|other| other.is_static());
+            if first.is_none() || !pod.is_static() {
+                self.names.insert(pod.name.clone(), pod.uid.clone());
+            }
             self.pods.insert(pod.uid.clone(), pod);
         }
     }
@@ -71,6 +75,10 @@ impl DesiredPods {
             // A successor with the same name may already be stored.
             if self.names.get(&pod.name) == Some(&pod.uid) {
                 self.names.remove(&pod.name);
+                let next = self.pods.values().find(|other| other.name == pod.name);
+                if let Some(next) = next.filter(|_| pod.is_static()) {
+                    self.names.insert(next.name.clone(), next.uid.clone());
+                }
             }
         }
     }
@@ -165,6 +173,23 @@ mod tests {
     fn mirror_of_an_older_manifest_is_not_current() {
         let (own, mirror) = (pod("s2", Source::File, None), pod("m1", Source::Api, Some("s1")));
         assert!(!mirror_is_current(&mirror, &own));
+    }
+
+    #[test]
+    fn name_and_mirror_belong_to_the_first_of_two_static_pods() {
+        let (file, url) = (pod("s1", Source::File, None), pod("s2", Source::Http, None));
+        let mut desired = DesiredPods::default();
+        desired.put(file.clone());
+        desired.put(url.clone());
+        assert_eq!(desired.by_name(&file.name).unwrap().uid, file.uid);
+        desired.put(pod("m1", Source::Api, Some("s1")));
+        assert_eq!(desired.resolve("m1").unwrap().uid, file.uid);
+        desired.remove(&file);
+        assert_eq!(
+            desired.by_name(&url.name).unwrap().uid,
+            url.uid,
+            "the name passes to the next one"
+        );
     }
 
     #[test]

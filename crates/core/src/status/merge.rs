@@ -13,6 +13,7 @@ use super::conditions::{
 };
 use super::normal::seconds;
 use super::{non_empty, phase_of};
+use crate::pod::ANNOTATION_MIRROR;
 
 /// The status to send for a pod whose newest API copy is `api`.
 pub fn merge(api: &ApiPod, ours: &PodStatus, may_run: bool, now: Timestamp) -> PodStatus {
@@ -27,7 +28,8 @@ pub fn merge(api: &ApiPod, ours: &PodStatus, may_run: bool, now: Timestamp) -> P
     merged.extended_resource_claim_status = theirs.extended_resource_claim_status.clone();
     merged.node_allocatable_resource_claim_statuses =
         theirs.node_allocatable_resource_claim_statuses.clone();
-    if (ends && may_run) || (over && theirs.phase != ours.phase) {
+    let stays_over = over && !is_mirror(api) && theirs.phase != ours.phase;
+    if (ends && may_run) || stays_over {
         merged.phase = theirs.phase.clone();
         merged.reason = theirs.reason.clone();
         merged.message = theirs.message.clone();
@@ -42,6 +44,12 @@ pub fn merge(api: &ApiPod, ours: &PodStatus, may_run: bool, now: Timestamp) -> P
     }
     merged.conditions = non_empty(conditions);
     merged
+}
+
+/// A rejected static pod may run after an agent restart; its mirror pod then follows it.
+fn is_mirror(api: &ApiPod) -> bool {
+    let annotations = api.metadata.annotations.as_ref();
+    annotations.is_some_and(|annotations| annotations.contains_key(ANNOTATION_MIRROR))
 }
 
 fn conditions(

@@ -72,6 +72,8 @@ pub struct BoundVolume {
     pub group: Option<i64>,
 }
 
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+
 /// Name of the volume that the claim is bound to.
 pub fn volume_of(
     pod: &Pod,
@@ -89,7 +91,10 @@ pub fn volume_of(
             });
         }
     }
-    if meta.deletion_timestamp.is_some() {
+    // While the finalizer is present, pods that use the claim keep it: their containers restart, and
+    // a restarted agent sets their volumes up again.
+    let protected = meta.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
+    if meta.deletion_timestamp.is_some() && !protected {
         return Err(ClaimError::BeingDeleted);
     }
     let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
@@ -216,6 +221,15 @@ mod tests {
             group: Some(44),
         };
         assert_eq!(resolved(&fixture), Ok(want));
+    }
+
+    #[test]
+    fn protected_claim_that_is_being_deleted_still_serves_its_pods() {
+        let mut scene = fixture();
+        scene.claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(resolved(&scene).unwrap_err(), "PVC is being deleted");
+        scene.claim["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
+        assert_eq!(resolved(&scene).map(|bound| bound.name), Ok("pv1".into()));
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl PodManager {
         let waiting =
             self.parked.iter().filter(|parked| matches!(parked.until, ParkedUntil::Ended(_)));
         active.extend(waiting.map(|parked| parked.pod.clone()));
+        active.extend(self.queued());
         match self.context.admission.decide(&self.context.allocations.granted(&pod), &active) {
             AdmissionDecision::Admitted => self.accept(pod),
             AdmissionDecision::Rejected(rejection)
@@ -75,7 +76,11 @@ impl PodManager {
                 self.parked.push(Parked { pod, until: ParkedUntil::LabelsChecked { since } });
             }
             AdmissionDecision::Rejected(rejection) => {
-                self.context.admission.record(&pod.uid, Err(&rejection));
+                // A static pod is asked again after a restart: whoever changed the node for it
+                // cannot make it another pod.
+                if !pod.is_static() {
+                    self.context.admission.record(&pod.uid, Err(&rejection));
+                }
                 self.reject(&pod, &rejection);
             }
             AdmissionDecision::AfterPreemption { victims, lacking } => {
@@ -135,6 +140,8 @@ impl PodManager {
             all.into_iter().partition(|parked| is_over(&parked.until, &parked.pod));
         self.parked = waiting;
         for Parked { pod, until } in due {
+            // A change of the status alone does not reach what is parked.
+            let pod = self.pod_index.pod(&pod.uid).unwrap_or(pod);
             match until {
                 ParkedUntil::NodeKnown | ParkedUntil::Ended(_) => self.decide(pod, true),
                 ParkedUntil::LabelsChecked { .. } => self.decide(pod, false),

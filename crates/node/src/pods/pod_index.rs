@@ -84,7 +84,10 @@ impl PodIndex {
             .filter(|pod| pod.is_static() && !desired.pods().any(|wanted| wanted.uid == pod.uid));
         let mut pods: Vec<Static> = ending.map(|pod| Static { pod, ending: true }).collect();
         let wanted = desired.pods().filter(|pod| pod.is_static());
+        let has_name =
+            |pod: &Pod| desired.by_name(&pod.name).is_some_and(|named| named.uid == pod.uid);
         let free: Vec<Static> = wanted
+            .filter(|pod| has_name(pod))
             .filter(|pod| !pods.iter().any(|other| other.pod.name == pod.name))
             .map(|pod| Static { pod: pod.clone(), ending: false })
             .collect();

@@ -295,7 +295,18 @@ impl StatusManager {
                     tracked.not_before = now;
                 }
             }
-            SyncOutcome::Gone | SyncOutcome::Deleted => reports.forget(&due.uid),
+            // The watch may lag behind, or the response may be wrong: the report is kept until the
+            // pod is removed from this node, and is sent to the object that has its UID then.
+            SyncOutcome::Gone => {
+                let replaced = self.pod_index.api_uid(&due.uid).as_ref() != Some(&due.api_uid);
+                if let Some(tracked) = reports.pods.get_mut(&due.uid) {
+                    tracked.sent =
+                        tracked.sent.take().filter(|(to, _)| **to != *due.api_uid.as_str());
+                    tracked.response = None;
+                    tracked.not_before = if replaced { now } else { now + RECONCILE };
+                }
+            }
+            SyncOutcome::Deleted => reports.forget(&due.uid),
             SyncOutcome::Failed(error) => {
                 if let Some(tracked) = reports.pods.get_mut(&due.uid) {
                     let wait =

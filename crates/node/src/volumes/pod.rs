@@ -25,7 +25,7 @@ pub(super) struct PodVolumes {
 }
 
 /// Lock on a pod's volumes. It moves along with work that cannot be cancelled.
-pub(super) type VolumesGuard = OwnedMutexGuard<TrackedVolumes>;
+pub(crate) type VolumesGuard = OwnedMutexGuard<TrackedVolumes>;
 
 /// Published state, readable without the lock on the pod's volumes.
 struct PublishedState {
@@ -39,7 +39,7 @@ struct PublishedState {
 }
 
 #[derive(Default)]
-pub(super) struct TrackedVolumes {
+pub(crate) struct TrackedVolumes {
     volumes: BTreeMap<String, TrackedVolume>,
     /// The pod has terminated; no volume is set up any more.
     pub closed: bool,

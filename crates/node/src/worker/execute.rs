@@ -10,7 +10,7 @@ use podwright_core::config;
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Logs, Plan, Step};
-use podwright_core::pod::{Container, ContainerKind, Pod};
+use podwright_core::pod::{Container, Pod};
 use podwright_core::time::Now;
 
 use super::call_tracker::CallTracker;

@@ -108,6 +108,13 @@ fn mounted_by(
     mounted.map(|(name, got)| Ok((name.clone(), got.clone()?))).collect()
 }
 
+fn uses_sub_paths(container: &Container) -> bool {
+    container.spec.volume_mounts.iter().flatten().any(|mount| {
+        let set = |path: &Option<String>| path.as_ref().is_some_and(|path| !path.is_empty());
+        set(&mount.sub_path) || set(&mount.sub_path_expr)
+    })
+}
+
 /// Why a container did not start, as its waiting state reports it.
 #[derive(Clone, Debug)]
 struct NotStarted {
@@ -258,6 +265,10 @@ impl Execution<'_> {
             user: ImageUser::new(image.uid, &image.username),
         };
         let image_volumes = mounted_by(container, sandbox_context.image_volumes.as_ref())?;
+        let held = match uses_sub_paths(container) {
+            true => self.context.volumes.hold(&self.pod.uid).await,
+            false => None,
+        };
         let prepared =
             self.configure(container, attempt, &image, image_volumes, sandbox_context).await;
         let (config, sandbox_config) = prepared.map_err(|error| {
@@ -266,6 +277,7 @@ impl Execution<'_> {
         self.context.allocations.note_start(self.pod, container);
         let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
         self.run(container, attempt, &id).await?;
+        drop(held);
         self.post_start(container, &id, sandbox_context).await
     }
 

@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 47] = [
+pub const INERT: [&str; 46] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -46,8 +46,6 @@ pub const INERT: [&str; 47] = [
     "eventRecordQPS",
     "kubeAPIBurst",
     "kubeAPIQPS",
-    // Pods are synced on events; only the timeout of `/healthz/syncloop` depends on it.
-    "syncFrequency",
     // iptables chains are left to other components.
     "makeIPTablesUtilChains",
     // Without effect upstream as well.

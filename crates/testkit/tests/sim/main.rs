@@ -8,6 +8,7 @@ mod clocks;
 mod crashes;
 mod faults;
 mod frozen;
+mod identity;
 mod images;
 mod journals;
 mod lifecycle;

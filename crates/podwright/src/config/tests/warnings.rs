@@ -50,7 +50,7 @@ fn options_without_effect_are_listed() {
         ),
         ["accepted, but without effect: --exit-on-lock-contention, --lock-file, \
           --make-iptables-util-chains, cgroupsPerQOS, localStorageCapacityIsolation, eventBurst, \
-          eventRecordQPS, kubeAPIBurst, kubeAPIQPS, syncFrequency"]
+          eventRecordQPS, kubeAPIBurst, kubeAPIQPS"]
     );
     let done_anyway = format!("{QUIET}makeIPTablesUtilChains: false\n");
     assert_eq!(warnings(&done_anyway, "--cgroups-per-qos"), Vec::<String>::new());

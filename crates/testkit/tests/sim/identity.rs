@@ -1,0 +1,157 @@
+//! Pods that share a name or a UID, and API objects that are not what they were.
+
+use podwright_cri::fake::Rpc;
+use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
+use podwright_testkit::sim::test_pod::{APP, APP_2, INIT, NODE, STUBBORN, test_pod};
+use podwright_testkit::sim::{self, Options, Sim};
+use serde_json::json;
+
+use super::{assert_invariants, s};
+
+/// Requests that create or delete pods, which an agent does for mirror pods only.
+fn mirror_requests(sim: &Sim) -> usize {
+    let calls = sim.api.calls();
+    let of_mirrors = |verb: Verb| matches!(verb, Verb::Create | Verb::Delete);
+    calls.iter().filter(|call| call.resource == "pods" && of_mirrors(call.verb)).count()
+}
+
+#[test]
+fn two_static_pods_of_one_name_have_one_mirror_pod_that_stays() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let name = format!("web-{NODE}");
+        sim.write_manifest("a.json", &test_pod("web").container("app", APP).manifest());
+        sim.until_ready(&name).await;
+        sim.write_manifest("b.json", &test_pod("web").container("app", APP_2).manifest());
+        sim.pass(s(30)).await;
+        let before = mirror_requests(&sim);
+        let mirror = sim.record.pod(&name).unwrap().metadata.uid.clone();
+        sim.pass(s(60)).await;
+        assert_eq!(mirror_requests(&sim), before, "the mirror pod is left alone");
+        assert_eq!(sim.record.pod(&name).unwrap().metadata.uid, mirror);
+        assert_eq!(sim.fake.snapshot().running(&name), ["app"], "only the first one runs");
+        sim.remove_manifest("a.json");
+        let image = |sim: &Sim| {
+            let pod = sim.record.pod(&name)?;
+            pod.spec.as_ref()?.containers.first()?.image.clone()
+        };
+        sim.until("the second one follows", s(60), |sim| image(sim).as_deref() == Some(APP_2))
+            .await;
+        sim.until_ready(&name).await;
+        assert_invariants(&sim);
+    });
+}
+
+#[test]
+fn refused_mirror_pod_is_tried_less_and_less_often() {
+    sim::run(async {
+        let mut sim = Sim::new(Options::default()).await;
+        let refusal = ApiRule::on(Verb::Create, "pods", ApiFault::Error(403));
+        sim.api.fail(refusal);
+        sim.write_manifest("web.json", &test_pod("web").container("app", APP).manifest());
+        sim.start().await;
+        sim.pass(s(900)).await;
+        let tries = mirror_requests(&sim);
+        assert!((8..=24).contains(&tries), "{tries} tries in 15 minutes");
+        sim.api.heal();
+        sim.until_ready(&format!("web-{NODE}")).await;
+    });
+}
+
+#[test]
+fn wrong_not_found_answers_do_not_keep_a_finished_pod_from_being_deleted() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let job = test_pod("job").container("app", INIT).restart("Never");
+        sim.api.fail(ApiRule::on(Verb::Patch, "pods/status", ApiFault::Error(404)).first(6));
+        sim.create(&job).await;
+        sim.until("its end is reported", s(120), |sim| {
+            let pod = sim.record.pod("job");
+            pod.is_some_and(|pod| sim::record::phase(&pod).is_terminal())
+        })
+        .await;
+        sim.api.fail(ApiRule::on(Verb::Delete, "pods", ApiFault::Error(404)).first(2));
+        sim.delete("job", None).await;
+        sim.until_gone("job").await;
+    });
+}
+
+#[test]
+fn pod_starts_after_the_orphaned_pod_of_its_uid_has_ended() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let (manifest, name) =
+            (test_pod("web").container("app", STUBBORN).manifest(), format!("web-{NODE}"));
+        sim.write_manifest("web.json", &manifest);
+        sim.until_ready(&name).await;
+        sim.crash().await;
+        sim.remove_manifest("web.json");
+        sim.start().await;
+        let stopping = |sim: &Sim| sim.fake.count(Rpc::StopContainer) > 0;
+        sim.until("the orphan is being stopped", s(30), stopping).await;
+        sim.write_manifest("web.json", &manifest);
+        let runs = |sim: &Sim| {
+            let made = sim.fake.count(Rpc::RunPodSandbox);
+            made == 2 && sim.fake.snapshot().running(&name) == ["app"]
+        };
+        sim.until("it runs in a new sandbox", s(60), runs).await;
+        sim.pass(s(60)).await;
+        assert!(runs(&sim), "and goes on");
+        assert_invariants(&sim);
+    });
+}
+
+#[test]
+fn third_of_three_static_pods_of_one_name_does_not_run_beside_the_second() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let name = format!("web-{NODE}");
+        let done = test_pod("web").container("app", INIT).restart("Never").manifest();
+        sim.write_manifest("web.json", &done);
+        sim.until("it completes", s(30), |sim| {
+            let pod = sim.record.pod(&name);
+            pod.is_some_and(|pod| sim::record::phase(&pod).is_terminal())
+        })
+        .await;
+        sim.write_manifest("web.json", &test_pod("web").container("app", STUBBORN).manifest());
+        sim.pass(s(1)).await;
+        sim.write_manifest("web.json", &test_pod("web").container("app", APP_2).manifest());
+        for _ in 0..60 {
+            sim.pass(s(1)).await;
+            assert!(sim.fake.snapshot().running(&name).len() <= 1, "two run at once");
+        }
+        assert_eq!(sim.fake.snapshot().running(&name), ["app"]);
+        assert_invariants(&sim);
+    });
+}
+
+#[test]
+fn rejected_static_pod_is_judged_again_after_a_restart_and_an_api_pod_is_not() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let with_port = |name: &str| {
+            test_pod(name).container("app", APP).edit(|pod| {
+                let port = json!([{ "containerPort": 80, "hostPort": 8080 }]);
+                pod["spec"]["containers"][0]["ports"] = port;
+            })
+        };
+        sim.create(&with_port("first")).await;
+        sim.until_ready("first").await;
+        let name = format!("web-{NODE}");
+        sim.write_manifest("web.json", &with_port("web").manifest());
+        sim.create(&with_port("api")).await;
+        let rejected = |sim: &Sim, name: &str| {
+            let pod = sim.record.pod(name);
+            pod.is_some_and(|pod| sim::record::phase(&pod).as_str() == "Failed")
+        };
+        sim.until("both are rejected", s(60), |sim| rejected(sim, &name) && rejected(sim, "api"))
+            .await;
+        sim.delete("first", None).await;
+        sim.until_gone("first").await;
+        sim.restart().await;
+        sim.until_ready(&name).await;
+        sim.pass(s(30)).await;
+        assert!(rejected(&sim, "api"));
+        assert_eq!(sim.fake.snapshot().running("api"), [""; 0]);
+    });
+}
