@@ -34,6 +34,7 @@ pub use container::{ContainerInputs, ContainerProvision, ResolvedImage, containe
 pub use dns::{HostDns, ResolvConf};
 pub use env::{EnvInputs, EnvSources, Environment, Lookup};
 pub use error::ConfigError;
+pub use facts::supports_recursive_read_only;
 pub use facts::{CgroupVersion, IdMappings, Machine, NodeFacts, PodProvision, Swap, SwapBehaviour};
 pub use hosts::HostNames;
 pub use mounts::{MountRequest, MountedVolume};

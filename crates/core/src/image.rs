@@ -37,6 +37,8 @@ pub struct Reference<'a> {
 }
 
 const DEFAULT_REGISTRY: &str = "docker.io";
+/// The older name of the default registry, which is replaced.
+const LEGACY_REGISTRY: &str = "index.docker.io";
 
 impl Reference<'_> {
     fn repository(&self) -> String {
@@ -54,6 +56,7 @@ pub fn parse(name: &str) -> Result<Reference<'_>, ImageNameError> {
         return Err(ImageNameError::Identifier { name: name.into() });
     }
     let (registry, rest) = match name.split_once('/') {
+        Some((LEGACY_REGISTRY, rest)) => (DEFAULT_REGISTRY, rest),
         Some((first, rest)) if is_registry(first) => (first, rest),
         Some(_) | None => (DEFAULT_REGISTRY, name),
     };
@@ -250,5 +253,19 @@ mod tests {
             let error = with_default_tag(name).unwrap_err().to_string();
             assert!(error.contains(want), "{name:?}: {error}");
         }
+    }
+
+    #[test]
+    fn legacy_name_of_the_default_registry_is_replaced() {
+        for (name, want) in [
+            ("index.docker.io/busybox", "docker.io/library/busybox:latest"),
+            ("index.docker.io/user/app:v1", "docker.io/user/app:v1"),
+            ("index.docker.io:443/app", "index.docker.io:443/app:latest"),
+        ] {
+            assert_eq!(full_name(name).as_deref(), Ok(want));
+        }
+        // What the runtime is asked for stays as the pod says it.
+        let asked = with_default_tag("index.docker.io/busybox");
+        assert_eq!(asked.as_deref(), Ok("index.docker.io/busybox:latest"));
     }
 }

@@ -319,7 +319,10 @@ pub fn is_local_and_ephemeral(volume: &k8s_openapi::api::core::v1::Volume) -> bo
     on_disk || volume.config_map.is_some()
 }
 
-/// Interfaces in the text of `/proc/net/dev`, except loopback.
+/// Interfaces that are internal to the node or lead to containers, as in cAdvisor.
+const INTERNAL_INTERFACES: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+
+/// Interfaces in the text of `/proc/net/dev`, except internal ones.
 pub fn interfaces(text: &str) -> Vec<Interface> {
     let interface = |line: &str| {
         let (name, numbers) = line.split_once(':')?;
@@ -342,7 +345,11 @@ pub fn interfaces(text: &str) -> Vec<Interface> {
             tx_dropped: *tx_dropped,
         })
     };
-    text.lines().filter_map(interface).filter(|interface| interface.name != "lo").collect()
+    let leads_out = |interface: &Interface| {
+        let name = interface.name.to_ascii_lowercase();
+        !INTERNAL_INTERFACES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    text.lines().filter_map(interface).filter(leads_out).collect()
 }
 
 /// Network of a pod or node; `None` without interfaces.
@@ -426,5 +433,14 @@ mod tests {
             let parsed = serde_json::from_value(volume.clone()).unwrap();
             assert_eq!(is_local_and_ephemeral(&parsed), want, "{volume}");
         }
+    }
+
+    #[test]
+    fn interfaces_of_containers_are_not_counted() {
+        let line = |name: &str| format!("{name}: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n");
+        let names = ["lo", "vethab12", "docker0", "nerdctl0", "Veth1", "eth0", "ens3", "cni0"];
+        let text: String = names.iter().map(|name| line(name)).collect();
+        let found: Vec<_> = interfaces(&text).into_iter().map(|found| found.name).collect();
+        assert_eq!(found, ["eth0", "ens3", "cni0"]);
     }
 }

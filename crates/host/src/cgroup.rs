@@ -77,6 +77,8 @@ pub struct Usage {
     pub memory: Option<MemoryUsage>,
     /// Processes and threads.
     pub pids: Option<u64>,
+    /// Processes directly in the group.
+    pub processes: Option<u64>,
     pub cpu_pressure: Option<Pressure>,
     pub memory_pressure: Option<Pressure>,
     pub io_pressure: Option<Pressure>,

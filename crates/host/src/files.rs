@@ -11,6 +11,7 @@
 mod descent;
 mod ownership;
 mod publication;
+mod regular;
 mod removal;
 
 use std::ffi::{OsStr, OsString};
@@ -29,7 +30,7 @@ use rustix::io::Errno;
 use crate::change;
 
 pub use ownership::Ownership;
-pub use publication::{NewFile, Published};
+pub use publication::{CURRENT, NewFile, Published};
 
 /// An open directory; all paths given to it are relative and stay beneath it.
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl Root {
         change::make_directories(parent.unwrap_or(Path::new(".")), 0o777).map_err(|source| {
             FileError::Io { attempt: "create the directories above", path: path.clone(), source }
         })?;
-        match change::mkdirat(CWD, &path, Mode::RWXU) {
+        match change::mkdirat(CWD, &path, Mode::from_raw_mode(mode & 0o777)) {
             Ok(()) => {
                 let root = Self::open(path)?;
                 root.set_mode(&root.fd, mode, Path::new(""))?;
@@ -201,8 +202,9 @@ impl Root {
     pub fn create_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         let path = path.as_ref();
         let (parent, name) = self.parent(path)?;
-        // Not accessible to others until the final mode is set.
-        change::mkdirat(&parent, name, Mode::RWXU)
+        // The umask only removes permissions, so a crash before the final mode is set leaves a
+        // directory that is neither open to others nor closed to its users.
+        change::mkdirat(&parent, name, Mode::from_raw_mode(mode & 0o777))
             .map_err(|errno| self.error("create directory", path, errno))?;
         self.set_mode(&self.open_dir(path)?, mode, path)
     }

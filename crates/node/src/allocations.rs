@@ -258,7 +258,7 @@ impl Allocations {
         self.changed(&mut state);
         drop(state);
         if in_progress {
-            self.save();
+            threads::in_place(|| self.save());
         }
         true
     }

@@ -13,6 +13,7 @@
 
 pub mod credentials;
 mod dial;
+mod exec;
 mod pool;
 mod retry;
 
@@ -30,6 +31,7 @@ use tower::BoxError;
 use tower::util::option_layer;
 
 use self::credentials::{Credentials, CredentialsError};
+use self::exec::ExecAuth;
 use self::pool::{Pool, ResponseBody, SendError};
 use crate::metrics::RequestMetrics;
 
@@ -42,6 +44,14 @@ const MAX_BUSY_RETRIES: u32 = 10;
 /// Delay before such a retry if the server gives none, or an excessive one.
 const BUSY_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_BUSY_RETRY_DELAY: Duration = Duration::from_secs(60);
+
+/// How the agent names itself in requests, in upstream's form: the API server takes the part before
+/// the slash for the manager in `managedFields`.
+pub fn user_agent() -> String {
+    let architecture = podwright_host::machine::architecture();
+    let own = concat!("podwright/", env!("CARGO_PKG_VERSION"));
+    format!("kubelet/v1.36.4 (linux/{architecture}) {own}")
+}
 
 /// Connections to one API server. Clones share them.
 #[derive(Clone)]
@@ -65,7 +75,13 @@ impl Connections {
         let auth = config.auth_layer().map_err(refused)?;
         let headers = config.extra_headers_layer().map_err(refused)?;
         let connections = Self::new(credentials.clone(), metrics.clone());
-        let builder = ClientBuilder::new(connections, config.default_namespace.clone());
+        let namespace = config.default_namespace.clone();
+        if config.auth_info.exec.is_some() {
+            let renewing = ExecAuth::new(connections, credentials.clone(), auth);
+            let builder = ClientBuilder::new(renewing, namespace);
+            return Ok(builder.with_layer(&headers).with_layer(&config.base_uri_layer()).build());
+        }
+        let builder = ClientBuilder::new(connections, namespace);
         Ok(builder
             .with_layer(&headers)
             .with_layer(&option_layer(auth))

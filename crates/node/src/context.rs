@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use podwright_core::attempts::BackoffLimits;
-use podwright_core::config::NodeFacts;
+use podwright_core::config::{NodeFacts, supports_recursive_read_only};
 use podwright_core::status::NodeAddresses;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
@@ -52,6 +52,15 @@ impl Default for NodeState {
     }
 }
 
+impl NodeState {
+    /// The last reported handlers, also while the runtime is unreachable; `None` before its first
+    /// status.
+    fn known_handlers(&self) -> Option<&[RuntimeHandler]> {
+        let is_known = self.reachable.is_ok() || !self.handlers.is_empty();
+        is_known.then_some(self.handlers.as_slice())
+    }
+}
+
 /// Settings that pod workers read.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -88,4 +97,22 @@ pub struct NodeContext {
     pub settings: Settings,
     /// When this agent started; older containers were started by an earlier process.
     pub started: Timestamp,
+}
+
+impl NodeContext {
+    /// The node's facts with the runtime handlers of the last status, so that an upgrade or
+    /// reconfiguration of the runtime needs no restart of the agent.
+    pub fn facts_now(&self) -> NodeFacts {
+        let mut facts = self.facts.clone();
+        if let Some(handlers) = self.node.borrow().known_handlers() {
+            facts.handlers = handlers.to_vec();
+        }
+        facts
+    }
+
+    pub fn supports_recursive_read_only(&self, handler: &str) -> bool {
+        let node = self.node.borrow();
+        let handlers = node.known_handlers().unwrap_or(&self.facts.handlers);
+        supports_recursive_read_only(handlers, handler)
+    }
 }

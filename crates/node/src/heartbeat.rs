@@ -178,7 +178,8 @@ impl Heartbeat {
         let existing = self.within(nodes.get(&self.settings.name)).await;
         let existing = existing.map_err(|error| error.to_string())?;
         self.warn_of_another_machine(&existing, seen);
-        let wanted = registration::reconciled(&existing, &self.settings);
+        let machine_id = seen.identity.as_ref().map(|identity| identity.machine_id.as_str());
+        let wanted = registration::reconciled(&existing, &self.settings, machine_id);
         match node_status::patch(&existing, &wanted, &DroppedFields::default()) {
             None => Ok(existing),
             Some((body, _)) => {

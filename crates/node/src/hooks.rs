@@ -10,7 +10,7 @@ use podwright_core::probe::check::HttpCheck;
 
 use crate::context::NodeContext;
 use crate::events::Severity;
-use crate::http_get::{self, GetError, GetRequest, without_credentials};
+use crate::http_get::{self, GetError, GetRequest, GetResponse, without_credentials};
 use crate::metrics::Counter;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -94,8 +94,8 @@ async fn http(
     let missing = || "failed to find networking container".to_owned();
     let address = address.or(unused).ok_or_else(missing)?;
     let request = GetRequest::of(&check, address, USER_AGENT);
-    match http_get::get(&request).await {
-        Ok(_) => Ok(()),
+    match ignore_body(http_get::get(&request).await) {
+        Ok(()) => Ok(()),
         Err(GetError::NoTls { url }) => match in_plain_text(&request).await {
             Ok(()) => {
                 report_fallback(context, target.pod, &request);
@@ -112,7 +112,15 @@ async fn in_plain_text(request: &GetRequest<'_>) -> Result<(), GetError> {
     let headers = without_credentials(request.headers);
     let mut plain = GetRequest { headers: &headers, ..request.clone() };
     plain.place.https = false;
-    http_get::get(&plain).await.map(drop)
+    ignore_body(http_get::get(&plain).await)
+}
+
+/// A hook succeeds when the head of its response arrives, even if the body is incomplete.
+fn ignore_body(response: Result<GetResponse, GetError>) -> Result<(), GetError> {
+    match response {
+        Ok(_) | Err(GetError::Body { .. }) => Ok(()),
+        Err(error @ (GetError::Failed { .. } | GetError::NoTls { .. })) => Err(error),
+    }
 }
 
 fn report_fallback(context: &NodeContext, pod: &Pod, request: &GetRequest<'_>) {
@@ -151,5 +159,27 @@ mod tests {
         let long = sleep(&cut, Duration::from_secs(5));
         assert!(tokio::time::timeout(Duration::from_secs(1), long).await.is_err());
         assert_eq!(cut.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn http_hook_succeeds_when_the_head_of_its_response_arrives() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        for (case, response, want) in [
+            ("incomplete body", "HTTP/1.1 200 OK\r\nContent-Length: 98\r\n\r\nhalf", true),
+            ("incomplete head", "HTTP/1.1 200 OK\r\nContent-Le", false),
+        ] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                while stream.read_u8().await.unwrap() != b'\n' {}
+                stream.write_all(response.as_bytes()).await.unwrap();
+            });
+            let (https, host, path) = (false, None, "/".to_owned());
+            let check = HttpCheck { https, host, port: address.port(), path, headers: vec![] };
+            let request = GetRequest::of(&check, address.ip(), USER_AGENT);
+            let result = in_plain_text(&request).await;
+            assert_eq!(result.is_ok(), want, "{case}: {result:?}");
+        }
     }
 }

@@ -23,6 +23,7 @@ use podwright_core::pod::{Container, Pod};
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
+use podwright_host::threads;
 use tokio::sync::Semaphore;
 
 pub use accounts::ApiAccounts;
@@ -338,7 +339,7 @@ impl Images {
         };
         self.metrics.images.checked(verdict.as_str());
         if let ImageAccessDecision::Recorded(Some(record)) = &verdict {
-            records.keep(record);
+            threads::in_place(|| records.keep(record));
         }
         Ok(verdict.is_allowed())
     }

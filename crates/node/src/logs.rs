@@ -5,6 +5,7 @@
 //! and the observed state of the pod reports the end.
 
 mod directory_watch;
+mod dirs;
 pub mod read;
 mod removal;
 pub mod rotation;
@@ -18,6 +19,7 @@ use podwright_core::pod::Pod;
 
 use crate::context::NodeContext;
 use directory_watch::DirectoryWatch;
+pub use dirs::LogDirs;
 use read::{Follow, Liveness, Reader};
 pub(crate) use removal::{remove, remove_now};
 
@@ -42,12 +44,16 @@ pub enum LogError {
     Unreadable { container: String, pod: String, source: std::io::Error },
 }
 
-#[derive(Default)]
 pub struct Logs {
     directory_watch: Arc<DirectoryWatch>,
+    pub(crate) dirs: Arc<LogDirs>,
 }
 
 impl Logs {
+    pub fn new(pod_logs: &Path) -> Self {
+        Self { directory_watch: Arc::default(), dirs: Arc::new(LogDirs::new(pod_logs)) }
+    }
+
     /// Opens the log of a container. [`Reader::next`] returns its content.
     pub async fn open(
         &self,
@@ -65,16 +71,19 @@ impl Logs {
             container: wanted.container.clone(),
             pod: name.to_owned(),
         })?;
+        let unreadable = |source| LogError::Unreadable {
+            container: wanted.container.clone(),
+            pod: name.to_owned(),
+            source,
+        };
+        let path = self.dirs.resolve(&path).map_err(unreadable)?;
         let follow = (wanted.follow && !wanted.previous).then(|| Follow {
             changes: self.directory_watch.watch(path.parent().unwrap_or(Path::new("/"))),
             liveness: Liveness::new(context.pleg.watch(&pod.uid), id),
         });
-        let opened = Reader::open(&path, wanted.selection.clone(), follow).await;
-        opened.map_err(|source| LogError::Unreadable {
-            container: wanted.container.clone(),
-            pod: name.to_owned(),
-            source,
-        })
+        let opened =
+            Reader::open_in(Some(self.dirs.clone()), &path, wanted.selection.clone(), follow).await;
+        opened.map_err(unreadable)
     }
 }
 

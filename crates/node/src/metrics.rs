@@ -32,6 +32,23 @@ pub use starts::StartMetrics;
 const NEWER_RUNTIMES_FROM: &str = "1.37.0";
 /// Upstream's default buckets, in seconds.
 const DEFAULT: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// From 5 ms, each 2.5 times the one before.
+const RUNTIME: &[f64] = &[
+    0.005,
+    0.0125,
+    0.03125,
+    0.078125,
+    0.1953125,
+    0.48828125,
+    1.220703125,
+    3.0517578125,
+    7.62939453125,
+    19.073486328125,
+    47.6837158203125,
+    119.20928955078125,
+    298.0232238769531,
+    745.0580596923828,
+];
 const POD_START: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
     300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
@@ -259,7 +276,7 @@ impl RuntimeMetrics {
         let entry = operations.entry(operation).or_insert_with(|| RuntimeOperation {
             total: Counter::default(),
             errors: Counter::default(),
-            duration: Histogram::new(DEFAULT),
+            duration: Histogram::new(RUNTIME),
         });
         entry.total.inc();
         if !ok {
@@ -418,5 +435,23 @@ mod tests {
         let line = "kubelet_cri_losing_support{version=\"1.37.0\"} 1\n";
         assert!(page(false).contains(line), "{}", page(false));
         assert!(!page(true).contains("losing_support"));
+    }
+
+    #[test]
+    fn runtime_operations_have_the_buckets_of_the_reference() {
+        let metrics = RuntimeMetrics::default();
+        metrics.called("stop_container", std::time::Duration::from_secs(30), true);
+        let mut out = Exposition::default();
+        metrics.write(&mut out);
+        let page = out.into_page();
+        let buckets = page.lines().filter(|line| line.contains("duration_seconds_bucket"));
+        let buckets: Vec<_> = buckets.collect();
+        assert_eq!(buckets.len(), 15, "{page}");
+        for (bound, count) in [("19.073486328125", 0), ("47.6837158203125", 1), ("+Inf", 1)] {
+            let want = (format!("le=\"{bound}\""), format!(" {count}"));
+            let found =
+                buckets.iter().any(|line| line.contains(&want.0) && line.ends_with(&want.1));
+            assert!(found, "{bound}: {page}");
+        }
     }
 }

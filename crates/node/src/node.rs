@@ -221,7 +221,7 @@ impl Node {
         images.settle().await;
         let context = Arc::new(NodeContext {
             images,
-            logs: Logs::default(),
+            logs: Logs::new(Path::new(&config.facts.pod_logs_dir)),
             users: Users::new(config.user_range),
             objects,
             starts: StartLimiter::new(config.parallel_starts),
@@ -333,6 +333,7 @@ impl Node {
             pleg: self.context.pleg.clone(),
             pod_index: self.pod_index.clone(),
             policy: log_rotation,
+            dirs: self.context.logs.dirs.clone(),
         };
         self.tasks.spawn(rotation.run(self.stop.clone()));
     }

@@ -6,6 +6,7 @@
 //! images, and for containers without a cgroup on this machine because they are virtual machines.
 
 mod disks;
+mod sandbox_images;
 mod summary;
 
 pub use summary::WritableLayers;
@@ -30,6 +31,7 @@ use crate::context::NodeContext;
 use crate::node::Node;
 use crate::pods::PodIndex;
 use disks::DiskUsage;
+use sandbox_images::SandboxImages;
 
 /// Scrapers often come in pairs; the second gets the same snapshot.
 const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
@@ -43,6 +45,7 @@ pub struct Stats {
     disks: Arc<DiskUsage>,
     daemons: DaemonGroups,
     cache: Mutex<StatsCache>,
+    sandbox_images: SandboxImages,
 }
 
 /// State between two snapshots.
@@ -102,6 +105,7 @@ pub struct PodSnapshot {
 pub struct ContainerSnapshot {
     pub name: Arc<str>,
     pub id: ContainerId,
+    /// The reference in the pod spec, as upstream, not the digest.
     pub image: String,
     pub started: Timestamp,
     pub group: CgroupUsage,
@@ -129,6 +133,7 @@ impl Stats {
             disks,
             daemons,
             cache: Mutex::default(),
+            sandbox_images: SandboxImages::default(),
         })
     }
 
@@ -155,6 +160,11 @@ impl Stats {
             tracing::debug!(%error, path = group.path, "cannot read cgroup");
             Detail::default()
         })
+    }
+
+    /// The images of sandboxes with their own network namespace.
+    pub async fn sandbox_images(&self, snapshot: &Snapshot) -> HashMap<SandboxId, String> {
+        self.sandbox_images.of(snapshot, &self.context.runtime).await
     }
 
     pub fn machine(&self) -> &Machine {
@@ -319,7 +329,7 @@ impl SnapshotBuilder<'_> {
         ContainerSnapshot {
             name: instance.container.clone(),
             id: instance.id.clone(),
-            image: instance.image_ref.clone(),
+            image: instance.image.clone(),
             started,
             group,
             log_path: instance.log_path.clone(),

@@ -279,7 +279,7 @@ impl Worker {
             agent_started: self.context.started,
             runtime: status::Runtime {
                 name: &self.context.settings.runtime_name,
-                recursive_read_only: self.context.facts.supports_recursive_read_only(handler),
+                recursive_read_only: self.context.supports_recursive_read_only(handler),
             },
         });
         Decision { pod: pod.clone(), lifecycle: desired.lifecycle.clone(), plan, status }

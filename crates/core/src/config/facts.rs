@@ -99,8 +99,7 @@ impl NodeFacts {
     }
 
     pub fn supports_recursive_read_only(&self, handler: &str) -> bool {
-        let features = self.handler(handler).and_then(|handler| handler.features.as_ref());
-        features.is_some_and(|features| features.recursive_read_only_mounts)
+        supports_recursive_read_only(&self.handlers, handler)
     }
 
     /// `None`: the runtime reports its handlers, and this one is not among them.
@@ -111,4 +110,12 @@ impl NodeFacts {
         let handler = self.handler(handler)?;
         Some(handler.features.as_ref().is_some_and(|features| features.user_namespaces))
     }
+}
+
+/// Whether the handler of this name, among those that the runtime lists, can make mounts below a
+/// read-only mount read-only as well.
+pub fn supports_recursive_read_only(handlers: &[cri::RuntimeHandler], name: &str) -> bool {
+    let handler = handlers.iter().find(|handler| handler.name == name);
+    let features = handler.and_then(|handler| handler.features.as_ref());
+    features.is_some_and(|features| features.recursive_read_only_mounts)
 }

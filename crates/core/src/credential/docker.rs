@@ -12,7 +12,10 @@ use super::Login;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    // As lenient as Go's decoder.
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
 );
 
 /// Invalid configuration. It holds none of the content, which may be a password.
@@ -29,10 +32,13 @@ pub enum DockerConfigError {
 #[derive(Deserialize)]
 struct ConfigJson {
     #[serde(default)]
-    auths: BTreeMap<String, Entry>,
+    auths: Option<Entries>,
 }
 
-#[derive(Deserialize)]
+/// `null` is as good as nothing at every level.
+type Entries = BTreeMap<String, Option<Entry>>;
+
+#[derive(Deserialize, Default)]
 struct Entry {
     #[serde(default)]
     username: Option<String>,
@@ -48,13 +54,15 @@ pub fn from_config(bytes: &[u8], old: bool) -> Result<Vec<(String, Login)>, Dock
         line: error.line(),
         column: error.column(),
     };
-    let entries: BTreeMap<String, Entry> = match old {
+    let entries: Option<Entries> = match old {
         true => serde_json::from_slice(bytes).map_err(bad)?,
-        false => serde_json::from_slice::<ConfigJson>(bytes).map_err(bad)?.auths,
+        false => serde_json::from_slice::<Option<ConfigJson>>(bytes)
+            .map_err(bad)?
+            .and_then(|config| config.auths),
     };
     let mut logins = Vec::new();
-    for (location, entry) in entries {
-        if let Some(login) = login(&location, entry)? {
+    for (location, entry) in entries.unwrap_or_default() {
+        if let Some(login) = login(&location, entry.unwrap_or_default())? {
             logins.push((location, login));
         }
     }
@@ -83,7 +91,9 @@ fn login(location: &str, entry: Entry) -> Result<Option<Login>, DockerConfigErro
         return Ok((!empty).then_some(Login { username, password }));
     };
     let bad = || DockerConfigError::Auth { location: location.to_owned() };
-    let decoded = BASE64.decode(auth.trim()).map_err(|_| bad())?;
+    // Tools wrap long lines; Go's decoder skips the line breaks.
+    let unwrapped: String = auth.trim().chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
+    let decoded = BASE64.decode(unwrapped).map_err(|_| bad())?;
     let decoded = String::from_utf8(decoded).map_err(|_| bad())?;
     let (username, password) = decoded.split_once(':').ok_or_else(bad)?;
     Ok(Some(Login { username: username.to_owned(), password: password.to_owned() }))

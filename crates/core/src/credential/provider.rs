@@ -241,6 +241,17 @@ impl Provider {
         });
         Ok(ProviderResponse { logins: logins.collect(), key, keep })
     }
+
+    /// Refuses an answer that has the token in it that the plugin was shown, unless answers are kept
+    /// by token: another pod of the same account would be given this pod's token.
+    pub fn check_token(&self, answer: &ProviderResponse, token: &str) -> Result<(), ResponseError> {
+        let by_token = self.token.as_ref().is_some_and(|wish| wish.caching == TokenCaching::Token);
+        let echoed = |login: &Login| login.password == token || login.username == token;
+        match !by_token && answer.logins.iter().any(|(_, login)| echoed(login)) {
+            true => Err(ResponseError::Token),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Parsed response of a plugin.
@@ -263,6 +274,8 @@ pub enum ResponseError {
     CacheKey,
     #[error("cacheDuration is not a duration such as 10m")]
     Duration,
+    #[error("it returns the service account token as a credential, which needs cacheType: Token")]
+    Token,
 }
 
 /// Scope in which a response can be reused.

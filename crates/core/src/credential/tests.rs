@@ -271,3 +271,32 @@ fn plugin_receives_only_the_annotations_it_declares() {
     assert_eq!(asked["serviceAccountToken"], "jwt");
     assert_eq!(asked["serviceAccountAnnotations"], json!({ "role": "x" }));
 }
+
+#[test]
+fn wrapped_base64_and_null_are_read_as_go_reads_them() {
+    let login = |auth: &str| {
+        let config = serde_json::json!({ "auths": { "r.io": { "auth": auth } } }).to_string();
+        let logins = from_config(config.as_bytes(), false).unwrap();
+        logins.into_iter().map(|(_, l)| (l.username, l.password)).collect::<Vec<_>>()
+    };
+    let want = [("user".to_owned(), "password".to_owned())];
+    for auth in [
+        "dXNlcjpwYXNzd29yZA==",
+        "dXNlcjpw\nYXNzd29y\r\nZA==\n",
+        "dXNlcjpw\nYXNzd29yZA",
+        // Bits after the last byte are ignored.
+        "dXNlcjpwYXNzd29yZB==",
+    ] {
+        assert_eq!(login(auth), want, "{auth:?}");
+    }
+    for (config, old) in [
+        (r#"{"auths": null}"#, false),
+        ("{}", false),
+        ("null", false),
+        (r#"{"auths": {"r.io": null}}"#, false),
+        ("null", true),
+        (r#"{"r.io": null}"#, true),
+    ] {
+        assert_eq!(from_config(config.as_bytes(), old), Ok(Vec::new()), "{config}");
+    }
+}

@@ -38,7 +38,8 @@ pub const COMPRESSED: &str = ".gz";
 /// Suffix of a file that is being compressed.
 pub const UNFINISHED: &str = ".tmp";
 
-/// `names` are the files of the directory, `current` is the current file.
+/// `names` are the files of the directory by the time of their last change, oldest first; `current`
+/// is the current file.
 pub fn plan_rotation(current: &str, names: &[String], max_files: usize) -> RotationPlan {
     let prefix = format!("{current}.");
     let ours = names.iter().filter(|name| name.starts_with(&prefix));
@@ -47,8 +48,9 @@ pub fn plan_rotation(current: &str, names: &[String], max_files: usize) -> Rotat
         name.ends_with(UNFINISHED) || done()
     };
     let (mut remove, mut kept): (Vec<String>, Vec<String>) = ours.cloned().partition(is_waste);
-    // Leave space for the current file and the one about to be rotated. Names sort by time.
-    kept.sort();
+    // Leave space for the current file and the one about to be rotated. Names do not sort by time:
+    // upstream's are in local time, ours in UTC. Compressed files are older than others.
+    kept.sort_by_key(|name| !name.ends_with(COMPRESSED));
     let excess = kept.len().saturating_sub(max_files.saturating_sub(2));
     remove.extend(kept.drain(..excess));
     kept.retain(|name| !name.ends_with(COMPRESSED));

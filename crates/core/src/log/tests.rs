@@ -207,3 +207,16 @@ fn log_instance_follows_from_the_status() {
     let unavailable = instance_to_read("web", &v1::PodStatus::default(), "app", false).unwrap_err();
     assert_eq!(unavailable.to_string(), "container \"app\" in pod \"web\" is not available");
 }
+
+#[test]
+fn oldest_rotated_log_is_known_by_its_time_of_change_and_not_by_its_name() {
+    // An upstream kubelet at UTC+9 put these aside; then we did, an hour later, with a UTC name.
+    let by_time = ["0.log.20260101-120000.gz", "0.log.20260101-123000", "0.log.20260101-043000"];
+    let by_time = by_time.map(str::to_owned);
+    let four = plan_rotation("0.log", &by_time, 4);
+    assert_eq!(four.remove, ["0.log.20260101-120000.gz"]);
+    assert_eq!(four.compress, ["0.log.20260101-123000", "0.log.20260101-043000"]);
+    // Compressed while the next one was put aside, so its time of change may be the later one.
+    let by_time = ["0.log.20260101-123000", "0.log.20260101-120000.gz"].map(str::to_owned);
+    assert_eq!(plan_rotation("0.log", &by_time, 3).remove, ["0.log.20260101-120000.gz"]);
+}

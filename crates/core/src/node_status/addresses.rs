@@ -12,15 +12,25 @@ pub const ANNOTATION_PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";
 /// Sets the node's addresses. They are unchanged if there are none to report, or if a cloud
 /// controller sets them.
 pub(super) fn publish(node: &mut v1::Node, settings: &Settings, seen: &[IpAddr]) {
-    if settings.external_cloud {
-        let given = joined(&settings.node_ips);
-        let annotations = node.metadata.annotations.get_or_insert_default();
-        match given {
-            Some(given) => drop(annotations.insert(ANNOTATION_PROVIDED.to_owned(), given)),
-            None => drop(annotations.remove(ANNOTATION_PROVIDED)),
+    match provided(settings) {
+        Some(given) => {
+            let annotations = node.metadata.annotations.get_or_insert_default();
+            annotations.insert(ANNOTATION_PROVIDED.to_owned(), given);
         }
+        // One of an earlier start would lead the cloud's controller to a wrong address.
+        None => {
+            let annotations = node.metadata.annotations.as_mut();
+            annotations.map(|annotations| annotations.remove(ANNOTATION_PROVIDED));
+        }
+    }
+    let hostname = entry("Hostname", settings.hostname.clone());
+    if settings.external_cloud {
         let known = node.status.as_ref().and_then(|status| status.addresses.as_ref());
-        if known.is_some_and(|list| !list.is_empty()) || settings.node_ips.is_empty() {
+        if known.is_some_and(|list| !list.is_empty()) {
+            return;
+        }
+        if settings.node_ips.is_empty() {
+            node.status.get_or_insert_default().addresses = Some(vec![hostname]);
             return;
         }
     }
@@ -28,14 +38,20 @@ pub(super) fn publish(node: &mut v1::Node, settings: &Settings, seen: &[IpAddr])
         return;
     }
     let internal = seen.iter().map(|ip| entry("InternalIP", ip.to_string()));
-    let hostname = entry("Hostname", settings.hostname.clone());
     let addresses = internal.chain([hostname]).collect();
     node.status.get_or_insert_default().addresses = Some(addresses);
 }
 
-fn joined(ips: &[IpAddr]) -> Option<String> {
-    let texts: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
-    Some(texts.join(",")).filter(|text| !text.is_empty())
+/// What the cloud's controller is to use: the addresses that were given, if the first is one.
+/// `0.0.0.0` and `::` are on no machine, and a node that announces them is never initialised.
+fn provided(settings: &Settings) -> Option<String> {
+    let first = settings.node_ips.first()?;
+    if !settings.external_cloud || first.is_unspecified() {
+        return None;
+    }
+    let definite = settings.node_ips.iter().filter(|ip| !ip.is_unspecified());
+    let texts: Vec<String> = definite.map(IpAddr::to_string).collect();
+    Some(texts.join(","))
 }
 
 fn entry(kind: &str, address: String) -> v1::NodeAddress {

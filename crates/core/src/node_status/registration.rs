@@ -52,8 +52,9 @@ pub fn initial(settings: &Settings) -> v1::Node {
     }
 }
 
-/// An existing object, reconciled with the configuration at start.
-pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
+/// An existing object, reconciled with the configuration at start. `machine_id` is that of this
+/// machine, if it could be read.
+pub fn reconciled(existing: &v1::Node, settings: &Settings, machine_id: Option<&str>) -> v1::Node {
     let initial = initial(settings);
     let mut node = existing.clone();
     let annotations = node.metadata.annotations.get_or_insert_default();
@@ -67,19 +68,20 @@ pub fn reconciled(existing: &v1::Node, settings: &Settings) -> v1::Node {
     // changed since by an administrator.
     let defaults = own.into_iter().filter(|(key, _)| SELF_LABELS.contains(&key.as_str()));
     labels.extend(defaults);
+    let is_fresh = machine_id.is_some_and(|id| reported_by(existing) != Some(id));
     if let Some(status) = &mut node.status {
-        forget_resources(status);
+        forget_resources(status, is_fresh);
     }
     node
 }
 
-/// Extended resources may no longer be present: device plugins register them again. Huge pages are
-/// counted again.
-fn forget_resources(status: &mut v1::NodeStatus) {
+/// Huge pages are counted again. Extended resources stay, unless another machine published them:
+/// device plugins register them again.
+fn forget_resources(status: &mut v1::NodeStatus, is_fresh: bool) {
     let lists = [&mut status.capacity, &mut status.allocatable];
     for list in lists.into_iter().flatten() {
         list.retain(|name, _| !name.starts_with(HUGEPAGES));
-        for (_, amount) in list.iter_mut().filter(|(name, _)| is_extended(name)) {
+        for (_, amount) in list.iter_mut().filter(|(name, _)| is_fresh && is_extended(name)) {
             amount.0 = "0".to_owned();
         }
     }
@@ -87,7 +89,11 @@ fn forget_resources(status: &mut v1::NodeStatus) {
 
 /// Machine id in the object, if another machine reported it last.
 pub fn other_machine<'a>(existing: &'a v1::Node, machine_id: &str) -> Option<&'a str> {
+    reported_by(existing).filter(|other| *other != machine_id)
+}
+
+/// The id of the machine that reported this object last.
+fn reported_by(existing: &v1::Node) -> Option<&str> {
     let info = existing.status.as_ref()?.node_info.as_ref()?;
-    let other = info.machine_id.as_str();
-    (!other.is_empty() && other != machine_id).then_some(other)
+    Some(info.machine_id.as_str()).filter(|id| !id.is_empty())
 }

@@ -240,7 +240,8 @@ fn existing_node_gets_default_labels_only() {
     let capacity = existing.status.as_mut().unwrap().capacity.as_mut().unwrap();
     capacity.insert("example.com/dongle".into(), Quantity::from_milli(3000).into());
 
-    let (body, is_change) = sent(&existing, &reconciled(&existing, &configured)).unwrap();
+    let (body, is_change) =
+        sent(&existing, &reconciled(&existing, &configured, Some("new"))).unwrap();
     assert!(is_change);
     let labels = json!({ "kubernetes.io/hostname": "node-1", "topology.kubernetes.io/zone": "z1" });
     assert_eq!(body["metadata"]["labels"], labels);
@@ -279,7 +280,8 @@ fn new_node_in_a_cloud_has_the_uninitialized_taint() {
     let taints: Vec<_> = spec.taints.unwrap().into_iter().map(|taint| taint.key).collect();
     assert_eq!(taints, ["k", "node.cloudprovider.kubernetes.io/uninitialized"]);
     assert_eq!(spec.provider_id.as_deref(), Some("cloud://1"));
-    assert_eq!(node.status.unwrap().addresses, None);
+    let hostname = v1::NodeAddress { type_: "Hostname".into(), address: "node-1".into() };
+    assert_eq!(node.status.unwrap().addresses, Some(vec![hostname]));
 
     let configured = Settings { node_ips: vec![ip("10.0.0.1")], ..configured };
     let (node, _) = desired(&initial(&configured), &configured, &seen(), t(0).wall);
@@ -415,4 +417,56 @@ fn reports_are_sent_on_change_and_periodically() {
         assert!(!reports.is_due(false, minutes(early)), "{chance}");
         assert!(reports.is_due(false, minutes(late)), "{chance}");
     }
+}
+
+#[test]
+fn extended_resources_survive_a_restart_on_the_same_machine() {
+    for (case, machine_id, want) in [
+        ("same machine", Some("m"), "3"),
+        ("another machine", Some("other"), "0"),
+        ("machine cannot be read", None, "3"),
+    ] {
+        let mut existing = registered();
+        let status = existing.status.as_mut().unwrap();
+        for list in [&mut status.capacity, &mut status.allocatable] {
+            let list = list.as_mut().unwrap();
+            list.insert("example.com/dongle".into(), Quantity::from_milli(3000).into());
+        }
+        let status = reconciled(&existing, &settings(), machine_id).status.unwrap();
+        for list in [status.capacity, status.allocatable] {
+            assert_eq!(list.unwrap()["example.com/dongle"].0, want, "{case}");
+        }
+    }
+}
+
+#[test]
+fn only_addresses_of_a_machine_are_announced_to_the_cloud() {
+    let unspecified = ip("0.0.0.0");
+    for (case, external_cloud, node_ips, want) in [
+        ("none given", true, vec![], None),
+        ("only a family", true, vec![unspecified], None),
+        ("one", true, vec![ip("10.0.0.1")], Some("10.0.0.1")),
+        ("two", true, vec![ip("10.0.0.1"), ip("fd00::1")], Some("10.0.0.1,fd00::1")),
+        ("one and a family", true, vec![ip("10.0.0.1"), ip("::")], Some("10.0.0.1")),
+        ("no cloud", false, vec![ip("10.0.0.1")], None),
+    ] {
+        let told = Settings { external_cloud, node_ips, ..settings() };
+        let mut shown = registered();
+        // Of an earlier start with other flags.
+        let annotations = shown.metadata.annotations.get_or_insert_default();
+        annotations.insert(addresses::ANNOTATION_PROVIDED.to_owned(), "192.0.2.1".to_owned());
+        let (node, _) = desired(&shown, &told, &seen(), t(10).wall);
+        let annotations = node.metadata.annotations.unwrap();
+        let found = annotations.get(addresses::ANNOTATION_PROVIDED).map(String::as_str);
+        assert_eq!(found, want, "{case}");
+    }
+}
+
+#[test]
+fn new_node_in_a_cloud_starts_with_the_route_address_if_only_a_family_was_given() {
+    let told = Settings { external_cloud: true, node_ips: vec![ip("0.0.0.0")], ..settings() };
+    let (node, _) = desired(&initial(&told), &told, &seen(), t(0).wall);
+    let addresses = node.status.unwrap().addresses.unwrap();
+    let found: Vec<_> = addresses.iter().map(|entry| entry.address.as_str()).collect();
+    assert_eq!(found, ["10.0.0.1", "node-1"]);
 }

@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use jiff::Timestamp;
 
 use super::{Amounts, PendingReason, Resource, restarts_for};
-use crate::pod::Pod;
+use crate::admission::is_critical;
+use crate::pod::{Container, Pod};
 use crate::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 /// Node resources for the check.
@@ -68,12 +69,21 @@ pub fn rank(requested_pod: &Pod, allocated: &Pod, since: Option<Timestamp>) -> i
 
 fn changes_swapped_memory(requested_pod: &Pod, allocated: &Pod) -> bool {
     requested_pod.containers.iter().any(|container| {
-        let before = allocated.container(&container.name);
+        let Some(before) = allocated.container(&container.name) else { return false };
         let memory = |pod: &Pod, c| Amounts::of_container(pod, c).memory_request;
-        let changes = before
-            .is_some_and(|before| memory(allocated, before) != memory(requested_pod, container));
-        changes && !restarts_for(container, Resource::Memory)
+        memory(allocated, before) != memory(requested_pod, container)
+            && !restarts_for(container, Resource::Memory)
+            && (may_swap(requested_pod, container) || may_swap(allocated, before))
     })
+}
+
+/// Whether a container gets swap on a node that has some to give. One whose memory is limited to
+/// what it requests asks for none.
+fn may_swap(pod: &Pod, container: &Container) -> bool {
+    let own = Amounts::of(container.spec.resources.as_ref());
+    !is_critical(pod)
+        && QosClass::of(&pod.object) == Ok(QosClass::Burstable)
+        && own.memory_request != own.memory_limit
 }
 
 #[cfg(test)]
@@ -192,6 +202,33 @@ mod tests {
             if let Err((why, _)) = decision {
                 assert_eq!(why, PendingReason::Infeasible);
             }
+        }
+    }
+
+    #[test]
+    fn memory_of_a_container_without_swap_changes_in_place() {
+        let node = node();
+        let room = ResizeCapacity { swap: true, ..room(&node) };
+        let sized = |request: &str, limit: &str, priority: i32| {
+            let memory = json!({
+                "requests": { "cpu": "1m", "memory": request }, "limits": { "memory": limit },
+            });
+            let edit = move |pod: &mut Value| pod["spec"]["priority"] = json!(priority);
+            pod("p").edit(edit).container_with("c", json!({ "resources": memory })).build()
+        };
+        for (case, from, to, fits) in [
+            ("limited to its request", sized("32Mi", "32Mi", 0), sized("64Mi", "64Mi", 0), true),
+            ("may swap after it", sized("32Mi", "32Mi", 0), sized("16Mi", "32Mi", 0), false),
+            ("may swap before it", sized("32Mi", "64Mi", 0), sized("64Mi", "64Mi", 0), false),
+            (
+                "critical",
+                sized("32Mi", "64Mi", 2_000_001_000),
+                sized("48Mi", "64Mi", 2_000_001_000),
+                true,
+            ),
+        ] {
+            let judged = check_fit(&to, &from, [].iter(), room);
+            assert_eq!(judged.is_ok(), fits, "{case}: {judged:?}");
         }
     }
 }

@@ -79,6 +79,13 @@ pub(super) fn read_number(dir: &Path, file: &str) -> Result<Option<Option<u64>>>
     }
 }
 
+/// How many processes are directly in a group; `None` if it is gone or threaded, when the kernel
+/// does not list them.
+pub(super) fn count_processes(dir: &Path) -> Option<u64> {
+    let listed = read(dir, "cgroup.procs").ok().flatten()?;
+    Some(listed.lines().count() as u64)
+}
+
 /// The value of `key` in a file of `key value` lines; zero if it is not listed.
 pub(super) fn keyed(stat: &str, key: &str) -> u64 {
     let mut pairs = stat.lines().filter_map(|line| line.split_once(' '));

@@ -475,3 +475,17 @@ fn futures_can_be_spawned() {
         cgroups.destroy(&CgroupName::ROOT).await
     });
 }
+
+#[tokio::test]
+async fn processes_of_a_group_are_counted_without_their_threads() {
+    let v1 = Fixture::v1(&HYBRID);
+    v1.file("pids/a/cgroup.procs", "10\n11\n");
+    v1.file("pids/a/pids.current", "7\n");
+    let v2 = Fixture::v2("cpu memory pids\n");
+    v2.file("a/cgroup.procs", "10\n11\n");
+    v2.file("a/pids.current", "7\n");
+    for fixture in [v1, v2] {
+        let usage = fixture.open(Owner::Us).usage(&name("/a")).await.unwrap();
+        assert_eq!((usage.processes, usage.pids), (Some(2), Some(7)));
+    }
+}

@@ -181,6 +181,7 @@ impl Hierarchies {
                 None => None,
             },
             pids: number("pids", "pids.current")?,
+            processes: self.dir("pids", path).and_then(|dir| directory::count_processes(&dir)),
             ..Usage::default()
         })
     }

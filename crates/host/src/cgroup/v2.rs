@@ -175,6 +175,7 @@ impl Unified {
             cpu_nanos: cpu.map(|stat| keyed(&stat, "usage_usec").saturating_mul(1000)),
             memory: memory_usage(&dir)?,
             pids: directory::read_number(&dir, "pids.current")?.flatten(),
+            processes: directory::count_processes(&dir),
             cpu_pressure,
             memory_pressure,
             io_pressure,

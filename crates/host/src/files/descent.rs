@@ -44,7 +44,7 @@ fn make(
     name: &std::ffi::OsStr,
     mode: u32,
 ) -> rustix::io::Result<OwnedFd> {
-    let made = match change::mkdirat(dir, name, Mode::RWXU) {
+    let made = match change::mkdirat(dir, name, Mode::from_raw_mode(mode & 0o777)) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(errno) => return Err(errno),

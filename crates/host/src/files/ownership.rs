@@ -30,6 +30,11 @@ impl Root {
         Ok(Ownership { group: stat.st_gid, mode: stat.st_mode & 0o7777 })
     }
 
+    /// Sets the mode of the root itself.
+    pub fn set_own_mode(&self, mode: u32) -> Result<()> {
+        self.set_mode(self.as_fd(), mode, Path::new(""))
+    }
+
     /// Changes the group of the root and everything beneath it; `mode` maps the mode of a file or
     /// directory. Links get only the group.
     pub fn give_to_group(&self, group: u32, mode: impl Fn(Kind, u32) -> u32) -> Result<()> {

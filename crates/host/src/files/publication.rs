@@ -21,7 +21,8 @@ use crate::change;
 
 use super::{Durability, FileError, Kind, Result, Root};
 
-const CURRENT: &str = "..data";
+/// The link to the current edition.
+pub const CURRENT: &str = "..data";
 const NEXT: &str = "..data_tmp";
 const DIRECTORY_MODE: u32 = 0o755;
 

@@ -54,7 +54,11 @@ pub fn node_addresses(routes: &[DefaultRoute], addresses: &[InterfaceAddress]) -
         let mut family_routes = routes.iter().filter(|route| route.gateway.is_ipv4() == v4);
         family_routes.find_map(|route| {
             let mut here = addresses.iter().filter(|address| address.interface == route.interface);
+            // Where links have only link-local addresses (RFC 5549), the machine's own address is
+            // on the loopback interface.
+            let mut own = addresses.iter().filter(|address| address.loopback);
             here.find(|address| usable(address) && fits(address))
+                .or_else(|| own.find(|address| usable(address) && fits(address)))
         })
     };
     let chosen: Vec<_> = [true, false].into_iter().filter_map(of_family).collect();

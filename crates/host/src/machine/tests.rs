@@ -228,3 +228,17 @@ proptest! {
         unquote(&v4);
     }
 }
+
+#[test]
+fn machine_without_global_address_on_its_links_is_reached_by_that_of_its_loopback() {
+    let routes = default_routes(ROUTES_V4, ROUTES_V6);
+    let addresses = [
+        on("lo", "127.0.0.1"),
+        on("lo", "198.51.100.7"),
+        on("lo", "::1"),
+        on("docker0", "172.17.0.1"),
+        on("eth0", "fe80::2"),
+        on("eth1", "fe80::3"),
+    ];
+    assert_eq!(node_addresses(&routes, &addresses), [ip("198.51.100.7")]);
+}

@@ -26,7 +26,6 @@ use crate::certificates;
 
 /// How often the files are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
-const USER_AGENT: &str = concat!("podwright/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
@@ -203,6 +202,13 @@ impl Credentials {
         self.warn_if_expired(&mut current, Timestamp::now());
     }
 
+    /// Reads everything again although no file has changed, after the server rejected the
+    /// credentials.
+    pub(super) fn renew(&self) {
+        self.current.lock().stamps = None;
+        self.reload();
+    }
+
     /// Logs once for each certificate, whether it was expired when loaded or expires later.
     fn warn_if_expired(&self, current: &mut Current, now: Timestamp) {
         let Some(validity) = current.validity.filter(|validity| validity.is_expired(now)) else {
@@ -261,7 +267,9 @@ async fn load(path: &Path) -> Result<(kube::Config, Option<PathBuf>), Credential
     let options = KubeConfigOptions::default();
     let mut config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)?;
-    config.headers.push((header::USER_AGENT, HeaderValue::from_static(USER_AGENT)));
+    if let Ok(agent) = HeaderValue::try_from(super::user_agent()) {
+        config.headers.push((header::USER_AGENT, agent));
+    }
     Ok((config, authority))
 }
 

@@ -12,6 +12,7 @@ use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::{http1, http2};
 use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 use tower::BoxError;
 
 use super::credentials::Credentials;
@@ -25,7 +26,7 @@ pub(super) struct Pool {
     /// Filled in order: the last ones become idle first and are dropped when the server closes them.
     pooled: Mutex<Vec<PooledConnection>>,
     /// The holder of this lock dials; the others wait for its result.
-    dialer: tokio::sync::Mutex<Dialer>,
+    dialer: Arc<tokio::sync::Mutex<Dialer>>,
     /// The last dial error, for requests that time out.
     problem: Mutex<Option<String>>,
 }
@@ -66,7 +67,7 @@ pub(super) struct SendError {
 impl Pool {
     pub(super) fn new(credentials: Arc<Credentials>) -> Self {
         Self {
-            dialer: tokio::sync::Mutex::new(Dialer::new(credentials.clone())),
+            dialer: Arc::new(tokio::sync::Mutex::new(Dialer::new(credentials.clone()))),
             credentials,
             pooled: Mutex::default(),
             problem: Mutex::default(),
@@ -76,10 +77,10 @@ impl Pool {
     /// A slot for one request, on a new connection if necessary. With `timeout` it fails when the
     /// server was unreachable for so long.
     pub(super) async fn stream_slot(
-        &self,
+        self: &Arc<Self>,
         timeout: Option<Duration>,
     ) -> Result<StreamSlot, BoxError> {
-        // Dropping this may cancel a dial, which has no side effects.
+        // Dropping this does not cancel a dial, which continues in its own task.
         match timeout {
             None => Ok(self.find_or_dial().await),
             Some(timeout) => match tokio::time::timeout(timeout, self.find_or_dial()).await {
@@ -93,27 +94,37 @@ impl Pool {
         }
     }
 
-    async fn find_or_dial(&self) -> StreamSlot {
+    async fn find_or_dial(self: &Arc<Self>) -> StreamSlot {
         loop {
             if let Some(line) = self.free() {
                 return line;
             }
-            let mut dialer = self.dialer.lock().await;
+            let dialer = self.dialer.clone().lock_owned().await;
             // Another request may have dialed in the meantime.
             if let Some(line) = self.free() {
                 return line;
             }
-            let generation = self.credentials.generation();
-            match dialer.dial().await {
-                Ok(Dialed::Http1(sender)) => return StreamSlot::Single(sender),
-                Ok(Dialed::Http2 { sender, most }) => {
-                    *self.problem.lock() = None;
-                    let open = Arc::new(AtomicUsize::new(0));
-                    self.pooled.lock().push(PooledConnection { sender, open, most, generation });
-                }
-                Err(problem) => *self.problem.lock() = Some(problem),
+            // A dial that takes longer than the caller's timeout serves the next request.
+            let dialing = tokio::spawn(self.clone().dial(dialer));
+            if let Ok(Some(line)) = dialing.await {
+                return line;
             }
         }
+    }
+
+    /// One attempt to open a connection. `None`: it failed, or the connection is in `pooled`.
+    async fn dial(self: Arc<Self>, mut dialer: OwnedMutexGuard<Dialer>) -> Option<StreamSlot> {
+        let generation = self.credentials.generation();
+        match dialer.dial().await {
+            Ok(Dialed::Http1(sender)) => return Some(StreamSlot::Single(sender)),
+            Ok(Dialed::Http2 { sender, most }) => {
+                *self.problem.lock() = None;
+                let open = Arc::new(AtomicUsize::new(0));
+                self.pooled.lock().push(PooledConnection { sender, open, most, generation });
+            }
+            Err(problem) => *self.problem.lock() = Some(problem),
+        }
+        None
     }
 
     /// The first connection below its limit. Those with old credentials end with their last stream.

@@ -380,3 +380,44 @@ async fn exec_plugin_runs_again_when_its_certificate_has_expired() {
     assert!(!credentials.validity().unwrap().is_expired(jiff::Timestamp::now()));
     assert_eq!(credentials.generation(), 2, "a valid certificate is kept");
 }
+
+#[tokio::test]
+async fn dial_that_outlasts_its_caller_serves_the_next_one() {
+    // The kernel accepts the connection, but no server responds on it yet.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, identity) = (listener.local_addr().unwrap(), Identity::new());
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("kubeconfig");
+    std::fs::write(&path, identity.kubeconfig(address)).unwrap();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
+    let connections = Connections::new(credentials, Arc::default());
+    assert!(connections.pool.stream_slot(Some(Duration::from_millis(100))).await.is_err());
+    let server = Server::on(listener, &identity, 100, |_| Act::Answer);
+    // The connection is opened although no request waits for it. The client has completed its
+    // handshake before the server has read the end of it, so both sides are awaited.
+    let opened = async {
+        while connections.pool.connections() == 0 || server.connections.load(SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), opened).await.unwrap();
+    connections.pool.stream_slot(Some(UNREACHABLE_TIMEOUT)).await.unwrap();
+    assert_eq!(connections.pool.connections(), 1, "the slot is on the same connection");
+    assert_eq!(server.connections.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn requests_name_the_kubelet_as_their_user_agent() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, Identity::new().kubeconfig(([127, 0, 0, 1], 1).into())).unwrap();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let credentials = Credentials::read(&path, None).await.unwrap();
+    let sent: Vec<_> = credentials.config().headers.iter().map(|(name, _)| name).collect();
+    assert_eq!(sent, [header::USER_AGENT]);
+    let (manager, rest) =
+        credentials.config().headers[0].1.to_str().unwrap().split_once('/').unwrap();
+    assert_eq!(manager, "kubelet");
+    assert!(rest.starts_with("v1.36.4 (linux/") && rest.contains(") podwright/"), "{rest}");
+}

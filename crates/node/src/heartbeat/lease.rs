@@ -51,15 +51,17 @@ impl LeaseRenewer {
     /// Retries until the lease is renewed; logs the problem once.
     async fn renew_until_done(&mut self, mut held: Option<Lease>) -> Lease {
         let (mut wait, mut logged) = (RETRY_FIRST, false);
+        // Times of this renewal's attempts: one that seemed to fail may have taken effect.
+        let mut attempted = Vec::new();
         loop {
-            let problem = match self.renew(held.as_ref()).await {
+            let problem = match self.renew(held.as_ref(), &mut attempted).await {
                 Ok(lease) => {
                     if logged {
                         tracing::info!(node = &*self.node, "node lease is renewed again");
                     }
                     return lease;
                 }
-                Err(RenewError::Stale) => match self.reread(held.take()).await {
+                Err(RenewError::Stale) => match self.reread(held.take(), &attempted).await {
                     Ok(lease) => {
                         held = lease;
                         continue;
@@ -78,9 +80,14 @@ impl LeaseRenewer {
     }
 
     /// Replaces the held lease, or creates it.
-    async fn renew(&mut self, held: Option<&Lease>) -> Result<Lease, RenewError> {
+    async fn renew(
+        &mut self,
+        held: Option<&Lease>,
+        attempted: &mut Vec<i64>,
+    ) -> Result<Lease, RenewError> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
         let lease = self.lease(held).await;
+        attempted.extend(renewed(&lease).map(jiff::Timestamp::as_microsecond));
         let params = PostParams::default();
         let (timeout, name) = (self.timing.request_timeout(), self.node.clone());
         let answer = match held {
@@ -101,12 +108,16 @@ impl LeaseRenewer {
     }
 
     /// Reads the lease; warns if another client renewed it.
-    async fn reread(&self, held: Option<Lease>) -> Result<Option<Lease>, String> {
+    async fn reread(
+        &self,
+        held: Option<Lease>,
+        attempted: &[i64],
+    ) -> Result<Option<Lease>, String> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NAMESPACE);
         let found = within(self.timing.request_timeout(), leases.get_opt(&self.node)).await;
         let found = found.map_err(|error| error.to_string())?;
         if let (Some(held), Some(found)) = (&held, &found)
-            && renewed(found) > renewed(held)
+            && renewed_by_another(held, found, attempted)
         {
             tracing::warn!(
                 node = &*self.node,
@@ -156,4 +167,35 @@ impl LeaseRenewer {
 
 fn renewed(lease: &Lease) -> Option<jiff::Timestamp> {
     Some(lease.spec.as_ref()?.renew_time.as_ref()?.0)
+}
+
+/// Whether another client renewed the lease. `attempted` are the renew times that this node tried to
+/// write, in microseconds, the precision of the API.
+fn renewed_by_another(held: &Lease, found: &Lease, attempted: &[i64]) -> bool {
+    let newer = renewed(found) > renewed(held);
+    newer && !renewed(found).is_some_and(|at| attempted.contains(&at.as_microsecond()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(at: &str) -> Lease {
+        let renew_time = Some(MicroTime(at.parse().unwrap()));
+        Lease { spec: Some(LeaseSpec { renew_time, ..Default::default() }), ..Default::default() }
+    }
+
+    #[test]
+    fn own_attempt_that_took_effect_is_not_reported_as_another_client() {
+        let held = lease("2026-01-01T00:00:00Z");
+        let sent: jiff::Timestamp = "2026-01-01T00:00:10.123456789Z".parse().unwrap();
+        let attempted = [sent.as_microsecond()];
+        for (case, found, want) in [
+            ("unchanged", "2026-01-01T00:00:00Z", false),
+            ("own attempt, in the precision of the API", "2026-01-01T00:00:10.123456Z", false),
+            ("another client", "2026-01-01T00:00:10.2Z", true),
+        ] {
+            assert_eq!(renewed_by_another(&held, &lease(found), &attempted), want, "{case}");
+        }
+    }
 }

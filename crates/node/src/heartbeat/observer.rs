@@ -34,9 +34,31 @@ pub struct StatusObserver {
     state: watch::Receiver<NodeState>,
     clock: Clock,
     runtime_info: RuntimeInfo,
-    resolved: Option<(Mono, Vec<IpAddr>)>,
+    resolved: ResolvedName,
     /// The current problem; logged when it changes.
     problem: Option<String>,
+}
+
+/// The result of the last successful lookup of the node name.
+#[derive(Default)]
+struct ResolvedName {
+    at: Option<Mono>,
+    addresses: Vec<IpAddr>,
+}
+
+impl ResolvedName {
+    fn is_due(&self, now: Mono) -> bool {
+        self.at.is_none_or(|at| now.since(at) >= RESOLVE_INTERVAL)
+    }
+
+    /// A failed lookup is repeated with the next status. Until one succeeds, the last addresses that
+    /// the machine still has remain valid, so that a failing name server does not change the node's
+    /// address.
+    fn update(&mut self, found: Vec<IpAddr>, now: Mono) {
+        if !found.is_empty() {
+            *self = Self { at: Some(now), addresses: found };
+        }
+    }
 }
 
 /// The last values from the runtime.
@@ -67,7 +89,7 @@ impl StatusObserver {
             state,
             clock,
             runtime_info: RuntimeInfo { at: None, version: runtime_version, images: None },
-            resolved: None,
+            resolved: ResolvedName::default(),
             problem: None,
         }
     }
@@ -129,14 +151,11 @@ impl StatusObserver {
             return Vec::new();
         }
         let now = self.clock.now().mono;
-        if let Some((at, addresses)) = &self.resolved
-            && now.since(*at) < RESOLVE_INTERVAL
-        {
-            return addresses.clone();
+        if self.resolved.is_due(now) {
+            let found = addresses::resolve(&self.settings.hostname).await;
+            self.resolved.update(found, now);
         }
-        let addresses = addresses::resolve(&self.settings.hostname).await;
-        self.resolved = Some((now, addresses.clone()));
-        addresses
+        self.resolved.addresses.clone()
     }
 
     fn log_problem(&mut self, problem: Option<String>) {
@@ -163,4 +182,24 @@ fn problems(state: &NodeState, stale: Option<String>) -> Vec<Problem> {
     let network = state.network.as_ref().err().cloned().map(Problem::Network);
     let stale = stale.map(Problem::Pleg);
     [silent, stale, runtime, network].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_lookup_keeps_the_last_addresses_and_is_repeated() {
+        let at = |seconds: u64| Mono(Duration::from_secs(seconds));
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let mut resolved = ResolvedName::default();
+        resolved.update(Vec::new(), at(0));
+        assert!(resolved.is_due(at(10)), "a failed lookup is repeated");
+        resolved.update(vec![address], at(10));
+        assert!(!resolved.is_due(at(20)));
+        assert!(resolved.is_due(at(310)));
+        resolved.update(Vec::new(), at(310));
+        assert_eq!(resolved.addresses, [address]);
+        assert!(resolved.is_due(at(320)));
+    }
 }

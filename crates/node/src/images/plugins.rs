@@ -11,14 +11,16 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared, WeakShared};
 use parking_lot::Mutex;
 use podwright_core::credential::{
     self, Credential, CredentialOrigin, Keyring, ObjectId, Provider, ResponseError,
     ServiceAccountView, TokenCaching, TokenConfig,
 };
+use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
-use podwright_core::time::Mono;
+use podwright_core::time::{Mono, Now};
 use podwright_host::clock::Clock;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,6 +32,8 @@ use crate::metrics::Metrics;
 
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_RESPONSE_SIZE: u64 = 1 << 20;
+/// How long a token is reused. It is valid for an hour, the API server's default.
+const TOKEN_REUSE: Duration = Duration::from_secs(45 * 60);
 
 /// Source of service accounts and their tokens.
 pub trait Accounts: Send + Sync {
@@ -57,18 +61,49 @@ enum PluginError {
     Answer(#[from] ResponseError),
     #[error("cannot get the service account of the pod: {0}")]
     Account(String),
+    #[error(transparent)]
+    Shared(Arc<PluginError>),
 }
+
+/// Output of a plugin, shared by all concurrent callers with the same request.
+type PluginOutput = Result<Arc<Vec<u8>>, Arc<PluginError>>;
+type PluginRun = BoxFuture<'static, PluginOutput>;
+
+/// Runs the program of a plugin with a request and returns its output. Replaced in tests.
+type PluginRunner = Arc<
+    dyn Fn(PathBuf, Provider, Vec<u8>) -> BoxFuture<'static, Result<Vec<u8>, PluginError>>
+        + Send
+        + Sync,
+>;
 
 /// Cache key: the plugin, the image, registry or everything, and the identity of the account.
 type Key = (usize, String, String);
+
+/// Cache key of a token: pod, account and audience.
+type TokenKey = (PodUid, ObjectId, String);
 
 pub(super) struct Plugins {
     providers: Vec<Provider>,
     directory: PathBuf,
     accounts: Arc<dyn Accounts>,
+    runner: PluginRunner,
     clock: Clock,
     metrics: Arc<Metrics>,
     cache: Mutex<HashMap<Key, (Arc<Keyring>, Mono)>>,
+    /// Runs in progress, by plugin and hash of the request.
+    running: Mutex<HashMap<(usize, String), WeakShared<PluginRun>>>,
+    /// Tokens and the times of their requests. A response cached by token is only found again if
+    /// the next lookup uses the same token.
+    tokens: Mutex<HashMap<TokenKey, (String, Now)>>,
+}
+
+/// Whether a plugin runs for a pod, and with which account.
+enum AccountChoice {
+    /// The plugin runs without an account.
+    Omit,
+    /// The plugin does not run for this pod, for this reason.
+    SkipPlugin(String),
+    Present(ObjectId, BTreeMap<String, String>),
 }
 
 /// A service account as passed to a plugin.
@@ -86,7 +121,11 @@ impl Plugins {
         clock: Clock,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { providers, directory, accounts, clock, metrics, cache: Mutex::default() }
+        let (cache, running, tokens) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let runner: PluginRunner = Arc::new(|program, provider, request| {
+            async move { Self::run(program, &provider, &request).await }.boxed()
+        });
+        Self { providers, directory, accounts, runner, clock, metrics, cache, running, tokens }
     }
 
     pub(super) async fn lookup(&self, pod: &Pod, repository: &str) -> Vec<Credential> {
@@ -119,25 +158,46 @@ impl Plugins {
         pod: &Pod,
         repository: &str,
     ) -> Result<Arc<Keyring>, PluginError> {
-        let presented = match &provider.token {
-            None => None,
+        let account = match &provider.token {
+            None => AccountChoice::Omit,
             Some(token_config) => {
-                self.present_account(token_config, pod).await.map_err(PluginError::Account)?
+                self.choose_account(token_config, pod).await.map_err(PluginError::Account)?
             }
+        };
+        let presented = match (account, &provider.token) {
+            (AccountChoice::SkipPlugin(reason), _) => {
+                let plugin = &provider.name;
+                tracing::debug!(plugin, reason, "credential provider plugin is skipped");
+                return Ok(Arc::default());
+            }
+            (AccountChoice::Present(account, annotations), Some(token_config)) => {
+                let presented = PresentedAccount { account, token: String::new(), annotations };
+                // A response cached by account is found without a token.
+                if token_config.caching == TokenCaching::ServiceAccount
+                    && let Some(keyring) =
+                        self.cached(index, repository, &identity(provider, &presented))
+                {
+                    return Ok(keyring);
+                }
+                let token = self.token(pod, &presented.account, &token_config.audience).await;
+                Some(PresentedAccount { token: token.map_err(PluginError::Account)?, ..presented })
+            }
+            (AccountChoice::Omit | AccountChoice::Present(..), _) => None,
         };
         let account_key =
             presented.as_ref().map(|presented| identity(provider, presented)).unwrap_or_default();
         if let Some(keyring) = self.cached(index, repository, &account_key) {
             return Ok(keyring);
         }
-        let began = self.clock.now().mono;
         let account =
             presented.as_ref().map(|presented| (presented.token.as_str(), &presented.annotations));
         let request = credential::request(provider, repository, account);
-        let printed = tokio::time::timeout(PLUGIN_TIMEOUT, self.run(provider, &request)).await;
+        let printed = self.join(index, provider, request).await.map_err(PluginError::Shared)?;
         let now = self.clock.now().mono;
-        self.metrics.images.plugin_ran(&provider.name, now.since(began));
-        let answer = provider.parse_response(&printed.map_err(|_| PluginError::TimedOut)??)?;
+        let answer = provider.parse_response(&printed)?;
+        if let Some(presented) = &presented {
+            provider.check_token(&answer, &presented.token)?;
+        }
         let mut keyring = Keyring::default();
         let origin = match presented {
             None => CredentialOrigin::Node,
@@ -165,27 +225,70 @@ impl Plugins {
         [Image, Registry, Global].into_iter().find_map(find)
     }
 
-    /// `None`: the pod has no account, and the plugin does not require one.
-    async fn present_account(
+    /// A missing account or annotation is not an error: accounts opt in with the annotation.
+    async fn choose_account(
         &self,
         token_config: &TokenConfig,
         pod: &Pod,
-    ) -> Result<Option<PresentedAccount>, String> {
+    ) -> Result<AccountChoice, String> {
         let Some((account, view)) = self.accounts.account(pod).await? else {
-            return match token_config.required {
-                true => Err("the pod has no service account".to_owned()),
-                false => Ok(None),
-            };
+            return Ok(match token_config.required {
+                true => AccountChoice::SkipPlugin("the pod has no service account".to_owned()),
+                false => AccountChoice::Omit,
+            });
         };
-        let annotations = token_config
-            .annotations(&view)
-            .map_err(|missing| format!("the service account lacks the annotation {missing:?}"))?;
-        let token = self.accounts.token(pod, &token_config.audience).await?;
-        Ok(Some(PresentedAccount { account, token, annotations }))
+        Ok(match token_config.annotations(&view) {
+            Ok(annotations) => AccountChoice::Present(account, annotations),
+            Err(missing) => AccountChoice::SkipPlugin(format!(
+                "the service account lacks the annotation {missing:?}"
+            )),
+        })
     }
 
-    async fn run(&self, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, PluginError> {
-        let mut child = Command::new(self.directory.join(&provider.name))
+    async fn token(&self, pod: &Pod, account: &ObjectId, audience: &str) -> Result<String, String> {
+        let key = (pod.uid.clone(), account.clone(), audience.to_owned());
+        let requested = self.clock.now();
+        let known = self.tokens.lock().get(&key).cloned();
+        if let Some((token, _)) = known.filter(|(_, since)| is_reusable(*since, requested)) {
+            return Ok(token);
+        }
+        let token = self.accounts.token(pod, audience).await?;
+        let mut tokens = self.tokens.lock();
+        tokens.retain(|_, (_, since)| is_reusable(*since, requested));
+        tokens.insert(key, (token.clone(), requested));
+        Ok(token)
+    }
+
+    /// Joins the run of this plugin with this request, or starts it.
+    fn join(&self, index: usize, provider: &Provider, request: Vec<u8>) -> Shared<PluginRun> {
+        let key = (index, hex(&Sha256::digest(&request)));
+        let mut running = self.running.lock();
+        running.retain(|_, run| run.upgrade().is_some());
+        if let Some(run) = running.get(&key).and_then(WeakShared::upgrade) {
+            return run;
+        }
+        let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
+        let (program, name) = (self.directory.join(&provider.name), provider.name.clone());
+        let run = (self.runner)(program, provider.clone(), request);
+        let run = async move {
+            let began = clock.now().mono;
+            let printed = tokio::time::timeout(PLUGIN_TIMEOUT, run).await;
+            metrics.images.plugin_ran(&name, clock.now().mono.since(began));
+            printed.unwrap_or(Err(PluginError::TimedOut)).map(Arc::new).map_err(Arc::new)
+        };
+        let run = run.boxed().shared();
+        if let Some(weak) = run.downgrade() {
+            running.insert(key, weak);
+        }
+        run
+    }
+
+    async fn run(
+        program: PathBuf,
+        provider: &Provider,
+        request: &[u8],
+    ) -> Result<Vec<u8>, PluginError> {
+        let mut child = Command::new(program)
             .args(&provider.args)
             .envs(provider.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
@@ -217,6 +320,14 @@ impl Plugins {
     }
 }
 
+/// By both clocks: the monotonic one stops while the machine is suspended, the other can be set.
+fn is_reusable(since: Now, now: Now) -> bool {
+    let by_wall = now.wall.duration_since(since.wall);
+    now.mono.since(since.mono) < TOKEN_REUSE
+        && !by_wall.is_negative()
+        && by_wall.unsigned_abs() < TOKEN_REUSE
+}
+
 /// Identity of an account in the cache. A token is only stored as a hash.
 fn identity(provider: &Provider, presented: &PresentedAccount) -> String {
     let ObjectId { uid, namespace, name } = &presented.account;
@@ -232,3 +343,6 @@ fn identity(provider: &Provider, presented: &PresentedAccount) -> String {
 fn cache_key(kind: credential::CacheKey, repository: &str) -> String {
     format!("{kind:?}/{}", kind.of(repository))
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,7 @@ use podwright_core::image::access::PullCredential;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
+use podwright_host::threads;
 use podwright_proto::cri::{AuthConfig, ImageSpec};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -84,16 +85,22 @@ impl Pulls {
             let requested = Instant::now();
             let _permit = permits.acquire_owned().await.map_err(|closed| closed.to_string())?;
             let began = Instant::now();
-            let intent = records.clone().map(|records| IntentGuard::begin(records, image.clone()));
+            let begin = |records| threads::in_place(|| IntentGuard::begin(records, image.clone()));
+            let intent = records.clone().map(begin);
             let mut intent = intent.transpose().map_err(|error| {
                 format!("Failed to record image pull intent for container image {image:?}: {error}")
             })?;
             let may = || throttle.lock().as_mut().is_none_or(|t| t.take(clock.now().mono));
-            let (image_ref, with) = try_each(&runtime, &image, &credentials, may).await?;
-            if let Some(intent) = &mut intent {
-                intent.stays =
-                    !intent.records.pulled(&image, &image_ref, with.as_ref(), clock.now());
-            }
+            let pulled = try_each(&runtime, &image, &credentials, may).await;
+            // Writes to the disk, and waits for concurrent writes.
+            threads::in_place(|| {
+                if let (Some(intent), Ok((image_ref, with))) = (&mut intent, &pulled) {
+                    let now = clock.now();
+                    intent.stays = !intent.records.pulled(&image, image_ref, with.as_ref(), now);
+                }
+                drop(intent);
+            });
+            let (image_ref, _) = pulled?;
             Ok(Pulled { image_ref, took: began.elapsed(), waited: requested.elapsed() })
         };
         pull.boxed().shared()

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use podwright_host::threads;
 use tokio::sync::watch;
 
 use super::directory_watch::Changes;
+use super::dirs::{LogDirs, open_given};
 
 /// Read size, and about the size of a returned piece.
 const READ_SIZE: usize = 64 * 1024;
@@ -62,6 +63,8 @@ impl Liveness {
 
 /// An open log.
 pub struct Reader {
+    /// The directories that all files must be in; `None` if the path contains no links.
+    dirs: Option<Arc<LogDirs>>,
     path: PathBuf,
     file: Arc<File>,
     offset: u64,
@@ -79,12 +82,23 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// Opens a log at the path given to the runtime, which must not be a link.
     pub(crate) async fn open(
         path: &Path,
         selection: Selection,
         follow: Option<Follow>,
     ) -> io::Result<Self> {
-        let file = Arc::new(open(path)?);
+        Self::open_in(None, path, selection, follow).await
+    }
+
+    /// Opens a log by its real path, which must be below one of `dirs`.
+    pub(crate) async fn open_in(
+        dirs: Option<Arc<LogDirs>>,
+        path: &Path,
+        selection: Selection,
+        follow: Option<Follow>,
+    ) -> io::Result<Self> {
+        let file = Arc::new(open(dirs.as_deref(), path)?);
         let offset = match selection.tail {
             None => 0,
             Some(lines) => {
@@ -94,6 +108,7 @@ impl Reader {
         };
         let lines_left = selection.tail.filter(|_| follow.is_none());
         Ok(Self {
+            dirs,
             path: path.to_owned(),
             file,
             offset,
@@ -194,7 +209,7 @@ impl Reader {
         if let Some(next) = self.later.pop_front() {
             self.last_line(out);
             // Rotation may have renamed it; the next check finds its new name.
-            if let Ok(file) = open(&next) {
+            if let Ok(file) = open(self.dirs.as_deref(), &next) {
                 (self.file, self.offset) = (Arc::new(file), 0);
                 self.filter.next_file();
             }
@@ -234,14 +249,11 @@ pub(crate) async fn log_tail(path: &Path, lines: u64, bytes: usize) -> io::Resul
 }
 
 /// Opens a log, which must be a regular file.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-    let flags = i32::try_from(flags.bits()).unwrap_or(0);
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
+fn open(dirs: Option<&LogDirs>, path: &Path) -> io::Result<File> {
+    match dirs {
+        Some(dirs) => dirs.open(path),
+        None => open_given(path),
     }
-    Ok(file)
 }
 
 /// Newer files after rotation, oldest first: usually none or only the current one.
@@ -277,7 +289,11 @@ fn rotated_files(path: &Path) -> Vec<PathBuf> {
         .filter(|name| !name.ends_with(COMPRESSED) && !name.ends_with(UNFINISHED))
         .map(|name| log_dir.join(name))
         .collect();
-    rotated.sort();
+    // Not by name: the kubelet's names are in local time, ours in UTC.
+    rotated.sort_by_cached_key(|path| {
+        let modified = path.symlink_metadata().and_then(|metadata| metadata.modified());
+        (modified.ok(), path.clone())
+    });
     rotated
 }
 

@@ -12,9 +12,11 @@ use podwright_core::ids::ContainerId;
 use podwright_core::log::{COMPRESSED, RotationPolicy, UNFINISHED, plan_rotation, rotated_name};
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
+use podwright_host::files::{FileError, Kind, Root};
 use podwright_host::threads;
 use tokio_util::sync::CancellationToken;
 
+use super::LogDirs;
 use crate::error_chain::chain;
 use crate::pleg::Pleg;
 use crate::pods::PodIndex;
@@ -23,6 +25,8 @@ use crate::pods::PodIndex;
 enum RotationError {
     #[error("cannot {attempt} {}", path.display())]
     File { attempt: &'static str, path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Directory(#[from] FileError),
     #[error("the runtime cannot reopen the log")]
     Reopen(#[source] cri::Error),
 }
@@ -33,6 +37,7 @@ pub struct Rotation {
     pub pleg: Arc<Pleg>,
     pub pod_index: Arc<PodIndex>,
     pub policy: RotationPolicy,
+    pub dirs: Arc<LogDirs>,
 }
 
 /// The log of a running container.
@@ -77,32 +82,49 @@ impl Rotation {
     }
 
     async fn check(&self, log: &Log, max_size: u64) -> Result<(), RotationError> {
-        match std::fs::symlink_metadata(&log.path) {
-            Ok(metadata) if metadata.is_file() && metadata.len() >= max_size => {
-                self.rotate(log).await
+        let name = log.path.file_name().unwrap_or_default();
+        let log_dir = match self.dirs.directory(&log.path) {
+            // It was moved away; the runtime would write to the renamed or deleted file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return self.reopen(&log.id).await;
             }
-            Ok(_) => Ok(()),
-            // The file was moved away; the runtime would write to the renamed or deleted file.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.reopen(&log.id).await,
-            Err(source) => Err(failed("stat", &log.path)(source)),
+            log_dir => log_dir.map_err(failed("open the directory of", &log.path))?,
+        };
+        match log_dir.kind(name)? {
+            Some(Kind::File) => {
+                let file = log_dir.open_regular(name)?;
+                let metadata = file.metadata().map_err(failed("stat", &log.path))?;
+                if metadata.len() >= max_size {
+                    return self.rotate(log, log_dir).await;
+                }
+                Ok(())
+            }
+            // The runtime keeps the log elsewhere and rotates it there.
+            Some(Kind::Directory | Kind::Symlink | Kind::Other) => Ok(()),
+            // The file was moved away, as above.
+            None => self.reopen(&log.id).await,
         }
     }
 
-    async fn rotate(&self, log: &Log) -> Result<(), RotationError> {
+    async fn rotate(&self, log: &Log, log_dir: Root) -> Result<(), RotationError> {
         let now = self.clock.now().wall;
         let name = log.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let rotated = log.path.with_file_name(rotated_name(&name, now));
-        if rotated.exists() || with_ending(&rotated, COMPRESSED).exists() {
-            // The clock was set back. The existing file must not be replaced; retried in the next round.
-            return Ok(());
+        let rotated = rotated_name(&name, now);
+        for existing in [rotated.clone(), format!("{rotated}{COMPRESSED}")] {
+            if log_dir.kind(existing)?.is_some() {
+                // The clock was set back. The existing file must not be replaced; retried in the
+                // next round.
+                return Ok(());
+            }
         }
-        let (path, max_files) = (log.path.clone(), self.policy.max_files);
-        let cleaned = threads::blocking(move || clean_up(&path, max_files)).await;
+        let max_files = self.policy.max_files;
+        let (dir, current) = (log_dir.again()?, name.clone());
+        let cleaned = threads::blocking(move || clean_up(&dir, &current, max_files)).await;
         cleaned.map_err(|ended| failed("clean up", &log.path)(io::Error::other(ended)))??;
-        std::fs::rename(&log.path, &rotated).map_err(failed("rename", &log.path))?;
+        log_dir.rename(&name, &rotated)?;
         if let Err(error) = self.reopen(&log.id).await {
             // The runtime still writes to the old file, so its name is restored.
-            std::fs::rename(&rotated, &log.path).map_err(failed("restore", &rotated))?;
+            log_dir.rename(&rotated, &name)?;
             return Err(error);
         }
         tracing::debug!(log = %log.path.display(), "rotated");
@@ -118,40 +140,52 @@ impl Rotation {
     }
 }
 
-/// Removes and compresses rotated files.
-fn clean_up(log: &Path, max_files: usize) -> Result<(), RotationError> {
-    let log_dir = log.parent().unwrap_or(Path::new("/"));
-    let name = log.file_name().unwrap_or_default().to_string_lossy();
-    let entries = log_dir.read_dir().map_err(failed("list", log_dir))?;
-    let names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    let todo = plan_rotation(&name, &names, max_files);
+/// Removes and compresses rotated files. Links and other non-regular files are left alone.
+fn clean_up(log_dir: &Root, log: &str, max_files: usize) -> Result<(), RotationError> {
+    let mut files = Vec::new();
+    for (name, kind) in log_dir.list("")? {
+        let Ok(name) = name.into_string() else { continue };
+        if kind != Kind::File || !name.starts_with(log) {
+            continue;
+        }
+        let file = match log_dir.open_regular(&name) {
+            Err(error) if error.is_not_found() => continue,
+            file => file?,
+        };
+        let modified = file.metadata().and_then(|metadata| metadata.modified());
+        files.push((modified.map_err(failed("stat", Path::new(&name)))?, name));
+    }
+    files.sort();
+    let names: Vec<String> = files.into_iter().map(|(_, name)| name).collect();
+    let todo = plan_rotation(log, &names, max_files);
     for name in todo.remove {
-        let path = log_dir.join(name);
-        std::fs::remove_file(&path).map_err(failed("remove", &path))?;
+        log_dir.remove_file(name)?;
     }
     for name in todo.compress {
-        let path = log_dir.join(name);
-        compress(&path).map_err(failed("compress", &path))?;
+        compress(log_dir, &name)?;
     }
     Ok(())
 }
 
 /// Compresses atomically; an unfinished file is removed the next time.
-fn compress(path: &Path) -> io::Result<()> {
-    let (part, whole) = (with_ending(path, UNFINISHED), with_ending(path, COMPRESSED));
-    let mut source = File::open(path)?;
-    let mut sink = GzEncoder::new(File::create(&part)?, Compression::default());
-    io::copy(&mut source, &mut sink)?;
-    sink.finish()?.set_permissions(source.metadata()?.permissions())?;
-    std::fs::rename(&part, &whole)?;
-    std::fs::remove_file(path)
+fn compress(log_dir: &Root, name: &str) -> Result<(), RotationError> {
+    let (part, whole) = (format!("{name}{UNFINISHED}"), format!("{name}{COMPRESSED}"));
+    let mut source = log_dir.open_regular(name)?;
+    // A link with that name is removed, not followed.
+    log_dir.remove_file(&part)?;
+    let sink = log_dir.create_file(&part)?;
+    gzip(&mut source, sink).map_err(failed("compress", &log_dir.path().join(name)))?;
+    log_dir.rename(&part, &whole)?;
+    Ok(log_dir.remove_file(name)?)
 }
 
-fn with_ending(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    name.into()
+fn gzip(source: &mut File, sink: File) -> io::Result<()> {
+    let mut sink = GzEncoder::new(sink, Compression::default());
+    io::copy(source, &mut sink)?;
+    let (sink, metadata) = (sink.finish()?, source.metadata()?);
+    // Rotated files are ordered by modification time.
+    sink.set_modified(metadata.modified()?)?;
+    sink.set_permissions(metadata.permissions())
 }
 
 fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RotationError {

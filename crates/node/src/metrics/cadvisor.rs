@@ -5,7 +5,10 @@
 
 mod disks;
 
+use std::collections::HashMap;
+
 use jiff::Timestamp;
+use podwright_core::ids::SandboxId;
 use podwright_host::cgroup::Detail;
 use podwright_host::machine::{Capacity, Identity};
 
@@ -26,9 +29,17 @@ pub struct Row<'a> {
     pub started: Option<Timestamp>,
     /// Bytes that a container has written to its writable layer.
     pub layer: Option<u64>,
+    /// The memory of the machine, for the root cgroup, which has no limit itself.
+    pub machine_memory: Option<u64>,
 }
 
 impl Row<'_> {
+    /// The limits of the root cgroup are the capacity of the machine.
+    pub fn limit_by_machine(&mut self, capacity: &Capacity) {
+        self.machine_memory = Some(capacity.memory);
+        self.detail.swap_limit = Some(capacity.swap);
+    }
+
     fn labels(&self) -> Labels<'_> {
         vec![
             ("container", self.container),
@@ -147,7 +158,8 @@ const PLAIN: &[Plain] = &[
         number(row.detail.cpu_shares)
     }),
     gauge("container_spec_memory_limit_bytes", "Memory limit for the container.", |row| {
-        Some(row.group.usage.memory?.limit.unwrap_or_default() as f64)
+        let memory = row.group.usage.memory?;
+        Some(row.machine_memory.or(memory.limit).unwrap_or_default() as f64)
     }),
     gauge(
         "container_spec_memory_reservation_limit_bytes",
@@ -175,6 +187,7 @@ const PLAIN: &[Plain] = &[
 /// Writes all families.
 pub fn write(
     snapshot: &Snapshot,
+    sandbox_images: &HashMap<SandboxId, String>,
     rows: &[Row<'_>],
     disks: &Disks,
     identity: Option<&Identity>,
@@ -194,7 +207,7 @@ pub fn write(
     disks::write(disks, rows, out);
     tasks(rows, out);
     ulimits(rows, out);
-    network(snapshot, out);
+    network(snapshot, sandbox_images, out);
     machine(identity, capacity, out);
     let failed = if snapshot.incomplete { 1.0 } else { 0.0 };
     for (name, help, value) in [
@@ -284,7 +297,7 @@ fn ulimits(rows: &[Row<'_>], out: &mut Exposition) {
 }
 
 /// The network of a pod is that of its sandbox.
-fn network(snapshot: &Snapshot, out: &mut Exposition) {
+fn network(snapshot: &Snapshot, sandbox_images: &HashMap<SandboxId, String>, out: &mut Exposition) {
     type Read = fn(&podwright_core::stats::Interface) -> u64;
     let families: [(&'static str, Read); 8] = [
         ("container_network_receive_bytes_total", |i| i.rx_bytes),
@@ -300,11 +313,12 @@ fn network(snapshot: &Snapshot, out: &mut Exposition) {
         snapshot.pods.iter().map(|pod| format!("{}/{}", pod.group.path, pod.sandbox)).collect();
     for (name, read) in families {
         let samples = snapshot.pods.iter().zip(&ids).flat_map(|(pod, id)| {
+            let image = sandbox_images.get(&pod.sandbox).map_or("", String::as_str);
             pod.interfaces.iter().map(move |interface| Sample {
                 labels: vec![
                     ("container", ""),
                     ("id", id),
-                    ("image", ""),
+                    ("image", image),
                     ("interface", &interface.name),
                     ("name", pod.sandbox.as_str()),
                     ("namespace", &pod.name().namespace),
@@ -360,4 +374,42 @@ fn nanos(nanos: Option<u64>) -> Option<f64> {
 
 fn number(number: Option<u64>) -> Option<f64> {
     Some(number? as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use podwright_host::cgroup::{MemoryUsage, Usage};
+
+    use super::*;
+
+    #[test]
+    fn limits_of_root_cgroup_are_machine_capacity() {
+        let memory = Some(MemoryUsage::default());
+        let mut group = CgroupUsage::default();
+        group.usage = Usage { memory, ..Usage::default() };
+        let detail = Detail { swap_limit: Some(0), ..Detail::default() };
+        let (container, image, name, namespace, pod) = ("", "", "", "", "");
+        let mut row = Row {
+            container,
+            id: "/",
+            image,
+            name,
+            namespace,
+            pod,
+            group: &group,
+            detail,
+            started: None,
+            layer: None,
+            machine_memory: None,
+        };
+        let value = |row: &Row<'_>, family: &str| {
+            PLAIN.iter().find(|plain| plain.name == family).and_then(|plain| (plain.read)(row))
+        };
+        assert_eq!(value(&row, "container_spec_memory_limit_bytes"), Some(0.0));
+        let (cpu_list, hugepages) = (String::new(), Default::default());
+        let capacity = Capacity { cpus: 1, cpu_list, memory: 4096, swap: 512, hugepages };
+        row.limit_by_machine(&capacity);
+        assert_eq!(value(&row, "container_spec_memory_limit_bytes"), Some(4096.0));
+        assert_eq!(value(&row, "container_spec_memory_swap_limit_bytes"), Some(512.0));
+    }
 }

@@ -74,7 +74,17 @@ impl Objects {
     pub async fn runtime_handler(&self, class: &str) -> Result<String, ReadError> {
         let Ok(client) = self.api() else { return Ok(class.to_owned()) };
         let api: Api<RuntimeClass> = Api::all(client);
-        let found = api.get(class).await.map_err(ReadError::Api)?;
+        let found = match api.get(class).await.map_err(ReadError::Api) {
+            Ok(found) => found,
+            Err(error) => {
+                let mut handlers = self.handlers.lock();
+                if error.is_not_found() {
+                    handlers.remove(class);
+                }
+                // A class cannot be given another handler, so the one it had is still right.
+                return handlers.get(class).cloned().ok_or(error);
+            }
+        };
         self.handlers.lock().insert(class.to_owned(), found.handler.clone());
         Ok(found.handler)
     }

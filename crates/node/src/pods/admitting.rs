@@ -1,6 +1,7 @@
 //! Admission of new pods: admits, rejects or parks them until preempted pods have ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use podwright_core::admission::{AdmissionDecision, Rejection, preemption};
 use podwright_core::ids::PodUid;
@@ -9,7 +10,7 @@ use podwright_core::pod::Pod;
 use podwright_core::status;
 use podwright_core::time::Mono;
 
-use super::PodManager;
+use super::{PodManager, ending};
 use crate::events::Severity;
 
 /// A pod that is neither admitted nor rejected yet.
@@ -21,14 +22,21 @@ pub(super) struct Parked {
 enum ParkedUntil {
     /// The Node object is known.
     NodeKnown,
-    /// The preempted pods have ended.
-    Ended(Vec<PodUid>),
+    /// The preempted pods have ended, or their deadlines have passed.
+    Ended(Vec<Victim>),
     /// The labels of the Node object may be newer than our copy of them.
     LabelsChecked { since: Mono },
 }
 
+/// A pod that is preempted by a critical one.
+struct Victim {
+    uid: PodUid,
+    /// From then on the critical pod no longer waits for it.
+    deadline: Mono,
+}
+
 /// How long a new label may take to arrive by the watch.
-const LABEL_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
+const LABEL_DELAY: Duration = Duration::from_secs(1);
 
 impl PodManager {
     /// Whether the pod was admitted before or is already running; then admission does not run
@@ -84,11 +92,16 @@ impl PodManager {
                 self.reject(&pod, &rejection);
             }
             AdmissionDecision::AfterPreemption { victims, lacking } => {
-                for victim in &victims {
+                let now = self.context.clock.now().mono;
+                let mut preempted = Vec::new();
+                for uid in victims {
                     self.context.metrics.pods.preempted(&lacking);
-                    self.preempt(victim);
+                    self.preempt(&uid);
+                    let grace = self.pod_index.pod(&uid).map_or(Duration::ZERO, |pod| pod.grace);
+                    let deadline = now + ending::wait_limit(grace);
+                    preempted.push(Victim { uid, deadline });
                 }
-                self.parked.push(Parked { pod, until: ParkedUntil::Ended(victims) });
+                self.parked.push(Parked { pod, until: ParkedUntil::Ended(preempted) });
             }
         }
     }
@@ -97,6 +110,19 @@ impl PodManager {
         self.context.admission.record(&pod.uid, Ok(()));
         self.context.metrics.starts.pod_admitted(pod.regular_containers().count());
         self.start_in_order(pod);
+    }
+
+    /// Admits a critical pod although some preempted pods still run: a pod that cannot be stopped
+    /// must not block it. Stopping them continues.
+    fn accept_despite(&mut self, pod: Arc<Pod>, running: &[&PodUid]) {
+        for victim in running.iter().filter_map(|uid| self.pod_index.pod(uid)) {
+            tracing::warn!(
+                pod = %pod.name, victim = %victim.name,
+                "preempt pod: not stopped in time, admitting the critical pod anyway"
+            );
+            ending::report_exceeded(&self.context, &victim, victim.grace);
+        }
+        self.accept(pod);
     }
 
     fn reject(&self, pod: &Pod, rejection: &Rejection) {
@@ -132,7 +158,9 @@ impl PodManager {
             self.pod_index.active_pods().iter().map(|pod| pod.uid.clone()).collect();
         let is_over = |until: &ParkedUntil, pod: &Pod| match until {
             ParkedUntil::NodeKnown => self.context.admission.can_decide(pod),
-            ParkedUntil::Ended(victims) => victims.iter().all(|victim| !active.contains(victim)),
+            ParkedUntil::Ended(victims) => {
+                victims.iter().all(|victim| now >= victim.deadline || !active.contains(&victim.uid))
+            }
             ParkedUntil::LabelsChecked { since } => now.since(*since) >= LABEL_DELAY,
         };
         let all = std::mem::take(&mut self.parked);
@@ -143,7 +171,15 @@ impl PodManager {
             // A change of the status alone does not reach what is parked.
             let pod = self.pod_index.pod(&pod.uid).unwrap_or(pod);
             match until {
-                ParkedUntil::NodeKnown | ParkedUntil::Ended(_) => self.decide(pod, true),
+                ParkedUntil::NodeKnown => self.decide(pod, true),
+                ParkedUntil::Ended(victims) => {
+                    let running = victims.iter().filter(|victim| active.contains(&victim.uid));
+                    let running: Vec<&PodUid> = running.map(|victim| &victim.uid).collect();
+                    match running.is_empty() {
+                        true => self.decide(pod, true),
+                        false => self.accept_despite(pod, &running),
+                    }
+                }
                 ParkedUntil::LabelsChecked { .. } => self.decide(pod, false),
             }
         }

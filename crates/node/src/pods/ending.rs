@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{Kill, Request, Stage};
+use podwright_core::pod::Pod;
 
 use super::PodIndex;
 use crate::context::NodeContext;
@@ -36,12 +37,22 @@ pub async fn end(
     handle.request(Request::Kill(kill));
     let pod = handle.pod();
     let grace = handle.lifecycle().grace().unwrap_or(pod.grace);
-    let limit = grace.saturating_mul(3).checked_div(2).unwrap_or(grace).max(MIN_WAIT);
+    let limit = wait_limit(grace);
     let stopped = desired.wait_for(|desired| desired.lifecycle.stage() >= Stage::Terminated);
     if tokio::time::timeout(limit, stopped).await.is_ok() {
         return Ok(());
     }
-    let text = format!("Pod did not stop within its grace period of {} s", grace.as_secs());
-    context.events.pod(&pod, Severity::Warning, "ExceededGracePeriod", text);
+    report_exceeded(context, &pod, grace);
     Err(EndError::ExceededGracePeriod { name: pod.name.clone(), waited: limit })
+}
+
+/// How long to wait for a pod to stop, by its grace period.
+pub(super) fn wait_limit(grace: Duration) -> Duration {
+    grace.saturating_mul(3).checked_div(2).unwrap_or(grace).max(MIN_WAIT)
+}
+
+/// Records an event for a pod that did not stop in time.
+pub(super) fn report_exceeded(context: &NodeContext, pod: &Pod, grace: Duration) {
+    let text = format!("Pod did not stop within its grace period of {} s", grace.as_secs());
+    context.events.pod(pod, Severity::Warning, "ExceededGracePeriod", text);
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use podwright_core::config::{CgroupVersion, SwapBehaviour};
 use podwright_core::lifecycle::Request;
 use podwright_core::pod::Pod;
-use podwright_core::qos::QosClass;
 use podwright_core::resize::PendingReason;
 use podwright_core::resize::allocation::summary;
 use podwright_core::resize::fit::{self, ResizeCapacity};
@@ -55,9 +54,7 @@ impl PodManager {
             (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
             (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
         });
-        let burstable = QosClass::of(&pod.object) == Ok(QosClass::Burstable);
-        let room =
-            ResizeCapacity { allocatable: &context.facts.allocatable, swap: swaps && burstable };
+        let room = ResizeCapacity { allocatable: &context.facts.allocatable, swap: swaps };
         let now = context.clock.now().wall;
         match context.allocations.request_resize(pod, || self.pod_index.active_pods(), room, now) {
             ResizeDecision::Nothing => {}

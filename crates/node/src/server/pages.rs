@@ -82,8 +82,21 @@ impl Server {
         // Fails only while the agent stops.
         let Ok((identity, capacity, (filesystems, devices, layers))) = read.await else { return };
         let (filesystems, devices) = (filesystems.unwrap_or_default(), devices.unwrap_or_default());
+        // The first row is the machine's.
+        if let (Some(root), Some(capacity)) = (rows.first_mut(), &capacity) {
+            root.limit_by_machine(capacity);
+        }
         let disks = Disks::new(filesystems, devices, layers, &rows);
-        cadvisor::write(&snapshot, &rows, &disks, identity.as_ref(), capacity.as_ref(), out);
+        let images = self.stats.sandbox_images(&snapshot).await;
+        cadvisor::write(
+            &snapshot,
+            &images,
+            &rows,
+            &disks,
+            identity.as_ref(),
+            capacity.as_ref(),
+            out,
+        );
     }
 }
 
@@ -108,5 +121,18 @@ fn rows_without_details(snapshot: &Snapshot) -> Vec<Row<'_>> {
 fn of<'a>(group: &'a CgroupUsage, namespace: &'a str, pod: &'a str) -> Row<'a> {
     let (id, detail) = (group.path.as_str(), Detail::default());
     let (container, image, name) = ("", "", "");
-    Row { container, id, image, name, namespace, pod, group, detail, started: None, layer: None }
+    let (started, layer, machine_memory) = (None, None, None);
+    Row {
+        container,
+        id,
+        image,
+        name,
+        namespace,
+        pod,
+        group,
+        detail,
+        started,
+        layer,
+        machine_memory,
+    }
 }

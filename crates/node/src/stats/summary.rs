@@ -190,10 +190,17 @@ fn pod_stats(
         network: network(Moment(group.at), &pod.interfaces),
         volume: disk.map(|disk| disk.volumes.clone()).unwrap_or_default(),
         ephemeral_storage: container_fs.map(|fs| ephemeral(fs, &containers, disk)),
-        process_stats: group.usage.pids.map(|process_count| ProcessStats { process_count }),
+        process_stats: processes(pod),
         swap: swap_stats(group, None),
         containers,
     }
+}
+
+/// The number of processes in the pod's containers, without threads and without the sandbox.
+fn processes(pod: &PodSnapshot) -> Option<ProcessStats> {
+    let of_containers = pod.containers.iter().map(|container| container.group.usage.processes);
+    let process_count = of_containers.flatten().reduce(u64::saturating_add)?;
+    Some(ProcessStats { process_count })
 }
 
 /// The ephemeral storage of a pod.

@@ -9,7 +9,7 @@ use podwright_core::pod::Pod;
 use podwright_core::volume::ownership::{self, Access};
 use podwright_core::volume::payload::Payload;
 use podwright_core::volume::{medium, nested, sources};
-use podwright_host::files::{Kind as FileKind, NewFile, Root};
+use podwright_host::files::{CURRENT, Kind as FileKind, NewFile, Root};
 
 use super::memory;
 use super::volume_type::{Mounted, PodDirectory, Prepared, VolumeProblem, VolumeRequest};
@@ -48,6 +48,10 @@ pub(super) fn prepare<'a>(
                 Keep::InMemory => memory::mount(&path, size)?,
             }
             let root = Root::open(&path)?;
+            if root.kind(CURRENT)?.is_none() && matches!(keep, Keep::OnDisk) {
+                // An agent that ended before it set the mode left the directory closed.
+                root.set_own_mode(MODE)?;
+            }
             for inner in nested::mount_points(&pod, &name) {
                 root.create_dir_all(inner, NESTED_MODE)?;
             }

@@ -71,7 +71,8 @@ fn set_up(
         return Ok(mounted);
     }
     match medium {
-        Medium::Disk => {}
+        // An agent that ended between making the directory and setting its mode left it closed.
+        Medium::Disk => Root::open(&path)?.set_own_mode(MODE)?,
         Medium::Memory { size } => memory::mount(&path, size)?,
         Medium::HugePages { page } => memory::mount_huge_pages(&path, page)?,
     }
@@ -88,4 +89,28 @@ fn set_up(
 
 fn write_record(directory: &PodDirectory, marker: &Path, medium: Medium) -> Result<(), FileError> {
     directory.0.write_atomic(marker, medium.record().as_bytes(), 0o640, Durability::Cache)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn directory_left_without_its_mode_gets_it_until_it_is_set_up() {
+        let temp = tempfile::tempdir().unwrap();
+        let directory = PodDirectory(Root::open(temp.path()).unwrap());
+        let path = temp.path().join("volumes").join(PLUGIN).join("v");
+        std::fs::create_dir_all(&path).unwrap();
+        let set = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        set(0o700);
+        set_up(&directory, "v", Medium::Disk, None).unwrap();
+        assert_eq!(mode(), MODE);
+        // From then on the mode is its containers' business.
+        set(0o750);
+        set_up(&directory, "v", Medium::Disk, None).unwrap();
+        assert_eq!(mode(), 0o750);
+    }
 }

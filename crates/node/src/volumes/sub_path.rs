@@ -33,12 +33,17 @@ pub(super) fn bind(
     propagation: Propagation,
 ) -> Result<PathBuf, SubPathError> {
     let inside = Root::open(volume)?;
-    let pinned = match inside.pin(sub_path, Links::FollowBeneath) {
+    let inner = match inside.pin(sub_path, Links::FollowBeneath) {
+        // The kernel rejects every absolute link here, even one that stays in the volume.
+        Err(error @ FileError::Escapes { .. }) => resolve(volume, sub_path).ok_or(error)?,
+        Ok(_) | Err(_) => PathBuf::from(sub_path),
+    };
+    let pinned = match inside.pin(&inner, Links::FollowBeneath) {
         Ok(pinned) => pinned,
         Err(error) if error.is_not_found() => {
             let mode = inside.ownership()?.mode;
-            inside.create_dirs_following(sub_path, mode).map_err(SubPathError::Create)?;
-            inside.pin(sub_path, Links::FollowBeneath)?
+            inside.create_dirs_following(&inner, mode).map_err(SubPathError::Create)?;
+            inside.pin(&inner, Links::FollowBeneath)?
         }
         Err(error) => return Err(error.into()),
     };
@@ -56,6 +61,21 @@ pub(super) fn bind(
     make_target(pod_directory, &relative, is_directory)?;
     mounts::bind_pinned(&pinned, &target, propagation)?;
     Ok(target)
+}
+
+/// The path in the volume that `sub_path` resolves to; `None` if it leaves the volume. As upstream,
+/// an absolute link is resolved on the host. The result may be replaced at any time, so it is
+/// pinned beneath the volume like any other path.
+fn resolve(volume: &Path, sub_path: &str) -> Option<PathBuf> {
+    let base = std::fs::canonicalize(volume).ok()?;
+    // The rest of the path may not exist yet.
+    for existing in Path::new(sub_path).ancestors() {
+        if let Ok(real) = std::fs::canonicalize(base.join(existing)) {
+            let missing = Path::new(sub_path).strip_prefix(existing).ok()?;
+            return Some(real.strip_prefix(&base).ok()?.join(missing));
+        }
+    }
+    None
 }
 
 /// Creates the mount target: a directory for a directory, a file for anything else.

@@ -138,8 +138,8 @@ impl Execution<'_> {
             Some(class) => self.context.objects.runtime_handler(class).await,
             None => Ok(String::new()),
         };
-        let provision = self.provision(handler).await?;
-        let made = config::sandbox(self.pod, attempt, &self.context.facts, &provision)?;
+        let provision = self.provision(self.or_sandbox_handler(handler)).await?;
+        let made = config::sandbox(self.pod, attempt, &self.context.facts_now(), &provision)?;
         for warning in made.warnings {
             let (reason, message) = (warning.reason, warning.message);
             match warning.about {
@@ -163,6 +163,20 @@ impl Execution<'_> {
         let spec = self.pod.object.spec.as_ref();
         let class = spec.and_then(|spec| spec.runtime_class_name.as_deref());
         class.filter(|class| !class.is_empty())
+    }
+
+    /// While the RuntimeClass cannot be read, the handler of the pod's newest sandbox is used: an
+    /// agent that starts during an outage of the API server has no other source. A sandbox without
+    /// a reported handler is ignored.
+    fn or_sandbox_handler(&self, handler: Result<String, ReadError>) -> Result<String, ReadError> {
+        match handler {
+            Err(error) if !error.is_not_found() => {
+                let reported =
+                    self.view.newest_sandbox().map(|sandbox| sandbox.handler.to_string());
+                reported.filter(|handler| !handler.is_empty()).ok_or(error)
+            }
+            handler => handler,
+        }
     }
 
     async fn provision(
@@ -347,8 +361,9 @@ impl Execution<'_> {
             Some(class) => context.objects.known_runtime_handler(class).await,
             None => Ok(String::new()),
         };
-        let provision = self.provision(handler).await?;
-        let sandbox = config::sandbox(pod, sandbox_context.attempt, &context.facts, &provision)?;
+        let provision = self.provision(self.or_sandbox_handler(handler)).await?;
+        let facts = &context.facts_now();
+        let sandbox = config::sandbox(pod, sandbox_context.attempt, facts, &provision)?;
         let fetched = self.env_sources(env::needs(container)).await;
         let services = match pod.is_static() {
             // A static pod must not wait for an API server that may depend on it.
@@ -359,7 +374,7 @@ impl Execution<'_> {
             pod,
             container,
             pod_ips: &sandbox_context.ips,
-            facts: &context.facts,
+            facts,
             services: services.as_ref().map(|services| services.as_slice()),
             sources: &fetched,
             granted: &[],
@@ -367,11 +382,10 @@ impl Execution<'_> {
         let mut volumes = context.volumes.mounted(&pod.uid);
         volumes.extend(image_volumes);
         let handler = &provision.runtime_handler;
-        let mounts =
-            mount_plan::requests(pod, container, &environment, &volumes, &context.facts, handler)?;
+        let mounts = mount_plan::requests(pod, container, &environment, &volumes, facts, handler)?;
         let sub_paths = self.bind_sub_paths(container, &mounts).await?;
         let (etc_hosts, termination_log) = self.write_files(container, sandbox_context)?;
-        let logs = format!("{}/{}", config::log_directory(pod, &context.facts), container.name);
+        let logs = format!("{}/{}", config::log_directory(pod, facts), container.name);
         make_log_directory(&logs)
             .map_err(|source| PrepareError::Logs { path: logs.clone(), source })?;
         let target = container.target.as_ref().and_then(|name| self.view.newest(name));
@@ -379,7 +393,7 @@ impl Execution<'_> {
             pod,
             container,
             attempt,
-            facts: &context.facts,
+            facts,
             pod_provision: &provision,
             provision: &ContainerProvision::default(),
             image,
@@ -465,7 +479,8 @@ impl Execution<'_> {
                 false => Vec::new(),
             };
             let content = config::hosts::etc_hosts(pod, &sandbox_context.ips, &names, &own);
-            pod_dir.write_atomic("etc-hosts", &content, 0o644, Durability::Cache)?;
+            // Not replaced: running containers have this file mounted and share it.
+            pod_dir.write_in_place("etc-hosts", &content, 0o644)?;
             etc_hosts = Some(pod_dir.path().join("etc-hosts").to_string_lossy().into_owned());
         }
         let mut termination_log = None;

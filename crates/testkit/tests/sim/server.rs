@@ -147,3 +147,19 @@ fn any_request_gets_a_fitting_status() {
         assert_invariants(&sim);
     });
 }
+
+#[test]
+fn containers_are_measured_under_the_image_name_with_its_tag() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&test_pod("web").container("app", APP)).await;
+        sim.until_ready("web").await;
+        let server = server(&sim);
+        let (_, page) = request_page(&server, Method::GET, "/metrics/cadvisor").await;
+        let mut lines = page.lines();
+        let found =
+            lines.find(|line| line.starts_with("container_start_time_seconds{container=\"app\""));
+        let image = format!("image=\"{APP}\"");
+        assert!(found.is_some_and(|line| line.contains(&image)), "{found:?}");
+    });
+}

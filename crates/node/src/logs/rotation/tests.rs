@@ -54,6 +54,7 @@ async fn scene() -> Scene {
         clock,
         pod_index: Arc::default(),
         policy: RotationPolicy { max_files: 3, ..RotationPolicy::default() },
+        dirs: Arc::new(LogDirs::new(dir.path())),
     };
     let log = Log { id, path: dir.path().join("app/0.log") };
     Scene { fake, rotation, log, _dir: dir }
@@ -127,4 +128,51 @@ async fn log_that_was_moved_away_is_reopened() {
     fs::remove_file(&scene.log.path).unwrap();
     scene.look().await.unwrap();
     assert_eq!(scene.files(), ["0.log"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn compression_does_not_follow_links() {
+    use std::os::unix::fs::symlink;
+    let scene = scene().await;
+    let own = scene.log.path.parent().unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    fs::write(&secret, "secret").unwrap();
+    // A pod with a writable hostPath creates a link named like a rotated log, and one at the path
+    // that compression writes to.
+    symlink(&secret, own.join("0.log.20250101-000000")).unwrap();
+    fs::write(own.join("0.log.20250101-000001"), "old").unwrap();
+    let part = own.join("0.log.20250101-000001.tmp");
+    symlink(&secret, &part).unwrap();
+    scene.write("long enough for it");
+    scene.look().await.unwrap();
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "secret");
+    let names =
+        ["0.log", "0.log.20250101-000000", "0.log.20250101-000001.gz", "0.log.20260101-000000"];
+    assert_eq!(scene.files(), names, "the link is kept and not compressed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_in_linked_directory_outside_log_directory_is_not_rotated() {
+    let scene = scene().await;
+    let own = scene.log.path.parent().unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("0.log"), "long enough for it").unwrap();
+    fs::remove_dir_all(own).unwrap();
+    std::os::unix::fs::symlink(outside.path(), own).unwrap();
+    scene.look().await.unwrap_err();
+    assert_eq!(scene.files(), ["0.log"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn compressed_log_keeps_its_modification_time() {
+    let scene = scene().await;
+    let old = scene.log.path.with_file_name("0.log.20250101-000000");
+    fs::write(&old, "old").unwrap();
+    let modified = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    File::options().append(true).open(&old).unwrap().set_modified(modified).unwrap();
+    scene.write("long enough for it");
+    scene.look().await.unwrap();
+    let compressed = scene.log.path.with_file_name("0.log.20250101-000000.gz");
+    assert_eq!(fs::metadata(compressed).unwrap().modified().unwrap(), modified);
 }

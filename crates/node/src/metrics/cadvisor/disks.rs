@@ -234,7 +234,20 @@ mod tests {
     fn row<'a>(group: &'a CgroupUsage, id: &'a str, container: &'a str, detail: Detail) -> Row<'a> {
         let layer = (!container.is_empty()).then_some(4096);
         let (image, name, namespace, pod, started) = ("", "", "", "", None);
-        Row { container, id, image, name, namespace, pod, group, detail, started, layer }
+        let machine_memory = None;
+        Row {
+            container,
+            id,
+            image,
+            name,
+            namespace,
+            pod,
+            group,
+            detail,
+            started,
+            layer,
+            machine_memory,
+        }
     }
 
     #[test]

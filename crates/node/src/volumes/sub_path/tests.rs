@@ -131,3 +131,38 @@ fn symlink_swapped_in_a_loop_never_leads_a_bind_out_of_the_volume() {
     assert_eq!(made_outside, 1, "something was created on the host");
     assert!(bound > 0 && refused > 0, "{bound} bound, {refused} rejected: no race happened");
 }
+
+#[test]
+fn absolute_link_that_stays_in_the_volume_is_followed() {
+    needs_root!();
+    let scene = Scene::new();
+    std::fs::create_dir(scene.at("volume/real")).unwrap();
+    std::fs::write(scene.at("volume/real/file"), "1").unwrap();
+    symlink(scene.at("volume/real"), scene.at("volume/link")).unwrap();
+    let bound = scene.bind("link").unwrap();
+    assert_eq!(std::fs::read(bound.join("file")).unwrap(), b"1");
+    let bound = scene.bind("link/new").unwrap();
+    std::fs::write(bound.join("file"), "2").unwrap();
+    assert_eq!(std::fs::read(scene.at("volume/real/new/file")).unwrap(), b"2");
+}
+
+#[test]
+fn link_is_resolved_only_within_the_volume() {
+    let scene = Scene::new();
+    let volume = scene.at("volume");
+    std::fs::create_dir(scene.at("volume/real")).unwrap();
+    symlink(scene.at("volume/real"), scene.at("volume/inside")).unwrap();
+    symlink(scene.at("host"), scene.at("volume/outside")).unwrap();
+    symlink("/", scene.at("volume/root")).unwrap();
+    for (sub_path, want) in [
+        ("inside", Some("real")),
+        ("inside/a/b", Some("real/a/b")),
+        ("outside", None),
+        ("outside/a", None),
+        ("inside/../outside", None),
+        ("root", None),
+        ("/etc", None),
+    ] {
+        assert_eq!(resolve(&volume, sub_path).as_deref(), want.map(Path::new), "{sub_path}");
+    }
+}

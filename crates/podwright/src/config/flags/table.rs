@@ -37,7 +37,7 @@ const fn nothing(name: &'static str, kind: Kind, group: Group, help: &'static st
 /// By section, the most important flags first. `--help` and `--version` are not settings and not
 /// listed.
 #[rustfmt::skip] // one flag, one line
-pub const FLAGS: [Flag; 129] = [
+pub const FLAGS: [Flag; 147] = [
     option("config", Text, "config", Configuration, "File with a KubeletConfiguration, overridden by flags"),
     option("config-dir", Text, "configDir", Configuration, "Directory of *.conf drop-ins, merged over the file in lexical order"),
     field("feature-gates", Gates, "featureGates", Configuration, "Feature gates to switch, added to those in the files"),
@@ -169,6 +169,25 @@ pub const FLAGS: [Flag; 129] = [
     option("lock-file", Text, "lockFile", Process, "File to hold a lock on while running"),
     option("exit-on-lock-contention", Bool, "exitOnLockContention", Process, "Exit when another process requests --lock-file"),
     nothing("housekeeping-interval", Duration, Process, "How often container statistics are collected"),
+    // Flags of the cAdvisor library. Upstream accepts them and warns that they will be removed.
+    nothing("application-metrics-count-limit", Int64, Process, "Most application metrics kept per container; deprecated upstream (default 100)"),
+    nothing("boot-id-file", Text, Process, "Files to read the boot ID from; deprecated upstream (default /proc/sys/kernel/random/boot_id)"),
+    nothing("container-hints", Text, Process, "File of container hints; deprecated upstream (default /etc/cadvisor/container_hints.json)"),
+    nothing("containerd", Text, Process, "containerd socket for statistics; deprecated upstream (default /run/containerd/containerd.sock)"),
+    nothing("containerd-namespace", Text, Process, "containerd namespace of the containers; deprecated upstream (default k8s.io)"),
+    nothing("enable-load-reader", Bool, Process, "Read the CPU load of containers; deprecated upstream (default false)"),
+    nothing("event-storage-age-limit", Text, Process, "Longest time cAdvisor keeps events, per type; deprecated upstream (default default=24h)"),
+    nothing("event-storage-event-limit", Text, Process, "Most events cAdvisor keeps, per type; deprecated upstream (default default=100000)"),
+    nothing("global-housekeeping-interval", Duration, Process, "How often cAdvisor checks for new containers; deprecated upstream (default 1m0s)"),
+    nothing("log-cadvisor-usage", Bool, Process, "Log the resource usage of cAdvisor; deprecated upstream (default false)"),
+    nothing("machine-id-file", Text, Process, "Files to read the machine ID from; deprecated upstream (default /etc/machine-id,/var/lib/dbus/machine-id)"),
+    nothing("storage-driver-user", Text, Process, "User of cAdvisor's database; deprecated upstream (default root)"),
+    nothing("storage-driver-password", Text, Process, "Password of cAdvisor's database; deprecated upstream (default root)"),
+    nothing("storage-driver-host", Text, Process, "Address of cAdvisor's database; deprecated upstream (default localhost:8086)"),
+    nothing("storage-driver-db", Text, Process, "Name of cAdvisor's database; deprecated upstream (default cadvisor)"),
+    nothing("storage-driver-table", Text, Process, "Table in cAdvisor's database; deprecated upstream (default stats)"),
+    nothing("storage-driver-secure", Bool, Process, "Connect to cAdvisor's database with TLS; deprecated upstream (default false)"),
+    nothing("storage-driver-buffer-duration", Duration, Process, "How long writes to cAdvisor's database are collected; deprecated upstream (default 1m0s)"),
 
     Flag { name: "v", short: Some('v'), kind: Level, sets: Sets::Field("logging.verbosity"), group: Logs, help: "How much to log: 0 normal, 2 to 5 more, from 6 everything" },
     field("vmodule", ModuleLevels, "logging.vmodule", Logs, "How much to log for some modules, such as pleg=6,status*=4"),

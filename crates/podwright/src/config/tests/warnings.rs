@@ -142,3 +142,37 @@ volumeStatsAggPeriod: 0s
 ";
     assert_eq!(warnings(text, ""), ["accepted, but without effect: evictionHard"]);
 }
+
+// The list is that of cmd/kubelet/app/options/globalflags_linux.go in v1.36.
+#[test]
+fn flags_of_the_cadvisor_library_are_accepted_and_reported_as_without_effect() {
+    let flags = "--application-metrics-count-limit=1 --boot-id-file=/b --container-hints=/h \
+                 --containerd=/run/c.sock --enable-load-reader --event-storage-age-limit=default=0 \
+                 --event_storage_event_limit=default=0 --global-housekeeping-interval=1m \
+                 --log-cadvisor-usage=false --machine-id-file=/m --storage-driver-user=u \
+                 --storage-driver-password=hidden --storage-driver-host=h --storage-driver-db=d \
+                 --storage-driver-table=t --storage-driver-secure \
+                 --storage-driver-buffer-duration=1s --containerd-namespace=k8s.io";
+    let shown = warnings(QUIET, flags).join("\n");
+    let named = flags.split_whitespace().filter_map(|flag| flag.split('=').next());
+    for flag in named.map(|flag| flag.replace('_', "-")) {
+        assert!(shown.contains(&flag), "{flag} in {shown}");
+    }
+    assert!(!shown.contains("hidden"), "{shown}");
+}
+
+// pkg/features registers the gates of client-go with the kubelet's own.
+#[test]
+fn feature_gates_of_client_go_are_accepted() {
+    let gates = "WatchListClient: false, InOrderInformersBatchProcess: false, AtomicFIFO: false, \
+                 InformerResourceVersion: false, UnlockWhileProcessingFIFO: false, \
+                 ClientsAllowCBOR: true, ClientsPreferCBOR: true, ClientsAllowCARotation: false, \
+                 ClientsAllowTLSCacheGC: false, InOrderInformers: true";
+    assert_eq!(
+        warnings(&format!("{QUIET}featureGates: {{{gates}}}"), ""),
+        ["feature gates accepted, but without effect: AtomicFIFO, ClientsAllowCARotation, \
+          ClientsAllowCBOR, ClientsAllowTLSCacheGC, ClientsPreferCBOR, \
+          InOrderInformersBatchProcess, InformerResourceVersion, UnlockWhileProcessingFIFO, \
+          WatchListClient"]
+    );
+}

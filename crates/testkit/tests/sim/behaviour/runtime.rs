@@ -1,7 +1,7 @@
 //! Changes in the runtime, and restarts of the agent.
 
 use podwright_cri::fake::{Code, Condition, EventFault, Fault, Rpc, Rule};
-use podwright_testkit::sim::test_pod::{APP, FAILS, JOB, STUBBORN, test_pod};
+use podwright_testkit::sim::test_pod::{APP, FAILS, JOB, NODE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;
 
@@ -220,5 +220,23 @@ fn hung_pod_does_not_block_others() {
             sim.until_ready(&name).await;
             assert!(sim.age() - began < s(1), "{name}");
         }
+    });
+}
+
+#[test]
+fn critical_pod_is_admitted_beside_a_victim_that_does_not_stop() {
+    sim::run(async {
+        let sim = Sim::started(Options { max_pods: 1, ..Options::default() }).await;
+        sim.create(&test_pod("victim").grace(20).container("app", STUBBORN)).await;
+        sim.until_ready("victim").await;
+        sim.fake.fail(Rule::on(Rpc::StopContainer, Fault::Hang).pod("victim"));
+        let critical = format!("critical-{NODE}");
+        sim.write_manifest("critical.json", &test_pod("critical").container("app", APP).manifest());
+        // Half again the victim's grace.
+        sim.pass(s(29)).await;
+        assert_eq!(sim.fake.snapshot().running(&critical), [""; 0]);
+        assert_eq!(sim.fake.snapshot().running("victim"), ["app"]);
+        sim.pass(s(10)).await;
+        assert_eq!(sim.fake.snapshot().running(&critical), ["app"]);
     });
 }
