@@ -13,19 +13,19 @@ use podwright_host::clock::Clock;
 use podwright_proto::cri::{RuntimeFeatures, RuntimeHandler};
 use tokio::sync::watch;
 
-use crate::admission::Admission;
-use crate::allocations::Allocations;
-use crate::cgroups::Cgroups;
-use crate::events::Recorder;
-use crate::images::Images;
-use crate::logs::Logs;
-use crate::metrics::Metrics;
-use crate::objects::Objects;
-use crate::pleg::Pleg;
-use crate::start_limiter::StartLimiter;
-use crate::status::StatusManager;
-use crate::users::Users;
-use crate::volumes::Volumes;
+use crate::pods::admission::Admission;
+use crate::pods::allocations::Allocations;
+use crate::report::events::Recorder;
+use crate::report::status::StatusManager;
+use crate::resources::cgroups::Cgroups;
+use crate::resources::objects::Objects;
+use crate::resources::users::Users;
+use crate::resources::volumes::Volumes;
+use crate::runtime::images::Images;
+use crate::runtime::logs::Logs;
+use crate::runtime::pleg::Pleg;
+use crate::telemetry::metrics::Metrics;
+use crate::worker::start_limiter::StartLimiter;
 
 /// State of the container runtime, as its last status call reported it.
 #[derive(Clone, Debug, PartialEq)]

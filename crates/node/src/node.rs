@@ -23,29 +23,29 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::{self, Admission, AdmissionSettings};
-use crate::allocations::Allocations;
-use crate::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
 use crate::context::{NodeContext, NodeState, Settings};
-use crate::debug_socket;
 use crate::error_chain::chain;
-use crate::events::{self, Recorder, Severity};
-use crate::gc::{self, Gc};
-use crate::heartbeat::own_node::{self, OwnNode};
-use crate::heartbeat::pod_ranges;
-use crate::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver, Timing};
-use crate::images::{self, Images};
-use crate::logs::{Logs, rotation::Rotation};
-use crate::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
-use crate::mirrors::Mirrors;
-use crate::objects::Objects;
-use crate::pleg::Pleg;
+use crate::pods::admission::{self, Admission, AdmissionSettings};
+use crate::pods::allocations::Allocations;
+use crate::pods::mirrors::Mirrors;
 use crate::pods::{PodIndex, PodManager};
+use crate::report::events::{self, Recorder, Severity};
+use crate::report::heartbeat::own_node::{self, OwnNode};
+use crate::report::heartbeat::pod_ranges;
+use crate::report::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver, Timing};
+use crate::report::status::StatusManager;
+use crate::resources::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
+use crate::resources::objects::Objects;
+use crate::resources::users::Users;
+use crate::resources::volumes::Volumes;
+use crate::runtime::gc::{self, Gc};
+use crate::runtime::images::{self, Images};
+use crate::runtime::logs::{Logs, rotation::Rotation};
+use crate::runtime::pleg::Pleg;
+use crate::server::debug_socket;
 use crate::sources::{api, file::Manifests, url::ManifestUrl};
-use crate::start_limiter::StartLimiter;
-use crate::status::StatusManager;
-use crate::users::Users;
-use crate::volumes::Volumes;
+use crate::telemetry::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
+use crate::worker::start_limiter::StartLimiter;
 
 /// Interval of runtime status checks.
 const RUNTIME_CHECK: Duration = Duration::from_secs(5);
@@ -444,7 +444,10 @@ impl Node {
 }
 
 /// What a pod still has on this node, for the status manager.
-fn leftovers(pod_index: &Arc<PodIndex>, volumes: &Arc<Volumes>) -> crate::status::Leftovers {
+fn leftovers(
+    pod_index: &Arc<PodIndex>,
+    volumes: &Arc<Volumes>,
+) -> crate::report::status::Leftovers {
     let (pod_index, volumes) = (pod_index.clone(), volumes.clone());
     Arc::new(move |uid| {
         let finished = pod_index.cleanup_policy(uid, |standing| standing.is_finished());

@@ -4,10 +4,15 @@
 //! of the pod; the pod worker does the rest. The task never waits for a pod, so a pod that hangs
 //! does not delay others. Housekeeping runs every two seconds and removes orphans.
 
+pub mod admission;
 mod admitting;
+pub mod allocations;
 mod ending;
 mod housekeeping;
+pub mod journal;
+pub mod mirrors;
 mod orphan;
+pub mod pod_handle;
 mod pod_index;
 mod resizes;
 mod stopping;
@@ -34,9 +39,9 @@ pub use pod_index::{CHANGE_DEBOUNCE, PodIndex};
 pub use stopping::{StoppingPod, StoppingPods};
 
 use crate::context::NodeContext;
-use crate::events::Severity;
-use crate::pod_handle::PodHandle;
-use crate::probes::Prober;
+use crate::pods::pod_handle::PodHandle;
+use crate::report::events::Severity;
+use crate::worker::probes::Prober;
 use crate::worker::{Worker, WorkerOutcome};
 
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);

@@ -7,7 +7,9 @@
 
 pub mod auth;
 pub mod certificate;
+pub mod debug_socket;
 mod health;
+pub mod health_port;
 pub mod listen;
 mod logs;
 mod pages;
@@ -37,7 +39,7 @@ use streaming::{StreamRequest, Streaming};
 use crate::context::NodeContext;
 use crate::node::Node;
 use crate::pods::PodIndex;
-use crate::stats::Stats;
+use crate::telemetry::stats::Stats;
 
 /// How long requests and streams in progress may continue after the node begins to stop.
 const DRAIN: Duration = Duration::from_secs(2);

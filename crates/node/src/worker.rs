@@ -7,9 +7,13 @@
 mod announce;
 mod call_tracker;
 mod execute;
+pub mod hooks;
+pub mod probes;
 mod resize;
 mod start;
+pub mod start_limiter;
 mod stop;
+mod stop_record;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,9 +36,9 @@ use tracing::Instrument;
 
 use crate::context::{NodeContext, NodeState};
 use crate::error_chain::chain;
-use crate::events::Severity;
-use crate::metrics::Operation;
-use crate::pod_handle::{Desired, PodHandle};
+use crate::pods::pod_handle::{Desired, PodHandle};
+use crate::report::events::Severity;
+use crate::telemetry::metrics::Operation;
 use call_tracker::CallTracker;
 
 /// How a worker ended.

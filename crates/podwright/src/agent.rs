@@ -29,11 +29,11 @@ use podwright_host::files::Root;
 use podwright_host::machine::{self, Machine};
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
-use podwright_node::heartbeat::addresses;
-use podwright_node::metrics::RequestMetrics;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
+use podwright_node::report::heartbeat::addresses;
 use podwright_node::server::Server;
 use podwright_node::sources::url::ManifestUrl;
+use podwright_node::telemetry::metrics::RequestMetrics;
 use podwright_proto::cri::CgroupDriver as ReportedDriver;
 use tokio_util::sync::CancellationToken;
 
@@ -126,7 +126,7 @@ async fn health(
     let address = SocketAddr::new(configuration.healthz_bind_address, port);
     let serving = match port {
         0 => None,
-        _ => Some(podwright_node::health::serve(address, stop).await?),
+        _ => Some(podwright_node::server::health_port::serve(address, stop).await?),
     };
     Ok(async move {
         if let Some(serving) = serving {

@@ -12,7 +12,7 @@ use podwright_node::server::auth::{self, AccessSettings};
 use podwright_node::server::certificate::{Source, TlsSettings, self_signed_files};
 use podwright_node::server::listen::{ListenerSettings, Listeners, Ports};
 use podwright_node::server::{Server, ServerSettings};
-use podwright_node::stats::Stats;
+use podwright_node::telemetry::stats::Stats;
 use tokio_util::sync::CancellationToken;
 
 use crate::commands::version::VERSIONS;

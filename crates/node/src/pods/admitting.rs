@@ -11,7 +11,7 @@ use podwright_core::status;
 use podwright_core::time::Mono;
 
 use super::{PodManager, ending};
-use crate::events::Severity;
+use crate::report::events::Severity;
 
 /// A pod that is neither admitted nor rejected yet.
 pub(super) struct Parked {

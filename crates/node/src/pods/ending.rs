@@ -8,7 +8,7 @@ use podwright_core::pod::Pod;
 
 use super::PodIndex;
 use crate::context::NodeContext;
-use crate::events::Severity;
+use crate::report::events::Severity;
 
 /// Minimum wait: the runtime needs some time even for a grace period of zero.
 const MIN_WAIT: Duration = Duration::from_secs(10);

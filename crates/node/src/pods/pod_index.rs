@@ -15,8 +15,8 @@ use podwright_core::pod::mirror::Static;
 use podwright_core::time::Mono;
 use tokio::sync::watch;
 
-use crate::pleg::Listener;
-use crate::pod_handle::PodHandle;
+use crate::pods::pod_handle::PodHandle;
+use crate::runtime::pleg::Listener;
 
 /// Changes come in bursts: a task that goes through all pods after a change waits this long first.
 pub const CHANGE_DEBOUNCE: Duration = Duration::from_millis(100);

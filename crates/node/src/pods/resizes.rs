@@ -10,8 +10,8 @@ use podwright_core::resize::allocation::summary;
 use podwright_core::resize::fit::{self, ResizeCapacity};
 
 use super::PodManager;
-use crate::allocations::ResizeDecision;
-use crate::events::Severity;
+use crate::pods::allocations::ResizeDecision;
+use crate::report::events::Severity;
 
 impl PodManager {
     /// The pod with its allocated resources. Nothing is granted before all sources have delivered:

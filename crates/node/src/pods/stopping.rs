@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PodIndex, PodManager};
 use crate::context::NodeContext;
-use crate::pod_handle::PodHandle;
+use crate::pods::pod_handle::PodHandle;
 
 /// Progress of stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,7 +24,7 @@ use super::certificate::{self, TlsError, TlsSettings};
 use super::reload::FileProblem;
 use super::response::HttpResponse;
 use super::{DRAIN, Server, route};
-use crate::metrics::{HttpKey, HttpMetrics, Metrics};
+use crate::telemetry::metrics::{HttpKey, HttpMetrics, Metrics};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CONNECTIONS: usize = 2048;

@@ -12,8 +12,8 @@ use super::Server;
 use super::query::Query;
 use super::response::{BodyError, HttpResponse, PLAIN, plain_text};
 use super::route::Target;
-use crate::logs::LogRequest;
-use crate::logs::read::Reader;
+use crate::runtime::logs::LogRequest;
+use crate::runtime::logs::read::Reader;
 
 impl Server {
     pub(super) async fn logs(&self, target: &Target, query: &Query) -> HttpResponse {

@@ -7,10 +7,10 @@ use super::Server;
 use super::query::Query;
 use super::response::{HttpResponse, json, metrics};
 use super::route::Page;
-use crate::metrics::cadvisor::{self, Disks, Row};
-use crate::metrics::census::{self, Agent, TrackedPod};
-use crate::metrics::{Exposition, resource, volumes, write_process};
-use crate::stats::{CgroupUsage, Snapshot};
+use crate::telemetry::metrics::cadvisor::{self, Disks, Row};
+use crate::telemetry::metrics::census::{self, Agent, TrackedPod};
+use crate::telemetry::metrics::{Exposition, resource, volumes, write_process};
+use crate::telemetry::stats::{CgroupUsage, Snapshot};
 
 impl Server {
     pub(super) async fn metrics(&self, page: Page) -> HttpResponse {

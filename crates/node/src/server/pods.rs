@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::response::{HttpResponse, json as as_json, plain_text};
 use crate::pods::PodIndex;
-use crate::status::StatusManager;
+use crate::report::status::StatusManager;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

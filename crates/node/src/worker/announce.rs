@@ -6,7 +6,7 @@ use podwright_core::plan::{Plan, Topic, WaitReason, Waiting};
 use podwright_core::pod::{Container, Pod};
 use podwright_core::status::phase::DEADLINE_EXCEEDED;
 
-use crate::events::{Recorder, Severity};
+use crate::report::events::{Recorder, Severity};
 
 /// Emits events for what is new in this plan compared with the last one.
 pub(super) fn changes(events: &Recorder, pod: &Pod, before: Option<&Plan>, now: &Plan) {

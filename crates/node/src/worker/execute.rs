@@ -18,11 +18,11 @@ use super::start::SandboxContext;
 use super::stop::NotStopped;
 use crate::context::NodeContext;
 use crate::error_chain::chain;
-use crate::events::Severity;
-use crate::images::Prefetch;
-use crate::logs;
-use crate::pod_handle::PodHandle;
-use crate::start_limiter::{Rank, StartStep};
+use crate::pods::pod_handle::PodHandle;
+use crate::report::events::Severity;
+use crate::runtime::images::Prefetch;
+use crate::runtime::logs;
+use crate::worker::start_limiter::{Rank, StartStep};
 
 /// Delay before a failed step is retried; spread by pod, so that not all pods retry at the same
 /// time.

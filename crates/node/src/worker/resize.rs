@@ -14,9 +14,9 @@ use podwright_core::resize::{Amounts, ContainerResize, Resize};
 use podwright_proto::cri::UpdatePodSandboxResourcesRequest;
 
 use super::execute::{Execution, Failed};
-use crate::cgroups::{PodCgroupError, PodCgroupState};
 use crate::error_chain::chain;
-use crate::events::Severity;
+use crate::report::events::Severity;
+use crate::resources::cgroups::{PodCgroupError, PodCgroupState};
 
 #[derive(Debug, thiserror::Error)]
 enum ResizeError {

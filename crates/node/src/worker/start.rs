@@ -22,16 +22,16 @@ use podwright_proto::cri::{ContainerConfig, MountPropagation, PodSandboxConfig};
 
 use super::execute::{Execution, Failed};
 use super::stop;
-use crate::cgroups::PodCgroupError;
 use crate::error_chain::chain;
-use crate::events::Severity;
-use crate::hooks;
-use crate::images::{ImageRequest, ImageUnavailable, PresentImage, PullPolicy};
-use crate::logs::link_name;
-use crate::objects::{Fetched, ReadError};
-use crate::start_limiter::StartStep;
-use crate::users::{self, UserRangeError};
-use crate::volumes::SubPathError;
+use crate::report::events::Severity;
+use crate::resources::cgroups::PodCgroupError;
+use crate::resources::objects::{Fetched, ReadError};
+use crate::resources::users::{self, UserRangeError};
+use crate::resources::volumes::SubPathError;
+use crate::runtime::images::{ImageRequest, ImageUnavailable, PresentImage, PullPolicy};
+use crate::runtime::logs::link_name;
+use crate::worker::hooks;
+use crate::worker::start_limiter::StartStep;
 
 /// The sandbox containers are started in.
 #[derive(Clone, Debug, Default)]

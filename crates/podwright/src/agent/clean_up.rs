@@ -6,7 +6,7 @@ use anyhow::Context;
 use podwright_core::gc::{ContainerPolicy, ImagePolicy};
 use podwright_core::log::RotationPolicy;
 use podwright_core::quantity::Quantity;
-use podwright_node::gc;
+use podwright_node::runtime::gc;
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::KubeletConfiguration;

@@ -11,8 +11,8 @@ use podwright_core::node_status::{Reservations, Settings};
 use podwright_core::qos::{CPU, ResourceList};
 use podwright_core::quantity::Quantity;
 use podwright_host::machine;
-use podwright_node::cgroups::Reserved;
-use podwright_node::heartbeat::{self, Timing};
+use podwright_node::report::heartbeat::{self, Timing};
+use podwright_node::resources::cgroups::Reserved;
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{Enforcement, KubeletConfiguration};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use podwright_core::credential::{self, Provider};
 use podwright_core::image::access::Verification;
-use podwright_node::images::ImageSettings;
+use podwright_node::runtime::images::ImageSettings;
 
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use jiff::Timestamp;
 use podwright_host::clock::Clock;
-use podwright_node::certificates::{self, ClientCertificate, Store};
-use podwright_node::connection::Connections;
-use podwright_node::connection::credentials::Credentials;
+use podwright_node::client::certificates::{self, ClientCertificate, Store};
+use podwright_node::client::connection::Connections;
+use podwright_node::client::connection::credentials::Credentials;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::{self, AgentOptions, ApiClients};

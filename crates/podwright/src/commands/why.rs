@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use podwright_core::plan::Case;
-use podwright_node::debug_socket::{Explanation, PodLine};
+use podwright_node::server::debug_socket::{Explanation, PodLine};
 
 use crate::cli::{Output, STATE_DIR, WhyArgs};
 use crate::config::options::ROOT_DIR;

@@ -27,7 +27,7 @@ impl Verbosity {
         Self { ours: level(verbosity), overrides }
     }
 
-    /// The level of a module, such as `podwright_node::pleg`.
+    /// The level of a module, such as `podwright_node::runtime::pleg`.
     pub fn of(&self, module: &str) -> LevelFilter {
         let named = self.overrides.iter().find(|(pattern, _)| names(pattern, module));
         match named {
@@ -116,7 +116,7 @@ mod tests {
             (10, LevelFilter::TRACE),
         ] {
             let verbosity = Verbosity::new(number, &[]);
-            assert_eq!(verbosity.of("podwright_node::pleg"), ours, "--v={number}");
+            assert_eq!(verbosity.of("podwright_node::runtime::pleg"), ours, "--v={number}");
             assert_eq!(verbosity.of("hyper::client"), LevelFilter::WARN, "--v={number}");
         }
     }
@@ -132,9 +132,9 @@ mod tests {
             &[over("pleg", 6), over("stat?s*", 4), over("podwright_cri/*", 4), over("hyper*", 2)],
         );
         for (module, want) in [
-            ("podwright_node::pleg", LevelFilter::TRACE),
-            ("podwright_node::pleg::relist", LevelFilter::INFO),
-            ("podwright_node::status", LevelFilter::DEBUG),
+            ("podwright_node::runtime::pleg", LevelFilter::TRACE),
+            ("podwright_node::runtime::pleg::relist", LevelFilter::INFO),
+            ("podwright_node::report::status", LevelFilter::DEBUG),
             ("podwright_node::statuses", LevelFilter::DEBUG),
             ("podwright_cri::client", LevelFilter::DEBUG),
             ("podwright_node::worker", LevelFilter::INFO),

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use podwright_core::volume::teardown::{self, Plugin, Scope, Teardown};
 use podwright_host::detach::{Detached, detach};
 use podwright_host::mounts::{self, Mount, MountError};
-use podwright_node::volumes;
+use podwright_node::resources::volumes;
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, state_dir, write_private};

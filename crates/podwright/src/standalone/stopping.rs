@@ -12,8 +12,8 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use podwright_node::debug_socket;
 use podwright_node::pods::{StoppingPod, StoppingPods};
+use podwright_node::server::debug_socket;
 
 use super::Layout;
 use super::agent::Agent;

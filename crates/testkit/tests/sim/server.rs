@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::BodyExt;
 use podwright_node::server::{Server, ServerSettings};
-use podwright_node::stats::Stats;
+use podwright_node::telemetry::stats::Stats;
 use podwright_testkit::sim::random::SeededRandom;
 use podwright_testkit::sim::test_pod::{APP, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};

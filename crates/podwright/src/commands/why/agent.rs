@@ -7,7 +7,7 @@ use http::Request;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use podwright_node::debug_socket::{self, SOCKET};
+use podwright_node::server::debug_socket::{self, SOCKET};
 use serde::de::DeserializeOwned;
 
 pub(super) struct Agent {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use jiff::Timestamp;
 use podwright_core::lifecycle::Stage;
-use podwright_node::debug_socket::{Explanation, FailedOperation};
+use podwright_node::server::debug_socket::{Explanation, FailedOperation};
 
 /// How many recent journal entries are shown.
 const RECENT: usize = 8;
@@ -92,8 +92,8 @@ fn age(from: Timestamp, to: Timestamp) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use podwright_node::debug_socket::ContainerLine;
-    use podwright_node::journal::{JournalEntry, Underway};
+    use podwright_node::pods::journal::{JournalEntry, Underway};
+    use podwright_node::server::debug_socket::ContainerLine;
 
     use super::*;
 

@@ -1,0 +1,280 @@
+//! Event recorder: sends Kubernetes events to the API server.
+//!
+//! Recording never waits and never fails: an event goes into a bounded queue, and one task sends it
+//! to the API server. Aggregation and rate limits are decided by [`podwright_core::event`]. Without
+//! an API server events are only logged.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use parking_lot::Mutex;
+use podwright_core::event::{Correlation, Correlator, IncomingEvent};
+use podwright_core::pod::{Container, Pod};
+use podwright_host::clock::Clock;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::report::heartbeat::own_node::OwnNode;
+
+/// A full queue means that the API server is unreachable; further events are dropped.
+const QUEUE: usize = 1024;
+const TRIES: u32 = 12;
+const RETRY: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+impl Severity {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+/// An event before aggregation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Occurrence {
+    pub object: v1::ObjectReference,
+    pub severity: Severity,
+    /// Most are constants; that of a rejection may name a resource.
+    pub reason: Cow<'static, str>,
+    pub message: String,
+    pub at: Timestamp,
+    /// The time in the event's name, unique even if the clock is set back.
+    pub unique: Timestamp,
+}
+
+#[derive(Clone)]
+pub struct Recorder {
+    queue: mpsc::Sender<Occurrence>,
+    clock: Clock,
+    /// The time in the last event's name. Names contain the time, so these times are unique.
+    last: Arc<Mutex<Timestamp>>,
+}
+
+impl Recorder {
+    /// A recorder and the receiver for [`deliver`].
+    pub fn new(clock: Clock) -> (Self, mpsc::Receiver<Occurrence>) {
+        let (queue, events) = mpsc::channel(QUEUE);
+        (Self { queue, clock, last: Arc::default() }, events)
+    }
+
+    pub fn pod(
+        &self,
+        pod: &Pod,
+        severity: Severity,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
+        self.record(reference(pod, None), severity, reason, message);
+    }
+
+    pub fn container(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        severity: Severity,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
+        self.record(reference(pod, Some(container)), severity, reason, message);
+    }
+
+    /// An event of the node itself, with the node's name as both name and UID, as upstream.
+    pub fn node(
+        &self,
+        node: &str,
+        severity: Severity,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
+        self.record(node_reference(node), severity, reason, message);
+    }
+
+    pub fn record(
+        &self,
+        object: v1::ObjectReference,
+        severity: Severity,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
+        let reason = reason.into();
+        let name = object.name.as_deref().unwrap_or_default();
+        let namespace = object.namespace.as_deref().unwrap_or_default();
+        match severity {
+            Severity::Normal => {
+                tracing::info!(namespace, name, reason = &*reason, message, "event");
+            }
+            Severity::Warning => {
+                tracing::warn!(namespace, name, reason = &*reason, message, "event");
+            }
+        }
+        let at = self.clock.now().wall;
+        let unique = {
+            let mut last = self.last.lock();
+            let after = last.saturating_add(Duration::from_nanos(1)).unwrap_or(*last);
+            *last = at.max(after);
+            *last
+        };
+        let occurrence = Occurrence { object, severity, reason, message, at, unique };
+        if self.queue.try_send(occurrence).is_err() {
+            tracing::debug!("event queue full, event dropped");
+        }
+    }
+}
+
+fn reference(pod: &Pod, container: Option<&Container>) -> v1::ObjectReference {
+    v1::ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(pod.name.namespace.to_string()),
+        name: Some(pod.name.name.to_string()),
+        uid: Some(pod.uid.to_string()),
+        resource_version: pod.object.metadata.resource_version.clone(),
+        field_path: container.map(Container::field_path),
+    }
+}
+
+/// Reference to the node. Until the Node object is known, its name stands for its UID: `kubectl
+/// describe node` finds events by either.
+fn node_reference(name: &str) -> v1::ObjectReference {
+    v1::ObjectReference {
+        kind: Some("Node".into()),
+        name: Some(name.into()),
+        uid: Some(name.into()),
+        ..v1::ObjectReference::default()
+    }
+}
+
+/// Sends events to the API server until stopped.
+pub async fn deliver(
+    mut events: mpsc::Receiver<Occurrence>,
+    client: Option<kube::Client>,
+    node: Arc<str>,
+    own_node: watch::Receiver<OwnNode>,
+    stop: CancellationToken,
+) {
+    let mut correlator = Correlator::default();
+    let work = async {
+        while let Some(mut event) = events.recv().await {
+            if let Some(client) = &client {
+                if event.object.kind.as_deref() == Some("Node")
+                    && let Some(object) = own_node.borrow().object()
+                {
+                    event.object.uid.clone_from(&object.metadata.uid);
+                }
+                report(client, &node, event, &mut correlator).await;
+            }
+        }
+    };
+    stop.run_until_cancelled(work).await;
+}
+
+async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator: &mut Correlator) {
+    let namespace = event.object.namespace.clone().unwrap_or_else(|| "default".into());
+    let api: Api<v1::Event> = Api::namespaced(client.clone(), &namespace);
+    let subject = subject(&event.object);
+    let (key, message) = match correlator.correlate(&news(&event, &subject)) {
+        Correlation::Suppressed => {
+            return tracing::debug!(reason = &*event.reason, "event rate-limited");
+        }
+        Correlation::New { key, message } => (key, message),
+        Correlation::Repeated { key, name, count, message } => {
+            let at = Time(event.at);
+            let patch =
+                serde_json::json!({ "count": count, "lastTimestamp": at, "message": message });
+            let patched = retry(|| async {
+                let patch = Patch::Strategic(&patch);
+                api.patch(&name, &PatchParams::default(), &patch).await.map(drop)
+            });
+            if patched.await {
+                return;
+            }
+            // The API server deletes events after an hour; create a new one.
+            correlator.forget(&key);
+            (key, message)
+        }
+    };
+    let name = event_name(&event);
+    let object = object(&Occurrence { message, ..event }, &name, &namespace, node);
+    let posted = retry(|| async { api.create(&PostParams::default(), &object).await.map(drop) });
+    if posted.await {
+        correlator.record(key, name);
+    }
+}
+
+/// Identity of an object. A pod that was recreated with the same name is another object.
+fn subject(object: &v1::ObjectReference) -> String {
+    let parts = [&object.kind, &object.namespace, &object.name, &object.uid];
+    parts.map(|part| part.as_deref().unwrap_or_default()).join("/")
+}
+
+fn news<'a>(event: &'a Occurrence, subject: &'a str) -> IncomingEvent<'a> {
+    IncomingEvent {
+        object: subject,
+        part: event.object.field_path.as_deref().unwrap_or_default(),
+        severity: event.severity.as_str(),
+        reason: &event.reason,
+        message: &event.message,
+        at: event.at,
+    }
+}
+
+/// Retries while the server is unreachable. A response, even a rejection, is final: one event that
+/// the server rejects must not hold up all others.
+async fn retry<F: Future<Output = Result<(), kube::Error>>>(mut call: impl FnMut() -> F) -> bool {
+    for _ in 0..TRIES {
+        match call().await {
+            Ok(()) => return true,
+            Err(kube::Error::Api(status)) => {
+                tracing::debug!(message = status.message, "send event rejected");
+                return false;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "send event failed, retrying");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+    false
+}
+
+/// The object's name and the time in hex, as client-go names events.
+fn event_name(event: &Occurrence) -> String {
+    let name = event.object.name.as_deref().unwrap_or("unknown");
+    format!("{name}.{:x}", event.unique.as_nanosecond())
+}
+
+fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Event {
+    v1::Event {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            namespace: Some(namespace.into()),
+            ..ObjectMeta::default()
+        },
+        involved_object: event.object.clone(),
+        reason: Some(event.reason.to_string()),
+        message: Some(event.message.clone()),
+        type_: Some(event.severity.as_str().into()),
+        source: Some(v1::EventSource {
+            component: Some("kubelet".into()),
+            host: Some(node.into()),
+        }),
+        reporting_component: Some("kubelet".into()),
+        reporting_instance: Some(node.into()),
+        first_timestamp: Some(Time(event.at)),
+        last_timestamp: Some(Time(event.at)),
+        count: Some(1),
+        ..v1::Event::default()
+    }
+}

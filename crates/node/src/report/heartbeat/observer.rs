@@ -1,0 +1,205 @@
+//! Observation of the machine and the runtime, for the node status.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use podwright_core::node_status::{
+    self, Image, MachineResources, NodeObservation, Problem, Settings,
+};
+use podwright_core::time::Mono;
+use podwright_cri as cri;
+use podwright_host::clock::Clock;
+use podwright_host::machine::{self, Machine};
+use tokio::sync::watch;
+
+use super::addresses;
+use crate::context::NodeState;
+use crate::runtime::pleg::Pleg;
+
+/// How often images and version are read from the runtime.
+const RUNTIME_INTERVAL: Duration = Duration::from_secs(30);
+/// How often the node name is resolved.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(300);
+/// Timeout, so that a runtime that hangs does not block the status.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub struct StatusObserver {
+    settings: Arc<Settings>,
+    machine: Machine,
+    amounts: MachineResources,
+    runtime: cri::Client,
+    pleg: Arc<Pleg>,
+    state: watch::Receiver<NodeState>,
+    clock: Clock,
+    runtime_info: RuntimeInfo,
+    resolved: ResolvedName,
+    /// The current problem; logged when it changes.
+    problem: Option<String>,
+}
+
+/// The result of the last successful lookup of the node name.
+#[derive(Default)]
+struct ResolvedName {
+    at: Option<Mono>,
+    addresses: Vec<IpAddr>,
+}
+
+impl ResolvedName {
+    fn is_due(&self, now: Mono) -> bool {
+        self.at.is_none_or(|at| now.since(at) >= RESOLVE_INTERVAL)
+    }
+
+    /// A failed lookup is repeated with the next status. Until one succeeds, the last addresses that
+    /// the machine still has remain valid, so that a failing name server does not change the node's
+    /// address.
+    fn update(&mut self, found: Vec<IpAddr>, now: Mono) {
+        if !found.is_empty() {
+            *self = Self { at: Some(now), addresses: found };
+        }
+    }
+}
+
+/// The last values from the runtime.
+struct RuntimeInfo {
+    at: Option<Mono>,
+    version: String,
+    images: Option<Vec<Image>>,
+}
+
+impl StatusObserver {
+    /// `amounts` is the capacity of the machine at the start, `runtime_version` the version of the
+    /// runtime at that time: `containerd://1.6.20`.
+    pub fn new(
+        settings: Arc<Settings>,
+        amounts: MachineResources,
+        runtime: cri::Client,
+        runtime_version: String,
+        pleg: Arc<Pleg>,
+        state: watch::Receiver<NodeState>,
+        clock: Clock,
+    ) -> Self {
+        Self {
+            settings,
+            machine: Machine::at("/"),
+            amounts,
+            runtime,
+            pleg,
+            state,
+            clock,
+            runtime_info: RuntimeInfo { at: None, version: runtime_version, images: None },
+            resolved: ResolvedName::default(),
+            problem: None,
+        }
+    }
+
+    pub fn settings(&self) -> &Arc<Settings> {
+        &self.settings
+    }
+
+    pub async fn now(&mut self) -> NodeObservation {
+        self.query_runtime().await;
+        let by_name = self.resolve().await;
+        let found = addresses::find(&self.settings, &self.machine, &by_name);
+        let identity = self.machine.identity();
+        let first =
+            [found.as_ref().err().cloned(), identity.as_ref().err().map(ToString::to_string)];
+        self.log_problem(first.into_iter().flatten().next());
+        let state = self.state.borrow();
+        NodeObservation {
+            amounts: self.amounts.clone(),
+            identity: identity.ok().map(identity_of),
+            addresses: found.unwrap_or_default(),
+            runtime_version: self.runtime_info.version.clone(),
+            images: self.runtime_info.images.clone(),
+            handlers: state.handlers.clone(),
+            features: state.features,
+            pressure: node_status::Pressure::default(),
+            problems: problems(&state, self.pleg.unhealthy()),
+            volumes_in_use: Some(BTreeSet::new()),
+        }
+    }
+
+    async fn query_runtime(&mut self) {
+        let now = self.clock.now().mono;
+        if self.runtime_info.at.is_some_and(|at| now.since(at) < RUNTIME_INTERVAL) {
+            return;
+        }
+        let queries = async { tokio::join!(self.runtime.version(), self.runtime.list_images()) };
+        let Ok((version, images)) = tokio::time::timeout(RUNTIME_TIMEOUT, queries).await else {
+            return;
+        };
+        if let Ok(version) = version {
+            self.runtime_info.version =
+                format!("{}://{}", version.runtime_name, version.runtime_version);
+        }
+        if let Ok(images) = images {
+            let slim = |image: cri::Image| Image {
+                tags: image.tags,
+                digests: image.digests,
+                size: image.size,
+            };
+            self.runtime_info.images = Some(images.into_iter().map(slim).collect());
+            self.runtime_info.at = Some(now);
+        }
+    }
+
+    /// The addresses of the node name; not resolved if addresses are configured.
+    async fn resolve(&mut self) -> Vec<IpAddr> {
+        if self.settings.node_ips.iter().any(|ip| !ip.is_unspecified()) {
+            return Vec::new();
+        }
+        let now = self.clock.now().mono;
+        if self.resolved.is_due(now) {
+            let found = addresses::resolve(&self.settings.hostname).await;
+            self.resolved.update(found, now);
+        }
+        self.resolved.addresses.clone()
+    }
+
+    fn log_problem(&mut self, problem: Option<String>) {
+        if self.problem != problem {
+            if let Some(problem) = &problem {
+                tracing::warn!(
+                    problem,
+                    "cannot update a part of the node status, keeping its value"
+                );
+            }
+            self.problem = problem;
+        }
+    }
+}
+
+fn identity_of(identity: machine::Identity) -> node_status::Identity {
+    let machine::Identity { machine_id, system_uuid, boot_id, kernel_version, os_image } = identity;
+    node_status::Identity { machine_id, system_uuid, boot_id, kernel_version, os_image }
+}
+
+fn problems(state: &NodeState, stale: Option<String>) -> Vec<Problem> {
+    let silent = state.reachable.as_ref().err().cloned().map(Problem::Unresponsive);
+    let runtime = state.runtime.as_ref().err().cloned().map(Problem::Runtime);
+    let network = state.network.as_ref().err().cloned().map(Problem::Network);
+    let stale = stale.map(Problem::Pleg);
+    [silent, stale, runtime, network].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_lookup_keeps_the_last_addresses_and_is_repeated() {
+        let at = |seconds: u64| Mono(Duration::from_secs(seconds));
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let mut resolved = ResolvedName::default();
+        resolved.update(Vec::new(), at(0));
+        assert!(resolved.is_due(at(10)), "a failed lookup is repeated");
+        resolved.update(vec![address], at(10));
+        assert!(!resolved.is_due(at(20)));
+        assert!(resolved.is_due(at(310)));
+        resolved.update(Vec::new(), at(310));
+        assert_eq!(resolved.addresses, [address]);
+        assert!(resolved.is_due(at(320)));
+    }
+}

@@ -1,0 +1,268 @@
+//! Status manager: caches pod statuses and patches them to the API server.
+//!
+//! A change of Ready or of the phase is sent immediately and before all others; the small steps of
+//! a start are delayed briefly, so that several become one request. A report that could not be sent
+//! is retried; none is lost. The patch is computed against the newest copy of the object, so
+//! normally one report is one request.
+
+mod sync;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1;
+use parking_lot::Mutex;
+use podwright_core::ids::{ContainerId, PodUid};
+use podwright_core::pod::Pod;
+use podwright_core::pod::desired::mirror_is_current;
+use podwright_core::status::conditions::READY_TO_START;
+use podwright_core::status::dropped::Dropped;
+use podwright_core::status::ending;
+use podwright_core::status::manager::{
+    self, Acceptance, CachedStatus, PodLeftovers, ReportTrigger, StatusUpdate,
+};
+use podwright_core::time::Mono;
+use podwright_host::clock::Clock;
+use tokio::sync::Notify;
+
+use crate::pods::PodIndex;
+use crate::telemetry::metrics::Metrics;
+
+/// Delay of the first report: often the next one follows soon and replaces it.
+const FIRST_REPORT_DELAY: Duration = Duration::from_millis(100);
+/// Delay of changes that no controller acts on, such as a ready sandbox.
+const MINOR_CHANGE_DELAY: Duration = Duration::from_secs(1);
+/// Delay of a sandbox without containers: they follow soon, and one report covers both.
+const SANDBOX_READY_DELAY: Duration = Duration::from_secs(5);
+
+/// Reports what a pod still has on this node.
+pub type Leftovers = Arc<dyn Fn(&PodUid) -> PodLeftovers + Send + Sync>;
+
+/// The report of one pod and its delivery state.
+struct Tracked {
+    entry: CachedStatus,
+    /// The API UID the report was sent to, and the version sent.
+    sent: Option<(Arc<str>, u64)>,
+    /// The object in the last response; newer than the copy of the watch for a moment.
+    response: Option<Arc<v1::Pod>>,
+    /// Not sent before this time: a newer report may replace it, or the server refused it recently.
+    not_before: Mono,
+    failures: u32,
+    /// The versions of the object and of our report at the last comparison. The result is the same
+    /// until one of them changes.
+    compared: Option<(u64, u64)>,
+}
+
+/// The reports of all pods.
+#[derive(Default)]
+struct Reports {
+    pods: BTreeMap<PodUid, Tracked>,
+    /// Pods that may have something to send. All others had nothing to send when last checked and
+    /// have not changed since.
+    open: BTreeSet<PodUid>,
+    /// Pods whose report is delayed until a time.
+    waiting: BTreeSet<(Mono, PodUid)>,
+}
+
+impl Reports {
+    fn forget(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+        self.open.remove(uid);
+    }
+
+    fn open_all(&mut self) {
+        self.open = self.pods.keys().cloned().collect();
+    }
+}
+
+pub struct StatusManager {
+    reports: Mutex<Reports>,
+    /// Fields this server drops, learned from its responses.
+    dropped: Mutex<Dropped>,
+    changed: Notify,
+    pod_index: Arc<PodIndex>,
+    leftovers: Leftovers,
+    runtime_name: String,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+}
+
+impl StatusManager {
+    pub fn new(
+        pod_index: Arc<PodIndex>,
+        leftovers: Leftovers,
+        runtime_name: String,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            reports: Mutex::default(),
+            dropped: Mutex::default(),
+            changed: Notify::new(),
+            pod_index,
+            leftovers,
+            runtime_name,
+            clock,
+            metrics,
+        })
+    }
+
+    /// The last report of a pod.
+    pub fn get(&self, uid: &PodUid) -> Option<Arc<v1::PodStatus>> {
+        self.reports.lock().pods.get(uid).map(|tracked| tracked.entry.status.clone())
+    }
+
+    /// The last report of a pod; before our first one, the status in the API.
+    pub fn last_report(&self, pod: &Pod) -> Option<Arc<v1::PodStatus>> {
+        let of_mirror = || {
+            let mirror = self.pod_index.mirror_of(pod)?.pod;
+            let status =
+                mirror_is_current(&mirror, pod).then(|| mirror.object.status.clone())??;
+            Some(ending::without_end(status))
+        };
+        let in_api = || of_mirror().or_else(|| pod.object.status.clone()).map(Arc::new);
+        self.get(&pod.uid).or_else(in_api)
+    }
+
+    /// Records a new status, if it is valid and differs.
+    pub fn set(&self, pod: &Pod, status: v1::PodStatus) {
+        self.record(pod, ReportTrigger::Sync, |_| Some(status));
+    }
+
+    /// Records a readiness probe result. Unknown pods and containers are ignored.
+    pub fn set_container_readiness(&self, pod: &Pod, container: &ContainerId, ready: bool) {
+        let id = self.container_id(container);
+        self.record(pod, ReportTrigger::Probe, |old| {
+            manager::set_container_readiness(pod, old?, &id, ready)
+        });
+    }
+
+    /// Records a startup probe result.
+    pub fn set_container_startup(&self, pod: &Pod, container: &ContainerId, started: bool) {
+        let id = self.container_id(container);
+        self.record(pod, ReportTrigger::Probe, |old| {
+            manager::set_container_startup(old?, &id, started)
+        });
+    }
+
+    /// Records that the sandbox is ready; image pulls may still take a while.
+    pub fn sandbox_ready(&self, pod: &Pod) {
+        self.record_within(SANDBOX_READY_DELAY, pod, ReportTrigger::Sync, |old| {
+            let mut status = old?.clone();
+            let conditions = status.conditions.iter_mut().flatten();
+            let ready = conditions.filter(|c| c.type_ == READY_TO_START && c.status != "True");
+            let mut changed = false;
+            for condition in ready {
+                condition.status = "True".into();
+                changed = true;
+            }
+            changed.then_some(status)
+        });
+    }
+
+    /// Records that nothing of the pod is left on this node.
+    pub fn terminate(&self, pod: &Pod) {
+        self.record(pod, ReportTrigger::End, |old| {
+            let old = old.or(pod.object.status.as_ref());
+            let nothing = v1::PodStatus::default();
+            Some(ending::terminate_pod(pod, old.unwrap_or(&nothing)))
+        });
+    }
+
+    /// Rechecks all pods after a mirror pod was created or deleted: a report to an old one is void.
+    pub fn mirror_changed(&self) {
+        self.reports.lock().open_all();
+        self.changed.notify_one();
+    }
+
+    /// Rechecks a pod that is being deleted: if it is finished, its object can be deleted now.
+    pub fn recheck(&self, uid: &PodUid) {
+        let mut reports = self.reports.lock();
+        if reports.pods.contains_key(uid) {
+            reports.open.insert(uid.clone());
+        }
+        drop(reports);
+        self.changed.notify_one();
+    }
+
+    /// Removes pods that no source names.
+    pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
+        let mut reports = self.reports.lock();
+        reports.pods.retain(|uid, _| keep(uid));
+        reports.open.retain(|uid| keep(uid));
+        reports.waiting.retain(|(_, uid)| keep(uid));
+    }
+
+    /// A container ID as statuses show it.
+    fn container_id(&self, container: &ContainerId) -> String {
+        format!("{}://{container}", self.runtime_name)
+    }
+
+    fn record(
+        &self,
+        pod: &Pod,
+        occasion: ReportTrigger,
+        make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
+    ) {
+        self.record_within(MINOR_CHANGE_DELAY, pod, occasion, make);
+    }
+
+    /// Records a status; a change that is not urgent may be delayed by `delay`.
+    fn record_within(
+        &self,
+        delay: Duration,
+        pod: &Pod,
+        occasion: ReportTrigger,
+        make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
+    ) {
+        let mirror = self.pod_index.mirror_of(pod);
+        let now = self.clock.now();
+        let mut reports = self.reports.lock();
+        let known = reports.pods.get(&pod.uid).map(|tracked| &tracked.entry);
+        let Some(new) = make(known.map(|entry| &*entry.status)) else { return };
+        let update = StatusUpdate {
+            pod,
+            cached: known,
+            mirror: mirror.as_ref().and_then(|m| m.pod.object.status.as_ref()),
+            occasion,
+            now,
+        };
+        match manager::accept(&update, new) {
+            Acceptance::Unchanged => return,
+            Acceptance::Refused(refusal) => {
+                tracing::error!(pod = %pod.name, %refusal, "Status update on pod aborted");
+                return;
+            }
+            Acceptance::Accepted { entry, left_out } => {
+                for kind in left_out {
+                    tracing::error!(pod = %pod.name, kind, "update pod status: condition is not owned by the kubelet, dropped");
+                }
+                let before = known.map(|entry| &*entry.status);
+                let urgent = manager::is_urgent(before, &entry.status, occasion);
+                let tracked = reports.pods.entry(pod.uid.clone()).or_insert_with(|| Tracked {
+                    entry: entry.clone(),
+                    sent: None,
+                    response: None,
+                    not_before: now.mono + FIRST_REPORT_DELAY,
+                    failures: 0,
+                    compared: None,
+                });
+                let is_pending =
+                    tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
+                tracked.entry = entry;
+                // After a recent failure the back-off applies even to urgent reports.
+                if tracked.failures == 0 {
+                    if urgent {
+                        tracked.not_before = now.mono;
+                    } else if !is_pending {
+                        tracked.not_before = now.mono + delay;
+                    }
+                }
+                reports.open.insert(pod.uid.clone());
+            }
+        }
+        drop(reports);
+        self.changed.notify_one();
+    }
+}

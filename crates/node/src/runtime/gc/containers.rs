@@ -1,0 +1,103 @@
+//! Garbage collection of dead containers and sandboxes.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt;
+use podwright_core::gc::{self, ContainerRemoval};
+use podwright_core::ids::{PodUid, SandboxId};
+use podwright_core::observed::ListedState;
+use podwright_cri as cri;
+
+use super::{AT_ONCE, Gc, GcError, GcScope, LogLocations};
+use crate::runtime::logs;
+
+/// Grace period for a container in unknown state: the minimum that pods get.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Gc {
+    /// One round: containers, then the sandboxes that become empty, then their logs. Every part is
+    /// tried, even if an earlier one failed.
+    pub async fn collect(&self, reach: GcScope) -> Result<(), GcError> {
+        let _lock = self.round.lock().await;
+        let seen = self.runtime.leftovers().await.map_err(GcError::List)?;
+        let now = self.clock.now().wall;
+        let may_collect = |pod: &PodUid| self.may_collect(pod, reach);
+        let removals =
+            gc::containers(&seen.containers, &self.settings.containers, may_collect, now);
+        let removed = !removals.is_empty();
+        let mut errors = self.each(removals, |removal| self.remove_container(removal)).await;
+
+        // Removals leave sandboxes empty, so list again; an idle node lists only once.
+        let seen = match removed {
+            true => self.runtime.leftovers().await.map_err(GcError::List)?,
+            false => seen,
+        };
+        let sandboxes = gc::sandboxes(&seen.sandboxes, &seen.containers, may_collect);
+        errors.extend(self.each(sandboxes, |sandbox| self.remove_sandbox(sandbox)).await);
+
+        let running = seen.containers.iter().filter(|c| c.state == ListedState::Running);
+        let running_pods: BTreeSet<&PodUid> = running.map(|c| &c.pod).collect();
+        let log_is_over =
+            |pod: &PodUid| !running_pods.contains(pod) && self.may_collect(pod, GcScope::Surplus);
+        match self.with_logs(LogLocations::log_directories).await {
+            Ok(directories) => {
+                let over = directories.into_iter().filter(|(_, owner)| log_is_over(owner));
+                let over: Vec<OsString> = over.map(|(name, _)| name).collect();
+                let removed =
+                    self.with_logs(move |locations| locations.remove_log_directories(&over)).await;
+                errors.extend(removed.err());
+            }
+            Err(error) => errors.push(error),
+        }
+        let containers = seen.containers;
+        let removed =
+            self.with_logs(move |locations| locations.remove_log_links(&containers)).await;
+        errors.extend(removed.err());
+        GcError::of(errors)
+    }
+
+    async fn each<T, F: Future<Output = Result<(), GcError>>>(
+        &self,
+        items: Vec<T>,
+        act: impl Fn(T) -> F,
+    ) -> Vec<GcError> {
+        let results = futures::stream::iter(items).map(act).buffer_unordered(AT_ONCE);
+        results.filter_map(|result| async { result.err() }).collect().await
+    }
+
+    /// Removes the log first: its path is known only while the container exists.
+    async fn remove_container(&self, removal: ContainerRemoval) -> Result<(), GcError> {
+        let ContainerRemoval { id, stop_first } = removal;
+        let failed = |source| GcError::Runtime { what: format!("container {id}"), source };
+        let runtime = &self.runtime;
+        if stop_first {
+            runtime.stop_container(&id, GRACE).await.map_err(failed)?;
+        }
+        match runtime.container_status(&id, SandboxId::new("")).await {
+            Ok(seen) => {
+                if let Some(log) = seen.instance.log_path {
+                    let removed = self.with_logs(move |locations| {
+                        Ok(logs::remove_now(&locations.pod_logs, Path::new(&log))?)
+                    });
+                    removed.await?;
+                }
+            }
+            Err(error) if error.kind == cri::Kind::NotFound => return Ok(()),
+            // The container can still be removed; its log is removed with the pod's log directory.
+            Err(error) => tracing::debug!(%error, %id, "cannot find the container's log"),
+        }
+        tracing::debug!(%id, "removing dead container");
+        runtime.remove_container(&id).await.map_err(failed)
+    }
+
+    async fn remove_sandbox(&self, id: SandboxId) -> Result<(), GcError> {
+        let failed = |source| GcError::Runtime { what: format!("sandbox {id}"), source };
+        // A dead sandbox may still hold its address.
+        self.runtime.stop_sandbox(&id).await.map_err(failed)?;
+        tracing::debug!(%id, "removing dead sandbox");
+        self.runtime.remove_sandbox(&id).await.map_err(failed)
+    }
+}

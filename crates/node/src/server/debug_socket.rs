@@ -1,0 +1,248 @@
+//! Debug socket: explains the state of pods to local users and accepts the request to stop all
+//! pods.
+//!
+//! HTTP over a Unix socket in the root directory that only its owner may open: any tool can use it,
+//! nothing listens on a network, and more requests are more paths. A response is computed on
+//! request from the inputs of the next decision; no state is kept for it.
+//!
+//! | path | response |
+//! |---|---|
+//! | `/pods` | all pods: [`PodLine`]s |
+//! | `/pods/{uid}/why` | an [`Explanation`] |
+//! | `/pods/{uid}/case` | the inputs of the next decision, secrets masked |
+//! | `/stop` | the pods that have not stopped yet: [`StoppingPods`]; a POST stops all pods |
+
+mod explanation;
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::extract::{Path as UrlPath, State};
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use podwright_core::observed::ObservedPod;
+use podwright_core::plan::{Case, LocalState};
+use podwright_core::pod::{Pod, hold};
+use podwright_core::time::Stopwatch;
+use serde::{Deserialize, Serialize};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::context::NodeContext;
+use crate::pods::pod_handle::PodHandle;
+use crate::pods::{PodIndex, StoppingPods};
+
+pub use explanation::{ContainerLine, Explanation, FailedOperation};
+
+/// File name of the socket in the root directory.
+pub const SOCKET: &str = "podwright.sock";
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot listen on the debug socket {path}. Fix: stop other agents that use this root directory"
+)]
+pub struct BindError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A pod in the list of pods.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodLine {
+    #[serde(rename = "namespace")]
+    pub namespace: String,
+    #[serde(rename = "name")]
+    pub name: String,
+    /// The name of a static pod in its manifest.
+    #[serde(rename = "manifest")]
+    pub manifest: Option<String>,
+    #[serde(rename = "uid")]
+    pub uid: String,
+    /// The UID of its mirror pod.
+    #[serde(rename = "mirror")]
+    pub mirror: Option<String>,
+}
+
+/// Binds the socket; the returned future serves requests until stopped.
+pub fn serve(
+    root: &Path,
+    pod_index: Arc<PodIndex>,
+    context: Arc<NodeContext>,
+    stop: CancellationToken,
+) -> Result<impl Future<Output = ()> + Send + 'static, BindError> {
+    let path = root.join(SOCKET);
+    let listener = listen(root).map_err(|source| BindError { path: path.clone(), source })?;
+    let socket = Arc::new(DebugSocket { pod_index, context });
+    let router = Router::new()
+        .route("/pods", get(pods))
+        .route("/pods/{uid}/why", get(why))
+        .route("/pods/{uid}/case", get(case))
+        .route("/stop", get(stopping).post(stop_pods))
+        .with_state(socket);
+    Ok(async move {
+        let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+        if let Err(error) = serving.await {
+            tracing::warn!(%error, "serve debug socket failed, `podwright why` is not available");
+        }
+        // A socket without a listener would only confuse clients.
+        let _ = fs::remove_file(path);
+    })
+}
+
+/// Connects to the agent with this root directory.
+pub async fn connect(root: &Path) -> io::Result<UnixStream> {
+    let dir = File::open(root)?;
+    UnixStream::connect(within(&dir)).await
+}
+
+fn listen(root: &Path) -> io::Result<UnixListener> {
+    let path = root.join(SOCKET);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let dir = File::open(root)?;
+    let listener = UnixListener::bind(within(&dir))?;
+    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// The socket path through a file descriptor: a socket address holds only 108 bytes.
+fn within(dir: &File) -> PathBuf {
+    Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(SOCKET)
+}
+
+struct DebugSocket {
+    pod_index: Arc<PodIndex>,
+    context: Arc<NodeContext>,
+}
+
+impl DebugSocket {
+    /// The pod with this UID, which may be the UID of its mirror pod.
+    fn handle(&self, uid: &str) -> Option<Arc<PodHandle>> {
+        let known = self.pod_index.resolve(uid).and_then(|pod| self.pod_index.handle(&pod.uid));
+        let handles = || self.pod_index.handles().into_iter();
+        // A pod that no source names may still be terminating.
+        known.or_else(|| handles().find(|(own, _)| own.as_str() == uid).map(|(_, handle)| handle))
+    }
+
+    fn lines(&self) -> Vec<PodLine> {
+        let handles = self.pod_index.handles();
+        // Pods that were not admitted have no handle.
+        let others = self.pod_index.pods().into_iter();
+        let others = others.filter(|pod| !handles.iter().any(|(uid, _)| *uid == pod.uid));
+        let pods = handles.iter().map(|(_, handle)| handle.pod()).chain(others);
+        let mut lines: Vec<PodLine> = pods.map(|pod| self.line(&pod)).collect();
+        lines.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+        lines
+    }
+
+    fn line(&self, pod: &Pod) -> PodLine {
+        let suffix = format!("-{}", self.context.settings.node_name);
+        let manifest = pod.name.name.strip_suffix(suffix.as_str()).filter(|_| pod.is_static());
+        let mirror = self.pod_index.mirror_of(pod).map(|mirror| mirror.uid.to_string());
+        PodLine {
+            namespace: pod.name.namespace.to_string(),
+            name: pod.name.name.to_string(),
+            manifest: manifest.map(str::to_owned),
+            uid: pod.uid.to_string(),
+            mirror,
+        }
+    }
+
+    /// The inputs of the next decision about this pod.
+    async fn case(&self, handle: &PodHandle) -> Case {
+        let desired = handle.desired().borrow().clone();
+        let (pod, context) = (desired.pod, &self.context);
+        let cgroup = context.cgroups.shows_pod(&pod).await;
+        let network = context.node.borrow().network.clone();
+        let now = context.clock.now();
+        let observed = context.pleg.cached(&pod.uid);
+        let unseen = || ObservedPod::nothing(pod.uid.clone(), pod.name.clone(), now.mono);
+        let probed = handle.probed().borrow().clone();
+        let reported = context.status.last_report(&pod);
+        let first_report = reported.as_deref().and_then(|status| status.start_time.as_ref());
+        let local_state = LocalState {
+            network,
+            cgroup,
+            hold: hold::current_hold(&pod),
+            active: first_report.map(|time| Stopwatch::running_since(time.0, now)),
+            resizing: context.allocations.resizing(&pod.uid),
+        };
+        Case {
+            observed: observed.map_or_else(unseen, |seen| ObservedPod::clone(&seen)),
+            attempts: handle.attempts.lock().clone(),
+            lifecycle: desired.lifecycle,
+            probed,
+            local_state,
+            crash_backoff: context.settings.crash_backoff,
+            now,
+            pod: (*pod).clone(),
+        }
+    }
+}
+
+async fn pods(State(socket): State<Arc<DebugSocket>>) -> Json<Vec<PodLine>> {
+    Json(socket.lines())
+}
+
+async fn why(
+    State(socket): State<Arc<DebugSocket>>,
+    UrlPath(uid): UrlPath<String>,
+) -> Result<Json<Explanation>, StatusCode> {
+    let Some(handle) = socket.handle(&uid) else {
+        let pod = socket.pod_index.resolve(&uid).ok_or(StatusCode::NOT_FOUND)?;
+        let (outcome, now) =
+            (socket.context.admission.earlier_decision(&pod.uid), socket.context.clock.now().wall);
+        return Ok(Json(Explanation::without_a_worker(&pod, outcome, now)));
+    };
+    let case = socket.case(&handle).await;
+    let journal = handle.journal.lock().clone();
+    Ok(Json(Explanation::of(&case, &journal)))
+}
+
+async fn case(
+    State(socket): State<Arc<DebugSocket>>,
+    UrlPath(uid): UrlPath<String>,
+) -> Result<Json<Case>, StatusCode> {
+    let handle = socket.handle(&uid).ok_or(StatusCode::NOT_FOUND)?;
+    let case = socket.case(&handle).await;
+    case.masked().map(Json).map_err(|error| {
+        tracing::warn!(%error, "mask decision inputs failed");
+        StatusCode::INTERNAL_SERVER_ERROR
+    })
+}
+
+/// Used by `podwright down`; idempotent.
+async fn stop_pods(State(socket): State<Arc<DebugSocket>>) -> Json<StoppingPods> {
+    socket.pod_index.stop_pods();
+    stopping(State(socket)).await
+}
+
+async fn stopping(State(socket): State<Arc<DebugSocket>>) -> Json<StoppingPods> {
+    Json(StoppingPods::of(&socket.context, &socket.pod_index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn socket_works_below_a_long_path_and_only_for_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let _first = listen(&deep).unwrap();
+        // An agent that was killed left its socket behind.
+        let listener = listen(&deep).unwrap();
+        let mode = fs::metadata(deep.join(SOCKET)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let (accepted, connected) = tokio::join!(listener.accept(), connect(&deep));
+        assert!(accepted.is_ok() && connected.is_ok());
+    }
+}
