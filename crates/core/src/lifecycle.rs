@@ -30,7 +30,7 @@ pub enum Stage {
     Finished,
 }
 
-/// TerminationCause of a pod's termination. Only the first cause counts.
+/// Cause of a pod's termination. Only the first cause counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TerminationCause {
     /// Deletion was requested in the API.
@@ -405,8 +405,8 @@ mod tests {
             (lifecycle.cause(), lifecycle.termination_reason()),
             (Some(TerminationCause::Deleted), Some(&termination_reason))
         );
-        let standing = CleanupPolicy { lifecycle: Some(&lifecycle), all_pods_known: true };
-        assert!(!standing.content_may_be_removed(), "its containers are still stopping");
+        let policy = CleanupPolicy { lifecycle: Some(&lifecycle), all_pods_known: true };
+        assert!(!policy.content_may_be_removed(), "its containers are still stopping");
     }
 
     #[test]
@@ -489,8 +489,8 @@ mod tests {
         let mut completed = Lifecycle::begin(&pod, true);
         completed.complete();
         for (lifecycle, want) in [(&evicted, true), (&completed, false)] {
-            let standing = CleanupPolicy { lifecycle: Some(lifecycle), all_pods_known: true };
-            assert_eq!(standing.content_may_be_removed(), want, "{lifecycle:?}");
+            let policy = CleanupPolicy { lifecycle: Some(lifecycle), all_pods_known: true };
+            assert_eq!(policy.content_may_be_removed(), want, "{lifecycle:?}");
         }
     }
 }

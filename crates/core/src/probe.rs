@@ -27,7 +27,7 @@ pub enum ProbeVerdict {
     Unknown,
 }
 
-/// SettledVerdict verdicts, by container instance: a restarted container has none.
+/// Settled verdicts, by container instance: a restarted container has none.
 ///
 /// No verdict means upstream's initial value: not ready, alive, not yet started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl ProbeVerdicts {
     }
 }
 
-/// ProbeOutcome of one probe run.
+/// Outcome of one probe run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeOutcome {
     Success,

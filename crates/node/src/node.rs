@@ -150,12 +150,12 @@ impl Node {
     /// Starts every task of the node. [`cri::Client::version`] must have succeeded before.
     pub async fn start(
         config: Config,
-        world: NodeDependencies,
+        dependencies: NodeDependencies,
         version: cri::Version,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
         let NodeDependencies { runtime, reports_cgroup_driver, cgroups, clock, api, requests } =
-            world;
+            dependencies;
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         let runtime_name = version.runtime_name;
         let runtime_metrics = RuntimeMetrics::of(reports_cgroup_driver);
@@ -167,7 +167,9 @@ impl Node {
         let started = clock.now().wall;
         let objects = Objects::new(api.clone(), config.node_name.clone());
         let allocatable = config.facts.allocatable.clone();
-        let volumes = Volumes::new(&config.root_dir, objects.clone(), allocatable, clock.clone())?;
+        let users = Arc::new(Users::new(config.user_range));
+        let (of_pods, time) = (objects.clone(), clock.clone());
+        let volumes = Volumes::new(&config.root_dir, users.clone(), of_pods, allocatable, time)?;
         let volumes = Arc::new(volumes);
         let allocations = Allocations::open(&config.root_dir)?;
         let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
@@ -222,7 +224,7 @@ impl Node {
         let context = Arc::new(NodeContext {
             images,
             logs: Logs::new(Path::new(&config.facts.pod_logs_dir)),
-            users: Users::new(config.user_range),
+            users,
             objects,
             starts: StartLimiter::new(config.parallel_starts),
             settings: Settings {
@@ -450,7 +452,7 @@ fn leftovers(
 ) -> crate::report::status::Leftovers {
     let (pod_index, volumes) = (pod_index.clone(), volumes.clone());
     Arc::new(move |uid| {
-        let finished = pod_index.cleanup_policy(uid, |standing| standing.is_finished());
+        let finished = pod_index.cleanup_policy(uid, |policy| policy.is_finished());
         PodLeftovers {
             containers: pod_index.cleanup_policy(uid, |s| s.could_have_running_containers()),
             volumes: volumes.has_volumes(uid),

@@ -61,7 +61,7 @@ pub struct PodManager {
     sources: Vec<Source>,
     /// Static pods that wait until an earlier static pod of the same name has ended.
     queues: BTreeMap<PodName, VecDeque<PodUid>>,
-    /// PodManager with a resize request that was not evaluated yet.
+    /// Pods with a resize request that was not evaluated yet.
     undecided: BTreeSet<PodUid>,
     workers: TaskTracker,
     ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
@@ -72,7 +72,7 @@ pub struct PodManager {
     orphan_ended: (mpsc::UnboundedSender<PodUid>, mpsc::UnboundedReceiver<PodUid>),
     scans: HousekeepingScans,
     scan_results: (mpsc::UnboundedSender<ScanResult>, mpsc::UnboundedReceiver<ScanResult>),
-    /// PodManager that are neither admitted nor rejected yet.
+    /// Pods that are neither admitted nor rejected yet.
     parked: Vec<Parked>,
     stop: CancellationToken,
 }
@@ -162,7 +162,7 @@ impl PodManager {
             self.remove(&pod);
         }
         let mut added = changes.added;
-        // PodManager that already run are admitted first, so that new pods cannot take their resources.
+        // Pods that already run are admitted first, so that new pods cannot take their resources.
         added.sort_by_key(|pod| (!self.is_settled(pod), created(pod)));
         for pod in added {
             self.add(pod);

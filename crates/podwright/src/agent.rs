@@ -254,7 +254,7 @@ async fn start(
     std::fs::create_dir_all(&config.log_links_dir)?;
     let requests = agent_options.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
     let api = agent_options.api.map(|api| api.main);
-    let world = NodeDependencies {
+    let dependencies = NodeDependencies {
         runtime,
         reports_cgroup_driver: reported_driver.is_some(),
         cgroups,
@@ -262,7 +262,7 @@ async fn start(
         api,
         requests,
     };
-    Ok(Some(Node::start(config, world, version, stop).await?))
+    Ok(Some(Node::start(config, dependencies, version, stop).await?))
 }
 
 /// Sets oom_score_adj and the file limit of this process. Failures are logged and tolerated.

@@ -7,7 +7,7 @@ use crate::observed::{Instance, State};
 use crate::pod::{AfterExit, Container, ProbeKind};
 use crate::resize::{self, ContainerResize, Resize};
 
-/// Actions for the pod's containers, before restarts-off is applied.
+/// Actions for the pod's containers, before back-off is applied.
 #[derive(Debug, Default)]
 pub(super) struct Actions<'a> {
     pub stops: Vec<Stop>,
@@ -37,7 +37,7 @@ impl Restart<'_> {
             Some(highest) => NextAttempt::Number(highest.saturating_add(1).max(free)),
             None => NextAttempt::PastLogs(free),
         };
-        // An instance that this plan stops has not exited on its own; the restarts-off counts the one
+        // An instance that this plan stops has not exited on its own; the back-off counts the one
         // before.
         let after = inputs.observed.last_exited(&self.container.name).map(|i| i.id.clone());
         Start { container: self.container.name.clone(), attempt, after }

@@ -49,7 +49,7 @@ pub struct RefusedPod {
 pub struct SourceMerger {
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
     delivered: BTreeSet<Source>,
-    /// RefusedPod objects and the reasons, to report each only once.
+    /// Refused objects and the reasons, to report each only once.
     refused: BTreeMap<Source, BTreeMap<String, String>>,
 }
 

@@ -55,7 +55,7 @@ pub fn redirect(
     Ok(Some(Redirect { to, same_authority }))
 }
 
-/// ProbeOutcome of the final response to a probe.
+/// Outcome of the final response to a probe.
 pub fn outcome(status: u16, body: &[u8]) -> ProbeOutcome {
     match status {
         200..=299 => ProbeOutcome::Success,

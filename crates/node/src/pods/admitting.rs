@@ -84,8 +84,8 @@ impl PodManager {
                 self.parked.push(Parked { pod, until: ParkedUntil::LabelsChecked { since } });
             }
             AdmissionDecision::Rejected(rejection) => {
-                // A static pod is asked again after a restart: whoever changed the node for it
-                // cannot make it another pod.
+                // A static pod is judged again after a restart: its UID does not change when an
+                // administrator changes the node for it.
                 if !pod.is_static() {
                     self.context.admission.record(&pod.uid, Err(&rejection));
                 }

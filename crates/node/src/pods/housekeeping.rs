@@ -112,7 +112,7 @@ impl PodManager {
         }
     }
 
-    /// HousekeepingScans for pods that run but are unknown: they were deleted while the agent was down. The
+    /// Looks for pods that run but are unknown: they were deleted while the agent was down. The
     /// last relist may be older than the end of a known pod, so the runtime is listed again first.
     fn look_for_orphans(&mut self) {
         if self.scans.relist || self.runtime_orphans().is_empty() {
@@ -181,7 +181,7 @@ impl PodManager {
         unknown.map(|(uid, name, _)| (uid, name)).collect()
     }
 
-    /// PodManager that may still use their directory or cgroup.
+    /// Pods that may still use their directory or cgroup.
     fn kept(&self) -> BTreeSet<PodUid> {
         let runtime = self.context.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
@@ -194,7 +194,7 @@ impl PodManager {
         self.kept().into_iter().chain(wanted).collect()
     }
 
-    /// PodManager with a worker.
+    /// Pods with a worker.
     fn living(&self) -> impl Iterator<Item = PodUid> {
         let handles = self.pod_index.handles().into_iter();
         handles.filter(|(_, handle)| handle.stage() != Stage::Finished).map(|(uid, _)| uid)

@@ -1,4 +1,4 @@
-//! MirrorPod pods: the API objects that represent static pods.
+//! Mirror pods: the API objects that represent static pods.
 //!
 //! Deleting a mirror pod does not stop the static pod; the mirror is created again. A mirror pod is
 //! created as soon as the Node object exists, and whenever it is missing or outdated.

@@ -117,7 +117,7 @@ impl PodIndex {
         })
     }
 
-    /// PodManager that hold resources of the node: wanted and not terminated.
+    /// Pods that hold resources of the node: wanted and not terminated.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
         let desired = self.desired.read();
         let handles = self.handles.read();

@@ -22,7 +22,7 @@ pub struct StoppingPods {
     /// Every source has delivered, so `pods` is complete.
     #[serde(rename = "complete")]
     pub complete: bool,
-    /// PodManager that may still have running containers.
+    /// Pods that may still have running containers.
     #[serde(rename = "pods")]
     pub pods: Vec<StoppingPod>,
 }
@@ -86,7 +86,7 @@ impl StoppingPod {
 }
 
 impl PodManager {
-    /// Requests that every pod stops. PodManager found running later are stopped when they are found.
+    /// Requests that every pod stops. Pods found running later are stopped when they are found.
     pub(super) fn stop_all(&mut self) {
         tracing::info!("stopping all pods because the node is being stopped");
         for (_, handle) in self.pod_index.handles() {

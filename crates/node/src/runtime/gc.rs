@@ -203,10 +203,10 @@ impl Gc {
     /// Whether the content of this pod may be removed.
     fn may_collect(&self, pod: &PodUid, reach: GcScope) -> bool {
         self.pod_index.sources_ready()
-            && self.pod_index.cleanup_policy(pod, |standing| match reach {
-                GcScope::Surplus => standing.content_may_be_removed(),
+            && self.pod_index.cleanup_policy(pod, |policy| match reach {
+                GcScope::Surplus => policy.content_may_be_removed(),
                 GcScope::EverythingDead => {
-                    standing.content_may_be_removed() || standing.runtime_may_be_removed()
+                    policy.content_may_be_removed() || policy.runtime_may_be_removed()
                 }
             })
     }

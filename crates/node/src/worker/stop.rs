@@ -1,6 +1,7 @@
 //! Container stop: preStop hook, order of sidecars, stop call.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use podwright_core::attempts::PodStep;
 use podwright_core::plan::{Stop, StopCause, kill};
@@ -8,8 +9,10 @@ use podwright_core::pod::Pod;
 use tokio::sync::watch;
 
 use super::execute::{Execution, Failed};
-use crate::events::Severity;
-use crate::hooks;
+use super::stop_record::StopRecord;
+use crate::error_chain::chain;
+use crate::report::events::Severity;
+use crate::worker::hooks;
 
 impl Execution<'_> {
     pub(super) async fn stop_container(&mut self, stop: &Stop) -> Result<(), Failed> {
@@ -60,21 +63,48 @@ impl Execution<'_> {
             self.context.events.container(self.pod, container, Severity::Normal, "Killing", text);
         }
         let began = tokio::time::Instant::now();
+        let record = self.stop_record(stop);
+        // The time that an earlier attempt, or an agent that was killed during it, has spent.
+        let earlier = record.as_ref().and_then(|record| self.begin_stop(stop, record));
+        let spent = || earlier.unwrap_or_default().saturating_add(began.elapsed());
         if stop.pre_stop
+            && earlier.is_none()
             && let Some(container) = container.filter(|container| container.pre_stop().is_some())
         {
             self.pre_stop(stop, container).await;
         }
         if let Some(order) = stop.order {
-            let left = stop.grace.saturating_sub(began.elapsed());
+            let left = stop.grace.saturating_sub(spent());
             let earlier_ended = turns.wait_for(|turns| turns.is_turn_of(order));
             // On timeout the sidecar is stopped as well: its own grace period is over.
             let _ = tokio::time::timeout(left, earlier_ended).await;
         }
-        let grace = kill::remaining(stop.grace, began.elapsed());
+        let grace = kill::remaining(stop.grace, spent());
         self.call_tracker.stop(&self.context.runtime, stop.instance.clone(), grace).await?;
+        if let Some(record) = &record
+            && let Err(error) = record.end()
+        {
+            let (container, error) = (&stop.container, chain(&error));
+            tracing::debug!(%container, error, "cannot remove stop record, it goes with the pod");
+        }
         self.attempts().note_stopped(stop.instance.clone(), self.context.clock.now().mono);
         Ok(())
+    }
+
+    fn stop_record(&self, stop: &Stop) -> Option<StopRecord> {
+        let directory = self.context.volumes.open_pod_dir(&self.pod.uid).ok()?;
+        StopRecord::new(directory, &stop.container, &stop.instance)
+    }
+
+    fn begin_stop(&self, stop: &Stop, record: &StopRecord) -> Option<Duration> {
+        match record.begin(self.context.clock.now()) {
+            Ok(earlier) => earlier,
+            Err(error) => {
+                let (container, error) = (&stop.container, chain(&error));
+                tracing::warn!(%container, error, "cannot record the stop, a restarted agent repeats it");
+                None
+            }
+        }
     }
 
     /// A hook that fails or takes too long does not keep the container running. One that takes too

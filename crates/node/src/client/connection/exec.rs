@@ -30,7 +30,7 @@ pub(super) struct ExecAuth {
     connections: Connections,
     credentials: Arc<Credentials>,
     given: Arc<Mutex<Given>>,
-    /// ResponseBody while the program runs.
+    /// Held while the program runs.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 

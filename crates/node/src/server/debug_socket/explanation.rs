@@ -37,7 +37,7 @@ pub struct Explanation {
     /// A runtime call in progress.
     #[serde(rename = "underway")]
     pub underway: Option<Underway>,
-    /// FailedOperation operations that will be retried.
+    /// Failed operations that will be retried.
     #[serde(rename = "failed")]
     pub failed: Vec<FailedOperation>,
     /// The next scheduled decision.

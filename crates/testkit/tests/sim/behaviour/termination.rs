@@ -268,3 +268,28 @@ fn force_deleted_pod_gets_the_grace_period_of_its_spec() {
         clean(&sim, &[]);
     });
 }
+
+#[test]
+fn restarted_agent_continues_a_termination_without_a_second_pre_stop_hook() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let pod = test_pod("web").container("app", STUBBORN).grace(20).edit(|pod| {
+            let hook = json!({ "preStop": { "exec": { "command": ["drain"] } } });
+            pod["spec"]["containers"][0]["lifecycle"] = hook;
+        });
+        sim.create(&pod).await;
+        sim.until_ready("web").await;
+        sim.delete("web", None).await;
+        sim.until("it is being stopped", s(10), |sim| sim.fake.count(Rpc::StopContainer) == 1)
+            .await;
+        sim.pass(s(8)).await;
+        sim.restart().await;
+        sim.until("it is stopped again", s(10), |sim| sim.fake.count(Rpc::StopContainer) == 2)
+            .await;
+        assert_eq!(sim.fake.count(Rpc::ExecSync), 1, "the hook runs once");
+        let graces = graces(&sim);
+        assert!(graces[1] <= graces[0] - 8, "{graces:?}: the time before the restart counts");
+        sim.until_gone("web").await;
+        assert_invariants(&sim);
+    });
+}
