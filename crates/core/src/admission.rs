@@ -12,6 +12,7 @@ pub mod preemption;
 pub mod scheduling;
 pub mod sysctls;
 mod taints;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::fit::Shortage;
 use self::sysctls::AllowedSysctls;
+pub use self::usage::ActiveUsage;
 use crate::ids::PodUid;
 use crate::node_status::Pressure;
 use crate::pod::desired::is_mirror;
@@ -109,8 +111,31 @@ pub enum AdmissionDecision {
     },
 }
 
-/// Decides whether `pod` can run beside the active pods.
+/// The pods beside which a new pod is to run. The new pod itself does not count.
+#[derive(Clone, Copy)]
+pub struct ActivePods<'a> {
+    /// Totals of the pods of `list`.
+    pub usage: &'a ActiveUsage,
+    /// Lists the pods. Called only to preempt: a node may have thousands.
+    pub list: &'a dyn Fn() -> Vec<Arc<Pod>>,
+    /// Pods that are not in `usage` but hold resources too.
+    pub more: &'a [Arc<Pod>],
+}
+
+impl ActivePods<'_> {
+    fn more_than(&self, pod: &Pod) -> Vec<&Arc<Pod>> {
+        self.more.iter().filter(|other| other.uid != pod.uid).collect()
+    }
+}
+
+/// Decides whether `pod` can run beside these pods.
 pub fn admit(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> AdmissionDecision {
+    let usage = ActiveUsage::default();
+    admit_beside(pod, ActivePods { usage: &usage, list: &Vec::new, more: active }, node)
+}
+
+/// Decides whether `pod` can run beside the active pods.
+pub fn admit_beside(pod: &Pod, active: ActivePods<'_>, node: &Node) -> AdmissionDecision {
     if let Some(why) = &pod.unreadable {
         let message = format!("{why}; this version of podwright cannot run this pod");
         return AdmissionDecision::Rejected(Rejection::new("FailedValidation", message));
@@ -177,7 +202,7 @@ fn forbidden_sysctl(pod: &Pod, node: &Node) -> Option<Rejection> {
 }
 
 /// The scheduler's predicates, checked again.
-fn by_predicates(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> AdmissionDecision {
+fn by_predicates(pod: &Pod, active: ActivePods<'_>, node: &Node) -> AdmissionDecision {
     if let Some(rejection) = unsupported_platform(pod, node) {
         return AdmissionDecision::Rejected(rejection);
     }
@@ -192,26 +217,35 @@ fn by_predicates(pod: &Pod, active: &[Arc<Pod>], node: &Node) -> AdmissionDecisi
         }
         None => PodResources::default(),
     };
-    let others: Vec<&Arc<Pod>> = active.iter().filter(|other| other.uid != pod.uid).collect();
-    let shortages = fit::shortages(&resources, &others, node);
-    let predicate = failed_predicate(pod, &others, node);
+    let more = active.more_than(pod);
+    let mut used = active.usage.without(&pod.uid);
+    used.add(more.iter().copied());
+    let shortages = fit::shortages(&resources, &used, node);
+    let predicate = failed_predicate(pod, active, node);
     let critical = is_critical(pod);
     match (shortages.first(), predicate) {
         (None, None) => AdmissionDecision::Admitted,
         // Preemption can free resources for a critical pod, so a shortage alone does not reject it.
         (Some(shortage), Some(_)) if !critical => AdmissionDecision::Rejected(shortage.rejection()),
         (_, Some(rejection)) => AdmissionDecision::Rejected(rejection),
-        (Some(short), None) if critical => match preemption::victims(pod, &others, &shortages) {
-            Ok(victims) => {
-                AdmissionDecision::AfterPreemption { victims, lacking: short.resource.clone() }
+        (Some(short), None) if critical => {
+            let listed = (active.list)();
+            let mut others: Vec<&Arc<Pod>> =
+                listed.iter().filter(|other| other.uid != pod.uid).collect();
+            others.extend(more);
+            match preemption::victims(pod, &others, &shortages) {
+                Ok(victims) => {
+                    AdmissionDecision::AfterPreemption { victims, lacking: short.resource.clone() }
+                }
+                Err(problem) => {
+                    let message = format!(
+                        "Unexpected error while attempting to recover from admission failure: \
+                         {problem}"
+                    );
+                    AdmissionDecision::Rejected(Rejection::new("UnexpectedAdmissionError", message))
+                }
             }
-            Err(problem) => {
-                let message = format!(
-                    "Unexpected error while attempting to recover from admission failure: {problem}"
-                );
-                AdmissionDecision::Rejected(Rejection::new("UnexpectedAdmissionError", message))
-            }
-        },
+        }
         (Some(shortage), None) => AdmissionDecision::Rejected(shortage.rejection()),
     }
 }
@@ -244,7 +278,7 @@ pub fn wants_strict_groups(pod: &Pod) -> bool {
 }
 
 /// First failed predicate that does not concern resources.
-fn failed_predicate(pod: &Pod, others: &[&Arc<Pod>], node: &Node) -> Option<Rejection> {
+fn failed_predicate(pod: &Pod, active: ActivePods<'_>, node: &Node) -> Option<Rejection> {
     let failed = |name: &str, why: &str| {
         Some(Rejection::new(name, format!("Predicate {name} failed: {why}")))
     };
@@ -255,7 +289,7 @@ fn failed_predicate(pod: &Pod, others: &[&Arc<Pod>], node: &Node) -> Option<Reje
     if !wanted.is_empty() && wanted != &*node.name {
         return failed("NodeName", "node(s) didn't match the requested node name");
     }
-    if ports::conflict(pod, others) {
+    if active.usage.conflicts(pod) || ports::conflict(pod, &active.more_than(pod)) {
         return failed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
     }
     if !pod.is_static() && taints::untolerated(pod, &node.taints).is_some() {

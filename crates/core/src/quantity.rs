@@ -72,6 +72,11 @@ impl Quantity {
         self.nanos == 0
     }
 
+    /// Whether this is the largest or smallest amount. A sum that reached it is not exact.
+    pub fn is_saturated(self) -> bool {
+        matches!(self.nanos, i128::MAX | i128::MIN)
+    }
+
     pub fn is_negative(self) -> bool {
         self.nanos < 0
     }

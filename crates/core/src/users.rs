@@ -4,10 +4,13 @@
 //! node and in other pods. The block is stored in the pod's directory, in upstream's format, and is
 //! free again once the directory is removed.
 
+use std::collections::BTreeMap;
+
 use podwright_proto::cri;
 use serde::{Deserialize, Serialize};
 
 use crate::config::IdMappings;
+use crate::ids::PodUid;
 
 /// Minimum block size and alignment: ids of an image have 16 bits.
 pub const BLOCK: u32 = 1 << 16;
@@ -44,14 +47,66 @@ impl UserRange {
         sound.then_some(Self { first, blocks: count / ids_per_pod, ids_per_pod })
     }
 
+    /// `None` beyond the ids of the node.
+    fn block(&self, number: u32) -> Option<IdBlock> {
+        let first = self.first.checked_add(number.checked_mul(self.ids_per_pod)?)?;
+        Some(IdBlock { first, length: self.ids_per_pod })
+    }
+
+    /// Numbers of the blocks of this range that overlap `other`, which may lie anywhere.
+    fn numbers(&self, other: &IdBlock) -> std::ops::Range<usize> {
+        let (start, size) = (u64::from(self.first), u64::from(self.ids_per_pod.max(1)));
+        let from = u64::from(other.first).saturating_sub(start) / size;
+        let to = other.end().saturating_sub(start).div_ceil(size);
+        let number = |number: u64| usize::try_from(number.min(self.blocks.into())).unwrap_or(0);
+        number(from)..number(to)
+    }
+}
+
+/// The blocks that pods have, and which blocks of the range are free.
+#[derive(Clone, Debug)]
+pub struct UsedBlocks {
+    range: UserRange,
+    by_pod: BTreeMap<PodUid, IdBlock>,
+    /// For each block of the range, how many pods have an id in it. More than one if the range
+    /// was configured differently before.
+    pods: Vec<u32>,
+}
+
+impl UsedBlocks {
+    pub fn new(range: UserRange) -> Self {
+        Self {
+            range,
+            by_pod: BTreeMap::new(),
+            pods: vec![0; usize::try_from(range.blocks).unwrap_or(0)],
+        }
+    }
+
     /// First free block.
-    pub fn free(&self, taken: &[IdBlock]) -> Option<IdBlock> {
-        let block = |number: u32| {
-            let first = self.first.checked_add(number.checked_mul(self.ids_per_pod)?)?;
-            Some(IdBlock { first, length: self.ids_per_pod })
-        };
-        let free = |block: &IdBlock| !taken.iter().any(|other| block.overlaps(other));
-        (0..self.blocks).map_while(block).find(free)
+    pub fn free(&self) -> Option<IdBlock> {
+        let number = self.pods.iter().position(|pods| *pods == 0)?;
+        self.range.block(u32::try_from(number).ok()?)
+    }
+
+    /// Records the block of a pod, in place of its former one.
+    pub fn insert(&mut self, pod: PodUid, block: IdBlock) {
+        self.remove(&pod);
+        self.by_pod.insert(pod, block);
+        for pods in self.overlapping(&block) {
+            *pods += 1;
+        }
+    }
+
+    pub fn remove(&mut self, pod: &PodUid) {
+        let Some(block) = self.by_pod.remove(pod) else { return };
+        for pods in self.overlapping(&block) {
+            *pods -= 1;
+        }
+    }
+
+    fn overlapping(&mut self, block: &IdBlock) -> &mut [u32] {
+        let numbers = self.range.numbers(block);
+        self.pods.get_mut(numbers).unwrap_or_default()
     }
 }
 
@@ -63,9 +118,9 @@ pub struct IdBlock {
 }
 
 impl IdBlock {
-    fn overlaps(&self, other: &Self) -> bool {
-        let end = |block: &Self| u64::from(block.first) + u64::from(block.length);
-        u64::from(self.first) < end(other) && u64::from(other.first) < end(self)
+    /// The id after the last one.
+    fn end(&self) -> u64 {
+        u64::from(self.first) + u64::from(self.length)
     }
 
     pub fn mappings(&self) -> IdMappings {
@@ -109,6 +164,8 @@ struct Row {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn block(number: u32) -> IdBlock {
@@ -122,12 +179,58 @@ mod tests {
             (vec![], Some(block(1))),
             (vec![block(1), block(3)], Some(block(2))),
             (vec![IdBlock { first: 70_000, length: 10 }], Some(block(2))),
+            (vec![IdBlock { first: 70_000, length: BLOCK }], Some(block(3))),
+            (vec![IdBlock { first: 0, length: BLOCK }], Some(block(1))),
+            (vec![block(4)], Some(block(1))),
             (vec![block(1), block(2), block(3)], None),
         ] {
-            assert_eq!(range.free(&taken), want, "{taken:?}");
+            assert_eq!(used(range, &taken).free(), want, "{taken:?}");
         }
         let all = UserRange::for_pods(u32::MAX, BLOCK);
-        assert!(all.free(&[IdBlock { first: BLOCK, length: u32::MAX - BLOCK }]).is_none());
+        let taken = [IdBlock { first: BLOCK, length: u32::MAX - BLOCK }];
+        assert!(used(all, &taken).free().is_none());
+    }
+
+    fn used(range: UserRange, taken: &[IdBlock]) -> UsedBlocks {
+        let mut used = UsedBlocks::new(range);
+        for (number, block) in taken.iter().enumerate() {
+            used.insert(PodUid::new(format!("uid-{number}")), *block);
+        }
+        used
+    }
+
+    proptest! {
+        #[test]
+        fn used_blocks_match_a_search_through_all_pods(
+            first in 1u32..4, blocks in 0u32..6, size in 1u32..3,
+            steps in prop::collection::vec((0u8..6, prop::option::of((0u32..12, 1u32..6))), 0..40),
+        ) {
+            const HALF: u32 = BLOCK / 2;
+            let range = UserRange { first: first * BLOCK, blocks, ids_per_pod: size * BLOCK };
+            let mut used = UsedBlocks::new(range);
+            let mut model: BTreeMap<PodUid, IdBlock> = BTreeMap::new();
+            for (pod, block) in steps {
+                let pod = PodUid::new(format!("uid-{pod}"));
+                match block {
+                    Some((first, length)) => {
+                        let block = IdBlock { first: first * HALF, length: length * HALF };
+                        used.insert(pod.clone(), block);
+                        model.insert(pod, block);
+                    }
+                    None => {
+                        used.remove(&pod);
+                        model.remove(&pod);
+                    }
+                }
+                let overlaps = |a: &IdBlock, b: &IdBlock| {
+                    u64::from(a.first) < b.end() && u64::from(b.first) < a.end()
+                };
+                let free = (0..blocks)
+                    .filter_map(|number| range.block(number))
+                    .find(|block| !model.values().any(|other| overlaps(block, other)));
+                prop_assert_eq!(used.free(), free);
+            }
+        }
     }
 
     #[test]

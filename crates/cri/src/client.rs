@@ -31,6 +31,10 @@ pub use streams::Streams;
 
 /// Replies larger than this are refused, as upstream does: 16 MiB.
 const MAX_REPLY: usize = 16 * 1024 * 1024;
+/// The limit of replies that list all objects of the runtime: 64 MiB. Sandboxes carry the
+/// annotations of their pods, so 5,000 pods with 4 KB of annotations exceed [`MAX_REPLY`], and each
+/// relist would fail.
+const MAX_LIST_REPLY: usize = 64 * 1024 * 1024;
 /// A hundred years. A grace period has no upper limit, but the protocol has one, and runtimes count
 /// nanoseconds.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -281,7 +285,7 @@ impl Client {
     }
 
     pub async fn list_sandboxes(&self, of: Option<&PodUid>) -> Result<Vec<cri::PodSandbox>, Error> {
-        let mut client = self.runtime.clone();
+        let mut client = self.runtime_lists();
         let filter = of.map(|uid| cri::PodSandboxFilter {
             label_selector: [(labels::POD_UID.to_owned(), uid.to_string())].into(),
             ..Default::default()
@@ -293,7 +297,7 @@ impl Client {
     }
 
     pub async fn list_containers(&self, of: Option<&PodUid>) -> Result<Vec<cri::Container>, Error> {
-        let mut client = self.runtime.clone();
+        let mut client = self.runtime_lists();
         let filter = of.map(|uid| cri::ContainerFilter {
             label_selector: [(labels::POD_UID.to_owned(), uid.to_string())].into(),
             ..Default::default()
@@ -563,7 +567,7 @@ impl Client {
     }
 
     pub async fn list_images(&self) -> Result<Vec<Image>, Error> {
-        let mut client = self.images.clone();
+        let mut client = self.images.clone().max_decoding_message_size(MAX_LIST_REPLY);
         let request = cri::ListImagesRequest { filter: None };
         let call = client.list_images(self.within(request, self.timeouts.call));
         let reply = self.run("list_images", "ListImages", "", call).await?;
@@ -610,6 +614,11 @@ impl Client {
     }
 
     // === Calls ===
+
+    /// The runtime service for calls that list all objects.
+    fn runtime_lists(&self) -> RuntimeServiceClient<Channel> {
+        self.runtime.clone().max_decoding_message_size(MAX_LIST_REPLY)
+    }
 
     fn within<T>(&self, message: T, deadline: Duration) -> Request<T> {
         let mut request = Request::new(message);

@@ -87,7 +87,7 @@ pub struct NodeContext {
     pub volumes: Arc<Volumes>,
     pub cgroups: Arc<Cgroups>,
     pub allocations: Arc<Allocations>,
-    pub users: Users,
+    pub users: Arc<Users>,
     pub admission: Arc<Admission>,
     /// Limits concurrent starts. Stops are not limited: the runtime handles them well in parallel.
     pub starts: StartLimiter,

@@ -1,11 +1,9 @@
 //! Resource fit: requests of the active pods plus those of the new pod against allocatable.
 
-use std::sync::Arc;
-
+use super::usage::Used;
 use super::{Node, Rejection};
 use crate::node_status::resources::{EPHEMERAL_STORAGE, PODS, is_extended};
-use crate::pod::Pod;
-use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
+use crate::qos::{CPU, MEMORY, Overhead, PodResources, amount};
 use crate::quantity::Quantity;
 
 /// An insufficient resource. Amounts are in the units of the message: millicores, bytes or a count.
@@ -36,13 +34,9 @@ impl Shortage {
 }
 
 /// All insufficient resources, in upstream's order.
-pub(super) fn shortages(
-    resources: &PodResources,
-    others: &[&Arc<Pod>],
-    node: &Node,
-) -> Vec<Shortage> {
+pub(super) fn shortages(resources: &PodResources, others: &Used, node: &Node) -> Vec<Shortage> {
     let mut short = Vec::new();
-    let pods = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    let pods = i64::try_from(others.pods).unwrap_or(i64::MAX);
     let allowed = amount(&node.allocatable, PODS).value();
     if pods.saturating_add(1) > allowed {
         let resource = PODS.to_owned();
@@ -54,29 +48,17 @@ pub(super) fn shortages(
     let known = |name: &&str| !is_extended(name) || node.allocatable.contains_key(*name);
     let rest = wanted.keys().map(String::as_str).filter(|name| !FIRST.contains(name));
     let names: Vec<&str> = FIRST.into_iter().chain(rest.filter(known)).collect();
-    let used = used_by(others);
     for name in names {
         let requested = number(name, amount(&wanted, name));
-        let (used, capacity) =
-            (number(name, amount(&used, name)), number(name, amount(&node.allocatable, name)));
+        let (used, capacity) = (
+            number(name, amount(&others.requests, name)),
+            number(name, amount(&node.allocatable, name)),
+        );
         if requested > 0 && requested > capacity.saturating_sub(used) {
             short.push(Shortage { resource: name.to_owned(), requested, used, capacity });
         }
     }
     short
-}
-
-fn used_by(others: &[&Arc<Pod>]) -> ResourceList {
-    let mut sum = ResourceList::new();
-    for pod in others {
-        for (name, quantity) in &pod.requests {
-            match sum.get_mut(name) {
-                Some(sum) => *sum += *quantity,
-                None => drop(sum.insert(name.clone(), *quantity)),
-            }
-        }
-    }
-    sum
 }
 
 pub(super) fn number(resource: &str, quantity: Quantity) -> i64 {

@@ -8,10 +8,10 @@ use super::spec;
 use crate::pod::Pod;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct HostPort<'a> {
-    address: &'a str,
-    protocol: &'a str,
-    port: i32,
+pub(super) struct HostPort<'a> {
+    pub(super) address: &'a str,
+    pub(super) protocol: &'a str,
+    pub(super) port: i32,
 }
 
 const EVERY_ADDRESS: &str = "0.0.0.0";
@@ -26,7 +26,7 @@ pub(super) fn conflict(pod: &Pod, others: &[&Arc<Pod>]) -> bool {
 }
 
 impl HostPort<'_> {
-    fn collides(&self, other: HostPort<'_>) -> bool {
+    pub(super) fn collides(&self, other: HostPort<'_>) -> bool {
         let everywhere = self.address == EVERY_ADDRESS || other.address == EVERY_ADDRESS;
         self.port == other.port
             && self.protocol == other.protocol
@@ -35,7 +35,7 @@ impl HostPort<'_> {
 }
 
 /// Ports of long-running containers: regular containers and sidecars.
-fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
+pub(super) fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
     let spec = spec(pod);
     let regular = spec.into_iter().flat_map(|spec| &spec.containers);
     let init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1;
 
 use super::fit::{self, Shortage, number};
 use super::sysctls::AllowedSysctls;
+use super::usage::Used;
 use super::{Node, affinity, ports, spec, taints};
 use crate::node_status::Pressure;
 use crate::node_status::resources::{EPHEMERAL_STORAGE, PODS};
@@ -93,8 +94,9 @@ pub fn scheduling_failures(
     }
     // Unparsable resources are not a scheduling failure: admission rejects the pod with a message.
     let resources = spec(pod).and_then(|spec| PodResources::parse(spec).ok()).unwrap_or_default();
+    let used = Used::of(others.iter().copied());
     found.extend(
-        fit::shortages(&resources, others, &known).into_iter().map(SchedulingFailure::Short),
+        fit::shortages(&resources, &used, &known).into_iter().map(SchedulingFailure::Short),
     );
     found.extend(unlisted_resources(&resources, &known).map(SchedulingFailure::Short));
     found

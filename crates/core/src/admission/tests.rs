@@ -377,6 +377,53 @@ fn critical_pod_that_fails_another_predicate_preempts_no_pod() {
 }
 
 #[test]
+fn active_pods_are_listed_only_to_preempt() {
+    let there: Vec<_> = [requesting("a", "1", "1Gi"), requesting("b", "500m", "1Gi")]
+        .map(|pod| {
+            built(pod.edit(|pod| {
+                let port = json!([{ "containerPort": 1, "hostPort": 80 }]);
+                pod["spec"]["containers"][0]["ports"] = port;
+            }))
+        })
+        .into();
+    let mut usage = ActiveUsage::default();
+    for pod in &there {
+        usage.set(pod);
+    }
+    let with_port = |builder: PodBuilder| {
+        let port = json!([{ "containerPort": 1, "hostPort": 80 }]);
+        builder.edit(|pod| pod["spec"]["containers"][0]["ports"] = port)
+    };
+    let critical = |cpu: &str| set(requesting("p", cpu, "1Mi"), "priority", json!(SYSTEM_CRITICAL));
+    for (case, pod, lists) in [
+        ("fits", requesting("p", "500m", "1Mi"), 0),
+        ("too large", requesting("p", "501m", "1Mi"), 0),
+        ("taken port", with_port(requesting("p", "1m", "1Mi")), 0),
+        ("next version of an active pod", requesting("a", "1500m", "1Mi"), 0),
+        ("critical, fits", critical("500m"), 0),
+        ("critical, preempts", critical("501m"), 1),
+        ("critical, cannot preempt", critical("3"), 1),
+    ] {
+        let pod = pod.build();
+        let listed = std::cell::Cell::new(0);
+        let list = || {
+            listed.set(listed.get() + 1);
+            there.clone()
+        };
+        let active = ActivePods { usage: &usage, list: &list, more: &[] };
+        let decision = admit_beside(&pod, active, &node());
+        assert_eq!(decision, admit(&pod, &there, &node()), "{case}");
+        assert_eq!(listed.get(), lists, "{case}");
+        // One of them waits for preempted pods to end: it holds its resources too.
+        let mut first = ActiveUsage::default();
+        first.set(&there[0]);
+        let list = || vec![there[0].clone()];
+        let active = ActivePods { usage: &first, list: &list, more: &there[1..] };
+        assert_eq!(admit_beside(&pod, active, &node()), decision, "{case}, partly waiting");
+    }
+}
+
+#[test]
 fn metric_reasons_are_a_fixed_set() {
     for (reason, counted) in [
         ("OutOfcpu", "OutOfcpu"),

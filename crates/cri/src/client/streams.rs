@@ -64,7 +64,7 @@ impl Client {
 
     /// Usage of all containers, as measured by the runtime.
     pub async fn container_stats(&self) -> Result<Vec<cri::ContainerStats>, Error> {
-        let mut client = self.runtime.clone();
+        let mut client = self.runtime_lists();
         let request = cri::ListContainerStatsRequest { filter: None };
         let call = client.list_container_stats(self.within(request, self.timeouts.call));
         let reply = self.run("list_container_stats", "ListContainerStats", "", call).await?;

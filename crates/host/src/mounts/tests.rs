@@ -1,7 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
-use std::os::unix::ffi::OsStrExt;
-
 use proptest::prelude::*;
 
 use super::*;
@@ -422,4 +420,46 @@ proptest! {
     fn arbitrary_tables_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         parse(&bytes);
     }
+}
+
+#[test]
+fn directory_without_mounts_is_recognized_without_the_table() {
+    if not_root() {
+        return;
+    }
+    let scene = tempfile::tempdir().unwrap();
+    let at = |path: &str| scene.path().join(path);
+    std::fs::create_dir_all(at("pod/volumes/a/b")).unwrap();
+    std::fs::create_dir_all(at("elsewhere")).unwrap();
+    std::fs::write(at("file"), "x").unwrap();
+    std::fs::write(at("pod/volumes/a/file"), "x").unwrap();
+    let parent = std::fs::File::open(scene.path()).unwrap();
+    let free = || has_no_mounts(&parent, Path::new("pod"));
+    assert!(free());
+
+    // Itself, at any depth, of the same filesystem, and on a file.
+    for (source, target) in [
+        ("elsewhere", "pod"),
+        ("elsewhere", "pod/volumes"),
+        ("elsewhere", "pod/volumes/a/b"),
+        ("file", "pod/volumes/a/file"),
+    ] {
+        let _bound = bind_guard(&at(source), &at(target));
+        assert!(!free(), "{target}");
+    }
+    assert!(free(), "unmounted again");
+
+    let mounted = bind_guard(&at("file"), &at("file"));
+    std::os::unix::fs::symlink(at("file"), at("pod/link")).unwrap();
+    assert!(free(), "a link is not followed");
+    drop(mounted);
+
+    std::os::unix::fs::symlink(at("pod"), at("linked")).unwrap();
+    for unknown in ["absent", "linked", "file"] {
+        assert!(!has_no_mounts(&parent, Path::new(unknown)), "{unknown}");
+    }
+    for number in 0..MAX_VISITED {
+        std::fs::write(at("pod/volumes").join(number.to_string()), "").unwrap();
+    }
+    assert!(!free(), "too many entries to be certain");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use podwright_core::admission::sysctls::AllowedSysctls;
-use podwright_core::admission::{self, AdmissionDecision, Rejection};
+use podwright_core::admission::{self, ActivePods, AdmissionDecision, Rejection};
 use podwright_core::ids::PodUid;
 use podwright_core::node_status::{Pressure, Settings, registration, resources::is_extended};
 use podwright_core::pod::{Pod, Source};
@@ -116,8 +116,8 @@ impl Admission {
         decided.admitted.contains(uid).then_some(Ok(()))
     }
 
-    pub fn decide(&self, pod: &Pod, active: &[Arc<Pod>]) -> AdmissionDecision {
-        admission::admit(pod, active, &self.node())
+    pub fn decide(&self, pod: &Pod, active: ActivePods<'_>) -> AdmissionDecision {
+        admission::admit_beside(pod, active, &self.node())
     }
 
     pub fn record(&self, uid: &PodUid, outcome: Result<(), &Rejection>) {

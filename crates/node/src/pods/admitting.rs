@@ -1,9 +1,10 @@
 //! Admission of new pods: admits, rejects or parks them until preempted pods have ended.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podwright_core::admission::{AdmissionDecision, Rejection, preemption};
+use podwright_core::admission::{ActivePods, AdmissionDecision, Rejection, preemption};
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::{Kill, Request, TerminationReason};
 use podwright_core::pod::Pod;
@@ -57,7 +58,10 @@ impl PodManager {
                 self.context.events.pod(&pod, Severity::Warning, "FailedValidation", text);
             }
             self.accept(pod);
-        } else if let Some(Err(rejection)) = self.context.admission.earlier_decision(&pod.uid) {
+        } else if let Some(Err(rejection)) = self.context.admission.earlier_decision(&pod.uid)
+            // Earlier builds remembered rejections of static pods, too.
+            && !pod.is_static()
+        {
             self.reject(&pod, &rejection);
         } else {
             self.decide(pod, true);
@@ -69,13 +73,18 @@ impl PodManager {
         if !self.context.admission.can_decide(&pod) {
             return self.parked.push(Parked { pod, until: ParkedUntil::NodeKnown });
         }
-        let mut active = self.pod_index.active_pods();
         // Resources freed by preemption are reserved for the pod that preempted.
         let waiting =
             self.parked.iter().filter(|parked| matches!(parked.until, ParkedUntil::Ended(_)));
-        active.extend(waiting.map(|parked| parked.pod.clone()));
-        active.extend(self.queued());
-        match self.context.admission.decide(&self.context.allocations.granted(&pod), &active) {
+        let more: Vec<Arc<Pod>> =
+            waiting.map(|parked| parked.pod.clone()).chain(self.queued()).collect();
+        let granted = self.context.allocations.granted(&pod);
+        let decision = self.pod_index.with_usage(|usage| {
+            let list = || self.pod_index.active_pods();
+            let active = ActivePods { usage, list: &list, more: &more };
+            self.context.admission.decide(&granted, active)
+        });
+        match decision {
             AdmissionDecision::Admitted => self.accept(pod),
             AdmissionDecision::Rejected(rejection)
                 if recheck_labels && rejection.is_about_labels() =>
@@ -154,8 +163,14 @@ impl PodManager {
             return;
         }
         let now = self.context.clock.now().mono;
-        let active: Vec<PodUid> =
-            self.pod_index.active_pods().iter().map(|pod| pod.uid.clone()).collect();
+        let victims = self.parked.iter().flat_map(|parked| match &parked.until {
+            ParkedUntil::Ended(victims) => victims.as_slice(),
+            ParkedUntil::NodeKnown | ParkedUntil::LabelsChecked { .. } => &[],
+        });
+        let active: BTreeSet<PodUid> = victims
+            .filter(|victim| self.pod_index.is_active(&victim.uid))
+            .map(|victim| victim.uid.clone())
+            .collect();
         let is_over = |until: &ParkedUntil, pod: &Pod| match until {
             ParkedUntil::NodeKnown => self.context.admission.can_decide(pod),
             ParkedUntil::Ended(victims) => {

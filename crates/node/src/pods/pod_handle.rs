@@ -4,7 +4,7 @@
 //! a hundred updates while the worker is busy are one update when it reads the handle again.
 //! Requests to end the pod are merged by its [`Lifecycle`] and never overwritten.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use podwright_core::attempts::Attempts;
@@ -15,6 +15,7 @@ use podwright_core::probe::{ProbeVerdict, ProbeVerdicts};
 use tokio::sync::watch;
 
 use crate::pods::journal::Journal;
+use crate::pods::pod_index::UnsyncedPods;
 
 /// The newest spec and the lifecycle of the pod.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct Desired {
 #[derive(Debug)]
 pub struct PodHandle {
     desired: watch::Sender<Desired>,
+    /// Set once the pod is in the pod index, whose totals depend on `desired`.
+    unsynced: OnceLock<Arc<UnsyncedPods>>,
     probed: watch::Sender<ProbeVerdicts>,
     /// Increased whenever the pod must be inspected again.
     notified: watch::Sender<u64>,
@@ -42,6 +45,7 @@ impl PodHandle {
     pub fn new(pod: Arc<Pod>, lifecycle: Lifecycle) -> Arc<Self> {
         Arc::new(Self {
             desired: watch::Sender::new(Desired { pod, lifecycle, updates: 0, retry: 0 }),
+            unsynced: OnceLock::new(),
             probed: watch::Sender::new(ProbeVerdicts::default()),
             notified: watch::Sender::new(0),
             journal: Mutex::default(),
@@ -73,6 +77,33 @@ impl PodHandle {
         self.desired.borrow().lifecycle.stage()
     }
 
+    /// Notes each change of the spec or of the stage there from now on.
+    pub(super) fn note_changes_in(&self, unsynced: Arc<UnsyncedPods>) {
+        // A handle is inserted into one index only, so the first one is kept.
+        let _ = self.unsynced.set(unsynced);
+    }
+
+    /// Called after a change, never during one: the index reads the handle.
+    fn note_change(&self) {
+        if let Some(unsynced) = self.unsynced.get() {
+            unsynced.note(&self.desired.borrow().pod.uid);
+        }
+    }
+
+    /// Changes the lifecycle, and notes it if the stage changed.
+    fn change_lifecycle<T>(&self, change: impl FnOnce(&mut Lifecycle, &Pod) -> T) -> Option<T> {
+        let (mut result, mut moved) = (None, false);
+        self.desired.send_modify(|desired| {
+            let before = desired.lifecycle.stage();
+            result = Some(change(&mut desired.lifecycle, &desired.pod));
+            moved = desired.lifecycle.stage() != before;
+        });
+        if moved {
+            self.note_change();
+        }
+        result
+    }
+
     /// Merges a newer spec and a request.
     pub fn update(&self, pod: Arc<Pod>, request: Request) -> Change {
         let mut change = Change::Nothing;
@@ -81,6 +112,7 @@ impl PodHandle {
             desired.pod = pod;
             desired.updates += 1;
         });
+        self.note_change();
         change
     }
 
@@ -90,20 +122,17 @@ impl PodHandle {
             desired.pod = pod;
             false
         });
+        self.note_change();
     }
 
     pub fn request(&self, request: Request) -> Change {
-        let mut change = Change::Nothing;
-        self.desired.send_modify(|desired| {
-            let pod = desired.pod.clone();
-            change = desired.lifecycle.request(request, &pod);
-        });
-        change
+        let requested = self.change_lifecycle(|lifecycle, pod| lifecycle.request(request, pod));
+        requested.unwrap_or(Change::Nothing)
     }
 
     /// Advances the lifecycle. Called only by the worker and by housekeeping.
     pub fn advance(&self, step: impl FnOnce(&mut Lifecycle)) {
-        self.desired.send_modify(|desired| step(&mut desired.lifecycle));
+        self.change_lifecycle(|lifecycle, _| step(lifecycle));
     }
 
     /// Wakes the worker because something the pod waits for may be available.

@@ -1,11 +1,12 @@
 //! Pod index: the table of all pods known to this node, by UID.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use podwright_core::admission::ActiveUsage;
 use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{CleanupPolicy, Stage};
 use podwright_core::observed::PodEvent;
@@ -25,6 +26,9 @@ pub const CHANGE_DEBOUNCE: Duration = Duration::from_millis(100);
 pub struct PodIndex {
     desired: RwLock<DesiredPods>,
     handles: RwLock<BTreeMap<PodUid, Arc<PodHandle>>>,
+    /// Totals of the active pods, without the changes of the pods in `unsynced`.
+    usage: Mutex<ActiveUsage>,
+    unsynced: Arc<UnsyncedPods>,
     sources_ready: AtomicBool,
     api_synced: AtomicBool,
     /// Increased by every change of pods, mirror pods and handles.
@@ -36,6 +40,17 @@ pub struct PodIndex {
     /// All pods must stop because the node is being stopped. Never reset: pods run again only after
     /// the agent is restarted.
     stopping: watch::Sender<bool>,
+}
+
+/// Pods that may have become active or inactive, or changed, since the totals were last used. Each
+/// change is made first and noted here afterwards.
+#[derive(Debug, Default)]
+pub(super) struct UnsyncedPods(Mutex<BTreeSet<PodUid>>);
+
+impl UnsyncedPods {
+    pub(super) fn note(&self, uid: &PodUid) {
+        self.0.lock().insert(uid.clone());
+    }
 }
 
 impl PodIndex {
@@ -135,6 +150,39 @@ impl PodIndex {
             .collect()
     }
 
+    /// Whether the pod is one of [`Self::active_pods`].
+    pub fn is_active(&self, uid: &PodUid) -> bool {
+        self.active_pod(uid).is_some()
+    }
+
+    fn active_pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.pod(uid)?;
+        let handle = self.handle(uid)?;
+        (handle.stage() < Stage::Terminated).then(|| handle.pod())
+    }
+
+    /// Evaluates `ask` on the totals of [`Self::active_pods`]. Visits only the pods that changed
+    /// since the last call.
+    pub fn with_usage<T>(&self, ask: impl FnOnce(&ActiveUsage) -> T) -> T {
+        let mut usage = self.usage.lock();
+        // Taken before the pods are read: a later change is noted again.
+        let unsynced = std::mem::take(&mut *self.unsynced.0.lock());
+        for uid in unsynced {
+            match self.active_pod(&uid) {
+                Some(pod) => usage.set(&pod),
+                None => usage.remove(&uid),
+            }
+        }
+        ask(&usage)
+    }
+
+    /// Notes that a pod is or is no longer wanted. Without a handle it is not active either way.
+    fn note_wanted(&self, uid: &PodUid) {
+        if self.handles.read().contains_key(uid) {
+            self.unsynced.note(uid);
+        }
+    }
+
     /// Whether another static pod of this name has not finished.
     pub fn other_static(&self, pod: &Pod) -> bool {
         self.handles.read().iter().any(|(uid, handle)| {
@@ -195,22 +243,30 @@ impl PodIndex {
     }
 
     pub(super) fn put(&self, pod: Arc<Pod>) {
+        let uid = pod.uid.clone();
         self.desired.write().put(pod);
+        self.note_wanted(&uid);
         self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn remove(&self, pod: &Pod) {
         self.desired.write().remove(pod);
+        self.note_wanted(&pod.uid);
         self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn insert_handle(&self, uid: PodUid, handle: Arc<PodHandle>) {
-        self.handles.write().insert(uid, handle);
+        handle.note_changes_in(self.unsynced.clone());
+        self.handles.write().insert(uid.clone(), handle);
+        self.unsynced.note(&uid);
         self.changed.send_modify(|count| *count += 1);
     }
 
     pub(super) fn remove_handle(&self, uid: &PodUid) {
         self.handles.write().remove(uid);
+        self.unsynced.note(uid);
+        // Now, so that pods that are gone do not accumulate.
+        self.with_usage(|_| ());
         self.changed.send_modify(|count| *count += 1);
     }
 }
@@ -219,6 +275,95 @@ impl Listener for PodIndex {
     fn notify(&self, uid: &PodUid, _events: &[PodEvent]) {
         if let Some(handle) = self.handle(uid) {
             handle.notify();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use podwright_core::builders::pod;
+    use podwright_core::lifecycle::{Kill, Lifecycle, Request};
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Put,
+        Remove,
+        Insert,
+        Forget,
+        Update { cpu: u8, port: u8 },
+        Resize { cpu: u8 },
+        Kill,
+        Terminate,
+        Use,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            Just(Step::Put),
+            Just(Step::Remove),
+            Just(Step::Insert),
+            Just(Step::Forget),
+            (0u8..4, 0u8..3).prop_map(|(cpu, port)| Step::Update { cpu, port }),
+            (0u8..4).prop_map(|cpu| Step::Resize { cpu }),
+            Just(Step::Kill),
+            Just(Step::Terminate),
+            Just(Step::Use),
+        ]
+    }
+
+    fn version(name: u8, cpu: u8, port: u8) -> Arc<Pod> {
+        let fields = json!({
+            "resources": { "requests": { "cpu": format!("{cpu}m") } },
+            "ports": [{ "containerPort": 1, "hostPort": port }],
+        });
+        Arc::new(pod(&format!("p{name}")).container_with("c", fields).build())
+    }
+
+    proptest! {
+        #[test]
+        fn totals_match_the_active_pods_after_any_changes(
+            steps in prop::collection::vec((0u8..4, step()), 0..60),
+        ) {
+            let index = PodIndex::default();
+            for (name, step) in steps {
+                let first = version(name, 1, 0);
+                let handle = index.handle(&first.uid);
+                match (step, handle) {
+                    (Step::Put, _) => index.put(first),
+                    (Step::Remove, _) => index.remove(&first),
+                    (Step::Insert, _) => {
+                        let handle = PodHandle::new(first.clone(), Lifecycle::begin(&first, true));
+                        index.insert_handle(first.uid.clone(), handle);
+                    }
+                    (Step::Forget, _) => index.remove_handle(&first.uid),
+                    (Step::Update { cpu, port }, Some(handle)) => {
+                        handle.update(version(name, cpu, port), Request::Update);
+                    }
+                    (Step::Resize { cpu }, Some(handle)) => handle.refresh(version(name, cpu, 0)),
+                    (Step::Kill, Some(handle)) => {
+                        handle.request(Request::Kill(Kill::default()));
+                    }
+                    (Step::Terminate, Some(handle)) => handle.advance(|lifecycle| {
+                        lifecycle.request(Request::Kill(Kill::default()), &first);
+                        lifecycle.stopped();
+                    }),
+                    // The totals are used after some changes only.
+                    (Step::Use, _) => {
+                        let mut expected = ActiveUsage::default();
+                        for pod in index.active_pods() {
+                            prop_assert!(index.is_active(&pod.uid));
+                            expected.set(&pod);
+                        }
+                        let usage = index.with_usage(ActiveUsage::clone);
+                        prop_assert_eq!(usage, expected);
+                    }
+                    (_, None) => {}
+                }
+            }
         }
     }
 }

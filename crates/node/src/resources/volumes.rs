@@ -46,6 +46,7 @@ use podwright_host::mounts::{MountError, Propagation};
 use podwright_host::threads;
 
 use crate::resources::objects::{FileRead, Objects};
+use crate::resources::users::Users;
 use crate::worker::start_limiter::{Rank, StartLimiter, StartStep};
 use orphans::OrphanedDirectories;
 use pod::PodVolumes;
@@ -108,6 +109,8 @@ pub struct NotMounted {
 
 pub struct Volumes {
     pods: Root,
+    /// The ranges of user IDs, whose records are in the pod directories.
+    users: Arc<Users>,
     sources: Arc<Sources>,
     start_limiter: StartLimiter,
     known: Mutex<BTreeMap<PodUid, Arc<PodVolumes>>>,
@@ -127,6 +130,7 @@ impl Volumes {
     /// Volumes of pods below `<root_dir>/pods`.
     pub fn new(
         root_dir: &Path,
+        users: Arc<Users>,
         objects: Arc<Objects>,
         allocatable: ResourceList,
         clock: Clock,
@@ -135,6 +139,7 @@ impl Volumes {
         root.create_dir_all("pods", DIRECTORY_MODE)?;
         let this = Self {
             pods: root.sub("pods")?,
+            users,
             sources: Arc::new(Sources { objects, allocatable, clock }),
             start_limiter: StartLimiter::new(PARALLEL_PODS),
             known: Mutex::default(),
@@ -333,7 +338,7 @@ impl Volumes {
         scope: Scope,
         guard: Option<pod::VolumesGuard>,
     ) -> Result<(), VolumeError> {
-        let uid = uid.clone();
+        let (uid, users) = (uid.clone(), self.users.clone());
         let pods = self
             .pods
             .again()
@@ -341,7 +346,9 @@ impl Volumes {
         let cut_off = VolumeError::Interrupted { uid: uid.clone() };
         let done = threads::blocking(move || {
             let _guard = guard;
-            release::tear_down(&pods, &uid, scope)
+            let result = release::tear_down(&pods, &uid, scope);
+            users.note_removed(&pods, &uid);
+            result
         });
         done.await.unwrap_or(Err(cut_off))
     }

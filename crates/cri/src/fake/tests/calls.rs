@@ -22,14 +22,26 @@ async fn version_and_conditions_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn list_of_five_thousand_pods_with_long_annotations_is_read() {
+    let Bed { fake: _fake, client } = bed();
+    for number in 0..5_000 {
+        let mut config = sandbox_config(&format!("pod-{number}"), 0);
+        config.annotations.insert("long".into(), "x".repeat(4096));
+        client.run_sandbox(config, "").await.unwrap();
+    }
+    assert_eq!(client.list_pods().await.unwrap().len(), 5_000);
+}
+
+#[tokio::test(start_paused = true)]
 async fn reply_above_the_size_limit_is_refused() {
     let Bed { fake: _fake, client } = bed();
-    for pod in ["one", "two"] {
-        let mut config = sandbox_config(pod, 0);
+    for count in 1..=8 {
+        let pod = format!("pod-{count}");
+        let mut config = sandbox_config(&pod, 0);
         config.annotations.insert("long".into(), "x".repeat(9 << 20));
         client.run_sandbox(config, "").await.unwrap();
         let listed = client.list_sandboxes(None).await;
-        assert_eq!(listed.is_ok(), pod == "one", "the limit is 16 MiB");
+        assert_eq!(listed.is_ok(), count <= 7, "the limit of lists is 64 MiB");
     }
 }
 

@@ -13,13 +13,23 @@ use podwright_core::volume::teardown::{
     self, Plugin, Scope, SeenMount, Teardown, VOLUME_DIRECTORIES,
 };
 use podwright_host::files::{FileError, Kind as FileKind, Root};
-use podwright_host::mounts::{self, InUse};
+use podwright_host::mounts::{self, InUse, Mount};
 
 use super::VolumeError;
 use super::empty_dir::RECORD;
 use crate::resources::users;
 
 pub(super) fn tear_down(pods: &Root, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
+    tear_down_by(pods, uid, scope, || mounts::table(Path::new("/proc")))
+}
+
+/// `table` reads the mount table, which has the mounts of all pods.
+fn tear_down_by(
+    pods: &Root,
+    uid: &PodUid,
+    scope: Scope,
+    table: impl FnOnce() -> mounts::Result<Vec<Mount>>,
+) -> Result<(), VolumeError> {
     let failed = |source| VolumeError::PodDirectoryAccess { uid: uid.clone(), source };
     let path = pods.path().join(uid.as_str());
     let kind = pods.kind(uid.as_str()).map_err(failed)?;
@@ -29,7 +39,10 @@ pub(super) fn tear_down(pods: &Root, uid: &PodUid, scope: Scope) -> Result<(), V
         }
         Scope::Directory | Scope::Volumes => {}
     }
-    unmount(&path, uid, scope)?;
+    if !mounts::has_no_mounts(pods, Path::new(uid.as_str())) {
+        let table = table().map_err(VolumeError::Mounts)?;
+        unmount(&path, &table, uid, scope)?;
+    }
     let exists = kind == Some(FileKind::Directory);
     if exists {
         for directory in VOLUME_DIRECTORIES {
@@ -75,10 +88,14 @@ pub fn seen_mount(
 }
 
 /// Unmounts nothing if there is a foreign mount.
-fn unmount(directory: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeError> {
-    let table = mounts::table(Path::new("/proc")).map_err(VolumeError::Mounts)?;
+fn unmount(
+    directory: &Path,
+    table: &[Mount],
+    uid: &PodUid,
+    scope: Scope,
+) -> Result<(), VolumeError> {
     let plugins = super::plugins();
-    let seen = mounts::at_or_below(&table, directory).into_iter();
+    let seen = mounts::at_or_below(table, directory).into_iter();
     let seen = seen.filter_map(|mount| {
         let point = mount.point.strip_prefix(directory).ok()?;
         Some(seen_mount(directory, point, &mount.fs_type, &plugins))
@@ -100,7 +117,7 @@ fn unmount(directory: &Path, uid: &PodUid, scope: Scope) -> Result<(), VolumeErr
         path: path.to_owned(),
         source,
     };
-    mounts::check_own(&table, &points).map_err(|source| failed(directory, source))?;
+    mounts::check_own(table, &points).map_err(|source| failed(directory, source))?;
     for point in points {
         mounts::detach_own(&point, InUse::Fail).map_err(|source| failed(&point, source))?;
     }
@@ -125,5 +142,43 @@ fn list(pods: &Root, path: &Path) -> Result<Vec<(std::ffi::OsString, FileKind)>,
     match pods.list(path) {
         Err(error) if error.is_not_found() => Ok(Vec::new()),
         listed => listed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use podwright_testkit::needs_root;
+    use rustix::mount::MountFlags;
+
+    use super::*;
+
+    #[test]
+    fn mount_table_is_read_only_if_something_is_mounted() {
+        needs_root!();
+        let directory = tempfile::tempdir().unwrap();
+        let pods = Root::open(directory.path()).unwrap();
+        let uid = PodUid::new("pod");
+        for (is_mounted, scope) in [
+            (false, Scope::Volumes),
+            (false, Scope::Directory),
+            (true, Scope::Volumes),
+            (true, Scope::Directory),
+        ] {
+            let volume = directory.path().join("pod/volumes/kubernetes.io~secret/s");
+            std::fs::create_dir_all(&volume).unwrap();
+            std::fs::create_dir_all(directory.path().join("pod/containers/c")).unwrap();
+            if is_mounted {
+                mounts::mount("tmpfs", "tmpfs", &volume, MountFlags::empty(), "").unwrap();
+            }
+            let mut is_read = false;
+            let table = || {
+                is_read = true;
+                mounts::table(Path::new("/proc"))
+            };
+            tear_down_by(&pods, &uid, scope, table).unwrap();
+            assert_eq!(is_read, is_mounted, "{scope:?}");
+            assert!(!volume.exists());
+            assert_eq!(directory.path().join("pod").exists(), scope == Scope::Volumes);
+        }
     }
 }

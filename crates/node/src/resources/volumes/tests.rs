@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use podwright_core::pod::Source;
+use podwright_core::users::UserRange;
 use podwright_testkit::needs_root;
 use rustix::mount::MountFlags;
 use serde_json::{Value, json};
@@ -135,7 +136,8 @@ impl Drop for Scene {
 fn volumes_in(dir: &TempDir, client: &kube::Client) -> Volumes {
     let objects = Objects::new(Some(client.clone()), "n1".into());
     let node = ResourceList::from([("memory".to_owned(), "64Mi".parse().unwrap())]);
-    Volumes::new(&dir.path().join("root"), objects, node, Clock::real()).unwrap()
+    let users = Arc::new(Users::new(UserRange::for_pods(110, 0)));
+    Volumes::new(&dir.path().join("root"), users, objects, node, Clock::real()).unwrap()
 }
 
 fn text(path: impl AsRef<Path>) -> String {
@@ -379,6 +381,23 @@ async fn orphan_with_a_foreign_mount_is_kept_and_another_is_removed() {
     assert_eq!(text(foreign.join("precious")), "x");
     let table = mounts::table(Path::new("/proc")).unwrap();
     assert_eq!(mounts::at_or_below(&table, scene.dir.path()).len(), 1);
+}
+
+#[tokio::test]
+async fn removed_volumes_and_directories_free_the_user_ids_of_their_pod() {
+    needs_root!();
+    let scene = Scene::new().await;
+    let one = scene.named_pod("one", json!({"volumes": []})).await;
+    let two = scene.named_pod("two", json!({"volumes": []})).await;
+    let ids = |pod: &Pod| scene.volumes.users.of_pod(scene.volumes.pods(), &pod.uid).unwrap();
+    let first = ids(&one);
+    scene.volumes.release(&one.uid).await.unwrap();
+    assert_eq!(ids(&two), first);
+    scene.volumes.remove_orphans(&BTreeSet::from([one.uid.clone()]));
+    while !scene.volumes.is_settled() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(ids(&one), first);
 }
 
 #[tokio::test]
