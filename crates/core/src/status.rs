@@ -17,6 +17,7 @@ pub mod merge;
 pub mod normal;
 pub mod patch;
 pub mod phase;
+pub mod queue;
 mod readiness;
 mod resources;
 mod transition;

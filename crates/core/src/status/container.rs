@@ -234,6 +234,11 @@ impl<'a> StatusBuilder<'a> {
                     Some(terminated(unobserved_end(RESTARTING_ALL, REMOVED_TO_RESTART)));
                 status.restart_count = old.restart_count.saturating_add(1);
             }
+            // It is not started again, so it does not wait.
+            Some(old) if is_running(old) && container.kind == ContainerKind::Ephemeral => {
+                status.state =
+                    Some(terminated(unobserved_end(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
+            }
             Some(old) if is_running(old) => {
                 status.last_state =
                     Some(terminated(unobserved_end(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));

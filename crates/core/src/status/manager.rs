@@ -28,6 +28,8 @@ pub struct CachedStatus {
     pub changed_at: Option<Mono>,
     /// Volumes and cgroup of the pod are released.
     pub finished: bool,
+    /// The pod was being deleted when this was reported.
+    pub deleting: bool,
 }
 
 impl CachedStatus {
@@ -101,8 +103,10 @@ pub fn accept(update: &StatusUpdate<'_>, mut new: PodStatus) -> Acceptance {
     new.observed_generation = new.observed_generation.max(old.observed_generation);
     normalise(pod, &mut new);
     let forced = match occasion {
-        // A deleted pod with an unchanged status may still wait for its deletion.
-        ReportTrigger::Sync => pod.deletion.is_some(),
+        // The first report after a deletion request may be all that the deletion still needs.
+        ReportTrigger::Sync => {
+            pod.deletion.is_some() && !cached.is_some_and(|cached| cached.deleting)
+        }
         ReportTrigger::Probe => false,
         ReportTrigger::End => true,
     };
@@ -116,6 +120,7 @@ pub fn accept(update: &StatusUpdate<'_>, mut new: PodStatus) -> Acceptance {
         version: cached.map_or(0, |cached| cached.version) + 1,
         changed_at: cached.and_then(|cached| cached.changed_at).or(Some(now.mono)),
         finished: occasion == ReportTrigger::End || was_finished,
+        deleting: pod.deletion.is_some(),
     };
     Acceptance::Accepted { entry, left_out }
 }

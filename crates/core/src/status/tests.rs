@@ -9,5 +9,6 @@ mod merge;
 mod patch;
 mod phase;
 mod properties;
+mod queue;
 mod scenarios;
 mod scene;

@@ -4,8 +4,13 @@
 //! a start are delayed briefly, so that several become one request. A report that could not be sent
 //! is retried; none is lost. The patch is computed against the newest copy of the object, so
 //! normally one report is one request.
+//!
+//! A pod is checked after an event of its own: a new report, a change of its mirror pod, a deletion
+//! request, the end of a request or of a delay. All pods are checked only by a slow sweep.
 
 mod sync;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,6 +27,7 @@ use podwright_core::status::ending;
 use podwright_core::status::manager::{
     self, Acceptance, CachedStatus, PodLeftovers, ReportTrigger, StatusUpdate,
 };
+use podwright_core::status::queue::{ReportQueue, Sweep};
 use podwright_core::time::Mono;
 use podwright_host::clock::Clock;
 use tokio::sync::Notify;
@@ -40,6 +46,7 @@ const SANDBOX_READY_DELAY: Duration = Duration::from_secs(5);
 pub type Leftovers = Arc<dyn Fn(&PodUid) -> PodLeftovers + Send + Sync>;
 
 /// The report of one pod and its delivery state.
+#[derive(Clone)]
 struct Tracked {
     entry: CachedStatus,
     /// The API UID the report was sent to, and the version sent.
@@ -52,6 +59,10 @@ struct Tracked {
     /// The versions of the object and of our report at the last comparison. The result is the same
     /// until one of them changes.
     compared: Option<(u64, u64)>,
+    /// The last request left out a terminal phase, because a container might be running.
+    phase_withheld: bool,
+    /// Checks since the last event that only found that the pod must be checked again.
+    rechecks: u32,
 }
 
 /// The reports of all pods.
@@ -60,19 +71,17 @@ struct Reports {
     pods: BTreeMap<PodUid, Tracked>,
     /// Pods that may have something to send. All others had nothing to send when last checked and
     /// have not changed since.
-    open: BTreeSet<PodUid>,
-    /// Pods whose report is delayed until a time.
-    waiting: BTreeSet<(Mono, PodUid)>,
+    queue: ReportQueue,
+    /// Pods whose object in the API is a mirror pod.
+    static_pods: BTreeSet<PodUid>,
+    sweep: Sweep,
 }
 
 impl Reports {
     fn forget(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
-        self.open.remove(uid);
-    }
-
-    fn open_all(&mut self) {
-        self.open = self.pods.keys().cloned().collect();
+        self.queue.forget(uid);
+        self.static_pods.remove(uid);
     }
 }
 
@@ -170,17 +179,23 @@ impl StatusManager {
         });
     }
 
-    /// Rechecks all pods after a mirror pod was created or deleted: a report to an old one is void.
+    /// Rechecks the static pods after a mirror pod was created or deleted: a report to an old one
+    /// is void.
     pub fn mirror_changed(&self) {
-        self.reports.lock().open_all();
+        let mut reports = self.reports.lock();
+        let Reports { queue, static_pods, .. } = &mut *reports;
+        static_pods.iter().for_each(|uid| queue.check(uid));
+        drop(reports);
         self.changed.notify_one();
     }
 
     /// Rechecks a pod that is being deleted: if it is finished, its object can be deleted now.
     pub fn recheck(&self, uid: &PodUid) {
         let mut reports = self.reports.lock();
-        if reports.pods.contains_key(uid) {
-            reports.open.insert(uid.clone());
+        let Reports { pods, queue, .. } = &mut *reports;
+        if let Some(tracked) = pods.get_mut(uid) {
+            tracked.rechecks = 0;
+            queue.check(uid);
         }
         drop(reports);
         self.changed.notify_one();
@@ -189,9 +204,15 @@ impl StatusManager {
     /// Removes pods that no source names.
     pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
         let mut reports = self.reports.lock();
-        reports.pods.retain(|uid, _| keep(uid));
-        reports.open.retain(|uid| keep(uid));
-        reports.waiting.retain(|(_, uid)| keep(uid));
+        let Reports { pods, queue, static_pods, .. } = &mut *reports;
+        pods.retain(|uid, _| {
+            let kept = keep(uid);
+            if !kept {
+                queue.forget(uid);
+                static_pods.remove(uid);
+            }
+            kept
+        });
     }
 
     /// A container ID as statuses show it.
@@ -229,7 +250,25 @@ impl StatusManager {
             now,
         };
         match manager::accept(&update, new) {
-            Acceptance::Unchanged => return,
+            Acceptance::Unchanged => {
+                let may_run = || {
+                    self.pod_index.cleanup_policy(&pod.uid, |s| s.could_have_running_containers())
+                };
+                match reports.pods.get_mut(&pod.uid) {
+                    // The phase can be sent now, before volumes and cgroup are released.
+                    Some(tracked)
+                        if pod.deletion.is_some() && tracked.phase_withheld && !may_run() =>
+                    {
+                        tracked.phase_withheld = false;
+                        tracked.sent = None;
+                        if tracked.failures == 0 {
+                            tracked.not_before = now.mono + delay;
+                        }
+                    }
+                    Some(_) | None => return,
+                }
+                reports.queue.check(&pod.uid);
+            }
             Acceptance::Refused(refusal) => {
                 tracing::error!(pod = %pod.name, %refusal, "Status update on pod aborted");
                 return;
@@ -247,10 +286,13 @@ impl StatusManager {
                     not_before: now.mono + FIRST_REPORT_DELAY,
                     failures: 0,
                     compared: None,
+                    phase_withheld: false,
+                    rechecks: 0,
                 });
                 let is_pending =
                     tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
                 tracked.entry = entry;
+                tracked.rechecks = 0;
                 // After a recent failure the back-off applies even to urgent reports.
                 if tracked.failures == 0 {
                     if urgent {
@@ -259,7 +301,10 @@ impl StatusManager {
                         tracked.not_before = now.mono + delay;
                     }
                 }
-                reports.open.insert(pod.uid.clone());
+                if pod.is_static() {
+                    reports.static_pods.insert(pod.uid.clone());
+                }
+                reports.queue.check(&pod.uid);
             }
         }
         drop(reports);

@@ -35,17 +35,23 @@ fn report_gets_a_version_and_an_unchanged_one_is_dropped() {
 }
 
 #[test]
-fn report_of_a_deleted_or_finished_pod_is_accepted_even_if_unchanged() {
+fn unchanged_report_is_accepted_once_after_a_deletion_request_and_at_the_end() {
     let mut scene = Scene::new("Always", &["c"]);
-    scene.sandbox(&["10.0.0.5"]).runs("c").report().delete().report();
-    let again = scene.accept(ReportTrigger::Sync, scene.status());
-    assert_eq!(accepted(again).0.version, 3);
+    scene.sandbox(&["10.0.0.5"]).runs("c").report().delete();
+    let unchanged = scene.reported().clone();
+    let (deleting, _) = accepted(scene.accept(ReportTrigger::Sync, unchanged.clone()));
+    assert_eq!((deleting.version, deleting.deleting), (2, true));
+    scene.entry = Some(deleting);
+    assert_eq!(scene.accept(ReportTrigger::Sync, unchanged), Acceptance::Unchanged);
     let probe = scene.accept(ReportTrigger::Probe, scene.reported().clone());
     assert_eq!(probe, Acceptance::Unchanged);
     let (end, _) = accepted(scene.accept(ReportTrigger::End, scene.reported().clone()));
     assert_eq!((end.version, end.finished), (3, true));
     scene.entry = Some(end);
-    let (later, _) = accepted(scene.accept(ReportTrigger::Sync, scene.reported().clone()));
+    assert_eq!(scene.accept(ReportTrigger::Sync, scene.reported().clone()), Acceptance::Unchanged);
+    let mut changed = scene.reported().clone();
+    changed.reason = Some("Other".into());
+    let (later, _) = accepted(scene.accept(ReportTrigger::Sync, changed));
     assert!(later.finished, "finished is final");
 }
 

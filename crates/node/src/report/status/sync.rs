@@ -13,17 +13,22 @@ use podwright_core::pod::Pod;
 use podwright_core::pod::desired::ApiUid;
 use podwright_core::status::manager::PodLeftovers;
 use podwright_core::status::merge::merge;
-use podwright_core::status::{manager, patch};
-use podwright_core::time::Mono;
+use podwright_core::status::queue::ReportCheck;
+use podwright_core::status::{manager, patch, phase_of};
 use tokio_util::sync::CancellationToken;
 
 use super::{Reports, StatusManager, Tracked};
 
-/// Interval at which all reports are compared with the API.
+/// Interval at which each report is compared with the API.
 const RECONCILE: Duration = Duration::from_secs(10);
+/// Interval of the slices of the sweep: each pod is in one of ten.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(10);
-/// Maximum number of concurrent requests. Changes of Ready are sorted first, so they never wait
+/// Delays of the checks of a pod that waits for something without an event.
+const RECHECK_FIRST: Duration = Duration::from_millis(100);
+const RECHECK_MOST: Duration = Duration::from_secs(1);
+/// Maximum number of concurrent requests. Changes of Ready are queued first, so they never wait
 /// long.
 const MAX_CONCURRENT: usize = 16;
 
@@ -31,15 +36,16 @@ const MAX_CONCURRENT: usize = 16;
 struct DueReport {
     uid: PodUid,
     api_uid: ApiUid,
-    ready_changes: bool,
 }
 
 /// Whether a pod has something to send.
 enum PendingReport {
     None,
-    /// Not decidable now: must be checked again.
-    Unknown,
-    Due(DueReport),
+    /// Not decidable now, and there is no event when it is: must be checked again.
+    CheckIn(Duration),
+    Due {
+        ready_changes: bool,
+    },
 }
 
 /// The result of sending one report.
@@ -47,6 +53,7 @@ enum SyncOutcome {
     Sent {
         version: u64,
         response: Option<Arc<v1::Pod>>,
+        phase_withheld: bool,
     },
     /// The object was deleted, or another object has its name.
     Gone,
@@ -59,75 +66,106 @@ impl StatusManager {
     pub async fn run(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
         let work = async {
             let mut requests = FuturesUnordered::new();
-            let mut busy: Vec<PodUid> = Vec::new();
-            let mut reconcile = tokio::time::interval(RECONCILE);
+            let mut next_sweep = self.clock.now().mono;
             loop {
-                let (due, next) = self.due(&busy, MAX_CONCURRENT - busy.len());
-                for due in due {
-                    busy.push(due.uid.clone());
-                    let (this, client) = (self.clone(), client.clone());
-                    requests.push(async move {
-                        let outcome = this.sync_pod(&client, &due).await;
-                        (due, outcome)
-                    });
+                let now = self.clock.now().mono;
+                if next_sweep <= now {
+                    self.sweep();
+                    next_sweep = now + SWEEP_INTERVAL;
                 }
-                let until = next.map(|at| at.since(self.clock.now().mono));
+                let mut wake = next_sweep;
+                // Without a free request nothing is checked: one that ends wakes the loop, and
+                // until then several events of a pod become one check.
+                if requests.len() < MAX_CONCURRENT {
+                    self.check_changed();
+                    for due in self.due(MAX_CONCURRENT - requests.len()) {
+                        let (this, client) = (self.clone(), client.clone());
+                        requests.push(async move {
+                            let outcome = this.sync_pod(&client, &due).await;
+                            (due, outcome)
+                        });
+                    }
+                    let delayed = self.reports.lock().queue.next_delay();
+                    wake = delayed.map_or(wake, |at| at.min(wake));
+                }
+                let wait = wake.since(self.clock.now().mono);
                 tokio::select! { biased;
                     Some((due, outcome)) = requests.next(), if !requests.is_empty() => {
-                        busy.retain(|uid| *uid != due.uid);
                         self.settle(&due, outcome);
                     }
                     // Cancel-safe: an unused permit is kept.
                     () = self.changed.notified() => {}
-                    () = sleep(until) => {}
-                    _ = reconcile.tick() => self.reconcile(),
+                    () = tokio::time::sleep(wait) => {}
                 }
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
-    /// The reports to send now, changes of Ready first, and when to check again.
-    fn due(&self, busy: &[PodUid], limit: usize) -> (Vec<DueReport>, Option<Mono>) {
-        let mut due = Vec::new();
-        if limit == 0 {
-            // A request that ends wakes the loop.
-            return (due, None);
-        }
-        let now = self.clock.now().mono;
-        let mut reports = self.reports.lock();
-        let Reports { pods, open, waiting } = &mut *reports;
-        while let Some((_, uid)) = waiting.first().filter(|(at, _)| *at <= now).cloned() {
-            waiting.pop_first();
-            open.insert(uid);
-        }
-        open.retain(|uid| {
-            if busy.contains(uid) {
-                return true;
-            }
-            let Some(tracked) = pods.get_mut(uid) else { return false };
-            match self.pending(uid, tracked) {
-                PendingReport::None => return false,
-                PendingReport::Unknown => {}
-                PendingReport::Due(_) if now < tracked.not_before => {
-                    waiting.insert((tracked.not_before, uid.clone()));
-                    return false;
+    /// Checks the pods that had an event or whose delay has passed, and queues what can be sent.
+    /// Returns how many pods were checked.
+    pub(super) fn check_changed(&self) -> usize {
+        self.reports.lock().queue.expire(self.clock.now().mono);
+        let mut checked = 0;
+        while let Some(check) = self.next_check() {
+            checked += 1;
+            // Checked without the lock, which pod workers need: a check may read directories.
+            let Some(mut copy) = self.tracked(&check.uid) else { continue };
+            let pending = self.pending(&check.uid, &mut copy);
+            let now = self.clock.now().mono;
+            let mut reports = self.reports.lock();
+            let Reports { pods, queue, .. } = &mut *reports;
+            let Some(tracked) = pods.get_mut(&check.uid) else { continue };
+            tracked.response = copy.response;
+            match pending {
+                PendingReport::None => {}
+                PendingReport::CheckIn(delay) => {
+                    tracked.rechecks = tracked.rechecks.saturating_add(1);
+                    queue.delay(check, now + delay);
                 }
-                PendingReport::Due(report) => due.push(report),
+                PendingReport::Due { .. } if now < tracked.not_before => {
+                    queue.delay(check, tracked.not_before);
+                }
+                PendingReport::Due { ready_changes } => queue.due(check, ready_changes),
             }
-            true
-        });
-        due.sort_by_key(|due| !due.ready_changes);
-        due.truncate(limit);
-        (due, waiting.first().map(|(at, _)| *at))
+        }
+        checked
+    }
+
+    fn next_check(&self) -> Option<ReportCheck> {
+        self.reports.lock().queue.next_check()
+    }
+
+    fn tracked(&self, uid: &PodUid) -> Option<Tracked> {
+        self.reports.lock().pods.get(uid).cloned()
+    }
+
+    /// The reports to send now, changes of Ready first.
+    fn due(&self, limit: usize) -> Vec<DueReport> {
+        let mut due = Vec::new();
+        let mut reports = self.reports.lock();
+        while due.len() < limit
+            && let Some(uid) = reports.queue.next_report()
+        {
+            match self.pod_index.api_uid(&uid) {
+                Some(api_uid) => due.push(DueReport { uid, api_uid }),
+                // Its object was deleted after the check.
+                None => reports.queue.sent(&uid),
+            }
+        }
+        due
     }
 
     /// Whether one pod has something to send.
     fn pending(&self, uid: &PodUid, tracked: &mut Tracked) -> PendingReport {
-        // A static pod without a mirror pod has no object to report to.
-        let Some(api_uid) = self.pod_index.api_uid(uid) else { return PendingReport::Unknown };
-        let Some(api) = self.newest(uid, tracked.response.as_ref()) else {
-            return PendingReport::Unknown;
+        let delay = RECHECK_FIRST * 2u32.saturating_pow(tracked.rechecks.min(8));
+        let again = PendingReport::CheckIn(delay.min(RECHECK_MOST));
+        let Some(pod) = self.pod_index.pod(uid) else { return again };
+        let (Some(api_uid), Some(api)) =
+            (self.pod_index.api_uid(uid), self.newest(uid, tracked.response.as_ref()))
+        else {
+            // A static pod without a mirror pod has no object to report to.
+            return if pod.is_static() { PendingReport::None } else { again };
         };
         if tracked.response.as_ref().is_some_and(|response| !Arc::ptr_eq(response, &api)) {
             // The watch has caught up; its copy is enough.
@@ -140,14 +178,16 @@ impl StatusManager {
             let nothing = v1::PodStatus::default();
             let shown = api.status.as_ref().unwrap_or(&nothing);
             let ready_changes = manager::changes_ready(shown, &tracked.entry.status);
-            return PendingReport::Due(DueReport { uid: uid.clone(), api_uid, ready_changes });
+            return PendingReport::Due { ready_changes };
         }
         // There is no notification when the leftovers of a pod are gone.
-        let deletable = manager::can_be_deleted(&api, &tracked.entry, PodLeftovers::default());
-        if deletable || tracked.response.is_some() {
-            PendingReport::Unknown
-        } else {
-            PendingReport::None
+        if manager::can_be_deleted(&api, &tracked.entry, PodLeftovers::default()) {
+            return again;
+        }
+        // Nor when the watch has caught up, but a response held longer costs only memory.
+        match tracked.response.is_some() && tracked.rechecks == 0 {
+            true => PendingReport::CheckIn(RECHECK_MOST),
+            false => PendingReport::None,
         }
     }
 
@@ -160,30 +200,45 @@ impl StatusManager {
         }
     }
 
-    /// Rechecks every pod and resends the reports of pods whose status was changed by another
-    /// client.
-    fn reconcile(&self) {
-        let mut reports = self.reports.lock();
-        reports.open_all();
-        let dropped = self.dropped.lock();
-        for (uid, tracked) in &mut reports.pods {
-            let (Some(pod), Some(api)) =
-                (self.pod_index.pod(uid), self.newest(uid, tracked.response.as_ref()))
-            else {
-                continue;
-            };
-            let versions = version(&api).map(|theirs| (theirs, tracked.entry.version));
-            if tracked.sent.is_none() || (versions.is_some() && tracked.compared == versions) {
-                continue;
-            }
+    /// Rechecks the next slice of the pods, and resends the reports of those whose status was
+    /// changed by another client.
+    pub(super) fn sweep(&self) {
+        let slice = {
+            let mut reports = self.reports.lock();
+            let Reports { pods, sweep, .. } = &mut *reports;
+            sweep.next_slice(pods)
+        };
+        for uid in slice {
+            self.compare(&uid);
+            self.reports.lock().queue.check(&uid);
+        }
+    }
+
+    /// Compares a report that was sent with the API, unless neither has changed since the last
+    /// comparison.
+    fn compare(&self, uid: &PodUid) {
+        let Some(copy) = self.tracked(uid) else { return };
+        let (Some(pod), Some(api)) =
+            (self.pod_index.pod(uid), self.newest(uid, copy.response.as_ref()))
+        else {
+            return;
+        };
+        let versions = version(&api).map(|theirs| (theirs, copy.entry.version));
+        if copy.sent.is_none() || (versions.is_some() && copy.compared == versions) {
+            return;
+        }
+        let differing = api.status.as_ref().filter(|shown| {
+            manager::needs_reconcile(&pod, shown, &copy.entry, &self.dropped.lock())
+        });
+        if let Some(tracked) = self.reports.lock().pods.get_mut(uid) {
             tracked.compared = versions;
-            if let Some(shown) = &api.status
-                && manager::needs_reconcile(&pod, shown, &tracked.entry, &dropped)
-            {
-                let differs = patch::patch(shown, &tracked.entry.status, "").unwrap_or_default();
-                tracing::debug!(pod = %pod.name, %differs, "status in the API differs, sending ours again");
+            if differing.is_some() {
                 tracked.sent = None;
             }
+        }
+        if let Some(shown) = differing {
+            let differs = patch::patch(shown, &copy.entry.status, "").unwrap_or_default();
+            tracing::debug!(pod = %pod.name, %differs, "status in the API differs, sending ours again");
         }
     }
 
@@ -277,20 +332,27 @@ impl StatusManager {
             api.delete(&pod.name.name, &params).await?;
             return Ok(SyncOutcome::Deleted);
         }
-        Ok(SyncOutcome::Sent { version: entry.version, response: Some(response) })
+        let shown = response.status.as_ref().unwrap_or(&nothing);
+        let phase_withheld =
+            phase_of(&entry.status).is_terminal() && !phase_of(shown).is_terminal();
+        let response = Some(response);
+        Ok(SyncOutcome::Sent { version: entry.version, response, phase_withheld })
     }
 
     fn settle(&self, due: &DueReport, outcome: SyncOutcome) {
         let now = self.clock.now().mono;
         let mut reports = self.reports.lock();
+        reports.queue.sent(&due.uid);
         match outcome {
-            SyncOutcome::Sent { version, response } => {
+            SyncOutcome::Sent { version, response, phase_withheld } => {
                 if let Some(tracked) = reports.pods.get_mut(&due.uid) {
                     if let Some(changed) = tracked.entry.note_sent(version) {
                         self.metrics.status.sync.observe(now.since(changed));
                     }
                     tracked.sent = Some((due.api_uid.as_str().into(), version));
                     tracked.response = response;
+                    tracked.phase_withheld = phase_withheld;
+                    tracked.rechecks = 0;
                     tracked.failures = 0;
                     tracked.not_before = now;
                 }
@@ -317,13 +379,6 @@ impl StatusManager {
                 }
             }
         }
-    }
-}
-
-async fn sleep(wait: Option<Duration>) {
-    match wait {
-        Some(wait) => tokio::time::sleep(wait).await,
-        None => std::future::pending().await,
     }
 }
 
