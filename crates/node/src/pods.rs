@@ -262,7 +262,7 @@ impl PodManager {
             && let Some(pod) = self.pod_index.pod(uid)
             && self.may_start(&pod)
         {
-            self.start(pod);
+            self.start_in_order(pod);
         }
     }
 
@@ -344,9 +344,10 @@ impl PodManager {
         self.queues.remove(name);
     }
 
-    /// Admitted static pods that wait for another one with their name to end.
+    /// Admitted pods that wait for another one with their name or UID to end.
     fn queued(&self) -> impl Iterator<Item = Arc<Pod>> {
-        self.queues.values().flatten().filter_map(|uid| self.pod_index.pod(uid))
+        let waiting = self.queues.values().flatten().chain(&self.after_orphan);
+        waiting.filter_map(|uid| self.pod_index.pod(uid))
     }
 }
 

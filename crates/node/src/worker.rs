@@ -444,7 +444,7 @@ impl Worker {
                     self.context.metrics.worker.start.observe(now.age_of(seen, Duration::MAX));
                 }
                 None => {
-                    tracing::debug!("pod has no first-seen annotation, start latency not recorded")
+                    tracing::debug!("pod has no first-seen annotation, start latency not recorded");
                 }
             }
         }

@@ -75,8 +75,9 @@ impl DesiredPods {
             // A successor with the same name may already be stored.
             if self.names.get(&pod.name) == Some(&pod.uid) {
                 self.names.remove(&pod.name);
-                let next = self.pods.values().find(|other| other.name == pod.name);
-                if let Some(next) = next.filter(|_| pod.is_static()) {
+                // A static pod and an API pod may have one name.
+                let mut others = self.pods.values().filter(|other| other.name == pod.name);
+                if let Some(next) = others.find(|other| pod.is_static() || other.is_static()) {
                     self.names.insert(next.name.clone(), next.uid.clone());
                 }
             }
@@ -116,7 +117,10 @@ impl DesiredPods {
     pub fn api_uid(&self, uid: &PodUid) -> Option<ApiUid> {
         let pod = self.pods.get(uid)?;
         if pod.is_static() {
-            return self.mirror_of(pod).map(|m| ApiUid::Mirror(m.uid.clone()));
+            // Of two static pods with one name only the first has the mirror pod.
+            let named = self.by_name(&pod.name).filter(|named| named.is_static());
+            let mirror = self.mirror_of(pod).filter(|_| named.is_none_or(|named| named.uid == *uid));
+            return mirror.map(|m| ApiUid::Mirror(m.uid.clone()));
         }
         Some(ApiUid::Own(uid.clone()))
     }

@@ -22,6 +22,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Back-off of a failed request, initial and maximum; each failure doubles it.
 const BACKOFF: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// Maximum back-off while the API server is unreachable: mirror pods follow its return soon.
+const OUTAGE_BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// Maximum back-off while the Node object does not exist: it is created within seconds.
 const NODE_BACKOFF_MAX: Duration = Duration::from_secs(4);
 /// Delay while another object has the name: its deletion is not watched.
@@ -44,7 +46,10 @@ impl Mirrors {
                 let again = self.reconcile(&mut failures).await;
                 tokio::select! {
                     // Cancel-safe: a change is kept until it is marked as seen.
-                    _ = changed.changed() => tokio::time::sleep(CHANGE_DEBOUNCE).await,
+                    _ = changed.changed() => {
+                        failures.forget_taken_names();
+                        tokio::time::sleep(CHANGE_DEBOUNCE).await;
+                    }
                     () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {}
                 }
             }
@@ -94,7 +99,7 @@ impl Mirrors {
         let node = nodes
             .get_opt(&self.node_name)
             .await
-            .map_err(|error| RetryLater::new(error.to_string()))?;
+            .map_err(|error| RetryLater::new(&error))?;
         let node =
             node.ok_or_else(|| RetryLater::for_node("the Node object does not exist yet"))?;
         if node.metadata.deletion_timestamp.is_some() {
@@ -112,7 +117,7 @@ impl Mirrors {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 Err(RetryLater { problem: status.message, initial: NAME_RETRY, max: BACKOFF_MAX })
             }
-            Err(error) => Err(RetryLater::new(error.to_string())),
+            Err(error) => Err(RetryLater::new(&error)),
         }
     }
 
@@ -129,7 +134,7 @@ impl Mirrors {
             Ok(_) => Ok(()),
             // Already deleted, or replaced by another object.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            Err(error) => Err(RetryLater::new(error.to_string())),
+            Err(error) => Err(RetryLater::new(&error)),
         }
     }
 }
@@ -142,8 +147,12 @@ struct RetryLater {
 }
 
 impl RetryLater {
-    fn new(problem: impl Into<String>) -> Self {
-        Self { problem: problem.into(), initial: BACKOFF, max: BACKOFF_MAX }
+    fn new(error: &kube::Error) -> Self {
+        let max = match error {
+            kube::Error::Api(_) => BACKOFF_MAX,
+            _ => OUTAGE_BACKOFF_MAX,
+        };
+        Self { problem: error.to_string(), initial: BACKOFF, max }
     }
 
     fn for_node(problem: &str) -> Self {
@@ -156,6 +165,7 @@ impl RetryLater {
 struct Failures(BTreeMap<String, Failure>);
 
 struct Failure {
+    initial: Duration,
     times: u32,
     until: Instant,
 }
@@ -174,10 +184,15 @@ impl Failures {
         self.0.retain(|key, _| wanted.contains(key));
     }
 
+    /// The object that has the name may be gone.
+    fn forget_taken_names(&mut self) {
+        self.0.retain(|_, failure| failure.initial != NAME_RETRY);
+    }
+
     /// Returns the number of failures and the delay until the next attempt.
     fn add(&mut self, key: String, initial: Duration, max: Duration) -> (u32, Duration) {
         let now = Instant::now();
-        let failure = self.0.entry(key).or_insert(Failure { times: 0, until: now });
+        let failure = self.0.entry(key).or_insert(Failure { initial, times: 0, until: now });
         let wait = initial.saturating_mul(2u32.saturating_pow(failure.times)).min(max);
         failure.times = failure.times.saturating_add(1);
         failure.until = now + wait;

@@ -73,6 +73,11 @@ impl CallTracker {
         }
     }
 
+    /// Whether the preStop hook of a container is in progress, or was run, in this process.
+    pub(super) fn has_hook(&self, id: &ContainerId) -> bool {
+        self.hooks.lock().contains_key(id)
+    }
+
     /// Aborts the hooks of containers that are no longer running.
     pub(super) fn retain_hooks(&self, of: impl Fn(&ContainerId) -> bool) {
         self.hooks.lock().retain(|id, _| of(id));

@@ -74,8 +74,8 @@ impl Execution<'_> {
             Step::MountVolumes => self.mount_volumes().await,
             Step::KillPod(kill) => self.kill_pod(kill).await,
             Step::StopContainer(stop) => self.stop_container(stop).await,
-            Step::RemoveInstances { ids, logs, on_failure: _ } => {
-                self.remove_instances(ids, *logs).await
+            Step::RemoveInstances { ids, logs, on_failure } => {
+                self.remove_instances(ids, *logs, *on_failure).await
             }
             Step::CreateSandbox { attempt } => {
                 *sandbox_context = self.create_sandbox(*attempt).await?;
@@ -177,11 +177,21 @@ impl Execution<'_> {
         Ok(SandboxContext::of(id, attempt, ips))
     }
 
-    async fn remove_instances(&mut self, ids: &[ContainerId], logs: Logs) -> Result<(), Failed> {
+    async fn remove_instances(
+        &mut self,
+        ids: &[ContainerId],
+        logs: Logs,
+        on_failure: plan::OnRemovalFailure,
+    ) -> Result<(), Failed> {
         let mut failed = None;
         for id in ids {
             if let Err(error) = self.remove_instance(id, logs).await {
                 failed.get_or_insert(error);
+                // The order counts: what is left shows where an interrupted removal continues.
+                match on_failure {
+                    plan::OnRemovalFailure::End => break,
+                    plan::OnRemovalFailure::Continue => {}
+                }
             }
         }
         match failed {

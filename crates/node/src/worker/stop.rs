@@ -68,10 +68,14 @@ impl Execution<'_> {
         let earlier = record.as_ref().and_then(|record| self.begin_stop(stop, record));
         let spent = || earlier.unwrap_or_default().saturating_add(began.elapsed());
         if stop.pre_stop
-            && earlier.is_none()
+            && (earlier.is_none() || self.call_tracker.has_hook(&stop.instance))
             && let Some(container) = container.filter(|container| container.pre_stop().is_some())
         {
             self.pre_stop(stop, container).await;
+        } else if let Some(earlier) = earlier
+            && stop.pre_stop
+        {
+            self.finish_sleep(stop, earlier).await;
         }
         if let Some(order) = stop.order {
             let left = stop.grace.saturating_sub(spent());
@@ -91,7 +95,21 @@ impl Execution<'_> {
         Ok(())
     }
 
+    /// A `sleep` hook that an earlier process began has its time left to run. An exec or HTTP hook
+    /// is not run a second time.
+    async fn finish_sleep(&self, stop: &Stop, earlier: Duration) {
+        let container = self.pod.container(&stop.container);
+        let sleep = container.and_then(|c| c.pre_stop()).and_then(|hook| hook.sleep.as_ref());
+        let seconds = sleep.and_then(|sleep| u64::try_from(sleep.seconds).ok()).unwrap_or(0);
+        let left = Duration::from_secs(seconds).min(stop.grace).saturating_sub(earlier);
+        if !left.is_zero() {
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// Only for a deleted pod: any other one may run on, and a later stop would find the record.
     fn stop_record(&self, stop: &Stop) -> Option<StopRecord> {
+        self.pod.deletion?;
         let directory = self.context.volumes.open_pod_dir(&self.pod.uid).ok()?;
         StopRecord::new(directory, &stop.container, &stop.instance)
     }

@@ -16,33 +16,6 @@ fn mirror_requests(sim: &Sim) -> usize {
 }
 
 #[test]
-fn two_static_pods_of_one_name_have_one_mirror_pod_that_stays() {
-    sim::run(async {
-        let sim = Sim::started(Options::default()).await;
-        let name = format!("web-{NODE}");
-        sim.write_manifest("a.json", &test_pod("web").container("app", APP).manifest());
-        sim.until_ready(&name).await;
-        sim.write_manifest("b.json", &test_pod("web").container("app", APP_2).manifest());
-        sim.pass(s(30)).await;
-        let before = mirror_requests(&sim);
-        let mirror = sim.record.pod(&name).unwrap().metadata.uid.clone();
-        sim.pass(s(60)).await;
-        assert_eq!(mirror_requests(&sim), before, "the mirror pod is left alone");
-        assert_eq!(sim.record.pod(&name).unwrap().metadata.uid, mirror);
-        assert_eq!(sim.fake.snapshot().running(&name), ["app"], "only the first one runs");
-        sim.remove_manifest("a.json");
-        let image = |sim: &Sim| {
-            let pod = sim.record.pod(&name)?;
-            pod.spec.as_ref()?.containers.first()?.image.clone()
-        };
-        sim.until("the second one follows", s(60), |sim| image(sim).as_deref() == Some(APP_2))
-            .await;
-        sim.until_ready(&name).await;
-        assert_invariants(&sim);
-    });
-}
-
-#[test]
 fn refused_mirror_pod_is_tried_less_and_less_often() {
     sim::run(async {
         let mut sim = Sim::new(Options::default()).await;
