@@ -285,7 +285,7 @@ impl PodManager {
             lifecycle.request(Request::StopNode, &pod);
         }
         let handle = PodHandle::new(pod.clone(), lifecycle);
-        self.pod_index.insert_handle(pod.uid.clone(), handle.clone());
+        self.pod_index.insert_handle(&pod.uid, handle.clone());
         if let Some(prober) = Prober::new(handle.clone(), &self.context) {
             self.workers.spawn(prober.run(self.stop.clone()));
         }

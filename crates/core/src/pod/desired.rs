@@ -119,7 +119,8 @@ impl DesiredPods {
         if pod.is_static() {
             // Of two static pods with one name only the first has the mirror pod.
             let named = self.by_name(&pod.name).filter(|named| named.is_static());
-            let mirror = self.mirror_of(pod).filter(|_| named.is_none_or(|named| named.uid == *uid));
+            let mirror =
+                self.mirror_of(pod).filter(|_| named.is_none_or(|named| named.uid == *uid));
             return mirror.map(|m| ApiUid::Mirror(m.uid.clone()));
         }
         Some(ApiUid::Own(uid.clone()))

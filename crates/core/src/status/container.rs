@@ -236,8 +236,7 @@ impl<'a> StatusBuilder<'a> {
             }
             // It is not started again, so it does not wait.
             Some(old) if is_running(old) && container.kind == ContainerKind::Ephemeral => {
-                status.state =
-                    Some(terminated(unobserved_end(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
+                status.state = Some(terminated(unobserved_end(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
             }
             Some(old) if is_running(old) => {
                 status.last_state =

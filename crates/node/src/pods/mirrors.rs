@@ -96,10 +96,7 @@ impl Mirrors {
 
     async fn create(&self, pod: &podwright_core::pod::Pod) -> Result<(), RetryLater> {
         let nodes: Api<v1::Node> = Api::all(self.client.clone());
-        let node = nodes
-            .get_opt(&self.node_name)
-            .await
-            .map_err(|error| RetryLater::new(&error))?;
+        let node = nodes.get_opt(&self.node_name).await.map_err(|error| RetryLater::new(&error))?;
         let node =
             node.ok_or_else(|| RetryLater::for_node("the Node object does not exist yet"))?;
         if node.metadata.deletion_timestamp.is_some() {

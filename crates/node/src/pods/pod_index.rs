@@ -255,10 +255,10 @@ impl PodIndex {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    pub(super) fn insert_handle(&self, uid: PodUid, handle: Arc<PodHandle>) {
+    pub(super) fn insert_handle(&self, uid: &PodUid, handle: Arc<PodHandle>) {
         handle.note_changes_in(self.unsynced.clone());
         self.handles.write().insert(uid.clone(), handle);
-        self.unsynced.note(&uid);
+        self.unsynced.note(uid);
         self.changed.send_modify(|count| *count += 1);
     }
 
@@ -337,7 +337,7 @@ mod tests {
                     (Step::Remove, _) => index.remove(&first),
                     (Step::Insert, _) => {
                         let handle = PodHandle::new(first.clone(), Lifecycle::begin(&first, true));
-                        index.insert_handle(first.uid.clone(), handle);
+                        index.insert_handle(&first.uid, handle);
                     }
                     (Step::Forget, _) => index.remove_handle(&first.uid),
                     (Step::Update { cpu, port }, Some(handle)) => {
