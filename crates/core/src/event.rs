@@ -3,7 +3,8 @@
 //! A crash-looping container or a missing volume causes the same event every few seconds. Events
 //! are therefore correlated as every Kubernetes component does: a repeated event only raises a
 //! count; after ten different messages of one kind within ten minutes the rest are combined into
-//! one event; and each object has a burst of 25 events, refilled by one every five minutes.
+//! one event; and each object has a burst of 25 events, refilled by one every five minutes. The rate
+//! of the whole node, [`EventRate`], delays events and drops none.
 //!
 //! The wall clock is used, because events carry no other time; a clock step costs or admits a few
 //! events.
@@ -12,6 +13,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+
+use crate::throttle::Throttle;
+use crate::time::Mono;
 
 /// Size of each cache; the least recently used entry is dropped first.
 const CACHE_SIZE: usize = 512;
@@ -22,6 +26,27 @@ const SIMILAR_WITHIN: SignedDuration = SignedDuration::from_secs(600);
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
 const COMBINED: &str = "(combined from similar events): ";
+
+/// Events that a node may send: `eventRecordQPS` and `eventBurst`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRate {
+    /// 0: no limit.
+    pub per_second: u32,
+    pub burst: u32,
+}
+
+impl EventRate {
+    /// `None` if there is no limit.
+    pub fn throttle(self, now: Mono) -> Option<Throttle> {
+        Throttle::new(self.per_second, self.burst, now)
+    }
+}
+
+impl Default for EventRate {
+    fn default() -> Self {
+        Self { per_second: 50, burst: 100 }
+    }
+}
 
 /// The parts of an event that are compared with others.
 #[derive(Clone, Copy, Debug)]

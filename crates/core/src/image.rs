@@ -4,9 +4,6 @@
 //! pull, with upstream's messages. Access to images that are already present is in [`access`].
 
 pub mod access;
-mod throttle;
-
-pub use throttle::Throttle;
 
 /// Invalid image name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

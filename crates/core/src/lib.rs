@@ -40,6 +40,7 @@ pub mod resize;
 pub mod schema;
 pub mod stats;
 pub mod status;
+pub mod throttle;
 pub mod time;
 pub mod users;
 pub mod volume;

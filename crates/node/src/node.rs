@@ -8,6 +8,7 @@ use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
+use podwright_core::event::EventRate;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
 use podwright_core::pod::Source;
@@ -29,7 +30,7 @@ use crate::pods::admission::{self, Admission, AdmissionSettings};
 use crate::pods::allocations::Allocations;
 use crate::pods::mirrors::Mirrors;
 use crate::pods::{PodIndex, PodManager};
-use crate::report::events::{self, Recorder, Severity};
+use crate::report::events::{self, EventLimiter, Recorder, Severity};
 use crate::report::heartbeat::own_node::{self, OwnNode};
 use crate::report::heartbeat::pod_ranges;
 use crate::report::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver, Timing};
@@ -95,6 +96,8 @@ pub struct Config {
     pub apparmor: bool,
     /// `None`: the agent does not maintain the Node object.
     pub presence: Option<Presence>,
+    /// `eventRecordQPS` and `eventBurst`.
+    pub event_rate: EventRate,
     /// `podCIDR`: pod addresses while the Node object has none. Empty: unknown.
     pub pod_ranges: String,
 }
@@ -284,7 +287,8 @@ impl Node {
         }
         this.serve_debug_socket(&config.root_dir);
         let sources = this.start_sources(config.manifests, config.manifest_url, api.as_ref());
-        this.report(occurrences, api);
+        let limiter = EventLimiter::new(config.event_rate, this.context.clock.clone());
+        this.report(occurrences, limiter, api);
         let pods = PodManager::new(
             this.context.clone(),
             this.pod_index.clone(),
@@ -414,7 +418,12 @@ impl Node {
         (sources, received)
     }
 
-    fn report(&self, occurrences: mpsc::Receiver<events::Occurrence>, api: Option<kube::Client>) {
+    fn report(
+        &self,
+        occurrences: mpsc::Receiver<events::Occurrence>,
+        limiter: EventLimiter,
+        api: Option<kube::Client>,
+    ) {
         let node_name = self.context.settings.node_name.clone();
         let stop = self.stop.clone();
         let services =
@@ -428,6 +437,7 @@ impl Node {
         ));
         self.tasks.spawn(events::deliver(
             occurrences,
+            limiter,
             api.clone(),
             node_name,
             self.context.admission.own_node(),

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
@@ -19,6 +20,7 @@ use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PIDS, PodPo
 use podwright_core::config::{
     CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
 };
+use podwright_core::event::EventRate;
 use podwright_core::node_status::{MachineResources, Settings};
 use podwright_core::qos::ResourceList;
 use podwright_core::quantity::{Format, Quantity};
@@ -29,10 +31,12 @@ use podwright_host::files::Root;
 use podwright_host::machine::{self, Machine};
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
+use podwright_node::client::proxy::Proxy;
+use podwright_node::client::system_roots;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::report::heartbeat::addresses;
 use podwright_node::server::Server;
-use podwright_node::sources::url::ManifestUrl;
+use podwright_node::sources::url::{self as manifest_source, ManifestUrl};
 use podwright_node::telemetry::metrics::RequestMetrics;
 use podwright_proto::cri::CgroupDriver as ReportedDriver;
 use tokio_util::sync::CancellationToken;
@@ -249,6 +253,10 @@ async fn start(
             timing: identity::timing(configuration),
             amounts,
         }),
+        event_rate: EventRate {
+            per_second: u32::try_from(configuration.event_record_qps).unwrap_or(0),
+            burst: u32::try_from(configuration.event_burst).unwrap_or(0),
+        },
         pod_ranges: configuration.pod_cidr.clone(),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
@@ -490,11 +498,24 @@ fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<ManifestUrl
         return Ok(None);
     }
     let url = Uri::from_str(&configuration.static_pod_url).context("staticPodURL")?;
-    if url.scheme_str() != Some("http") {
-        anyhow::bail!(
-            "staticPodURL {url}: only http is supported. Fix: serve it on loopback, or use staticPodPath"
+    let (url, authorization) = manifest_source::split_credentials(url)
+        .context("staticPodURL: invalid user or password")?;
+    if manifest_source::is_exposed(&url) {
+        tracing::warn!(
+            %url,
+            "staticPodURL uses plain http: a machine on the network path can run any pod on this \
+             node. Fix: use https"
         );
     }
+    let is_secure = url.scheme_str() == Some("https");
+    let tls = match is_secure {
+        true => Some(manifest_source::tls(system_roots::load()).context("staticPodURL")?),
+        false => None,
+    };
+    let (host, port) = (manifest_source::host(&url), manifest_source::port(&url));
+    let proxy =
+        Proxy::from_environment(is_secure, host, port, &[], |name| std::env::var(name).ok())
+            .context("staticPodURL")?;
     let mut headers = HeaderMap::new();
     for (name, values) in &configuration.static_pod_url_header.0 {
         for value in values {
@@ -502,9 +523,13 @@ fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<ManifestUrl
             headers.append(name, HeaderValue::from_str(value).context("staticPodURLHeader")?);
         }
     }
+    if let Some(authorization) = authorization {
+        // As in Go, a header that is set takes precedence.
+        headers.entry(AUTHORIZATION).or_insert(authorization);
+    }
     let node = settings.node_name.as_str().into();
     let every = configuration.http_check_frequency.to_std();
-    Ok(Some(ManifestUrl { url, headers, node, every }))
+    Ok(Some(ManifestUrl { url, headers, node, every, tls, proxy }))
 }
 
 fn crash_backoff(configuration: &KubeletConfiguration) -> BackoffLimits {

@@ -45,6 +45,7 @@ use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
 use podwright_core::config::{CgroupVersion, Machine, NodeFacts};
+use podwright_core::event::EventRate;
 use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
@@ -292,6 +293,7 @@ impl Sim {
                 every: Duration::from_secs(2),
             },
             parallel_starts: 4,
+            event_rate: EventRate::default(),
             reserved: Vec::new(),
             identity: node_status::Settings {
                 name: NODE.into(),

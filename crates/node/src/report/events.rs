@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,15 +14,17 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
-use podwright_core::event::{Correlation, Correlator, IncomingEvent};
+use podwright_core::event::{Correlation, Correlator, EventRate, IncomingEvent};
 use podwright_core::pod::{Container, Pod};
+use podwright_core::throttle::Throttle;
 use podwright_host::clock::Clock;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::report::heartbeat::own_node::OwnNode;
 
-/// A full queue means that the API server is unreachable; further events are dropped.
+/// A full queue means that the API server is unreachable, or that the node's event rate is exceeded
+/// for long; further events are dropped.
 const QUEUE: usize = 1024;
 const TRIES: u32 = 12;
 const RETRY: Duration = Duration::from_secs(10);
@@ -60,13 +63,15 @@ pub struct Recorder {
     clock: Clock,
     /// The time in the last event's name. Names contain the time, so these times are unique.
     last: Arc<Mutex<Timestamp>>,
+    /// Events that did not fit into the queue.
+    dropped: Arc<AtomicU64>,
 }
 
 impl Recorder {
     /// A recorder and the receiver for [`deliver`].
     pub fn new(clock: Clock) -> (Self, mpsc::Receiver<Occurrence>) {
         let (queue, events) = mpsc::channel(QUEUE);
-        (Self { queue, clock, last: Arc::default() }, events)
+        (Self { queue, clock, last: Arc::default(), dropped: Arc::default() }, events)
     }
 
     pub fn pod(
@@ -128,7 +133,8 @@ impl Recorder {
         };
         let occurrence = Occurrence { object, severity, reason, message, at, unique };
         if self.queue.try_send(occurrence).is_err() {
-            tracing::debug!("event queue full, event dropped");
+            let dropped = self.dropped.fetch_add(1, Relaxed).saturating_add(1);
+            tracing::debug!(dropped, "event queue full, event dropped");
         }
     }
 }
@@ -156,9 +162,32 @@ fn node_reference(name: &str) -> v1::ObjectReference {
     }
 }
 
+/// The rate at which a node sends events.
+pub struct EventLimiter {
+    throttle: Option<Throttle>,
+    clock: Clock,
+}
+
+impl EventLimiter {
+    pub fn new(rate: EventRate, clock: Clock) -> Self {
+        Self { throttle: rate.throttle(clock.now().mono), clock }
+    }
+
+    /// Waits until one more event may be sent.
+    async fn admit(&mut self) {
+        let Some(throttle) = &mut self.throttle else { return };
+        let wait = throttle.reserve(self.clock.now().mono);
+        if !wait.is_zero() {
+            tracing::debug!(?wait, "node's event rate exceeded, event delayed");
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
 /// Sends events to the API server until stopped.
 pub async fn deliver(
     mut events: mpsc::Receiver<Occurrence>,
+    mut limiter: EventLimiter,
     client: Option<kube::Client>,
     node: Arc<str>,
     own_node: watch::Receiver<OwnNode>,
@@ -173,14 +202,20 @@ pub async fn deliver(
                 {
                     event.object.uid.clone_from(&object.metadata.uid);
                 }
-                report(client, &node, event, &mut correlator).await;
+                report(client, &node, event, &mut correlator, &mut limiter).await;
             }
         }
     };
     stop.run_until_cancelled(work).await;
 }
 
-async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator: &mut Correlator) {
+async fn report(
+    client: &kube::Client,
+    node: &str,
+    event: Occurrence,
+    correlator: &mut Correlator,
+    limiter: &mut EventLimiter,
+) {
     let namespace = event.object.namespace.clone().unwrap_or_else(|| "default".into());
     let api: Api<v1::Event> = Api::namespaced(client.clone(), &namespace);
     let subject = subject(&event.object);
@@ -188,8 +223,12 @@ async fn report(client: &kube::Client, node: &str, event: Occurrence, correlator
         Correlation::Suppressed => {
             return tracing::debug!(reason = &*event.reason, "event rate-limited");
         }
-        Correlation::New { key, message } => (key, message),
+        Correlation::New { key, message } => {
+            limiter.admit().await;
+            (key, message)
+        }
         Correlation::Repeated { key, name, count, message } => {
+            limiter.admit().await;
             let at = Time(event.at);
             let patch =
                 serde_json::json!({ "count": count, "lastTimestamp": at, "message": message });
@@ -276,5 +315,58 @@ fn object(event: &Occurrence, name: &str, namespace: &str, node: &str) -> v1::Ev
         last_timestamp: Some(Time(event.at)),
         count: Some(1),
         ..v1::Event::default()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Records events about different pods, and returns when each reached the server, in ms.
+    async fn sent_after(rate: EventRate, number: usize) -> Vec<u128> {
+        let began = Instant::now();
+        let (sent, mut arrived) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            sent.send(began.elapsed().as_millis()).unwrap();
+            let event = serde_json::json!({ "metadata": {}, "involvedObject": {} });
+            let body = Body::from(event.to_string().into_bytes());
+            async move { Ok::<_, std::convert::Infallible>(Response::new(body)) }
+        });
+        let client = kube::Client::new(service, "default");
+        let clock = Clock::simulated(Timestamp::UNIX_EPOCH);
+        let (recorder, events) = Recorder::new(clock.clone());
+        for pod in 0..number {
+            let object = v1::ObjectReference {
+                namespace: Some("default".into()),
+                name: Some(format!("pod-{pod}")),
+                ..Default::default()
+            };
+            recorder.record(object, Severity::Normal, "Started", "Started".into());
+        }
+        drop(recorder);
+        let own_node = watch::channel(OwnNode::default()).1;
+        let limiter = EventLimiter::new(rate, clock);
+        let stop = CancellationToken::new();
+        deliver(events, limiter, Some(client), "node-1".into(), own_node, stop).await;
+        let mut times = Vec::new();
+        while let Ok(at) = arrived.try_recv() {
+            times.push(at);
+        }
+        times
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_beyond_the_burst_are_sent_at_the_rate_of_the_node() {
+        let limited = sent_after(EventRate { per_second: 10, burst: 3 }, 6).await;
+        // A timer may fire one millisecond late.
+        let rounded: Vec<u128> = limited.iter().map(|at| at / 10 * 10).collect();
+        assert_eq!(rounded, [0, 0, 0, 100, 200, 300]);
+        let unlimited = sent_after(EventRate { per_second: 0, burst: 3 }, 300).await;
+        assert_eq!((unlimited.len(), unlimited.last()), (300, Some(&0)));
     }
 }

@@ -1,21 +1,30 @@
 //! Pod source: static pods from a manifest URL, fetched periodically.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::{HeaderMap, Request, StatusCode, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::{http1, http2};
+use hyper::header::HeaderValue;
+use hyper::{HeaderMap, Request, Response, StatusCode, Uri, header};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
 use podwright_core::pod::manifest::{self, Origin};
 use podwright_core::pod::merge::SourceUpdate;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
+use crate::client::proxy::{Proxy, basic};
+use crate::client::system_roots;
 use crate::pods::Delivery;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,15 +36,56 @@ pub struct ManifestUrl {
     pub node: Arc<str>,
     /// `httpCheckFrequency`.
     pub every: Duration,
+    /// TLS of the server; `None` for http.
+    pub tls: Option<Arc<ClientConfig>>,
+    pub proxy: Option<Proxy>,
+}
+
+/// Whether a machine between this one and the server can change what the server responds.
+pub fn is_exposed(url: &Uri) -> bool {
+    let host = host(url);
+    let is_loopback = host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_loopback());
+    url.scheme_str() == Some("http") && host != "localhost" && !is_loopback
+}
+
+/// Takes user and password out of a URL, as the `Authorization` header that they stand for: a URL is
+/// shown in logs. `None` if they cannot be sent.
+pub fn split_credentials(url: Uri) -> Option<(Uri, Option<HeaderValue>)> {
+    let Some(authority) = url.authority() else { return Some((url, None)) };
+    let Some((userinfo, host)) = authority.as_str().rsplit_once('@') else {
+        return Some((url, None));
+    };
+    let authorization = basic(userinfo)?;
+    let authority = host.parse().ok()?;
+    let mut parts = url.into_parts();
+    parts.authority = Some(authority);
+    Some((Uri::from_parts(parts).ok()?, Some(authorization)))
+}
+
+/// The host of a URL; an IPv6 address without its brackets.
+pub fn host(url: &Uri) -> &str {
+    url.host().unwrap_or_default().trim_matches(['[', ']'])
+}
+
+/// The port of a URL, or the usual one of its scheme.
+pub fn port(url: &Uri) -> u16 {
+    let usual = if url.scheme_str() == Some("https") { 443 } else { 80 };
+    url.port_u16().unwrap_or(usual)
+}
+
+/// TLS with a server of manifests that one of these CAs vouches for; HTTP/2 where the server has it.
+pub fn tls(roots: RootCertStore) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut tls = system_roots::trusting(roots)?;
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(tls))
 }
 
 impl ManifestUrl {
     pub async fn run(self, deliveries: mpsc::Sender<Delivery>, stop: CancellationToken) {
-        let client = Client::builder(TokioExecutor::new()).build_http();
         let mut last = None;
         let work = async {
             loop {
-                match self.fetch(&client).await {
+                match self.fetch().await {
                     // Stored before it is parsed, so that an invalid document is logged once.
                     Ok(body) if last.as_ref() != Some(&body) => {
                         if let Some(pods) = self.read(&body) {
@@ -58,23 +108,111 @@ impl ManifestUrl {
         stop.run_until_cancelled(work).await;
     }
 
-    async fn fetch(&self, client: &Client<HttpConnector, Empty<Bytes>>) -> Result<Bytes, String> {
-        let mut request = Request::get(self.url.clone());
-        if let Some(headers) = request.headers_mut() {
-            headers.extend(self.headers.clone());
-        }
-        let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
+    async fn fetch(&self) -> Result<Bytes, String> {
         let response = async {
-            let response = client.request(request).await.map_err(|error| error.to_string())?;
+            let (response, _connection) = self.request().await?;
             if response.status() != StatusCode::OK {
                 return Err(format!("the server responded with {}", response.status()));
             }
             let body = Limited::new(response.into_body(), MAX_SIZE).collect().await;
-            Ok(body.map_err(|error| error.to_string())?.to_bytes())
+            Ok(body.map_err(|error| crate::error_chain::chain(&*error))?.to_bytes())
         };
         tokio::time::timeout(TIMEOUT, response)
             .await
             .map_err(|_| "no response within 10 s".to_owned())?
+    }
+
+    /// Sends one request, on a new connection: the interval is longer than servers keep idle ones.
+    async fn request(&self) -> Result<(Response<Incoming>, AbortOnDropHandle<()>), String> {
+        let (host, port) = (host(&self.url), port(&self.url));
+        let address = self.proxy.as_ref().map_or((host, port), Proxy::address);
+        let tcp = TcpStream::connect(address).await;
+        let tcp = tcp.map_err(|e| format!("connecting to {}:{}: {e}", address.0, address.1))?;
+        match (&self.tls, &self.proxy) {
+            (None, None) => self.over_http1(tcp, self.origin_form()?).await,
+            // Without TLS a proxy is given the whole URL.
+            (None, Some(proxy)) => {
+                let mut request = self.origin_form()?;
+                *request.uri_mut() = self.url.clone();
+                if let Some(authorization) = proxy.authorization() {
+                    let headers = request.headers_mut();
+                    headers.insert(header::PROXY_AUTHORIZATION, authorization.clone());
+                }
+                self.over_http1(proxy.connect(tcp).await?, request).await
+            }
+            (Some(tls), None) => self.over_tls(tls, tcp).await,
+            (Some(tls), Some(proxy)) => {
+                self.over_tls(tls, proxy.tunnel(tcp, host, port).await?).await
+            }
+        }
+    }
+
+    async fn over_tls<S>(
+        &self,
+        tls: &Arc<ClientConfig>,
+        stream: S,
+    ) -> Result<(Response<Incoming>, AbortOnDropHandle<()>), String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let host = host(&self.url);
+        let failed = |error: &dyn std::error::Error| {
+            format!("TLS with {host}: {}", crate::error_chain::chain(error))
+        };
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(&error))?;
+        let stream = TlsConnector::from(tls.clone()).connect(name, stream).await;
+        let stream = stream.map_err(|error| failed(&error))?;
+        match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => self.over_http2(stream).await,
+            _ => self.over_http1(stream, self.origin_form()?).await,
+        }
+    }
+
+    async fn over_http1<S>(
+        &self,
+        stream: S,
+        request: Request<Empty<Bytes>>,
+    ) -> Result<(Response<Incoming>, AbortOnDropHandle<()>), String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let failed = |error: hyper::Error| crate::error_chain::chain(&error);
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+        let connection = spawn(connection);
+        Ok((sender.send_request(request).await.map_err(failed)?, connection))
+    }
+
+    async fn over_http2<S>(
+        &self,
+        stream: S,
+    ) -> Result<(Response<Incoming>, AbortOnDropHandle<()>), String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let failed = |error: hyper::Error| crate::error_chain::chain(&error);
+        let mut request = Request::new(Empty::<Bytes>::new());
+        *request.uri_mut() = self.url.clone();
+        *request.headers_mut() = self.headers.clone();
+        let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+        let (mut sender, connection) = handshake.await.map_err(failed)?;
+        let connection = spawn(connection);
+        Ok((sender.send_request(request).await.map_err(failed)?, connection))
+    }
+
+    /// The request as a server itself expects it over HTTP/1.1.
+    fn origin_form(&self) -> Result<Request<Empty<Bytes>>, String> {
+        let path = self.url.path_and_query().map_or("/", |path| path.as_str());
+        let host = self.url.host().unwrap_or_default();
+        let host = match self.url.port_u16() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        };
+        let mut request = Request::get(path).header(header::HOST, host);
+        if let Some(headers) = request.headers_mut() {
+            headers.extend(self.headers.clone());
+        }
+        request.body(Empty::new()).map_err(|error| error.to_string())
     }
 
     /// The pods of a document; `None` if it is invalid. An empty body means no pods.
@@ -103,6 +241,15 @@ impl ManifestUrl {
     }
 }
 
+/// Drives a connection until it ends or its handle is dropped. The request gets the error.
+fn spawn<E>(
+    connection: impl Future<Output = Result<(), E>> + Send + 'static,
+) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let _ = connection.await;
+    }))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
@@ -113,6 +260,17 @@ mod tests {
 
     const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
                        spec: {containers: [{name: app, image: i}]}\n";
+
+    fn manifest_url(url: &str) -> ManifestUrl {
+        ManifestUrl {
+            url: url.parse().unwrap(),
+            headers: HeaderMap::new(),
+            node: "node-1".into(),
+            every: Duration::from_secs(20),
+            tls: None,
+            proxy: None,
+        }
+    }
 
     /// Responds to each request with the next of these, then always with the last one.
     async fn serve(listener: TcpListener, responses: Vec<(&'static str, String)>) {
@@ -144,8 +302,7 @@ mod tests {
         tokio::spawn(serve(listener, responses.to_vec()));
         let headers = [("x-token".parse().unwrap(), "t".parse().unwrap())].into_iter().collect();
         let every = Duration::from_millis(1);
-        let remote =
-            ManifestUrl { url: url.parse().unwrap(), headers, node: "node-1".into(), every };
+        let remote = ManifestUrl { headers, every, ..manifest_url(&url) };
         let (deliveries, mut delivered) = mpsc::channel(8);
         let stop = CancellationToken::new();
         let running = tokio::spawn(remote.run(deliveries, stop.clone()));
@@ -160,5 +317,134 @@ mod tests {
         stop.cancel();
         running.await.unwrap();
         assert!(delivered.recv().await.is_none(), "nothing is delivered twice");
+    }
+
+    /// An https server with these protocols. Responds with the protocol, host and path of each
+    /// request, and returns its address and certificate.
+    async fn serve_tls(protocols: &[&[u8]]) -> (std::net::SocketAddr, RootCertStore) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let names = vec!["127.0.0.1".to_owned(), "manifests.example".to_owned()];
+        let certificate = rcgen::CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key)
+            .unwrap();
+        tls.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let Ok(stream) = acceptor.accept(tcp).await else { continue };
+                let service = hyper::service::service_fn(|request: Request<Incoming>| async move {
+                    let host = request.headers().get("host").map(|host| host.to_str().unwrap());
+                    let host = host.or(request.uri().authority().map(|named| named.as_str()));
+                    let token = request.headers().get("x-token").unwrap().to_str().unwrap();
+                    let (version, path) = (request.version(), request.uri().path());
+                    let text = format!("{version:?} {} {path} {token}", host.unwrap_or("none"));
+                    Ok::<_, std::convert::Infallible>(Response::new(text))
+                });
+                let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                tokio::spawn(async move {
+                    let _ = server.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        (address, roots)
+    }
+
+    #[tokio::test]
+    async fn https_server_is_verified_and_http2_is_used_where_offered() {
+        for (protocols, want) in [
+            (&[&b"h2"[..], b"http/1.1"][..], "HTTP/2.0"),
+            (&[b"http/1.1"], "HTTP/1.1"),
+            (&[], "HTTP/1.1"),
+        ] {
+            let (address, roots) = serve_tls(protocols).await;
+            let mut remote = manifest_url(&format!("https://{address}/pods"));
+            remote.headers.insert("x-token", "t".parse().unwrap());
+            remote.tls = Some(tls(roots).unwrap());
+            let body = remote.fetch().await.unwrap();
+            assert_eq!(body, format!("{want} {address} /pods t").into_bytes());
+            // Without its CA the server is not trusted.
+            remote.tls = Some(tls(RootCertStore::empty()).unwrap());
+            let error = remote.fetch().await.unwrap_err();
+            assert!(
+                error.contains("TLS with 127.0.0.1") && error.contains("UnknownIssuer"),
+                "{error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn proxy_carries_https_in_a_tunnel_and_http_by_its_url() {
+        let (server, roots) = serve_tls(&[b"h2"]).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://user:pass@{}", listener.local_addr().unwrap());
+        let proxy = Some(Proxy::parse("HTTPS_PROXY", &url, &[]).unwrap());
+        let heads = tokio::spawn(async move {
+            let mut heads = Vec::new();
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut head = vec![0; 4096];
+                let read = stream.read(&mut head).await.unwrap();
+                let head = String::from_utf8_lossy(&head[..read]).into_owned();
+                assert!(head.to_lowercase().contains("proxy-authorization: basic dxnlcjpwyxnz"));
+                let response = "HTTP/1.1 200 OK\r\n";
+                if head.starts_with("CONNECT") {
+                    stream.write_all(format!("{response}\r\n").as_bytes()).await.unwrap();
+                    let mut forward = TcpStream::connect(server).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut stream, &mut forward).await;
+                } else {
+                    let response = format!("{response}content-length: 0\r\n\r\n");
+                    stream.write_all(response.as_bytes()).await.unwrap();
+                }
+                heads.push(head.lines().next().unwrap().to_owned());
+            }
+            heads
+        });
+        let mut remote = manifest_url("https://manifests.example/pods");
+        remote.headers.insert("x-token", "t".parse().unwrap());
+        let remote = ManifestUrl { tls: Some(tls(roots).unwrap()), proxy: proxy.clone(), ..remote };
+        assert_eq!(remote.fetch().await.unwrap(), "HTTP/2.0 manifests.example /pods t");
+        let plain = ManifestUrl { proxy, ..manifest_url("http://manifests.example/pods") };
+        assert_eq!(plain.fetch().await.unwrap(), "");
+        let want = [
+            "CONNECT manifests.example:443 HTTP/1.1",
+            "GET http://manifests.example/pods HTTP/1.1",
+        ];
+        assert_eq!(heads.await.unwrap(), want);
+    }
+
+    #[test]
+    fn credentials_of_the_url_become_a_header() {
+        let split = |url: &str| split_credentials(url.parse().unwrap()).unwrap();
+        let (url, authorization) = split("https://u:p@m.example:8443/pods?x=1");
+        assert_eq!(url, "https://m.example:8443/pods?x=1");
+        assert_eq!(authorization.unwrap(), "Basic dTpw");
+        let (url, authorization) = split("https://m.example/p@ds");
+        assert_eq!((url.to_string().as_str(), authorization), ("https://m.example/p@ds", None));
+    }
+
+    #[test]
+    fn plain_http_is_exposed_unless_it_is_on_loopback() {
+        for (url, want) in [
+            ("http://manifests.example/x", true),
+            ("http://10.0.0.1:8080/x", true),
+            ("http://[fd00::1]/x", true),
+            ("http://localhost:8080/x", false),
+            ("http://127.0.0.2/x", false),
+            ("http://[::1]:80/x", false),
+            ("https://manifests.example/x", false),
+        ] {
+            assert_eq!(is_exposed(&url.parse().unwrap()), want, "{url}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 46] = [
+pub const INERT: [&str; 44] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -41,9 +41,7 @@ pub const INERT: [&str; 46] = [
     "localStorageCapacityIsolation",
     // Moving processes between cgroups.
     "systemCgroups",
-    // There is no node-wide rate limit of requests and events.
-    "eventBurst",
-    "eventRecordQPS",
+    // There is no node-wide rate limit of requests.
     "kubeAPIBurst",
     "kubeAPIQPS",
     // iptables chains are left to other components.

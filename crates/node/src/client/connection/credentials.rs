@@ -14,7 +14,7 @@ use std::time::Duration;
 use http::{HeaderValue, Uri, header};
 use jiff::Timestamp;
 use kube::client::ConfigExt;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{Cluster, KubeConfigOptions, Kubeconfig};
 use parking_lot::Mutex;
 use podwright_core::certificate::CertificateValidity;
 use rustls::ClientConfig;
@@ -23,6 +23,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::time::Instant;
 
 use crate::client::certificates;
+use crate::client::proxy::{Proxy, ProxyError};
 
 /// How often the files are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -33,6 +34,8 @@ pub enum CredentialsError {
     Kubeconfig { path: String, source: Box<kube::config::KubeconfigError> },
     #[error("kubeconfig {path}: {problem}")]
     Unusable { path: String, problem: String },
+    #[error("kubeconfig {path}: invalid proxy")]
+    Proxy { path: String, source: ProxyError },
     #[error("kubeconfig {path}: invalid credentials")]
     Refused { path: String, source: Box<kube::Error> },
 }
@@ -44,6 +47,8 @@ pub struct Credentials {
     port: u16,
     /// `None` for a plain connection.
     name: Option<ServerName<'static>>,
+    /// `proxy-url` of the cluster, or else the proxy of the environment.
+    proxy: Option<Proxy>,
     /// The CA file of the cluster, if it is a file.
     authority: Option<PathBuf>,
     /// A certificate that the node renews itself; if present and valid, it replaces the kubeconfig's.
@@ -85,14 +90,19 @@ impl Credentials {
         kubeconfig: &Path,
         managed: Option<PathBuf>,
     ) -> Result<Self, CredentialsError> {
+        Self::read_in(kubeconfig, managed, |name| std::env::var(name).ok()).await
+    }
+
+    pub(super) async fn read_in(
+        kubeconfig: &Path,
+        managed: Option<PathBuf>,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, CredentialsError> {
         let unusable = |problem: String| CredentialsError::Unusable {
             path: kubeconfig.display().to_string(),
             problem,
         };
-        let (config, authority) = load(kubeconfig).await?;
-        if config.proxy_url.is_some() {
-            return Err(unusable("proxy-url is not supported; remove it".into()));
-        }
+        let Loaded { config, authority, proxy_url } = load(kubeconfig).await?;
         let host = config.cluster_url.host().unwrap_or_default();
         // IPv6 addresses are written in brackets.
         let host = host.trim_matches(['[', ']']).to_owned();
@@ -103,6 +113,19 @@ impl Credentials {
         let port = config.cluster_url.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let name = config.tls_server_name.clone().unwrap_or_else(|| host.clone());
         let name = ServerName::try_from(name).map_err(|error| unusable(error.to_string()))?;
+        let authorities = config.root_cert.as_deref().unwrap_or_default();
+        let proxy = match proxy_url {
+            // As in client-go, NO_PROXY does not apply to it.
+            Some(url) => Proxy::parse("proxy-url", &url, authorities).map(Some),
+            None => Proxy::from_environment(secure, &host, port, authorities, environment),
+        };
+        let proxy = proxy.map_err(|source| CredentialsError::Proxy {
+            path: kubeconfig.display().to_string(),
+            source,
+        })?;
+        if let Some(proxy) = &proxy {
+            tracing::info!(server = %config.cluster_url, ?proxy, "API server is reached through a proxy");
+        }
         let auth = &config.auth_info;
         let named = [&auth.client_certificate, &auth.client_key].into_iter().flatten();
         let files: Vec<PathBuf> =
@@ -112,6 +135,7 @@ impl Credentials {
             host,
             port,
             name: secure.then_some(name),
+            proxy,
             authority,
             managed,
             current: Mutex::new(Current {
@@ -139,6 +163,10 @@ impl Credentials {
 
     pub(super) fn address(&self) -> (&str, u16) {
         (&self.host, self.port)
+    }
+
+    pub(super) fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref()
     }
 
     /// The security of a new connection; `Err` gives the reason that there is none.
@@ -256,29 +284,42 @@ impl Credentials {
     }
 }
 
-/// The configuration, and the CA file of the cluster, if it is a file.
-async fn load(path: &Path) -> Result<(kube::Config, Option<PathBuf>), CredentialsError> {
+/// What a kubeconfig contains.
+struct Loaded {
+    config: kube::Config,
+    /// The CA file of the cluster, if it is a file.
+    authority: Option<PathBuf>,
+    proxy_url: Option<String>,
+}
+
+async fn load(path: &Path) -> Result<Loaded, CredentialsError> {
     let failed = |source| {
         let path = path.display().to_string();
         CredentialsError::Kubeconfig { path, source: Box::new(source) }
     };
-    let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-    let authority = authority(&kubeconfig);
+    let mut kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+    let cluster = cluster(&mut kubeconfig);
+    let authority = cluster.as_ref().and_then(|cluster| cluster.certificate_authority.as_ref());
+    let authority = authority.map(PathBuf::from);
+    // Taken out: kube would parse it before its scheme is checked, with a less clear error.
+    let proxy_url = cluster.and_then(|cluster| cluster.proxy_url.take());
+    let proxy_url = proxy_url.filter(|url| !url.is_empty());
     let options = KubeConfigOptions::default();
     let mut config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)?;
     if let Ok(agent) = HeaderValue::try_from(super::user_agent()) {
         config.headers.push((header::USER_AGENT, agent));
     }
-    Ok((config, authority))
+    Ok(Loaded { config, authority, proxy_url })
 }
 
-fn authority(kubeconfig: &Kubeconfig) -> Option<PathBuf> {
+/// The cluster of the current context.
+fn cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
     let name = kubeconfig.current_context.as_ref()?;
     let named = kubeconfig.contexts.iter().find(|context| context.name == *name)?;
     let cluster = &named.context.as_ref()?.cluster;
-    let named = kubeconfig.clusters.iter().find(|named| named.name == *cluster)?;
-    named.cluster.as_ref()?.certificate_authority.as_ref().map(PathBuf::from)
+    let named = kubeconfig.clusters.iter_mut().find(|named| named.name == *cluster)?;
+    named.cluster.as_mut()
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {

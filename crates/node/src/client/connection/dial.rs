@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::credentials::{Credentials, Security};
+use crate::client::proxy::Proxy;
 use crate::report::heartbeat::random;
 
 /// Timeout of TCP and TLS together.
@@ -42,7 +43,7 @@ pub(super) struct Dialer {
     wait: Duration,
     /// The problem while the server is unreachable; logged when it begins and when it ends.
     unreachable: Option<String>,
-    /// Addresses of the server from the last successful lookup, the one that worked last first.
+    /// Addresses of the server, or of the proxy, from the last successful lookup, the one that worked last first.
     known: Vec<SocketAddr>,
 }
 
@@ -97,10 +98,11 @@ impl Dialer {
         Ok(dialed)
     }
 
-    /// Resolves the server's name. If that fails, the addresses of the last lookup are used: TLS
+    /// Resolves the name of the server, or of the proxy. If that fails, the addresses of the last lookup are used: TLS
     /// verifies the server there.
     async fn resolve(&mut self) -> Result<(), String> {
-        let (host, port) = self.credentials.address();
+        let proxy = self.credentials.proxy().map(Proxy::address);
+        let (host, port) = proxy.unwrap_or_else(|| self.credentials.address());
         let timeout = if self.known.is_empty() { CONNECT_TIMEOUT } else { LOOKUP_TIMEOUT };
         let found = match tokio::time::timeout(timeout, lookup_host((host, port))).await {
             Ok(Ok(found)) => Ok(found.collect::<Vec<_>>()),
@@ -119,7 +121,7 @@ impl Dialer {
             }
             Ok(_) => {}
             Err(problem) => {
-                tracing::debug!(problem, host, "cannot resolve API server, using known addresses");
+                tracing::debug!(problem, host, "cannot resolve host, using known addresses");
             }
         }
         Ok(())
@@ -128,23 +130,38 @@ impl Dialer {
 
 async fn connect(credentials: &Credentials, address: SocketAddr) -> Result<Dialed, String> {
     let (host, port) = credentials.address();
-    let failed = |what: &str, error: &dyn std::error::Error| {
-        let cause = crate::error_chain::chain(error);
-        match host == address.ip().to_string() {
-            true => format!("{what} {host}:{port}: {cause}"),
-            false => format!("{what} {host}:{port} ({}): {cause}", address.ip()),
-        }
-    };
     let security = credentials.security()?;
     let tcp = TcpStream::connect(address).await;
-    let tcp = tcp.map_err(|error| failed("connecting to", &error))?;
-    // Small requests must not be delayed by Nagle's algorithm.
+    let Some(proxy) = credentials.proxy() else {
+        let server = match host == address.ip().to_string() {
+            true => format!("{host}:{port}"),
+            false => format!("{host}:{port} ({})", address.ip()),
+        };
+        let tcp = tcp.map_err(|error| format!("connecting to {server}: {error}"))?;
+        // Small requests must not be delayed by Nagle's algorithm.
+        let _ = tcp.set_nodelay(true);
+        return secure(tcp, security, &server).await;
+    };
+    let tcp =
+        tcp.map_err(|error| format!("connecting to {proxy:?} ({}): {error}", address.ip()))?;
     let _ = tcp.set_nodelay(true);
+    let tunnel = proxy.tunnel(tcp, host, port).await?;
+    secure(tunnel, security, &format!("{host}:{port} through {proxy:?}")).await
+}
+
+/// TLS and HTTP with a server.
+async fn secure<S>(stream: S, security: Security, server: &str) -> Result<Dialed, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let failed = |what: &str, error: &dyn std::error::Error| {
+        format!("{what} {server}: {}", crate::error_chain::chain(error))
+    };
     let (tls, name) = match security {
         Security::Tls(tls, name) => (tls, name),
-        Security::Plain => return http1(tcp).await.map_err(|e| failed("HTTP with", &e)),
+        Security::Plain => return http1(stream).await.map_err(|e| failed("HTTP with", &e)),
     };
-    let stream = TlsConnector::from(tls).connect(name, tcp).await;
+    let stream = TlsConnector::from(tls).connect(name, stream).await;
     let stream = stream.map_err(|error| failed("TLS with", &error))?;
     let dialed = match stream.get_ref().1.alpn_protocol() {
         Some(b"h2") => http2(stream).await,

@@ -69,6 +69,10 @@ impl Identity {
     }
 
     fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::new(self.server_config()))
+    }
+
+    fn server_config(&self) -> rustls::ServerConfig {
         // Another test may have installed it already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let der = CertificateDer::from(self.certificate.der().to_vec());
@@ -78,7 +82,7 @@ impl Identity {
             .with_single_cert(vec![der], key)
             .unwrap();
         tls.alpn_protocols = vec![b"h2".to_vec()];
-        TlsAcceptor::from(Arc::new(tls))
+        tls
     }
 
     fn kubeconfig(&self, address: SocketAddr) -> String {
@@ -420,4 +424,155 @@ async fn requests_name_the_kubelet_as_their_user_agent() {
         credentials.config().headers[0].1.to_str().unwrap().split_once('/').unwrap();
     assert_eq!(manager, "kubelet");
     assert!(rest.starts_with("v1.36.4 (linux/") && rest.contains(") podwright/"), "{rest}");
+}
+
+/// A CONNECT proxy that connects every tunnel to one server, and counts them.
+struct ConnectProxy {
+    address: SocketAddr,
+    targets: Arc<parking_lot::Mutex<Vec<String>>>,
+}
+
+impl ConnectProxy {
+    /// With an identity it is an https proxy.
+    async fn start(server: SocketAddr, identity: Option<&Identity>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let targets = Arc::<parking_lot::Mutex<Vec<String>>>::default();
+        let counted = targets.clone();
+        let acceptor = identity.map(|identity| {
+            let mut tls = identity.server_config();
+            tls.alpn_protocols.clear();
+            TlsAcceptor::from(Arc::new(tls))
+        });
+        tokio::spawn(async move {
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                match &acceptor {
+                    None => drop(tokio::spawn(tunnel(tcp, server, counted.clone()))),
+                    Some(acceptor) => {
+                        let Ok(stream) = acceptor.accept(tcp).await else { continue };
+                        tokio::spawn(tunnel(stream, server, counted.clone()));
+                    }
+                }
+            }
+        });
+        Self { address, targets }
+    }
+}
+
+async fn tunnel<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
+    stream: S,
+    server: SocketAddr,
+    targets: Arc<parking_lot::Mutex<Vec<String>>>,
+) {
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
+    let mut stream = tokio::io::BufReader::new(stream);
+    let (mut head, mut line) = (String::new(), String::new());
+    while line != "\r\n" {
+        line.clear();
+        stream.read_line(&mut line).await.unwrap();
+        head.push_str(&line);
+    }
+    let authorized = head.contains("Proxy-Authorization: Basic dTpw\r\n");
+    targets.lock().push(head.lines().next().unwrap().to_owned());
+    if !authorized {
+        let refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n";
+        return stream.write_all(refusal).await.unwrap();
+    }
+    stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.unwrap();
+    let mut forward = tokio::net::TcpStream::connect(server).await.unwrap();
+    let _ = tokio::io::copy_bidirectional(&mut stream, &mut forward).await;
+}
+
+impl Server {
+    /// Writes a kubeconfig with another server URL and a `proxy-url`.
+    fn proxied(&self, identity: &Identity, server: &str, proxy_url: &str) -> std::path::PathBuf {
+        let mut kubeconfig: serde_json::Value =
+            serde_json::from_str(&identity.kubeconfig(self.address)).unwrap();
+        kubeconfig["clusters"][0]["cluster"]["server"] = server.into();
+        kubeconfig["clusters"][0]["cluster"]["tls-server-name"] = "127.0.0.1".into();
+        kubeconfig["clusters"][0]["cluster"]["proxy-url"] = proxy_url.into();
+        let path = self.dir.path().join("proxied");
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        path
+    }
+}
+
+#[tokio::test]
+async fn proxy_url_of_the_kubeconfig_carries_every_connection() {
+    let identity = Identity::new();
+    for secure in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::on(listener, &identity, 100, |_| Act::Answer);
+        let proxy = ConnectProxy::start(server.address, secure.then_some(&identity)).await;
+        let scheme = if secure { "https" } else { "http" };
+        let url = format!("{scheme}://u:p@{}", proxy.address);
+        // The name is resolved by the proxy only.
+        let path = server.proxied(&identity, "https://api.invalid:6443", &url);
+        // NO_PROXY has no effect on a proxy-url.
+        let environment = |name: &str| (name == "NO_PROXY").then(|| "*".to_owned());
+        let credentials = Credentials::read_in(&path, None, environment).await.unwrap();
+        let client = Connections::client(&Arc::new(credentials), &Arc::default()).unwrap();
+        let nodes: Api<Node> = Api::all(client);
+        for _ in 0..3 {
+            nodes.get("n").await.unwrap();
+        }
+        assert_eq!(*proxy.targets.lock(), ["CONNECT api.invalid:6443 HTTP/1.1"], "{scheme}");
+        assert_eq!(server.connections.load(SeqCst), 1, "HTTP/2 in the tunnel");
+    }
+}
+
+#[tokio::test]
+async fn proxy_of_the_environment_is_used_unless_excepted() {
+    let identity = Identity::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::on(listener, &identity, 100, |_| Act::Answer);
+    let proxy = ConnectProxy::start(server.address, None).await;
+    let url = format!("u:p@{}", proxy.address);
+    let path = server.proxied(&identity, "https://api.invalid:6443", "");
+    let read = |exceptions: &'static str| {
+        let url = url.clone();
+        Credentials::read_in(&path, None, move |name| match name {
+            "HTTPS_PROXY" => Some(url.clone()),
+            "NO_PROXY" => Some(exceptions.to_owned()),
+            _ => None,
+        })
+    };
+    let credentials = read("10.0.0.0/8").await.unwrap();
+    let client = Connections::client(&Arc::new(credentials), &Arc::default()).unwrap();
+    Api::<Node>::all(client).get("n").await.unwrap();
+    assert_eq!(proxy.targets.lock().len(), 1);
+    assert!(read(".invalid").await.unwrap().proxy().is_none());
+}
+
+#[tokio::test]
+async fn refusal_of_a_proxy_is_reported_without_its_password() {
+    let identity = Identity::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::on(listener, &identity, 100, |_| Act::Answer);
+    let proxy = ConnectProxy::start(server.address, None).await;
+    let url = format!("http://u:wrong-s3cret@{}", proxy.address);
+    let path = server.proxied(&identity, "https://api.invalid:6443", &url);
+    let credentials = Arc::new(Credentials::read(&path, None).await.unwrap());
+    let connections = Connections::new(credentials, Arc::default());
+    let error = connections.pool.stream_slot(Some(Duration::from_secs(1))).await.err().unwrap();
+    let error = error.to_string();
+    let want = format!(
+        "proxy {} refused to connect to api.invalid:6443: 407 Proxy Authentication Required",
+        proxy.address
+    );
+    assert!(error.contains(&want) && !error.contains("s3cret"), "{error}");
+}
+
+#[tokio::test]
+async fn socks5_proxy_url_is_refused_by_its_field() {
+    let identity = Identity::new();
+    let server = Server::start(100, |_| Act::Answer).await;
+    let path = server.proxied(&identity, "https://api.invalid:6443", "socks5://10.0.0.1:1080");
+    let error = Credentials::read(&path, None).await.err().unwrap();
+    let shown = crate::error_chain::chain(&error);
+    assert!(
+        shown.contains("invalid proxy: proxy-url: socks5 proxies are not supported"),
+        "{shown}"
+    );
 }

@@ -160,7 +160,7 @@ pub const FLAGS: [Flag; 147] = [
     field("kube-api-qps", Int32, "kubeAPIQPS", Api, "Requests per second to the API server"),
     field("kube-api-burst", Int32, "kubeAPIBurst", Api, "Requests that may be sent at once within --kube-api-qps"),
     field("kube-api-content-type", Text, "contentType", Api, "Content type of requests"),
-    field("event-qps", Int32, "eventRecordQPS", Api, "Events sent per second"),
+    field("event-qps", Int32, "eventRecordQPS", Api, "Events sent per second; 0 is no limit"),
     field("event-burst", Int32, "eventBurst", Api, "Events that may be sent at once within --event-qps"),
 
     field("oom-score-adj", Int32, "oomScoreAdj", Process, "OOM score adjustment of the agent, -1000 to 1000"),

@@ -1,4 +1,7 @@
-//! Rate limit of image pulls: `registryPullQPS` and `registryBurst`.
+//! Token bucket of the node's rate limits: `registryPullQPS` for image pulls, `eventRecordQPS` for
+//! events, each with its burst.
+
+use std::time::Duration;
 
 use crate::time::Mono;
 
@@ -20,21 +23,31 @@ impl Throttle {
 
     /// Takes one token if available.
     pub fn take(&mut self, now: Mono) -> bool {
-        let grown = now.since(self.at).as_secs_f64() * self.per_second;
-        self.filled = (self.filled + grown).min(self.burst);
-        self.at = now;
+        self.fill(now);
         let free = self.filled >= 1.0;
         if free {
             self.filled -= 1.0;
         }
         free
     }
+
+    /// Takes one token, in advance if there is none; returns how long to wait for it.
+    pub fn reserve(&mut self, now: Mono) -> Duration {
+        self.fill(now);
+        self.filled -= 1.0;
+        let missing = (-self.filled).max(0.0);
+        Duration::try_from_secs_f64(missing / self.per_second).unwrap_or(Duration::MAX)
+    }
+
+    fn fill(&mut self, now: Mono) {
+        let grown = now.since(self.at).as_secs_f64() * self.per_second;
+        self.filled = (self.filled + grown).min(self.burst);
+        self.at = now;
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -46,5 +59,15 @@ mod tests {
         assert!(!throttle.take(at(1100)) && throttle.take(at(1200)));
         assert_eq!((0..99).filter(|_| throttle.take(at(600_000))).count(), 10, "never more");
         assert_eq!(Throttle::new(0, 10, at(0)), None);
+    }
+
+    #[test]
+    fn reservation_waits_for_its_own_token() {
+        let at = |millis| Mono(Duration::from_millis(millis));
+        let mut throttle = Throttle::new(5, 2, at(0)).unwrap();
+        let waits = [0, 0, 0, 0, 500].map(|now| throttle.reserve(at(now)).as_millis());
+        // Two at once, then one every 200 ms.
+        assert_eq!(waits, [0, 0, 200, 400, 100]);
+        assert_eq!(throttle.reserve(at(60_000)), Duration::ZERO);
     }
 }
