@@ -19,6 +19,7 @@ mod faults;
 mod image_service;
 mod images;
 mod inspect;
+mod instances;
 mod journal;
 mod names;
 mod observer;
@@ -57,6 +58,7 @@ use tonic::transport::{Channel, Endpoint, Server, Uri};
 pub use faults::{EventFault, Fault, Rule};
 pub use images::{FakeImage, Pull, Pulling};
 pub use inspect::{ContainerState, ContainerView, SandboxView, Snapshot};
+pub use instances::{InstanceChange, InstanceEvent};
 pub use journal::{Call, Outcome, Violation};
 pub use observer::{CallObserver, CallProgress, ObservedCall};
 pub use tonic::Code;
@@ -248,8 +250,11 @@ impl Fake {
     pub fn lose_state_of(&self, pod: &str, container: &str) -> bool {
         let mut runtime_state = self.shared.runtime_state.lock();
         let living = runtime_state.living(pod, container);
-        let lost = living.and_then(|id| runtime_state.containers.get_mut(&id));
+        let lost = living.as_ref().and_then(|id| runtime_state.containers.get_mut(id));
         let lost = lost.map(|container| container.state = State::Unknown).is_some();
+        if let Some(id) = &living {
+            runtime_state.note_instance(id, InstanceEvent::StateLost);
+        }
         runtime_state.touch();
         lost
     }
@@ -258,7 +263,10 @@ impl Fake {
     pub fn remove_container_externally(&self, pod: &str, container: &str) -> bool {
         let mut runtime_state = self.shared.runtime_state.lock();
         let living = runtime_state.living(pod, container);
-        living.inspect(|id| runtime_state.delete_container(id)).is_some()
+        let Some(id) = living else { return false };
+        runtime_state.note_instance(&id, InstanceEvent::RemovedExternally);
+        runtime_state.delete_container(&id);
+        true
     }
 
     /// The sandbox's own process ends; its containers keep running. False: none was ready.
@@ -332,7 +340,25 @@ impl Fake {
 
     /// Clears all finished calls, so that a test sees only later ones.
     pub fn clear_calls(&self) {
-        self.shared.runtime_state.lock().journal.clear_calls();
+        let mut runtime_state = self.shared.runtime_state.lock();
+        runtime_state.journal.clear_calls();
+        runtime_state.drop_old_instance_changes();
+    }
+
+    /// Everything that happened to container instances, oldest first. [`Self::clear_calls`] drops
+    /// what is about pods of which the runtime has nothing left.
+    pub fn instance_changes(&self) -> Vec<InstanceChange> {
+        self.shared.runtime_state.lock().journal.instance_changes.clone()
+    }
+
+    /// The containers that exist now were made before the simulated agent: the journal does not
+    /// know how many instances came before them.
+    pub fn mark_adopted(&self) {
+        let mut runtime_state = self.shared.runtime_state.lock();
+        let ids: Vec<String> = runtime_state.containers.keys().cloned().collect();
+        for id in ids {
+            runtime_state.note_instance(&id, InstanceEvent::Adopted);
+        }
     }
 
     /// Violations of the rules for node agents so far.

@@ -476,6 +476,9 @@ impl Sim {
         for call in self.fake.calls().iter().filter(|c| c.rpc.changes_pods()) {
             lines.push((call.at, format!("runtime {call}")));
         }
+        for change in self.fake.instance_changes() {
+            lines.push((change.at, format!("runtime {change}")));
+        }
         for call in self.api.calls().iter().filter(|call| call.writes()) {
             lines.push((call.at, format!("api     {call}")));
         }

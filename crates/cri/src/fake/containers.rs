@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::events::EventKind;
+use super::instances::InstanceEvent;
 use super::journal::Violation;
 use super::names::Reservation;
 use super::output;
@@ -285,6 +286,7 @@ impl RuntimeState {
             exited: watch::Sender::new(false),
         };
         self.containers.insert(id.to_owned(), container);
+        self.note_instance(id, InstanceEvent::Created);
         self.publish(&EventKind::Created, id);
         Ok(())
     }
@@ -365,6 +367,7 @@ impl RuntimeState {
         (container.started_at, container.pid) = (started_at, pid);
         output::open_log(self.options.writes_below.as_deref(), container, now);
         let ends = container.run.ends.clone();
+        self.note_instance(id, InstanceEvent::Started);
         self.publish(&EventKind::Started, id);
         if let Some((after, end)) = ends {
             self.end_later(id, after, end);
@@ -383,6 +386,7 @@ impl RuntimeState {
         container.state = State::Exited(exit);
         container.finished_at = finished_at;
         container.exited.send_replace(true);
+        self.note_instance(id, InstanceEvent::Exited { code: 128 });
         self.touch();
     }
 
@@ -427,6 +431,7 @@ impl RuntimeState {
         container.finished_at = finished_at;
         output::write_files(self.options.writes_below.as_deref(), container);
         container.exited.send_replace(true);
+        self.note_instance(id, InstanceEvent::Exited { code: end.code });
         if end.oom {
             self.publish(&EventKind::RanOutOfMemory, id);
         }
@@ -442,8 +447,11 @@ impl RuntimeState {
             container.state = State::Exited(exit);
             container.finished_at = finished_at;
             container.exited.send_replace(true);
+            container.busy = None;
+            self.note_instance(id, InstanceEvent::Exited { code: 255 });
+        } else {
+            container.busy = None;
         }
-        container.busy = None;
     }
 
     /// Whether there is such a container.
@@ -465,6 +473,7 @@ impl RuntimeState {
     pub(super) fn delete_container(&mut self, id: &str) {
         self.end_container(id, &End::killed());
         self.publish(&EventKind::Deleted, id);
+        self.note_instance(id, InstanceEvent::Removed);
         let Some(container) = self.containers.remove(id) else { return };
         if let Some(meta) = &container.config.metadata {
             self.container_names.release(&container_name(meta, &container.pod));

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::faults::Fault;
+use super::instances::{InstanceChange, InstanceEvent};
 use super::rpc::{About, PodRef, Rpc};
 
 /// Upstream's minimum grace period of a container.
@@ -108,6 +109,7 @@ pub(super) struct Journal {
     /// Calls that change pods and whose callers still wait.
     under_way: BTreeMap<u64, UnderWay>,
     violations: Vec<Violation>,
+    pub(super) instance_changes: Vec<InstanceChange>,
 }
 
 #[derive(Debug)]
@@ -140,11 +142,17 @@ impl Journal {
             next: 0,
             under_way: BTreeMap::new(),
             violations: Vec::new(),
+            instance_changes: Vec::new(),
         }
     }
 
     pub(super) fn calls(&self) -> Vec<Call> {
         self.calls.iter().cloned().collect()
+    }
+
+    /// The number of the next call.
+    pub(super) fn next_seq(&self) -> u64 {
+        self.next
     }
 
     pub(super) fn count(&self, rpc: Rpc) -> u64 {
@@ -170,6 +178,9 @@ impl Journal {
         self.next += 1;
         *self.counts.entry(rpc).or_default() += 1;
         let call = Call { seq, rpc, about, grace, fault, at, end: None };
+        if rpc == Rpc::StartContainer {
+            self.note_instance(at, &call.about, InstanceEvent::StartRequested);
+        }
         if rpc.changes_pods() {
             self.check(&call);
             self.under_way.insert(seq, UnderWay { call: call.clone(), line, deadline });

@@ -5,9 +5,12 @@
 //! been violated ([`super::invariants`]). Two pods are never touched: faults around them must not affect
 //! them.
 
+mod pods;
+
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use podwright_core::pod::Phase;
 use podwright_cri::fake::{ContainerState, EventFault, Fault, Features, Rpc, Rule};
 use serde_json::json;
@@ -15,9 +18,7 @@ use serde_json::json;
 use super::api::{ApiFault, ApiRule, Verb};
 use super::crash_point::{Counted, Moment};
 use super::random::SeededRandom;
-use super::test_pod::{
-    APP, APP_2, FAILS, FLAKY, INIT, JOB, NODE, REMOTE, STUBBORN, TestPod, test_pod,
-};
+use super::test_pod::{APP, APP_2, NODE, TestPod, test_pod};
 use super::{Options, Sim, invariants, record};
 
 /// Time to converge after the faults stop.
@@ -74,6 +75,7 @@ pub async fn play(seed: u64) -> Result<Vec<String>, String> {
     let mut random = SeededRandom::new(seed, 1);
     let features = *random.of(&[Features::containerd_1_6(), Features::containerd_2()]);
     let sim = Sim::started(Options { seed, features, ..Options::default() }).await;
+    pods::prepare(&sim).await;
     let mut chaos = Chaos {
         sim,
         random,
@@ -175,7 +177,7 @@ impl Chaos {
     }
 
     async fn act(&mut self) {
-        const WEIGHTS: [u64; 14] = [16, 8, 10, 5, 5, 5, 5, 4, 14, 14, 6, 4, 3, 1];
+        const WEIGHTS: [u64; 15] = [16, 8, 10, 5, 5, 5, 5, 4, 14, 14, 6, 4, 3, 2, 1];
         match self.random.weighted(&WEIGHTS) {
             0 => self.create().await,
             1 => self.update().await,
@@ -190,6 +192,7 @@ impl Chaos {
             10 => self.crash().await,
             11 => self.string_a_wire(),
             12 => self.take_something_down(),
+            13 => self.step_clock(),
             _ => self.reboot().await,
         }
     }
@@ -205,29 +208,9 @@ impl Chaos {
         format!("p{}", self.made)
     }
 
-    fn new_pod(&mut self, name: &str) -> (TestPod, ExpectedState) {
-        let pod = test_pod(name);
-        match self.random.below(8) {
-            0 => (pod.container("app", APP), ExpectedState::Runs),
-            1 => (pod.container("a", APP).container("b", FLAKY), ExpectedState::Runs),
-            2 => {
-                let pod = pod.init("first", INIT).sidecar("side", APP);
-                (pod.container("a", APP).container("b", APP), ExpectedState::Runs)
-            }
-            3 => (pod.restart("Never").container("job", JOB), ExpectedState::Ends),
-            4 => (pod.restart("OnFailure").container("job", JOB), ExpectedState::Succeeds),
-            5 => (
-                pod.restart("Never").init("first", FAILS).container("job", JOB),
-                ExpectedState::Ends,
-            ),
-            6 => (pod.container("app", REMOTE), ExpectedState::Runs),
-            _ => (pod.grace(4).host_network().container("app", STUBBORN), ExpectedState::Runs),
-        }
-    }
-
     async fn create(&mut self) {
         let name = self.new_name();
-        let (test_pod, expect) = self.new_pod(&name);
+        let (test_pod, expect) = pods::random_pod(&name, &mut self.random);
         self.log_action(format_args!("create {name}: {}", test_pod.value()["spec"]));
         self.create_requested(test_pod, expect).await;
     }
@@ -284,7 +267,7 @@ impl Chaos {
         let name = requested.test_pod.name().to_owned();
         self.log_action(format_args!("replace {name}"));
         self.sim.delete(&name, Some(0)).await;
-        let (test_pod, expect) = self.new_pod(&name);
+        let (test_pod, expect) = pods::random_pod(&name, &mut self.random);
         self.create_requested(test_pod, expect).await;
     }
 
@@ -422,8 +405,13 @@ impl Chaos {
             self.log_action("the watches break");
             return self.sim.api.break_watches();
         }
-        let (verb, resource) = *self.random.of(&REQUESTS);
-        let fault = self.random.of(&ApiFault::each()).clone();
+        let (verb, resource) = match self.random.below(10) {
+            0 => (Verb::Get, "configmaps"),
+            _ => *self.random.of(&REQUESTS),
+        };
+        let mut faults = ApiFault::each();
+        faults.extend(REFUSALS.map(ApiFault::Error));
+        let fault = self.random.of(&faults).clone();
         let first = 1 + self.random.below(5);
         self.log_action(format_args!("the next {first} {verb} {resource}: {fault:?}"));
         self.sim.api.fail(ApiRule::on(verb, resource, fault).first(first));
@@ -467,6 +455,13 @@ impl Chaos {
                 api.come_up();
             });
         }
+    }
+
+    /// By less than a pod with a deadline may be late in the end.
+    fn step_clock(&mut self) {
+        let seconds = *self.random.of(&[-60, -10, -1, 1, 10, 60]);
+        self.log_action(format_args!("the wall clock steps by {seconds} s"));
+        self.sim.clock.step_wall(SignedDuration::from_secs(seconds));
     }
 
     async fn reboot(&mut self) {
@@ -530,6 +525,7 @@ impl Chaos {
             }
         }
         problems.extend(invariants::leftovers(&self.sim, &living));
+        problems.extend(invariants::runtime_leftovers(&self.sim));
         problems
     }
 
@@ -612,6 +608,9 @@ fn stale_image(test_pod: &TestPod, pod: &k8s_openapi::api::core::v1::Pod) -> Opt
         (Some(status.image.as_str()) != c["image"].as_str()).then(|| name.to_owned())
     })
 }
+
+/// Responses of a server that does not accept the agent's credentials, or lost an object.
+const REFUSALS: [u16; 3] = [401, 403, 404];
 
 /// Calls that an agent makes.
 pub const RPCS: [Rpc; 16] = [

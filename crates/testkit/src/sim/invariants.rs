@@ -1,5 +1,13 @@
 //! Invariants: what must hold at every moment of every simulation.
 
+mod facts;
+mod removal;
+mod reports;
+mod starts;
+mod termination;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -7,6 +15,7 @@ use podwright_cri::fake::{ContainerState, Rpc};
 
 use super::Sim;
 use super::record::{self, RecordedPod};
+use facts::Facts;
 
 /// Panics if an invariant was violated.
 #[track_caller]
@@ -33,6 +42,16 @@ pub fn violations(sim: &Sim) -> Vec<String> {
     violations.extend(changed_terminal_phases(&recorded_pods));
     violations.extend(starts_after_terminal_phase(sim, &recorded_pods));
     violations.extend(grown_grace_periods(sim));
+    let facts =
+        Facts { recorded_pods, calls: sim.fake.calls(), changes: sim.fake.instance_changes() };
+    violations.extend(starts::restarts_in_spite_of_never(&facts));
+    violations.extend(starts::starts_before_initialization(&facts));
+    violations.extend(termination::sidecars_stopped_too_early(&facts));
+    violations.extend(reports::wrong_restart_counts(&facts));
+    violations.extend(reports::changed_terminated_states(&facts));
+    if sim.is_running() {
+        violations.extend(removal::kept_too_long(&facts, &sim.fake.snapshot(), sim.age()));
+    }
     violations
 }
 
@@ -147,6 +166,17 @@ pub fn leftovers(sim: &Sim, living: &[String]) -> Vec<String> {
         }
     }
     left
+}
+
+/// What the runtime still has, dead or alive, of pods that are not in the API.
+pub fn runtime_leftovers(sim: &Sim) -> Vec<String> {
+    let wanted = wanted(sim);
+    let snapshot = sim.fake.snapshot();
+    let sandboxes = snapshot.sandboxes.iter().map(|sandbox| (&sandbox.pod, "a sandbox"));
+    let containers = snapshot.containers.iter().map(|container| (&container.pod, "a container"));
+    let unwanted =
+        sandboxes.chain(containers).filter(|(pod, _)| !wanted.contains(pod.uid.as_str()));
+    unwanted.map(|(pod, what)| format!("{pod} is gone and the runtime has {what} of it")).collect()
 }
 
 /// UIDs, as on the node, of all pods in the API: they keep their directories, even if finished.

@@ -112,6 +112,7 @@ impl Sim {
         }
         self.fake.choose_scripts(|_| None);
         test_pod::stock(&self.fake);
+        self.fake.mark_adopted();
         self.fake.clear_calls();
     }
 }

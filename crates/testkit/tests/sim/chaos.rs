@@ -1,6 +1,9 @@
 //! Chaos seeds: user actions, faults and agent crashes; in the end the node must converge.
 
-use podwright_testkit::sim::{self, chaos};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use podwright_testkit::report;
+use podwright_testkit::sim::{self, chaos, journal};
 
 /// How many seeds each test runs; `PODWRIGHT_LONG` runs many more.
 fn seeds(share: u64) -> impl Iterator<Item = u64> {
@@ -34,6 +37,19 @@ fn node_converges_after_chaos_3() {
 #[test]
 fn node_converges_after_chaos_4() {
     play_all(seeds(4));
+}
+
+/// A seed that no run had before. It is not recorded: two journals of it could not be compared.
+#[test]
+fn node_converges_after_chaos_of_a_fresh_seed() {
+    if std::env::var_os(journal::DIRECTORY).is_some() {
+        return report::skipped("a fresh seed cannot be compared");
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let seed = u64::try_from(now.as_millis()).unwrap();
+    // A failure prints how to replay it; this line remains if the process is killed.
+    println!("fresh seed: PODWRIGHT_SIM_SEED={seed}");
+    play_all(std::iter::once(seed));
 }
 
 #[test]
