@@ -321,7 +321,9 @@ async fn restarted_and_replaced_agent_leaves_the_machine_unchanged() {
     for signal in ["-KILL", "-TERM"] {
         let agent = node.pid("agent");
         bed.exec(&["kill", signal, &agent]).await.unwrap();
-        let gone = async || Ok(fs::read_link(format!("/proc/{agent}/exe")).is_err());
+        // A killed process closes its sockets after its program: until then its ports are in use.
+        let closed = || fs::read_dir(format!("/proc/{agent}/fd")).map_or(0, Iterator::count) == 0;
+        let gone = async || Ok(fs::read_link(format!("/proc/{agent}/exe")).is_err() && closed());
         wait::until_true("the agent to end", LIMIT, gone).await.unwrap();
         node.run(&["up"]).await.unwrap();
         assert_ne!(node.pid("agent"), agent, "after {signal}");

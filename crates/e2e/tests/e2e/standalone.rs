@@ -273,7 +273,7 @@ async fn removing_one_of_two_nodes_keeps_the_other_and_the_machine_network() {
     let rules = of_the_other().await;
 
     let printed = one.run(&["down"]).await.unwrap();
-    assert!(printed.contains("ip_forward") && printed.contains("stay"), "{printed}");
+    assert!(printed.contains("ip_forward") && printed.contains("are kept"), "{printed}");
     assert_eq!(of_the_other().await, rules);
     assert_eq!(bed.exec(&["cat", FORWARDING]).await.unwrap().trim(), "1");
     let page = async || Ok(bed.http_get("http://10.99.0.10:18081/").await.is_ok());

@@ -128,3 +128,23 @@ fn rejected_static_pod_is_judged_again_after_a_restart_and_an_api_pod_is_not() {
         assert_eq!(sim.fake.snapshot().running("api"), [""; 0]);
     });
 }
+
+#[test]
+fn pod_rejected_before_all_pods_are_known_is_reported_as_failed() {
+    sim::run(async {
+        let mut sim = Sim::new(Options::default()).await;
+        // The first round of housekeeping, which knows all pods, comes after the rejection.
+        sim.api.fail(ApiRule::on(Verb::List, "pods", ApiFault::Delay(s(1))).first(1));
+        let big = test_pod("big").container("app", APP).edit(|pod| {
+            let requests = json!({ "requests": { "memory": "900Gi" } });
+            pod["spec"]["containers"][0]["resources"] = requests;
+        });
+        sim.create(&big).await;
+        sim.start().await;
+        sim.until("it is reported as failed", s(15), |sim| {
+            let pod = sim.record.pod("big");
+            pod.is_some_and(|pod| sim::record::phase(&pod).as_str() == "Failed")
+        })
+        .await;
+    });
+}

@@ -180,7 +180,12 @@ impl StatusManager {
             let ready_changes = manager::changes_ready(shown, &tracked.entry.status);
             return PendingReport::Due { ready_changes };
         }
-        // There is no notification when the leftovers of a pod are gone.
+        // There is no notification when a withheld terminal phase may be sent,
+        if tracked.phase_withheld {
+            let may_run = self.pod_index.cleanup_policy(uid, |p| p.could_have_running_containers());
+            return if may_run { again } else { PendingReport::Due { ready_changes: true } };
+        }
+        // nor when the leftovers of a pod are gone.
         if manager::can_be_deleted(&api, &tracked.entry, PodLeftovers::default()) {
             return again;
         }
