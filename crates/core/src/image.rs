@@ -261,7 +261,7 @@ mod tests {
         ] {
             assert_eq!(full_name(name).as_deref(), Ok(want));
         }
-        // What the runtime is asked for stays as the pod says it.
+        // The runtime gets the name as the pod spec has it.
         let asked = with_default_tag("index.docker.io/busybox");
         assert_eq!(asked.as_deref(), Ok("index.docker.io/busybox:latest"));
     }

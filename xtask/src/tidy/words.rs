@@ -61,7 +61,7 @@ const MACROS: &[&str] = &[
 ];
 
 /// Methods that take a message.
-const METHODS: &[&str] = &["context", "expect", "with_context"];
+const METHODS: &[&str] = &["context", "expect", "fix", "with_context"];
 
 /// Commits are checked from the one after that which added this file.
 const SINCE: &str = "xtask/src/tidy/words.rs";

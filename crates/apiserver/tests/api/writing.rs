@@ -426,8 +426,9 @@ async fn new_pod_gets_service_account_priority_and_runtime_class() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_patches_lose_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("s"), Limits::default(), Clock::system()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store =
+        Store::open(&directory.path().join("s"), Limits::default(), Clock::system()).unwrap();
     let test_server = Arc::new(TestServer::on(store, Clock::system()).await);
     test_server.map("a").await;
     let patchers: Vec<_> = (0..24)

@@ -242,8 +242,8 @@ impl Provider {
         Ok(ProviderResponse { logins: logins.collect(), key, keep })
     }
 
-    /// Refuses an answer that has the token in it that the plugin was shown, unless answers are kept
-    /// by token: another pod of the same account would be given this pod's token.
+    /// Refuses a response that contains the pod's own token, unless responses are cached by token:
+    /// another pod of the same account would get this pod's token.
     pub fn check_token(&self, answer: &ProviderResponse, token: &str) -> Result<(), ResponseError> {
         let by_token = self.token.as_ref().is_some_and(|wish| wish.caching == TokenCaching::Token);
         let echoed = |login: &Login| login.password == token || login.username == token;

@@ -60,7 +60,7 @@ fn sync(inputs: &Inputs<'_>) -> Plan {
 /// flaps must not rewrite the status of every pod on the node.
 fn without_network(inputs: &Inputs<'_>, error: &str) -> Plan {
     let why = Why::new(Topic::NetworkNotReady, format!("network is not ready: {error}"))
-        .fix("check the runtime's network plugin and its configuration folder");
+        .fix("check the runtime's network plugin and its configuration directory");
     let mut plan = Plan::idle(why);
     plan.waiting = sync(inputs).waiting;
     plan.wake(inputs.now.mono + NETWORK_RETRY);

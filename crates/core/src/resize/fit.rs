@@ -77,8 +77,8 @@ fn changes_swapped_memory(requested_pod: &Pod, allocated: &Pod) -> bool {
     })
 }
 
-/// Whether a container gets swap on a node that has some to give. One whose memory is limited to
-/// what it requests asks for none.
+/// Whether a container may use swap on a node that has some. A container whose memory limit equals
+/// its request may not.
 fn may_swap(pod: &Pod, container: &Container) -> bool {
     let own = Amounts::of(container.spec.resources.as_ref());
     !is_critical(pod)

@@ -30,7 +30,7 @@ pub fn terminate_pod(pod: &Pod, last: &PodStatus) -> PodStatus {
     status
 }
 
-/// What a mirror pod says of its static pod, without its end: a static pod that was rejected, or
+/// The status of a mirror pod without a terminal phase: a static pod that was rejected, or
 /// that ended under another agent, is judged again by what the node shows of it now.
 pub fn without_end(mut status: PodStatus) -> PodStatus {
     if phase_of(&status).is_terminal() {

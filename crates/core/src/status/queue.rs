@@ -50,7 +50,7 @@ impl ReportQueue {
     pub fn check(&mut self, uid: &PodUid) {
         let sequence = match self.states.get(uid) {
             Some(QueueState::Sending | QueueState::Queued(QueueKey::Check(_))) => return,
-            // It keeps its turn, or a pod that changes often would never be sent.
+            // It keeps its position, or a pod that changes often would never be sent.
             Some(QueueState::Queued(QueueKey::ReadyChange(turn) | QueueKey::Other(turn))) => *turn,
             Some(QueueState::Queued(QueueKey::Delayed(..))) | None => self.next_number(),
         };

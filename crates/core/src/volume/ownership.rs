@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn group_gains_permissions_and_none_are_removed() {
-        for (folder, mode, access, want) in [
+        for (directory, mode, access, want) in [
             (false, 0o600, Access::ReadOnly, 0o640),
             (false, 0o604, Access::ReadWrite, 0o664),
             (false, 0o755, Access::ReadOnly, 0o755),
@@ -108,7 +108,7 @@ mod tests {
             (true, 0o755, Access::ReadOnly, 0o2755),
             (true, 0o1777, Access::ReadWrite, 0o3777),
         ] {
-            assert_eq!(group_mode(folder, mode, access), want, "{mode:o}");
+            assert_eq!(group_mode(directory, mode, access), want, "{mode:o}");
         }
     }
 

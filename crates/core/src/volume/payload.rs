@@ -71,11 +71,12 @@ impl Payload {
     /// A file must not have the path of a directory of another file.
     pub fn check(&self) -> Result<(), PathError> {
         for path in self.0.keys() {
-            let folders = path.char_indices().filter(|(_, c)| *c == '/');
-            for (end, _) in folders {
-                if let Some(folder) = path.get(..end).filter(|folder| self.0.contains_key(*folder))
+            let directories = path.char_indices().filter(|(_, c)| *c == '/');
+            for (end, _) in directories {
+                if let Some(directory) =
+                    path.get(..end).filter(|directory| self.0.contains_key(*directory))
                 {
-                    return Err(PathError::Conflict { path: folder.to_owned() });
+                    return Err(PathError::Conflict { path: directory.to_owned() });
                 }
             }
         }

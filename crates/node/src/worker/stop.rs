@@ -110,8 +110,15 @@ impl Execution<'_> {
     /// Only for a deleted pod: any other one may run on, and a later stop would find the record.
     fn stop_record(&self, stop: &Stop) -> Option<StopRecord> {
         self.pod.deletion?;
-        let directory = self.context.volumes.open_pod_dir(&self.pod.uid).ok()?;
-        StopRecord::new(directory, &stop.container, &stop.instance)
+        match self.context.volumes.open_pod_dir(&self.pod.uid) {
+            Ok(directory) => StopRecord::new(directory, &stop.container, &stop.instance),
+            Err(error) if error.is_not_found() => None,
+            Err(error) => {
+                let (container, error) = (&stop.container, chain(&error));
+                tracing::warn!(%container, error, "cannot record the stop, a restarted agent repeats it");
+                None
+            }
+        }
     }
 
     fn begin_stop(&self, stop: &Stop, record: &StopRecord) -> Option<Duration> {

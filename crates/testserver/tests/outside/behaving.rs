@@ -10,8 +10,8 @@ fn exit_uses_its_code_and_writes_its_message() {
     let (status, _) = Program::start(&["exit", "42"]).end();
     assert_eq!(status.code(), Some(42));
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("termination-log");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("termination-log");
     let arguments = [
         "exit",
         "1",

@@ -38,8 +38,8 @@ fn pages_respond_as_requested() {
 
 #[test]
 fn health_changes_by_request_and_is_mirrored_in_the_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("healthy");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("healthy");
     let mut server =
         Program::start(&["serve", "--http", "0", "--health-file", file.to_str().unwrap()]);
     let port = server.port("http");

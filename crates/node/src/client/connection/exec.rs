@@ -1,8 +1,7 @@
 //! Credentials from an exec plugin: the program runs again when the API server refuses them.
 //!
-//! A plugin need not say when its token expires. Then only the server knows, and answers 401. As
-//! upstream does, the request that was refused fails, and the next one carries what the program
-//! gives now.
+//! A plugin may omit the expiry of its token; then a 401 is the first sign of it. As upstream, the
+//! refused request fails, and the next one uses what the program returns then.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -155,8 +154,8 @@ mod tests {
 
     #[tokio::test]
     async fn plugin_runs_again_when_its_token_without_expiry_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let (says, runs) = (folder.path().join("says"), folder.path().join("runs"));
+        let directory = tempfile::tempdir().unwrap();
+        let (says, runs) = (directory.path().join("says"), directory.path().join("runs"));
         let give = |token: &str| {
             let answer = json!({
                 "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
@@ -178,7 +177,7 @@ mod tests {
             "contexts": [{ "name": "x", "context": { "cluster": "c", "user": "u" } }],
             "current-context": "x",
         });
-        let path = folder.path().join("kubeconfig");
+        let path = directory.path().join("kubeconfig");
         std::fs::write(&path, kubeconfig.to_string()).unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
 

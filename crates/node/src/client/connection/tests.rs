@@ -413,8 +413,8 @@ async fn dial_that_outlasts_its_caller_serves_the_next_one() {
 
 #[tokio::test]
 async fn requests_name_the_kubelet_as_their_user_agent() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("kubeconfig");
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("kubeconfig");
     std::fs::write(&path, Identity::new().kubeconfig(([127, 0, 0, 1], 1).into())).unwrap();
     let _ = rustls::crypto::ring::default_provider().install_default();
     let credentials = Credentials::read(&path, None).await.unwrap();

@@ -65,7 +65,7 @@ async fn probe(
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
         let (stream, _) = listener.accept().await.unwrap();
         let Ok(mut stream) = acceptor.accept(stream).await else { return };
-        // An answer that comes before its question is none.
+        // A response that arrives before the request is not a response to it.
         while stream.read_u8().await.unwrap() != b'\n' {}
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.ok();
         stream.shutdown().await.ok();

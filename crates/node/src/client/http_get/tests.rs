@@ -215,7 +215,7 @@ async fn redirect_is_followed_even_if_its_body_breaks_off() {
     let there = "HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 50\r\n\r\nhalf";
     let (port, _heard) = server([there, OK]).await;
     assert_eq!(ask(&check(port, "/a", &[])).await.unwrap().status, 200);
-    // The last answer is the probe's own: half of it is a failure.
+    // The final response decides the probe; an incomplete one is a failure.
     let half = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhalf";
     let (port, _heard) = server([half]).await;
     assert!(ask(&check(port, "/a", &[])).await.is_err());
