@@ -31,6 +31,7 @@ pub mod lifecycle;
 pub mod log;
 pub mod node_status;
 pub mod observed;
+pub mod packet_filter;
 pub mod plan;
 pub mod pod;
 pub mod probe;

@@ -37,6 +37,7 @@ use crate::report::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver, Timing};
 use crate::report::status::StatusManager;
 use crate::resources::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
 use crate::resources::objects::Objects;
+use crate::resources::packet_filter;
 use crate::resources::users::Users;
 use crate::resources::volumes::Volumes;
 use crate::runtime::gc::{self, Gc};
@@ -100,6 +101,9 @@ pub struct Config {
     pub event_rate: EventRate,
     /// `podCIDR`: pod addresses while the Node object has none. Empty: unknown.
     pub pod_ranges: String,
+    /// `makeIPTablesUtilChains`: directories of the packet filter programs. `None`: no chains are
+    /// created.
+    pub packet_filter: Option<Vec<PathBuf>>,
 }
 
 /// External dependencies of a node; a simulation supplies its own.
@@ -273,6 +277,9 @@ impl Node {
             this.stop.clone(),
         );
         this.tasks.spawn(ranges);
+        if let Some(directories) = config.packet_filter {
+            this.tasks.spawn(packet_filter::maintain(directories, this.stop.clone()));
+        }
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
             let look = StatusObserver::new(
                 identity,

@@ -35,6 +35,7 @@ use podwright_node::client::proxy::Proxy;
 use podwright_node::client::system_roots;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::report::heartbeat::addresses;
+use podwright_node::resources::packet_filter::PROGRAM_DIRECTORIES;
 use podwright_node::server::Server;
 use podwright_node::sources::url::{self as manifest_source, ManifestUrl};
 use podwright_node::telemetry::metrics::RequestMetrics;
@@ -258,6 +259,10 @@ async fn start(
             burst: u32::try_from(configuration.event_burst).unwrap_or(0),
         },
         pod_ranges: configuration.pod_cidr.clone(),
+        packet_filter: (agent_options.api.is_some()
+            && !standalone
+            && configuration.make_iptables_util_chains)
+            .then(|| PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
     let requests = agent_options.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();

@@ -306,6 +306,7 @@ impl Sim {
             apparmor: false,
             presence: None,
             pod_ranges: String::new(),
+            packet_filter: None,
         }
     }
 

@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 44] = [
+pub const INERT: [&str; 43] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -44,8 +44,6 @@ pub const INERT: [&str; 44] = [
     // There is no node-wide rate limit of requests.
     "kubeAPIBurst",
     "kubeAPIQPS",
-    // iptables chains are left to other components.
-    "makeIPTablesUtilChains",
     // Without effect upstream as well.
     "hairpinMode",
     "iptablesDropBit",
@@ -74,7 +72,7 @@ pub const INERT: [&str; 44] = [
 const INERT_OPTIONS: [&str; 2] = ["exitOnLockContention", "lockFile"];
 
 /// Values of fields without effect that match the actual behaviour.
-const DONE_ANYWAY: [(&str, bool); 2] = [("cgroupsPerQOS", true), ("makeIPTablesUtilChains", false)];
+const DONE_ANYWAY: [(&str, bool); 1] = [("cgroupsPerQOS", true)];
 
 /// Whether a setting that exists only as a flag has no effect.
 pub fn covers_option(option: &str) -> bool {
@@ -141,13 +139,10 @@ mod tests {
 
     #[test]
     fn values_that_match_the_behaviour_are_not_reported() {
-        let with = |cgroups, chains| KubeletConfiguration {
-            cgroups_per_qos: cgroups,
-            make_iptables_util_chains: chains,
-            ..Default::default()
-        };
-        assert_eq!(fields_without_effect(&with(true, false)), Vec::<&str>::new());
-        assert_eq!(fields_without_effect(&with(false, true)), ["cgroupsPerQOS"]);
+        let with =
+            |cgroups| KubeletConfiguration { cgroups_per_qos: cgroups, ..Default::default() };
+        assert_eq!(fields_without_effect(&with(true)), Vec::<&str>::new());
+        assert_eq!(fields_without_effect(&with(false)), ["cgroupsPerQOS"]);
     }
 
     #[test]

@@ -49,11 +49,9 @@ fn options_without_effect_are_listed() {
             "--lock-file=/run/lock --exit-on-lock-contention --make-iptables-util-chains=true",
         ),
         ["accepted, but without effect: --exit-on-lock-contention, --lock-file, \
-          --make-iptables-util-chains, cgroupsPerQOS, localStorageCapacityIsolation, kubeAPIBurst, \
-          kubeAPIQPS"]
+          cgroupsPerQOS, localStorageCapacityIsolation, kubeAPIBurst, kubeAPIQPS"]
     );
-    let done_anyway = format!("{QUIET}makeIPTablesUtilChains: false\n");
-    assert_eq!(warnings(&done_anyway, "--cgroups-per-qos"), Vec::<String>::new());
+    assert_eq!(warnings(QUIET, "--cgroups-per-qos"), Vec::<String>::new());
 }
 
 #[test]
