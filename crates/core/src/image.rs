@@ -5,6 +5,20 @@
 
 pub mod access;
 
+use std::time::Duration;
+
+use crate::time::go_duration;
+
+/// After this long a pull is assumed to hang. Runtimes end pulls without progress within minutes;
+/// this bounds those of a runtime or registry that does not.
+pub const PULL_DEADLINE: Duration = Duration::from_secs(2 * 3600);
+
+/// Error of a pull that exceeded its deadline.
+pub fn pull_deadline_exceeded(image: &str) -> String {
+    let limit = go_duration(PULL_DEADLINE);
+    format!("pull of image {image:?} did not end within {limit} and was cancelled")
+}
+
 /// Invalid image name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageNameError {

@@ -11,6 +11,7 @@
 //! - how long it waits before that: [`plan::sync`], from the back-off in [`attempts`]
 //! - is the sandbox replaced: [`plan::sandbox`]
 //! - in which order and with which grace period it is stopped: [`plan::kill`], [`lifecycle`]
+//! - which pod's start or image pull goes next: [`start_order`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
 
@@ -39,6 +40,7 @@ pub mod qos;
 pub mod quantity;
 pub mod resize;
 pub mod schema;
+pub mod start_order;
 pub mod stats;
 pub mod status;
 pub mod throttle;

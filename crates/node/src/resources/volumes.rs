@@ -38,6 +38,7 @@ use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::qos::ResourceList;
+use podwright_core::start_order::{Rank, StartStep};
 use podwright_core::volume::teardown::{Plugin, Scope};
 use podwright_core::volume::{self, VolumeNeed};
 use podwright_host::clock::Clock;
@@ -47,7 +48,7 @@ use podwright_host::threads;
 
 use crate::resources::objects::{FileRead, Objects};
 use crate::resources::users::Users;
-use crate::worker::start_limiter::{Rank, StartLimiter, StartStep};
+use crate::worker::start_limiter::StartLimiter;
 use orphans::OrphanedDirectories;
 use pod::PodVolumes;
 use volume_type::{

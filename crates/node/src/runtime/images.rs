@@ -1,11 +1,13 @@
 //! Image manager: checks whether an image is present and usable by a pod, and pulls it if not.
 //!
-//! Pulls run in parallel up to a limit. The same image needed by several pods at once is pulled
-//! once. A pull is cancelled when its last waiter is dropped.
+//! Pulls run in parallel up to a limit, in the order of starts
+//! ([`start_order`](podwright_core::start_order)). The same image needed by several pods at once is
+//! pulled once. A pull is cancelled when its last waiter is dropped, or at its deadline.
 
 mod accounts;
 mod credentials;
 mod plugins;
+mod pull_queue;
 mod pulls;
 mod records;
 
@@ -20,12 +22,12 @@ use podwright_core::image;
 use podwright_core::image::access::{self, ImageAccessDecision, Verification};
 use podwright_core::plan;
 use podwright_core::pod::{Container, Pod};
+use podwright_core::start_order::Rank;
 use podwright_core::throttle::Throttle;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
 use podwright_host::threads;
-use tokio::sync::Semaphore;
 
 pub use accounts::ApiAccounts;
 pub use credentials::Secrets;
@@ -36,6 +38,7 @@ use crate::report::events::{Recorder, Severity};
 use crate::telemetry::metrics::Metrics;
 use credentials::{Credentials, Gathered, NodeFiles, pass};
 use plugins::Plugins;
+use pull_queue::PullQueue;
 use pulls::{Pull, Pulls};
 use records::Records;
 
@@ -185,7 +188,7 @@ impl Images {
             pulls: Pulls {
                 runtime: runtime.clone(),
                 clock: clock.clone(),
-                permits: Arc::new(Semaphore::new(settings.parallel.max(1))),
+                queue: PullQueue::new(settings.parallel),
                 throttle: Arc::new(Mutex::new(throttle)),
                 records: records.clone(),
                 in_progress: Mutex::default(),
@@ -227,7 +230,12 @@ impl Images {
     }
 
     /// Starts the pull of a container's image early, while the sandbox is being created.
-    pub fn prefetch(self: &Arc<Self>, pod: &Arc<Pod>, container: &Container) -> Option<Prefetch> {
+    pub fn prefetch(
+        self: &Arc<Self>,
+        pod: &Arc<Pod>,
+        container: &Container,
+        rank: Rank,
+    ) -> Option<Prefetch> {
         let image = image::with_default_tag(&container.image).ok()?;
         let policy = ImageRequest::from(container).policy;
         let (this, pod) = (self.clone(), pod.clone());
@@ -243,7 +251,7 @@ impl Images {
             };
             // Errors of its secrets are reported when the container starts.
             if missing && let Ok(gathered) = this.gather(&pod, &image).await {
-                let pull = this.pulls.join(&image, gathered.credentials);
+                let pull = this.pulls.join(&image, gathered.credentials, rank);
                 *kept.lock() = Some(pull.clone());
                 if let Err(error) = pull.await {
                     tracing::debug!(pod = %pod.name, image, error, "prefetch failed");
@@ -253,12 +261,13 @@ impl Images {
         Some(Prefetch { task: task.abort_handle(), _outcome: outcome })
     }
 
-    /// Makes sure that an image is present, by its pull policy. `held` is the error of the last pull
-    /// while its back-off has not expired.
+    /// Makes sure that an image is present, by its pull policy. `rank` is the order of its pull among
+    /// others; `held` is the error of the last pull while its back-off has not expired.
     pub async fn ensure(
         &self,
         pod: &Pod,
         request: ImageRequest<'_>,
+        rank: Rank,
         held: Option<&str>,
     ) -> Result<PresentImage, ImageUnavailable> {
         let wanted = &**request.image;
@@ -303,7 +312,7 @@ impl Images {
                     let message = plan::image_back_off(wanted, error);
                     Err(ImageUnavailable::new(StartError::ImagePullBackOff, message))
                 }
-                None => self.pull(pod, request, &image).await,
+                None => self.pull(pod, request, &image, rank).await,
             },
         }
     }
@@ -372,6 +381,7 @@ impl Images {
         pod: &Pod,
         request: ImageRequest<'_>,
         image: &str,
+        rank: Rank,
     ) -> Result<PresentImage, ImageUnavailable> {
         let wanted = &**request.image;
         let emit_event =
@@ -391,7 +401,7 @@ impl Images {
             self.events.pod(pod, Severity::Warning, "FailedToRetrieveImagePullSecret", text);
         }
         emit_event(Severity::Normal, "Pulling", format!("Pulling image {wanted:?}"));
-        let pulled = self.pulls.join(image, gathered.credentials).await;
+        let pulled = self.pulls.join(image, gathered.credentials, rank).await;
         let pulled = pulled.inspect_err(|error| failed(error));
         let pulled = pulled.map_err(|error| pull_failure(wanted, error))?;
         let got = self.runtime.image_status(&pulled.image_ref).await;

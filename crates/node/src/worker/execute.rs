@@ -11,6 +11,7 @@ use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, Logs, Plan, Step};
 use podwright_core::pod::{Container, Pod};
+use podwright_core::start_order::{Rank, StartStep};
 use podwright_core::time::Now;
 
 use super::call_tracker::CallTracker;
@@ -22,7 +23,6 @@ use crate::pods::pod_handle::PodHandle;
 use crate::report::events::Severity;
 use crate::runtime::images::Prefetch;
 use crate::runtime::logs;
-use crate::worker::start_limiter::{Rank, StartStep};
 
 /// Delay before a failed step is retried; spread by pod, so that not all pods retry at the same
 /// time.
@@ -94,7 +94,8 @@ impl Execution<'_> {
     fn prefetch(&self, plan: &Plan) -> Vec<Prefetch> {
         let starts = plan.steps.iter().filter_map(Step::start);
         let containers = starts.filter_map(|start| self.pod.container(&start.container));
-        containers.filter_map(|c| self.context.images.prefetch(self.pod, c)).collect()
+        let rank = self.rank(StartStep::PullImage);
+        containers.filter_map(|c| self.context.images.prefetch(self.pod, c, rank)).collect()
     }
 
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
@@ -330,8 +331,9 @@ impl Execution<'_> {
         self.handle.attempts.lock()
     }
 
-    /// Priority of this pod in the start limiter. The permit is acquired before the call is
-    /// tracked: a pod that begins to terminate meanwhile leaves the queue and creates nothing.
+    /// Priority of this pod in the start limiter and among pulls. The permit is acquired before the
+    /// call is tracked: a pod that begins to terminate meanwhile leaves the queue and creates
+    /// nothing.
     pub(super) fn rank(&self, act: StartStep) -> Rank {
         Rank::of(self.pod, act).after_failure(self.attempts().has_failures())
     }

@@ -15,6 +15,7 @@ use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{self, NextAttempt, Start};
 use podwright_core::pod::{Container, Pod};
+use podwright_core::start_order::StartStep;
 use podwright_host::change;
 use podwright_host::files::{Durability, FileError};
 use podwright_host::mounts::Propagation;
@@ -31,7 +32,6 @@ use crate::resources::volumes::SubPathError;
 use crate::runtime::images::{ImageRequest, ImageUnavailable, PresentImage, PullPolicy};
 use crate::runtime::logs::link_name;
 use crate::worker::hooks;
-use crate::worker::start_limiter::StartStep;
 
 /// The sandbox containers are started in.
 #[derive(Clone, Debug, Default)]
@@ -300,7 +300,8 @@ impl Execution<'_> {
         let image = wanted.image;
         let now = self.context.clock.now();
         let held = self.attempts().pull_backoff(image, now).map(|(_, error)| error.to_owned());
-        let present = self.context.images.ensure(self.pod, wanted, held.as_deref()).await;
+        let rank = self.rank(StartStep::PullImage);
+        let present = self.context.images.ensure(self.pod, wanted, rank, held.as_deref()).await;
         let mut attempts = self.attempts();
         match present {
             Ok(present) => {

@@ -11,52 +11,12 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use parking_lot::Mutex;
-use podwright_core::admission::SYSTEM_CRITICAL;
-use podwright_core::pod::Pod;
+use podwright_core::start_order::Rank;
 use tokio::sync::oneshot;
 
 /// After this long a call is assumed to hang and no longer counts.
 const HANG_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The steps of a start, the last one first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StartStep {
-    StartContainer,
-    CreateContainer,
-    RunSandbox,
-    SetUpVolume,
-}
-
-/// Position in the queue: smaller is earlier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rank {
-    ordinary: bool,
-    /// Pods that failed before are started after those that did not: a network that is broken for a
-    /// hundred pods may work for the next one.
-    failed: bool,
-    /// In seconds, so that pods created together are equal.
-    created: Option<Timestamp>,
-    act: StartStep,
-}
-
-impl Rank {
-    pub fn of(pod: &Pod, act: StartStep) -> Self {
-        let priority = pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
-        Self {
-            ordinary: !pod.is_static() && priority < SYSTEM_CRITICAL,
-            failed: false,
-            created: pod.object.metadata.creation_timestamp.as_ref().map(|time| time.0),
-            act,
-        }
-    }
-
-    /// The rank of a pod with failed attempts.
-    pub fn after_failure(self, failed: bool) -> Self {
-        Self { failed, ..self }
-    }
-}
 
 #[derive(Debug)]
 struct Waiter {
@@ -158,18 +118,29 @@ impl StartLimiter {
 
 #[cfg(test)]
 mod tests {
+    use podwright_core::admission::SYSTEM_CRITICAL;
+    use podwright_core::builders::pod;
+    use podwright_core::start_order::StartStep;
+    use serde_json::json;
+
     use super::*;
 
-    fn rank(ordinary: bool, second: i64) -> Rank {
-        let created = Timestamp::from_second(second).ok();
-        Rank { ordinary, failed: false, created, act: StartStep::RunSandbox }
+    fn rank(critical: bool, second: i64) -> Rank {
+        at(critical, second, StartStep::RunSandbox)
+    }
+
+    fn at(critical: bool, second: i64, step: StartStep) -> Rank {
+        let created = jiff::Timestamp::from_second(second).unwrap().to_string();
+        let pod = pod("p").edit(|pod| pod["metadata"]["creationTimestamp"] = json!(created));
+        let priority = if critical { SYSTEM_CRITICAL } else { 0 };
+        Rank::of(&pod.spec("priority", json!(priority)).build(), step)
     }
 
     /// The order in which these get the only permit, all of them waiting for it.
     async fn order(waiting: &[(&'static str, Rank)]) -> Vec<&'static str> {
         let start_limiter = StartLimiter::new(1);
         let order = Arc::new(Mutex::new(Vec::new()));
-        let first = start_limiter.acquire(rank(true, 0)).await;
+        let first = start_limiter.acquire(rank(false, 0)).await;
         let mut tasks = Vec::new();
         for &(name, rank) in waiting {
             let (start_limiter, order) = (start_limiter.clone(), order.clone());
@@ -188,16 +159,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn critical_pods_go_first_and_then_the_oldest() {
         let waiting =
-            [("young", rank(true, 9)), ("old", rank(true, 1)), ("static", rank(false, 10))];
+            [("young", rank(false, 9)), ("old", rank(false, 1)), ("static", rank(true, 10))];
         assert_eq!(order(&waiting).await, ["static", "old", "young"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn pods_that_failed_before_wait_for_those_that_did_not() {
         let waiting = [
-            ("old and failed", rank(true, 1).after_failure(true)),
-            ("young", rank(true, 9)),
-            ("static and failed", rank(false, 10).after_failure(true)),
+            ("old and failed", rank(false, 1).after_failure(true)),
+            ("young", rank(false, 9)),
+            ("static and failed", rank(true, 10).after_failure(true)),
         ];
         let wanted = ["static and failed", "young", "old and failed"];
         assert_eq!(order(&waiting).await, wanted);
@@ -205,7 +176,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn among_pods_of_the_same_age_the_most_advanced_start_goes_first() {
-        let at = |second, act| Rank { act, ..rank(true, second) };
+        let at = |second, step| at(false, second, step);
         let waiting = [
             ("third", at(1, StartStep::RunSandbox)),
             ("younger", at(2, StartStep::StartContainer)),
@@ -224,27 +195,27 @@ mod tests {
             let start_limiter = start_limiter.clone();
             tokio::spawn(async move {
                 start_limiter
-                    .acquire(rank(true, 0))
+                    .acquire(rank(false, 0))
                     .await
                     .during(std::future::pending::<()>())
                     .await;
             });
         }
         tokio::task::yield_now().await;
-        start_limiter.acquire(rank(true, 1)).await.during(async {}).await;
+        start_limiter.acquire(rank(false, 1)).await.during(async {}).await;
         assert!(began.elapsed() <= HANG_TIMEOUT * 5, "ten hung calls with two permits");
     }
 
     #[tokio::test(start_paused = true)]
     async fn dropped_waiter_does_not_keep_a_permit() {
         let start_limiter = StartLimiter::new(1);
-        let held = start_limiter.acquire(rank(true, 0)).await;
+        let held = start_limiter.acquire(rank(false, 0)).await;
         {
-            let gone = start_limiter.acquire(rank(true, 1));
+            let gone = start_limiter.acquire(rank(false, 1));
             tokio::pin!(gone);
             assert!(futures::poll!(&mut gone).is_pending());
         }
         drop(held);
-        start_limiter.acquire(rank(true, 2)).await.during(async {}).await;
+        start_limiter.acquire(rank(false, 2)).await.during(async {}).await;
     }
 }

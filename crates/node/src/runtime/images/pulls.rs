@@ -12,16 +12,18 @@ use futures::future::{BoxFuture, Shared, WeakShared};
 use parking_lot::Mutex;
 use podwright_core::credential::{Credential, Login};
 use podwright_core::image::access::PullCredential;
+use podwright_core::image::{PULL_DEADLINE, pull_deadline_exceeded};
+use podwright_core::start_order::Rank;
 use podwright_core::throttle::Throttle;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
 use podwright_host::files::FileError;
 use podwright_host::threads;
 use podwright_proto::cri::{AuthConfig, ImageSpec};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::credentials::pass;
+use super::pull_queue::{PullPlace, PullQueue, QueuedPull};
 use super::records::Records;
 
 /// A pull with any number of waiters.
@@ -39,28 +41,43 @@ type PullKey = (String, Vec<Credential>);
 pub(super) struct Pulls {
     pub(super) runtime: cri::Client,
     pub(super) clock: Clock,
-    pub(super) permits: Arc<Semaphore>,
+    pub(super) queue: PullQueue,
     pub(super) throttle: Arc<Mutex<Option<Throttle>>>,
     /// `None`: pulls are not recorded.
     pub(super) records: Option<Arc<Records>>,
-    pub(super) in_progress: Mutex<HashMap<PullKey, WeakPull>>,
+    pub(super) in_progress: Mutex<HashMap<PullKey, PullInProgress>>,
 }
 
 /// A pull that is cancelled with its last waiter.
-type WeakPull = WeakShared<BoxFuture<'static, Result<Pulled, String>>>;
+pub(super) struct PullInProgress {
+    pull: WeakShared<BoxFuture<'static, Result<Pulled, String>>>,
+    place: PullPlace,
+}
+
+impl PullInProgress {
+    fn upgrade(&self) -> Option<Pull> {
+        self.pull.upgrade()
+    }
+}
 
 impl Pulls {
-    /// Joins the pull of this image with these credentials, or starts it.
-    pub(super) fn join(&self, image: &str, credentials: Vec<Credential>) -> Pull {
+    /// Joins the pull of this image with these credentials, or starts it. It has the best rank of
+    /// all that joined.
+    pub(super) fn join(&self, image: &str, credentials: Vec<Credential>, rank: Rank) -> Pull {
         let mut in_progress = self.in_progress.lock();
         in_progress.retain(|_, pull| pull.upgrade().is_some());
         let key = (image.to_owned(), credentials);
-        if let Some(pull) = in_progress.get(&key).and_then(WeakShared::upgrade) {
+        if let Some(known) = in_progress.get(&key)
+            && let Some(pull) = known.upgrade()
+        {
+            known.place.raise(rank);
             return pull;
         }
-        let pull = self.begin(key.0.clone(), key.1.clone());
-        if let Some(weak) = pull.downgrade() {
-            in_progress.insert(key, weak);
+        let queued = self.queue.enter(rank);
+        let place = queued.place();
+        let pull = self.begin(key.0.clone(), key.1.clone(), queued);
+        if let Some(pull) = pull.downgrade() {
+            in_progress.insert(key, PullInProgress { pull, place });
         }
         pull
     }
@@ -68,7 +85,7 @@ impl Pulls {
     /// The pull of this image with these credentials, if it is in progress or its result is kept.
     pub(super) fn find(&self, image: &str, credentials: &[Credential]) -> Option<Pull> {
         let key = (image.to_owned(), credentials.to_vec());
-        self.in_progress.lock().get(&key).and_then(WeakShared::upgrade)
+        self.in_progress.lock().get(&key).and_then(PullInProgress::upgrade)
     }
 
     /// Whether this image is being pulled, with any credentials.
@@ -77,13 +94,12 @@ impl Pulls {
         in_progress.iter().any(|((other, _), pull)| other == image && pull.upgrade().is_some())
     }
 
-    fn begin(&self, image: String, credentials: Vec<Credential>) -> Pull {
-        let (runtime, clock, permits) =
-            (self.runtime.clone(), self.clock.clone(), self.permits.clone());
+    fn begin(&self, image: String, credentials: Vec<Credential>, queued: QueuedPull) -> Pull {
+        let (runtime, clock) = (self.runtime.clone(), self.clock.clone());
         let (throttle, records) = (self.throttle.clone(), self.records.clone());
         let pull = async move {
             let requested = Instant::now();
-            let _permit = permits.acquire_owned().await.map_err(|closed| closed.to_string())?;
+            let _permit = queued.admitted().await;
             let began = Instant::now();
             let begin = |records| threads::in_place(|| IntentGuard::begin(records, image.clone()));
             let intent = records.clone().map(begin);
@@ -91,7 +107,11 @@ impl Pulls {
                 format!("Failed to record image pull intent for container image {image:?}: {error}")
             })?;
             let may = || throttle.lock().as_mut().is_none_or(|t| t.take(clock.now().mono));
-            let pulled = try_each(&runtime, &image, &credentials, may).await;
+            // Dropping the calls cancels them in the runtime.
+            let calls = try_each(&runtime, &image, &credentials, may);
+            let pulled = tokio::time::timeout(PULL_DEADLINE, calls)
+                .await
+                .unwrap_or_else(|_| Err(pull_deadline_exceeded(&image)));
             // Writes to the disk, and waits for concurrent writes.
             threads::in_place(|| {
                 if let (Some(intent), Ok((image_ref, with))) = (&mut intent, &pulled) {

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1;
 use podwright_core::builders::pod;
 use podwright_core::config::Lookup;
 use podwright_core::credential::{ObjectId, ServiceAccountView, providers};
+use podwright_core::start_order::StartStep;
 use podwright_cri::fake::{
     About, Code, Fake, FakeImage, FakeOptions, Fault, Pull as Offer, Rpc, Rule,
 };
@@ -105,6 +106,10 @@ fn wanting(name: &str, policy: &str, secrets: &[&str]) -> Arc<Pod> {
     Arc::new(pod.edit(|pod| pod["spec"]["imagePullSecrets"] = json!(secrets)).build())
 }
 
+fn rank(pod: &Pod) -> Rank {
+    Rank::of(pod, StartStep::PullImage)
+}
+
 impl Scene {
     /// For tests that cannot pause time.
     fn at_once(self) -> Self {
@@ -114,7 +119,7 @@ impl Scene {
     }
 
     async fn ensure(&self, pod: &Pod) -> Result<PresentImage, ImageUnavailable> {
-        self.images.ensure(pod, (&pod.containers[0]).into(), None).await
+        self.images.ensure(pod, (&pod.containers[0]).into(), rank(pod), None).await
     }
 
     fn event_texts(&mut self) -> Vec<(std::borrow::Cow<'static, str>, String)> {
@@ -292,7 +297,7 @@ async fn pods_with_the_same_credentials_share_a_pull_and_others_do_not() {
 async fn prefetched_image_is_not_pulled_again_for_its_container() {
     let scene = scene(world(&[("mine", "me", "secret")]), ImageSettings::default());
     let pod = wanting("a", "Always", &["mine"]);
-    let prefetch = scene.images.prefetch(&pod, &pod.containers[0]);
+    let prefetch = scene.images.prefetch(&pod, &pod.containers[0], rank(&pod));
     tokio::time::sleep(Duration::from_secs(5)).await;
     scene.ensure(&pod).await.unwrap();
     assert_eq!(scene.fake.count(Rpc::PullImage), 1);
@@ -305,7 +310,7 @@ async fn prefetched_image_is_not_pulled_again_for_its_container() {
 async fn prefetched_image_is_reported_as_pulled() {
     let mut scene = scene(world(&[("mine", "me", "secret")]), ImageSettings::default());
     let pod = wanting("a", "IfNotPresent", &["mine"]);
-    let prefetch = scene.images.prefetch(&pod, &pod.containers[0]);
+    let prefetch = scene.images.prefetch(&pod, &pod.containers[0], rank(&pod));
     tokio::time::sleep(Duration::from_secs(5)).await;
     scene.ensure(&pod).await.unwrap();
     drop(prefetch);
@@ -471,10 +476,89 @@ async fn pull_back_off_affects_only_pods_that_would_pull() {
     let pod = wanting("web", "IfNotPresent", &["mine"]);
     let held = Some("ErrImagePull: gone");
     let wanted = ImageRequest::from(&pod.containers[0]);
-    let refused = scene.images.ensure(&pod, wanted, held).await.unwrap_err();
+    let refused = scene.images.ensure(&pod, wanted, rank(&pod), held).await.unwrap_err();
     assert_eq!(refused.reason, StartError::ImagePullBackOff);
     assert_eq!(refused.message, format!("Back-off pulling image {IMAGE:?}: ErrImagePull: gone"));
     assert!(scene.event_texts().is_empty(), "nothing was pulled");
     scene.ensure(&pod).await.unwrap();
-    scene.images.ensure(&pod, wanted, Some("gone")).await.unwrap();
+    scene.images.ensure(&pod, wanted, rank(&pod), Some("gone")).await.unwrap();
+}
+
+/// A pod with this priority whose image has this name. Its pull stalls or takes a second.
+fn pulling(scene: &Scene, name: &str, priority: i32, stalls: bool) -> Arc<Pod> {
+    let image = format!("registry.io/{name}:1");
+    let offer = if stalls { Offer::stalls() } else { Offer::takes(Duration::from_secs(1)) };
+    scene.fake.images().offer(FakeImage::new(image.as_str()), offer);
+    let pod = pod(name).container_with("app", json!({ "image": image }));
+    Arc::new(pod.spec("priority", json!(priority)).build())
+}
+
+fn begin(
+    scene: &Scene,
+    pod: &Arc<Pod>,
+) -> tokio::task::JoinHandle<Result<PresentImage, ImageUnavailable>> {
+    let (images, pod) = (scene.images.clone(), pod.clone());
+    tokio::spawn(
+        async move { images.ensure(&pod, (&pod.containers[0]).into(), rank(&pod), None).await },
+    )
+}
+
+/// The images in the order of their PullImage calls.
+fn pulled(scene: &Scene) -> Vec<String> {
+    let calls = scene.fake.calls().into_iter().filter(|call| call.rpc == Rpc::PullImage);
+    calls.filter_map(|call| call.about.image).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn hung_pulls_delay_critical_pods_for_a_minute_and_others_until_the_deadline() {
+    let scene = scene(World::default(), ImageSettings::default());
+    let hung: Vec<_> = (0..5).map(|n| pulling(&scene, &format!("hung{n}"), 0, true)).collect();
+    let hung: Vec<_> = hung.iter().map(|pod| begin(&scene, pod)).collect();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let began = tokio::time::Instant::now();
+    let ordinary = begin(&scene, &pulling(&scene, "ordinary", 0, false));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let critical = begin(&scene, &pulling(&scene, "critical", 2_000_000_000, false));
+    critical.await.unwrap().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(70), "{:?}", began.elapsed());
+    assert!(!ordinary.is_finished());
+    ordinary.await.unwrap().unwrap();
+    let waited = began.elapsed();
+    assert!(waited < image::PULL_DEADLINE + Duration::from_secs(10), "{waited:?}");
+    for (n, hung) in hung.into_iter().enumerate() {
+        let absent = hung.await.unwrap().unwrap_err();
+        let message = format!(
+            "pull of image \"registry.io/hung{n}:1\" did not end within 120m0s and was cancelled"
+        );
+        assert_eq!((absent.reason, absent.message), (StartError::ErrImagePull, message));
+    }
+    assert!(scene.fake.images().pulls().is_empty(), "cancelled in the runtime, too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_pulls_go_by_rank_and_a_shared_pull_has_the_best_rank() {
+    let scene = scene(World::default(), ImageSettings::default());
+    let busy: Vec<_> = (0..5).map(|n| pulling(&scene, &format!("busy{n}"), 0, false)).collect();
+    let busy: Vec<_> = busy.iter().map(|pod| begin(&scene, pod)).collect();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let mut waiting = Vec::new();
+    let ordinary: Vec<_> = (0..5).map(|n| pulling(&scene, &format!("o{n}"), 0, false)).collect();
+    for pod in &ordinary {
+        waiting.push(begin(&scene, pod));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let critical = 2_000_000_000;
+    waiting.push(begin(&scene, &pulling(&scene, "critical", critical, false)));
+    // A critical pod needs the image of the last ordinary one as well.
+    let last = ordinary[4].containers[0].image.to_string();
+    let joins = pod("joins").container_with("app", json!({ "image": last }));
+    waiting.push(begin(&scene, &Arc::new(joins.spec("priority", json!(critical)).build())));
+    for task in busy.into_iter().chain(waiting) {
+        task.await.unwrap().unwrap();
+    }
+    let order = pulled(&scene);
+    let mut next: Vec<_> = order[5..7].to_vec();
+    next.sort();
+    assert_eq!(next, ["registry.io/critical:1", "registry.io/o4:1"], "{order:?}");
+    assert_eq!(order.len(), 11, "one pull of each image");
 }
