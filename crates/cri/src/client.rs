@@ -574,7 +574,8 @@ impl Client {
         Ok(reply.images.into_iter().map(image_from).collect())
     }
 
-    /// Pulls with one set of credentials. Has no deadline; dropping the future cancels the pull.
+    /// Pulls with one set of credentials. Has no deadline of its own; dropping the future cancels
+    /// the pull.
     pub async fn pull_image(
         &self,
         image: cri::ImageSpec,

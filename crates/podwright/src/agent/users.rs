@@ -1,19 +1,116 @@
 //! User id range for pods with user namespaces.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
 use podwright_core::users::{self, UserRange};
+use podwright_node::resources::packet_filter::PROGRAM_DIRECTORIES;
 
 use crate::config::kubelet::KubeletConfiguration;
 
-/// The range that `getsubids` reports for `kubelet`, otherwise the range above the host's users.
-pub(super) fn range(configuration: &KubeletConfiguration, max_pods: usize) -> UserRange {
+/// The user whose subordinate ids are for pods.
+const USER: &str = "kubelet";
+
+/// The range that `getsubids` reports for `kubelet`; the range above the host's users if there is
+/// no such user or no such program. If there are both, an answer that cannot be used is an error:
+/// another range could contain ids that belong to other users.
+pub(super) fn range(
+    configuration: &KubeletConfiguration,
+    max_pods: usize,
+) -> anyhow::Result<UserRange> {
     let wanted = configuration.user_namespaces.as_ref().and_then(|users| users.ids_per_pod);
     let ids_per_pod = wanted.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(users::BLOCK);
-    let ranges = |arguments: &[&str]| {
-        let ran = std::process::Command::new("getsubids").args(arguments).output().ok()?;
-        let printed = String::from_utf8(ran.stdout).ok()?;
-        ran.status.success().then(|| UserRange::from_subids(&printed, ids_per_pod))?
+    let user = nix::unistd::User::from_name(USER)
+        .with_context(|| format!("user namespaces: look up the user {USER} failed"))?;
+    let program = user.and_then(|_| find(&PROGRAM_DIRECTORIES.map(PathBuf::from)));
+    match program {
+        Some(program) => reserved(&program, ids_per_pod),
+        None => Ok(UserRange::for_pods(u32::try_from(max_pods).unwrap_or(u32::MAX), ids_per_pod)),
+    }
+}
+
+fn find(directories: &[PathBuf]) -> Option<PathBuf> {
+    directories.iter().map(|directory| directory.join("getsubids")).find(|path| path.is_file())
+}
+
+/// The range of subordinate ids, the same for users and groups.
+fn reserved(program: &Path, ids_per_pod: u32) -> anyhow::Result<UserRange> {
+    let print = |arguments: &[&str]| {
+        let call = format!("{} {}", program.display(), arguments.join(" "));
+        let output = Command::new(program).args(arguments).output();
+        let output = output.with_context(|| format!("user namespaces: run {call} failed"))?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "user namespaces: {call} failed: {}. Fix: reserve ids for the user {USER} in \
+             /etc/subuid and /etc/subgid, or remove the user",
+            error.trim()
+        );
+        String::from_utf8(output.stdout).with_context(|| format!("user namespaces: read {call}"))
     };
-    let (uids, gids) = (ranges(&["kubelet"]), ranges(&["-g", "kubelet"]));
-    let most = u32::try_from(max_pods).unwrap_or(u32::MAX);
-    uids.filter(|_| uids == gids).unwrap_or_else(|| UserRange::for_pods(most, ids_per_pod))
+    let (uids, gids) = (print(&[USER])?, print(&["-g", USER])?);
+    ensure!(
+        uids == gids,
+        "user namespaces: subordinate users {:?} and groups {:?} of {USER} differ. Fix: reserve the \
+         same ids in /etc/subuid and /etc/subgid",
+        uids.trim(),
+        gids.trim()
+    );
+    UserRange::from_subids(&uids, ids_per_pod).with_context(|| {
+        format!(
+            "user namespaces: subordinate ids {:?} of {USER} cannot be used. Fix: reserve one range \
+             that begins at a multiple of {} and has at least {ids_per_pod} ids",
+            uids.trim(),
+            users::BLOCK
+        )
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// `reserved` with a program that runs this script.
+    fn with(script: &str) -> Result<UserRange, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("getsubids");
+        // Written by another process: a child that a concurrent test forks could inherit the open
+        // file, and a file that is open for writing cannot be executed.
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$2\" && chmod 755 \"$2\"";
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", write, "sh", script]).arg(&program);
+        assert!(shell.status().unwrap().success());
+        assert_eq!(
+            find(&[directory.path().join("absent"), directory.path().into()]),
+            Some(program.clone())
+        );
+        reserved(&program, users::BLOCK).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn range_is_the_one_that_the_administrator_reserved() {
+        let range = with("echo '0: kubelet 131072 7208960'").unwrap();
+        assert_eq!((range.first, range.blocks), (131_072, 110));
+    }
+
+    #[test]
+    fn answer_that_cannot_be_used_is_an_error_and_not_the_default_range() {
+        for (script, error) in [
+            (
+                "echo 'Error fetching ranges' >&2; exit 1",
+                "failed: Error fetching ranges. Fix: reserve",
+            ),
+            ("echo \"0: kubelet 65536 655360$#\"", "differ"),
+            ("echo '0: kubelet 65536 10'", "cannot be used"),
+            ("echo '0: kubelet 70000 655360'", "cannot be used"),
+            ("printf '0: kubelet 65536 65536\\n1: kubelet 655360 65536\\n'", "cannot be used"),
+            ("true", "cannot be used"),
+            ("printf '\\377'", "user namespaces: read"),
+        ] {
+            let found = with(script).unwrap_err();
+            assert!(found.contains(error), "{script}: {found}");
+        }
+    }
 }
