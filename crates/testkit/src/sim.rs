@@ -171,8 +171,8 @@ impl Sim {
     /// Starts the agent on the state that the previous one left.
     pub async fn start(&mut self) {
         assert!(self.agent.is_none(), "the agent is already running");
-        guard::leave();
         let end = CancellationToken::new();
+        Self::guard_changes(end.clone());
         let runtime = self.fake.client_until(Timeouts { call: CALL }, end.clone());
         let version = loop {
             match runtime.version().await {
@@ -207,7 +207,14 @@ impl Sim {
         self.agent = Some(Agent { node: node.expect("a node"), end });
     }
 
-    /// Kills the agent; everything else goes on.
+    /// The agent changes files, mounts and cgroups until its end, and not afterwards. Its clients of
+    /// the runtime and the API end with it as well.
+    fn guard_changes(end: CancellationToken) {
+        guard::post(move || !end.is_cancelled());
+    }
+
+    /// Kills the agent; everything else goes on. A killed process runs no destructors: from
+    /// now on those of its tasks can change nothing ([`Self::guard_changes`]).
     pub async fn crash(&mut self) {
         let Some(agent) = self.agent.take() else { return };
         agent.end.cancel();
@@ -247,7 +254,10 @@ impl Sim {
     /// Removes a crash point that was not reached.
     pub fn untrip(&self) {
         self.api.arm(None);
-        guard::leave();
+        match &self.agent {
+            Some(agent) => Self::guard_changes(agent.end.clone()),
+            None => guard::leave(),
+        }
     }
 
     fn config(&self) -> Config {

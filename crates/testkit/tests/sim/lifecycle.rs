@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use podwright_core::pod::Phase;
-use podwright_testkit::sim::test_pod::{APP, INIT, JOB, test_pod};
+use podwright_cri::fake::{Code, ExecReply, Fault, Rpc, Rule, Script};
+use podwright_testkit::sim::test_pod::{APP, INIT, JOB, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 
 use crate::{message, s, write_message};
@@ -60,6 +61,84 @@ fn finished_pod_keeps_termination_message_across_restart() {
         sim.start().await;
         sim.pass(s(5)).await;
         assert_eq!(invariants::leftovers(&sim, &[]), [""; 0]);
+        assert_eq!(invariants::violations(&sim), [""; 0]);
+    });
+}
+
+/// Containers of `web` in the order of their StopContainer calls, each with its grace period and
+/// the time since `began`, in seconds.
+fn stops(sim: &Sim, began: Duration) -> Vec<(String, i64, u64)> {
+    let calls = sim.fake.calls();
+    let stops = calls.iter().filter(|call| call.rpc == Rpc::StopContainer);
+    let stop = |call: &podwright_cri::fake::Call| {
+        Some((call.about.container.clone()?, call.grace?, (call.at - began).as_secs()))
+    };
+    stops.filter_map(stop).collect()
+}
+
+#[test]
+fn sidecars_stop_last_in_reverse_order() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let hook = ExecReply::exits(0).taking(s(3));
+        sim.fake.script(APP, Script::forever().exec(&["hook"], hook));
+        let pod = test_pod("web").sidecar("one", APP).sidecar("two", APP).container("app", APP);
+        let pod = pod.edit(|pod| {
+            pod["spec"]["containers"][0]["lifecycle"] =
+                serde_json::json!({ "preStop": { "exec": { "command": ["hook"] } } });
+        });
+        sim.create(&pod).await;
+        sim.until_ready("web").await;
+        let began = sim.age();
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        let stops = stops(&sim, began);
+        let order: Vec<&str> = stops.iter().map(|(name, ..)| name.as_str()).collect();
+        assert_eq!(order, ["app", "two", "one"], "{}", sim.history());
+        // The hook and the wait for other containers are part of the grace period of ten seconds.
+        assert!(stops.iter().all(|(_, grace, at)| (3..6).contains(at) && *grace <= 7), "{stops:?}");
+        assert_eq!(invariants::violations(&sim), [""; 0]);
+    });
+}
+
+#[test]
+fn sidecar_waits_no_longer_than_its_grace_period() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        let hook = ExecReply::exits(0).taking(s(4));
+        sim.fake.script(APP, Script::forever().exec(&["hook"], hook));
+        let pod = test_pod("web").sidecar("side", APP).container("app", STUBBORN).edit(|pod| {
+            pod["spec"]["initContainers"][0]["lifecycle"] =
+                serde_json::json!({ "preStop": { "exec": { "command": ["hook"] } } });
+        });
+        sim.create(&pod).await;
+        sim.until_ready("web").await;
+        // The stop of the regular container gets no response before the sidecar's time is over.
+        sim.fake.fail(Rule::on(Rpc::StopContainer, Fault::Delay(s(9))).first(1));
+        let began = sim.age();
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        let stops = stops(&sim, began);
+        let side = stops.iter().find(|(name, ..)| name == "side").expect("a stop");
+        assert!((9..12).contains(&side.2), "{stops:?}\n{}", sim.history());
+    });
+}
+
+#[test]
+fn sidecar_is_not_stopped_when_the_stop_of_a_regular_container_failed() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.create(&test_pod("web").sidecar("side", APP).container("app", APP)).await;
+        sim.until_ready("web").await;
+        let fault = Fault::Error(Code::Unknown, "a fault of the simulation".into());
+        sim.fake.fail(Rule::on(Rpc::StopContainer, fault).first(1));
+        let began = sim.age();
+        sim.delete("web", None).await;
+        sim.until("a stop failed", s(30), |sim| sim.fake.count(Rpc::StopContainer) > 0).await;
+        sim.pass(s(5)).await;
+        let early = stops(&sim, began);
+        assert!(early.iter().all(|(name, ..)| name == "app"), "{early:?}\n{}", sim.history());
+        sim.until_gone("web").await;
         assert_eq!(invariants::violations(&sim), [""; 0]);
     });
 }
