@@ -27,13 +27,21 @@ impl Family {
 /// A chain or a rule of the node. It is only ever added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    Chain { table: &'static str, chain: &'static str },
-    Rule { table: &'static str, chain: &'static str, place: Place, rule: &'static [&'static str] },
+    Chain {
+        table: &'static str,
+        chain: &'static str,
+    },
+    Rule {
+        table: &'static str,
+        chain: &'static str,
+        position: Position,
+        rule: &'static [&'static str],
+    },
 }
 
 /// Where a rule is added to its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Position {
     First,
     Last,
 }
@@ -78,12 +86,13 @@ pub fn parts(family: Family) -> Vec<Part> {
     let mut parts = vec![Part::Chain { table: "mangle", chain: HINT }];
     match family {
         Family::V4 => {
-            let rule = |chain, place, rule| Part::Rule { table: "filter", chain, place, rule };
+            let rule =
+                |chain, position, rule| Part::Rule { table: "filter", chain, position, rule };
             parts.push(Part::Chain { table: "filter", chain: FIREWALL });
             // The chain is filled before packets enter it.
-            parts.push(rule(FIREWALL, Place::Last, DROP_MARTIANS));
-            parts.push(rule("OUTPUT", Place::First, TO_FIREWALL));
-            parts.push(rule("INPUT", Place::First, TO_FIREWALL));
+            parts.push(rule(FIREWALL, Position::Last, DROP_MARTIANS));
+            parts.push(rule("OUTPUT", Position::First, TO_FIREWALL));
+            parts.push(rule("INPUT", Position::First, TO_FIREWALL));
         }
         // The kernel never routes packets from other machines to ::1.
         Family::V6 => {}
@@ -105,10 +114,10 @@ impl Part {
     pub fn add(&self) -> Vec<&'static str> {
         match self {
             Self::Chain { table, chain } => call(table, &["-N", chain], &[]),
-            Self::Rule { table, chain, place, rule } => {
-                let command = match place {
-                    Place::First => "-I",
-                    Place::Last => "-A",
+            Self::Rule { table, chain, position, rule } => {
+                let command = match position {
+                    Position::First => "-I",
+                    Position::Last => "-A",
                 };
                 call(table, &[command, chain], rule)
             }

@@ -241,7 +241,7 @@ async fn start(
         crash_backoff: crash_backoff(configuration),
         resync: resync(configuration),
         images: images::settings(settings)?,
-        user_range: users::range(configuration, max_pods)?,
+        user_range: users::range(configuration, max_pods).await?,
         gc: clean_up::settings(settings),
         log_rotation: clean_up::log_rotation(configuration)?,
         parallel_starts: usize::try_from(capacity.cpus).unwrap_or(1) * 2,
