@@ -131,6 +131,11 @@ impl Client {
         }
     }
 
+    /// The connection, for calls that this client does not offer.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     /// Uses another endpoint for the image service.
     pub fn with_images_at(mut self, endpoint: &Endpoint) -> Self {
         let images = Self::new(endpoint, self.timeouts).images;

@@ -8,8 +8,6 @@ pub mod client;
 pub mod convert;
 pub mod endpoint;
 pub mod error;
-#[cfg(any(test, feature = "fake"))]
-pub mod fake;
 pub mod hints;
 mod leftovers;
 #[cfg(test)]

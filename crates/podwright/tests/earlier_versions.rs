@@ -19,7 +19,7 @@ use podwright_core::ids::PodUid;
 use podwright_core::plan::{self, Case};
 use podwright_core::pod::{Source, manifest};
 use podwright_core::users::{BLOCK, UserRange};
-use podwright_cri::fake::{Features, Rpc};
+use podwright_fake_runtime::{Features, Rpc};
 use podwright_host::files::Root;
 use podwright_host::process::ProcessIdentity;
 use podwright_node::resources::users::Users;

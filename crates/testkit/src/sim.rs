@@ -1,7 +1,7 @@
 //! Simulator: the whole node on an in-memory runtime and API server, with virtual time.
 //!
 //! The agent is the one that ships, from its sources to its runtime client. Around it are the fake
-//! runtime ([`podwright_cri::fake`]), the real embedded API server, a directory, and tokio's paused
+//! runtime ([`podwright_fake_runtime`]), the real embedded API server, a directory, and tokio's paused
 //! time: an hour passes as soon as no task can make progress. One seed drives everything random, so
 //! a failed run can be repeated.
 //!
@@ -53,7 +53,7 @@ use podwright_core::node_status::{self, MachineResources};
 use podwright_core::qos::ResourceList;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
-use podwright_cri::fake::{Fake, FakeOptions, Features};
+use podwright_fake_runtime::{Fake, FakeOptions, Features};
 use podwright_host::change::guard;
 use podwright_host::clock::Clock;
 use podwright_node::client::request_timeout::with_request_timeout;

@@ -34,12 +34,14 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // From here on: members that never ship.
+    ("podwright-fake-runtime", &["podwright-core", "podwright-proto", "podwright-cri"]),
     (
         "podwright-testkit",
         &[
             "podwright-core",
             "podwright-proto",
             "podwright-cri",
+            "podwright-fake-runtime",
             "podwright-host",
             "podwright-node",
             "podwright-apiserver",
@@ -51,6 +53,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "podwright-core",
             "podwright-proto",
             "podwright-cri",
+            "podwright-fake-runtime",
             "podwright-host",
             "podwright-apiserver",
             "podwright-pause",
@@ -183,6 +186,7 @@ mod tests {
             ("podwright-apiserver", "podwright-cri"),
             ("podwright-apiserver", "podwright-host"),
             ("podwright", "podwright-testkit"),
+            ("podwright-node", "podwright-fake-runtime"),
         ] {
             let faults = layers(&[member(from, &[(to, false)])]).faults;
             assert_eq!(faults, [format!("{from} must not depend on {to}")]);

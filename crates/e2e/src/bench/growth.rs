@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
-use podwright_cri::fake::{Fake, FakeOptions, wall_from};
+use podwright_fake_runtime::{Fake, FakeOptions, wall_from};
 use serde::Serialize;
 use serde_json::json;
 use tokio::net::UnixListener;

@@ -458,7 +458,7 @@ fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
 #[allow(clippy::panic, clippy::unwrap_used)]
 mod tests {
     use podwright_core::builders;
-    use podwright_cri::fake::{Fake, FakeOptions, Fault, Rpc, Rule};
+    use podwright_fake_runtime::{Fake, FakeOptions, Fault, Rpc, Rule};
 
     use super::*;
 

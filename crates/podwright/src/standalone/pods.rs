@@ -160,7 +160,7 @@ async fn sandboxes(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use podwright_cri::Timeouts;
-    use podwright_cri::fake::{Code, Fake, FakeOptions, Fault, Rpc, Rule};
+    use podwright_fake_runtime::{Code, Fake, FakeOptions, Fault, Rpc, Rule};
 
     use super::*;
 

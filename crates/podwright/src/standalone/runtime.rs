@@ -154,7 +154,7 @@ fn cgroup_in(text: &str) -> Option<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use podwright_cri::fake::{Fake, FakeOptions};
+    use podwright_fake_runtime::{Fake, FakeOptions};
     use podwright_proto::cri;
 
     use super::*;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use podwright_core::pod::Phase;
-use podwright_cri::fake::{ContainerState, EventFault, Fault, Features, Rpc, Rule};
+use podwright_fake_runtime::{ContainerState, EventFault, Fault, Features, Rpc, Rule};
 use serde_json::json;
 
 use super::api::{ApiFault, ApiRule, Verb};
@@ -381,10 +381,10 @@ impl Chaos {
 
     fn runtime_fault(&mut self) -> Fault {
         let code = *self.random.of(&[
-            podwright_cri::fake::Code::Unknown,
-            podwright_cri::fake::Code::Unavailable,
-            podwright_cri::fake::Code::DeadlineExceeded,
-            podwright_cri::fake::Code::ResourceExhausted,
+            podwright_fake_runtime::Code::Unknown,
+            podwright_fake_runtime::Code::Unavailable,
+            podwright_fake_runtime::Code::DeadlineExceeded,
+            podwright_fake_runtime::Code::ResourceExhausted,
         ]);
         let wait = Duration::from_millis(self.random.below(15_000));
         match self.random.below(9) {
@@ -544,7 +544,7 @@ impl Chaos {
         }
         let phase = record::phase(&pod);
         let snapshot = self.sim.fake.snapshot();
-        let mine = |pod: &podwright_cri::fake::PodRef| {
+        let mine = |pod: &podwright_fake_runtime::PodRef| {
             pod.is(name) && requested.uid.as_ref().is_none_or(|uid| pod.uid.as_str() == uid)
         };
         let running: Vec<&str> = snapshot

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use podwright_cri::fake::{Fake, Fault, Rpc, Rule};
+use podwright_fake_runtime::{Fake, Fault, Rpc, Rule};
 use podwright_host::change::guard;
 use tokio_util::sync::CancellationToken;
 

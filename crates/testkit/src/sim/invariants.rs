@@ -11,7 +11,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use podwright_cri::fake::{ContainerState, Rpc};
+use podwright_fake_runtime::{ContainerState, Rpc};
 
 use super::Sim;
 use super::record::{self, RecordedPod};

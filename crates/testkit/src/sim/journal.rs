@@ -39,7 +39,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use podwright_cri::fake::{CallObserver, CallProgress, ObservedCall, Outcome, Rpc};
+use podwright_fake_runtime::{CallObserver, CallProgress, ObservedCall, Outcome, Rpc};
 use podwright_proto::FILE_DESCRIPTOR_SET;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 use serde_json::Value;

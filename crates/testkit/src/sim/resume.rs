@@ -13,7 +13,7 @@ use podwright_apiserver::store::{Change, Key, Precondition, WriteOp};
 use podwright_apiserver::{Limits, Store};
 use podwright_core::ids::SandboxId;
 use podwright_core::labels;
-use podwright_cri::fake::{ContainerState, FakeImage, Script};
+use podwright_fake_runtime::{ContainerState, FakeImage, Script};
 use podwright_host::clock::Clock;
 use podwright_proto::cri;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use podwright_cri::fake::{Fake, Pull, Script};
+use podwright_fake_runtime::{Fake, Pull, Script};
 use serde_json::{Value, json};
 
 pub const NODE: &str = "node-a";

@@ -2,7 +2,7 @@
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
-use podwright_cri::fake::Rpc;
+use podwright_fake_runtime::Rpc;
 use podwright_testkit::sim::test_pod::{APP, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;

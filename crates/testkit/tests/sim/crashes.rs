@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1;
-use podwright_cri::fake::{Fault, Rpc};
+use podwright_fake_runtime::{Fault, Rpc};
 use podwright_testkit::sim::crash_point::{Counted, Moment};
 use podwright_testkit::sim::test_pod::{APP, INIT, JOB, NODE, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
-use podwright_cri::fake::{Call, Code, ExecReply, Fault, Features, Pull, Rpc, Rule, Script};
+use podwright_fake_runtime::{Call, Code, ExecReply, Fault, Features, Pull, Rpc, Rule, Script};
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::test_pod::{APP, APP_2, INIT, NODE, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};

@@ -10,7 +10,7 @@ use http::Method;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::ListParams;
-use podwright_cri::fake::{Code, Condition, ExecReply, Fault, Features, Rpc, Rule, Script};
+use podwright_fake_runtime::{Code, Condition, ExecReply, Fault, Features, Rpc, Rule, Script};
 use podwright_testkit::sim::test_pod::{APP, APP_2, FAILS, INIT, JOB, REMOTE, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};
 use podwright_testkit::snapshot;

@@ -3,7 +3,7 @@
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Api;
 use kube::api::PostParams;
-use podwright_cri::fake::{Features, Rpc};
+use podwright_fake_runtime::{Features, Rpc};
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::test_pod::{APP, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use podwright_cri::fake::{ExecReply, Rpc, Script};
+use podwright_fake_runtime::{ExecReply, Rpc, Script};
 use podwright_testkit::sim::test_pod::{APP, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, record};
 use serde_json::{Value, json};

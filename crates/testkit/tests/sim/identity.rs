@@ -1,6 +1,6 @@
 //! Pods that share a name or a UID, and API objects that are not what they were.
 
-use podwright_cri::fake::Rpc;
+use podwright_fake_runtime::Rpc;
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::test_pod::{APP, APP_2, INIT, NODE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};

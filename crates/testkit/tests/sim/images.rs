@@ -1,6 +1,6 @@
 //! Images: a container's user follows from the runtime's image status.
 
-use podwright_cri::fake::{Code, FakeImage, Fault, Pull, Rpc, Rule};
+use podwright_fake_runtime::{Code, FakeImage, Fault, Pull, Rpc, Rule};
 use podwright_testkit::sim::test_pod::test_pod;
 use podwright_testkit::sim::{self, Options, Sim, record};
 
@@ -22,7 +22,7 @@ fn container_waits_while_its_pulled_image_cannot_be_inspected_then_runs_as_the_i
         sim.fake.images().offer(FakeImage::new(IMAGE).user(1000), Pull::takes(s(1)));
         // After a pull the image is inspected by its id.
         let fault = Fault::Error(Code::Internal, "snapshotter is busy".into());
-        let after_pull = |about: &podwright_cri::fake::About| {
+        let after_pull = |about: &podwright_fake_runtime::About| {
             about.image.as_deref().is_some_and(|image| image.starts_with("sha256:"))
         };
         sim.fake.fail(Rule::on(Rpc::ImageStatus, fault).only(after_pull).first(1));
@@ -47,7 +47,7 @@ fn image_that_can_never_be_inspected_after_its_pull_is_pulled_less_and_less_ofte
         let sim = Sim::started(Options::default()).await;
         sim.fake.images().offer(FakeImage::new(IMAGE).user(1000), Pull::takes(s(1)));
         let fault = Fault::Error(Code::Internal, "snapshotter is broken".into());
-        let after_pull = |about: &podwright_cri::fake::About| {
+        let after_pull = |about: &podwright_fake_runtime::About| {
             about.image.as_deref().is_some_and(|image| image.starts_with("sha256:"))
         };
         sim.fake.fail(Rule::on(Rpc::ImageStatus, fault).only(after_pull));

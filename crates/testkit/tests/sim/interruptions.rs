@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use podwright_cri::fake::{Code, ExecReply, Fault, Rpc, Rule, Script};
+use podwright_fake_runtime::{Code, ExecReply, Fault, Rpc, Rule, Script};
 use podwright_testkit::sim::test_pod::{APP, APP_2, INIT, NODE, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use podwright_cri::fake::Features;
+use podwright_fake_runtime::Features;
 use podwright_testkit::sim::journal::recorded;
 use podwright_testkit::sim::test_pod::{APP, INIT, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, chaos};

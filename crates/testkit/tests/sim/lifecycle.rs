@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use podwright_core::pod::Phase;
-use podwright_cri::fake::{Code, ExecReply, Fault, Rpc, Rule, Script};
+use podwright_fake_runtime::{Code, ExecReply, Fault, Rpc, Rule, Script};
 use podwright_testkit::sim::test_pod::{APP, INIT, JOB, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 
@@ -70,7 +70,7 @@ fn finished_pod_keeps_termination_message_across_restart() {
 fn stops(sim: &Sim, began: Duration) -> Vec<(String, i64, u64)> {
     let calls = sim.fake.calls();
     let stops = calls.iter().filter(|call| call.rpc == Rpc::StopContainer);
-    let stop = |call: &podwright_cri::fake::Call| {
+    let stop = |call: &podwright_fake_runtime::Call| {
         Some((call.about.container.clone()?, call.grace?, (call.at - began).as_secs()))
     };
     stops.filter_map(stop).collect()

@@ -1,7 +1,7 @@
 //! Service account tokens of pods that outlive the agent that fetched the first one.
 
 use k8s_openapi::api::core::v1;
-use podwright_cri::fake::Rpc;
+use podwright_fake_runtime::Rpc;
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::test_pod::{APP, TestPod, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};

@@ -1,6 +1,6 @@
 //! API pods with values that this agent does not support, as from a newer API server.
 
-use podwright_cri::fake::{Call, Rpc};
+use podwright_fake_runtime::{Call, Rpc};
 use podwright_testkit::sim::test_pod::{APP, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::{Value, json};

@@ -73,7 +73,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use podwright_cri::fake::{Fake, FakeOptions, Rpc};
+    use podwright_fake_runtime::{Fake, FakeOptions, Rpc};
     use serde_json::{Value, json};
 
     use super::*;

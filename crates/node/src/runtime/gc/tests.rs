@@ -2,7 +2,7 @@ use std::fs;
 
 use podwright_core::gc::ContainerPolicy;
 use podwright_core::ids::{ContainerId, SandboxId};
-use podwright_cri::fake::{Fake, FakeImage, FakeOptions, Fault, Rpc, Rule, Script};
+use podwright_fake_runtime::{Fake, FakeImage, FakeOptions, Fault, Rpc, Rule, Script};
 use podwright_proto::cri as wire;
 
 use super::*;

@@ -9,7 +9,7 @@ use podwright_core::builders::pod;
 use podwright_core::config::Lookup;
 use podwright_core::credential::{ObjectId, ServiceAccountView, providers};
 use podwright_core::start_order::StartStep;
-use podwright_cri::fake::{
+use podwright_fake_runtime::{
     About, Code, Fake, FakeImage, FakeOptions, Fault, Pull as Offer, Rpc, Rule,
 };
 use serde_json::json;

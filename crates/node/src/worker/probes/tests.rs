@@ -10,7 +10,7 @@ use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::labels;
 use podwright_core::lifecycle::{Kill, Lifecycle, Request};
 use podwright_core::status::manager::PodLeftovers;
-use podwright_cri::fake::{ExecReply, Fake, FakeOptions, Rpc};
+use podwright_fake_runtime::{ExecReply, Fake, FakeOptions, Rpc};
 use podwright_proto::cri::{
     ContainerConfig, ContainerMetadata, ImageSpec, PodSandboxConfig, PodSandboxMetadata,
 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use podwright_cri::fake::ExecReply;
+use podwright_fake_runtime::ExecReply;
 use serde_json::json;
 
 use super::ExpectedState;

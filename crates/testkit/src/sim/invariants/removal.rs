@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use podwright_cri::fake::{PodRef, Snapshot};
+use podwright_fake_runtime::{PodRef, Snapshot};
 
 use super::facts::{Facts, node_uid};
 

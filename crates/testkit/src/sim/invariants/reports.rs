@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1;
-use podwright_cri::fake::{InstanceChange, InstanceEvent, Rpc};
+use podwright_fake_runtime::{InstanceChange, InstanceEvent, Rpc};
 
 use super::facts::Facts;
 use crate::sim::record;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1;
-use podwright_cri::fake::{InstanceChange, InstanceEvent};
+use podwright_fake_runtime::{InstanceChange, InstanceEvent};
 
 use super::facts::{Facts, plain_init, sidecars};
 

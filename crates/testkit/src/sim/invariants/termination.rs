@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
-use podwright_cri::fake::{Call, InstanceChange, InstanceEvent, Outcome, Rpc};
+use podwright_fake_runtime::{Call, InstanceChange, InstanceEvent, Outcome, Rpc};
 
 use super::facts::{Facts, node_uid, sidecars};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
 use podwright_core::ids::{PodName, PodUid};
-use podwright_cri::fake::{
+use podwright_fake_runtime::{
     About, Call, ContainerState, ContainerView, InstanceChange, InstanceEvent, Outcome, PodRef,
     Rpc, SandboxView, Snapshot,
 };
@@ -103,7 +103,7 @@ impl Written {
             sandbox_id: named(sandbox_id),
             image: None,
         };
-        let end = Some((at, Outcome::Failed(podwright_cri::fake::Code::Unknown)));
+        let end = Some((at, Outcome::Failed(podwright_fake_runtime::Code::Unknown)));
         self.facts.calls.push(Call { seq: self.calls, rpc, about, grace, fault: None, at, end });
         self.calls += 1;
         self

@@ -1,6 +1,6 @@
 //! Changes in the runtime, and restarts of the agent.
 
-use podwright_cri::fake::{Code, Condition, EventFault, Fault, Rpc, Rule};
+use podwright_fake_runtime::{Code, Condition, EventFault, Fault, Rpc, Rule};
 use podwright_testkit::sim::test_pod::{APP, FAILS, JOB, NODE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
 use serde_json::json;

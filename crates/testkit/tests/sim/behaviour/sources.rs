@@ -1,6 +1,6 @@
 //! Pod sources: manifests and the API.
 
-use podwright_cri::fake::{Code, Fault, Rpc, Rule};
+use podwright_fake_runtime::{Code, Fault, Rpc, Rule};
 use podwright_testkit::sim::test_pod::{APP, APP_2, NODE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, record};
 use serde_json::json;

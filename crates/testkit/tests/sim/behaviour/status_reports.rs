@@ -29,7 +29,7 @@ fn readiness_gate_makes_the_pod_ready_without_an_inspection() {
             let follows = |sim: &Sim| record::is_ready(&sim.record.pod("web").unwrap()) == ready;
             sim.until("Ready follows the readiness gate", s(2), follows).await;
         }
-        let starts = sim.fake.count(podwright_cri::fake::Rpc::StartContainer);
+        let starts = sim.fake.count(podwright_fake_runtime::Rpc::StartContainer);
         assert_eq!(starts, 1);
     });
 }
@@ -108,7 +108,7 @@ fn deleted_mirror_pod_is_recreated_at_once() {
                 pod.is_some_and(|pod| pod.metadata.uid != uid && record::is_ready(&pod))
             };
             sim.until("a new mirror pod", s(3), back).await;
-            assert_eq!(sim.fake.count(podwright_cri::fake::Rpc::StopContainer), 0);
+            assert_eq!(sim.fake.count(podwright_fake_runtime::Rpc::StopContainer), 0);
         });
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::{Kill, TerminationCause};
-use podwright_cri::fake::{OnTerm, Rpc, Script};
+use podwright_fake_runtime::{OnTerm, Rpc, Script};
 use podwright_node::pods;
 use podwright_testkit::sim::test_pod::{APP, APP_2, NODE, REMOTE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, record};
@@ -134,8 +134,8 @@ fn pod_that_outlives_its_eviction_is_reported() {
         let sim = Sim::started(Options::default()).await;
         let uid = sim.create(&test_pod("web").container("app", APP)).await;
         sim.until_ready("web").await;
-        let hang = podwright_cri::fake::Fault::Hang;
-        sim.fake.fail(podwright_cri::fake::Rule::on(Rpc::StopContainer, hang).first(2));
+        let hang = podwright_fake_runtime::Fault::Hang;
+        sim.fake.fail(podwright_fake_runtime::Rule::on(Rpc::StopContainer, hang).first(2));
         let node = sim.node();
         let kill = Kill::evict("Evicted", "", Some(s(1)));
         let ended = pods::end(&node.context, &node.pod_index, &PodUid::new(uid), kill).await;

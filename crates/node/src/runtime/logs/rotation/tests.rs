@@ -3,7 +3,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use podwright_core::ids::SandboxId;
-use podwright_cri::fake::{Fake, FakeImage, FakeOptions, Fault, Rpc, Rule, Script};
+use podwright_fake_runtime::{Fake, FakeImage, FakeOptions, Fault, Rpc, Rule, Script};
 use podwright_proto::cri as wire;
 
 use super::*;

@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use podwright_core::image::ImageNameError;
+use podwright_cri::{Client, Timeouts};
 use podwright_proto::containerd_events::events_server::EventsServer;
 use podwright_proto::cri;
 use podwright_proto::cri::image_service_server::ImageServiceServer;
@@ -67,7 +68,6 @@ pub use options::{Condition, ExecCall, FakeOptions, Features, Wall, wall_from};
 pub use rpc::{About, PodRef, Rpc};
 pub use script::{ExecReply, OnTerm, Script, Usage};
 
-use crate::client::{Client, Timeouts};
 use containers::State;
 use runtime_service::Served;
 use script::End;

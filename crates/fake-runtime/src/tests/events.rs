@@ -1,7 +1,7 @@
 //! Event streams, with and without faults.
 
 use super::*;
-use crate::Hint;
+use podwright_cri::Hint;
 
 /// All hints during `during`; the stream is opened before, and closed after it.
 async fn collect_hints(bed: &Bed, during: impl AsyncFnOnce()) -> Vec<Hint> {

@@ -8,7 +8,7 @@ use podwright_proto::cri::runtime_service_client::RuntimeServiceClient;
 use podwright_testkit::report;
 
 use super::*;
-use crate::Endpoint;
+use podwright_cri::Endpoint;
 
 const RECORDED: &str = r#"
 events: Unimplemented method GetContainerEvents not implemented
@@ -126,7 +126,7 @@ async fn transcript(client: &Client, logs: &str) -> String {
     let listener = tokio::spawn(listen(client.clone()));
     tokio::time::sleep(seconds(1)).await;
     let mut log = Transcript { lines: Vec::new(), names: Vec::new() };
-    let mut raw = Raw(RuntimeServiceClient::new(client.channel.clone()));
+    let mut raw = Raw(RuntimeServiceClient::new(client.channel()));
     log.note("events", raw.0.get_container_events(cri::GetEventsRequest {}).await);
     let checkpoint = cri::CheckpointContainerRequest::default();
     log.note("checkpoint", raw.0.checkpoint_container(checkpoint).await);
@@ -147,8 +147,8 @@ async fn listen(client: Client) -> (Duration, Vec<String>) {
     let mut ids = Vec::new();
     while let Ok(Some(Ok(hint))) = tokio::time::timeout(seconds(5), hints.next()).await {
         ids.push(match hint {
-            crate::Hint::Id(id) | crate::Hint::Ended(id) => id,
-            crate::Hint::Pod(uid) => uid.to_string(),
+            podwright_cri::Hint::Id(id) | podwright_cri::Hint::Ended(id) => id,
+            podwright_cri::Hint::Pod(uid) => uid.to_string(),
         });
     }
     (opened, ids)

@@ -15,10 +15,10 @@ use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::labels;
 use podwright_core::observed::ObservedPod;
 use podwright_core::time::Mono;
+use podwright_cri::{Error, Kind, ObservedContainer};
 use podwright_proto::cri;
 
 use super::*;
-use crate::{Error, Kind, ObservedContainer};
 
 const IMAGE: &str = "localhost/podwright/app:1";
 
