@@ -1,15 +1,19 @@
 //! Authorization: identities, and what each may do.
 //!
 //! The outer layer authenticates (by certificate or token) and attaches an [`Identity`] to the
-//! request. The machine's owner may do everything, the node what a node needs ([`node`]), a service
-//! account what its role allows ([`roles`]), which without a role is nothing.
+//! request. The machine's owner may do everything, the node what a node needs ([`node`]), and
+//! everyone else what roles and bindings grant ([`policy`]).
 
+mod grants;
 pub(crate) mod impersonation;
 pub mod node;
-pub mod roles;
+pub(crate) mod policy;
 mod rules;
 
 use std::collections::BTreeMap;
+
+use podwright_core::rbac::{Decision, User};
+pub use podwright_core::rbac::{ObjectRequest as Attributes, Request as AccessRequest};
 
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
@@ -89,29 +93,6 @@ impl Identity {
     }
 }
 
-/// What is requested. Names are strings: reviews may ask about kinds that are not served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessRequest<'a> {
-    Objects(Attributes<'a>),
-    /// Discovery, health and the like.
-    Path {
-        verb: &'a str,
-        path: &'a str,
-    },
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Attributes<'a> {
-    pub verb: &'a str,
-    pub group: &'a str,
-    pub resource: &'a str,
-    pub subresource: &'a str,
-    /// Empty for the whole cluster.
-    pub namespace: &'a str,
-    /// Empty for all.
-    pub name: &'a str,
-}
-
 impl<'a> From<&'a RequestInfo> for Attributes<'a> {
     fn from(info: &'a RequestInfo) -> Self {
         Self {
@@ -119,67 +100,70 @@ impl<'a> From<&'a RequestInfo> for Attributes<'a> {
             group: info.resource.group,
             resource: info.resource.plural,
             subresource: info.subresource.map_or("", |sub| sub.name),
-            namespace: &info.namespace,
+            // A request for a namespace is a request in it.
+            namespace: match info.resource.storage {
+                "namespaces" => &info.name,
+                _ => &info.namespace,
+            },
             name: &info.name,
         }
     }
 }
 
 impl ApiServer {
-    /// `Err` has the reason, to be appended to the message of a refusal; it may be empty.
+    /// The reason in either case; it may be empty.
     pub(crate) fn authorize(
         &self,
         identity: &Identity,
         requested: &AccessRequest<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<String, String> {
         if identity.is_in(MASTERS) {
-            return Ok(());
+            return Ok(String::new());
         }
-        match requested {
-            AccessRequest::Path { path, .. } => allow_path(identity, path),
-            // Every authenticated user may review its own identity and permissions.
-            AccessRequest::Objects(Attributes { verb: "create", resource, .. })
-                if identity.is_in(AUTHENTICATED) && rules::SELF_REVIEWS.contains(resource) =>
-            {
-                Ok(())
+        let mut reasons = Vec::new();
+        if let (IdentityKind::Node(name), AccessRequest::Objects(requested)) =
+            (identity.kind(), requested)
+        {
+            match node::allow(name, requested) {
+                Ok(()) => return Ok(String::new()),
+                Err(reason) => reasons.push(reason),
             }
-            AccessRequest::Objects(requested) => match identity.kind() {
-                IdentityKind::Node(name) => node::allow(name, requested),
-                IdentityKind::ServiceAccount { namespace, name } => {
-                    roles::allow(self.role_of(namespace, name), namespace, name, requested)
-                }
-                IdentityKind::Other => Err(String::new()),
-            },
         }
+        let user = User { name: &identity.user, groups: &identity.groups };
+        match self.policy().map(|policy| policy.decide(user, requested)) {
+            Ok(Decision::Allowed(reason)) => return Ok(reason),
+            Ok(Decision::Denied(reason)) => reasons.push(reason),
+            Err(error) => reasons.push(error.to_string()),
+        }
+        if let (IdentityKind::ServiceAccount { namespace, name }, AccessRequest::Objects(_)) =
+            (identity.kind(), requested)
+        {
+            reasons.push(format!(
+                "to grant it a role: kubectl create rolebinding --namespace {namespace} {name} \
+                 --clusterrole view --serviceaccount {namespace}:{name} (or edit, or admin)"
+            ));
+        }
+        reasons.retain(|reason| !reason.is_empty());
+        Err(reasons.join("; "))
     }
-}
-
-/// Health is public; discovery is for authenticated users.
-fn allow_path(identity: &Identity, path: &str) -> Result<(), String> {
-    let first = path.split('/').find(|part| !part.is_empty()).unwrap_or_default();
-    if identity.is_in(AUTHENTICATED) || matches!(first, "healthz" | "livez" | "readyz" | "version")
-    {
-        return Ok(());
-    }
-    Err(String::new())
 }
 
 /// The refusal in kube-apiserver's wording, with the authorizer's reason at the end.
-pub fn denied(identity: &Identity, info: &RequestInfo, why: &str) -> ApiError {
-    let scope = match info.namespace_option() {
-        Some(namespace) => format!("in the namespace \"{namespace}\""),
-        None => "at the cluster scope".to_owned(),
+pub fn denied(identity: &Identity, requested: &Attributes<'_>, why: &str) -> ApiError {
+    let scope = match requested.namespace {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace \"{namespace}\""),
+    };
+    let resource = match requested.subresource {
+        "" => requested.resource.to_owned(),
+        part => format!("{}/{part}", requested.resource),
     };
     let end = if why.is_empty() { String::new() } else { format!(": {why}") };
-    ApiError::forbidden(
-        info.resource,
-        &info.name,
+    ApiError::access_forbidden(
+        requested,
         &format!(
-            "User \"{}\" cannot {} resource \"{}\" in API group \"{}\" {scope}{end}",
-            identity.user,
-            info.verb,
-            info.full_resource(),
-            info.resource.group
+            "User \"{}\" cannot {} resource \"{resource}\" in API group \"{}\" {scope}{end}",
+            identity.user, requested.verb, requested.group
         ),
     )
 }

@@ -1,5 +1,5 @@
 //! Controllers: built-in objects, namespaces and their contents, pod binding, claims and volumes,
-//! dependents of deleted objects, expiry of events.
+//! dependents of deleted objects, aggregated roles, expiry of events.
 //!
 //! Each controller is one loop: wait for the store to change, read what changed, act through the
 //! same verbs as any client. What fails, because of a conflict or a disk error, is retried in the
@@ -20,6 +20,7 @@ mod bootstrap;
 mod claims;
 mod dependents;
 mod namespaces;
+mod roles;
 
 pub(crate) use bootstrap::namespace_contents;
 pub use claims::{ClaimDirectories, ReclaimDirectory, is_claim_volume};
@@ -37,13 +38,14 @@ impl ApiServer {
             self.run_garbage_collector(stop.clone()),
             self.run_binding_controller(stop.clone()),
             self.run_claims_controller(stop.clone()),
+            self.run_aggregation_controller(stop.clone()),
             self.expire_events(stop),
         );
     }
 
     /// Whether any object of these kinds has changed; true if the log no longer reaches back to
     /// `since`.
-    fn any_changed(&self, kinds: &[&'static Resource], since: Revision) -> bool {
+    pub(crate) fn any_changed(&self, kinds: &[&'static Resource], since: Revision) -> bool {
         kinds.iter().any(|kind| match self.store().history(&Scope::new(kind, None), since, 1) {
             Ok(history) => !history.events.is_empty(),
             Err(HistoryError::TooOld { .. } | HistoryError::Store(_)) => true,

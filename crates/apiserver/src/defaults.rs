@@ -26,6 +26,7 @@ pub fn apply(resource: &Resource, object: &mut Value) {
         "persistentvolumes" => storage::volume(object),
         "persistentvolumeclaims" => storage::claim(object),
         "services" => service(object),
+        "rolebindings" | "clusterrolebindings" => binding(object),
         "priorityclasses" => set(object, "/preemptionPolicy", || json!("PreemptLowerPriority")),
         _ => {}
     }
@@ -135,6 +136,18 @@ fn service(service: &mut Value) {
     }
     if kind == "LoadBalancer" {
         set(service, "/spec/allocateLoadBalancerNodePorts", || json!(true));
+    }
+}
+
+/// The API group of a role and of its subjects; that of a service account is the core group.
+fn binding(binding: &mut Value) {
+    const GROUP: &str = podwright_core::rbac::GROUP;
+    set(binding, "/roleRef/apiGroup", || json!(GROUP));
+    let subjects = binding.get_mut("subjects").and_then(Value::as_array_mut);
+    for subject in subjects.into_iter().flatten() {
+        if matches!(subject.get("kind").and_then(Value::as_str), Some("User" | "Group")) {
+            set(subject, "/apiGroup", || json!(GROUP));
+        }
     }
 }
 

@@ -334,6 +334,37 @@ pub static PRIORITY_CLASSES: Resource = Resource {
     ..COMMON
 };
 
+const RBAC: Resource = Resource { group: "rbac.authorization.k8s.io", ..COMMON };
+
+pub static CLUSTER_ROLE_BINDINGS: Resource = Resource {
+    plural: "clusterrolebindings",
+    singular: "clusterrolebinding",
+    kind: "ClusterRoleBinding",
+    namespaced: false,
+    storage: "clusterrolebindings",
+    ..RBAC
+};
+
+pub static CLUSTER_ROLES: Resource = Resource {
+    plural: "clusterroles",
+    singular: "clusterrole",
+    kind: "ClusterRole",
+    namespaced: false,
+    storage: "clusterroles",
+    ..RBAC
+};
+
+pub static ROLE_BINDINGS: Resource = Resource {
+    plural: "rolebindings",
+    singular: "rolebinding",
+    kind: "RoleBinding",
+    storage: "rolebindings",
+    ..RBAC
+};
+
+pub static ROLES: Resource =
+    Resource { plural: "roles", singular: "role", kind: "Role", storage: "roles", ..RBAC };
+
 /// A review is computed and not stored, hence the empty `storage`.
 const REVIEW: Resource =
     Resource { namespaced: false, verbs: CREATE, group: "authorization.k8s.io", ..COMMON };
@@ -395,6 +426,10 @@ pub static RESOURCES: &[&Resource] = &[
     &SELF_SUBJECT_ACCESS_REVIEWS,
     &SELF_SUBJECT_RULES_REVIEWS,
     &SUBJECT_ACCESS_REVIEWS,
+    &CLUSTER_ROLE_BINDINGS,
+    &CLUSTER_ROLES,
+    &ROLE_BINDINGS,
+    &ROLES,
     &PRIORITY_CLASSES,
     &LEASES,
     &RUNTIME_CLASSES,

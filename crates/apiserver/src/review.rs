@@ -72,7 +72,7 @@ impl ApiServer {
     fn review_rules(&self, identity: &Identity, review: &Object) -> Result<Value, ApiError> {
         match review.text("/spec/namespace") {
             "" => Err(ApiError::bad_request("no namespace on request")),
-            namespace => Ok(json!(self.rules_of(identity, namespace))),
+            namespace => Ok(json!(self.rules_of(identity, namespace)?)),
         }
     }
 
@@ -93,7 +93,8 @@ impl ApiServer {
             })
         };
         match self.authorize(identity, &requested) {
-            Ok(()) => json!({"allowed": true}),
+            Ok(why) if why.is_empty() => json!({"allowed": true}),
+            Ok(why) => json!({"allowed": true, "reason": why}),
             Err(why) if why.is_empty() => json!({"allowed": false}),
             Err(why) => json!({"allowed": false, "reason": why}),
         }

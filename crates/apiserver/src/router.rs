@@ -10,7 +10,6 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
-use crate::access::impersonation::impersonated;
 use crate::access::{AccessRequest, Attributes, Identity, denied};
 use crate::decode::Encoded;
 use crate::encode::{Encoder, Include};
@@ -53,7 +52,7 @@ async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Resp
 async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response, ApiError> {
     let identity = request.extensions().get::<Identity>().cloned();
     let identity = identity.ok_or_else(ApiError::unauthorized)?;
-    let identity = impersonated(identity, request.headers())?;
+    let identity = server.impersonated(identity, request.headers())?;
     let query = Query::of(request.uri())?;
     let path = request.uri().path();
     let target = match request::parse(request.method(), path, query.flag("watch")) {
@@ -67,15 +66,20 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
     };
     match target {
         Target::Resource(info) => {
-            let requested = AccessRequest::Objects(Attributes::from(&info));
-            let allowed = server.authorize(&identity, &requested);
-            allowed.map_err(|why| denied(&identity, &info, &why))?;
+            let named = selected_name(&info, &query);
+            let mut requested = Attributes::from(&info);
+            if let Some(name) = &named {
+                requested.name = name;
+            }
+            let allowed = server.authorize(&identity, &AccessRequest::Objects(requested));
+            allowed.map_err(|why| denied(&identity, &requested, &why))?;
             serve(server, info, identity, query, request).await
         }
         other => {
-            let requested = AccessRequest::Path { verb: "get", path };
+            let verb = request.method().as_str().to_lowercase();
+            let requested = AccessRequest::Path { verb: &verb, path };
             if server.authorize(&identity, &requested).is_err() {
-                return Err(ApiError::path_forbidden(&identity.user, path));
+                return Err(ApiError::path_forbidden(&identity.user, &verb, path));
             }
             if !matches!(*request.method(), Method::GET | Method::HEAD) {
                 return Err(ApiError::method_not_allowed());
@@ -83,6 +87,18 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
             describe(server, &other, request.headers())
         }
     }
+}
+
+/// The name in the field selector of a collection request: a rule may allow one name only.
+fn selected_name(info: &RequestInfo, query: &Query) -> Option<String> {
+    if !matches!(info.verb, Verb::List | Verb::Watch | Verb::DeleteCollection)
+        || !info.name.is_empty()
+    {
+        return None;
+    }
+    let name = query.get("fieldSelector")?.strip_prefix("metadata.name=")?;
+    let name = name.strip_prefix('=').unwrap_or(name);
+    (!name.contains([',', '=', '!', '\\'])).then(|| name.to_owned())
 }
 
 fn page_not_found() -> Response {
@@ -238,6 +254,7 @@ impl Call<'_> {
             decode::object(self.info.resource, self.encoded(&body)?, options.field_validation)?;
         let object = events::to_stored(self.info.resource, decoded.object);
         self.server.restrict_create(identity, &self.info, &object)?;
+        self.server.check_grant(identity, &self.info, None, &object)?;
         let stored = self.server.create(&self.info, object, options.dry_run).await?;
         Ok(self.written(StatusCode::CREATED, stored, &decoded.warnings))
     }
@@ -293,7 +310,7 @@ impl Call<'_> {
         }
         let details = Details {
             name: self.info.name.clone(),
-            group: self.info.resource.group,
+            group: self.info.resource.group.into(),
             kind: self.info.resource.plural.to_owned(),
             uid: deleted.object.uid().to_owned(),
             ..Details::default()

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+use crate::access::policy::PolicyCache;
 use crate::clock::{Clock, Ids};
 use crate::connect::PodConnector;
 use crate::controllers::ClaimDirectories;
@@ -63,6 +64,7 @@ struct Inner {
     store: Store,
     settings: Settings,
     stop: CancellationToken,
+    policy: PolicyCache,
 }
 
 /// Why a server could not start.
@@ -78,7 +80,9 @@ impl ApiServer {
     /// Starts the server; afterwards the default namespaces and their contents exist.
     pub async fn start(store: Store, settings: Settings) -> Result<Self, StartError> {
         let stop = CancellationToken::new();
-        let server = Self { inner: Arc::new(Inner { store, settings, stop }) };
+        let server = Self {
+            inner: Arc::new(Inner { store, settings, stop, policy: PolicyCache::default() }),
+        };
         server.bootstrap().await?;
         Ok(server)
     }
@@ -94,6 +98,10 @@ impl ApiServer {
 
     pub(crate) fn store(&self) -> &Store {
         &self.inner.store
+    }
+
+    pub(crate) fn policy_cache(&self) -> &PolicyCache {
+        &self.inner.policy
     }
 
     pub(crate) fn settings(&self) -> &Settings {

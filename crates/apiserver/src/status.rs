@@ -4,11 +4,14 @@
 //! kube-apiserver's, and every message of the server is defined here unless it belongs to one field
 //! of one kind.
 
+use std::borrow::Cow;
+
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::Serialize;
 
 pub use podwright_core::pod::validation::FieldError;
+use podwright_core::rbac::ObjectRequest;
 
 use crate::registry::Resource;
 
@@ -30,7 +33,7 @@ pub struct Details {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     #[serde(skip_serializing_if = "str::is_empty")]
-    pub group: &'static str,
+    pub group: Cow<'static, str>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kind: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -60,7 +63,7 @@ impl Details {
     fn of(resource: &Resource, name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            group: resource.group,
+            group: resource.group.into(),
             kind: resource.plural.to_owned(),
             ..Self::default()
         }
@@ -131,7 +134,7 @@ impl ApiError {
         )
         .with(Details {
             name: name.to_owned(),
-            group,
+            group: group.into(),
             kind: kind.to_owned(),
             ..Details::default()
         })
@@ -180,7 +183,7 @@ impl ApiError {
         )
         .with(Details {
             name: name.to_owned(),
-            group,
+            group: group.into(),
             kind: kind.to_owned(),
             causes,
             ..Details::default()
@@ -198,20 +201,26 @@ impl ApiError {
     }
 
     /// For a path that is not an object's.
-    pub fn path_forbidden(user: &str, path: &str) -> Self {
-        let message = format!("forbidden: User \"{user}\" cannot get path \"{path}\"");
+    pub fn path_forbidden(user: &str, verb: &str, path: &str) -> Self {
+        let message = format!("forbidden: User \"{user}\" cannot {verb} path \"{path}\"");
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with(Details::default())
     }
 
-    /// For impersonation.
-    pub fn users_forbidden(user: &str, other: &str) -> Self {
-        let message = format!(
-            "users \"{other}\" is forbidden: User \"{user}\" cannot impersonate resource \"users\" in API group \"\" at \
-             the cluster scope"
-        );
+    /// For a request that is not authorized.
+    pub fn access_forbidden(requested: &ObjectRequest<'_>, why: &str) -> Self {
+        let qualified = match requested.group {
+            "" => requested.resource.to_owned(),
+            group => format!("{}.{group}", requested.resource),
+        };
+        let about = match requested.name {
+            "" => qualified,
+            name => format!("{qualified} \"{name}\""),
+        };
+        let message = format!("{about} is forbidden: {why}");
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message).with(Details {
-            name: other.to_owned(),
-            kind: "users".to_owned(),
+            name: requested.name.to_owned(),
+            group: requested.group.to_owned().into(),
+            kind: requested.resource.to_owned(),
             ..Details::default()
         })
     }

@@ -216,7 +216,16 @@ fn resources(from: &Value, to: &mut Value) -> bool {
 
 /// Whether an update of a missing object creates it.
 pub fn creates_on_update(resource: &Resource) -> bool {
-    matches!(resource.storage, "events" | "leases" | "runtimeclasses")
+    matches!(
+        resource.storage,
+        "events"
+            | "leases"
+            | "runtimeclasses"
+            | "roles"
+            | "rolebindings"
+            | "clusterroles"
+            | "clusterrolebindings"
+    )
 }
 
 /// Whether a client may replace an object without a `resourceVersion`.

@@ -50,6 +50,8 @@ fn one(resource: &Resource, object: &Value, now: Timestamp) -> Value {
         "persistentvolumes" => row::volume(object, now),
         "persistentvolumeclaims" => row::claim(object, now),
         "services" => row::service(object, now),
+        "roles" | "clusterroles" => row::role(object),
+        "rolebindings" | "clusterrolebindings" => row::binding(object, now),
         _ => row::plain(object, now),
     };
     let metadata = object.get("metadata").cloned().unwrap_or(json!({}));

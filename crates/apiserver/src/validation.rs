@@ -8,6 +8,7 @@ mod cluster;
 mod config;
 mod event;
 mod node;
+mod rbac;
 mod storage;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -108,6 +109,10 @@ fn single_object(resource: &Resource, object: &Value, errors: &mut Errors) {
         "namespaces" => cluster::namespace(object, errors),
         "nodes" => node::check(object, errors),
         "events" => event::check(object, errors),
+        "roles" | "clusterroles" => rbac::role(resource.namespaced, object, errors),
+        "rolebindings" | "clusterrolebindings" => {
+            rbac::binding(resource.namespaced, object, errors);
+        }
         "leases" => cluster::lease(object, errors),
         "runtimeclasses" => cluster::runtime_class(object, errors),
         "priorityclasses" => cluster::priority_class(object, errors),
@@ -171,6 +176,15 @@ fn change(
             identity(errors);
             cluster::runtime_class_change(new, old, errors);
         }
+        ("roles" | "clusterroles", _) => {
+            alone(errors);
+            identity(errors);
+        }
+        ("rolebindings" | "clusterrolebindings", _) => {
+            alone(errors);
+            identity(errors);
+            rbac::binding_change(new, old, errors);
+        }
         ("priorityclasses", _) => {
             identity(errors);
             cluster::priority_class_change(new, old, errors);
@@ -198,6 +212,7 @@ fn rules(resource: &Resource) -> Option<Rules> {
     let name = match resource.storage {
         "namespaces" => format::dns_label,
         "events" => return None,
+        "roles" | "clusterroles" | "rolebindings" | "clusterrolebindings" => path_segment,
         _ => format::dns_subdomain,
     };
     let known_finalizers = !matches!(resource.storage, "leases" | "runtimeclasses");

@@ -14,6 +14,7 @@
 //! - which pod's start or image pull goes next: [`start_order`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
+//! - who may do what in the embedded API: [`rbac`]
 
 pub mod admission;
 pub mod attempts;
@@ -38,6 +39,7 @@ pub mod pod;
 pub mod probe;
 pub mod qos;
 pub mod quantity;
+pub mod rbac;
 pub mod resize;
 pub mod schema;
 pub mod start_order;

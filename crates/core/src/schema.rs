@@ -149,6 +149,7 @@ const FILES: &[&str] = &[
     include_str!("schema/container.types"),
     include_str!("schema/volume.types"),
     include_str!("schema/cluster.types"),
+    include_str!("schema/rbac.types"),
 ];
 
 static STRUCTS: LazyLock<HashMap<&'static str, Struct>> =

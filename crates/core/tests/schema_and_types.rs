@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::events::v1::Event as NewEvent;
 use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use podwright_core::schema::{self, Side, Struct, Type};
 use serde::Serialize;
@@ -56,6 +57,10 @@ fn agrees<T: Serialize + DeserializeOwned>(group: &str, kind: &str) {
 #[test]
 fn table_and_structs_agree_on_every_field() {
     agrees::<Pod>("", "Pod");
+    agrees::<Role>("rbac.authorization.k8s.io", "Role");
+    agrees::<ClusterRole>("rbac.authorization.k8s.io", "ClusterRole");
+    agrees::<RoleBinding>("rbac.authorization.k8s.io", "RoleBinding");
+    agrees::<ClusterRoleBinding>("rbac.authorization.k8s.io", "ClusterRoleBinding");
     agrees::<Node>("", "Node");
     agrees::<Namespace>("", "Namespace");
     agrees::<ConfigMap>("", "ConfigMap");

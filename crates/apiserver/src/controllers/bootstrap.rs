@@ -38,6 +38,7 @@ impl ApiServer {
             class.set_generation(1);
             self.insert_built_in(&PRIORITY_CLASSES, class).await?;
         }
+        self.bootstrap_roles().await?;
         self.write_kubernetes_service().await
     }
 
@@ -99,7 +100,7 @@ pub(super) fn contents(server: &ApiServer, namespace: &str) -> [(&'static Resour
     [(&SERVICE_ACCOUNTS, built_in(server, account)), (&CONFIG_MAPS, built_in(server, certificates))]
 }
 
-fn creation(resource: &Resource, object: Object) -> Change {
+pub(super) fn creation(resource: &Resource, object: Object) -> Change {
     Change {
         key: Key::new(resource, object.namespace(), object.name()),
         expect: Precondition::Absent,
@@ -108,7 +109,7 @@ fn creation(resource: &Resource, object: Object) -> Change {
 }
 
 /// Adds the metadata that every object has. The values given are JSON objects.
-fn built_in(server: &ApiServer, value: Value) -> Object {
+pub(super) fn built_in(server: &ApiServer, value: Value) -> Object {
     let mut object = Object::try_from(value).unwrap_or_default();
     object.set_meta("uid", Some(server.ids().uid().into()));
     object.set_meta("creationTimestamp", Some(rfc3339(server.now()).into()));

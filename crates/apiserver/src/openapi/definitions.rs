@@ -89,6 +89,8 @@ fn name_of(shape: &Struct) -> String {
         "Lease" | "LeaseSpec" => "io.k8s.api.coordination.v1",
         "RuntimeClass" | "Overhead" | "Scheduling" => "io.k8s.api.node.v1",
         "PriorityClass" => "io.k8s.api.scheduling.v1",
+        "Role" | "ClusterRole" | "RoleBinding" | "ClusterRoleBinding" | "PolicyRule"
+        | "AggregationRule" | "Subject" | "RoleRef" => "io.k8s.api.rbac.v1",
         name if name.starts_with("events.") => "io.k8s.api.events.v1",
         _ => CORE,
     };

@@ -1,6 +1,6 @@
 //! PUT, and the parts shared by all updates of existing objects.
 
-use crate::access::{Identity, node};
+use crate::access::{AccessRequest, Attributes, Identity, denied, node};
 use crate::events;
 use crate::object::Object;
 use crate::registry::{self, Verb};
@@ -52,7 +52,12 @@ impl ApiServer {
             .await;
         match rewritten {
             Err(error) if error.code == 404 && strategy::creates_on_update(info.resource) => {
+                let create = RequestInfo { verb: Verb::Create, ..info.clone() };
+                let requested = Attributes::from(&create);
+                self.authorize(identity, &AccessRequest::Objects(requested))
+                    .map_err(|why| denied(identity, &requested, &why))?;
                 self.restrict_create(identity, info, &object)?;
+                self.check_grant(identity, info, None, &object)?;
                 object.set_meta("resourceVersion", None);
                 let object = self.create(info, object, dry_run).await?;
                 Ok(Updated { object, created: true })
@@ -78,6 +83,7 @@ impl ApiServer {
             let (key, old, revision) = self.named(info)?;
             let mut new = change(&old)?;
             node::restrict_change(identity, info, &old, &new)?;
+            self.check_grant(identity, info, Some(&old), &new)?;
             if !matches!(new.resource_version(), "" | "0")
                 && new.resource_version() != old.resource_version()
             {

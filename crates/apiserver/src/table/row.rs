@@ -221,6 +221,30 @@ pub(super) fn claim(object: &Value, now: Timestamp) -> Cells {
     ]
 }
 
+pub(super) fn role(object: &Value) -> Cells {
+    vec![json!(name(object)), json!(text(object, "/metadata/creationTimestamp"))]
+}
+
+pub(super) fn binding(object: &Value, now: Timestamp) -> Cells {
+    let role = format!("{}/{}", text(object, "/roleRef/kind"), text(object, "/roleRef/name"));
+    let of = |kind: &str| {
+        let subjects = list(object, "/subjects").iter();
+        let names = subjects.filter(|it| text(it, "/kind") == kind).map(|it| match kind {
+            "ServiceAccount" => format!("{}/{}", text(it, "/namespace"), text(it, "/name")),
+            _ => text(it, "/name").to_owned(),
+        });
+        names.collect::<Vec<_>>().join(", ")
+    };
+    vec![
+        json!(name(object)),
+        json!(role),
+        json!(age(object, now)),
+        json!(of("User")),
+        json!(of("Group")),
+        json!(of("ServiceAccount")),
+    ]
+}
+
 pub(super) fn service(object: &Value, now: Timestamp) -> Cells {
     let kind = text(object, "/spec/type");
     let cluster_ip = list(object, "/spec/clusterIPs").first().and_then(Value::as_str);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::test_server::{NS, TestServer};
+use super::test_server::{NS, TestServer, grant_view};
 
 struct Served {
     url: String,
@@ -133,12 +133,11 @@ async fn pod_token_has_the_role_of_its_account_until_the_pod_is_gone() {
 
     let (code, message) = served.ask(Credentials::Token(&token), &pods).await;
     assert_eq!(code, 403);
-    let fix = "kubectl annotate --overwrite serviceaccount --namespace default default \
-                   podwright/role=view";
+    let fix = "kubectl create rolebinding --namespace default default --clusterrole view \
+               --serviceaccount default:default";
     assert!(message.contains(fix), "{message}");
 
-    let role = json!({"metadata": {"annotations": {"podwright/role": "view"}}});
-    test_server.merge(&format!("{NS}/serviceaccounts/default"), role).await.ok();
+    grant_view(test_server).await;
     assert_eq!(served.ask(Credentials::Token(&token), &pods).await.0, 200);
     assert_eq!(served.ask(Credentials::Token(&token), &format!("{NS}/secrets")).await.0, 403);
 

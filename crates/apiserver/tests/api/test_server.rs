@@ -244,3 +244,14 @@ pub(crate) async fn drained(body: Body) -> String {
     let bytes = body.collect().await.unwrap().to_bytes();
     String::from_utf8_lossy(&bytes).into_owned()
 }
+
+/// Gives the account `default` of the namespace `default` the role `view`.
+pub(crate) async fn grant_view(test_server: &TestServer) {
+    let binding = json!({
+        "metadata": {"name": "view"},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}],
+        "roleRef": {"kind": "ClusterRole", "name": "view"},
+    });
+    let path = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings";
+    test_server.post(path, binding).await.ok();
+}
