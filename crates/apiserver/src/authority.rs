@@ -1,12 +1,16 @@
-//! Certificate authority of one machine's API server.
+//! Certificate authorities of one machine's API server.
 //!
-//! It signs the server certificate and client certificates. They do not expire: the key is on the
-//! same disk with the same permissions as what it protects, so expiry would protect nothing, and a
-//! machine that boots with a wrong clock must still start.
+//! One signs the server certificate, which does not expire: its key is on the same disk with the
+//! same permissions, so expiry would protect nothing, and a machine that boots with a wrong clock
+//! must still start. Another signs client certificates, which leave the machine and therefore
+//! expire. They are two, so that all client certificates can be revoked at once while pods still
+//! trust the server.
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use podwright_core::certificate::CertificateValidity;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
@@ -16,7 +20,23 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::{RootCertStore, crypto};
 
-const NAME: &str = "podwright";
+/// What an authority signs certificates for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthorityUse {
+    Servers,
+    Clients,
+}
+
+impl AuthorityUse {
+    /// The authority's own name. Two authorities must differ, because a client picks its
+    /// certificate by the names that the server accepts.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Servers => "podwright",
+            Self::Clients => "podwright-clients",
+        }
+    }
+}
 
 /// A certificate authority.
 pub struct Authority {
@@ -45,17 +65,22 @@ pub enum AuthorityError {
 }
 
 impl Authority {
-    pub fn create() -> Result<Self, AuthorityError> {
+    pub fn create(signs_for: AuthorityUse) -> Result<Self, AuthorityError> {
         let key = KeyPair::generate()?;
-        let certificate = description().self_signed(&key)?.pem();
-        Ok(Self { certificate, key: key.serialize_pem(), issuer: Issuer::new(description(), key) })
+        let params = description(signs_for);
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Self { certificate, key: key.serialize_pem(), issuer: Issuer::new(params, key) })
     }
 
     /// Reads an authority from its PEM files.
-    pub fn read(certificate: String, key: String) -> Result<Self, AuthorityError> {
+    pub fn read(
+        signs_for: AuthorityUse,
+        certificate: String,
+        key: String,
+    ) -> Result<Self, AuthorityError> {
         CertificateDer::from_pem_slice(certificate.as_bytes())?;
         let pair = KeyPair::from_pem(&key)?;
-        Ok(Self { certificate, key, issuer: Issuer::new(description(), pair) })
+        Ok(Self { certificate, key, issuer: Issuer::new(description(signs_for), pair) })
     }
 
     /// PEM; public.
@@ -82,8 +107,15 @@ impl Authority {
     }
 
     /// Certificate for a client: user `user` in `groups`.
-    pub fn client(&self, user: &str, groups: &[&str]) -> Result<CertificatePair, AuthorityError> {
+    pub fn client(
+        &self,
+        user: &str,
+        groups: &[&str],
+        validity: CertificateValidity,
+    ) -> Result<CertificatePair, AuthorityError> {
         let mut params = CertificateParams::default();
+        params.not_before = SystemTime::from(validity.from).into();
+        params.not_after = SystemTime::from(validity.until).into();
         params.distinguished_name.push(DnType::CommonName, user);
         for group in groups {
             params.distinguished_name.push(DnType::OrganizationName, *group);
@@ -104,8 +136,8 @@ impl Authority {
         Ok(CertificatePair { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// TLS configuration of the server: uses this certificate and requests client certificates of
-    /// this authority. A client without one can use a token instead.
+    /// TLS configuration of a server with this certificate, for an authority of clients: a client
+    /// with a certificate of another is refused. A client without one can use a token instead.
     pub fn tls(&self, server: &CertificatePair) -> Result<Arc<ServerConfig>, AuthorityError> {
         let provider = Arc::new(crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
@@ -138,9 +170,9 @@ impl std::fmt::Debug for CertificatePair {
 }
 
 /// Always the same, because the issuer in a certificate must match the subject of the authority.
-fn description() -> CertificateParams {
+fn description(signs_for: AuthorityUse) -> CertificateParams {
     let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, NAME);
+    params.distinguished_name.push(DnType::CommonName, signs_for.name());
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![
         KeyUsagePurpose::KeyCertSign,

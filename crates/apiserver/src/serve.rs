@@ -71,14 +71,16 @@ impl ApiServer {
         }
     }
 
-    /// Authenticates by client certificate or bearer token; `None` if the token is invalid.
+    /// Authenticates by client certificate or bearer token; `None` if it is invalid or expired.
     fn authenticate(
         &self,
-        certificate: Option<&Identity>,
+        certificate: Option<&Certified>,
         headers: &HeaderMap,
     ) -> Option<Identity> {
-        if let Some(identity) = certificate {
-            return Some(identity.clone());
+        if let Some(Certified { identity, expires }) = certificate {
+            // The handshake has checked this for its own time, and connections may stay open.
+            let expired = self.now().as_second() >= *expires;
+            return (!expired).then(|| identity.clone());
         }
         let Some(authorization) = headers.get(header::AUTHORIZATION) else {
             return Some(Identity::anonymous());
@@ -119,7 +121,7 @@ async fn serve_connection(
         return;
     };
     let session = stream.get_ref().1;
-    let certificate = session.peer_certificates().and_then(|chain| subject(chain.first()?));
+    let certificate = session.peer_certificates().and_then(|chain| Certified::of(chain.first()?));
     let protocol = HttpVersion::from_alpn(session.alpn_protocol());
     let router = server.router();
     let handler = move |request: Request<Incoming>| {
@@ -141,16 +143,25 @@ async fn serve_connection(
 
 /// Identity in a client certificate: the common name is the user, organizations are groups. The TLS
 /// handshake has already verified the certificate.
-fn subject(certificate: &[u8]) -> Option<Identity> {
-    let digest = Sha256::digest(certificate);
-    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let extra = BTreeMap::from([(CREDENTIAL, vec![format!("X509SHA256={digest}")])]);
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let subject = certificate.subject();
-    let user = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
-    let groups = subject.iter_organization().filter_map(|name| name.as_str().ok());
-    let groups = groups.chain([AUTHENTICATED]).map(str::to_owned).collect();
-    Some(Identity { user, uid: String::new(), groups, extra })
+struct Certified {
+    identity: Identity,
+    /// Seconds since 1970.
+    expires: i64,
+}
+
+impl Certified {
+    fn of(certificate: &[u8]) -> Option<Self> {
+        let digest = Sha256::digest(certificate);
+        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let extra = BTreeMap::from([(CREDENTIAL, vec![format!("X509SHA256={digest}")])]);
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let subject = certificate.subject();
+        let user = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
+        let groups = subject.iter_organization().filter_map(|name| name.as_str().ok());
+        let groups = groups.chain([AUTHENTICATED]).map(str::to_owned).collect();
+        let expires = certificate.validity().not_after.timestamp();
+        Some(Self { identity: Identity { user, uid: String::new(), groups, extra }, expires })
+    }
 }
 
 #[cfg(test)]
@@ -170,11 +181,12 @@ mod tests {
     use tokio_rustls::client::TlsStream;
 
     use super::*;
+    use crate::authority::AuthorityUse;
     use crate::{Authority, Clock, Ids, Limits, Settings, Store};
 
     /// Returns a connection after its handshake; the task ends when the server has closed it.
     async fn connect(protocol: &str) -> (TlsStream<DuplexStream>, tokio::task::JoinHandle<()>) {
-        let authority = Authority::create().unwrap();
+        let authority = Authority::create(AuthorityUse::Servers).unwrap();
         let pair = authority.server(&[], &[IpAddr::V4(Ipv4Addr::LOCALHOST)]).unwrap();
         let acceptor = TlsAcceptor::from(authority.tls(&pair).unwrap());
         let store = Store::in_memory(Limits::default(), Clock::system()).unwrap();

@@ -24,6 +24,13 @@ impl CertificateValidity {
     }
 }
 
+/// Whether a certificate that this program issued must be replaced: half of its time is over, or the
+/// clock was set back to before it.
+pub fn is_due(validity: CertificateValidity, now: Timestamp) -> bool {
+    let half = validity.until.duration_since(validity.from) / 2;
+    now < validity.from || validity.from.checked_add(half).is_ok_and(|half| now >= half)
+}
+
 /// Signer of the node's client certificates.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 
@@ -49,6 +56,15 @@ pub const NODES_GROUP: &str = "system:nodes";
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn issued_certificate_is_replaced_at_half_of_its_time() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let validity = CertificateValidity { from: at(1000), until: at(3000) };
+        for (now, due) in [(999, true), (1000, false), (1999, false), (2000, true), (9999, true)] {
+            assert_eq!(is_due(validity, at(now)), due, "{now}");
+        }
+    }
 
     #[test]
     fn old_cluster_gets_the_usages_it_approves() {

@@ -63,6 +63,8 @@ enum Command {
     Status(StatusArgs),
     /// List, load or remove the node's images
     Images(ImagesArgs),
+    /// Print a kubeconfig for another user of the node of `podwright up`, or revoke its permissions
+    Kubeconfig(KubeconfigArgs),
     /// Explain what a pod is waiting for, since when, what was tried, and the fix
     Why(WhyArgs),
     /// Replay a recorded decision and print the result and its reason
@@ -240,6 +242,72 @@ pub struct ImagesArgs {
     pub command: ImagesCommand,
 }
 
+#[derive(Clone, Debug, Args)]
+#[command(after_help = KUBECONFIG_HELP)]
+pub struct KubeconfigArgs {
+    /// State directory of `podwright up`
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR, value_hint = ValueHint::DirPath)]
+    pub state_dir: PathBuf,
+    /// Name of the user
+    #[arg(long, value_name = "NAME")]
+    pub user: String,
+    /// Role that the user gets
+    #[arg(long, value_name = "ROLE", default_value = "view")]
+    pub role: UserRole,
+    /// Namespace in which the user gets the role
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+    pub namespace: String,
+    /// Grant the role in all namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// Lifetime of the certificate, from 10m to 720h
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = parse_lifetime)]
+    pub expires: Duration,
+    /// Remove the user from all bindings instead
+    #[arg(long, conflicts_with_all = ["role", "namespace", "all_namespaces", "expires"])]
+    pub revoke: bool,
+}
+
+const KUBECONFIG_HELP: &str = "\
+Example:
+  podwright kubeconfig --user bob --role edit --expires 24h > bob.kubeconfig
+
+The roles are those of Kubernetes: view reads all but Secrets, edit also writes and runs
+commands in pods, admin also grants roles, each in its namespace; cluster-admin may do
+everything. A user that may create pods in a namespace without a Pod Security level is root
+on this machine. To revoke all certificates, that of podwright-admin too: podwright down,
+delete api/client-ca.crt and api/client-ca.key in the state directory, podwright up.";
+
+/// A role for `podwright kubeconfig`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UserRole {
+    View,
+    Edit,
+    Admin,
+    ClusterAdmin,
+}
+
+impl UserRole {
+    pub const fn cluster_role(self) -> &'static str {
+        match self {
+            Self::View => "view",
+            Self::Edit => "edit",
+            Self::Admin => "admin",
+            Self::ClusterAdmin => "cluster-admin",
+        }
+    }
+}
+
+fn parse_lifetime(text: &str) -> Result<Duration, String> {
+    let parsed: GoDuration = text.parse().map_err(|_| "not a duration such as 12h")?;
+    let duration = parsed.to_std();
+    let (least, most) = (Duration::from_secs(600), Duration::from_secs(720 * 3600));
+    if duration < least || duration > most {
+        return Err("must be from 10m to 720h".into());
+    }
+    Ok(duration)
+}
+
 #[derive(Clone, Debug, Subcommand)]
 pub enum ImagesCommand {
     /// Load images from OCI or Docker archives
@@ -371,6 +439,9 @@ fn run_command(arguments: Vec<OsString>) -> anyhow::Result<ExitCode> {
         Command::Reset(arguments) => commands::reset::run(&arguments),
         Command::Status(arguments) => commands::status::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Images(arguments) => commands::images::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Kubeconfig(arguments) => {
+            commands::kubeconfig::run(&arguments).map(|()| ExitCode::SUCCESS)
+        }
         Command::Why(arguments) => commands::why::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Plan { case } => commands::plan::run(&case).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),

@@ -3,6 +3,7 @@
 pub mod doctor;
 pub mod down;
 pub mod images;
+pub mod kubeconfig;
 pub mod kubelet;
 pub mod plan;
 pub mod reset;

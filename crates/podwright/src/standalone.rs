@@ -11,6 +11,7 @@ pub mod agent_connector;
 pub mod api;
 pub mod claim_directories;
 pub mod containerd;
+pub mod credentials;
 pub mod daemon;
 pub mod filter;
 pub mod kubeconfig;

@@ -5,10 +5,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::Request;
+use jiff::{SignedDuration, Timestamp};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use podwright_apiserver::authority::{Authority, CertificatePair};
+use podwright_apiserver::authority::{Authority, AuthorityUse, CertificatePair};
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use podwright_core::certificate::CertificateValidity;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +33,7 @@ enum Credentials<'a> {
 }
 
 async fn served() -> Served {
-    let authority = Authority::create().unwrap();
+    let authority = Authority::create(AuthorityUse::Clients).unwrap();
     let clock = Clock::system();
     let store = Store::in_memory(Limits::default(), clock.clone()).unwrap();
     let mut settings = Settings::new(clock, Ids::system());
@@ -90,19 +92,61 @@ impl Served {
 #[tokio::test]
 async fn client_certificate_identifies_the_user() {
     let served = served().await;
-    let admin = served.authority.client("me", &["system:masters"]).unwrap();
+    let admin = served.authority.client("me", &["system:masters"], hours(-1, 1)).unwrap();
     assert_eq!(served.ask(Credentials::Certificate(&admin), "/api/v1/pods").await.0, 200);
-    let guest = served.authority.client("guest", &[]).unwrap();
+    let guest = served.authority.client("guest", &[], hours(-1, 1)).unwrap();
     let (code, message) = served.ask(Credentials::Certificate(&guest), "/api/v1/pods").await;
     assert_eq!(code, 403);
     assert!(message.contains("User \"guest\" cannot list resource \"pods\""), "{message}");
 }
 
+fn hours(from: i64, until: i64) -> CertificateValidity {
+    let at = |hours| Timestamp::now() + SignedDuration::from_hours(hours);
+    CertificateValidity { from: at(from), until: at(until) }
+}
+
+#[tokio::test]
+async fn expired_certificate_is_refused() {
+    let served = served().await;
+    for validity in [hours(-2, -1), hours(1, 2)] {
+        let old = served.authority.client("me", &["system:masters"], validity).unwrap();
+        let request = Request::get("/api/v1/pods").body(Vec::new()).unwrap();
+        let client = served.client(Credentials::Certificate(&old)).await;
+        assert!(client.request_text(request).await.is_err(), "{validity:?}");
+    }
+}
+
+#[tokio::test]
+async fn open_connection_ends_with_the_certificate() {
+    let served = served().await;
+    let until = Timestamp::now() + SignedDuration::from_secs(3);
+    let validity = CertificateValidity { until, ..hours(-1, 1) };
+    let short = served.authority.client("me", &["system:masters"], validity).unwrap();
+    let client = served.client(Credentials::Certificate(&short)).await;
+    let ask = async || {
+        let request = Request::get("/api/v1/pods").body(Vec::new()).unwrap();
+        client.request_text(request).await
+    };
+    assert!(ask().await.is_ok());
+    let refused = async {
+        loop {
+            match ask().await {
+                Ok(_) => tokio::time::sleep(std::time::Duration::from_millis(100)).await,
+                Err(kube::Error::Api(status)) => return status.code,
+                // The connection was opened again, and the handshake refused.
+                Err(_) => return 401,
+            }
+        }
+    };
+    let code = tokio::time::timeout(std::time::Duration::from_secs(20), refused).await.unwrap();
+    assert_eq!(code, 401);
+}
+
 #[tokio::test]
 async fn certificate_of_another_authority_is_refused() {
     let served = served().await;
-    let other = Authority::create().unwrap();
-    let forged = other.client("me", &["system:masters"]).unwrap();
+    let other = Authority::create(AuthorityUse::Clients).unwrap();
+    let forged = other.client("me", &["system:masters"], hours(-1, 1)).unwrap();
     let request = Request::get("/api/v1/pods").body(Vec::new()).unwrap();
     let client = served.client(Credentials::Certificate(&forged)).await;
     assert!(client.request_text(request).await.is_err());

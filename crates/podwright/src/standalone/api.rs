@@ -9,18 +9,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use podwright_apiserver::access::MASTERS;
+use podwright_apiserver::authority::AuthorityUse;
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{
     ApiServer, Authority, ClaimDirectories, Clock, Identity, Ids, Limits, Settings, Store,
 };
+use podwright_core::certificate::CertificateValidity;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 
 use super::agent_connector::AgentConnector;
 use super::claim_directories::HostDirectories;
-use super::{Layout, kubeconfig, write_private};
+use super::credentials::{self, AdminKubeconfig};
+use super::{Layout, write_private};
 use crate::agent::ApiClients;
 
 /// Default port of the Kubernetes API server.
@@ -34,7 +36,6 @@ const NAMES: [&str; 5] = [
     "kubernetes.default.svc.cluster.local",
     "localhost",
 ];
-const ADMIN: &str = "podwright-admin";
 
 /// Addresses to listen on.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,8 @@ pub struct Api {
     listeners: Vec<TcpListener>,
     tls: Arc<ServerConfig>,
     agent_connector: Arc<AgentConnector>,
+    admin: AdminKubeconfig,
+    admin_validity: CertificateValidity,
 }
 
 impl Api {
@@ -59,10 +62,11 @@ impl Api {
         let directory = layout.api();
         let listeners = listen(&directory.join("port"), listen_options).await?;
         let port = listeners.first().context("no address to serve")?.local_addr()?.port();
-        let authority = authority(&directory)?;
+        let authority = authority(&directory, "ca", AuthorityUse::Servers)?;
+        let clients = credentials::authority(&directory)?;
         let mut addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         addresses.extend(listen_options.for_pods.map(IpAddr::V4));
-        let tls = authority.tls(&authority.server(&NAMES, &addresses)?)?;
+        let tls = clients.tls(&authority.server(&NAMES, &addresses)?)?;
         let clock = Clock::system();
         let store = Store::open(&directory.join("objects.redb"), Limits::default(), clock.clone())
             .context("cannot open the API objects of this node")?;
@@ -75,10 +79,11 @@ impl Api {
         settings.pod_connector = Some(agent_connector.clone());
         settings.token_key = Some(token_key(&directory.join("token.key"))?);
         let server = ApiServer::start(store, settings).await?;
-        let admin = authority.client(ADMIN, &[MASTERS])?;
         let url = format!("https://127.0.0.1:{port}");
-        kubeconfig::write(&layout.kubeconfig(), &url, authority.certificate(), &admin)?;
-        Ok(Self { server, listeners, tls, agent_connector })
+        let server_authority = authority.certificate().to_owned();
+        let admin = AdminKubeconfig::new(layout, url, server_authority, clients);
+        let admin_validity = admin.write()?;
+        Ok(Self { server, listeners, tls, agent_connector, admin, admin_validity })
     }
 
     /// Clients for the agent, with the permissions of its node.
@@ -94,7 +99,7 @@ impl Api {
 
     /// Serves until `stop` is cancelled, then closes connections gracefully.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { server, listeners, tls, agent_connector: _ } = self;
+        let Self { server, listeners, tls, agent_connector: _, admin, admin_validity } = self;
         let serving =
             listeners.into_iter().map(|listener| server.serve(listener, tls.clone(), stop.clone()));
         let shutdown = async {
@@ -104,6 +109,7 @@ impl Api {
         tokio::join!(
             futures::future::join_all(serving),
             server.run_controllers(stop.clone()),
+            admin.renew(admin_validity, stop.clone()),
             shutdown
         );
     }
@@ -179,15 +185,21 @@ fn listen_at(port: u16, for_pods: Option<Ipv4Addr>) -> std::io::Result<Vec<TcpLi
     Ok(listeners)
 }
 
-/// The certificate authority of this node, created if there is none.
-fn authority(directory: &Path) -> anyhow::Result<Authority> {
-    let (certificate, key) = (directory.join("ca.crt"), directory.join("ca.key"));
+/// A certificate authority of this node in `NAME.crt` and `NAME.key`, created if there is none.
+pub fn authority(
+    directory: &Path,
+    name: &str,
+    signs_for: AuthorityUse,
+) -> anyhow::Result<Authority> {
+    let file = |end: &str| directory.join(format!("{name}.{end}"));
+    let (certificate, key) = (file("crt"), file("key"));
     if let (Some(certificate), Some(key)) = (read(&certificate)?, read(&key)?) {
         let shown = directory.display();
-        return Authority::read(text(certificate)?, text(key)?)
-            .with_context(|| format!("ca.crt or ca.key in {shown} is corrupt. Fix: delete both"));
+        return Authority::read(signs_for, text(certificate)?, text(key)?).with_context(|| {
+            format!("{name}.crt or {name}.key in {shown} is corrupt. Fix: delete both")
+        });
     }
-    let authority = Authority::create()?;
+    let authority = Authority::create(signs_for)?;
     write_private(&key, authority.key().as_bytes())?;
     write_private(&certificate, authority.certificate().as_bytes())?;
     Ok(authority)
@@ -221,13 +233,18 @@ fn text(bytes: Vec<u8>) -> anyhow::Result<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::indexing_slicing)]
 mod tests {
+    use jiff::SignedDuration;
+    use podwright_apiserver::authority::CertificatePair;
+
+    use super::super::kubeconfig;
     use super::*;
 
     #[test]
     fn authority_and_token_key_are_created_once() {
         let directory = tempfile::tempdir().unwrap();
-        let first = authority(directory.path()).unwrap();
-        let again = authority(directory.path()).unwrap();
+        let made = || authority(directory.path(), "ca", AuthorityUse::Servers).unwrap();
+        let first = made();
+        let again = made();
         assert_eq!(first.certificate(), again.certificate());
         // a certificate signed by one is valid for the other
         let pair = again.server(&NAMES, &[]).unwrap();
@@ -240,6 +257,46 @@ mod tests {
         std::fs::write(&path, "short").unwrap();
         let refused = token_key(&path).unwrap_err().to_string();
         assert!(refused.contains("corrupt. Fix: delete it"), "{refused}");
+    }
+
+    /// The status code of a request with this certificate; none if the handshake is refused.
+    async fn ask(url: &str, authority: &str, pair: &CertificatePair) -> Option<u16> {
+        let text = kubeconfig::text(url, authority, "someone", pair);
+        let file = kube::config::Kubeconfig::from_yaml(&text).unwrap();
+        let options = kube::config::KubeConfigOptions::default();
+        let config = kube::Config::from_custom_kubeconfig(file, &options).await.unwrap();
+        let client = kube::Client::try_from(config).unwrap();
+        let request = http::Request::get("/api/v1/nodes").body(Vec::new()).unwrap();
+        match client.request_text(request).await {
+            Ok(_) => Some(200),
+            Err(kube::Error::Api(status)) => Some(status.code),
+            Err(_) => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn client_certificate_of_the_earlier_authority_is_refused() {
+        // given a node of 0.1.0, whose only authority signed a client certificate without an end
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path());
+        std::fs::create_dir(layout.api()).unwrap();
+        let earlier = authority(&layout.api(), "ca", AuthorityUse::Servers).unwrap();
+        let validity = credentials::valid_for(SignedDuration::from_hours(24 * 36_500)).unwrap();
+        let endless = earlier.client("podwright-admin", &["system:masters"], validity).unwrap();
+        // when this build starts
+        let options = ListenOptions { port: Some(0), for_pods: None };
+        let api = Api::open(&layout, options).await.unwrap();
+        let url = api.admin.url().to_owned();
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(api.run(stop.clone()));
+        // then only its own certificates are accepted, and the server's authority has not changed
+        assert_ne!(ask(&url, earlier.certificate(), &endless).await, Some(200));
+        let clients = credentials::authority(&layout.api()).unwrap();
+        let validity = credentials::valid_for(SignedDuration::from_hours(1)).unwrap();
+        let admin = clients.client("me", &["system:masters"], validity).unwrap();
+        assert_eq!(ask(&url, earlier.certificate(), &admin).await, Some(200));
+        stop.cancel();
+        running.await.unwrap();
     }
 
     #[tokio::test]

@@ -10,25 +10,21 @@ use podwright_apiserver::authority::CertificatePair;
 use super::write_private;
 
 /// Writes the kubeconfig, owned by the user that ran the command, directly or through sudo.
-pub fn write(
-    path: &Path,
-    server: &str,
-    authority: &str,
-    client: &CertificatePair,
-) -> anyhow::Result<()> {
-    write_private(path, text(server, authority, client).as_bytes())?;
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    write_private(path, text.as_bytes())?;
     if let Some((user, group)) = invoking_user() {
-        std::os::unix::fs::chown(path, Some(user), Some(group)).with_context(|| {
+        std::os::unix::fs::lchown(path, Some(user), Some(group)).with_context(|| {
             format!("cannot change the owner of {} to user {user}", path.display())
         })?;
     }
     Ok(())
 }
 
-fn text(server: &str, authority: &str, client: &CertificatePair) -> String {
+/// A kubeconfig for one user. The name of the user is checked by the caller.
+pub fn text(server: &str, authority: &str, user: &str, client: &CertificatePair) -> String {
     format!(
         "\
-# Written by podwright up; overwritten at every start.
+# Written by podwright. podwright up writes that of podwright-admin again before it expires.
 apiVersion: v1
 kind: Config
 current-context: podwright
@@ -38,7 +34,7 @@ clusters:
     server: {server}
     certificate-authority-data: {}
 users:
-- name: podwright-admin
+- name: \"{user}\"
   user:
     client-certificate-data: {}
     client-key-data: {}
@@ -46,7 +42,7 @@ contexts:
 - name: podwright
   context:
     cluster: podwright
-    user: podwright-admin
+    user: \"{user}\"
 ",
         BASE64_STANDARD.encode(authority),
         BASE64_STANDARD.encode(&client.certificate),
@@ -74,7 +70,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kubeconfig");
         let client = CertificatePair { certificate: "certificate".into(), key: "key".into() };
-        write(&path, "https://127.0.0.1:6443", "authority", &client).unwrap();
+        let text = text("https://127.0.0.1:6443", "authority", "bob@example.com", &client);
+        write(&path, &text).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let read = Kubeconfig::read_from(&path).unwrap();
