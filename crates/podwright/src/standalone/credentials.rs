@@ -80,9 +80,9 @@ impl AdminKubeconfig {
                         "kubeconfig: client certificate renewed");
                 }
                 Err(error) => {
-                    tracing::warn!(file = %self.path.display(), error = %format!("{error:#}"),
-                    until = %validity.until,
-                    "kubeconfig: renew client certificate failed, retrying in a minute")
+                    let error = format!("{error:#}");
+                    tracing::warn!(file = %self.path.display(), error, until = %validity.until,
+                        "kubeconfig: renew client certificate failed, retrying in a minute");
                 }
             }
         }
