@@ -87,6 +87,26 @@ impl Default for PodPolicy {
     }
 }
 
+/// Sum of the CPU requests of pods, in milli-CPUs. It is changed with each pod, so that no change
+/// goes through all pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuRequests(i128);
+
+impl CpuRequests {
+    pub fn of_pod(pod: &PodResources) -> Self {
+        Self(amount(&pod.requests(Overhead::Included), CPU).milli_value().into())
+    }
+
+    pub fn add(&mut self, pod: Self) {
+        self.0 = self.0.saturating_add(pod.0);
+    }
+
+    /// `pod` was added before.
+    pub fn remove(&mut self, pod: Self) {
+        self.0 = self.0.saturating_sub(pod.0);
+    }
+}
+
 impl CgroupConfig {
     /// Cgroup of a pod, the parent of its containers.
     pub fn for_pod(resources: &PodResources, class: QosClass, policy: PodPolicy) -> Self {
@@ -115,11 +135,9 @@ impl CgroupConfig {
     }
 
     /// Cgroup of all burstable pods: its CPU weight is the sum of their requests.
-    pub fn for_burstable<'a>(pods: impl IntoIterator<Item = &'a PodResources>) -> Self {
-        let milli = pods.into_iter().fold(0i64, |sum, pod| {
-            let requests = pod.requests(Overhead::Included);
-            sum.saturating_add(amount(&requests, CPU).milli_value())
-        });
+    pub fn for_burstable(requests: CpuRequests) -> Self {
+        let milli = requests.0.clamp(0, i64::MAX.into());
+        let milli = i64::try_from(milli).unwrap_or(i64::MAX);
         Self {
             cpu_shares: Some(shares_from_milli_cpu(milli)),
             hugepages: Hugepages::Unlimited,

@@ -291,10 +291,12 @@ impl PodManager {
         }
         let worker = Worker::new(handle, self.context.clone());
         let (ended, stop) = (self.ended.0.clone(), self.stop.clone());
+        // Not the pod: the task would hold its first version as long as the pod runs.
+        let uid = pod.uid.clone();
         self.workers.spawn(async move {
             match worker.run(stop).await {
                 // The receiver outlives this task.
-                WorkerOutcome::Finished => drop(ended.send(pod.uid.clone())),
+                WorkerOutcome::Finished => drop(ended.send(uid)),
                 WorkerOutcome::Stopped => {}
             }
         });

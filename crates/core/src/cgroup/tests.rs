@@ -171,9 +171,17 @@ fn huge_pages_are_limited_to_what_is_requested() {
 #[test]
 fn qos_cgroup_weight_is_the_sum_of_its_pods_requests() {
     let pods = [pod(&[("cpu=500m", "")]), pod(&[("cpu=1", ""), ("cpu=500m", "")])];
-    assert_eq!(CgroupConfig::for_burstable(&pods).cpu_shares, Some(2048));
-    assert_eq!(CgroupConfig::for_burstable(&pods).hugepages, Hugepages::Unlimited);
-    assert_eq!(CgroupConfig::for_burstable([]).cpu_shares, Some(2));
+    let mut sum = CpuRequests::default();
+    for pod in &pods {
+        sum.add(CpuRequests::of_pod(pod));
+    }
+    assert_eq!(CgroupConfig::for_burstable(sum).cpu_shares, Some(2048));
+    assert_eq!(CgroupConfig::for_burstable(sum).hugepages, Hugepages::Unlimited);
+    sum.remove(CpuRequests::of_pod(&pods[1]));
+    assert_eq!(CgroupConfig::for_burstable(sum).cpu_shares, Some(512));
+    sum.remove(CpuRequests::of_pod(&pods[0]));
+    assert_eq!(sum, CpuRequests::default());
+    assert_eq!(CgroupConfig::for_burstable(sum).cpu_shares, Some(2));
     assert_eq!(CgroupConfig::for_best_effort().cpu_shares, Some(2));
     assert_eq!(CgroupConfig::least_cpu().hugepages, Hugepages::Leave);
 }

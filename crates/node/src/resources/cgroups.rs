@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
-use podwright_core::cgroup::{CgroupConfig, CgroupName, CgroupNameError, PodPolicy, PodTree};
+use podwright_core::cgroup::{
+    CgroupConfig, CgroupName, CgroupNameError, CpuRequests, PodPolicy, PodTree,
+};
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
 use podwright_core::qos::{PodResources, QosClass, ResourceError, ResourceList};
@@ -42,6 +44,33 @@ struct PodCgroup {
     name: CgroupName,
     resources: PodResources,
     class: QosClass,
+    cpu_requests: CpuRequests,
+}
+
+/// The pods with a cgroup.
+#[derive(Default)]
+struct CountedPods {
+    pods: BTreeMap<PodUid, Arc<PodCgroup>>,
+    /// Sum of those of the burstable class.
+    burstable: CpuRequests,
+}
+
+impl CountedPods {
+    fn insert(&mut self, uid: &PodUid, pod: Arc<PodCgroup>) {
+        self.remove(uid);
+        if pod.class == QosClass::Burstable {
+            self.burstable.add(pod.cpu_requests);
+        }
+        self.pods.insert(uid.clone(), pod);
+    }
+
+    fn remove(&mut self, uid: &PodUid) {
+        if let Some(pod) = self.pods.remove(uid)
+            && pod.class == QosClass::Burstable
+        {
+            self.burstable.remove(pod.cpu_requests);
+        }
+    }
 }
 
 pub struct Cgroups {
@@ -50,7 +79,7 @@ pub struct Cgroups {
     policy: PodPolicy,
     /// Pods with a cgroup, as reported by their workers; the shares of the burstable class are the
     /// sum of these pods. Queries do not add pods.
-    pods: Mutex<BTreeMap<PodUid, Arc<PodCgroup>>>,
+    pods: Mutex<CountedPods>,
     orphans: OrphanedCgroups,
     /// The configuration last written for the burstable class. Locked while writing, so that an older
     /// sum is not written over a newer one.
@@ -227,12 +256,7 @@ impl Cgroups {
     /// The shares of the burstable class are the sum of its pods' requests.
     pub async fn refresh_classes(&self, when: Refresh) -> Result<(), CgroupError> {
         let mut written = self.burstable.lock().await;
-        let config = {
-            let pods = self.pods.lock();
-            let burstable =
-                pods.values().filter(|pod_cgroup| pod_cgroup.class == QosClass::Burstable);
-            CgroupConfig::for_burstable(burstable.map(|pod_cgroup| &pod_cgroup.resources))
-        };
+        let config = CgroupConfig::for_burstable(self.pods.lock().burstable);
         match when {
             Refresh::IfChanged if *written == Some(config.clone()) => return Ok(()),
             Refresh::IfChanged | Refresh::Anyway => *written = None,
@@ -253,12 +277,12 @@ impl Cgroups {
     }
 
     fn count(&self, pod: &Pod, pod_cgroup: Arc<PodCgroup>) {
-        self.pods.lock().insert(pod.uid.clone(), pod_cgroup);
+        self.pods.lock().insert(&pod.uid, pod_cgroup);
     }
 
     /// The values of a pod, cached or computed.
     fn pod_cgroup(&self, pod: &Pod) -> Result<Arc<PodCgroup>, PodCgroupError> {
-        let before = self.pods.lock().get(&pod.uid).cloned();
+        let before = self.pods.lock().pods.get(&pod.uid).cloned();
         if let Some(pod_cgroup) = &before
             && Arc::ptr_eq(&pod_cgroup.object, &pod.object)
         {
@@ -275,13 +299,23 @@ impl Cgroups {
             .tree
             .pod(class, &pod.uid)
             .map_err(|source| PodCgroupError::Name { pod: described(), source })?;
-        Ok(Arc::new(PodCgroup { object: pod.object.clone(), name, resources, class }))
+        #[cfg(test)]
+        EVALUATED.with(|count| count.set(count.get() + 1));
+        let cpu_requests = CpuRequests::of_pod(&resources);
+        let object = pod.object.clone();
+        Ok(Arc::new(PodCgroup { object, name, resources, class, cpu_requests }))
     }
 }
 
 fn failed(pod: &Pod) -> impl Fn(CgroupError) -> PodCgroupError {
     let pod = pod.name.to_string();
     move |source| PodCgroupError::Host { pod: pod.clone(), source: Box::new(source) }
+}
+
+#[cfg(test)]
+std::thread_local! {
+    /// Pods whose requests were evaluated.
+    static EVALUATED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 #[cfg(test)]
@@ -312,7 +346,7 @@ mod tests {
         let cgroups = cgroups(dir.path(), "cpuacct");
         let requests = serde_json::json!({ "resources": { "requests": { "cpu": "1" } } });
         let pod = pod("web").container_with("app", requests).build();
-        let counted = || cgroups.pods.lock().len();
+        let counted = || cgroups.pods.lock().pods.len();
 
         cgroups.name_of(&pod).unwrap();
         cgroups.parent(&pod).unwrap();
@@ -335,6 +369,36 @@ mod tests {
         assert_eq!(counted(), 0);
         assert!(cgroups.has_pod(&pod).await);
         assert_eq!(counted(), 1);
+    }
+
+    #[tokio::test]
+    async fn class_weight_follows_each_pod_without_visiting_the_others() {
+        for count in [10, 100] {
+            let dir = tempfile::tempdir().unwrap();
+            // A hierarchy without a file for the weight: what would be written is compared.
+            let cgroups = cgroups(dir.path(), "cpuacct");
+            let weight = async || cgroups.burstable.lock().await.as_ref().unwrap().cpu_shares;
+            let requesting = |number: u64, cpu: &str| {
+                let fields = serde_json::json!({ "resources": { "requests": { "cpu": cpu } } });
+                pod(&format!("p{number}")).container_with("c", fields).build()
+            };
+            let pods: Vec<Pod> = (0..count).map(|number| requesting(number, "1")).collect();
+            EVALUATED.set(0);
+            for pod in &pods {
+                cgroups.ensure_pod(pod).await.unwrap();
+            }
+            assert_eq!(weight().await, Some(1024 * count));
+            assert_eq!(EVALUATED.get(), pods.len(), "one evaluation per pod of {count}");
+            // A resize replaces the request of the pod, it does not add to it.
+            cgroups.ensure_pod(&requesting(0, "2")).await.unwrap();
+            assert_eq!(weight().await, Some(1024 * (count + 1)));
+            EVALUATED.set(0);
+            for pod in &pods {
+                cgroups.destroy_pod(pod).await.unwrap();
+            }
+            assert_eq!(weight().await, Some(2));
+            assert_eq!(EVALUATED.get(), 1, "only the pod that was resized");
+        }
     }
 
     #[tokio::test]

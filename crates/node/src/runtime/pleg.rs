@@ -333,8 +333,16 @@ impl Pleg {
         }
     }
 
+    /// Removes a pod from the cache. The last list then shows it as it was last observed, if that
+    /// was later: a pod that ended since would count as an orphan until the next relist.
     pub fn forget(&self, uid: &PodUid) {
-        self.cache.lock().remove(uid);
+        let forgotten = self.cache.lock().remove(uid);
+        let Some(observed) = forgotten.and_then(|state| state.borrow().clone()) else { return };
+        if self.relisted.borrow().is_some_and(|relist| relist.began < observed.as_of)
+            && let Some((_, listed)) = self.last.lock().get_mut(uid)
+        {
+            *listed = observed.listing();
+        }
     }
 
     fn owner(&self, id: &str) -> Option<PodUid> {
@@ -499,6 +507,25 @@ mod tests {
         assert!(pleg.owners.lock().contains_key("made"), "the list is older than the sandbox");
         pleg.replace_owners(&Listing::new(), at(3));
         assert!(pleg.owners.lock().is_empty(), "it is gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_that_ended_after_the_relist_is_not_alive_once_it_is_forgotten() {
+        let fake = Fake::start(FakeOptions::default());
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
+        let at = |second| Mono(Duration::from_secs(second));
+        let job = builders::pod("job").container("app").build();
+        let listed = builders::observed(&job).sandbox("s", 0, true).build().listing();
+        let ended = builders::observed(&job).sandbox("s", 0, false).build();
+        for (as_of, alive) in [(1, true), (3, false)] {
+            pleg.last.lock().insert(job.uid.clone(), (job.name.clone(), listed.clone()));
+            pleg.relisted.send_replace(Some(Relist { began: at(2) }));
+            let observed = Arc::new(ObservedPod { as_of: at(as_of), ..ended.clone() });
+            pleg.cache.lock().insert(job.uid.clone(), watch::Sender::new(Some(observed)));
+            pleg.forget(&job.uid);
+            assert_eq!(pleg.is_alive(&job.uid), alive, "observed at {as_of}, listed at 2");
+        }
     }
 
     #[tokio::test(start_paused = true)]

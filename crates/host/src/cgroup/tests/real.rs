@@ -72,7 +72,7 @@ async fn real_v1_pod_group_is_made_limited_measured_and_destroyed_with_its_proce
     let (cgroups, pods) = (&root.cgroups, root.pods());
     let uid = PodUid::new("1f2e-3d4c");
     let pod = pods.pod(QosClass::Burstable, &uid).unwrap();
-    let burstable = CgroupConfig::for_burstable([]);
+    let burstable = CgroupConfig::for_burstable(podwright_core::cgroup::CpuRequests::default());
     cgroups.ensure(&pods.class(QosClass::Burstable), &burstable).await.unwrap();
     let config = CgroupConfig { cpus: None, ..config() };
     assert!(!cgroups.exists(&pod).await.unwrap());
