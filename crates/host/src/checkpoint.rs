@@ -5,12 +5,16 @@
 //! that a torn or foreign file is detected. Such a file is moved aside, never deleted: the node
 //! goes on without it, and an administrator can still inspect it.
 
+mod incremental;
+
 use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
+
+pub use incremental::IncrementalCheckpoint;
 
 use crate::files::{Durability, FileError, Root};
 
@@ -60,6 +64,12 @@ struct Read<'a> {
     data: &'a RawValue,
 }
 
+/// Content that was read, and its checksum.
+struct Content<T> {
+    data: T,
+    checksum: String,
+}
+
 impl Checkpoint {
     /// `version` is that of the content's format: increase it when an old file must not be read.
     pub fn new(dir: Root, name: impl Into<String>, version: u32) -> Self {
@@ -67,13 +77,24 @@ impl Checkpoint {
     }
 
     pub fn save<T: Serialize>(&self, data: &T) -> Result<(), CheckpointError> {
-        let encode = |source| CheckpointError::Encode { name: self.name.clone(), source };
-        let data = serde_json::value::to_raw_value(data).map_err(encode)?;
-        let file = Written { version: self.version, sha256: checksum(&data), data: &data };
-        let bytes = serde_json::to_vec(&file).map_err(encode)?;
+        self.save_content(data).map(drop)
+    }
+
+    /// Returns the checksum of the content.
+    fn save_content<T: Serialize>(&self, data: &T) -> Result<String, CheckpointError> {
+        let (bytes, checksum) = self.encode(data)?;
         self.dir
             .write_atomic(&self.name, &bytes, 0o600, Durability::Disk)
-            .map_err(self.file_error())
+            .map_err(self.file_error())?;
+        Ok(checksum)
+    }
+
+    fn encode<T: Serialize>(&self, data: &T) -> Result<(Vec<u8>, String), CheckpointError> {
+        let encode = |source| CheckpointError::Encode { name: self.name.clone(), source };
+        let data = serde_json::value::to_raw_value(data).map_err(encode)?;
+        let sha256 = checksum(&data);
+        let file = Written { version: self.version, sha256: sha256.clone(), data: &data };
+        Ok((serde_json::to_vec(&file).map_err(encode)?, sha256))
     }
 
     /// The last saved content, or `None` if nothing was saved.
@@ -81,9 +102,13 @@ impl Checkpoint {
     /// After [`CheckpointError::Corrupt`] the file is moved aside: report the error and go on as
     /// for `None`.
     pub fn load<T: DeserializeOwned>(&self) -> Result<Option<T>, CheckpointError> {
+        Ok(self.load_content()?.map(|content| content.data))
+    }
+
+    fn load_content<T: DeserializeOwned>(&self) -> Result<Option<Content<T>>, CheckpointError> {
         let why = match self.dir.read(&self.name, MAX_BYTES) {
             Ok(bytes) => match self.decode(&bytes) {
-                Ok(data) => return Ok(Some(data)),
+                Ok(content) => return Ok(Some(content)),
                 Err(why) => why,
             },
             Err(error) if error.is_not_found() => return Ok(None),
@@ -104,7 +129,7 @@ impl Checkpoint {
         self.dir.remove_file(&self.name).map_err(self.file_error())
     }
 
-    fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, String> {
+    fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<Content<T>, String> {
         let read: Read<'_> =
             serde_json::from_slice(bytes).map_err(|error| format!("not a checkpoint: {error}"))?;
         if read.version != self.version {
@@ -113,8 +138,9 @@ impl Checkpoint {
         if read.sha256 != checksum(read.data) {
             return Err("checksum does not match the content".to_owned());
         }
-        serde_json::from_str(read.data.get())
-            .map_err(|error| format!("unexpected content: {error}"))
+        let data = serde_json::from_str(read.data.get())
+            .map_err(|error| format!("unexpected content: {error}"))?;
+        Ok(Content { data, checksum: read.sha256 })
     }
 
     fn move_aside(&self) -> Result<String, CheckpointError> {
@@ -270,7 +296,7 @@ mod tests {
             let (_dir, checkpoint) = checkpoint(1);
             // Only the saved content is accepted.
             if let Ok(read) = checkpoint.decode::<Content>(&bytes) {
-                assert_eq!(read, content());
+                assert_eq!(read.data, content());
             }
         }
     }

@@ -272,6 +272,15 @@ impl Root {
         }
     }
 
+    /// Appends to an existing file and syncs it. After an error a part of `bytes` may be in it.
+    pub fn append(&self, path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
+        let path = path.as_ref();
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mut file = File::from(self.open_at("append to", path, flags, Links::Refuse)?);
+        change::write(&mut file, bytes).map_err(|source| self.error("append to", path, source))?;
+        file.sync_data().map_err(|source| self.error("sync", path, source))
+    }
+
     /// Removes temporary files that an earlier process left when it was killed in
     /// [`Self::write_atomic`].
     pub fn sweep_temporaries(&self, path: impl AsRef<Path>) -> Result<()> {

@@ -17,7 +17,7 @@ use podwright_core::status::manager::PodLeftovers;
 use podwright_core::users::UserRange;
 use podwright_cri as cri;
 use podwright_host::cgroup::{CgroupError, Cgroups as HostCgroups};
-use podwright_host::checkpoint::Checkpoint;
+use podwright_host::checkpoint::{Checkpoint, IncrementalCheckpoint};
 use podwright_host::clock::Clock;
 use podwright_host::files::{FileError, Root};
 use tokio::sync::{mpsc, watch};
@@ -216,6 +216,7 @@ impl Node {
         };
         let root = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
         let checkpoint = Checkpoint::new(root, admission::FILE, admission::VERSION);
+        let checkpoint = IncrementalCheckpoint::new(checkpoint)?;
         let admission = Admission::new(admission_settings, checkpoint, own_node, node.clone());
         let addresses = NodeAddresses { host_ips: config.facts.host_ips.clone() };
         let means = images::ImageDependencies {

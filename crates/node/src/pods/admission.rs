@@ -16,7 +16,7 @@ use podwright_core::node_status::{Pressure, Settings, registration, resources::i
 use podwright_core::pod::{Pod, Source};
 use podwright_core::qos::ResourceList;
 use podwright_core::quantity::Quantity;
-use podwright_host::checkpoint::{Checkpoint, CheckpointError};
+use podwright_host::checkpoint::{CheckpointError, IncrementalCheckpoint};
 use podwright_host::threads;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
@@ -53,12 +53,49 @@ struct Decisions {
     rejected: BTreeMap<PodUid, Rejection>,
 }
 
+/// A line of the change log: all that is decided about one pod.
+#[derive(Debug, Serialize, Deserialize)]
+struct Change {
+    #[serde(rename = "uid")]
+    uid: PodUid,
+    #[serde(rename = "admitted")]
+    admitted: bool,
+    #[serde(rename = "rejected")]
+    rejected: Option<Rejection>,
+}
+
+impl Decisions {
+    fn apply(&mut self, change: Change) {
+        let Change { uid, admitted, rejected } = change;
+        match rejected {
+            Some(rejection) => drop(self.rejected.insert(uid.clone(), rejection)),
+            None => drop(self.rejected.remove(&uid)),
+        }
+        if admitted {
+            self.admitted.insert(uid)
+        } else {
+            self.admitted.remove(&uid)
+        };
+    }
+
+    fn change(&self, uid: &PodUid) -> Change {
+        let rejected = self.rejected.get(uid).cloned();
+        Change { uid: uid.clone(), admitted: self.admitted.contains(uid), rejected }
+    }
+
+    fn is_known(&self, uid: &PodUid) -> bool {
+        self.admitted.contains(uid) || self.rejected.contains_key(uid)
+    }
+}
+
 pub struct Admission {
     settings: AdmissionSettings,
     own_node: watch::Receiver<OwnNode>,
     state: watch::Receiver<NodeState>,
     decided: Mutex<Decisions>,
-    checkpoint: Checkpoint,
+    /// Pods whose decision on disk is missing or outdated.
+    unsaved: Mutex<BTreeSet<PodUid>>,
+    checkpoint: IncrementalCheckpoint,
     changed: Notify,
 }
 
@@ -67,11 +104,11 @@ impl Admission {
     /// from the runtime.
     pub fn new(
         settings: AdmissionSettings,
-        checkpoint: Checkpoint,
+        checkpoint: IncrementalCheckpoint,
         own_node: watch::Receiver<OwnNode>,
         state: watch::Receiver<NodeState>,
     ) -> Self {
-        let decided = match checkpoint.load() {
+        let decided = match checkpoint.load(Decisions::apply) {
             Ok(decided) => decided.unwrap_or_default(),
             Err(error @ CheckpointError::Corrupt { .. }) => {
                 tracing::warn!(%error, "read admission checkpoint failed, only running pods count as admitted");
@@ -87,7 +124,8 @@ impl Admission {
             }
         };
         let decided = Mutex::new(decided);
-        Self { settings, own_node, state, decided, checkpoint, changed: Notify::new() }
+        let (unsaved, changed) = (Mutex::default(), Notify::new());
+        Self { settings, own_node, state, decided, unsaved, checkpoint, changed }
     }
 
     /// Notified when the Node object changes.
@@ -128,42 +166,78 @@ impl Admission {
                 decided.rejected.insert(uid.clone(), rejection.clone()) != Some(rejection.clone())
             }
         };
+        drop(decided);
         if changed {
-            self.changed.notify_one();
+            self.note_unsaved(uid);
+        }
+    }
+
+    /// Removes the decision about a pod that is no longer known.
+    pub fn forget(&self, uid: &PodUid) {
+        let mut decided = self.decided.lock();
+        if decided.is_known(uid) {
+            decided.admitted.remove(uid);
+            decided.rejected.remove(uid);
+            drop(decided);
+            self.note_unsaved(uid);
         }
     }
 
     /// Removes the decisions about unknown pods.
     pub fn retain(&self, known: impl Fn(&PodUid) -> bool) {
-        let mut decided = self.decided.lock();
-        let before = decided.admitted.len() + decided.rejected.len();
-        decided.admitted.retain(|uid| known(uid));
-        decided.rejected.retain(|uid, _| known(uid));
-        if decided.admitted.len() + decided.rejected.len() != before {
-            self.changed.notify_one();
+        let gone: Vec<PodUid> = {
+            let decided = self.decided.lock();
+            let all = decided.admitted.iter().chain(decided.rejected.keys());
+            all.filter(|uid| !known(uid)).cloned().collect()
+        };
+        for uid in gone {
+            self.forget(&uid);
         }
     }
 
-    /// Writes changes to the checkpoint until stopped. Several changes are one write; a decision
-    /// that was lost is made again.
+    /// Called after the change.
+    fn note_unsaved(&self, uid: &PodUid) {
+        self.unsaved.lock().insert(uid.clone());
+        self.changed.notify_one();
+    }
+
+    /// Writes changes to the checkpoint until stopped, and then all in one file. Several changes are
+    /// one write; a decision that was lost is made again.
     pub async fn keep(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             loop {
                 self.changed.notified().await;
                 tokio::time::sleep(FLUSH_DELAY).await;
                 let this = self.clone();
-                // Writing may block.
-                let saved = threads::blocking(move || {
-                    let decided = this.decided.lock().clone();
-                    this.checkpoint.save(&decided)
-                });
-                if let Ok(Err(error)) = saved.await {
-                    let error = crate::error_chain::chain(&error);
-                    tracing::warn!(error, "write admission checkpoint failed");
-                }
+                // Writing may block. `save` logs its errors.
+                let _ = threads::blocking(move || this.save()).await;
             }
         };
         stop.run_until_cancelled(work).await;
+        let merged = threads::blocking(move || {
+            self.save();
+            self.checkpoint.merge(|| self.decided.lock().clone())
+        });
+        if let Ok(Err(error)) = merged.await {
+            report(&error);
+        }
+    }
+
+    /// Writes the changes that are not on disk yet.
+    fn save(&self) {
+        let uids = std::mem::take(&mut *self.unsaved.lock());
+        if uids.is_empty() {
+            return;
+        }
+        let (changes, count) = {
+            let decided = self.decided.lock();
+            let changes: Vec<Change> = uids.iter().map(|uid| decided.change(uid)).collect();
+            (changes, decided.admitted.len() + decided.rejected.len())
+        };
+        if let Err(error) = self.checkpoint.save(&changes, count, || self.decided.lock().clone()) {
+            self.unsaved.lock().extend(uids);
+            report(&error);
+        }
     }
 
     /// The node as in its Node object, or as it will be registered.
@@ -199,10 +273,16 @@ impl Admission {
     }
 }
 
+fn report(error: &CheckpointError) {
+    let error = crate::error_chain::chain(error);
+    tracing::warn!(error, "write admission checkpoint failed, retrying with the next decision");
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use podwright_core::builders::pod;
+    use podwright_host::checkpoint::Checkpoint;
     use podwright_host::files::Root;
     use tempfile::TempDir;
 
@@ -223,6 +303,7 @@ mod tests {
         let (shown, node) = watch::channel(OwnNode::default());
         let (_, state) = watch::channel(NodeState::default());
         let checkpoint = Checkpoint::new(Root::open(directory.path()).unwrap(), FILE, VERSION);
+        let checkpoint = IncrementalCheckpoint::new(checkpoint).unwrap();
         (Arc::new(Admission::new(settings(joined), checkpoint, node, state)), shown)
     }
 
@@ -257,6 +338,30 @@ mod tests {
             r#"{"admitted":["a","b"],"rejected":{"c":{"reason":"OutOfcpu","message":"full"}}}"#;
         let decided: Decisions = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&decided).unwrap(), text);
+    }
+
+    #[test]
+    fn decisions_of_a_large_node_survive_a_restart() {
+        let directory = TempDir::new().unwrap();
+        let (first, _) = admission(&directory, false);
+        let uid = |number: u32| PodUid::new(format!("pod-{number}"));
+        let rejection = Rejection { reason: "OutOfpods".into(), message: "full".into() };
+        for number in 0..300 {
+            let outcome = if number % 3 == 0 { Err(&rejection) } else { Ok(()) };
+            first.record(&uid(number), outcome);
+            first.save();
+        }
+        first.forget(&uid(3));
+        first.forget(&uid(4));
+        first.save();
+        assert!(directory.path().join(format!("{FILE}.changes")).exists());
+        let (second, _) = admission(&directory, false);
+        for number in 0..300 {
+            let (before, after) =
+                (first.earlier_decision(&uid(number)), second.earlier_decision(&uid(number)));
+            assert_eq!(before, after, "of {number}");
+            assert_eq!(after.is_none(), number == 3 || number == 4);
+        }
     }
 
     #[test]

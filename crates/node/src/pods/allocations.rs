@@ -5,7 +5,7 @@
 //! is written before it is applied, by the caller that applies it. Initial allocations and deferred
 //! resizes are written with a delay.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use podwright_core::resize::{
     AllocatedResources, Amounts, PendingReason, PendingResize, ResizeProgress, ResizeState,
     Resource,
 };
-use podwright_host::checkpoint::{Checkpoint, CheckpointError};
+use podwright_host::checkpoint::{Checkpoint, CheckpointError, IncrementalCheckpoint};
 use podwright_host::files::{FileError, Root};
 use podwright_host::threads;
 use serde::{Deserialize, Serialize};
@@ -34,9 +34,9 @@ const FLUSH_DELAY: Duration = Duration::from_secs(1);
 
 pub struct Allocations {
     state: Mutex<AllocationState>,
-    checkpoint: Checkpoint,
-    /// The version on disk. Locked while writing: an older version must not replace a newer one.
-    on_disk: Mutex<u64>,
+    checkpoint: IncrementalCheckpoint,
+    /// Locked while writing: an older version must not replace a newer one.
+    writing: Mutex<()>,
     changed: Notify,
 }
 
@@ -45,8 +45,20 @@ type Records = BTreeMap<PodUid, Record>;
 #[derive(Default)]
 struct AllocationState {
     records: Records,
-    /// Increased by every change.
-    version: u64,
+    /// Pods whose record on disk is missing or outdated.
+    unsaved: BTreeSet<PodUid>,
+    /// Pods with a deferred resize.
+    deferred: BTreeSet<PodUid>,
+}
+
+/// A line of the change log.
+#[derive(Debug, Serialize, Deserialize)]
+struct Change {
+    #[serde(rename = "uid")]
+    uid: PodUid,
+    /// `None`: the pod is gone.
+    #[serde(rename = "record")]
+    record: Option<Record>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -55,6 +67,35 @@ struct Record {
     grant: AllocatedResources,
     #[serde(rename = "resizing")]
     resizing: Arc<ResizeState>,
+}
+
+impl Record {
+    fn is_deferred(&self) -> bool {
+        let pending = self.resizing.pending.as_ref();
+        pending.is_some_and(|pending| pending.why == PendingReason::Deferred)
+    }
+}
+
+impl AllocationState {
+    fn new(records: Records) -> Self {
+        let deferred = records.iter().filter(|(_, record)| record.is_deferred());
+        let deferred = deferred.map(|(uid, _)| uid.clone()).collect();
+        Self { records, unsaved: BTreeSet::new(), deferred }
+    }
+
+    /// Sets or removes the record of a pod.
+    fn set(&mut self, uid: &PodUid, record: Option<Record>) {
+        if record.as_ref().is_some_and(Record::is_deferred) {
+            self.deferred.insert(uid.clone());
+        } else {
+            self.deferred.remove(uid);
+        }
+        match record {
+            Some(record) => drop(self.records.insert(uid.clone(), record)),
+            None => drop(self.records.remove(uid)),
+        }
+        self.unsaved.insert(uid.clone());
+    }
 }
 
 /// The result of a resize request.
@@ -75,7 +116,12 @@ impl Allocations {
     /// Reads the checkpoint. A corrupt file counts as missing.
     pub fn open(root_dir: &Path) -> Result<Arc<Self>, FileError> {
         let checkpoint = Checkpoint::new(Root::open(root_dir)?, FILE, VERSION);
-        let records = match checkpoint.load() {
+        let checkpoint = IncrementalCheckpoint::new(checkpoint)?;
+        let apply = |records: &mut Records, Change { uid, record }| match record {
+            Some(record) => drop(records.insert(uid, record)),
+            None => drop(records.remove(&uid)),
+        };
+        let records = match checkpoint.load(apply) {
             Ok(records) => records.unwrap_or_default(),
             Err(error @ (CheckpointError::Corrupt { .. } | CheckpointError::Encode { .. })) => {
                 tracing::error!(%error, "read allocation checkpoint failed, allocated resources are unknown");
@@ -84,14 +130,14 @@ impl Allocations {
             Err(CheckpointError::File { source, .. }) => return Err(source),
         };
         Ok(Arc::new(Self {
-            state: Mutex::new(AllocationState { records, version: 0 }),
+            state: Mutex::new(AllocationState::new(records)),
             checkpoint,
-            on_disk: Mutex::new(0),
+            writing: Mutex::default(),
             changed: Notify::new(),
         }))
     }
 
-    /// Writes changes to the checkpoint with a delay until stopped.
+    /// Writes changes to the checkpoint with a delay until stopped, and then all in one file.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let work = async {
             loop {
@@ -101,6 +147,8 @@ impl Allocations {
             }
         };
         stop.run_until_cancelled(work).await;
+        // `merge` logs its errors.
+        let _ = threads::blocking(move || self.merge()).await;
     }
 
     /// Returns when all current allocations are on disk. Only the caller waits for the write.
@@ -126,8 +174,8 @@ impl Allocations {
             let mut state = self.state.lock();
             if !state.records.contains_key(&pod.uid) {
                 let record = Record { grant: AllocatedResources::of(pod), ..Record::default() };
-                state.records.insert(pod.uid.clone(), record);
-                self.changed(&mut state);
+                state.set(&pod.uid, Some(record));
+                self.changed.notify_one();
             }
         }
         self.granted(pod)
@@ -143,7 +191,7 @@ impl Allocations {
         now: Timestamp,
     ) -> ResizeDecision {
         let mut state = self.state.lock();
-        let Some(record) = state.records.get_mut(&pod.uid) else { return ResizeDecision::Nothing };
+        let Some(record) = state.records.get(&pod.uid) else { return ResizeDecision::Nothing };
         let differs = record.grant.differs(pod);
         if !differs && record.resizing.pending.is_none() {
             return ResizeDecision::Nothing;
@@ -171,8 +219,8 @@ impl Allocations {
             ResizeDecision::Nothing
         };
         if *record != after {
-            *record = after;
-            self.changed(&mut state);
+            state.set(&pod.uid, Some(after));
+            self.changed.notify_one();
         }
         decision
     }
@@ -184,13 +232,7 @@ impl Allocations {
 
     /// Pods with a deferred resize.
     pub fn deferred(&self) -> Vec<PodUid> {
-        let deferred = |record: &Record| {
-            let pending = record.resizing.pending.as_ref();
-            pending.is_some_and(|pending| pending.why == PendingReason::Deferred)
-        };
-        let state = self.state.lock();
-        let records = state.records.iter();
-        records.filter(|(_, record)| deferred(record)).map(|(uid, _)| uid.clone()).collect()
+        self.state.lock().deferred.iter().cloned().collect()
     }
 
     /// Records that a container is about to be created with the allocated resources.
@@ -234,61 +276,86 @@ impl Allocations {
         self.note(uid, |resizing| resizing.progress = None);
     }
 
+    /// Removes the record of a pod that is no longer known.
+    pub fn forget(&self, uid: &PodUid) {
+        let mut state = self.state.lock();
+        if state.records.contains_key(uid) {
+            state.set(uid, None);
+            self.changed.notify_one();
+        }
+    }
+
     /// Removes pods that are no longer known.
     pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
-        let mut state = self.state.lock();
-        let before = state.records.len();
-        state.records.retain(|uid, _| keep(uid));
-        if state.records.len() != before {
-            self.changed(&mut state);
+        let gone: Vec<PodUid> = {
+            let state = self.state.lock();
+            state.records.keys().filter(|uid| !keep(uid)).cloned().collect()
+        };
+        for uid in gone {
+            self.forget(&uid);
         }
     }
 
     /// Changes a record; during a resize it is written at once. Returns whether it changed.
     fn note(&self, uid: &PodUid, change: impl FnOnce(&mut ResizeState)) -> bool {
         let mut state = self.state.lock();
-        let Some(record) = state.records.get_mut(uid) else { return false };
+        let Some(record) = state.records.get(uid) else { return false };
         let mut resizing = (*record.resizing).clone();
         let in_progress = resizing.progress.is_some();
         change(&mut resizing);
         if *record.resizing == resizing {
             return false;
         }
-        record.resizing = Arc::new(resizing);
-        self.changed(&mut state);
+        let record = Record { grant: record.grant.clone(), resizing: Arc::new(resizing) };
+        state.set(uid, Some(record));
         drop(state);
+        self.changed.notify_one();
         if in_progress {
             threads::in_place(|| self.save());
         }
         true
     }
 
-    fn changed(&self, state: &mut AllocationState) {
-        state.version += 1;
-        self.changed.notify_one();
-    }
-
     /// Writes the changes that are not on disk yet. Readers do not wait for it.
     fn save(&self) {
-        let mut on_disk = self.on_disk.lock();
-        let (records, version) = {
-            let state = self.state.lock();
-            if state.version == *on_disk {
-                return;
-            }
-            (state.records.clone(), state.version)
+        let _writing = self.writing.lock();
+        let (uids, changes, count) = {
+            let mut state = self.state.lock();
+            let uids = std::mem::take(&mut state.unsaved);
+            let change =
+                |uid: &PodUid| Change { uid: uid.clone(), record: state.records.get(uid).cloned() };
+            let changes: Vec<Change> = uids.iter().map(change).collect();
+            (uids, changes, state.records.len())
         };
-        match self.checkpoint.save(&records) {
-            Ok(()) => *on_disk = version,
-            Err(error) => {
-                let error = crate::error_chain::chain(&error);
-                tracing::error!(
-                    error,
-                    "write allocation checkpoint failed, a restart of the agent may repeat a resize"
-                );
-            }
+        if uids.is_empty() {
+            return;
+        }
+        if let Err(error) = self.checkpoint.save(&changes, count, || self.records()) {
+            self.state.lock().unsaved.extend(uids);
+            report(&error);
         }
     }
+
+    /// Writes all records to the file that earlier builds read.
+    fn merge(&self) {
+        self.save();
+        let _writing = self.writing.lock();
+        if let Err(error) = self.checkpoint.merge(|| self.records()) {
+            report(&error);
+        }
+    }
+
+    fn records(&self) -> Records {
+        self.state.lock().records.clone()
+    }
+}
+
+fn report(error: &CheckpointError) {
+    let error = crate::error_chain::chain(error);
+    tracing::error!(
+        error,
+        "write allocation checkpoint failed, a restart of the agent may repeat a resize"
+    );
 }
 
 /// Containers without a record run with the resources of the pod before this resize.
@@ -456,15 +523,47 @@ mod tests {
         allocations.save();
         let written =
             || std::fs::metadata(directory.path().join(FILE)).unwrap().modified().unwrap();
-        let (before, version) = (written(), allocations.state.lock().version);
+        let before = written();
         for _ in 0..3 {
             assert!(matches!(
                 request(&allocations, &too_much),
                 ResizeDecision::Refused { is_new: false, .. }
             ));
+            assert!(allocations.state.lock().unsaved.is_empty());
             allocations.save();
         }
-        assert_eq!((written(), allocations.state.lock().version), (before, version));
+        assert_eq!(written(), before);
+        assert_eq!(allocations.deferred(), [too_much.uid.clone()]);
+        let again = Allocations::open(directory.path()).unwrap();
+        assert_eq!(again.deferred(), [too_much.uid.clone()], "after a restart");
+        request(&again, &pod_requesting("100m", 3));
+        assert!(again.deferred().is_empty(), "withdrawn");
+    }
+
+    #[test]
+    fn pods_of_a_large_node_survive_a_restart_and_a_downgrade() {
+        let directory = tempfile::tempdir().unwrap();
+        let named = |number: usize| Arc::new(pod(&format!("p{number}")).container("c").build());
+        let allocations = Allocations::open(directory.path()).unwrap();
+        for number in 0..300 {
+            allocations.admit(&named(number));
+            allocations.save();
+        }
+        allocations.forget(&named(7).uid);
+        allocations.save();
+        let log = directory.path().join(format!("{FILE}.changes"));
+        let text = std::fs::read_to_string(&log).unwrap();
+        let last = text.lines().last().unwrap();
+        let change = format!(r#""data":{{"uid":"{}","record":null}}"#, named(7).uid);
+        assert!(last.contains(&change), "{last}");
+        let again = Allocations::open(directory.path()).unwrap();
+        assert_eq!(again.records(), allocations.records());
+        assert_eq!(again.records().len(), 299);
+        again.merge();
+        assert!(!log.exists());
+        let root = Root::open(directory.path()).unwrap();
+        let base: Records = Checkpoint::new(root, FILE, VERSION).load().unwrap().unwrap();
+        assert_eq!(base, again.records(), "all that an earlier build reads");
     }
 
     #[test]
