@@ -533,9 +533,9 @@ mod tests {
             allocations.save();
         }
         assert_eq!(written(), before);
-        assert_eq!(allocations.deferred(), [too_much.uid.clone()]);
+        assert_eq!(allocations.deferred(), std::slice::from_ref(&too_much.uid));
         let again = Allocations::open(directory.path()).unwrap();
-        assert_eq!(again.deferred(), [too_much.uid.clone()], "after a restart");
+        assert_eq!(again.deferred(), std::slice::from_ref(&too_much.uid), "after a restart");
         request(&again, &pod_requesting("100m", 3));
         assert!(again.deferred().is_empty(), "withdrawn");
     }
