@@ -1,5 +1,7 @@
 //! Pod admission: sets or validates service account, priority, runtime class and tolerations.
 
+mod pod_security;
+
 use podwright_core::pod::ANNOTATION_MIRROR;
 use serde_json::{Value, json};
 

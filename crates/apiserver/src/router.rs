@@ -22,7 +22,7 @@ use crate::request::{self, PathError, RequestInfo, Target};
 use crate::rest::{PatchBody, read_only};
 use crate::server::ApiServer;
 use crate::status::{ApiError, Details, success};
-use crate::{connect, decode, discovery, events, protobuf, strategy};
+use crate::{connect, decode, defaults, discovery, events, protobuf, strategy};
 
 /// Maximum body size, as in kube-apiserver.
 const MAX_BODY_BYTES: usize = 3 << 20;
@@ -255,8 +255,12 @@ impl Call<'_> {
         let object = events::to_stored(self.info.resource, decoded.object);
         self.server.restrict_create(identity, &self.info, &object)?;
         self.server.check_grant(identity, &self.info, None, &object)?;
+        let mut warnings = decoded.warnings;
+        let mut defaulted = object.clone();
+        defaulted.edit(|value| defaults::apply(events::stored_as(self.info.resource), value));
+        warnings.extend(self.server.check_pod_security(identity, &self.info, None, &defaulted)?);
         let stored = self.server.create(&self.info, object, options.dry_run).await?;
-        Ok(self.written(StatusCode::CREATED, stored, &decoded.warnings))
+        Ok(self.written(StatusCode::CREATED, stored, &warnings))
     }
 
     fn issue_token(&self, identity: &Identity, body: &[u8]) -> Result<Response, ApiError> {
@@ -289,7 +293,8 @@ impl Call<'_> {
         let object = events::to_stored(self.info.resource, decoded.object);
         let updated = self.server.update(identity, &self.info, object, options.dry_run).await?;
         let code = if updated.created { StatusCode::CREATED } else { StatusCode::OK };
-        Ok(self.written(code, updated.object, &decoded.warnings))
+        let warnings = [decoded.warnings, updated.warnings].concat();
+        Ok(self.written(code, updated.object, &warnings))
     }
 
     async fn patch(&self, identity: &Identity, text: Bytes) -> Result<Response, ApiError> {

@@ -14,7 +14,7 @@
 //! - which pod's start or image pull goes next: [`start_order`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
-//! - who may do what in the embedded API: [`rbac`]
+//! - who may do what in the embedded API: [`rbac`]; which pods a namespace allows: [`pod_security`]
 
 pub mod admission;
 pub mod attempts;
@@ -36,6 +36,7 @@ pub mod observed;
 pub mod packet_filter;
 pub mod plan;
 pub mod pod;
+pub mod pod_security;
 pub mod probe;
 pub mod qos;
 pub mod quantity;

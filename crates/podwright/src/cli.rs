@@ -274,8 +274,8 @@ Example:
 
 The roles are those of Kubernetes: view reads all but Secrets, edit also writes and runs
 commands in pods, admin also grants roles, each in its namespace; cluster-admin may do
-everything. A user that may create pods in a namespace without a Pod Security level is root
-on this machine. To revoke all certificates, that of podwright-admin too: podwright down,
+everything. A user that may create pods in a namespace with the Pod Security level privileged
+is root on this machine. To revoke all certificates, that of podwright-admin too: podwright down,
 delete api/client-ca.crt and api/client-ca.key in the state directory, podwright up.";
 
 /// A role for `podwright kubeconfig`.

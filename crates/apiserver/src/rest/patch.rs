@@ -39,7 +39,7 @@ impl ApiServer {
         }
         let patch = read(body)?;
         let warnings = Mutex::new(Vec::new());
-        let object = self
+        let (object, more) = self
             .rewrite(identity, info, options.dry_run, |old| {
                 let original = events::from_stored(info.resource, old.clone());
                 let patched =
@@ -63,7 +63,7 @@ impl ApiServer {
                 Ok(new)
             })
             .await?;
-        Ok((object, warnings.into_inner()))
+        Ok((object, [warnings.into_inner(), more].concat()))
     }
 }
 

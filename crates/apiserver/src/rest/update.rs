@@ -19,6 +19,8 @@ use super::{
 pub struct Updated {
     pub object: Object,
     pub created: bool,
+    /// Warnings for the client.
+    pub warnings: Vec<String>,
 }
 
 impl ApiServer {
@@ -60,22 +62,22 @@ impl ApiServer {
                 self.check_grant(identity, info, None, &object)?;
                 object.set_meta("resourceVersion", None);
                 let object = self.create(info, object, dry_run).await?;
-                Ok(Updated { object, created: true })
+                Ok(Updated { object, created: true, warnings: Vec::new() })
             }
             Err(error) => Err(error),
-            Ok(object) => Ok(Updated { object, created: false }),
+            Ok((object, warnings)) => Ok(Updated { object, created: false, warnings }),
         }
     }
 
     /// Reads the object, applies `change`, validates and writes the result. If the client gave a
-    /// version, the object must still have it.
+    /// version, the object must still have it. Returns warnings for the client, too.
     pub(super) async fn rewrite(
         &self,
         identity: &Identity,
         info: &RequestInfo,
         dry_run: bool,
         change: impl Fn(&Object) -> Result<Object, ApiError>,
-    ) -> Result<Object, ApiError> {
+    ) -> Result<(Object, Vec<String>), ApiError> {
         let resource = info.resource;
         let stored_as = events::stored_as(resource);
         let subresource = info.subresource.map(|sub| sub.name);
@@ -95,10 +97,11 @@ impl ApiServer {
             strategy::prepare_update(stored_as, subresource, &mut new, &old);
             new.set_meta("resourceVersion", old.meta().get("resourceVersion").cloned());
             new.set_type(stored_as);
+            let warnings = self.check_pod_security(identity, info, Some(&old), &new)?;
             let errors = validation::update(stored_as, subresource, new.value(), old.value());
             invalid(resource, &info.name, &errors)?;
             if new == old || dry_run {
-                return Ok(new);
+                return Ok((new, warnings));
             }
             let change = if nothing_holds(stored_as, &new) {
                 remove(key, revision, &new)
@@ -106,7 +109,9 @@ impl ApiServer {
                 put(key, Some((&old, revision)), &new)
             };
             match self.store().commit(vec![change]).await {
-                Ok(revisions) => return Ok(at_revision(new, revision_of(&revisions))),
+                Ok(revisions) => {
+                    return Ok((at_revision(new, revision_of(&revisions)), warnings));
+                }
                 Err(error) => lost_race(error)?,
             }
         }

@@ -12,6 +12,7 @@ mod hostile;
 mod kube_client;
 mod namespaces;
 mod paging;
+mod pod_security;
 mod rbac;
 mod serving;
 mod test_server;
