@@ -222,28 +222,33 @@ async fn agent_for_stopping(
     say: &impl Fn(&str),
 ) -> anyhow::Result<AgentLookup> {
     let agent = Agent::of(layout);
-    let running = agent.daemon().running()?;
-    let replaced = running.is_some();
-    if let Some(process) = running {
+    let mut replaced = false;
+    if let Some(process) = agent.daemon().running()? {
         let difference = agent.difference(&process, &record.up_options)?;
         let supervisor = agent.note()?.map_or(Supervisor::Podwright, |note| note.supervisor);
         let unfit = match difference {
-            Some(Difference::Build) if supervisor == Supervisor::Podwright => "is of another build",
+            Some(Difference::Build) if supervisor == Supervisor::Podwright => {
+                Some("is of another build")
+            }
             _ if stopping::wait_until_responding(layout, time.share(RESPONSE_TIMEOUT)).await? => {
                 return Ok(AgentLookup::Ready);
             }
-            _ => "does not respond",
+            // A killed process is still there for a moment.
+            _ if agent.daemon().running()?.is_none() => None,
+            _ => Some("does not respond"),
         };
-        match supervisor {
-            Supervisor::Podwright => {
+        match (unfit, supervisor) {
+            (None, _) => {}
+            (Some(unfit), Supervisor::Podwright) => {
                 say(&format!("the agent {unfit}; replacing it to stop the pods"));
+                replaced = true;
+                agent.daemon().stop(time.share(AGENT_STOP_TIMEOUT).max(MIN_KILL_TIMEOUT))?;
             }
-            Supervisor::External => bail!(
+            (Some(unfit), Supervisor::External) => bail!(
                 "it {unfit} and runs in the foreground as process {}; check where it was started",
                 process.pid
             ),
         }
-        agent.daemon().stop(time.share(AGENT_STOP_TIMEOUT).max(MIN_KILL_TIMEOUT))?;
         agent.forget();
     }
     let client = match &record.up_options.runtime {
