@@ -54,9 +54,11 @@ fn check(workspace: &Workspace) -> anyhow::Result<Vec<Finding>> {
     let members = workspace.members()?;
     let files = tree::files(&workspace.root)?;
     let sources = sources::read(&workspace.root, &files)?;
+    let pure = dependencies::PURE.iter().map(|member| Ok((*member, workspace.tree_of(member)?)));
+    let pure = pure.collect::<anyhow::Result<Vec<_>>>()?;
     Ok(vec![
         dependencies::layers(&members),
-        dependencies::purity(&workspace.tree_of(dependencies::PURE)?),
+        dependencies::purity(&pure),
         dependencies::bans(&workspace.packages(Edges::All)?),
         licences::allowed(&workspace.packages(Edges::Build)?),
         deny::has_the_same_lists(&workspace.root)?,

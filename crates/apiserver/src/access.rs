@@ -12,8 +12,8 @@ mod rules;
 
 use std::collections::BTreeMap;
 
-use podwright_core::rbac::{Decision, User};
-pub use podwright_core::rbac::{ObjectRequest as Attributes, Request as AccessRequest};
+use podwright_api::rbac::{Decision, User};
+pub use podwright_api::rbac::{ObjectRequest as Attributes, Request as AccessRequest};
 
 use crate::request::RequestInfo;
 use crate::server::ApiServer;

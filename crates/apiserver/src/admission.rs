@@ -2,7 +2,7 @@
 
 mod pod_security;
 
-use podwright_core::pod::ANNOTATION_MIRROR;
+use podwright_api::annotations::ANNOTATION_MIRROR;
 use serde_json::{Value, json};
 
 use crate::json_edit;

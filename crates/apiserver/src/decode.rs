@@ -1,9 +1,9 @@
 //! Request decoding: from a body to an object of the requested kind.
 //!
-//! The schema of each kind is the table of `podwright_core::schema`: it drops and reports unknown
+//! The schema of each kind is the table of `podwright_api::schema`: it drops and reports unknown
 //! fields, refuses wrong types, and brings the rest into the stored form.
 
-use podwright_core::schema;
+use podwright_api::schema;
 use serde_json::{Map, Value};
 
 use crate::object::Object;

@@ -1,6 +1,6 @@
 //! Defaulting of API objects.
 //!
-//! The object is returned in canonical form (`podwright_core::schema`) with the defaults of
+//! The object is returned in canonical form (`podwright_api::schema`) with the defaults of
 //! kube-apiserver v1.36. Defaulting is idempotent and applied to every object that a client sends,
 //! new or changed. What applies to new objects only is in `on_create`.
 
@@ -9,7 +9,7 @@ mod storage;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use podwright_core::schema;
+use podwright_api::schema;
 use serde_json::{Map, Value, json};
 
 use crate::registry::Resource;
@@ -141,7 +141,7 @@ fn service(service: &mut Value) {
 
 /// The API group of a role and of its subjects; that of a service account is the core group.
 fn binding(binding: &mut Value) {
-    const GROUP: &str = podwright_core::rbac::GROUP;
+    const GROUP: &str = podwright_api::rbac::GROUP;
     set(binding, "/roleRef/apiGroup", || json!(GROUP));
     let subjects = binding.get_mut("subjects").and_then(Value::as_array_mut);
     for subject in subjects.into_iter().flatten() {

@@ -4,7 +4,7 @@
 //! parsed object.
 
 use jiff::Timestamp;
-use podwright_core::pod::validation::field::quote;
+use podwright_api::validation::field::quote;
 use serde_json::{Map, Value, json};
 
 use crate::document::{Document, DocumentError};

@@ -2,7 +2,7 @@
 //!
 //! `kubectl` uses them to validate manifests, to merge lists by their keys on apply, to explain
 //! fields, and to check whether a dry run is possible. They are generated from the same tables that
-//! decode and merge objects ([`podwright_core::schema`]), so they cannot disagree with the
+//! decode and merge objects ([`podwright_api::schema`]), so they cannot disagree with the
 //! behaviour. A document is generated for each request: that takes some milliseconds and is rare,
 //! and caching would take a megabyte.
 

@@ -2,7 +2,7 @@
 
 use axum::extract::Query as Extract;
 use http::Uri;
-use podwright_core::pod::validation::field::quote;
+use podwright_api::validation::field::quote;
 use serde::Deserialize;
 use serde_json::Value;
 

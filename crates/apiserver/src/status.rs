@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde::Serialize;
 
-pub use podwright_core::pod::validation::FieldError;
-use podwright_core::rbac::ObjectRequest;
+use podwright_api::rbac::ObjectRequest;
+pub use podwright_api::validation::FieldError;
 
 use crate::registry::Resource;
 

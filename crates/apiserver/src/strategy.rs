@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use k8s_openapi::api::core::v1::Pod;
-use podwright_core::qos::QosClass;
-use podwright_core::schema;
+use podwright_api::qos::QosClass;
+use podwright_api::schema;
 
 use crate::json_edit;
 use crate::object::Object;

@@ -13,15 +13,15 @@ mod storage;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use podwright_core::pod::validation as pods;
-use podwright_core::pod::validation::field::Errors;
-use podwright_core::pod::validation::format::{self, Problems};
-use podwright_core::pod::validation::meta::{self, Rules};
-use podwright_core::schema::equal::member;
-use podwright_core::schema::{self, Path};
+use podwright_api::schema::equal::member;
+use podwright_api::schema::{self, Path};
+use podwright_api::validation as pods;
+use podwright_api::validation::field::Errors;
+use podwright_api::validation::format::{self, Problems};
+use podwright_api::validation::meta::{self, Rules};
 use serde_json::Value;
 
-pub use podwright_core::pod::validation::FieldError;
+pub use podwright_api::validation::FieldError;
 
 use crate::registry::{EVENTS, Resource};
 

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::{PodResources, QosClass, ResourceList};
 use serde::{Deserialize, Serialize};
 
 pub use self::fit::Shortage;
@@ -27,7 +28,6 @@ use crate::ids::PodUid;
 use crate::node_status::Pressure;
 use crate::pod::desired::is_mirror;
 use crate::pod::{Phase, Pod};
-use crate::qos::{PodResources, QosClass, ResourceList};
 
 /// Lowest priority value that is reserved for system-critical pods.
 pub const SYSTEM_CRITICAL: i32 = 2_000_000_000;

@@ -8,11 +8,13 @@ pub mod name;
 
 use std::collections::BTreeMap;
 
+use podwright_api::qos::{
+    CPU, HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, ResourceList, amount,
+};
+use podwright_api::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 
 pub use self::name::{CgroupName, CgroupNameError, Driver, PodTree};
-use crate::qos::{CPU, HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, ResourceList, amount};
-use crate::quantity::Quantity;
 
 /// Minimum CPU weight of cgroup v1; also used for "no request".
 pub const MIN_SHARES: u64 = 2;

@@ -14,7 +14,8 @@
 //! - which pod's start or image pull goes next: [`start_order`]
 //! - phase, conditions and container statuses: [`status::phase`], [`status::conditions`],
 //!   [`status::container`]
-//! - who may do what in the embedded API: [`rbac`]; which pods a namespace allows: [`pod_security`]
+//! - which pods are valid, and what rules the API has apart from the agent: the crate
+//!   [`podwright_api`]
 
 pub mod admission;
 pub mod attempts;
@@ -36,13 +37,8 @@ pub mod observed;
 pub mod packet_filter;
 pub mod plan;
 pub mod pod;
-pub mod pod_security;
 pub mod probe;
-pub mod qos;
-pub mod quantity;
-pub mod rbac;
 pub mod resize;
-pub mod schema;
 pub mod start_order;
 pub mod stats;
 pub mod status;

@@ -7,19 +7,18 @@
 //! is marked [`Pod::unreadable`].
 
 pub mod container;
-pub mod defaults;
 pub mod desired;
 pub mod hold;
 pub mod manifest;
 pub mod merge;
 pub mod mirror;
-pub mod validation;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::{Overhead, PodResources, ResourceList};
 use serde::{Deserialize, Serialize};
 
 pub use container::{
@@ -27,7 +26,6 @@ pub use container::{
 };
 
 use crate::ids::{PodName, PodUid};
-use crate::qos::{Overhead, PodResources, ResourceList};
 
 /// Source of a pod. Written into the annotation `kubernetes.io/config.source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -49,11 +47,6 @@ impl Source {
         }
     }
 }
-
-pub const ANNOTATION_SOURCE: &str = "kubernetes.io/config.source";
-pub const ANNOTATION_SEEN: &str = "kubernetes.io/config.seen";
-pub const ANNOTATION_HASH: &str = "kubernetes.io/config.hash";
-pub const ANNOTATION_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The API server's default for `terminationGracePeriodSeconds`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);

@@ -19,13 +19,13 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
+use podwright_api::qos::{CPU, MEMORY};
+use podwright_api::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ContainerId;
 use crate::observed::{Instance, ObservedPod};
 use crate::pod::{Container, ContainerKind, Pod};
-use crate::qos::{CPU, MEMORY};
-use crate::quantity::Quantity;
 
 pub use actuation::Resource;
 pub use allocation::AllocatedResources;

@@ -24,11 +24,11 @@ mod transition;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
+use podwright_api::qos::QosClass;
 
 use crate::lifecycle::Stage;
 use crate::plan::{Inputs, Plan};
 use crate::pod::{Phase, Pod};
-use crate::qos::QosClass;
 
 pub use addresses::NodeAddresses;
 pub use container::ContainerStatuses;

@@ -11,9 +11,9 @@
 )]
 
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+use podwright_api::qos::PodResources;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
 use podwright_core::ids::PodUid;
-use podwright_core::qos::PodResources;
 use podwright_testkit::report;
 use serde_json::{Value, json};
 

@@ -12,11 +12,11 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use podwright_api::quantity::Quantity;
 use podwright_core::node_status::{
     Identity, Image, MachineResources, NodeObservation, Reservations, Settings, desired,
     registration,
 };
-use podwright_core::quantity::Quantity;
 use podwright_testkit::report;
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use podwright_core::image::full_name;
+use podwright_api::image_name::full_name;
 use podwright_proto::cri;
 use tokio::sync::watch;
 use tonic::Status;

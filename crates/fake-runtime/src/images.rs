@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use podwright_core::image::{self, full_name};
+use podwright_api::image_name::{ImageNameError, full_name};
 use podwright_proto::cri;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -143,7 +143,7 @@ pub(super) struct Images {
 }
 
 impl Images {
-    pub(super) fn add(&mut self, image: &FakeImage) -> Result<cri::Image, image::ImageNameError> {
+    pub(super) fn add(&mut self, image: &FakeImage) -> Result<cri::Image, ImageNameError> {
         let name = full_name(&image.name)?;
         let digest = image.id.clone().unwrap_or_else(|| digest_of(&name));
         let repository = repository(&name).to_owned();

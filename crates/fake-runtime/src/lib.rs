@@ -43,7 +43,7 @@ use std::io;
 use std::sync::Arc;
 
 use futures::StreamExt;
-use podwright_core::image::ImageNameError;
+use podwright_api::image_name::ImageNameError;
 use podwright_cri::{Client, Timeouts};
 use podwright_proto::containerd_events::events_server::EventsServer;
 use podwright_proto::cri;
@@ -179,7 +179,7 @@ impl Fake {
 
     /// Behaviour of containers of this image. Those without a script run forever.
     pub fn script(&self, image: &str, script: Script) {
-        let name = podwright_core::image::full_name(image).unwrap_or_else(|_| image.to_owned());
+        let name = podwright_api::image_name::full_name(image).unwrap_or_else(|_| image.to_owned());
         self.shared.runtime_state.lock().scripts.insert(name, script);
     }
 

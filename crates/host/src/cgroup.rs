@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use podwright_api::qos::QosClass;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Hugepages, PodTree};
 use podwright_core::ids::PodUid;
-use podwright_core::qos::QosClass;
 
 pub use self::access::{Access, Accesses, Io};
 pub use self::detail::{Detail, Throttling};

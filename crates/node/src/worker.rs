@@ -464,5 +464,5 @@ fn operation_of(lifecycle: &Lifecycle, otherwise: Operation) -> Operation {
 }
 
 fn seen_at(pod: &Pod) -> Option<jiff::Timestamp> {
-    pod.annotation(podwright_core::pod::ANNOTATION_SEEN)?.parse().ok()
+    pod.annotation(podwright_api::annotations::ANNOTATION_SEEN)?.parse().ok()
 }

@@ -14,6 +14,8 @@ use std::time::Duration;
 use anyhow::Context;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use podwright_api::qos::ResourceList;
+use podwright_api::quantity::{Format, Quantity};
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PIDS, PodPolicy, PodTree};
@@ -22,8 +24,6 @@ use podwright_core::config::{
 };
 use podwright_core::event::EventRate;
 use podwright_core::node_status::{MachineResources, Settings};
-use podwright_core::qos::ResourceList;
-use podwright_core::quantity::{Format, Quantity};
 use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;

@@ -5,25 +5,37 @@ use std::collections::BTreeSet;
 use super::Finding;
 use crate::cargo::{Member, Package};
 
-/// The member that only decides and does no I/O.
-pub(super) const PURE: &str = "podwright-core";
+/// The members that only decide and do no I/O. Each uses those before it.
+pub(super) const PURE: &[&str] = &["podwright-api", "podwright-core"];
 
 /// Layers, bottom up: each member, and which others it may use outside its tests.
 const LAYERS: &[(&str, &[&str])] = &[
     ("podwright-proto", &[]),
-    ("podwright-core", &["podwright-proto"]),
-    ("podwright-cri", &["podwright-core", "podwright-proto"]),
-    ("podwright-host", &["podwright-core", "podwright-proto"]),
+    ("podwright-api", &[]),
+    ("podwright-core", &["podwright-api", "podwright-proto"]),
+    ("podwright-cri", &["podwright-api", "podwright-core", "podwright-proto"]),
+    ("podwright-host", &["podwright-api", "podwright-core", "podwright-proto"]),
     ("podwright-http", &[]),
     (
         "podwright-node",
-        &["podwright-core", "podwright-proto", "podwright-cri", "podwright-host", "podwright-http"],
+        &[
+            "podwright-api",
+            "podwright-core",
+            "podwright-proto",
+            "podwright-cri",
+            "podwright-host",
+            "podwright-http",
+        ],
     ),
-    ("podwright-apiserver", &["podwright-core", "podwright-proto", "podwright-http"]),
+    (
+        "podwright-apiserver",
+        &["podwright-api", "podwright-core", "podwright-proto", "podwright-http"],
+    ),
     ("podwright-pause", &[]),
     (
         "podwright",
         &[
+            "podwright-api",
             "podwright-core",
             "podwright-proto",
             "podwright-cri",
@@ -34,10 +46,14 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // From here on: members that never ship.
-    ("podwright-fake-runtime", &["podwright-core", "podwright-proto", "podwright-cri"]),
+    (
+        "podwright-fake-runtime",
+        &["podwright-api", "podwright-core", "podwright-proto", "podwright-cri"],
+    ),
     (
         "podwright-testkit",
         &[
+            "podwright-api",
             "podwright-core",
             "podwright-proto",
             "podwright-cri",
@@ -50,6 +66,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "podwright-e2e",
         &[
+            "podwright-api",
             "podwright-core",
             "podwright-proto",
             "podwright-cri",
@@ -130,11 +147,16 @@ pub(super) fn layers(members: &[Member]) -> Finding {
     Finding { rule: "members depend only downwards", seen, faults }
 }
 
-pub(super) fn purity(tree: &[Package]) -> Finding {
+/// Each pure member, with its dependency tree.
+pub(super) fn purity(trees: &[(&str, Vec<Package>)]) -> Finding {
+    let seen = trees.iter().map(|(member, tree)| format!("{member}: {} packages", tree.len()));
+    let faults = trees.iter().flat_map(|(member, tree)| {
+        listed(tree, IMPURE).into_iter().map(move |fault| format!("{member}: {fault}"))
+    });
     Finding {
-        rule: "podwright-core has no clock, no I/O and no randomness in its dependency tree",
-        seen: format!("{} packages", tree.len()),
-        faults: listed(tree, IMPURE),
+        rule: "pure members have no clock, no I/O and no randomness in their dependency trees",
+        seen: seen.collect::<Vec<_>>().join(", "),
+        faults: faults.collect(),
     }
 }
 
@@ -179,6 +201,8 @@ mod tests {
     fn a_dependency_upwards_or_sideways_is_a_fault() {
         for (from, to) in [
             ("podwright-core", "podwright-host"),
+            ("podwright-api", "podwright-core"),
+            ("podwright-api", "podwright-proto"),
             ("podwright-cri", "podwright-host"),
             ("podwright-node", "podwright-apiserver"),
             ("podwright-node", "podwright-testkit"),
@@ -215,9 +239,11 @@ mod tests {
     fn this_workspace_passes() {
         let workspace = Workspace::here().unwrap();
         assert_eq!(layers(&workspace.members().unwrap()).faults, [""; 0]);
-        let core = workspace.tree_of(PURE).unwrap();
-        assert!(core.iter().any(|package| package.name == "serde"), "{core:?}");
-        assert_eq!(purity(&core).faults, [""; 0]);
+        for member in PURE {
+            let tree = workspace.tree_of(member).unwrap();
+            assert!(tree.iter().any(|package| package.name == "serde"), "{member}: {tree:?}");
+            assert_eq!(purity(&[(*member, tree)]).faults, [""; 0]);
+        }
         let all = workspace.packages(Edges::All).unwrap();
         assert!(all.iter().any(|package| package.name == "proptest"), "of tests, too");
         assert_eq!(bans(&all).faults, [""; 0]);
@@ -225,11 +251,12 @@ mod tests {
 
     #[test]
     fn a_listed_package_is_a_fault_with_its_reason() {
-        let tree = [package("serde"), package("tokio"), package("tokio-macros")];
-        let faults = purity(&tree).faults;
-        assert_eq!(faults.len(), 1);
-        assert!(faults[0].starts_with("tokio: a runtime"), "{faults:?}");
+        let tree = vec![package("serde"), package("tokio"), package("tokio-macros")];
         assert_eq!(bans(&tree).faults, [""; 0]);
+        let faults =
+            purity(&[("podwright-api", vec![package("serde")]), ("podwright-core", tree)]).faults;
+        assert_eq!(faults.len(), 1);
+        assert!(faults[0].starts_with("podwright-core: tokio: a runtime"), "{faults:?}");
         assert_eq!(bans(&[package("openssl")]).faults.len(), 1);
     }
 }

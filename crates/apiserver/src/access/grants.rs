@@ -3,7 +3,7 @@
 //! As in kube-apiserver: the verb `escalate` on the role, or `bind` on the role that a binding
 //! refers to, replaces the permissions themselves; `system:masters` needs neither.
 
-use podwright_core::rbac::{self, PolicyRule, RoleKind, User};
+use podwright_api::rbac::{self, PolicyRule, RoleKind, User};
 use serde_json::Value;
 
 use super::{AccessRequest, Attributes, Identity, MASTERS};

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use podwright_api::annotations::ANNOTATION_MIRROR;
 use podwright_core::node_status::labels::may_label_itself;
-use podwright_core::pod::ANNOTATION_MIRROR;
 use serde_json::{Map, Value};
 
 use super::{Attributes, Identity, IdentityKind};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use podwright_core::rbac::{Binding, Policy, PolicyRule, RoleKind, Subject};
+use podwright_api::rbac::{Binding, Policy, PolicyRule, RoleKind, Subject};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

@@ -3,7 +3,7 @@
 //! They come from the same policy that authorizes requests. What a node may do depends on its pods,
 //! so its list is incomplete and marked so.
 
-use podwright_core::rbac::User;
+use podwright_api::rbac::User;
 use serde::Serialize;
 
 use super::{Identity, IdentityKind};

@@ -3,7 +3,7 @@
 //! A namespace without a level has `baseline` for everyone but the owner of the machine, who is root
 //! already, and the node, which only reports static pods. The exemption is that of the caller.
 
-use podwright_core::pod_security::{
+use podwright_api::pod_security::{
     Level, details, existing_pods, is_significant, namespace_policy, violations,
 };
 use serde_json::Value;

@@ -13,7 +13,7 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use podwright_core::quantity::Quantity;
+use podwright_api::quantity::Quantity;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use podwright_core::rbac::aggregation::{AggregatedRole, Selector, aggregate};
-use podwright_core::rbac::defaults::{self, DefaultBinding, DefaultRole};
-use podwright_core::rbac::{GROUP, PolicyRule, missing};
+use podwright_api::rbac::aggregation::{AggregatedRole, Selector, aggregate};
+use podwright_api::rbac::defaults::{self, DefaultBinding, DefaultRole};
+use podwright_api::rbac::{GROUP, PolicyRule, missing};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, Pod, PodAffinityTerm, PodCondition, PodSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use podwright_core::pod::defaults;
-use podwright_core::pod::validation::annotations::APP_ARMOR;
-use podwright_core::schema;
+use podwright_api::defaults;
+use podwright_api::schema;
+use podwright_api::validation::annotations::APP_ARMOR;
 use serde_json::Value;
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podwright_core::schema::{self, Field, Merge, Side, Struct, Type};
+use podwright_api::schema::{self, Field, Merge, Side, Struct, Type};
 use serde_json::{Map, Value, json};
 
 use super::Form;

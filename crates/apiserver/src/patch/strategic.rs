@@ -1,14 +1,14 @@
 //! Strategic merge patches, as sent by `kubectl apply`, `label`, `set image` and kubelets.
 //!
 //! An object is merged field by field, a list of objects by the merge key of its elements (the
-//! table of merge keys is `podwright_core::schema`). Directives in the patch express the rest:
+//! table of merge keys is `podwright_api::schema`). Directives in the patch express the rest:
 //! `$patch: delete` or `replace` an element or object, `$deleteFromPrimitiveList/x` removes values
 //! from a set, `$setElementOrder/x` gives the order of a list, `$retainKeys` clears all fields that
 //! it does not name.
 
 mod list;
 
-use podwright_core::schema::{self, Field, Merge, Struct, Type};
+use podwright_api::schema::{self, Field, Merge, Struct, Type};
 use serde_json::{Map, Value};
 
 use super::PatchError;

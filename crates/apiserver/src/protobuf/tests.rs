@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podwright_core::schema;
+use podwright_api::schema;
 use prost::encoding::{encode_key, encode_varint};
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-use podwright_core::pod::validation::field::quote;
-use podwright_core::pod::validation::format;
+use podwright_api::validation::field::quote;
+use podwright_api::validation::format;
 
 use super::SelectorError;
 

@@ -1,9 +1,9 @@
 //! Validation of namespaces, leases, runtime classes and priority classes.
 
 use k8s_openapi::api::core::v1::Toleration;
-use podwright_core::pod::validation::field::{Errors, Internal};
-use podwright_core::pod::validation::{format, meta, resource, spec, toleration};
-use podwright_core::schema::{self, Path, Type};
+use podwright_api::schema::{self, Path, Type};
+use podwright_api::validation::field::{Errors, Internal};
+use podwright_api::validation::{format, meta, resource, spec, toleration};
 use serde_json::Value;
 
 use super::text;

@@ -2,9 +2,9 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use podwright_core::pod::validation::field::Errors;
-use podwright_core::pod::validation::format;
-use podwright_core::schema::Path;
+use podwright_api::schema::Path;
+use podwright_api::validation::field::Errors;
+use podwright_api::validation::format;
 use serde_json::{Map, Value};
 
 use super::text;

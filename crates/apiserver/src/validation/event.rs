@@ -1,9 +1,9 @@
 //! Validation of events: rules of the older API, which apply to both groups, and the additional
 //! rules of the newer.
 
-use podwright_core::pod::validation::field::Errors;
-use podwright_core::pod::validation::format;
-use podwright_core::schema::Path;
+use podwright_api::schema::Path;
+use podwright_api::validation::field::Errors;
+use podwright_api::validation::format;
 use serde_json::Value;
 
 use super::text;

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Taint;
-use podwright_core::pod::validation::field::{Errors, Internal};
-use podwright_core::pod::validation::resource_name::check_amount;
-use podwright_core::pod::validation::{format, toleration};
-use podwright_core::quantity::Quantity;
-use podwright_core::schema::{self, Path, Type};
+use podwright_api::quantity::Quantity;
+use podwright_api::schema::{self, Path, Type};
+use podwright_api::validation::field::{Errors, Internal};
+use podwright_api::validation::resource_name::check_amount;
+use podwright_api::validation::{format, toleration};
 use serde_json::{Map, Value};
 
 use super::{METADATA, text};

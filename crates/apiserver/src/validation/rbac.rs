@@ -1,10 +1,10 @@
 //! Validation of roles and bindings.
 
-use podwright_core::pod::validation::affinity::label_selector;
-use podwright_core::pod::validation::field::{Errors, Internal};
-use podwright_core::pod::validation::format;
-use podwright_core::rbac::GROUP;
-use podwright_core::schema::{self, Path, Type};
+use podwright_api::rbac::GROUP;
+use podwright_api::schema::{self, Path, Type};
+use podwright_api::validation::affinity::label_selector;
+use podwright_api::validation::field::{Errors, Internal};
+use podwright_api::validation::format;
 use serde_json::Value;
 
 use super::{path_segment, text};

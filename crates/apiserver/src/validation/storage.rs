@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, NodeSelector, PersistentVolumeClaimSpec};
-use podwright_core::pod::validation::field::{Errors, Internal, Unset};
-use podwright_core::pod::validation::volume::{csi_driver, host_path, remote};
-use podwright_core::pod::validation::{affinity, claim as claims, file_path, format};
-use podwright_core::quantity::Quantity;
-use podwright_core::schema::diff::unified;
-use podwright_core::schema::dump::pretty;
-use podwright_core::schema::equal::{equal, member};
-use podwright_core::schema::{self, Path, Type};
+use podwright_api::quantity::Quantity;
+use podwright_api::schema::diff::unified;
+use podwright_api::schema::dump::pretty;
+use podwright_api::schema::equal::{equal, member};
+use podwright_api::schema::{self, Path, Type};
+use podwright_api::validation::field::{Errors, Internal, Unset};
+use podwright_api::validation::volume::{csi_driver, host_path, remote};
+use podwright_api::validation::{affinity, claim as claims, file_path, format};
 use serde_json::{Map, Value};
 
 use super::text;

@@ -1,10 +1,11 @@
 //! Resource fit: requests of the active pods plus those of the new pod against allocatable.
 
+use podwright_api::qos::{CPU, MEMORY, Overhead, PodResources, amount};
+use podwright_api::quantity::Quantity;
+
 use super::usage::Used;
 use super::{Node, Rejection};
 use crate::node_status::resources::{EPHEMERAL_STORAGE, PODS, is_extended};
-use crate::qos::{CPU, MEMORY, Overhead, PodResources, amount};
-use crate::quantity::Quantity;
 
 /// An insufficient resource. Amounts are in the units of the message: millicores, bytes or a count.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use podwright_api::qos::{QosClass, amount};
+
 use super::fit::{Shortage, number};
 use super::{is_critical, priority};
 use crate::ids::PodUid;
 use crate::node_status::resources::PODS;
 use crate::pod::Pod;
-use crate::qos::{QosClass, amount};
 
 /// Status reason and message of a preempted pod.
 pub const REASON: &str = "Preempting";

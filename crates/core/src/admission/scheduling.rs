@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::{CPU, MEMORY, Overhead, PodResources};
+use podwright_api::quantity::Quantity;
 
 use super::fit::{self, Shortage, number};
 use super::sysctls::AllowedSysctls;
@@ -17,8 +19,6 @@ use super::{Node, affinity, ports, spec, taints};
 use crate::node_status::Pressure;
 use crate::node_status::resources::{EPHEMERAL_STORAGE, PODS};
 use crate::pod::Pod;
-use crate::qos::{CPU, MEMORY, Overhead, PodResources};
-use crate::quantity::Quantity;
 
 /// Taint that `kubectl cordon` adds beside `spec.unschedulable`.
 const CORDON: &str = "node.kubernetes.io/unschedulable";

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use podwright_api::qos::ResourceList;
+use podwright_api::quantity::Quantity;
+
 use super::ports::{HostPort, host_ports};
 use crate::ids::PodUid;
 use crate::pod::Pod;
-use crate::qos::ResourceList;
-use crate::quantity::Quantity;
 
 /// Requests and host ports of the active pods, and their sums.
 #[derive(Clone, Debug, Default, PartialEq)]

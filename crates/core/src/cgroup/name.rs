@@ -10,10 +10,10 @@
 
 use std::fmt;
 
+use podwright_api::qos::QosClass;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::PodUid;
-use crate::qos::QosClass;
 
 /// Cgroup driver: the owner of the directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

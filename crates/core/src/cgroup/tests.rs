@@ -1,10 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
+use podwright_api::qos::{ContainerResources, InitResources, Requirements};
 use proptest::prelude::*;
 
 use super::*;
 use crate::ids::PodUid;
-use crate::qos::{ContainerResources, InitResources, Requirements};
 
 /// `list("cpu=1 memory=1Gi")`
 fn list(text: &str) -> ResourceList {

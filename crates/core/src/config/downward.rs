@@ -9,15 +9,15 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::{
+    CPU, HUGEPAGES, MEMORY, PodResources, Requirements, ResourceError, ResourceList, amount,
+};
+use podwright_api::quantity::{ParseQuantityError, Quantity};
+use podwright_api::validation::format::qualified_name;
 
 use super::facts::NodeFacts;
 use super::resources::requirements;
 use crate::pod::Pod;
-use crate::pod::validation::format::qualified_name;
-use crate::qos::{
-    CPU, HUGEPAGES, MEMORY, PodResources, Requirements, ResourceError, ResourceList, amount,
-};
-use crate::quantity::{ParseQuantityError, Quantity};
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 

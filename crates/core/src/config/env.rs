@@ -11,6 +11,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::PodResources;
 
 use super::downward;
 use super::env_file::{self, EnvFile};
@@ -19,7 +20,6 @@ use super::expand::expand;
 use super::facts::NodeFacts;
 use super::services::{self, ServiceView};
 use crate::pod::{Container, Pod};
-use crate::qos::PodResources;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {

@@ -4,9 +4,10 @@
 //! users and tools match on them, so they are upstream's wherever upstream has one. Some are vague
 //! on purpose: the author of a pod must not learn about the node's files from them.
 
+use podwright_api::qos::ResourceError;
+
 use super::downward::FieldError;
 use super::env::ObjectKind;
-use crate::qos::ResourceError;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {

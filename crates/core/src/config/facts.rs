@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
+use podwright_api::qos::ResourceList;
 use podwright_proto::cri;
 
 use super::dns::HostDns;
-use crate::qos::ResourceList;
 
 /// The node, its configuration and its runtime as values.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::validation::format::{dns_label, dns_subdomain};
 
 use super::error::ConfigError;
 use super::facts::NodeFacts;
 use crate::pod::Pod;
-use crate::pod::validation::format::{dns_label, dns_subdomain};
 
 /// The kernel's limit on a host name, less one for the terminating NUL.
 const MAX_HOSTNAME: usize = 63;

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::validation::file_path::steps_up;
 use podwright_proto::cri;
 
 use super::env::Environment;
 use super::error::ConfigError;
 use super::expand::expand;
 use super::facts::NodeFacts;
-use crate::pod::validation::file_path::steps_up;
 use crate::pod::{Container, Pod};
 
 const ETC_HOSTS: &str = "/etc/hosts";

@@ -1,13 +1,13 @@
 //! Seccomp and AppArmor profiles of containers.
 
 use k8s_openapi::api::core::v1;
+use podwright_api::validation::file_path::steps_up;
 use podwright_proto::cri;
 use podwright_proto::cri::security_profile::ProfileType;
 
 use super::error::ConfigError;
 use super::facts::NodeFacts;
 use super::security::pod_context;
-use crate::pod::validation::file_path::steps_up;
 use crate::pod::{Container, Pod};
 
 /// Used before the API had fields for it; manifests on disk may still have it.

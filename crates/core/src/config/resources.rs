@@ -4,16 +4,16 @@
 
 use std::collections::BTreeMap;
 
+use podwright_api::qos::{
+    CPU, HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, Requirements, ResourceList, amount,
+};
+use podwright_api::quantity::Quantity;
 use podwright_proto::cri;
 
 use super::error::ConfigError;
 use super::facts::{CgroupVersion, Machine, NodeFacts, Swap, SwapBehaviour};
 use crate::cgroup;
 use crate::pod::{Container, Pod};
-use crate::qos::{
-    CPU, HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, Requirements, ResourceList, amount,
-};
-use crate::quantity::Quantity;
 
 const OOM_GROUP: &str = "memory.oom.group";
 const SWAP_MAX: &str = "memory.swap.max";

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::ResourceList;
 use serde_json::{Value, json};
 
 use super::env::{EnvInputs, EnvSources, Environment, Lookup};
@@ -11,7 +12,6 @@ use super::env_file::EnvFile;
 use super::error::ConfigError;
 use super::facts::{CgroupVersion, Machine, NodeFacts};
 use crate::pod::{Pod, Source};
-use crate::qos::ResourceList;
 
 pub(super) const POD_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 2));
 

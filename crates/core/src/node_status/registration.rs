@@ -2,11 +2,11 @@
 
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use podwright_api::qos::HUGEPAGES;
 
 use super::labels::SELF_LABELS;
 use super::resources::is_extended;
 use super::{OS, Settings};
-use crate::qos::HUGEPAGES;
 
 const ANNOTATION_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Keeps pods away until the cloud controller has initialized the node.

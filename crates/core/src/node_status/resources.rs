@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use podwright_api::qos::{CPU, HUGEPAGES, MEMORY, ResourceList, amount};
+use podwright_api::quantity::{Format, Quantity};
 
 use super::{NodeObservation, Settings};
 use crate::cgroup::less_reserved;
-use crate::qos::{CPU, HUGEPAGES, MEMORY, ResourceList, amount};
-use crate::quantity::{Format, Quantity};
 
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 pub const PODS: &str = "pods";

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use podwright_api::quantity::Quantity;
 use serde_json::{Value, json};
 
 use super::registration::{initial, other_machine, reconciled};
 use super::resources::{Threshold, is_extended};
 use super::*;
 use crate::builders::t;
-use crate::quantity::Quantity;
 use crate::time::Mono;
 
 fn settings() -> Settings {
@@ -150,7 +150,7 @@ fn reboot_is_reported_once() {
 
 #[test]
 fn allocatable_is_capacity_less_reservations_thresholds_and_huge_pages() {
-    let list = |cpu: &str, memory: &str| -> crate::qos::ResourceList {
+    let list = |cpu: &str, memory: &str| -> podwright_api::qos::ResourceList {
         [("cpu", cpu), ("memory", memory)].map(|(k, v)| (k.into(), v.parse().unwrap())).into()
     };
     let reservations = Reservations {

@@ -4,14 +4,14 @@
 //! variables, keys and objects stay: without them the report explains nothing.
 
 use k8s_openapi::api::core::v1;
+use podwright_api::annotations::{
+    ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE,
+};
 
 use super::Case;
 use crate::attempts::StartError;
 use crate::observed::State;
-use crate::pod::{
-    ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, Pod, PodParseError,
-    hold,
-};
+use crate::pod::{Pod, PodParseError, hold};
 
 /// Replacement for a masked value.
 pub const MASK: &str = "<masked>";

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ANNOTATION_HASH, ANNOTATION_MIRROR, Pod};
+use podwright_api::annotations::{ANNOTATION_HASH, ANNOTATION_MIRROR};
+
+use super::Pod;
 use crate::ids::{MirrorUid, PodName, PodUid};
 
 /// API object that represents a static pod.

@@ -5,10 +5,11 @@
 //! edited file is a new pod.
 
 use k8s_openapi::api::core::v1;
+use podwright_api::annotations::ANNOTATION_HASH;
+use podwright_api::{defaults, schema, validation};
 use serde_json::Value;
 
-use super::{ANNOTATION_HASH, Source, defaults, validation};
-use crate::schema;
+use super::Source;
 
 /// Location of a manifest.
 #[derive(Clone, Copy, Debug)]

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
+use podwright_api::annotations::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE};
 
-use super::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, Pod, Source};
+use super::{Pod, Source};
 use crate::ids::{PodName, PodUid};
 
 /// Update from one source.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use podwright_api::annotations::{ANNOTATION_HASH, ANNOTATION_MIRROR};
 
+use super::Pod;
 use super::desired::{MirrorPod, mirror_is_current};
-use super::{ANNOTATION_HASH, ANNOTATION_MIRROR, Pod};
 use crate::ids::PodName;
 
 /// One change in the API.

@@ -8,12 +8,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use podwright_api::qos::{CPU, MEMORY, ResourceList, amount};
 use podwright_proto::cri::LinuxContainerResources;
 use serde::{Deserialize, Serialize};
 
 use super::{Amounts, ContainerResize, Resize};
 use crate::cgroup::{CgroupConfig, CpuQuota};
-use crate::qos::{CPU, MEMORY, ResourceList, amount};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resource {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use podwright_api::qos::{CPU, MEMORY};
+use podwright_api::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{ActuatedResources, Amounts};
 use crate::pod::{Pod, PodParseError};
-use crate::qos::{CPU, MEMORY};
-use crate::quantity::Quantity;
 
 /// Resources of each container and of the pod, as in a spec.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

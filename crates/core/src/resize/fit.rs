@@ -6,11 +6,11 @@
 use std::cmp::Reverse;
 
 use jiff::Timestamp;
+use podwright_api::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 use super::{Amounts, PendingReason, Resource, restarts_for};
 use crate::admission::is_critical;
 use crate::pod::{Container, Pod};
-use crate::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 /// Node resources for the check.
 #[derive(Clone, Copy, Debug)]

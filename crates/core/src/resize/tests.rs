@@ -1,12 +1,12 @@
 //! Tests of resize needs and of the order of resize steps.
 
+use podwright_api::qos::{PodResources, QosClass, ResourceList};
 use serde_json::{Value, json};
 
 use super::actuation::{MemoryUse, ResizeStep, objection, sandbox_resources, stages};
 use super::*;
 use crate::builders::{observed, pod, t};
 use crate::cgroup::{CgroupConfig, PodPolicy};
-use crate::qos::{PodResources, QosClass, ResourceList};
 
 fn resources(cpu: [u32; 2], memory: [u32; 2]) -> Value {
     let list = |cpu: u32, memory: u32| {

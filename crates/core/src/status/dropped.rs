@@ -8,9 +8,8 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::PodStatus;
+use podwright_api::schema;
 use serde_json::Value;
-
-use crate::schema;
 
 /// Path segment for every element of a list.
 const ELEMENT: &str = "*";

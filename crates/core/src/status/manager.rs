@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
+use podwright_api::annotations::ANNOTATION_MIRROR;
 
 use super::conditions::{self, ALL_RESTARTING, ConditionOwner, READY, condition, owner};
 use super::container::{CREATING, ContainerStatuses, INITIALIZING, end_of, is_running};
@@ -15,7 +16,7 @@ use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
 use crate::attempts::StartError;
 use crate::ids::PodName;
-use crate::pod::{ANNOTATION_MIRROR, Pod};
+use crate::pod::Pod;
 use crate::time::{Mono, Now};
 
 /// The last report of one pod.

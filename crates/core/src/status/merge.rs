@@ -6,6 +6,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod as ApiPod, PodCondition, PodStatus};
+use podwright_api::annotations::ANNOTATION_MIRROR;
 
 use super::conditions::{
     CONTAINERS_READY, ConditionOwner, DISRUPTION_TARGET, READY, condition, is_true, owner, put,
@@ -13,7 +14,6 @@ use super::conditions::{
 };
 use super::normal::seconds;
 use super::{non_empty, phase_of};
-use crate::pod::ANNOTATION_MIRROR;
 
 /// The status to send for a pod whose newest API copy is `api`.
 pub fn merge(api: &ApiPod, ours: &PodStatus, may_run: bool, now: Timestamp) -> PodStatus {

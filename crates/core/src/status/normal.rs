@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use podwright_api::quantity;
 
 use super::conditions::{ConditionOwner, owner};
 use crate::pod::Pod;
-use crate::quantity;
 
 /// Total length of the termination messages of one pod.
 const MESSAGES_LIMIT: usize = 12 * 1024;

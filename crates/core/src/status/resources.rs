@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use podwright_api::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
+use podwright_api::quantity::Quantity;
 
 use crate::observed::{Instance, Resources};
 use crate::pod::Container;
-use crate::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList};
-use crate::quantity::Quantity;
 use crate::resize::Amounts;
 use crate::resize::allocation::as_actuated;
 use crate::status::StatusSources;

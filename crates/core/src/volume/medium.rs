@@ -1,13 +1,13 @@
 //! Medium and size of an emptyDir.
 
 use k8s_openapi::api::core::v1;
-
-use crate::pod::Pod;
-use crate::qos::{
+use podwright_api::qos::{
     HUGEPAGES, MEMORY, Overhead, PodResources, QosClass, Requirements, ResourceError, ResourceList,
     amount,
 };
-use crate::quantity::{ParseQuantityError, Quantity};
+use podwright_api::quantity::{ParseQuantityError, Quantity};
+
+use crate::pod::Pod;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {

@@ -6,6 +6,7 @@
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::{PodResources, ResourceError, ResourceList};
 
 use super::ownership;
 use super::payload::{File, PathError, Payload};
@@ -13,7 +14,6 @@ use super::token;
 use crate::config::downward::{self, FieldError};
 use crate::config::env::{Lookup, ObjectKind};
 use crate::pod::Pod;
-use crate::qos::{PodResources, ResourceError, ResourceList};
 
 const DEFAULT_MODE: i32 = 0o644;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::QosClass;
 use podwright_core::cgroup::{CgroupName, Driver, PodTree};
 use podwright_core::config::env_file::EnvFile;
 use podwright_core::config::mounts::{self, Mountable, MountedVolume, VolumeSource};
@@ -15,7 +16,6 @@ use podwright_core::config::{
 };
 use podwright_core::ids::ContainerId;
 use podwright_core::pod::Pod;
-use podwright_core::qos::QosClass;
 use podwright_proto::cri;
 use serde_json::{Value, json};
 

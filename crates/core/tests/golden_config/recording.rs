@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1;
+use podwright_api::defaults;
 use podwright_core::pod::manifest::{self, Origin};
-use podwright_core::pod::{Pod, Source, defaults};
+use podwright_core::pod::{Pod, Source};
 use serde_json::{Value, json};
 
 pub(crate) const NODE: &str = "node1";

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use podwright_api::qos::ResourceList;
+use podwright_api::quantity::Quantity;
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::admission::{self, ActivePods, AdmissionDecision, Rejection};
 use podwright_core::ids::PodUid;
 use podwright_core::node_status::{Pressure, Settings, registration, resources::is_extended};
 use podwright_core::pod::{Pod, Source};
-use podwright_core::qos::ResourceList;
-use podwright_core::quantity::Quantity;
 use podwright_host::checkpoint::{CheckpointError, IncrementalCheckpoint};
 use podwright_host::threads;
 use serde::{Deserialize, Serialize};

@@ -383,8 +383,8 @@ fn refuse(
 
 #[cfg(test)]
 mod tests {
+    use podwright_api::qos::ResourceList;
     use podwright_core::builders::pod;
-    use podwright_core::qos::ResourceList;
     use podwright_core::resize::whole_differs;
     use serde_json::json;
 

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
+use podwright_api::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_core::cgroup::{
     CgroupConfig, CgroupName, CgroupNameError, CpuRequests, PodPolicy, PodTree,
 };
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
-use podwright_core::qos::{PodResources, QosClass, ResourceError, ResourceList};
 use podwright_host::cgroup::{CgroupError, Cgroups as Host};
 
 use crate::error_chain::chain;

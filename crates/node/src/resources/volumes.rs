@@ -34,10 +34,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use podwright_api::qos::ResourceList;
 use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
-use podwright_core::qos::ResourceList;
 use podwright_core::start_order::{Rank, StartStep};
 use podwright_core::volume::teardown::{Plugin, Scope};
 use podwright_core::volume::{self, VolumeNeed};

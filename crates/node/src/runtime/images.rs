@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use podwright_api::image_name;
 use podwright_core::attempts::StartError;
 use podwright_core::credential::Provider;
-use podwright_core::image;
 use podwright_core::image::access::{self, ImageAccessDecision, Verification};
 use podwright_core::plan;
 use podwright_core::pod::{Container, Pod};
@@ -236,7 +236,7 @@ impl Images {
         container: &Container,
         rank: Rank,
     ) -> Option<Prefetch> {
-        let image = image::with_default_tag(&container.image).ok()?;
+        let image = image_name::with_default_tag(&container.image).ok()?;
         let policy = ImageRequest::from(container).policy;
         let (this, pod) = (self.clone(), pod.clone());
         let outcome: Arc<Mutex<Option<Pull>>> = Arc::default();
@@ -273,7 +273,7 @@ impl Images {
         let wanted = &**request.image;
         let emit_event =
             |severity, reason, text: String| self.emit_event(pod, request, severity, reason, text);
-        let image = image::with_default_tag(wanted).map_err(|error| {
+        let image = image_name::with_default_tag(wanted).map_err(|error| {
             let message = format!("Failed to apply default image tag {wanted:?}: {error}");
             emit_event(Severity::Warning, "InspectFailed", message.clone());
             ImageUnavailable::new(StartError::InvalidImageName, message)
@@ -336,7 +336,7 @@ impl Images {
     ) -> Result<bool, ImageUnavailable> {
         let Some(records) = &self.records else { return Ok(true) };
         // Without a valid name no access can be proven.
-        let Ok(repository) = image::repository(image) else { return Ok(false) };
+        let Ok(repository) = image_name::repository(image) else { return Ok(false) };
         let known = records.known(image, image_ref);
         let verdict = match access::decide_by_policy(&self.verification, &repository, &known) {
             Some(verdict) => verdict,
@@ -355,7 +355,7 @@ impl Images {
     }
 
     async fn gather(&self, pod: &Pod, image: &str) -> Result<Gathered, ImageUnavailable> {
-        let repository = image::repository(image).unwrap_or_default();
+        let repository = image_name::repository(image).unwrap_or_default();
         self.credentials
             .gather(pod, &repository)
             .await

@@ -3,9 +3,9 @@
 use std::str::FromStr;
 
 use anyhow::Context;
+use podwright_api::quantity::Quantity;
 use podwright_core::gc::{ContainerPolicy, ImagePolicy};
 use podwright_core::log::RotationPolicy;
-use podwright_core::quantity::Quantity;
 use podwright_node::runtime::gc;
 
 use crate::config::KubeletSettings;

@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::{CPU, ResourceList};
+use podwright_api::quantity::Quantity;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, Driver, Reserved as Extent};
 use podwright_core::node_status::resources::Threshold;
 use podwright_core::node_status::{Reservations, Settings};
-use podwright_core::qos::{CPU, ResourceList};
-use podwright_core::quantity::Quantity;
 use podwright_host::machine;
 use podwright_node::report::heartbeat::{self, Timing};
 use podwright_node::resources::cgroups::Reserved;

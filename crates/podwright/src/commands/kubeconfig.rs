@@ -11,7 +11,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding, Subject};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, ResourceExt as _};
-use podwright_core::rbac::GROUP;
+use podwright_api::rbac::GROUP;
 use serde_json::json;
 
 use crate::cli::{KubeconfigArgs, UserRole};

@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{WatchEvent, WatchParams};
 use parking_lot::Mutex;
-use podwright_core::pod::{ANNOTATION_MIRROR, Phase};
+use podwright_api::annotations::ANNOTATION_MIRROR;
+use podwright_core::pod::Phase;
 use tokio::time::Instant;
 
 /// One pod at one moment.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use podwright_core::schema::Merge;
+use podwright_api::schema::Merge;
 use serde_json::Value;
 
 use super::{DIRECTIVE, MergeRule, merge as merge_objects, unknown_directive};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1;
+use podwright_api::qos::ResourceList;
 use podwright_core::config::MountedVolume;
 use podwright_core::config::mounts::VolumeSource;
 use podwright_core::pod::Pod;
-use podwright_core::qos::ResourceList;
 use podwright_core::time::Mono;
 use podwright_core::volume::teardown::Plugin;
 use podwright_host::clock::Clock;

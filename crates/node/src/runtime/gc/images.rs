@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use podwright_api::image_name;
 use podwright_core::gc::{ImageRecords, ImageRemoval, ListedImage, Reclaim};
-use podwright_core::image;
 use podwright_cri as cri;
 
 use super::{Gc, GcError};
@@ -75,13 +75,13 @@ impl Gc {
         let mut used = runtime.leftovers().await.map_err(GcError::List)?.images_in_use;
         let sandboxes = runtime.sandbox_image().await.map_err(GcError::List)?;
         let kept = self.settings.kept_images.iter().cloned().chain(sandboxes);
-        used.extend(kept.filter_map(|name| image::full_name(&name).ok()));
+        used.extend(kept.filter_map(|name| image_name::full_name(&name).ok()));
         for pod in self.pod_index.active_pods() {
             let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
             let volumes = volumes.into_iter().flatten();
             let mounted = volumes.filter_map(|volume| volume.image.as_ref()?.reference.clone());
             let run = pod.containers.iter().map(|container| container.image.to_string());
-            used.extend(mounted.chain(run).filter_map(|name| image::full_name(&name).ok()));
+            used.extend(mounted.chain(run).filter_map(|name| image_name::full_name(&name).ok()));
         }
         Ok(used)
     }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
-use podwright_core::image;
+use podwright_api::image_name;
 use podwright_core::image::access::{PullCredential, PullIntent, PulledRecord, StoredPullRecord};
 use podwright_core::time::Now;
 use podwright_host::files::{Durability, FileError, Root};
@@ -65,7 +65,8 @@ impl Records {
 
     /// Records an interrupted pull as complete, without access for any pod.
     pub(super) fn close(&self, intent: &PullIntent, image_ref: Option<&str>, now: Now) {
-        if let (Some(image_ref), Ok(repository)) = (image_ref, image::repository(&intent.image))
+        if let (Some(image_ref), Ok(repository)) =
+            (image_ref, image_name::repository(&intent.image))
             && self.read(image_ref) == StoredPullRecord::Nothing
         {
             let record = PulledRecord::closed(image_ref, &repository, now.wall);
@@ -106,7 +107,7 @@ impl Records {
         pass: Option<&PullCredential>,
         now: Now,
     ) -> bool {
-        let Ok(repository) = image::repository(image) else { return false };
+        let Ok(repository) = image_name::repository(image) else { return false };
         let _lock = self.changing.lock();
         let mut record = match self.read(image_ref) {
             StoredPullRecord::Record(record) => record,

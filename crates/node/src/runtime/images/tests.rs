@@ -524,7 +524,7 @@ async fn hung_pulls_delay_critical_pods_for_a_minute_and_others_until_the_deadli
     assert!(!ordinary.is_finished());
     ordinary.await.unwrap().unwrap();
     let waited = began.elapsed();
-    assert!(waited < image::PULL_DEADLINE + Duration::from_secs(10), "{waited:?}");
+    assert!(waited < podwright_core::image::PULL_DEADLINE + Duration::from_secs(10), "{waited:?}");
     for (n, hung) in hung.into_iter().enumerate() {
         let absent = hung.await.unwrap().unwrap_err();
         let message = format!(

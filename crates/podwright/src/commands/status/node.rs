@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use podwright_core::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
-use podwright_core::quantity::Quantity;
+use podwright_api::qos::{CPU, MEMORY, Overhead, PodResources, ResourceList, amount};
+use podwright_api::quantity::Quantity;
 use serde::Serialize;
 
 /// Generous for a busy machine; if nothing listens, the request fails immediately.

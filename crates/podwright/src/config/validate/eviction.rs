@@ -1,6 +1,6 @@
 //! Validation of eviction thresholds.
 
-use podwright_core::quantity::Quantity;
+use podwright_api::quantity::Quantity;
 
 use super::super::duration::GoDuration;
 use super::super::field::FieldPath;

@@ -1,6 +1,6 @@
 //! Validation of log settings: agent, containers, system log handler.
 
-use podwright_core::quantity::Quantity;
+use podwright_api::quantity::Quantity;
 
 use super::super::field::FieldPath;
 use super::Validator;

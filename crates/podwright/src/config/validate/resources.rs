@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use podwright_core::quantity::Quantity;
+use podwright_api::quantity::Quantity;
 
 use super::super::field::FieldPath;
 use super::super::kubelet::{Enforcement, MemoryReservationPolicy};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
-use podwright_core::pod::ANNOTATION_MIRROR;
+use podwright_api::annotations::ANNOTATION_MIRROR;
 use podwright_fake_runtime::{Call, InstanceChange, InstanceEvent};
 
 use crate::sim::record::{RecordedPod, is_mirror};

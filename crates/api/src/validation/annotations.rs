@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{AppArmorProfile, Pod, PodSpec, SeccompProfile, 
 
 use super::field::{Errors, quote};
 use super::{each_container, file_path, text, toleration};
-use crate::pod::ANNOTATION_MIRROR;
+use crate::annotations::ANNOTATION_MIRROR;
 use crate::schema::Path;
 
 const TOLERATIONS: &str = "scheduler.alpha.kubernetes.io/tolerations";

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{check, lines, of_container, of_spec, read};
-use crate::pod::validation::create;
+use crate::validation::create;
 
 #[test]
 fn security() {

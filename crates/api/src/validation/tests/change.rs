@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{lines, merge, pod, read};
-use crate::pod::ANNOTATION_MIRROR;
-use crate::pod::validation::{resize, update, update_ephemeral_containers, update_status};
+use crate::annotations::ANNOTATION_MIRROR;
+use crate::validation::{resize, update, update_ephemeral_containers, update_status};
 
 /// Validation errors of this change to an existing pod.
 fn of_change(before: &Value, change: &Value) -> Vec<String> {

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource;
 
-use crate::pod::validation::resource_name::{is_huge_page, is_overcommittable, is_pod_level};
 use crate::qos::{Overhead, PodResources};
+use crate::validation::resource_name::{is_huge_page, is_overcommittable, is_pod_level};
 
 pub(super) fn requests_from_limits(container: &mut Container) {
     let Some(resources) = &mut container.resources else { return };

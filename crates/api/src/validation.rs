@@ -34,7 +34,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use field::{Errors, FieldError, summary};
 
-use crate::pod::ANNOTATION_MIRROR;
+use crate::annotations::ANNOTATION_MIRROR;
 use crate::schema::Path;
 
 const META: meta::Rules =

@@ -11,8 +11,8 @@
 )]
 
 use k8s_openapi::api::core::v1::Pod;
-use podwright_core::pod::{defaults, validation};
-use podwright_core::schema;
+use podwright_api::schema;
+use podwright_api::{defaults, validation};
 use podwright_testkit::report;
 use serde_json::{Value, json};
 

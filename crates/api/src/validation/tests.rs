@@ -8,7 +8,7 @@ mod volume;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pod::defaults;
+use crate::defaults;
 use crate::schema;
 
 /// A defaulted pod from a spec with only the relevant fields.

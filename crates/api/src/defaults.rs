@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::image;
+use crate::image_name;
 
 const GRACE_SECONDS: i64 = 30;
 
@@ -126,7 +126,7 @@ fn apply_to_ephemeral_container(container: &mut EphemeralContainer) {
 
 /// An image whose tag may change (`latest`) is always pulled.
 fn pull_policy(policy: &mut Option<String>, image: Option<&str>) {
-    let changes = image::parse(image.unwrap_or_default()).is_ok_and(|name| match name.tag {
+    let changes = image_name::parse(image.unwrap_or_default()).is_ok_and(|name| match name.tag {
         Some(tag) => tag == "latest",
         None => name.digest.is_none(),
     });

@@ -13,7 +13,7 @@ use k8s_openapi::api::events::v1::Event as NewEvent;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use podwright_core::schema::{self, Side, Struct, Type};
+use podwright_api::schema::{self, Side, Struct, Type};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};

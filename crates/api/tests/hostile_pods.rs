@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
 use k8s_openapi::api::core::v1::Pod;
-use podwright_core::pod::{defaults, validation};
-use podwright_core::schema::{self, Side, Struct, Type};
+use podwright_api::schema::{self, Side, Struct, Type};
+use podwright_api::{defaults, validation};
 use podwright_testkit::mutation;
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -1,9 +1,9 @@
 //! Validation of resource names: `cpu`, `hugepages-2Mi`, `example.com/gpu`.
 
-use crate::pod::validation::field::Errors;
-use crate::pod::validation::format;
 use crate::quantity::Quantity;
 use crate::schema::Path;
+use crate::validation::field::Errors;
+use crate::validation::format;
 
 const HUGE_PAGES: &str = "hugepages-";
 
@@ -43,7 +43,7 @@ const COUNTED: [&str; 9] = [
     "services.loadbalancers",
 ];
 
-pub(in crate::pod) fn is_huge_page(name: &str) -> bool {
+pub(crate) fn is_huge_page(name: &str) -> bool {
     name.starts_with(HUGE_PAGES)
 }
 
@@ -59,12 +59,12 @@ fn is_extended(name: &str) -> bool {
 }
 
 /// The limit of a container may exceed its request.
-pub(in crate::pod) fn is_overcommittable(name: &str) -> bool {
+pub(crate) fn is_overcommittable(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
 
 /// May be set at pod level.
-pub(in crate::pod) fn is_pod_level(name: &str) -> bool {
+pub(crate) fn is_pod_level(name: &str) -> bool {
     name == "cpu" || name == "memory" || is_huge_page(name)
 }
 
