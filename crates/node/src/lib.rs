@@ -23,6 +23,5 @@ pub mod telemetry;
 
 pub mod client;
 
-pub mod context;
 mod error_chain;
 pub mod node;

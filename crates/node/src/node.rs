@@ -1,6 +1,10 @@
 //! The node: builds all components and runs their tasks.
 
-use std::path::{Path, PathBuf};
+mod build;
+mod tasks;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,61 +13,34 @@ use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
 use podwright_core::event::EventRate;
+use podwright_core::ids::PodUid;
+use podwright_core::lifecycle::Kill;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
-use podwright_core::pod::Source;
-use podwright_core::status::NodeAddresses;
-use podwright_core::status::manager::PodLeftovers;
 use podwright_core::users::UserRange;
 use podwright_cri as cri;
 use podwright_host::cgroup::{CgroupError, Cgroups as HostCgroups};
-use podwright_host::checkpoint::{Checkpoint, IncrementalCheckpoint};
 use podwright_host::clock::Clock;
-use podwright_host::files::{FileError, Root};
-use tokio::sync::{mpsc, watch};
+use podwright_host::files::FileError;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use crate::context::{NodeContext, NodeState, Settings};
-use crate::error_chain::chain;
-use crate::pods::admission::{self, Admission, AdmissionSettings};
-use crate::pods::allocations::Allocations;
 use crate::pods::mirrors::Mirrors;
-use crate::pods::{PodIndex, PodManager};
-use crate::report::events::{self, EventLimiter, Recorder, Severity};
-use crate::report::heartbeat::own_node::{self, OwnNode};
-use crate::report::heartbeat::pod_ranges;
-use crate::report::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver, Timing};
-use crate::report::status::StatusManager;
-use crate::resources::cgroups::{Cgroups, Refresh, Reserved, ReservedError};
-use crate::resources::objects::Objects;
-use crate::resources::packet_filter;
-use crate::resources::users::Users;
-use crate::resources::volumes::Volumes;
+use crate::pods::{self, EndError, PodIndex};
+use crate::report::events::{EventLimiter, Recorder, Severity};
+use crate::report::heartbeat::Timing;
+use crate::report::heartbeat::own_node::OwnNode;
+use crate::resources::cgroups::node_limits::NodeLimitsError;
+use crate::resources::cgroups::{Reserved, ReservedError};
 use crate::runtime::gc::{self, Gc};
-use crate::runtime::images::{self, Images};
-use crate::runtime::logs::{Logs, rotation::Rotation};
-use crate::runtime::pleg::Pleg;
-use crate::server::debug_socket;
-use crate::sources::{api, file::Manifests, url::ManifestUrl};
-use crate::telemetry::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
-use crate::worker::start_limiter::StartLimiter;
-
-/// Interval of runtime status checks.
-const RUNTIME_CHECK: Duration = Duration::from_secs(5);
-/// Interval while the runtime is not ready or its status is unknown.
-const RUNTIME_RECHECK: Duration = Duration::from_millis(500);
-/// A runtime without a successful status check for this long is down.
-const RUNTIME_DOWN: Duration = Duration::from_secs(30);
-/// The pod directories are not readable for other users.
-const ROOT_DIR_MODE: u32 = 0o750;
-const ALLOCATABLE_ENFORCED: &str = "NodeAllocatableEnforced";
-/// Interval at which the QoS cgroups are written even if nothing changed.
-const QOS_REFRESH: Duration = Duration::from_secs(60);
-/// Delay before limits that the kernel rejected are written again.
-const LIMITS_RETRY: Duration = Duration::from_secs(60);
-/// Deliveries that may be queued; a source with more blocks.
-const DELIVERIES: usize = 50;
+use crate::runtime::images;
+use crate::runtime::logs::LogDirs;
+use crate::runtime::state::NodeState;
+use crate::server::ServerDependencies;
+use crate::sources::url::ManifestUrl;
+use crate::telemetry::metrics::RequestMetrics;
+use crate::telemetry::stats::StatsDependencies;
+use tasks::Tasks;
 
 /// Configuration of the node.
 pub struct Config {
@@ -144,13 +121,25 @@ pub enum StartError {
     Driver { runtime: Driver, node: Driver },
 }
 
+impl From<NodeLimitsError> for StartError {
+    fn from(error: NodeLimitsError) -> Self {
+        match error {
+            NodeLimitsError::Cgroups(error) => Self::Cgroups(error),
+            NodeLimitsError::Reserved(error) => Self::Reserved(error),
+        }
+    }
+}
+
 /// A running node.
 pub struct Node {
     pub pod_index: Arc<PodIndex>,
-    pub context: Arc<NodeContext>,
     pub gc: Arc<Gc>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    events: Recorder,
+    host_ips: Vec<IpAddr>,
+    runtime_state: watch::Receiver<NodeState>,
+    server: ServerDependencies,
+    stats: StatsDependencies,
+    tasks: Tasks,
 }
 
 impl Node {
@@ -163,155 +152,113 @@ impl Node {
     ) -> Result<Self, StartError> {
         let NodeDependencies { runtime, reports_cgroup_driver, cgroups, clock, api, requests } =
             dependencies;
+        let (node_name, identity) = (config.node_name.clone(), Arc::new(config.identity.clone()));
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
-        let runtime_name = version.runtime_name;
-        let runtime_metrics = RuntimeMetrics::of(reports_cgroup_driver);
-        let metrics =
-            Arc::new(Metrics { runtime: runtime_metrics, requests, ..Metrics::default() });
-        let counted = metrics.clone();
-        let meter = Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok));
-        let runtime = runtime.metered(meter);
-        let started = clock.now().wall;
-        let objects = Objects::new(api.clone(), config.node_name.clone());
-        let allocatable = config.facts.allocatable.clone();
-        let users = Arc::new(Users::new(config.user_range));
-        let (of_pods, time) = (objects.clone(), clock.clone());
-        let volumes = Volumes::new(&config.root_dir, users.clone(), of_pods, allocatable, time)?;
-        let volumes = Arc::new(volumes);
-        let allocations = Allocations::open(&config.root_dir)?;
-        let cgroups = Arc::new(Cgroups::new(cgroups, config.pod_tree, config.pod_policy));
-        let (events, occurrences) = Recorder::new(clock.clone());
-        events.node(&config.node_name, Severity::Normal, "Starting", "Starting kubelet.".into());
-        cgroups.ensure_tree(&config.all_pods).await?;
-        if cgroups.host().version() == 1 {
-            let message =
-                "cgroup v1 is deprecated in Kubernetes. Fix: migrate this machine to cgroup v2";
-            events.node(&config.node_name, Severity::Warning, "CgroupV1", message.into());
-        }
-        for reserved in &config.reserved {
-            cgroups.enforce(reserved).await?;
-            let (owner, path) = (reserved.owner, cgroups.host().path(&reserved.name));
-            let message = format!("Updated limits on {owner} reserved cgroup {path}");
-            events.node(&config.node_name, Severity::Normal, ALLOCATABLE_ENFORCED, message);
-        }
-        let pod_index = Arc::new(PodIndex::default());
-        let keeps = config.gc.containers;
-        let pleg = Pleg::new(runtime.clone(), clock.clone(), metrics.clone(), keeps);
-        let status = StatusManager::new(
-            pod_index.clone(),
-            leftovers(&pod_index, &volumes),
-            runtime_name.clone(),
-            clock.clone(),
-            metrics.clone(),
-        );
-        let (node_state, node) = watch::channel(NodeState::default());
+        let pod_index = Arc::<PodIndex>::default();
+        let (state, runtime_state) = watch::channel(NodeState::default());
         let (shown, own_node) = watch::channel(OwnNode::default());
-        let identity = Arc::new(config.identity);
-        let admission_settings = AdmissionSettings {
-            identity: identity.clone(),
-            allocatable: config.facts.allocatable.clone(),
-            sysctls: Arc::new(config.sysctls),
-            apparmor: config.apparmor,
-            joined: config.presence.is_some(),
-        };
-        let root = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
-        let checkpoint = Checkpoint::new(root, admission::FILE, admission::VERSION);
-        let checkpoint = IncrementalCheckpoint::new(checkpoint)?;
-        let admission = Admission::new(admission_settings, checkpoint, own_node, node.clone());
-        let addresses = NodeAddresses { host_ips: config.facts.host_ips.clone() };
-        let means = images::ImageDependencies {
-            runtime: runtime.clone(),
-            clock: clock.clone(),
-            events: events.clone(),
-            metrics: metrics.clone(),
-            secrets: Arc::new(objects.clone()),
-            accounts: Arc::new(images::ApiAccounts(api.clone())),
-        };
-        let images = Images::new(&config.root_dir, config.images, means)?;
-        images.settle().await;
-        let context = Arc::new(NodeContext {
-            images,
-            logs: Logs::new(Path::new(&config.facts.pod_logs_dir)),
-            users,
-            objects,
-            starts: StartLimiter::new(config.parallel_starts),
-            settings: Settings {
-                node_name: config.node_name.clone(),
-                log_links_dir: config.log_links_dir,
-                crash_backoff: config.crash_backoff,
-                resync: config.resync,
-                addresses,
-                runtime_name,
-            },
-            facts: config.facts,
-            runtime,
-            pleg,
-            clock,
-            events,
-            status,
-            volumes,
-            cgroups,
-            allocations,
-            admission: Arc::new(admission),
-            metrics,
-            node,
-            started,
-        });
-        let gc = Gc::new(&context, pod_index.clone(), config.gc);
-        let this = Self { pod_index, context, gc, tasks: TaskTracker::new(), stop };
-        this.watch_runtime(node_state);
-        this.start_gc(config.log_rotation);
-        this.tasks.spawn(this.context.admission.clone().keep(this.stop.clone()));
-        this.tasks.spawn(refresh_classes(this.context.cgroups.clone(), this.stop.clone()));
-        this.tasks.spawn(limit_pods(
-            this.context.cgroups.clone(),
-            config.all_pods,
-            this.context.events.clone(),
-            config.node_name.clone(),
-            this.stop.clone(),
-        ));
-        let runtime = this.context.runtime.clone();
-        let ranges = pod_ranges::sync_pod_cidrs(
-            runtime,
-            config.pod_ranges,
-            shown.subscribe(),
-            this.stop.clone(),
+
+        let settings =
+            build::worker_settings(&config, version.runtime_name.clone(), clock.now().wall);
+        let metrics = build::metrics(reports_cgroup_driver, requests);
+        let runtime = build::runtime(runtime, clock, &metrics, config.gc.containers);
+        let clock = &runtime.clock;
+        let resources = build::resources(&config, cgroups, clock, api.clone())?;
+        let volumes = &resources.volumes;
+        let (reporting, occurrences) =
+            build::reporting(&pod_index, volumes, clock, metrics, version.runtime_name);
+        let events = reporting.events.clone();
+        events.node(&node_name, Severity::Normal, "Starting", "Starting kubelet.".into());
+        let limits = build::node_limits(&config, &resources.cgroups, &events).await?;
+        let admission =
+            build::admission(&config, identity.clone(), own_node, runtime_state.clone())?;
+        let objects = &resources.objects;
+        let images = build::images(&config, &runtime, objects, &reporting, api.clone()).await?;
+        let gc = build::gc(&config, &pod_index, &runtime, &reporting, &images);
+        let state_now = runtime_state.clone();
+        let worker =
+            build::worker(&config, settings, &runtime, resources, reporting, images, state_now);
+        let (resources, reporting) = (&worker.resources, &worker.reporting);
+        let log_dirs = Arc::new(LogDirs::new(worker.facts.pod_logs_dir.as_ref()));
+
+        let tasks = Tasks::new(stop);
+        tasks.watch_runtime(&runtime, &pod_index, state);
+        tasks.collect_garbage(
+            &gc,
+            build::rotation(config.log_rotation, &pod_index, &runtime, &log_dirs),
         );
-        this.tasks.spawn(ranges);
-        if let Some(directories) = config.packet_filter {
-            this.tasks.spawn(packet_filter::maintain(directories, this.stop.clone()));
-        }
+        tasks.record_admissions(&admission);
+        tasks.limit_cgroups(&resources.cgroups, config.all_pods, limits);
+        tasks.set_up_network(&runtime, config.pod_ranges, shown.subscribe(), config.packet_filter);
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
-            let look = StatusObserver::new(
+            let (lease, heartbeat) = build::node_object(
+                presence,
                 identity,
-                presence.amounts.clone(),
-                this.context.runtime.clone(),
+                node_name.clone(),
+                &runtime,
                 runtime_version,
-                this.context.pleg.clone(),
-                this.context.node.clone(),
-                this.context.clock.clone(),
+                &worker,
+                shown.subscribe(),
             );
-            this.maintain_node_object(client, presence, look, shown);
+            tasks.maintain_node_object(client, shown, lease, heartbeat);
         }
-        this.serve_debug_socket(&config.root_dir);
-        let sources = this.start_sources(config.manifests, config.manifest_url, api.as_ref());
-        let limiter = EventLimiter::new(config.event_rate, this.context.clock.clone());
-        this.report(occurrences, limiter, api);
-        let pods = PodManager::new(
-            this.context.clone(),
-            this.pod_index.clone(),
-            sources.0,
-            this.stop.clone(),
+        let debug_socket = build::debug_socket(&node_name, &pod_index, &admission, &worker);
+        tasks.serve_debug_socket(&config.root_dir, debug_socket);
+        let (sources, deliveries) = tasks.start_sources(
+            node_name.clone(),
+            config.manifests,
+            config.manifest_url,
+            api.clone(),
         );
-        this.tasks.spawn(pods.run(sources.1));
-        this.tasks.spawn(this.context.allocations.clone().run(this.stop.clone()));
-        this.tasks.close();
-        Ok(this)
+        tasks.refresh_volumes(resources, &node_name, &pod_index, &runtime.pleg, &events);
+        let limiter = EventLimiter::new(config.event_rate, runtime.clock.clone());
+        let own_node = admission.own_node();
+        tasks.deliver_events(occurrences, limiter, api.clone(), node_name.clone(), own_node);
+        if let Some(client) = api {
+            let (pod_index, node_name) = (pod_index.clone(), node_name.clone());
+            tasks.report_pods(Mirrors { client, pod_index, node_name }, &reporting.status);
+        }
+        let pods = build::pods(&pod_index, &admission, &runtime, &worker);
+        tasks.manage_pods(pods, sources, deliveries);
+        tasks.close();
+        let cgroup_version = resources.cgroups.host().version();
+        Ok(Self {
+            gc,
+            events,
+            server: build::server(
+                &node_name,
+                &pod_index,
+                &runtime,
+                reporting,
+                &log_dirs,
+                cgroup_version,
+            ),
+            stats: build::stats(&node_name, &pod_index, &runtime, &worker),
+            pod_index,
+            runtime_state,
+            host_ips: worker.settings.addresses.host_ips.clone(),
+            tasks,
+        })
     }
 
     /// The cgroup driver in use.
     pub fn cgroup_driver(&self) -> Driver {
-        self.context.cgroups.host().driver()
+        self.stats.cgroups.host().driver()
+    }
+
+    /// The addresses of this machine.
+    pub fn host_ips(&self) -> &[IpAddr] {
+        &self.host_ips
+    }
+
+    /// The state of the container runtime.
+    pub fn runtime_state(&self) -> NodeState {
+        self.runtime_state.borrow().clone()
+    }
+
+    /// Ends a pod as [`pods::end`] does.
+    pub async fn end_pod(&self, uid: &PodUid, kill: Kill) -> Result<(), EndError> {
+        pods::end(&self.events, &self.pod_index, uid, kill).await
     }
 
     /// Stops all pods, each with its own grace period, and starts none from now on.
@@ -324,238 +271,11 @@ impl Node {
         self.tasks.wait().await;
     }
 
-    fn watch_runtime(&self, state: watch::Sender<NodeState>) {
-        let (pleg, pod_index, stop) =
-            (self.context.pleg.clone(), self.pod_index.clone(), self.stop.clone());
-        self.tasks.spawn(async move { pleg.relist_loop(&*pod_index, stop).await });
-        let (pleg, pod_index, stop) =
-            (self.context.pleg.clone(), self.pod_index.clone(), self.stop.clone());
-        self.tasks.spawn(async move { pleg.event_loop(&*pod_index, stop).await });
-        let (context, stop) = (self.context.clone(), self.stop.clone());
-        self.tasks.spawn(async move {
-            let check = check_runtime(context.runtime.clone(), context.clock.clone(), state);
-            stop.run_until_cancelled(check).await;
-        });
+    pub(crate) fn server_dependencies(&self) -> &ServerDependencies {
+        &self.server
     }
 
-    fn start_gc(&self, log_rotation: RotationPolicy) {
-        self.tasks.spawn(self.gc.clone().run_container_gc(self.stop.clone()));
-        self.tasks.spawn(self.gc.clone().run_image_gc(self.stop.clone()));
-        let rotation = Rotation {
-            runtime: self.context.runtime.clone(),
-            clock: self.context.clock.clone(),
-            pleg: self.context.pleg.clone(),
-            pod_index: self.pod_index.clone(),
-            policy: log_rotation,
-            dirs: self.context.logs.dirs.clone(),
-        };
-        self.tasks.spawn(rotation.run(self.stop.clone()));
-    }
-
-    /// Starts the tasks that maintain the Node object and its lease.
-    fn maintain_node_object(
-        &self,
-        client: kube::Client,
-        presence: Presence,
-        look: StatusObserver,
-        shown: watch::Sender<OwnNode>,
-    ) {
-        let Presence { client: own_client, register, timing, amounts: _ } = presence;
-        let node = shown.subscribe();
-        let name = self.context.settings.node_name.clone();
-        let follow = own_node::follow(client, name.clone(), shown, self.stop.clone());
-        self.tasks.spawn(follow);
-        let lease = LeaseRenewer {
-            client: own_client.clone(),
-            node: name,
-            timing,
-            shown: node.clone(),
-            clock: self.context.clock.clone(),
-        };
-        self.tasks.spawn(lease.run(self.stop.clone()));
-        let heartbeat = Heartbeat {
-            client: own_client,
-            settings: look.settings().clone(),
-            register,
-            timing,
-            look,
-            state: self.context.node.clone(),
-            shown: node,
-            events: self.context.events.clone(),
-            clock: self.context.clock.clone(),
-        };
-        self.tasks.spawn(heartbeat.run(self.stop.clone()));
-    }
-
-    /// Serves the debug socket. A failure is only logged: the agent runs pods without it.
-    fn serve_debug_socket(&self, root: &Path) {
-        let (pod_index, context) = (self.pod_index.clone(), self.context.clone());
-        match debug_socket::serve(root, pod_index, context, self.stop.clone()) {
-            Ok(serving) => drop(self.tasks.spawn(serving)),
-            Err(error) => tracing::warn!(
-                error = chain(&error),
-                "serve debug socket failed, `podwright why` is not available"
-            ),
-        }
-    }
-
-    /// Starts the configured pod sources and returns them.
-    fn start_sources(
-        &self,
-        manifests: Option<(PathBuf, Duration)>,
-        manifest_url: Option<ManifestUrl>,
-        api: Option<&kube::Client>,
-    ) -> (Vec<Source>, mpsc::Receiver<crate::pods::Delivery>) {
-        let (deliveries, received) = mpsc::channel(DELIVERIES);
-        let mut sources = Vec::new();
-        let node_name = self.context.settings.node_name.clone();
-        if let Some((path, recheck)) = manifests {
-            sources.push(Source::File);
-            let manifests = Manifests::new(path, node_name.clone(), recheck);
-            self.tasks.spawn(manifests.run(deliveries.clone(), self.stop.clone()));
-        }
-        if let Some(remote) = manifest_url {
-            sources.push(Source::Http);
-            self.tasks.spawn(remote.run(deliveries.clone(), self.stop.clone()));
-        }
-        if let Some(client) = api.cloned() {
-            sources.push(Source::Api);
-            let (deliveries, stop) = (deliveries, self.stop.clone());
-            self.tasks.spawn(async move { api::run(client, &node_name, deliveries, stop).await });
-        }
-        (sources, received)
-    }
-
-    fn report(
-        &self,
-        occurrences: mpsc::Receiver<events::Occurrence>,
-        limiter: EventLimiter,
-        api: Option<kube::Client>,
-    ) {
-        let node_name = self.context.settings.node_name.clone();
-        let stop = self.stop.clone();
-        let services =
-            self.context.objects.clone().follow_services(node_name.clone(), stop.clone());
-        self.tasks.spawn(services);
-        self.tasks.spawn(self.context.volumes.clone().keep(
-            self.pod_index.clone(),
-            self.context.pleg.clone(),
-            self.context.events.clone(),
-            self.stop.clone(),
-        ));
-        self.tasks.spawn(events::deliver(
-            occurrences,
-            limiter,
-            api.clone(),
-            node_name,
-            self.context.admission.own_node(),
-            stop,
-        ));
-        if let Some(client) = api {
-            let mirrors = Mirrors {
-                client: client.clone(),
-                pod_index: self.pod_index.clone(),
-                node_name: self.context.settings.node_name.clone(),
-            };
-            self.tasks.spawn(mirrors.run(self.stop.clone()));
-            self.tasks.spawn(self.context.status.clone().run(client, self.stop.clone()));
-        }
-    }
-}
-
-/// What a pod still has on this node, for the status manager.
-fn leftovers(
-    pod_index: &Arc<PodIndex>,
-    volumes: &Arc<Volumes>,
-) -> crate::report::status::Leftovers {
-    let (pod_index, volumes) = (pod_index.clone(), volumes.clone());
-    Arc::new(move |uid| {
-        let finished = pod_index.cleanup_policy(uid, |policy| policy.is_finished());
-        PodLeftovers {
-            containers: pod_index.cleanup_policy(uid, |s| s.could_have_running_containers()),
-            volumes: volumes.has_volumes(uid),
-            // The cgroup is destroyed right before a pod is finished.
-            cgroup: !finished,
-        }
-    })
-}
-
-/// Rewrites the QoS cgroups periodically, which reverts changes made by other processes.
-async fn refresh_classes(cgroups: Arc<Cgroups>, stop: CancellationToken) {
-    let work = async {
-        loop {
-            tokio::time::sleep(QOS_REFRESH).await;
-            if let Err(error) = cgroups.refresh_classes(Refresh::Anyway).await {
-                tracing::warn!(%error, "update QoS cgroups failed, retrying");
-            }
-        }
-    };
-    stop.run_until_cancelled(work).await;
-}
-
-/// Limits all pods together to the allocatable resources. On a full node this may fail until some
-/// pods have ended.
-async fn limit_pods(
-    cgroups: Arc<Cgroups>,
-    limits: CgroupConfig,
-    events: Recorder,
-    node: Arc<str>,
-    stop: CancellationToken,
-) {
-    let work = async {
-        while let Err(error) = cgroups.limit_all(&limits).await {
-            let path = cgroups.host().path(cgroups.tree().all());
-            let message =
-                format!("Failed to update Node Allocatable Limits {path:?}: {}", chain(&error));
-            events.node(&node, Severity::Warning, "FailedNodeAllocatableEnforcement", message);
-            tokio::time::sleep(LIMITS_RETRY).await;
-        }
-        let message = "Updated Node Allocatable limit across pods".into();
-        events.node(&node, Severity::Normal, ALLOCATABLE_ENFORCED, message);
-    };
-    stop.run_until_cancelled(work).await;
-}
-
-/// Checks the runtime status periodically and publishes the result.
-async fn check_runtime(runtime: cri::Client, clock: Clock, state: watch::Sender<NodeState>) {
-    let mut last_success = None;
-    loop {
-        // A read, so it may be dropped when it hangs.
-        let checked = tokio::time::timeout(RUNTIME_DOWN, runtime.status()).await;
-        let problem = match checked {
-            Ok(Ok(status)) => {
-                last_success = Some(clock.now().mono);
-                let now = state_of(status);
-                state.send_if_modified(|old| std::mem::replace(old, now.clone()) != now);
-                None
-            }
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("no response within {RUNTIME_DOWN:?}")),
-        };
-        if let Some(problem) = problem {
-            tracing::warn!(error = problem, "check runtime status failed, retrying");
-            if last_success.is_some_and(|at| clock.now().mono.since(at) >= RUNTIME_DOWN) {
-                state.send_if_modified(|state| {
-                    let down = Err("container runtime is down".to_owned());
-                    std::mem::replace(&mut state.reachable, down.clone()) != down
-                });
-            }
-        }
-        let well = {
-            let NodeState { reachable, network, runtime, .. } = &*state.borrow();
-            reachable.is_ok() && network.is_ok() && runtime.is_ok()
-        };
-        tokio::time::sleep(if well { RUNTIME_CHECK } else { RUNTIME_RECHECK }).await;
-    }
-}
-
-fn state_of(status: cri::RuntimeStatus) -> NodeState {
-    let not_ready = |what: &'static str| move |problem| format!("{what} not ready: {problem}");
-    NodeState {
-        reachable: Ok(()),
-        network: status.network.map_err(not_ready("container runtime network")),
-        runtime: status.runtime.map_err(not_ready("container runtime")),
-        handlers: status.handlers,
-        features: status.features,
+    pub(crate) fn stats_dependencies(&self) -> &StatsDependencies {
+        &self.stats
     }
 }

@@ -32,16 +32,21 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use admission::Admission;
 use admitting::Parked;
 pub use ending::{EndError, end};
 use housekeeping::{HousekeepingScans, ScanResult};
 pub use pod_index::{CHANGE_DEBOUNCE, PodIndex};
+pub use resizes::NodeCapacity;
 pub use stopping::{StoppingPod, StoppingPods};
 
-use crate::context::NodeContext;
 use crate::pods::pod_handle::PodHandle;
+use crate::report::Reporting;
 use crate::report::events::Severity;
-use crate::worker::probes::Prober;
+use crate::resources::NodeResources;
+use crate::runtime::RuntimeAccess;
+use crate::worker::context::WorkerContext;
+use crate::worker::probes::{ProbeContext, Prober};
 use crate::worker::{Worker, WorkerOutcome};
 
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
@@ -53,8 +58,20 @@ pub struct Delivery {
     pub news: SourceUpdate,
 }
 
+/// The components of the node that the pod manager uses.
+pub struct PodManagerDependencies {
+    pub pod_index: Arc<PodIndex>,
+    pub admission: Arc<Admission>,
+    pub resources: NodeResources,
+    pub reporting: Reporting,
+    pub runtime: RuntimeAccess,
+    pub capacity: NodeCapacity,
+    pub worker: Arc<WorkerContext>,
+    pub prober: Arc<ProbeContext>,
+}
+
 pub struct PodManager {
-    context: Arc<NodeContext>,
+    dependencies: PodManagerDependencies,
     pod_index: Arc<PodIndex>,
     merge: SourceMerger,
     /// Configured sources. No pod counts as deleted before each of them has delivered once.
@@ -79,14 +96,13 @@ pub struct PodManager {
 
 impl PodManager {
     pub fn new(
-        context: Arc<NodeContext>,
-        pod_index: Arc<PodIndex>,
+        dependencies: PodManagerDependencies,
         sources: Vec<Source>,
         stop: CancellationToken,
     ) -> Self {
         Self {
-            context,
-            pod_index,
+            pod_index: dependencies.pod_index.clone(),
+            dependencies,
             merge: SourceMerger::default(),
             sources,
             queues: BTreeMap::new(),
@@ -107,15 +123,15 @@ impl PodManager {
     pub async fn run(mut self, mut deliveries: mpsc::Receiver<Delivery>) {
         let stop = self.stop.clone();
         // Which pods have running containers is unknown before the first relist.
-        if stop.run_until_cancelled(self.context.pleg.first_relist()).await.is_none() {
+        if stop.run_until_cancelled(self.dependencies.runtime.pleg.first_relist()).await.is_none() {
             return;
         }
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut node = self.context.admission.own_node();
+        let mut node = self.dependencies.admission.own_node();
         let mut stopping = self.pod_index.stopping();
         loop {
-            self.pod_index.note_loop(self.context.clock.now().mono);
+            self.pod_index.note_loop(self.dependencies.runtime.clock.now().mono);
             tokio::select! { biased;
                 () = stop.cancelled() => break,
                 Ok(()) = stopping.changed() => self.stop_all(),
@@ -123,8 +139,8 @@ impl PodManager {
                 Some(uid) = self.ended.1.recv() => self.forget_or_restart(&uid),
                 Some(uid) = self.orphan_ended.1.recv() => {
                     self.orphans.remove(&uid);
-                    self.context.metrics.pods.ending_orphans.set(self.orphans.len());
-                    self.context.pleg.gc_wakeup().notify_one();
+                    self.dependencies.reporting.metrics.pods.ending_orphans.set(self.orphans.len());
+                    self.dependencies.runtime.pleg.gc_wakeup().notify_one();
                     self.scans.list_cgroups_soon();
                     self.start_after_orphan(&uid);
                 }
@@ -143,7 +159,7 @@ impl PodManager {
 
     /// Merges one delivery and applies the changes, in upstream's order.
     fn receive(&mut self, delivery: Delivery) {
-        let now = self.context.clock.now().wall;
+        let now = self.dependencies.runtime.clock.now().wall;
         let changes = self.merge.fold(delivery.source, delivery.news, now);
         self.apply(changes);
         let delivered = self.sources.iter().all(|source| self.merge.has_delivered(*source));
@@ -156,7 +172,12 @@ impl PodManager {
             let (namespace, name) = (&object.namespace, &object.name);
             tracing::warn!(namespace, name, reason, "validate pod: rejected, not running it");
             let (severity, text) = (Severity::Warning, reason.clone());
-            self.context.events.record(object.clone(), severity, "FailedValidation", text);
+            self.dependencies.reporting.events.record(
+                object.clone(),
+                severity,
+                "FailedValidation",
+                text,
+            );
         }
         for pod in changes.removed {
             self.remove(&pod);
@@ -197,7 +218,7 @@ impl PodManager {
             return self.mirror_changed(&pod);
         }
         if pod.deletion.is_some() {
-            self.context.status.recheck(&pod.uid);
+            self.dependencies.reporting.status.recheck(&pod.uid);
         }
         match self.pod_index.handle(&pod.uid) {
             Some(handle) => drop(handle.update(self.resized(&pod), Request::Update)),
@@ -223,7 +244,7 @@ impl PodManager {
     fn reconcile(&mut self, pod: &Arc<Pod>) {
         self.pod_index.put(pod.clone());
         let Some(handle) = self.pod_index.handle(&pod.uid) else { return };
-        let granted = self.context.allocations.granted(pod);
+        let granted = self.dependencies.resources.allocations.granted(pod);
         // A readiness gate changed, or another client set a terminal phase.
         if ready_is_stale(pod) || pod.api_phase.is_terminal() {
             handle.update(granted, Request::Update);
@@ -234,7 +255,7 @@ impl PodManager {
 
     /// Wakes the worker of the static pod that a mirror pod belongs to.
     fn mirror_changed(&self, mirror: &Pod) {
-        self.context.status.mirror_changed();
+        self.dependencies.reporting.status.mirror_changed();
         let handle =
             self.pod_index.static_pod_of(mirror).and_then(|pod| self.pod_index.handle(&pod.uid));
         if let Some(handle) = handle {
@@ -274,11 +295,11 @@ impl PodManager {
             return;
         }
         let requested = pod;
-        let pod = self.context.allocations.admit(&requested);
+        let pod = self.dependencies.resources.allocations.admit(&requested);
         if !Arc::ptr_eq(&pod, &requested) {
             self.undecided.insert(pod.uid.clone());
         }
-        let alive = self.context.pleg.is_alive(&pod.uid);
+        let alive = self.dependencies.runtime.pleg.is_alive(&pod.uid);
         let mut lifecycle = Lifecycle::begin(&pod, alive);
         lifecycle.request(Request::Update, &pod);
         if self.pod_index.is_stopping() {
@@ -286,10 +307,10 @@ impl PodManager {
         }
         let handle = PodHandle::new(pod.clone(), lifecycle);
         self.pod_index.insert_handle(&pod.uid, handle.clone());
-        if let Some(prober) = Prober::new(handle.clone(), &self.context) {
+        if let Some(prober) = Prober::new(handle.clone(), self.dependencies.prober.clone()) {
             self.workers.spawn(prober.run(self.stop.clone()));
         }
-        let worker = Worker::new(handle, self.context.clone());
+        let worker = Worker::new(handle, self.dependencies.worker.clone());
         let (ended, stop) = (self.ended.0.clone(), self.stop.clone());
         // Not the pod: the task would hold its first version as long as the pod runs.
         let uid = pod.uid.clone();
@@ -306,7 +327,7 @@ impl PodManager {
     /// name.
     fn forget_or_restart(&mut self, uid: &PodUid) {
         let Some(handle) = self.pod_index.handle(uid) else { return };
-        self.context.pleg.gc_wakeup().notify_one();
+        self.dependencies.runtime.pleg.gc_wakeup().notify_one();
         self.scans.list_cgroups_soon();
         let (pod, lifecycle) = (handle.pod(), handle.lifecycle());
         if lifecycle.is_recreated()
@@ -314,12 +335,12 @@ impl PodManager {
             && self.may_start(&pod)
         {
             self.pod_index.remove_handle(uid);
-            let metrics = &self.context.metrics.pods;
+            let metrics = &self.dependencies.reporting.metrics.pods;
             if pod.is_static() { &metrics.restarted_static } else { &metrics.restarted }.inc();
             self.start_in_order(pod);
         } else if self.pod_index.pod(uid).is_none() {
             self.pod_index.remove_handle(uid);
-            self.context.pleg.forget(uid);
+            self.dependencies.runtime.pleg.forget(uid);
         }
         if pod.is_static() {
             self.start_next(&pod.name);
@@ -332,7 +353,8 @@ impl PodManager {
             // A pod that was removed before its start needs no worker.
             let pod = self.pod_index.pod(&uid).filter(|pod| {
                 let started = self.pod_index.handle(&uid).is_some();
-                !started && stopping::may_start(&self.context, &self.pod_index, pod)
+                !started
+                    && stopping::may_start(&self.dependencies.runtime.pleg, &self.pod_index, pod)
             });
             // Another one may have started meanwhile; its end calls this again.
             if pod.as_ref().is_some_and(|pod| self.pod_index.other_static(pod)) {

@@ -3,3 +3,17 @@
 pub mod events;
 pub mod heartbeat;
 pub mod status;
+
+use std::sync::Arc;
+
+use crate::telemetry::metrics::Metrics;
+use events::Recorder;
+use status::StatusManager;
+
+/// Where a component reports what happened to a pod.
+#[derive(Clone)]
+pub struct Reporting {
+    pub events: Recorder,
+    pub status: Arc<StatusManager>,
+    pub metrics: Arc<Metrics>,
+}

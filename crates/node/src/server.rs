@@ -26,6 +26,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ALLOW, HeaderValue};
 use http::{Request, StatusCode};
+use podwright_host::clock::Clock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -34,11 +35,14 @@ use query::Query;
 pub use response::{Body, BodyError, HttpResponse};
 use response::{JSON, full_body, plain_text};
 use route::{Miss, Route, Surface};
+pub use streaming::StreamingDependencies;
 use streaming::{StreamRequest, Streaming};
 
-use crate::context::NodeContext;
 use crate::node::Node;
 use crate::pods::PodIndex;
+use crate::report::status::StatusManager;
+use crate::runtime::logs::Logs;
+use crate::telemetry::metrics::Metrics;
 use crate::telemetry::stats::Stats;
 
 /// How long requests and streams in progress may continue after the node begins to stop.
@@ -60,9 +64,21 @@ pub struct ServerSettings {
     pub commit: &'static str,
 }
 
+/// The components of the node that the server uses.
+#[derive(Clone)]
+pub struct ServerDependencies {
+    pub streaming: StreamingDependencies,
+    pub clock: Clock,
+    pub status: Arc<StatusManager>,
+    pub metrics: Arc<Metrics>,
+    pub logs: Arc<Logs>,
+    pub node_name: Arc<str>,
+    pub cgroup_version: u32,
+}
+
 /// Handles requests.
 pub struct Server {
-    context: Arc<NodeContext>,
+    dependencies: ServerDependencies,
     pod_index: Arc<PodIndex>,
     streaming: Streaming,
     stats: Arc<Stats>,
@@ -78,16 +94,16 @@ impl Server {
         settings: ServerSettings,
         stop: CancellationToken,
     ) -> Arc<Self> {
+        let dependencies = node.server_dependencies().clone();
         let streaming = Streaming {
-            context: node.context.clone(),
-            pod_index: node.pod_index.clone(),
+            dependencies: dependencies.streaming.clone(),
             idle: settings.stream_idle.filter(|idle| !idle.is_zero()),
             open_streams: TaskTracker::new(),
             abort: CancellationToken::new(),
         };
         Arc::new(Self {
-            context: node.context.clone(),
-            pod_index: node.pod_index.clone(),
+            pod_index: dependencies.streaming.pod_index.clone(),
+            dependencies,
             streaming,
             stats,
             settings,
@@ -97,7 +113,7 @@ impl Server {
 
     /// Serves until stopped: the listeners, if any, and callers of [`Self::handle`].
     pub async fn run(self: Arc<Self>, listeners: Option<Listeners>) {
-        let (metrics, stop) = (self.context.metrics.clone(), self.stop.clone());
+        let (metrics, stop) = (self.dependencies.metrics.clone(), self.stop.clone());
         let measuring = self.stats.measure_disks(stop.clone());
         match listeners {
             Some(listeners) => {
@@ -131,8 +147,8 @@ impl Server {
         };
         match route {
             Route::Health(check) => self.health(check, &Query::of(request.uri())),
-            Route::Pods => pods::wanted(&self.pod_index, &self.context.status),
-            Route::RunningPods => pods::running(&self.context.runtime).await,
+            Route::Pods => pods::wanted(&self.pod_index, &self.dependencies.status),
+            Route::RunningPods => pods::running(&self.dependencies.streaming.runtime).await,
             Route::Configuration => {
                 full_body(StatusCode::OK, JSON, self.settings.configuration.clone())
             }

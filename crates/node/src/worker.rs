@@ -6,6 +6,7 @@
 
 mod announce;
 mod call_tracker;
+pub mod context;
 mod execute;
 pub mod hooks;
 pub mod probes;
@@ -34,12 +35,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::context::{NodeContext, NodeState};
 use crate::error_chain::chain;
 use crate::pods::pod_handle::{Desired, PodHandle};
 use crate::report::events::Severity;
+use crate::runtime::state::NodeState;
 use crate::telemetry::metrics::Operation;
 use call_tracker::CallTracker;
+use context::WorkerContext;
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +61,7 @@ pub struct Worker {
     uid: PodUid,
     name: PodName,
     handle: Arc<PodHandle>,
-    context: Arc<NodeContext>,
+    context: Arc<WorkerContext>,
     call_tracker: CallTracker,
     /// Observed after our last call, with the notification count before the inspection.
     observed: Option<(Arc<ObservedPod>, u64)>,
@@ -123,7 +125,7 @@ struct Decision {
 }
 
 impl Worker {
-    pub fn new(handle: Arc<PodHandle>, context: Arc<NodeContext>) -> Self {
+    pub fn new(handle: Arc<PodHandle>, context: Arc<WorkerContext>) -> Self {
         let pod = handle.pod();
         Self {
             uid: pod.uid.clone(),
@@ -164,7 +166,7 @@ impl Worker {
         let mut operation = Operation::Create;
         loop {
             let view = self.view(&mut wakes).await;
-            let cgroup = self.context.cgroups.has_pod(&self.handle.pod()).await;
+            let cgroup = self.context.resources.cgroups.has_pod(&self.handle.pod()).await;
             // No await from here to the report: the report matches what is read now.
             let began = self.context.clock.now();
             let (desired, probed) = (
@@ -182,7 +184,7 @@ impl Worker {
             self.report(&decision, began);
             if self.advance(&decision) {
                 if self.handle.stage() == Stage::Finished {
-                    self.context.metrics.worker.dispatched(operation, Duration::ZERO);
+                    self.context.reporting.metrics.worker.dispatched(operation, Duration::ZERO);
                     return;
                 }
                 continue;
@@ -226,7 +228,7 @@ impl Worker {
                     if !error.source.is_silence() && !std::mem::replace(&mut reported, true) {
                         let text = format!("error determining status: {}", error.source.rpc_text());
                         let (pod, severity) = (self.handle.pod(), Severity::Warning);
-                        self.context.events.pod(&pod, severity, "FailedSync", text);
+                        self.context.reporting.events.pod(&pod, severity, "FailedSync", text);
                     }
                     let relisted = self.context.pleg.next_relist();
                     // Both a timeout and a successful relist are reasons to inspect again.
@@ -255,7 +257,7 @@ impl Worker {
             let instances = view.instances_of(&container.name);
             attempts.note_exits(&container.name, container.backoff_key, instances, now);
         }
-        let old = self.context.status.last_report(pod);
+        let old = self.context.reporting.status.last_report(pod);
         let old = old.as_deref();
         let first_report = old.and_then(|status| status.start_time.as_ref());
         let active = || first_report.map(|time| Stopwatch::running_since(time.0, now));
@@ -280,7 +282,7 @@ impl Worker {
             plan: &plan,
             old,
             node: &self.context.settings.addresses,
-            agent_started: self.context.started,
+            agent_started: self.context.settings.agent_started,
             runtime: status::Runtime {
                 name: &self.context.settings.runtime_name,
                 recursive_read_only: self.context.supports_recursive_read_only(handler),
@@ -298,8 +300,12 @@ impl Worker {
                 continue;
             }
             self.counted_exits.insert(container.name.clone(), newest.id.clone());
-            if exit.finished >= self.context.started {
-                self.context.metrics.starts.ended(container.kind, exit.code, &exit.reason);
+            if exit.finished >= self.context.settings.agent_started {
+                self.context.reporting.metrics.starts.ended(
+                    container.kind,
+                    exit.code,
+                    &exit.reason,
+                );
             }
         }
     }
@@ -307,7 +313,7 @@ impl Worker {
     /// The state of the in-place resize of the pod. A resize with nothing left to apply is
     /// completed.
     fn resizing(&self, pod: &Pod, view: &ObservedPod, stage: Stage) -> Arc<ResizeState> {
-        let resizing = self.context.allocations.resizing(&self.uid);
+        let resizing = self.context.resources.allocations.resizing(&self.uid);
         let Some(progress) = resizing.progress.as_ref().filter(|_| stage == Stage::Syncing) else {
             return resizing;
         };
@@ -316,28 +322,28 @@ impl Worker {
         if !includes_grant || resize_is_in_progress(pod, view, &resizing.applied) {
             return resizing;
         }
-        self.context.allocations.note_done(&self.uid);
+        self.context.resources.allocations.note_done(&self.uid);
         let text = format!("Pod resize completed: {}", summary(pod, progress.generation, None));
-        self.context.events.pod(pod, Severity::Normal, "ResizeCompleted", text);
-        self.context.allocations.resizing(&self.uid)
+        self.context.reporting.events.pod(pod, Severity::Normal, "ResizeCompleted", text);
+        self.context.resources.allocations.resizing(&self.uid)
     }
 
     /// Reports to the status manager and the journal, and emits events for what began.
     fn report(&mut self, decision: &Decision, now: Now) {
         let Decision { pod, plan, status, .. } = decision;
-        let before = self.context.status.last_report(pod);
+        let before = self.context.reporting.status.last_report(pod);
         // A pod that stops with its node is still wanted: after a report of its end it would never
         // run again.
         if !decision.lifecycle.resumes_later() {
-            announce::end(&self.context.events, pod, before.as_deref(), status);
-            self.context.status.set(pod, status.clone());
+            announce::end(&self.context.reporting.events, pod, before.as_deref(), status);
+            self.context.reporting.status.set(pod, status.clone());
         }
         self.handle.journal.lock().decided(now, &plan.why);
-        announce::changes(&self.context.events, pod, self.last_plan.as_ref(), plan);
+        announce::changes(&self.context.reporting.events, pod, self.last_plan.as_ref(), plan);
         self.last_plan = Some(plan.clone());
         if !self.reported_start && status.phase.as_deref() == Some("Running") {
             self.reported_start = true;
-            let metrics = &self.context.metrics.worker;
+            let metrics = &self.context.reporting.metrics.worker;
             if let Some(seen) = seen_at(pod) {
                 metrics.pod_start.observe(now.age_of(seen, Duration::MAX));
             }
@@ -400,7 +406,7 @@ impl Worker {
         self.observed = None;
         if done && decision.lifecycle.stage() == Stage::Terminated {
             self.handle.advance(Lifecycle::released);
-            self.context.status.terminate(&decision.pod);
+            self.context.reporting.status.terminate(&decision.pod);
         }
     }
 
@@ -423,7 +429,7 @@ impl Worker {
 
     fn note_operation(&self, operation: Operation, began: Now) -> Operation {
         let took = self.context.clock.now().mono.since(began.mono);
-        self.context.metrics.worker.dispatched(operation, took);
+        self.context.reporting.metrics.worker.dispatched(operation, took);
         Operation::Sync
     }
 
@@ -441,7 +447,12 @@ impl Worker {
         if first && decision.lifecycle.stage() == Stage::Syncing {
             match seen_at(&decision.pod) {
                 Some(seen) => {
-                    self.context.metrics.worker.start.observe(now.age_of(seen, Duration::MAX));
+                    self.context
+                        .reporting
+                        .metrics
+                        .worker
+                        .start
+                        .observe(now.age_of(seen, Duration::MAX));
                 }
                 None => {
                     tracing::debug!("pod has no first-seen annotation, start latency not recorded");

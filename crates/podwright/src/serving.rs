@@ -113,7 +113,7 @@ fn certificate(settings: &KubeletSettings, node: &Node) -> Source {
     Source::SelfSigned {
         directory: settings.options.cert_dir.clone(),
         host: settings.node_name.clone(),
-        addresses: node.context.facts.host_ips.clone(),
+        addresses: node.host_ips().to_vec(),
     }
 }
 

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::context::NodeState;
 use crate::report::heartbeat::own_node::OwnNode;
+use crate::runtime::state::NodeState;
 
 /// File name of the checkpoint in the root directory.
 pub const FILE: &str = "admitted_pods_state";

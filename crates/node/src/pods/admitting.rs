@@ -44,8 +44,8 @@ impl PodManager {
     /// again.
     pub(super) fn is_settled(&self, pod: &Pod) -> bool {
         pod.was_reported()
-            || self.context.pleg.is_alive(&pod.uid)
-            || matches!(self.context.admission.earlier_decision(&pod.uid), Some(Ok(())))
+            || self.dependencies.runtime.pleg.is_alive(&pod.uid)
+            || matches!(self.dependencies.admission.earlier_decision(&pod.uid), Some(Ok(())))
     }
 
     pub(super) fn admit(&mut self, pod: Arc<Pod>) {
@@ -55,10 +55,15 @@ impl PodManager {
                     "{why}; its running containers are left alone until the pod is deleted"
                 );
                 tracing::warn!(pod = %pod.name, uid = %pod.uid, reason = text, "validate pod: rejected, its containers are left alone");
-                self.context.events.pod(&pod, Severity::Warning, "FailedValidation", text);
+                self.dependencies.reporting.events.pod(
+                    &pod,
+                    Severity::Warning,
+                    "FailedValidation",
+                    text,
+                );
             }
             self.accept(pod);
-        } else if let Some(Err(rejection)) = self.context.admission.earlier_decision(&pod.uid)
+        } else if let Some(Err(rejection)) = self.dependencies.admission.earlier_decision(&pod.uid)
             // Earlier builds remembered rejections of static pods, too.
             && !pod.is_static()
         {
@@ -70,7 +75,7 @@ impl PodManager {
 
     /// `recheck_labels`: a rejection because of node labels is checked again before it is final.
     fn decide(&mut self, pod: Arc<Pod>, recheck_labels: bool) {
-        if !self.context.admission.can_decide(&pod) {
+        if !self.dependencies.admission.can_decide(&pod) {
             return self.parked.push(Parked { pod, until: ParkedUntil::NodeKnown });
         }
         // Resources freed by preemption are reserved for the pod that preempted.
@@ -78,33 +83,33 @@ impl PodManager {
             self.parked.iter().filter(|parked| matches!(parked.until, ParkedUntil::Ended(_)));
         let more: Vec<Arc<Pod>> =
             waiting.map(|parked| parked.pod.clone()).chain(self.queued()).collect();
-        let granted = self.context.allocations.granted(&pod);
+        let granted = self.dependencies.resources.allocations.granted(&pod);
         let decision = self.pod_index.with_usage(|usage| {
             let list = || self.pod_index.active_pods();
             let active = ActivePods { usage, list: &list, more: &more };
-            self.context.admission.decide(&granted, active)
+            self.dependencies.admission.decide(&granted, active)
         });
         match decision {
             AdmissionDecision::Admitted => self.accept(pod),
             AdmissionDecision::Rejected(rejection)
                 if recheck_labels && rejection.is_about_labels() =>
             {
-                let since = self.context.clock.now().mono;
+                let since = self.dependencies.runtime.clock.now().mono;
                 self.parked.push(Parked { pod, until: ParkedUntil::LabelsChecked { since } });
             }
             AdmissionDecision::Rejected(rejection) => {
                 // A static pod is judged again after a restart: its UID does not change when an
                 // administrator changes the node for it.
                 if !pod.is_static() {
-                    self.context.admission.record(&pod.uid, Err(&rejection));
+                    self.dependencies.admission.record(&pod.uid, Err(&rejection));
                 }
                 self.reject(&pod, &rejection);
             }
             AdmissionDecision::AfterPreemption { victims, lacking } => {
-                let now = self.context.clock.now().mono;
+                let now = self.dependencies.runtime.clock.now().mono;
                 let mut preempted = Vec::new();
                 for uid in victims {
-                    self.context.metrics.pods.preempted(&lacking);
+                    self.dependencies.reporting.metrics.pods.preempted(&lacking);
                     self.preempt(&uid);
                     let grace = self.pod_index.pod(&uid).map_or(Duration::ZERO, |pod| pod.grace);
                     let deadline = now + ending::wait_limit(grace);
@@ -116,8 +121,8 @@ impl PodManager {
     }
 
     fn accept(&mut self, pod: Arc<Pod>) {
-        self.context.admission.record(&pod.uid, Ok(()));
-        self.context.metrics.starts.pod_admitted(pod.regular_containers().count());
+        self.dependencies.admission.record(&pod.uid, Ok(()));
+        self.dependencies.reporting.metrics.starts.pod_admitted(pod.regular_containers().count());
         self.start_in_order(pod);
     }
 
@@ -129,23 +134,33 @@ impl PodManager {
                 pod = %pod.name, victim = %victim.name,
                 "preempt pod: not stopped in time, admitting the critical pod anyway"
             );
-            ending::report_exceeded(&self.context, &victim, victim.grace);
+            ending::report_exceeded(&self.dependencies.reporting.events, &victim, victim.grace);
         }
         self.accept(pod);
     }
 
     fn reject(&self, pod: &Pod, rejection: &Rejection) {
         let Rejection { reason, message } = rejection;
-        self.context.metrics.starts.pod_rejected(rejection.counted_as());
-        self.context.events.pod(pod, Severity::Warning, reason.clone(), message.clone());
-        self.context.status.set(pod, status::rejected(pod, reason, message));
+        self.dependencies.reporting.metrics.starts.pod_rejected(rejection.counted_as());
+        self.dependencies.reporting.events.pod(
+            pod,
+            Severity::Warning,
+            reason.clone(),
+            message.clone(),
+        );
+        self.dependencies.reporting.status.set(pod, status::rejected(pod, reason, message));
     }
 
     /// Kills a pod to make room for one of higher priority.
     fn preempt(&self, uid: &PodUid) {
         let Some(handle) = self.pod_index.handle(uid) else { return };
         let (reason, message) = (preemption::REASON, preemption::MESSAGE);
-        self.context.events.pod(&handle.pod(), Severity::Warning, reason, message.to_owned());
+        self.dependencies.reporting.events.pod(
+            &handle.pod(),
+            Severity::Warning,
+            reason,
+            message.to_owned(),
+        );
         handle.request(Request::Kill(Kill {
             grace: None,
             evict: true,
@@ -162,7 +177,7 @@ impl PodManager {
         if self.parked.is_empty() {
             return;
         }
-        let now = self.context.clock.now().mono;
+        let now = self.dependencies.runtime.clock.now().mono;
         let victims = self.parked.iter().flat_map(|parked| match &parked.until {
             ParkedUntil::Ended(victims) => victims.as_slice(),
             ParkedUntil::NodeKnown | ParkedUntil::LabelsChecked { .. } => &[],
@@ -172,7 +187,7 @@ impl PodManager {
             .map(|victim| victim.uid.clone())
             .collect();
         let is_over = |until: &ParkedUntil, pod: &Pod| match until {
-            ParkedUntil::NodeKnown => self.context.admission.can_decide(pod),
+            ParkedUntil::NodeKnown => self.dependencies.admission.can_decide(pod),
             ParkedUntil::Ended(victims) => {
                 victims.iter().all(|victim| now >= victim.deadline || !active.contains(&victim.uid))
             }

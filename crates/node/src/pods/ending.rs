@@ -7,8 +7,7 @@ use podwright_core::lifecycle::{Kill, Request, Stage};
 use podwright_core::pod::Pod;
 
 use super::PodIndex;
-use crate::context::NodeContext;
-use crate::report::events::Severity;
+use crate::report::events::{Recorder, Severity};
 
 /// Minimum wait: the runtime needs some time even for a grace period of zero.
 const MIN_WAIT: Duration = Duration::from_secs(10);
@@ -27,7 +26,7 @@ pub enum EndError {
 /// Dropping the future drops only the wait. If the pod is already terminating, the shorter grace
 /// period and the newest termination reason apply.
 pub async fn end(
-    context: &NodeContext,
+    events: &Recorder,
     pod_index: &PodIndex,
     uid: &PodUid,
     kill: Kill,
@@ -42,7 +41,7 @@ pub async fn end(
     if tokio::time::timeout(limit, stopped).await.is_ok() {
         return Ok(());
     }
-    report_exceeded(context, &pod, grace);
+    report_exceeded(events, &pod, grace);
     Err(EndError::ExceededGracePeriod { name: pod.name.clone(), waited: limit })
 }
 
@@ -52,7 +51,7 @@ pub(super) fn wait_limit(grace: Duration) -> Duration {
 }
 
 /// Records an event for a pod that did not stop in time.
-pub(super) fn report_exceeded(context: &NodeContext, pod: &Pod, grace: Duration) {
+pub(super) fn report_exceeded(events: &Recorder, pod: &Pod, grace: Duration) {
     let text = format!("Pod did not stop within its grace period of {} s", grace.as_secs());
-    context.events.pod(pod, Severity::Warning, "ExceededGracePeriod", text);
+    events.pod(pod, Severity::Warning, "ExceededGracePeriod", text);
 }

@@ -55,13 +55,13 @@ impl PodManager {
         self.abandon_unwanted();
         self.pod_index.set_all_known();
         self.look_for_orphans();
-        self.context.status.remove_orphans(|uid| self.pod_index.pod(uid).is_some());
-        self.context.volumes.remove_orphans(&self.kept_directories());
+        self.dependencies.reporting.status.remove_orphans(|uid| self.pod_index.pod(uid).is_some());
+        self.dependencies.resources.volumes.remove_orphans(&self.kept_directories());
         let known = |uid: &PodUid| {
             self.pod_index.pod(uid).is_some() || self.pod_index.handle(uid).is_some()
         };
-        self.context.allocations.retain(known);
-        self.context.admission.retain(known);
+        self.dependencies.resources.allocations.retain(known);
+        self.dependencies.admission.retain(known);
         self.retry_resizes();
         self.look_for_groups();
     }
@@ -82,8 +82,8 @@ impl PodManager {
                     if there.iter().any(|(uid, _)| !living.contains(uid)) {
                         self.scans.list_cgroups_soon();
                     }
-                    let (kept, context) = (self.kept(), &self.context);
-                    context.cgroups.destroy_orphans(there, &kept, &context.clock);
+                    let (kept, clock) = (self.kept(), &self.dependencies.runtime.clock);
+                    self.dependencies.resources.cgroups.destroy_orphans(there, &kept, clock);
                 }
             }
         }
@@ -119,9 +119,9 @@ impl PodManager {
             return;
         }
         self.scans.relist = true;
-        let (context, pod_index) = (self.context.clone(), self.pod_index.clone());
+        let (pleg, pod_index) = (self.dependencies.runtime.pleg.clone(), self.pod_index.clone());
         self.spawn_scan(async move {
-            let listed = context.pleg.relist(&*pod_index).await;
+            let listed = pleg.relist(&*pod_index).await;
             if let Err(error) = &listed {
                 tracing::warn!(%error, "list pods of the runtime failed, retrying");
             }
@@ -130,13 +130,13 @@ impl PodManager {
     }
 
     fn look_for_groups(&mut self) {
-        let now = self.context.clock.now().mono;
+        let now = self.dependencies.runtime.clock.now().mono;
         if self.scans.groups || now < self.scans.groups_at {
             return;
         }
         self.scans.groups = true;
         self.scans.groups_at = now + CGROUP_LIST_INTERVAL;
-        let cgroups = self.context.cgroups.clone();
+        let cgroups = self.dependencies.resources.cgroups.clone();
         self.spawn_scan(async move {
             let listed = cgroups.pods_on_disk().await;
             if let Err(error) = &listed {
@@ -159,13 +159,13 @@ impl PodManager {
     fn end_orphans(&mut self) {
         for (uid, name) in self.runtime_orphans() {
             self.orphans.insert(uid.clone());
-            self.context.metrics.pods.ending_orphans.set(self.orphans.len());
+            self.dependencies.reporting.metrics.pods.ending_orphans.set(self.orphans.len());
             tracing::info!(pod = %name, %uid, "stopping orphaned pod");
-            self.context.metrics.pods.orphaned_runtime_pods.inc();
-            let (context, stop, ended) =
-                (self.context.clone(), self.stop.clone(), self.orphan_ended.0.clone());
+            self.dependencies.reporting.metrics.pods.orphaned_runtime_pods.inc();
+            let (runtime, stop, ended) =
+                (self.dependencies.runtime.clone(), self.stop.clone(), self.orphan_ended.0.clone());
             self.workers.spawn(async move {
-                stop.run_until_cancelled(orphan::end(&context, &uid, &name)).await;
+                stop.run_until_cancelled(orphan::end(&runtime, &uid, &name)).await;
                 drop(ended.send(uid));
             });
         }
@@ -173,7 +173,7 @@ impl PodManager {
 
     /// Running pods of the runtime that are unknown and not being stopped yet.
     fn runtime_orphans(&self) -> Vec<(PodUid, PodName)> {
-        let pods = self.context.pleg.runtime_pods().into_iter();
+        let pods = self.dependencies.runtime.pleg.runtime_pods().into_iter();
         let unknown = pods.filter(|(uid, _, alive)| {
             let known = self.pod_index.handle(uid).is_some() || self.pod_index.pod(uid).is_some();
             *alive && !known && !self.orphans.contains(uid)
@@ -183,7 +183,7 @@ impl PodManager {
 
     /// Pods that may still use their directory or cgroup.
     fn kept(&self) -> BTreeSet<PodUid> {
-        let runtime = self.context.pleg.runtime_pods().into_iter();
+        let runtime = self.dependencies.runtime.pleg.runtime_pods().into_iter();
         let alive = runtime.filter(|(_, _, alive)| *alive).map(|(uid, _, _)| uid);
         self.living().chain(alive).collect()
     }
@@ -203,7 +203,7 @@ impl PodManager {
     fn count(&self) {
         let pods = self.pod_index.pods();
         let static_pods = pods.iter().filter(|pod| pod.is_static()).count();
-        let metrics = &self.context.metrics.pods;
+        let metrics = &self.dependencies.reporting.metrics.pods;
         metrics.desired_static.set(static_pods);
         metrics.desired.set(pods.len() - static_pods);
         metrics.mirrors.set(self.pod_index.mirrors().len());

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use podwright_core::config::{CgroupVersion, SwapBehaviour};
+use podwright_api::qos::ResourceList;
+use podwright_core::config::{CgroupVersion, NodeFacts, SwapBehaviour};
 use podwright_core::lifecycle::Request;
 use podwright_core::pod::Pod;
 use podwright_core::resize::PendingReason;
@@ -13,6 +14,24 @@ use super::PodManager;
 use crate::pods::allocations::ResizeDecision;
 use crate::report::events::Severity;
 
+/// What resizes can be granted from.
+pub struct NodeCapacity {
+    allocatable: ResourceList,
+    /// Containers may use swap.
+    swap: bool,
+}
+
+impl NodeCapacity {
+    pub fn of(facts: &NodeFacts) -> Self {
+        let machine = &facts.machine;
+        let swap = machine.swap.is_some_and(|swap| match (swap.behaviour, machine.cgroups) {
+            (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
+            (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
+        });
+        Self { allocatable: facts.allocatable.clone(), swap }
+    }
+}
+
 impl PodManager {
     /// The pod with its allocated resources. Nothing is granted before all sources have delivered:
     /// until then the allocations of other pods are unknown.
@@ -22,12 +41,12 @@ impl PodManager {
         } else {
             self.undecided.insert(pod.uid.clone());
         }
-        self.context.allocations.granted(pod)
+        self.dependencies.resources.allocations.granted(pod)
     }
 
     /// Retries deferred resizes. Costs nothing while there are none.
     pub(super) fn retry_resizes(&mut self) {
-        let allocations = &self.context.allocations;
+        let allocations = &self.dependencies.resources.allocations;
         let mut waiting = std::mem::take(&mut self.undecided);
         waiting.extend(allocations.deferred());
         let mut waiting: Vec<Arc<Pod>> =
@@ -48,19 +67,16 @@ impl PodManager {
     }
 
     fn evaluate(&self, pod: &Arc<Pod>) {
-        let context = &self.context;
-        let machine = &context.facts.machine;
-        let swaps = machine.swap.is_some_and(|swap| match (swap.behaviour, machine.cgroups) {
-            (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
-            (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
-        });
-        let room = ResizeCapacity { allocatable: &context.facts.allocatable, swap: swaps };
-        let now = context.clock.now().wall;
-        match context.allocations.request_resize(pod, || self.pod_index.active_pods(), room, now) {
+        let NodeCapacity { allocatable, swap } = &self.dependencies.capacity;
+        let room = ResizeCapacity { allocatable, swap: *swap };
+        let (allocations, events) =
+            (&self.dependencies.resources.allocations, &self.dependencies.reporting.events);
+        let now = self.dependencies.runtime.clock.now().wall;
+        match allocations.request_resize(pod, || self.pod_index.active_pods(), room, now) {
             ResizeDecision::Nothing => {}
             ResizeDecision::Granted => {
                 let text = format!("Pod resize started: {}", summary(pod, pod.generation(), None));
-                context.events.pod(pod, Severity::Normal, "ResizeStarted", text);
+                events.pod(pod, Severity::Normal, "ResizeStarted", text);
             }
             ResizeDecision::Refused { why, message, is_new: true } => {
                 let details = summary(pod, pod.generation(), Some(&message));
@@ -69,7 +85,7 @@ impl PodManager {
                     PendingReason::Deferred => "ResizeDeferred",
                     PendingReason::Infeasible => "ResizeInfeasible",
                 };
-                context.events.pod(pod, Severity::Warning, reason, text);
+                events.pod(pod, Severity::Warning, reason, text);
             }
             ResizeDecision::Refused { is_new: false, .. } => {}
         }

@@ -9,8 +9,8 @@ use podwright_core::pod::Pod;
 use serde::{Deserialize, Serialize};
 
 use super::{PodIndex, PodManager};
-use crate::context::NodeContext;
 use crate::pods::pod_handle::PodHandle;
+use crate::runtime::pleg::Pleg;
 
 /// Progress of stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,21 +49,21 @@ pub struct StoppingPod {
 }
 
 impl StoppingPods {
-    pub fn of(context: &NodeContext, pod_index: &PodIndex) -> Self {
+    pub fn of(pleg: &Pleg, pod_index: &PodIndex) -> Self {
         let handles = pod_index.handles().into_iter();
         let left = handles.filter(|(_, handle)| handle.stage() < Stage::Terminated);
         Self {
             requested: pod_index.is_stopping(),
             complete: pod_index.sources_ready(),
-            pods: left.map(|(_, handle)| StoppingPod::of(context, &handle)).collect(),
+            pods: left.map(|(_, handle)| StoppingPod::of(pleg, &handle)).collect(),
         }
     }
 }
 
 impl StoppingPod {
-    fn of(context: &NodeContext, handle: &PodHandle) -> Self {
+    fn of(pleg: &Pleg, handle: &PodHandle) -> Self {
         let pod = handle.pod();
-        let seen = context.pleg.cached(&pod.uid);
+        let seen = pleg.cached(&pod.uid);
         let containers = seen.iter().flat_map(|seen| seen.running());
         let mut containers: Vec<String> = containers.map(|it| it.container.to_string()).collect();
         containers.sort();
@@ -73,7 +73,7 @@ impl StoppingPod {
         let sandboxes = seen.iter().flat_map(|seen| &seen.sandboxes);
         let alive = sandboxes.into_iter().any(|sandbox| sandbox.ready)
             || !containers.is_empty()
-            || context.pleg.is_alive(&pod.uid);
+            || pleg.is_alive(&pod.uid);
         Self {
             namespace: pod.name.namespace.to_string(),
             name: pod.name.name.to_string(),
@@ -95,11 +95,11 @@ impl PodManager {
     }
 
     pub(super) fn may_start(&self, pod: &Pod) -> bool {
-        may_start(&self.context, &self.pod_index, pod)
+        may_start(&self.dependencies.runtime.pleg, &self.pod_index, pod)
     }
 }
 
 /// While the node is being stopped, a pod gets a worker only if it must be stopped.
-pub(super) fn may_start(context: &NodeContext, pod_index: &PodIndex, pod: &Pod) -> bool {
-    !pod_index.is_stopping() || context.pleg.is_alive(&pod.uid)
+pub(super) fn may_start(pleg: &Pleg, pod_index: &PodIndex, pod: &Pod) -> bool {
+    !pod_index.is_stopping() || pleg.is_alive(&pod.uid)
 }

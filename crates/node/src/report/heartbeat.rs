@@ -28,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 pub use self::lease::LeaseRenewer;
 pub use self::observer::StatusObserver;
 use self::own_node::OwnNode;
-use crate::context::NodeState;
 use crate::report::events::{Recorder, Severity};
+use crate::runtime::state::NodeState;
 
 const REGISTER_FIRST: Duration = Duration::from_millis(100);
 const REGISTER_MOST: Duration = Duration::from_secs(7);

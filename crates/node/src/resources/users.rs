@@ -1,7 +1,5 @@
 //! User ID allocation for pods with a user namespace.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
 use podwright_core::config::IdMappings;
 use podwright_core::ids::PodUid;
@@ -9,7 +7,7 @@ use podwright_core::users::{IdBlock, UsedBlocks, UserRange};
 use podwright_host::files::{Durability, FileError, Kind, Root};
 use podwright_host::threads;
 
-use crate::context::NodeContext;
+use super::NodeResources;
 
 /// In the pod directory, as upstream.
 const FILE: &str = "userns";
@@ -36,12 +34,11 @@ pub enum UserRangeError {
 
 /// [`Users::of_pod`] on a blocking thread: a block is written to disk before it is used.
 pub async fn allocate(
-    context: &Arc<NodeContext>,
+    resources: &NodeResources,
     pod: &PodUid,
 ) -> Result<IdMappings, UserRangeError> {
-    let (context, uid) = (context.clone(), pod.clone());
-    let allocated =
-        threads::blocking(move || context.users.of_pod(context.volumes.pods(), &uid)).await;
+    let (users, volumes, uid) = (resources.users.clone(), resources.volumes.clone(), pod.clone());
+    let allocated = threads::blocking(move || users.of_pod(volumes.pods(), &uid)).await;
     allocated.unwrap_or_else(|_| Err(UserRangeError::Stopping(pod.clone())))
 }
 

@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 
 pub use images::Reclaimed;
 
-use crate::context::NodeContext;
 use crate::error_chain::chain;
 use crate::pods::PodIndex;
 use crate::report::events::{Recorder, Severity};
@@ -108,6 +107,18 @@ pub struct LogLocations {
     pub log_links: PathBuf,
 }
 
+/// The components of the node that garbage collection uses.
+pub struct GcDependencies {
+    pub runtime: cri::Client,
+    pub clock: Clock,
+    pub events: Recorder,
+    pub metrics: Arc<Metrics>,
+    pub pleg: Arc<Pleg>,
+    pub pod_index: Arc<PodIndex>,
+    pub images: Arc<Images>,
+    pub locations: LogLocations,
+}
+
 pub struct Gc {
     runtime: cri::Client,
     clock: Clock,
@@ -125,23 +136,21 @@ pub struct Gc {
 }
 
 impl Gc {
-    pub fn new(context: &NodeContext, pod_index: Arc<PodIndex>, settings: GcSettings) -> Arc<Self> {
+    pub fn new(dependencies: GcDependencies, settings: GcSettings) -> Arc<Self> {
+        let GcDependencies { runtime, clock, events, metrics, pleg, pod_index, images, locations } =
+            dependencies;
         Arc::new(Self {
-            runtime: context.runtime.clone(),
-            clock: context.clock.clone(),
-            events: context.events.clone(),
-            metrics: context.metrics.clone(),
-            pleg: context.pleg.clone(),
+            began: clock.now().mono,
+            runtime,
+            clock,
+            events,
+            metrics,
+            pleg,
             pod_index,
-            pulled: context.images.clone(),
-            locations: LogLocations {
-                node_name: context.settings.node_name.clone(),
-                pod_logs: (&context.facts.pod_logs_dir).into(),
-                log_links: context.settings.log_links_dir.clone(),
-            },
+            locations,
+            pulled: images,
             settings,
             images: Mutex::default(),
-            began: context.clock.now().mono,
             round: Mutex::default(),
         })
     }

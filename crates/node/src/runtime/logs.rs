@@ -16,8 +16,10 @@ use std::sync::Arc;
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::log::{LogUnavailable, Selection, instance_to_read};
 use podwright_core::pod::Pod;
+use podwright_cri as cri;
 
-use crate::context::NodeContext;
+use super::pleg::Pleg;
+use crate::report::status::StatusManager;
 use directory_watch::DirectoryWatch;
 pub use dirs::LogDirs;
 use read::{Follow, Liveness, Reader};
@@ -44,30 +46,34 @@ pub enum LogError {
     Unreadable { container: String, pod: String, source: std::io::Error },
 }
 
+/// Container logs as the server reads them.
 pub struct Logs {
+    runtime: cri::Client,
+    pleg: Arc<Pleg>,
+    status: Arc<StatusManager>,
     directory_watch: Arc<DirectoryWatch>,
-    pub(crate) dirs: Arc<LogDirs>,
+    dirs: Arc<LogDirs>,
 }
 
 impl Logs {
-    pub fn new(pod_logs: &Path) -> Self {
-        Self { directory_watch: Arc::default(), dirs: Arc::new(LogDirs::new(pod_logs)) }
+    pub fn new(
+        runtime: cri::Client,
+        pleg: Arc<Pleg>,
+        status: Arc<StatusManager>,
+        dirs: Arc<LogDirs>,
+    ) -> Self {
+        Self { runtime, pleg, status, directory_watch: Arc::default(), dirs }
     }
 
     /// Opens the log of a container. [`Reader::next`] returns its content.
-    pub async fn open(
-        &self,
-        context: &NodeContext,
-        pod: &Pod,
-        wanted: &LogRequest,
-    ) -> Result<Reader, LogError> {
-        let reported = context.status.get(&pod.uid);
+    pub async fn open(&self, pod: &Pod, wanted: &LogRequest) -> Result<Reader, LogError> {
+        let reported = self.status.get(&pod.uid);
         let status = reported.as_deref().or(pod.object.status.as_ref());
         let name = &*pod.name.name;
         let nothing = Default::default();
         let status = status.unwrap_or(&nothing);
         let id = instance_to_read(name, status, &wanted.container, wanted.previous)?;
-        let path = log_of(context, pod, &id).await.ok_or_else(|| LogError::NoPath {
+        let path = self.log_of(pod, &id).await.ok_or_else(|| LogError::NoPath {
             container: wanted.container.clone(),
             pod: name.to_owned(),
         })?;
@@ -79,22 +85,22 @@ impl Logs {
         let path = self.dirs.resolve(&path).map_err(unreadable)?;
         let follow = (wanted.follow && !wanted.previous).then(|| Follow {
             changes: self.directory_watch.watch(path.parent().unwrap_or(Path::new("/"))),
-            liveness: Liveness::new(context.pleg.watch(&pod.uid), id),
+            liveness: Liveness::new(self.pleg.watch(&pod.uid), id),
         });
         let opened =
             Reader::open_in(Some(self.dirs.clone()), &path, wanted.selection.clone(), follow).await;
         opened.map_err(unreadable)
     }
-}
 
-async fn log_of(context: &NodeContext, pod: &Pod, id: &ContainerId) -> Option<PathBuf> {
-    let seen = context.pleg.cached(&pod.uid);
-    let instance = seen.as_ref().and_then(|seen| seen.instances.iter().find(|i| i.id == *id));
-    if let Some(instance) = instance {
-        return instance.log_path.as_ref().map(PathBuf::from);
+    async fn log_of(&self, pod: &Pod, id: &ContainerId) -> Option<PathBuf> {
+        let seen = self.pleg.cached(&pod.uid);
+        let instance = seen.as_ref().and_then(|seen| seen.instances.iter().find(|i| i.id == *id));
+        if let Some(instance) = instance {
+            return instance.log_path.as_ref().map(PathBuf::from);
+        }
+        let status = self.runtime.container_status(id, SandboxId::new("")).await.ok()?;
+        status.instance.log_path.map(PathBuf::from)
     }
-    let status = context.runtime.container_status(id, SandboxId::new("")).await.ok()?;
-    status.instance.log_path.map(PathBuf::from)
 }
 
 /// The name of the link by which log collectors find a container's log. File names are limited to

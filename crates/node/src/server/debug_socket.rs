@@ -25,17 +25,25 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
+use podwright_core::attempts::BackoffLimits;
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{Case, LocalState};
 use podwright_core::pod::{Pod, hold};
 use podwright_core::time::Stopwatch;
+use podwright_host::clock::Clock;
 use serde::{Deserialize, Serialize};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::NodeContext;
+use crate::pods::admission::Admission;
+use crate::pods::allocations::Allocations;
 use crate::pods::pod_handle::PodHandle;
 use crate::pods::{PodIndex, StoppingPods};
+use crate::report::status::StatusManager;
+use crate::resources::cgroups::Cgroups;
+use crate::runtime::pleg::Pleg;
+use crate::runtime::state::NodeState;
 
 pub use explanation::{ContainerLine, Explanation, FailedOperation};
 
@@ -68,16 +76,34 @@ pub struct PodLine {
     pub mirror: Option<String>,
 }
 
+/// Where the inputs of a decision are read.
+pub struct CaseSources {
+    pub pleg: Arc<Pleg>,
+    pub clock: Clock,
+    pub status: Arc<StatusManager>,
+    pub cgroups: Arc<Cgroups>,
+    pub allocations: Arc<Allocations>,
+    pub node: watch::Receiver<NodeState>,
+    pub crash_backoff: BackoffLimits,
+}
+
+/// The components of the node that the debug socket shows.
+pub struct DebugSocketDependencies {
+    pub pod_index: Arc<PodIndex>,
+    pub admission: Arc<Admission>,
+    pub node_name: Arc<str>,
+    pub cases: CaseSources,
+}
+
 /// Binds the socket; the returned future serves requests until stopped.
 pub fn serve(
     root: &Path,
-    pod_index: Arc<PodIndex>,
-    context: Arc<NodeContext>,
+    dependencies: DebugSocketDependencies,
     stop: CancellationToken,
 ) -> Result<impl Future<Output = ()> + Send + 'static, BindError> {
     let path = root.join(SOCKET);
     let listener = listen(root).map_err(|source| BindError { path: path.clone(), source })?;
-    let socket = Arc::new(DebugSocket { pod_index, context });
+    let socket = Arc::new(dependencies);
     let router = Router::new()
         .route("/pods", get(pods))
         .route("/pods/{uid}/why", get(why))
@@ -117,12 +143,7 @@ fn within(dir: &File) -> PathBuf {
     Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(SOCKET)
 }
 
-struct DebugSocket {
-    pod_index: Arc<PodIndex>,
-    context: Arc<NodeContext>,
-}
-
-impl DebugSocket {
+impl DebugSocketDependencies {
     /// The pod with this UID, which may be the UID of its mirror pod.
     fn handle(&self, uid: &str) -> Option<Arc<PodHandle>> {
         let known = self.pod_index.resolve(uid).and_then(|pod| self.pod_index.handle(&pod.uid));
@@ -143,7 +164,7 @@ impl DebugSocket {
     }
 
     fn line(&self, pod: &Pod) -> PodLine {
-        let suffix = format!("-{}", self.context.settings.node_name);
+        let suffix = format!("-{}", self.node_name);
         let manifest = pod.name.name.strip_suffix(suffix.as_str()).filter(|_| pod.is_static());
         let mirror = self.pod_index.mirror_of(pod).map(|mirror| mirror.uid.to_string());
         PodLine {
@@ -154,25 +175,27 @@ impl DebugSocket {
             mirror,
         }
     }
+}
 
+impl CaseSources {
     /// The inputs of the next decision about this pod.
     async fn case(&self, handle: &PodHandle) -> Case {
         let desired = handle.desired().borrow().clone();
-        let (pod, context) = (desired.pod, &self.context);
-        let cgroup = context.cgroups.shows_pod(&pod).await;
-        let network = context.node.borrow().network.clone();
-        let now = context.clock.now();
-        let observed = context.pleg.cached(&pod.uid);
+        let pod = desired.pod;
+        let cgroup = self.cgroups.shows_pod(&pod).await;
+        let network = self.node.borrow().network.clone();
+        let now = self.clock.now();
+        let observed = self.pleg.cached(&pod.uid);
         let unseen = || ObservedPod::nothing(pod.uid.clone(), pod.name.clone(), now.mono);
         let probed = handle.probed().borrow().clone();
-        let reported = context.status.last_report(&pod);
+        let reported = self.status.last_report(&pod);
         let first_report = reported.as_deref().and_then(|status| status.start_time.as_ref());
         let local_state = LocalState {
             network,
             cgroup,
             hold: hold::current_hold(&pod),
             active: first_report.map(|time| Stopwatch::running_since(time.0, now)),
-            resizing: context.allocations.resizing(&pod.uid),
+            resizing: self.allocations.resizing(&pod.uid),
         };
         Case {
             observed: observed.map_or_else(unseen, |seen| ObservedPod::clone(&seen)),
@@ -180,38 +203,38 @@ impl DebugSocket {
             lifecycle: desired.lifecycle,
             probed,
             local_state,
-            crash_backoff: context.settings.crash_backoff,
+            crash_backoff: self.crash_backoff,
             now,
             pod: (*pod).clone(),
         }
     }
 }
 
-async fn pods(State(socket): State<Arc<DebugSocket>>) -> Json<Vec<PodLine>> {
+async fn pods(State(socket): State<Arc<DebugSocketDependencies>>) -> Json<Vec<PodLine>> {
     Json(socket.lines())
 }
 
 async fn why(
-    State(socket): State<Arc<DebugSocket>>,
+    State(socket): State<Arc<DebugSocketDependencies>>,
     UrlPath(uid): UrlPath<String>,
 ) -> Result<Json<Explanation>, StatusCode> {
     let Some(handle) = socket.handle(&uid) else {
         let pod = socket.pod_index.resolve(&uid).ok_or(StatusCode::NOT_FOUND)?;
         let (outcome, now) =
-            (socket.context.admission.earlier_decision(&pod.uid), socket.context.clock.now().wall);
+            (socket.admission.earlier_decision(&pod.uid), socket.cases.clock.now().wall);
         return Ok(Json(Explanation::without_a_worker(&pod, outcome, now)));
     };
-    let case = socket.case(&handle).await;
+    let case = socket.cases.case(&handle).await;
     let journal = handle.journal.lock().clone();
     Ok(Json(Explanation::of(&case, &journal)))
 }
 
 async fn case(
-    State(socket): State<Arc<DebugSocket>>,
+    State(socket): State<Arc<DebugSocketDependencies>>,
     UrlPath(uid): UrlPath<String>,
 ) -> Result<Json<Case>, StatusCode> {
     let handle = socket.handle(&uid).ok_or(StatusCode::NOT_FOUND)?;
-    let case = socket.case(&handle).await;
+    let case = socket.cases.case(&handle).await;
     case.masked().map(Json).map_err(|error| {
         tracing::warn!(%error, "mask decision inputs failed");
         StatusCode::INTERNAL_SERVER_ERROR
@@ -219,13 +242,13 @@ async fn case(
 }
 
 /// Used by `podwright down`; idempotent.
-async fn stop_pods(State(socket): State<Arc<DebugSocket>>) -> Json<StoppingPods> {
+async fn stop_pods(State(socket): State<Arc<DebugSocketDependencies>>) -> Json<StoppingPods> {
     socket.pod_index.stop_pods();
     stopping(State(socket)).await
 }
 
-async fn stopping(State(socket): State<Arc<DebugSocket>>) -> Json<StoppingPods> {
-    Json(StoppingPods::of(&socket.context, &socket.pod_index))
+async fn stopping(State(socket): State<Arc<DebugSocketDependencies>>) -> Json<StoppingPods> {
+    Json(StoppingPods::of(&socket.cases.pleg, &socket.pod_index))
 }
 
 #[cfg(test)]

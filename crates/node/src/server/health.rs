@@ -58,7 +58,7 @@ impl Server {
             // A response proves liveness; and the log is written line by line.
             Check::All | Check::Ping | Check::Log => Ok(()),
             Check::SyncLoop => {
-                let now = self.context.clock.now().mono;
+                let now = self.dependencies.clock.now().mono;
                 let Some(turned) = self.pod_index.last_loop() else { return Ok(()) };
                 let elapsed = now.since(turned);
                 if elapsed > self.settings.sync_timeout {

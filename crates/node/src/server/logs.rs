@@ -17,7 +17,7 @@ use crate::runtime::logs::read::Reader;
 
 impl Server {
     pub(super) async fn logs(&self, target: &Target, query: &Query) -> HttpResponse {
-        let options = match Options::parse(query, self.context.clock.now().wall) {
+        let options = match Options::parse(query, self.dependencies.clock.now().wall) {
             Ok(options) => options,
             Err(BadOptions::Unreadable) => {
                 return plain_text(
@@ -40,7 +40,7 @@ impl Server {
             return plain_text(StatusCode::NOT_FOUND, text);
         }
         let wanted = options.wanted(target.container.clone());
-        match self.context.logs.open(&self.context, &pod, &wanted).await {
+        match self.dependencies.logs.open(&pod, &wanted).await {
             Ok(reader) => stream_log(reader, self.stop.clone()),
             Err(error) => plain_text(StatusCode::BAD_REQUEST, with_causes(&error)),
         }

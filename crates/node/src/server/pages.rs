@@ -17,7 +17,7 @@ impl Server {
         let mut out = Exposition::default();
         match page {
             Page::Agent => {
-                self.context.metrics.write(&mut out);
+                self.dependencies.metrics.write(&mut out);
                 self.census(&mut out);
                 volumes::write(&self.stats.claims().await, &mut out);
                 write_process(&self_usage::read("/proc".as_ref()), &mut out);
@@ -27,7 +27,7 @@ impl Server {
                 resource::write(&snapshot, self.stats.swap_of_containers(), &mut out);
             }
             Page::Cadvisor => self.cadvisor(&mut out).await,
-            Page::Probes => self.context.metrics.write_probes(&mut out),
+            Page::Probes => self.dependencies.metrics.write_probes(&mut out),
         }
         metrics(out.into_page())
     }
@@ -46,10 +46,10 @@ impl Server {
                 }
             })
             .collect();
-        census::write_pods(&pods, self.context.metrics.pods.ending_orphans.get(), out);
+        census::write_pods(&pods, self.dependencies.metrics.pods.ending_orphans.get(), out);
         let agent = Agent {
-            node: &self.context.settings.node_name,
-            cgroup_version: self.context.cgroups.host().version(),
+            node: &self.dependencies.node_name,
+            cgroup_version: self.dependencies.cgroup_version,
             version: self.settings.version,
             commit: self.settings.commit,
         };

@@ -24,17 +24,23 @@ use tokio_util::task::TaskTracker;
 use super::query::Query;
 use super::response::{HttpResponse, plain_text};
 use super::route::Target;
-use crate::context::NodeContext;
 use crate::pods::PodIndex;
+use crate::runtime::pleg::Pleg;
 use upgrade::Handover;
 
 /// `Retry-After` when the runtime reports resource exhaustion.
 const RETRY_SECONDS: &str = "60";
 
-/// Dependencies of the streaming endpoints.
+/// The components of the node that the streaming endpoints use.
+#[derive(Clone)]
+pub struct StreamingDependencies {
+    pub runtime: cri::Client,
+    pub pleg: Arc<Pleg>,
+    pub pod_index: Arc<PodIndex>,
+}
+
 pub(super) struct Streaming {
-    pub(super) context: Arc<NodeContext>,
-    pub(super) pod_index: Arc<PodIndex>,
+    pub(super) dependencies: StreamingDependencies,
     /// Idle timeout of a stream; `None`: no timeout.
     pub(super) idle: Option<Duration>,
     /// Open streams.
@@ -78,7 +84,7 @@ impl Streaming {
             return not_running(&target.container);
         };
         let command = stream_request.query.all("command").map(str::to_owned).collect();
-        let url = self.context.runtime.exec_url(&id, command, streams).await;
+        let url = self.dependencies.runtime.exec_url(&id, command, streams).await;
         self.hand_over(url, stream_request, options::Purpose::Process).await
     }
 
@@ -102,7 +108,7 @@ impl Streaming {
         // Whether there is a terminal is a property of the running process, not of the attach request.
         let tty = options::has_terminal(&pod.object, &target.container);
         let streams = cri::Streams { tty, stderr: streams.stderr && !tty, ..streams };
-        let url = self.context.runtime.attach_url(&id, streams).await;
+        let url = self.dependencies.runtime.attach_url(&id, streams).await;
         self.hand_over(url, stream_request, options::Purpose::Process).await
     }
 
@@ -120,7 +126,7 @@ impl Streaming {
         if !self.is_meant(&pod, uid) {
             return plain_text(StatusCode::NOT_FOUND, "pod not found");
         }
-        let seen = self.context.pleg.inspect(&pod.uid, &pod.name).await;
+        let seen = self.dependencies.pleg.inspect(&pod.uid, &pod.name).await;
         let sandbox = match &seen {
             Ok(seen) => seen.ready_sandbox(),
             Err(error) => return plain_text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
@@ -129,7 +135,7 @@ impl Streaming {
             let text = format!("failed to find sandboxID for pod {}", pod.described());
             return plain_text(StatusCode::INTERNAL_SERVER_ERROR, text);
         };
-        let url = self.context.runtime.port_forward_url(&sandbox.id, ports).await;
+        let url = self.dependencies.runtime.port_forward_url(&sandbox.id, ports).await;
         self.hand_over(url, stream_request, options::Purpose::Ports).await
     }
 
@@ -141,7 +147,7 @@ impl Streaming {
         };
         let command = query.first("cmd").unwrap_or_default();
         let command = command.split(' ').map(str::to_owned).collect();
-        match self.context.runtime.exec(&id, command, None).await {
+        match self.dependencies.runtime.exec(&id, command, None).await {
             Ok(output) => {
                 let mut text = output.stdout;
                 text.extend_from_slice(&output.stderr);
@@ -159,12 +165,14 @@ impl Streaming {
     }
 
     fn pod(&self, name: &PodName) -> Option<Arc<Pod>> {
-        self.pod_index.pod_by_name(name)
+        self.dependencies.pod_index.pod_by_name(name)
     }
 
     /// Whether a UID from a client, possibly of the mirror pod, refers to this pod.
     fn is_meant(&self, pod: &Pod, uid: Option<&str>) -> bool {
-        uid.is_none_or(|uid| self.pod_index.resolve(uid).is_some_and(|other| other.uid == pod.uid))
+        uid.is_none_or(|uid| {
+            self.dependencies.pod_index.resolve(uid).is_some_and(|other| other.uid == pod.uid)
+        })
     }
 
     /// The running instance of a container. Inspects the pod if the cached state has none, because it
@@ -174,10 +182,10 @@ impl Streaming {
             let instance = seen.newest(container).filter(|instance| instance.is_running())?;
             Some(instance.id.clone())
         };
-        if let Some(id) = self.context.pleg.cached(&pod.uid).as_deref().and_then(running) {
+        if let Some(id) = self.dependencies.pleg.cached(&pod.uid).as_deref().and_then(running) {
             return Some(id);
         }
-        let seen = self.context.pleg.inspect(&pod.uid, &pod.name).await.ok()?;
+        let seen = self.dependencies.pleg.inspect(&pod.uid, &pod.name).await.ok()?;
         running(&seen)
     }
 

@@ -12,24 +12,29 @@ mod summary;
 pub use summary::WritableLayers;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use podwright_core::cgroup::CgroupName;
+use podwright_core::config::SwapBehaviour;
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::observed::{Instance, ObservedPod, State};
 use podwright_core::pod::Pod;
 use podwright_core::stats::{ClaimReference, Daemon, DaemonGroups, FsStats, Interface, rate};
 use podwright_core::time::Mono;
 use podwright_host::cgroup::{Detail, Usage};
+use podwright_host::clock::Clock;
 use podwright_host::machine::Machine;
 use podwright_proto::cri;
 use tokio::sync::Mutex;
 
-use crate::context::NodeContext;
 use crate::node::Node;
 use crate::pods::PodIndex;
+use crate::resources::cgroups::Cgroups;
+use crate::resources::volumes::Volumes;
+use crate::runtime::pleg::Pleg;
 use disks::DiskUsage;
 use sandbox_images::SandboxImages;
 
@@ -38,9 +43,29 @@ const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
 /// Minimum period of a rate, if there are enough readings.
 const MIN_RATE_PERIOD: Duration = Duration::from_secs(5);
 
+/// The components of the node that statistics are read from.
+#[derive(Clone)]
+pub struct StatsDependencies {
+    pub runtime: podwright_cri::Client,
+    pub pleg: Arc<Pleg>,
+    pub pod_index: Arc<PodIndex>,
+    pub clock: Clock,
+    pub cgroups: Arc<Cgroups>,
+    pub volumes: Arc<Volumes>,
+    pub node: MeasuredNode,
+}
+
+/// The facts of the node that its statistics show.
+#[derive(Clone, Debug)]
+pub struct MeasuredNode {
+    pub name: Arc<str>,
+    pub root_dir: PathBuf,
+    pub swap: Option<SwapBehaviour>,
+    pub agent_started: Timestamp,
+}
+
 pub struct Stats {
-    context: Arc<NodeContext>,
-    pod_index: Arc<PodIndex>,
+    dependencies: StatsDependencies,
     machine: Machine,
     disks: Arc<DiskUsage>,
     daemons: DaemonGroups,
@@ -125,10 +150,11 @@ impl PodSnapshot {
 impl Stats {
     /// `volume_period`: the maximum age of a volume measurement.
     pub fn new(node: &Node, volume_period: Duration, daemons: DaemonGroups) -> Arc<Self> {
-        let disks = DiskUsage::new(node.context.clone(), volume_period);
+        let dependencies = node.stats_dependencies().clone();
+        let (volumes, clock) = (dependencies.volumes.clone(), dependencies.clock.clone());
+        let disks = DiskUsage::new(volumes, clock, volume_period);
         Arc::new(Self {
-            context: node.context.clone(),
-            pod_index: node.pod_index.clone(),
+            dependencies,
             machine: Machine::at("/"),
             disks,
             daemons,
@@ -140,21 +166,21 @@ impl Stats {
     /// The current usage, at most a second old.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
         let mut cache = self.cache.lock().await;
-        let now = self.context.clock.now().mono;
+        let now = self.dependencies.clock.now().mono;
         if let Some((at, snapshot)) = &cache.last
             && now.since(*at) < SNAPSHOT_TTL
         {
             return snapshot.clone();
         }
         let snapshot = Arc::new(self.take(&mut cache).await);
-        cache.last = Some((self.context.clock.now().mono, snapshot.clone()));
+        cache.last = Some((self.dependencies.clock.now().mono, snapshot.clone()));
         snapshot
     }
 
     /// Further counters of a cgroup.
     pub async fn detail(&self, group: &CgroupUsage) -> Detail {
         let Some((name, entry)) = &group.cgroup else { return Detail::default() };
-        let detail = self.context.cgroups.host().detail(name, entry.as_deref()).await;
+        let detail = self.dependencies.cgroups.host().detail(name, entry.as_deref()).await;
         detail.unwrap_or_else(|error| {
             // It may have been removed since the snapshot.
             tracing::debug!(%error, path = group.path, "cannot read cgroup");
@@ -164,7 +190,7 @@ impl Stats {
 
     /// The images of sandboxes with their own network namespace.
     pub async fn sandbox_images(&self, snapshot: &Snapshot) -> HashMap<SandboxId, String> {
-        self.sandbox_images.of(snapshot, &self.context.runtime).await
+        self.sandbox_images.of(snapshot, &self.dependencies.runtime).await
     }
 
     pub fn machine(&self) -> &Machine {
@@ -178,7 +204,7 @@ impl Stats {
             let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
             volumes.into_iter().flatten().any(|volume| volume.persistent_volume_claim.is_some())
         };
-        if !self.pod_index.pods().iter().any(has_claim) {
+        if !self.dependencies.pod_index.pods().iter().any(has_claim) {
             return Vec::new();
         }
         self.disks.of(&*self.snapshot().await);
@@ -194,14 +220,14 @@ impl Stats {
         let mut builder =
             SnapshotBuilder { stats: self, cache, next: StatsCache::default(), incomplete: false };
         let node = builder.group(&CgroupName::ROOT).await;
-        let all_pods = builder.group(self.context.cgroups.tree().all()).await;
+        let all_pods = builder.group(self.dependencies.cgroups.tree().all()).await;
         let mut daemons = Vec::new();
         for (daemon, path) in self.daemons.iter() {
             daemons.extend(builder.daemon(daemon, path).await);
         }
         let mut pods = Vec::new();
-        for pod in self.pod_index.pods() {
-            if let Some(seen) = self.context.pleg.cached(&pod.uid)
+        for pod in self.dependencies.pod_index.pods() {
+            if let Some(seen) = self.dependencies.pleg.cached(&pod.uid)
                 && let Some(pod) = builder.pod(pod, &seen).await
             {
                 pods.push(pod);
@@ -212,7 +238,14 @@ impl Stats {
         }
         let SnapshotBuilder { next, incomplete, .. } = builder;
         *cache = next;
-        Snapshot { at: self.context.clock.now().wall, node, all_pods, daemons, pods, incomplete }
+        Snapshot {
+            at: self.dependencies.clock.now().wall,
+            node,
+            all_pods,
+            daemons,
+            pods,
+            incomplete,
+        }
     }
 }
 
@@ -226,7 +259,7 @@ struct SnapshotBuilder<'a> {
 
 impl SnapshotBuilder<'_> {
     async fn group(&mut self, name: &CgroupName) -> CgroupUsage {
-        let host = self.stats.context.cgroups.host();
+        let host = self.stats.dependencies.cgroups.host();
         let usage = host.usage(name).await;
         let path = host.path(name);
         self.read(path, Some((name.clone(), None)), usage)
@@ -238,11 +271,11 @@ impl SnapshotBuilder<'_> {
         daemon: Daemon,
         path: &str,
     ) -> Option<(Daemon, Timestamp, CgroupUsage)> {
-        let host = self.stats.context.cgroups.host();
+        let host = self.stats.dependencies.cgroups.host();
         let made = host.made_at(path).await.ok().flatten()?;
         let usage = host.usage_at(path).await;
         let started = match daemon {
-            Daemon::Kubelet => self.stats.context.started,
+            Daemon::Kubelet => self.stats.dependencies.node.agent_started,
             Daemon::Runtime | Daemon::Misc => Timestamp::try_from(made).ok()?,
         };
         Some((daemon, started, self.read(path.to_owned(), None, usage)))
@@ -254,7 +287,7 @@ impl SnapshotBuilder<'_> {
         cgroup: Option<(CgroupName, Option<String>)>,
         usage: Result<Usage, podwright_host::cgroup::CgroupError>,
     ) -> CgroupUsage {
-        let now = self.stats.context.clock.now();
+        let now = self.stats.dependencies.clock.now();
         let usage = usage.unwrap_or_else(|error| {
             tracing::debug!(%error, path, "cannot read cgroup");
             self.incomplete = true;
@@ -282,7 +315,7 @@ impl SnapshotBuilder<'_> {
     /// `None`: the pod has no running sandbox.
     async fn pod(&mut self, pod: Arc<Pod>, seen: &ObservedPod) -> Option<PodSnapshot> {
         let sandbox = seen.ready_sandbox()?;
-        let name = self.stats.context.cgroups.name_of(&pod).ok()?;
+        let name = self.stats.dependencies.cgroups.name_of(&pod).ok()?;
         let group = self.group(&name).await;
         let mut containers = Vec::new();
         for instance in seen.running() {
@@ -313,7 +346,7 @@ impl SnapshotBuilder<'_> {
         let entry = self.entry(pod, &instance.id).await;
         let group = match &entry {
             Some(entry) => {
-                let usage = self.stats.context.cgroups.host().usage_of_child(pod, entry).await;
+                let usage = self.stats.dependencies.cgroups.host().usage_of_child(pod, entry).await;
                 let cgroup = (pod.clone(), Some(entry.clone()));
                 self.read(format!("{pod_path}/{entry}"), Some(cgroup), usage)
             }
@@ -347,7 +380,7 @@ impl SnapshotBuilder<'_> {
     }
 
     async fn find_entry(&self, pod: &CgroupName, id: &str) -> Option<String> {
-        let host = self.stats.context.cgroups.host();
+        let host = self.stats.dependencies.cgroups.host();
         match host.children(pod).await {
             // `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`
             Ok(entries) => entries.into_iter().find(|entry| entry.contains(id)),
@@ -374,13 +407,13 @@ impl SnapshotBuilder<'_> {
 
     async fn process_in(&self, pod: &CgroupName, sandbox: &SandboxId) -> Option<u32> {
         let entry = self.find_entry(pod, sandbox.as_str()).await?;
-        let pids = self.stats.context.cgroups.host().pids_of_child(pod, &entry).await.ok()?;
+        let pids = self.stats.dependencies.cgroups.host().pids_of_child(pod, &entry).await.ok()?;
         pids.first().copied()
     }
 
     /// Fills in containers without a cgroup on this machine.
     async fn query_runtime(&mut self, pods: &mut [PodSnapshot]) {
-        let stats = match self.stats.context.runtime.container_stats().await {
+        let stats = match self.stats.dependencies.runtime.container_stats().await {
             Ok(stats) => stats,
             Err(error) => {
                 tracing::debug!(%error, "cannot get container stats from the runtime");

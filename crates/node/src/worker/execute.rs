@@ -15,9 +15,9 @@ use podwright_core::start_order::{Rank, StartStep};
 use podwright_core::time::Now;
 
 use super::call_tracker::CallTracker;
+use super::context::WorkerContext;
 use super::start::SandboxContext;
 use super::stop::NotStopped;
-use crate::context::NodeContext;
 use crate::error_chain::chain;
 use crate::pods::pod_handle::PodHandle;
 use crate::report::events::Severity;
@@ -29,7 +29,7 @@ use crate::runtime::logs;
 const RETRY: Duration = Duration::from_secs(10);
 
 pub(super) struct Execution<'a> {
-    pub context: &'a Arc<NodeContext>,
+    pub context: &'a Arc<WorkerContext>,
     pub handle: &'a Arc<PodHandle>,
     pub pod: &'a Arc<Pod>,
     pub call_tracker: &'a CallTracker,
@@ -58,7 +58,7 @@ impl Execution<'_> {
             }
         }
         if created && config::namespaces::wants_own_users(self.pod) {
-            self.context.metrics.starts.user_namespaced(all);
+            self.context.reporting.metrics.starts.user_namespaced(all);
         }
         all
     }
@@ -99,7 +99,7 @@ impl Execution<'_> {
     }
 
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
-        match self.context.cgroups.ensure_pod(self.pod).await {
+        match self.context.resources.cgroups.ensure_pod(self.pod).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Cgroup);
                 Ok(())
@@ -112,7 +112,7 @@ impl Execution<'_> {
     }
 
     fn make_directories(&mut self) -> Result<(), Failed> {
-        match self.context.volumes.make_directories(self.pod) {
+        match self.context.resources.volumes.make_directories(self.pod) {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Directories);
                 Ok(())
@@ -126,7 +126,7 @@ impl Execution<'_> {
 
     async fn mount_volumes(&mut self) -> Result<(), Failed> {
         self.begin("mounting volumes");
-        match self.context.volumes.mount(self.pod).await {
+        match self.context.resources.volumes.mount(self.pod).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Volumes);
                 Ok(())
@@ -134,7 +134,12 @@ impl Execution<'_> {
             Err(not_mounted) => {
                 for error in &not_mounted.errors {
                     let text = chain(error);
-                    self.context.events.pod(self.pod, Severity::Warning, "FailedMount", text);
+                    self.context.reporting.events.pod(
+                        self.pod,
+                        Severity::Warning,
+                        "FailedMount",
+                        text,
+                    );
                 }
                 self.failed_for(PodStep::Volumes, not_mounted.waiting_for, not_mounted.retry_in)
             }
@@ -157,7 +162,7 @@ impl Execution<'_> {
         let run = async move { runtime.run_sandbox(config, &handler).await };
         let made = self.call_tracker.run(permit.during(run)).await;
         let took = self.context.clock.now().mono.since(began);
-        self.context.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
+        self.context.reporting.metrics.starts.sandbox(&ready.handler, took, made.is_ok());
         let id = match made {
             Ok(id) => id,
             Err(error) => {
@@ -174,7 +179,7 @@ impl Execution<'_> {
         };
         self.attempts().note_step_done(PodStep::Sandbox);
         self.note("sandbox created");
-        self.context.status.sandbox_ready(self.pod);
+        self.context.reporting.status.sandbox_ready(self.pod);
         Ok(SandboxContext::of(id, attempt, ips))
     }
 
@@ -221,7 +226,12 @@ impl Execution<'_> {
     async fn kill_pod(&mut self, kill: &plan::KillPod) -> Result<(), Failed> {
         if kill.replaced {
             let text = "Pod sandbox changed, it will be killed and re-created.";
-            self.context.events.pod(self.pod, Severity::Normal, "SandboxChanged", text.into());
+            self.context.reporting.events.pod(
+                self.pod,
+                Severity::Normal,
+                "SandboxChanged",
+                text.into(),
+            );
         }
         if !kill.stops.is_empty() {
             self.begin(format!("stopping {}", kill.summary()));
@@ -263,7 +273,9 @@ impl Execution<'_> {
 
     async fn unmount_volumes(&mut self) -> Result<(), Failed> {
         self.begin("unmounting volumes");
-        let Err(error) = self.context.volumes.release(&self.pod.uid).await else { return Ok(()) };
+        let Err(error) = self.context.resources.volumes.release(&self.pod.uid).await else {
+            return Ok(());
+        };
         let error = chain(&error);
         let logged = self.attempts().step_failure(PodStep::Teardown).map(|f| f.message.clone());
         if logged.as_ref() != Some(&error) {
@@ -274,7 +286,7 @@ impl Execution<'_> {
     }
 
     async fn destroy_cgroup(&mut self) -> Result<(), Failed> {
-        match self.context.cgroups.destroy_pod(self.pod).await {
+        match self.context.resources.cgroups.destroy_pod(self.pod).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Teardown);
                 Ok(())
@@ -303,7 +315,7 @@ impl Execution<'_> {
         reason: &'static str,
         text: String,
     ) -> Result<T, Failed> {
-        self.context.events.pod(self.pod, Severity::Warning, reason, text.clone());
+        self.context.reporting.events.pod(self.pod, Severity::Warning, reason, text.clone());
         self.failed(step, text)
     }
 

@@ -8,8 +8,8 @@ use podwright_core::ids::ContainerId;
 use podwright_core::pod::{Container, Pod};
 use podwright_core::probe::check::HttpCheck;
 
+use super::context::WorkerContext;
 use crate::client::http_get::{self, GetError, GetRequest, GetResponse, without_credentials};
-use crate::context::NodeContext;
 use crate::report::events::Severity;
 use crate::telemetry::metrics::Counter;
 
@@ -30,7 +30,7 @@ pub struct HookError(String);
 
 /// Runs one hook to its end. The caller limits the time.
 pub async fn run(
-    context: &NodeContext,
+    context: &WorkerContext,
     target: &HookTarget<'_>,
     handler: &v1::LifecycleHandler,
 ) -> Result<(), HookError> {
@@ -56,7 +56,11 @@ pub async fn run(
     }
     if let Some(sleep) = &handler.sleep {
         let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
-        self::sleep(&context.metrics.hooks.sleeps_cut_short, Duration::from_secs(seconds)).await;
+        self::sleep(
+            &context.reporting.metrics.hooks.sleeps_cut_short,
+            Duration::from_secs(seconds),
+        )
+        .await;
         return Ok(());
     }
     Err(HookError(format!("Cannot run handler: container {container}: no action is set")))
@@ -64,7 +68,7 @@ pub async fn run(
 
 /// On failure, the error and the output.
 async fn exec(
-    context: &NodeContext,
+    context: &WorkerContext,
     target: &HookTarget<'_>,
     command: Vec<String>,
 ) -> Result<(), (String, String)> {
@@ -82,7 +86,7 @@ async fn exec(
 
 /// Any response is a success.
 async fn http(
-    context: &NodeContext,
+    context: &WorkerContext,
     target: &HookTarget<'_>,
     action: &v1::HTTPGetAction,
 ) -> Result<(), String> {
@@ -123,13 +127,13 @@ fn ignore_body(response: Result<GetResponse, GetError>) -> Result<(), GetError> 
     }
 }
 
-fn report_fallback(context: &NodeContext, pod: &Pod, request: &GetRequest<'_>) {
-    context.metrics.hooks.http_fallbacks.inc();
+fn report_fallback(context: &WorkerContext, pod: &Pod, request: &GetRequest<'_>) {
+    context.reporting.metrics.hooks.http_fallbacks.inc();
     let host = http_get::authority(&request.place.host, request.place.port);
     let text = format!(
         "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
     );
-    context.events.pod(pod, Severity::Warning, "LifecycleHTTPFallback", text);
+    context.reporting.events.pod(pod, Severity::Warning, "LifecycleHTTPFallback", text);
 }
 
 /// Counts a sleep whose future is dropped before it ends.

@@ -26,7 +26,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::context::NodeContext;
 use crate::pods::pod_handle::PodHandle;
 use crate::report::events::{Recorder, Severity};
 use crate::report::status::StatusManager;
@@ -35,31 +34,16 @@ use crate::telemetry::metrics::{Metrics, ProbeSeries};
 use run::run_probe;
 
 /// The components of the node that a prober uses.
-struct ProbeContext {
-    runtime: cri::Client,
-    pleg: Arc<Pleg>,
-    clock: Clock,
-    events: Recorder,
-    status: Arc<StatusManager>,
-    metrics: Arc<Metrics>,
+pub struct ProbeContext {
+    pub runtime: cri::Client,
+    pub pleg: Arc<Pleg>,
+    pub clock: Clock,
+    pub events: Recorder,
+    pub status: Arc<StatusManager>,
+    pub metrics: Arc<Metrics>,
     /// Probe address of pods in the host network.
-    node_address: Option<IpAddr>,
-    agent_started: Timestamp,
-}
-
-impl ProbeContext {
-    fn of(context: &NodeContext) -> Self {
-        Self {
-            runtime: context.runtime.clone(),
-            pleg: context.pleg.clone(),
-            clock: context.clock.clone(),
-            events: context.events.clone(),
-            status: context.status.clone(),
-            metrics: context.metrics.clone(),
-            node_address: context.settings.addresses.host_ips.first().copied(),
-            agent_started: context.started,
-        }
-    }
+    pub node_address: Option<IpAddr>,
+    pub agent_started: Timestamp,
 }
 
 pub struct Prober {
@@ -78,9 +62,8 @@ struct ProbeResult {
 
 impl Prober {
     /// `None`: the pod has no probes.
-    pub fn new(handle: Arc<PodHandle>, context: &NodeContext) -> Option<Self> {
+    pub fn new(handle: Arc<PodHandle>, context: Arc<ProbeContext>) -> Option<Self> {
         let schedule = Schedule::of(&handle.pod())?;
-        let context = Arc::new(ProbeContext::of(context));
         Some(Self { handle, context, schedule, series: HashMap::new() })
     }
 

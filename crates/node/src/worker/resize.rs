@@ -42,26 +42,26 @@ impl Execution<'_> {
         self.begin("changing the resources of running containers");
         let began = tokio::time::Instant::now();
         let done = self.apply(resize).await;
-        self.context.metrics.resizes.done(done.is_ok(), began.elapsed());
+        self.context.reporting.metrics.resizes.done(done.is_ok(), began.elapsed());
         let Err(error) = done else {
             self.attempts().note_step_done(PodStep::Resize);
             return Ok(());
         };
         let text = chain(&error);
-        if self.context.allocations.note_failure(&self.pod.uid, &text) {
-            let resizing = self.context.allocations.resizing(&self.pod.uid);
+        if self.context.resources.allocations.note_failure(&self.pod.uid, &text) {
+            let resizing = self.context.resources.allocations.resizing(&self.pod.uid);
             let generation = resizing.progress.as_ref().and_then(|progress| progress.generation);
             let details = summary(self.pod, generation, Some(&text));
             let message = format!("Pod resize error: {details}");
-            self.context.events.pod(self.pod, Severity::Warning, "ResizeError", message);
+            self.context.reporting.events.pod(self.pod, Severity::Warning, "ResizeError", message);
         }
         self.failed(PodStep::Resize, text)
     }
 
     async fn apply(&mut self, resize: &Resize) -> Result<(), ResizeError> {
         // The grant must be on disk before it is applied, in case the agent is killed.
-        self.context.allocations.write().await;
-        let group = self.context.cgroups.group(self.pod).await?;
+        self.context.resources.allocations.write().await;
+        let group = self.context.resources.cgroups.group(self.pod).await?;
         let (current, wanted) = (&group.current, &group.wanted);
         let (shrinking, whole) = actuation::shrinking_memory(resize, current, wanted);
         if whole || !shrinking.is_empty() {
@@ -83,19 +83,19 @@ impl Execution<'_> {
                     }
                 }
             }
-            self.context.allocations.note_pod_applied(self.pod, resource);
+            self.context.resources.allocations.note_pod_applied(self.pod, resource);
         }
-        self.context.cgroups.refresh().await;
+        self.context.resources.cgroups.refresh().await;
         Ok(())
     }
 
     async fn memory_use(&self, shrinking: &[ContainerResize]) -> MemoryUse {
         let mut usage = MemoryUse {
-            pod: self.context.cgroups.memory_of_pod(self.pod).await,
+            pod: self.context.resources.cgroups.memory_of_pod(self.pod).await,
             ..MemoryUse::default()
         };
         for ContainerResize { container, instance, .. } in shrinking {
-            let used = self.context.cgroups.memory_of_container(self.pod, instance).await;
+            let used = self.context.resources.cgroups.memory_of_container(self.pod, instance).await;
             usage.containers.insert(container.clone(), used);
         }
         usage
@@ -113,7 +113,9 @@ impl Execution<'_> {
     ) -> Result<(), ResizeError> {
         let rejected = |problem| ResizeError::Rejected { resource: resource.as_str(), problem };
         self.update_sandbox(group, then).await.map_err(rejected)?;
-        let Err(error) = self.context.cgroups.set(self.pod, set).await else { return Ok(()) };
+        let Err(error) = self.context.resources.cgroups.set(self.pod, set).await else {
+            return Ok(());
+        };
         if let Err(problem) = self.update_sandbox(group, before).await {
             tracing::warn!(error = problem, "resize: cannot roll back sandbox resources");
         }
@@ -157,7 +159,7 @@ impl Execution<'_> {
             .run(async move { runtime.update_container_resources(&id, linux).await })
             .await;
         changed.map_err(|error| ResizeError::Runtime(error.rpc_text()))?;
-        self.context.allocations.note_applied(&self.pod.uid, &update.container, now);
+        self.context.resources.allocations.note_applied(&self.pod.uid, &update.container, now);
         Ok(())
     }
 }

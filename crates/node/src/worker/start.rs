@@ -135,7 +135,7 @@ impl NotStarted {
 impl Execution<'_> {
     pub(super) async fn sandbox_config(&self, attempt: u32) -> Result<ReadySandbox, PrepareError> {
         let handler = match self.runtime_class() {
-            Some(class) => self.context.objects.runtime_handler(class).await,
+            Some(class) => self.context.resources.objects.runtime_handler(class).await,
             None => Ok(String::new()),
         };
         let provision = self.provision(self.or_sandbox_handler(handler)).await?;
@@ -144,12 +144,12 @@ impl Execution<'_> {
             let (reason, message) = (warning.reason, warning.message);
             match warning.about {
                 config::WarningTarget::Pod => {
-                    self.context.events.pod(self.pod, Severity::Warning, reason, message);
+                    self.context.reporting.events.pod(self.pod, Severity::Warning, reason, message);
                 }
                 config::WarningTarget::Node => {
                     let spec = self.pod.object.spec.as_ref();
                     let node = spec.and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
-                    self.context.events.node(node, Severity::Warning, reason, message);
+                    self.context.reporting.events.node(node, Severity::Warning, reason, message);
                 }
             }
         }
@@ -191,15 +191,15 @@ impl Execution<'_> {
             }
         })?;
         let id_mappings = match config::namespaces::wants_own_users(self.pod) {
-            true => Some(users::allocate(self.context, &self.pod.uid).await?),
+            true => Some(users::allocate(&self.context.resources, &self.pod.uid).await?),
             false => None,
         };
         Ok(PodProvision {
             host_dns: host_dns(&self.context.facts.resolv_conf),
             id_mappings,
-            cgroup_parent: self.context.cgroups.parent(self.pod)?,
+            cgroup_parent: self.context.resources.cgroups.parent(self.pod)?,
             runtime_handler,
-            volume_groups: self.context.volumes.groups(&self.pod.uid),
+            volume_groups: self.context.resources.volumes.groups(&self.pod.uid),
             ..PodProvision::default()
         })
     }
@@ -223,7 +223,7 @@ impl Execution<'_> {
             Ok(()) => Ok(()),
             Err(failure) => Err(failure.reason),
         };
-        self.context.metrics.starts.container(container.kind, counted);
+        self.context.reporting.metrics.starts.container(container.kind, counted);
         match outcome {
             Ok(()) => {
                 self.attempts().note_started(name, key);
@@ -244,7 +244,7 @@ impl Execution<'_> {
                 let reported = [StartError::PostStartHookError, StartError::ImagePullBackOff];
                 if !reported.contains(&reason) {
                     let text = format!("Error: {text}");
-                    self.context.events.container(
+                    self.context.reporting.events.container(
                         &pod,
                         container,
                         Severity::Warning,
@@ -280,7 +280,7 @@ impl Execution<'_> {
         };
         let image_volumes = mounted_by(container, sandbox_context.image_volumes.as_ref())?;
         let held = match uses_sub_paths(container) {
-            true => self.context.volumes.hold(&self.pod.uid).await,
+            true => self.context.resources.volumes.hold(&self.pod.uid).await,
             false => None,
         };
         let prepared =
@@ -288,7 +288,7 @@ impl Execution<'_> {
         let (config, sandbox_config) = prepared.map_err(|error| {
             NotStarted::new(StartError::CreateContainerConfigError, chain(&error))
         })?;
-        self.context.allocations.note_start(self.pod, container);
+        self.context.resources.allocations.note_start(self.pod, container);
         let id = self.create(container, attempt, sandbox, config, sandbox_config).await?;
         self.run(container, attempt, &id).await?;
         drop(held);
@@ -359,7 +359,7 @@ impl Execution<'_> {
     ) -> Result<(ContainerConfig, PodSandboxConfig), PrepareError> {
         let (pod, context) = (self.pod, self.context);
         let handler = match self.runtime_class() {
-            Some(class) => context.objects.known_runtime_handler(class).await,
+            Some(class) => context.resources.objects.known_runtime_handler(class).await,
             None => Ok(String::new()),
         };
         let provision = self.provision(self.or_sandbox_handler(handler)).await?;
@@ -368,8 +368,8 @@ impl Execution<'_> {
         let fetched = self.env_sources(env::needs(container)).await;
         let services = match pod.is_static() {
             // A static pod must not wait for an API server that may depend on it.
-            true => Some(context.objects.known_services()),
-            false => context.objects.services().await,
+            true => Some(context.resources.objects.known_services()),
+            false => context.resources.objects.services().await,
         };
         let environment = Environment::build(&EnvInputs {
             pod,
@@ -380,7 +380,7 @@ impl Execution<'_> {
             sources: &fetched,
             granted: &[],
         })?;
-        let mut volumes = context.volumes.mounted(&pod.uid);
+        let mut volumes = context.resources.volumes.mounted(&pod.uid);
         volumes.extend(image_volumes);
         let handler = &provision.runtime_handler;
         let mounts = mount_plan::requests(pod, container, &environment, &volumes, facts, handler)?;
@@ -417,9 +417,9 @@ impl Execution<'_> {
                 env::EnvDependency::Object { .. } => None,
             })
             .collect();
-        let mut fetched = self.context.objects.fetch(self.pod, needs).await;
+        let mut fetched = self.context.resources.objects.fetch(self.pod, needs).await;
         for (volume, path) in files {
-            let read = self.context.volumes.env_file(&self.pod.uid, &volume, &path).await;
+            let read = self.context.resources.volumes.env_file(&self.pod.uid, &volume, &path).await;
             if let Some(read) = read {
                 fetched.add_file(&volume, &path, read);
             }
@@ -442,7 +442,7 @@ impl Execution<'_> {
                 MountPropagation::PropagationPrivate
                 | MountPropagation::PropagationHostToContainer => Propagation::FromSource,
             };
-            let volumes = &self.context.volumes;
+            let volumes = &self.context.resources.volumes;
             let made = volumes.bind_sub_path(uid, volume_path, sub_path, &target, propagation);
             let path = made.await.map_err(|error| {
                 // Paths of the node go to the log only, not to the user.
@@ -471,7 +471,7 @@ impl Execution<'_> {
         sandbox_context: &SandboxContext,
     ) -> Result<(Option<String>, Option<String>), PrepareError> {
         let (pod, context) = (self.pod, self.context);
-        let pod_dir = context.volumes.open_pod_dir(&pod.uid)?;
+        let pod_dir = context.resources.volumes.open_pod_dir(&pod.uid)?;
         let mut etc_hosts = None;
         if mount_plan::needs_etc_hosts(pod, container, &sandbox_context.ips) {
             let names = HostNames::of(pod, &context.facts)?;
@@ -514,7 +514,7 @@ impl Execution<'_> {
         match created {
             Ok(id) => {
                 let text = "Container created".into();
-                self.context.events.container(
+                self.context.reporting.events.container(
                     self.pod,
                     container,
                     Severity::Normal,
@@ -551,7 +551,13 @@ impl Execution<'_> {
             return Err(NotStarted { instance: Some(id.clone()), ..failed });
         }
         let text = "Container started".into();
-        self.context.events.container(self.pod, container, Severity::Normal, "Started", text);
+        self.context.reporting.events.container(
+            self.pod,
+            container,
+            Severity::Normal,
+            "Started",
+            text,
+        );
         self.note(&format!("{} started", container.name));
         self.link_log(container, attempt, id);
         Ok(())
@@ -585,7 +591,13 @@ impl Execution<'_> {
         let Err(error) = hooks::run(self.context, &target, handler).await else { return Ok(()) };
         let text = "PostStartHook failed".into();
         let reason = "FailedPostStartHook";
-        self.context.events.container(self.pod, container, Severity::Warning, reason, text);
+        self.context.reporting.events.container(
+            self.pod,
+            container,
+            Severity::Warning,
+            reason,
+            text,
+        );
         self.stop_after_hook(container, id.clone()).await;
         Err(NotStarted::new(StartError::PostStartHookError, error.to_string()))
     }

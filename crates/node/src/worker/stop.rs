@@ -60,7 +60,13 @@ impl Execution<'_> {
         let container = self.pod.container(&stop.container);
         if let Some(container) = container {
             let text = stop.message.clone();
-            self.context.events.container(self.pod, container, Severity::Normal, "Killing", text);
+            self.context.reporting.events.container(
+                self.pod,
+                container,
+                Severity::Normal,
+                "Killing",
+                text,
+            );
         }
         let began = tokio::time::Instant::now();
         let record = self.stop_record(stop);
@@ -110,7 +116,7 @@ impl Execution<'_> {
     /// Only for a deleted pod: any other one may run on, and a later stop would find the record.
     fn stop_record(&self, stop: &Stop) -> Option<StopRecord> {
         self.pod.deletion?;
-        match self.context.volumes.open_pod_dir(&self.pod.uid) {
+        match self.context.resources.volumes.open_pod_dir(&self.pod.uid) {
             Ok(directory) => StopRecord::new(directory, &stop.container, &stop.instance),
             Err(error) if error.is_not_found() => None,
             Err(error) => {
@@ -146,7 +152,13 @@ impl Execution<'_> {
                 // The output is not in the event: it may contain secrets.
                 let text = "PreStopHook failed".into();
                 let severity = Severity::Warning;
-                context.events.container(&pod, container, severity, "FailedPreStopHook", text);
+                context.reporting.events.container(
+                    &pod,
+                    container,
+                    severity,
+                    "FailedPreStopHook",
+                    text,
+                );
             }
             ran.map_err(|error| error.to_string())
         };

@@ -15,8 +15,8 @@ use podwright_host::machine::{self, Machine};
 use tokio::sync::watch;
 
 use super::addresses;
-use crate::context::NodeState;
 use crate::runtime::pleg::Pleg;
+use crate::runtime::state::NodeState;
 
 /// How often images and version are read from the runtime.
 const RUNTIME_INTERVAL: Duration = Duration::from_secs(30);

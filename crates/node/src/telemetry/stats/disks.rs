@@ -16,15 +16,17 @@ use podwright_core::stats::{
     ClaimReference, FsStats, Moment, Used, VolumeStats, is_local_and_ephemeral,
 };
 use podwright_core::time::{Mono, Now};
+use podwright_host::clock::Clock;
 use podwright_host::{disk_usage, machine, threads};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{PodSnapshot, Snapshot};
-use crate::context::NodeContext;
+use crate::resources::volumes::Volumes;
 
 pub(super) struct DiskUsage {
-    context: Arc<NodeContext>,
+    volumes: Arc<Volumes>,
+    clock: Clock,
     /// Maximum age of a measurement; zero: nothing is measured.
     period: Duration,
     measured: Mutex<HashMap<PodUid, Arc<PodDisk>>>,
@@ -55,9 +57,10 @@ impl PodDisk {
 }
 
 impl DiskUsage {
-    pub(super) fn new(context: Arc<NodeContext>, period: Duration) -> Arc<Self> {
+    pub(super) fn new(volumes: Arc<Volumes>, clock: Clock, period: Duration) -> Arc<Self> {
         Arc::new(Self {
-            context,
+            volumes,
+            clock,
             period,
             measured: Mutex::default(),
             pending: Mutex::default(),
@@ -67,7 +70,7 @@ impl DiskUsage {
 
     /// The last measurements; schedules those that are missing or old.
     pub(super) fn of(&self, snapshot: &Snapshot) -> HashMap<PodUid, Arc<PodDisk>> {
-        let now = self.context.clock.now().mono;
+        let now = self.clock.now().mono;
         let mut measured = self.measured.lock();
         measured.retain(|uid, _| snapshot.pods.iter().any(|pod| pod.uid() == uid));
         let is_old = |at: Mono| now.since(at) >= self.period;
@@ -112,9 +115,9 @@ impl DiskUsage {
     }
 
     async fn measure(&self, request: MeasureRequest) {
-        let pod_dir = self.context.volumes.pod_dir(&request.pod.uid);
+        let pod_dir = self.volumes.pod_dir(&request.pod.uid);
         let uid = request.pod.uid.clone();
-        let at = self.context.clock.now();
+        let at = self.clock.now();
         // Walking blocks, on a dead network volume for a long time, so it has its own thread.
         let walked = threads::blocking(move || walk(&pod_dir, &request, at)).await;
         if let Ok(disk) = walked {

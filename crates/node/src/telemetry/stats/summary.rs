@@ -53,7 +53,7 @@ impl Stats {
 
     /// The swap limit of a container: zero, unless the node allows swap.
     pub fn swap_of_containers(&self) -> Option<u64> {
-        match self.context.facts.machine.swap.as_ref().map(|swap| swap.behaviour) {
+        match self.dependencies.node.swap {
             Some(SwapBehaviour::NoSwap) | None => Some(0),
             Some(SwapBehaviour::LimitedSwap) => None,
         }
@@ -70,16 +70,16 @@ impl Stats {
             curproc: tasks.current,
         });
         let interfaces = self.machine.interfaces(None).unwrap_or_default();
-        let root_dir = &self.context.facts.root_dir;
-        let fs = machine::disk(root_dir.as_ref()).ok();
+        let root_dir = &self.dependencies.node.root_dir;
+        let fs = machine::disk(root_dir).ok();
         let node = &snapshot.node;
-        let started = self.machine.boot_time().unwrap_or(self.context.started);
+        let started = self.machine.boot_time().unwrap_or(self.dependencies.node.agent_started);
         let daemons = snapshot.daemons.iter();
         let daemons = daemons.map(|(daemon, started, group)| (daemon.as_str(), *started, group));
-        let pods = ("pods", self.context.started, &snapshot.all_pods);
+        let pods = ("pods", self.dependencies.node.agent_started, &snapshot.all_pods);
         let system_containers = daemons.chain([pods]).map(system_container).collect();
         NodeStats {
-            node_name: self.context.settings.node_name.to_string(),
+            node_name: self.dependencies.node.name.to_string(),
             system_containers,
             start_time: Moment(started),
             cpu: cpu(node),
@@ -98,7 +98,7 @@ impl Stats {
 
     /// From the runtime, with a timeout so that it does not block the rest of the page.
     pub async fn written(&self) -> WritableLayers {
-        let runtime = &self.context.runtime;
+        let runtime = &self.dependencies.runtime;
         let queries = async { tokio::join!(runtime.container_stats(), runtime.image_directory()) };
         let Ok((stats, layers_dir)) = tokio::time::timeout(RUNTIME_TIMEOUT, queries).await else {
             tracing::debug!("timed out waiting for container stats from the runtime");
@@ -114,7 +114,7 @@ impl Stats {
 
     /// The sizes of images and writable layers, from the runtime.
     async fn layers(&self) -> Layers {
-        let runtime = &self.context.runtime;
+        let runtime = &self.dependencies.runtime;
         let (stats, filesystems) = tokio::join!(runtime.container_stats(), runtime.image_fs_info());
         let mut layers = Layers::default();
         match filesystems {

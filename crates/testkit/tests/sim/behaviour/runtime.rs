@@ -89,7 +89,7 @@ fn runtime_outage_of_40_s_pauses_the_node_and_kills_nothing() {
         sim.fake.go_down();
         sim.create(&test_pod("late").container("app", APP)).await;
         sim.pass(s(40)).await;
-        let state = sim.node().context.node.borrow().clone();
+        let state = sim.node().runtime_state();
         assert_eq!(state.reachable, Err("container runtime is down".to_owned()));
         assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
         sim.fake.come_up();

@@ -94,7 +94,7 @@ fn eviction_of_a_deleting_pod_adds_its_message_and_keeps_the_cause() {
         let node = sim.node();
         let pod = PodUid::new(uid.as_str());
         let kill = Kill::evict("Evicted", "the node was low on memory", Some(s(3)));
-        pods::end(&node.context, &node.pod_index, &pod, kill).await.unwrap();
+        node.end_pod(&pod, kill).await.unwrap();
         let cause = node.pod_index.handle(&pod).map(|handle| handle.lifecycle().cause());
         assert!(cause.is_none_or(|cause| cause == Some(TerminationCause::Deleted)));
         assert_eq!(graces(&sim), [30, 3], "the eviction's grace is shorter");
@@ -114,7 +114,7 @@ fn eviction_is_reported_when_the_pod_has_stopped_and_its_caller_waits() {
         let node = sim.node();
         let kill = Kill::evict("Evicted", "the node was low on memory", Some(s(4)));
         let began = sim.age();
-        pods::end(&node.context, &node.pod_index, &PodUid::new(uid.as_str()), kill).await.unwrap();
+        node.end_pod(&PodUid::new(uid.as_str()), kill).await.unwrap();
         assert!(sim.age() - began >= s(4) && sim.age() - began < s(6));
         sim.pass(s(1)).await;
         let pod = sim.record.pod("web").unwrap();
@@ -138,7 +138,7 @@ fn pod_that_outlives_its_eviction_is_reported() {
         sim.fake.fail(podwright_fake_runtime::Rule::on(Rpc::StopContainer, hang).first(2));
         let node = sim.node();
         let kill = Kill::evict("Evicted", "", Some(s(1)));
-        let ended = pods::end(&node.context, &node.pod_index, &PodUid::new(uid), kill).await;
+        let ended = node.end_pod(&PodUid::new(uid), kill).await;
         assert!(matches!(ended, Err(pods::EndError::ExceededGracePeriod { .. })));
         sim.pass(s(60)).await;
         assert!(sim.events("web").await.contains(&"ExceededGracePeriod".to_owned()));

@@ -1,0 +1,386 @@
+//! Construction of the components: what each is built from.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use podwright_core::gc::ContainerPolicy;
+use podwright_core::log::RotationPolicy;
+use podwright_core::node_status::Settings;
+use podwright_core::status::NodeAddresses;
+use podwright_core::status::manager::PodLeftovers;
+use podwright_cri as cri;
+use podwright_host::cgroup::Cgroups as HostCgroups;
+use podwright_host::checkpoint::{Checkpoint, IncrementalCheckpoint};
+use podwright_host::clock::Clock;
+use podwright_host::files::Root;
+use tokio::sync::{mpsc, watch};
+
+use super::{Config, Presence, StartError};
+use crate::pods::admission::{self, Admission, AdmissionSettings};
+use crate::pods::allocations::Allocations;
+use crate::pods::{NodeCapacity, PodIndex, PodManagerDependencies};
+use crate::report::Reporting;
+use crate::report::events::{Occurrence, Recorder};
+use crate::report::heartbeat::own_node::OwnNode;
+use crate::report::heartbeat::{Heartbeat, LeaseRenewer, StatusObserver};
+use crate::report::status::{Leftovers, StatusManager};
+use crate::resources::NodeResources;
+use crate::resources::cgroups::Cgroups;
+use crate::resources::cgroups::node_limits::{self, LimitEvents};
+use crate::resources::objects::Objects;
+use crate::resources::users::Users;
+use crate::resources::volumes::Volumes;
+use crate::runtime::RuntimeAccess;
+use crate::runtime::gc::{Gc, GcDependencies, LogLocations};
+use crate::runtime::images::{ApiAccounts, ImageDependencies, Images};
+use crate::runtime::logs::rotation::Rotation;
+use crate::runtime::logs::{LogDirs, Logs};
+use crate::runtime::pleg::Pleg;
+use crate::runtime::state::NodeState;
+use crate::server::debug_socket::{CaseSources, DebugSocketDependencies};
+use crate::server::{ServerDependencies, StreamingDependencies};
+use crate::telemetry::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
+use crate::telemetry::stats::{MeasuredNode, StatsDependencies};
+use crate::worker::context::{WorkerContext, WorkerSettings};
+use crate::worker::probes::ProbeContext;
+use crate::worker::start_limiter::StartLimiter;
+
+/// The pod directories are not readable for other users.
+const ROOT_DIR_MODE: u32 = 0o750;
+
+pub(super) fn metrics(reports_cgroup_driver: bool, requests: Arc<RequestMetrics>) -> Arc<Metrics> {
+    let runtime = RuntimeMetrics::of(reports_cgroup_driver);
+    Arc::new(Metrics { runtime, requests, ..Metrics::default() })
+}
+
+/// The runtime with counted calls, and its observed state.
+pub(super) fn runtime(
+    client: cri::Client,
+    clock: Clock,
+    metrics: &Arc<Metrics>,
+    keeps: ContainerPolicy,
+) -> RuntimeAccess {
+    let counted = metrics.clone();
+    let client = client.metered(Arc::new(move |op, took, ok| counted.runtime.called(op, took, ok)));
+    let pleg = Pleg::new(client.clone(), clock.clone(), metrics.clone(), keeps);
+    RuntimeAccess { client, pleg, clock }
+}
+
+pub(super) fn resources(
+    config: &Config,
+    cgroups: HostCgroups,
+    clock: &Clock,
+    api: Option<kube::Client>,
+) -> Result<NodeResources, StartError> {
+    let objects = Objects::new(api, config.node_name.clone());
+    let users = Arc::new(Users::new(config.user_range));
+    let allocatable = config.facts.allocatable.clone();
+    let (of_pods, clock) = (objects.clone(), clock.clone());
+    let volumes = Volumes::new(&config.root_dir, users.clone(), of_pods, allocatable, clock)?;
+    Ok(NodeResources {
+        cgroups: Arc::new(Cgroups::new(cgroups, config.pod_tree.clone(), config.pod_policy)),
+        volumes: Arc::new(volumes),
+        objects,
+        users,
+        allocations: Allocations::open(&config.root_dir)?,
+    })
+}
+
+/// The recorder of Events with the queue that it fills, and the status manager.
+pub(super) fn reporting(
+    pod_index: &Arc<PodIndex>,
+    volumes: &Arc<Volumes>,
+    clock: &Clock,
+    metrics: Arc<Metrics>,
+    runtime_name: String,
+) -> (Reporting, mpsc::Receiver<Occurrence>) {
+    let (events, occurrences) = Recorder::new(clock.clone());
+    let status = StatusManager::new(
+        pod_index.clone(),
+        leftovers(pod_index, volumes),
+        runtime_name,
+        clock.clone(),
+        metrics.clone(),
+    );
+    (Reporting { events, status, metrics }, occurrences)
+}
+
+/// What a pod still has on this node, for the status manager.
+fn leftovers(pod_index: &Arc<PodIndex>, volumes: &Arc<Volumes>) -> Leftovers {
+    let (pod_index, volumes) = (pod_index.clone(), volumes.clone());
+    Arc::new(move |uid| {
+        let finished = pod_index.cleanup_policy(uid, |policy| policy.is_finished());
+        PodLeftovers {
+            containers: pod_index.cleanup_policy(uid, |s| s.could_have_running_containers()),
+            volumes: volumes.has_volumes(uid),
+            // The cgroup is destroyed right before a pod is finished.
+            cgroup: !finished,
+        }
+    })
+}
+
+/// Creates the cgroups of pods and limits the reserved ones.
+pub(super) async fn node_limits(
+    config: &Config,
+    cgroups: &Cgroups,
+    events: &Recorder,
+) -> Result<LimitEvents, StartError> {
+    let events = LimitEvents { events: events.clone(), node: config.node_name.clone() };
+    node_limits::create(cgroups, &config.all_pods, &config.reserved, &events).await?;
+    Ok(events)
+}
+
+/// Admission with its earlier decisions.
+pub(super) fn admission(
+    config: &Config,
+    identity: Arc<Settings>,
+    own_node: watch::Receiver<OwnNode>,
+    state: watch::Receiver<NodeState>,
+) -> Result<Arc<Admission>, StartError> {
+    let settings = AdmissionSettings {
+        identity,
+        allocatable: config.facts.allocatable.clone(),
+        sysctls: Arc::new(config.sysctls.clone()),
+        apparmor: config.apparmor,
+        joined: config.presence.is_some(),
+    };
+    let root = Root::create(&config.root_dir, ROOT_DIR_MODE)?;
+    let checkpoint = Checkpoint::new(root, admission::FILE, admission::VERSION);
+    let checkpoint = IncrementalCheckpoint::new(checkpoint)?;
+    Ok(Arc::new(Admission::new(settings, checkpoint, own_node, state)))
+}
+
+/// The image manager, after it completed the records of interrupted pulls.
+pub(super) async fn images(
+    config: &Config,
+    runtime: &RuntimeAccess,
+    objects: &Arc<Objects>,
+    reporting: &Reporting,
+    api: Option<kube::Client>,
+) -> Result<Arc<Images>, StartError> {
+    let dependencies = ImageDependencies {
+        runtime: runtime.client.clone(),
+        clock: runtime.clock.clone(),
+        events: reporting.events.clone(),
+        metrics: reporting.metrics.clone(),
+        secrets: Arc::new(objects.clone()),
+        accounts: Arc::new(ApiAccounts(api)),
+    };
+    let images = Images::new(&config.root_dir, config.images.clone(), dependencies)?;
+    images.settle().await;
+    Ok(images)
+}
+
+/// The settings of pod workers. `started`: when this process began.
+pub(super) fn worker_settings(
+    config: &Config,
+    runtime_name: String,
+    started: Timestamp,
+) -> WorkerSettings {
+    WorkerSettings {
+        log_links_dir: config.log_links_dir.clone(),
+        crash_backoff: config.crash_backoff,
+        resync: config.resync,
+        addresses: NodeAddresses { host_ips: config.facts.host_ips.clone() },
+        runtime_name,
+        agent_started: started,
+    }
+}
+
+pub(super) fn worker(
+    config: &Config,
+    settings: WorkerSettings,
+    runtime: &RuntimeAccess,
+    resources: NodeResources,
+    reporting: Reporting,
+    images: Arc<Images>,
+    node: watch::Receiver<NodeState>,
+) -> Arc<WorkerContext> {
+    Arc::new(WorkerContext {
+        runtime: runtime.client.clone(),
+        pleg: runtime.pleg.clone(),
+        clock: runtime.clock.clone(),
+        resources,
+        reporting,
+        images,
+        starts: StartLimiter::new(config.parallel_starts),
+        facts: Arc::new(config.facts.clone()),
+        node,
+        settings,
+    })
+}
+
+/// The pod manager's dependencies, with those of the workers and probers that it starts.
+pub(super) fn pods(
+    pod_index: &Arc<PodIndex>,
+    admission: &Arc<Admission>,
+    runtime: &RuntimeAccess,
+    worker: &Arc<WorkerContext>,
+) -> PodManagerDependencies {
+    PodManagerDependencies {
+        pod_index: pod_index.clone(),
+        admission: admission.clone(),
+        runtime: runtime.clone(),
+        resources: worker.resources.clone(),
+        reporting: worker.reporting.clone(),
+        capacity: NodeCapacity::of(&worker.facts),
+        worker: worker.clone(),
+        prober: Arc::new(ProbeContext {
+            runtime: runtime.client.clone(),
+            pleg: runtime.pleg.clone(),
+            clock: runtime.clock.clone(),
+            events: worker.reporting.events.clone(),
+            status: worker.reporting.status.clone(),
+            metrics: worker.reporting.metrics.clone(),
+            node_address: worker.settings.addresses.host_ips.first().copied(),
+            agent_started: worker.settings.agent_started,
+        }),
+    }
+}
+
+/// The two tasks that maintain the Node object and its lease.
+pub(super) fn node_object(
+    presence: Presence,
+    identity: Arc<Settings>,
+    node_name: Arc<str>,
+    runtime: &RuntimeAccess,
+    runtime_version: String,
+    worker: &WorkerContext,
+    shown: watch::Receiver<OwnNode>,
+) -> (LeaseRenewer, Heartbeat) {
+    let Presence { client, register, timing, amounts } = presence;
+    let clock = runtime.clock.clone();
+    let lease = LeaseRenewer {
+        client: client.clone(),
+        node: node_name,
+        timing,
+        shown: shown.clone(),
+        clock: clock.clone(),
+    };
+    let state = worker.node.clone();
+    let look = StatusObserver::new(
+        identity.clone(),
+        amounts,
+        runtime.client.clone(),
+        runtime_version,
+        runtime.pleg.clone(),
+        state.clone(),
+        clock.clone(),
+    );
+    let events = worker.reporting.events.clone();
+    let heartbeat = Heartbeat {
+        client,
+        settings: identity,
+        register,
+        timing,
+        look,
+        state,
+        shown,
+        events,
+        clock,
+    };
+    (lease, heartbeat)
+}
+
+pub(super) fn rotation(
+    policy: RotationPolicy,
+    pod_index: &Arc<PodIndex>,
+    runtime: &RuntimeAccess,
+    log_dirs: &Arc<LogDirs>,
+) -> Rotation {
+    let RuntimeAccess { client, pleg, clock } = runtime.clone();
+    let (pod_index, dirs) = (pod_index.clone(), log_dirs.clone());
+    Rotation { runtime: client, clock, pleg, pod_index, policy, dirs }
+}
+
+pub(super) fn gc(
+    config: &Config,
+    pod_index: &Arc<PodIndex>,
+    runtime: &RuntimeAccess,
+    reporting: &Reporting,
+    images: &Arc<Images>,
+) -> Arc<Gc> {
+    let dependencies = GcDependencies {
+        runtime: runtime.client.clone(),
+        clock: runtime.clock.clone(),
+        events: reporting.events.clone(),
+        metrics: reporting.metrics.clone(),
+        pleg: runtime.pleg.clone(),
+        pod_index: pod_index.clone(),
+        images: images.clone(),
+        locations: LogLocations {
+            node_name: config.node_name.clone(),
+            pod_logs: (&config.facts.pod_logs_dir).into(),
+            log_links: config.log_links_dir.clone(),
+        },
+    };
+    Gc::new(dependencies, config.gc.clone())
+}
+
+pub(super) fn server(
+    node_name: &Arc<str>,
+    pod_index: &Arc<PodIndex>,
+    runtime: &RuntimeAccess,
+    reporting: &Reporting,
+    log_dirs: &Arc<LogDirs>,
+    cgroup_version: u32,
+) -> ServerDependencies {
+    let (client, pleg) = (runtime.client.clone(), runtime.pleg.clone());
+    let (status, metrics) = (reporting.status.clone(), reporting.metrics.clone());
+    let logs = Logs::new(client.clone(), pleg.clone(), status.clone(), log_dirs.clone());
+    ServerDependencies {
+        streaming: StreamingDependencies { runtime: client, pleg, pod_index: pod_index.clone() },
+        clock: runtime.clock.clone(),
+        status,
+        metrics,
+        logs: Arc::new(logs),
+        node_name: node_name.clone(),
+        cgroup_version,
+    }
+}
+
+pub(super) fn stats(
+    node_name: &Arc<str>,
+    pod_index: &Arc<PodIndex>,
+    runtime: &RuntimeAccess,
+    worker: &WorkerContext,
+) -> StatsDependencies {
+    let facts = &worker.facts;
+    StatsDependencies {
+        runtime: runtime.client.clone(),
+        pleg: runtime.pleg.clone(),
+        pod_index: pod_index.clone(),
+        clock: runtime.clock.clone(),
+        cgroups: worker.resources.cgroups.clone(),
+        volumes: worker.resources.volumes.clone(),
+        node: MeasuredNode {
+            name: node_name.clone(),
+            root_dir: Path::new(&facts.root_dir).to_owned(),
+            swap: facts.machine.swap.as_ref().map(|swap| swap.behaviour),
+            agent_started: worker.settings.agent_started,
+        },
+    }
+}
+
+pub(super) fn debug_socket(
+    node_name: &Arc<str>,
+    pod_index: &Arc<PodIndex>,
+    admission: &Arc<Admission>,
+    worker: &WorkerContext,
+) -> DebugSocketDependencies {
+    DebugSocketDependencies {
+        pod_index: pod_index.clone(),
+        admission: admission.clone(),
+        node_name: node_name.clone(),
+        cases: CaseSources {
+            pleg: worker.pleg.clone(),
+            clock: worker.clock.clone(),
+            status: worker.reporting.status.clone(),
+            cgroups: worker.resources.cgroups.clone(),
+            allocations: worker.resources.allocations.clone(),
+            node: worker.node.clone(),
+            crash_backoff: worker.settings.crash_backoff,
+        },
+    }
+}
