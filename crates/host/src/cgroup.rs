@@ -290,6 +290,11 @@ impl Cgroups {
         self.at(path, |inner, path| inner.usage(path)).await
     }
 
+    /// Further counters of a group that is not ours.
+    pub async fn detail_at(&self, path: &str) -> Result<Detail> {
+        self.at(path, |inner, path| inner.detail(path)).await
+    }
+
     /// When a group that is not ours was created or last changed; `None`: it does not exist.
     pub async fn made_at(&self, path: &str) -> Result<Option<SystemTime>> {
         self.at(path, |inner, path| match &inner.tree {
@@ -324,10 +329,7 @@ impl Cgroups {
                 Some(entry) => &*format!("{path}/{entry}"),
                 None => path,
             };
-            match &inner.tree {
-                Tree::V1(tree) => tree.detail(path),
-                Tree::V2(tree) => tree.detail(path),
-            }
+            inner.detail(path)
         })
         .await
     }
@@ -423,6 +425,13 @@ impl Inner {
         match &self.tree {
             Tree::V1(tree) => tree.usage(path),
             Tree::V2(tree) => tree.usage(path),
+        }
+    }
+
+    fn detail(&self, path: &str) -> Result<Detail> {
+        match &self.tree {
+            Tree::V1(tree) => tree.detail(path),
+            Tree::V2(tree) => tree.detail(path),
         }
     }
 }

@@ -9,7 +9,7 @@ use podwright_core::cgroup::{
 };
 
 use super::directory::{self, keyed, set, set_if_there};
-use super::{CgroupError, MemoryUsage, Pressure, Result, Usage, below, hugepage_limits, pressure};
+use super::{CgroupError, MemoryUsage, Result, Usage, below, hugepage_limits, pressure};
 
 /// Controllers without which a group counts as incomplete, as far as the machine has them.
 const USED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
@@ -164,21 +164,14 @@ impl Unified {
     pub(super) fn usage(&self, path: &str) -> Result<Usage> {
         let dir = below(&self.point, path);
         let cpu = directory::read(&dir, "cpu.stat")?;
-        // A kernel without the file is reported as one without any stalls.
-        let pressure = |file| {
-            let stalls = pressure::read(&dir, file)?;
-            Ok(stalls.or_else(|| cpu.is_some().then(Pressure::default)))
-        };
-        let (cpu_pressure, memory_pressure, io_pressure) =
-            (pressure("cpu.pressure")?, pressure("memory.pressure")?, pressure("io.pressure")?);
         Ok(Usage {
             cpu_nanos: cpu.map(|stat| keyed(&stat, "usage_usec").saturating_mul(1000)),
             memory: memory_usage(&dir)?,
             pids: directory::read_number(&dir, "pids.current")?.flatten(),
             processes: directory::count_processes(&dir),
-            cpu_pressure,
-            memory_pressure,
-            io_pressure,
+            cpu_pressure: pressure::read(&dir, "cpu.pressure")?,
+            memory_pressure: pressure::read(&dir, "memory.pressure")?,
+            io_pressure: pressure::read(&dir, "io.pressure")?,
         })
     }
 

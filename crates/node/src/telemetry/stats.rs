@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use podwright_api::qos::QosClass;
 use podwright_core::cgroup::CgroupName;
 use podwright_core::config::SwapBehaviour;
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
@@ -24,7 +25,8 @@ use podwright_core::observed::{Instance, ObservedPod, State};
 use podwright_core::pod::Pod;
 use podwright_core::stats::{ClaimReference, Daemon, DaemonGroups, FsStats, Interface, rate};
 use podwright_core::time::Mono;
-use podwright_host::cgroup::{Detail, Usage};
+use podwright_core::volume::claim::ClaimRef;
+use podwright_host::cgroup::{Cgroups as Host, Detail, Usage};
 use podwright_host::clock::Clock;
 use podwright_host::machine::Machine;
 use podwright_proto::cri;
@@ -97,6 +99,8 @@ pub struct Snapshot {
     pub node: CgroupUsage,
     /// The cgroup of all pods.
     pub all_pods: CgroupUsage,
+    /// The cgroups of the QoS classes below it.
+    pub classes: Vec<CgroupUsage>,
     /// The cgroups of the system daemons, each with its start time.
     pub daemons: Vec<(Daemon, Timestamp, CgroupUsage)>,
     pub pods: Vec<PodSnapshot>,
@@ -109,12 +113,21 @@ pub struct Snapshot {
 pub struct CgroupUsage {
     /// Its path in the cgroup tree.
     pub path: String,
-    /// The same for the cgroup reader; `None`: it has no cgroup on this machine, or not one managed by
-    /// the agent.
-    cgroup: Option<(CgroupName, Option<String>)>,
+    /// The same for the cgroup reader; `None`: it has no cgroup on this machine.
+    cgroup: Option<Location>,
     pub at: Timestamp,
     pub usage: Usage,
     pub nano_cores: Option<u64>,
+}
+
+/// A cgroup as the cgroup reader finds it.
+#[derive(Clone, Debug)]
+enum Location {
+    Named(CgroupName),
+    /// A child that the runtime named.
+    Child(CgroupName, String),
+    /// Not managed by the agent.
+    Path(String),
 }
 
 pub struct PodSnapshot {
@@ -179,8 +192,13 @@ impl Stats {
 
     /// Further counters of a cgroup.
     pub async fn detail(&self, group: &CgroupUsage) -> Detail {
-        let Some((name, entry)) = &group.cgroup else { return Detail::default() };
-        let detail = self.dependencies.cgroups.host().detail(name, entry.as_deref()).await;
+        let host = self.dependencies.cgroups.host();
+        let detail = match &group.cgroup {
+            Some(Location::Named(name)) => host.detail(name, None).await,
+            Some(Location::Child(name, entry)) => host.detail(name, Some(entry)).await,
+            Some(Location::Path(path)) => host.detail_at(path).await,
+            None => return Detail::default(),
+        };
         detail.unwrap_or_else(|error| {
             // It may have been removed since the snapshot.
             tracing::debug!(%error, path = group.path, "cannot read cgroup");
@@ -188,7 +206,29 @@ impl Stats {
         })
     }
 
-    /// The images of sandboxes with their own network namespace.
+    /// The cgroups of the sandboxes, which only `/metrics/cadvisor` shows.
+    pub async fn sandboxes(&self, snapshot: &Snapshot) -> HashMap<SandboxId, CgroupUsage> {
+        let host = self.dependencies.cgroups.host();
+        let mut found = HashMap::new();
+        for pod in &snapshot.pods {
+            let Some(Location::Named(name)) = &pod.group.cgroup else { continue };
+            let entry = find_entry(host, name, pod.sandbox.as_str()).await;
+            let Some(entry) = entry else { continue };
+            let at = self.dependencies.clock.now().wall;
+            match host.usage_of_child(name, &entry).await {
+                Ok(usage) => {
+                    let path = format!("{}/{entry}", pod.group.path);
+                    let cgroup = Some(Location::Child(name.clone(), entry));
+                    let group = CgroupUsage { path, cgroup, at, usage, nano_cores: None };
+                    found.insert(pod.sandbox.clone(), group);
+                }
+                Err(error) => tracing::debug!(%error, entry, "cannot read cgroup of a sandbox"),
+            }
+        }
+        found
+    }
+
+    /// The images of sandboxes.
     pub async fn sandbox_images(&self, snapshot: &Snapshot) -> HashMap<SandboxId, String> {
         self.sandbox_images.of(snapshot, &self.dependencies.runtime).await
     }
@@ -202,7 +242,7 @@ impl Stats {
     pub async fn claims(&self) -> Vec<(ClaimReference, FsStats)> {
         let has_claim = |pod: &Arc<Pod>| {
             let volumes = pod.object.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-            volumes.into_iter().flatten().any(|volume| volume.persistent_volume_claim.is_some())
+            volumes.into_iter().flatten().any(|volume| ClaimRef::of(pod, volume).is_some())
         };
         if !self.dependencies.pod_index.pods().iter().any(has_claim) {
             return Vec::new();
@@ -221,6 +261,10 @@ impl Stats {
             SnapshotBuilder { stats: self, cache, next: StatsCache::default(), incomplete: false };
         let node = builder.group(&CgroupName::ROOT).await;
         let all_pods = builder.group(self.dependencies.cgroups.tree().all()).await;
+        let mut classes = Vec::new();
+        for class in [QosClass::Burstable, QosClass::BestEffort] {
+            classes.push(builder.group(&self.dependencies.cgroups.tree().class(class)).await);
+        }
         let mut daemons = Vec::new();
         for (daemon, path) in self.daemons.iter() {
             daemons.extend(builder.daemon(daemon, path).await);
@@ -238,14 +282,8 @@ impl Stats {
         }
         let SnapshotBuilder { next, incomplete, .. } = builder;
         *cache = next;
-        Snapshot {
-            at: self.dependencies.clock.now().wall,
-            node,
-            all_pods,
-            daemons,
-            pods,
-            incomplete,
-        }
+        let at = self.dependencies.clock.now().wall;
+        Snapshot { at, node, all_pods, classes, daemons, pods, incomplete }
     }
 }
 
@@ -262,7 +300,7 @@ impl SnapshotBuilder<'_> {
         let host = self.stats.dependencies.cgroups.host();
         let usage = host.usage(name).await;
         let path = host.path(name);
-        self.read(path, Some((name.clone(), None)), usage)
+        self.read(path, Location::Named(name.clone()), usage)
     }
 
     /// `None`: the cgroup does not exist.
@@ -278,13 +316,13 @@ impl SnapshotBuilder<'_> {
             Daemon::Kubelet => self.stats.dependencies.node.agent_started,
             Daemon::Runtime | Daemon::Misc => Timestamp::try_from(made).ok()?,
         };
-        Some((daemon, started, self.read(path.to_owned(), None, usage)))
+        Some((daemon, started, self.read(path.to_owned(), Location::Path(path.to_owned()), usage)))
     }
 
     fn read(
         &mut self,
         path: String,
-        cgroup: Option<(CgroupName, Option<String>)>,
+        cgroup: Location,
         usage: Result<Usage, podwright_host::cgroup::CgroupError>,
     ) -> CgroupUsage {
         let now = self.stats.dependencies.clock.now();
@@ -294,7 +332,7 @@ impl SnapshotBuilder<'_> {
             Usage::default()
         });
         let nano_cores = usage.cpu_nanos.and_then(|nanos| self.rate(&path, nanos, now.mono));
-        CgroupUsage { path, cgroup, at: now.wall, usage, nano_cores }
+        CgroupUsage { path, cgroup: Some(cgroup), at: now.wall, usage, nano_cores }
     }
 
     fn rate(&mut self, path: &str, nanos: u64, now: Mono) -> Option<u64> {
@@ -347,8 +385,8 @@ impl SnapshotBuilder<'_> {
         let group = match &entry {
             Some(entry) => {
                 let usage = self.stats.dependencies.cgroups.host().usage_of_child(pod, entry).await;
-                let cgroup = (pod.clone(), Some(entry.clone()));
-                self.read(format!("{pod_path}/{entry}"), Some(cgroup), usage)
+                let cgroup = Location::Child(pod.clone(), entry.clone());
+                self.read(format!("{pod_path}/{entry}"), cgroup, usage)
             }
             None => CgroupUsage {
                 path: format!("{pod_path}/{}", instance.id),
@@ -373,22 +411,10 @@ impl SnapshotBuilder<'_> {
     async fn entry(&mut self, pod: &CgroupName, id: &ContainerId) -> Option<String> {
         let entry = match self.cache.entries.get(id) {
             Some(entry) => entry.clone(),
-            None => self.find_entry(pod, id.as_str()).await?,
+            None => find_entry(self.stats.dependencies.cgroups.host(), pod, id.as_str()).await?,
         };
         self.next.entries.insert(id.clone(), entry.clone());
         Some(entry)
-    }
-
-    async fn find_entry(&self, pod: &CgroupName, id: &str) -> Option<String> {
-        let host = self.stats.dependencies.cgroups.host();
-        match host.children(pod).await {
-            // `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`
-            Ok(entries) => entries.into_iter().find(|entry| entry.contains(id)),
-            Err(error) => {
-                tracing::debug!(%error, id, "cannot list the pod cgroup");
-                None
-            }
-        }
     }
 
     async fn interfaces(&mut self, pod: &CgroupName, sandbox: &SandboxId) -> Vec<Interface> {
@@ -406,8 +432,9 @@ impl SnapshotBuilder<'_> {
     }
 
     async fn process_in(&self, pod: &CgroupName, sandbox: &SandboxId) -> Option<u32> {
-        let entry = self.find_entry(pod, sandbox.as_str()).await?;
-        let pids = self.stats.dependencies.cgroups.host().pids_of_child(pod, &entry).await.ok()?;
+        let host = self.stats.dependencies.cgroups.host();
+        let entry = find_entry(host, pod, sandbox.as_str()).await?;
+        let pids = host.pids_of_child(pod, &entry).await.ok()?;
         pids.first().copied()
     }
 
@@ -432,6 +459,18 @@ impl SnapshotBuilder<'_> {
                 container.group =
                     reported_usage(std::mem::take(&mut container.group.path), reported);
             }
+        }
+    }
+}
+
+/// The child of the pod cgroup that the runtime created for a container or sandbox.
+async fn find_entry(host: &Host, pod: &CgroupName, id: &str) -> Option<String> {
+    match host.children(pod).await {
+        // `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`
+        Ok(entries) => entries.into_iter().find(|entry| entry.contains(id)),
+        Err(error) => {
+            tracing::debug!(%error, id, "cannot list the pod cgroup");
+            None
         }
     }
 }

@@ -1,22 +1,22 @@
 //! `/metrics/cadvisor`: containers, pods and the machine in the series that dashboards use.
 //!
 //! Names and labels are those of cAdvisor, which upstream embeds. A row is a cgroup: the root, the
-//! cgroup of all pods, each pod, each container, and each sandbox for its network.
+//! cgroup of all pods and those of the QoS classes, those of the system daemons, and each pod,
+//! sandbox and container.
 
 mod disks;
 
-use std::collections::HashMap;
-
 use jiff::Timestamp;
-use podwright_core::ids::SandboxId;
-use podwright_host::cgroup::Detail;
+use podwright_core::stats::Interface;
+use podwright_host::cgroup::{Detail, Stall};
 use podwright_host::machine::{Capacity, Identity};
 
 pub use self::disks::Disks;
 use super::exposition::{Exposition, Family, Labels, MetricKind, Sample, Stability};
-use crate::telemetry::stats::{CgroupUsage, Snapshot};
+use crate::telemetry::stats::CgroupUsage;
 
 /// One cgroup with its labels.
+#[derive(Clone)]
 pub struct Row<'a> {
     pub container: &'a str,
     pub id: &'a str,
@@ -33,7 +33,24 @@ pub struct Row<'a> {
     pub machine_memory: Option<u64>,
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    /// A cgroup that belongs to no pod.
+    pub fn of(group: &'a CgroupUsage) -> Self {
+        Self {
+            container: "",
+            id: &group.path,
+            image: "",
+            name: "",
+            namespace: "",
+            pod: "",
+            group,
+            detail: Detail::default(),
+            started: None,
+            layer: None,
+            machine_memory: None,
+        }
+    }
+
     /// The limits of the root cgroup are the capacity of the machine.
     pub fn limit_by_machine(&mut self, capacity: &Capacity) {
         self.machine_memory = Some(capacity.memory);
@@ -50,6 +67,12 @@ impl Row<'_> {
             ("pod", self.pod),
         ]
     }
+}
+
+/// The interfaces of a network namespace, in the row of the cgroup that they belong to.
+pub struct Network<'a> {
+    pub row: Row<'a>,
+    pub interfaces: &'a [Interface],
 }
 
 /// A family with one value per row.
@@ -144,6 +167,36 @@ const PLAIN: &[Plain] = &[
         "Count of out of memory events observed for the container",
         |row| number(row.detail.oom_kills),
     ),
+    counter(
+        "container_pressure_cpu_stalled_seconds_total",
+        "Time in which no task could run for lack of CPU.",
+        |row| micros(row.group.usage.cpu_pressure?.full),
+    ),
+    counter(
+        "container_pressure_cpu_waiting_seconds_total",
+        "Time in which a task waited for CPU.",
+        |row| micros(row.group.usage.cpu_pressure?.some),
+    ),
+    counter(
+        "container_pressure_io_stalled_seconds_total",
+        "Time in which no task could run because of I/O.",
+        |row| micros(row.group.usage.io_pressure?.full),
+    ),
+    counter(
+        "container_pressure_io_waiting_seconds_total",
+        "Time in which a task waited for I/O.",
+        |row| micros(row.group.usage.io_pressure?.some),
+    ),
+    counter(
+        "container_pressure_memory_stalled_seconds_total",
+        "Time in which no task could run for lack of memory.",
+        |row| micros(row.group.usage.memory_pressure?.full),
+    ),
+    counter(
+        "container_pressure_memory_waiting_seconds_total",
+        "Time in which a task waited for memory.",
+        |row| micros(row.group.usage.memory_pressure?.some),
+    ),
     gauge("container_processes", "Number of processes running inside the container.", |row| {
         Some(row.detail.processes?.count as f64)
     }),
@@ -186,9 +239,9 @@ const PLAIN: &[Plain] = &[
 
 /// Writes all families.
 pub fn write(
-    snapshot: &Snapshot,
-    sandbox_images: &HashMap<SandboxId, String>,
+    incomplete: bool,
     rows: &[Row<'_>],
+    networks: &[Network<'_>],
     disks: &Disks,
     identity: Option<&Identity>,
     capacity: Option<&Capacity>,
@@ -207,9 +260,9 @@ pub fn write(
     disks::write(disks, rows, out);
     tasks(rows, out);
     ulimits(rows, out);
-    network(snapshot, sandbox_images, out);
+    network(networks, out);
     machine(identity, capacity, out);
-    let failed = if snapshot.incomplete { 1.0 } else { 0.0 };
+    let failed = if incomplete { 1.0 } else { 0.0 };
     for (name, help, value) in [
         (
             "container_scrape_error",
@@ -279,14 +332,14 @@ fn tasks(rows: &[Row<'_>], out: &mut Exposition) {
     out.family(&family, samples);
 }
 
-/// Soft limits of a container's first process.
+/// Soft limits of the first process of a container or sandbox.
 fn ulimits(rows: &[Row<'_>], out: &mut Exposition) {
     let family = cadvisor_family(
         "container_ulimits_soft",
         "Soft limits of the first process",
         MetricKind::Gauge,
     );
-    let containers = rows.iter().filter(|row| !row.container.is_empty());
+    let containers = rows.iter().filter(|row| !row.name.is_empty());
     let samples = containers.filter_map(|row| {
         let mut labels = row.labels();
         labels.push(("ulimit", "max_open_files"));
@@ -296,9 +349,9 @@ fn ulimits(rows: &[Row<'_>], out: &mut Exposition) {
     out.family(&family, samples);
 }
 
-/// The network of a pod is that of its sandbox.
-fn network(snapshot: &Snapshot, sandbox_images: &HashMap<SandboxId, String>, out: &mut Exposition) {
-    type Read = fn(&podwright_core::stats::Interface) -> u64;
+/// The network of the machine, and of each pod in the row of its sandbox.
+fn network(networks: &[Network<'_>], out: &mut Exposition) {
+    type Read = fn(&Interface) -> u64;
     let families: [(&'static str, Read); 8] = [
         ("container_network_receive_bytes_total", |i| i.rx_bytes),
         ("container_network_receive_errors_total", |i| i.rx_errors),
@@ -309,31 +362,24 @@ fn network(snapshot: &Snapshot, sandbox_images: &HashMap<SandboxId, String>, out
         ("container_network_transmit_packets_dropped_total", |i| i.tx_dropped),
         ("container_network_transmit_packets_total", |i| i.tx_packets),
     ];
-    let ids: Vec<String> =
-        snapshot.pods.iter().map(|pod| format!("{}/{}", pod.group.path, pod.sandbox)).collect();
     for (name, read) in families {
-        let samples = snapshot.pods.iter().zip(&ids).flat_map(|(pod, id)| {
-            let image = sandbox_images.get(&pod.sandbox).map_or("", String::as_str);
-            pod.interfaces.iter().map(move |interface| Sample {
+        let samples = networks.iter().flat_map(|Network { row, interfaces }| {
+            interfaces.iter().map(move |interface| Sample {
                 labels: vec![
                     ("container", ""),
-                    ("id", id),
-                    ("image", image),
+                    ("id", row.id),
+                    ("image", row.image),
                     ("interface", &interface.name),
-                    ("name", pod.sandbox.as_str()),
-                    ("namespace", &pod.name().namespace),
-                    ("pod", &pod.name().name),
+                    ("name", row.name),
+                    ("namespace", row.namespace),
+                    ("pod", row.pod),
                 ],
                 value: read(interface) as f64,
-                at: Some(pod.group.at),
+                at: Some(row.group.at),
             })
         });
         out.family(
-            &cadvisor_family(
-                name,
-                "Cumulative count of the network interfaces of the pod",
-                MetricKind::Counter,
-            ),
+            &cadvisor_family(name, "Cumulative count of a network interface", MetricKind::Counter),
             samples,
         );
     }
@@ -372,15 +418,41 @@ fn nanos(nanos: Option<u64>) -> Option<f64> {
     Some(nanos? as f64 / 1e9)
 }
 
+fn micros(stall: Stall) -> Option<f64> {
+    Some(stall.total_micros as f64 / 1e6)
+}
+
 fn number(number: Option<u64>) -> Option<f64> {
     Some(number? as f64)
 }
 
 #[cfg(test)]
 mod tests {
-    use podwright_host::cgroup::{MemoryUsage, Usage};
+    use podwright_host::cgroup::{MemoryUsage, Pressure, Usage};
 
     use super::*;
+
+    #[test]
+    fn pressure_is_reported_where_the_kernel_counts_it() {
+        let stall = |total_micros| Stall { total_micros, ..Stall::default() };
+        let pressure = Pressure { some: stall(1_500_000), full: stall(250_000) };
+        let mut group = CgroupUsage::default();
+        group.usage = Usage { cpu_pressure: Some(pressure), ..Usage::default() };
+        let rows = [Row::of(&group)];
+        let mut out = Exposition::default();
+        write(false, &rows, &[], &Disks::default(), None, None, &mut out);
+        let page = out.into_page();
+        let found: Vec<(&str, &str)> = page
+            .lines()
+            .filter(|line| line.starts_with("container_pressure_"))
+            .filter_map(|line| Some((line.split_once('{')?.0, line.split(' ').nth(1)?)))
+            .collect();
+        let want = [
+            ("container_pressure_cpu_stalled_seconds_total", "0.25"),
+            ("container_pressure_cpu_waiting_seconds_total", "1.5"),
+        ];
+        assert_eq!(found, want, "nothing for memory and I/O, which are not counted");
+    }
 
     #[test]
     fn limits_of_root_cgroup_are_machine_capacity() {
@@ -388,20 +460,7 @@ mod tests {
         let mut group = CgroupUsage::default();
         group.usage = Usage { memory, ..Usage::default() };
         let detail = Detail { swap_limit: Some(0), ..Detail::default() };
-        let (container, image, name, namespace, pod) = ("", "", "", "", "");
-        let mut row = Row {
-            container,
-            id: "/",
-            image,
-            name,
-            namespace,
-            pod,
-            group: &group,
-            detail,
-            started: None,
-            layer: None,
-            machine_memory: None,
-        };
+        let mut row = Row { id: "/", detail, ..Row::of(&group) };
         let value = |row: &Row<'_>, family: &str| {
             PLAIN.iter().find(|plain| plain.name == family).and_then(|plain| (plain.read)(row))
         };

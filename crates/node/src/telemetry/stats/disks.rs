@@ -16,6 +16,7 @@ use podwright_core::stats::{
     ClaimReference, FsStats, Moment, Used, VolumeStats, is_local_and_ephemeral,
 };
 use podwright_core::time::{Mono, Now};
+use podwright_core::volume::claim::ClaimRef;
 use podwright_host::clock::Clock;
 use podwright_host::{disk_usage, machine, threads};
 use tokio::sync::Notify;
@@ -153,8 +154,8 @@ fn walk(pod_dir: &Path, request: &MeasureRequest, at: Now) -> PodDisk {
         if is_local_and_ephemeral(volume) {
             disk.local = disk.local + used;
         }
-        let pvc_ref = volume.persistent_volume_claim.as_ref().map(|claim| ClaimReference {
-            name: claim.claim_name.clone(),
+        let pvc_ref = ClaimRef::of(&request.pod, volume).map(|claim| ClaimReference {
+            name: claim.name,
             namespace: request.pod.name.namespace.to_string(),
         });
         disk.volumes.push(VolumeStats { fs, name: volume.name.clone(), pvc_ref });
@@ -179,7 +180,9 @@ fn volume_path(pod_dir: &Path, volume: &v1::Volume) -> Option<PathBuf> {
 /// A volume with its own file system is measured by that.
 fn measure_volume(dir: &Path, volume: &v1::Volume, time: Moment) -> Option<(FsStats, Used)> {
     let disk = machine::disk(dir).ok()?;
-    let own_filesystem = volume.persistent_volume_claim.is_some() || volume.csi.is_some();
+    let own_filesystem = volume.persistent_volume_claim.is_some()
+        || volume.ephemeral.is_some()
+        || volume.csi.is_some();
     let used = if own_filesystem {
         let inodes = disk.inodes.saturating_sub(disk.inodes_free);
         Used { bytes: disk.used, inodes }
@@ -214,7 +217,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (pod_dir, logs) = (root.path().join("pod"), root.path().join("logs"));
         let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
-        for path in [&data, &logs] {
+        let scratch = pod_dir.join("volumes/kubernetes.io~local-volume/scratch");
+        for path in [&data, &scratch, &logs] {
             std::fs::create_dir_all(path).unwrap();
         }
         std::fs::write(data.join("file"), vec![1; 8192]).unwrap();
@@ -223,6 +227,7 @@ mod tests {
         let mut object = (*pod("web").container("app").build().object).clone();
         let volumes = serde_json::json!([
             { "name": "data", "emptyDir": {} },
+            { "name": "scratch", "ephemeral": { "volumeClaimTemplate": { "spec": {} } } },
             { "name": "not-mounted", "emptyDir": {} },
             { "name": "node", "hostPath": { "path": "/" } },
         ]);
@@ -234,7 +239,9 @@ mod tests {
         let disk = walk(&pod_dir, &request, at);
         assert_eq!(disk.logs["app"].inodes, 1);
         let names: Vec<&str> = disk.volumes.iter().map(|volume| volume.name.as_str()).collect();
-        assert_eq!(names, ["data"]);
+        assert_eq!(names, ["data", "scratch"]);
+        let claims = disk.volumes.iter().map(|volume| Some(&*volume.pvc_ref.as_ref()?.name));
+        assert_eq!(claims.collect::<Vec<_>>(), [None, Some("web-scratch")]);
         let used = disk.volumes[0].fs.used_bytes.unwrap();
         assert!(used >= 8192, "{used}");
         assert_eq!(disk.local.inodes, 3, "a directory, a file, and the hosts file");

@@ -1,4 +1,4 @@
-//! Images of sandboxes, for the `image` label of their network series.
+//! Images of sandboxes, for the `image` label of their series.
 //!
 //! The CRI has no field for it; runtimes report it in the verbose status of a sandbox. It does not
 //! change, so each sandbox is queried once.
@@ -20,14 +20,13 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct SandboxImages(Mutex<HashMap<SandboxId, String>>);
 
 impl SandboxImages {
-    /// The known images of the sandboxes that have their own network namespace.
+    /// The known images of the sandboxes.
     pub(super) async fn of(
         &self,
         snapshot: &Snapshot,
         runtime: &cri::Client,
     ) -> HashMap<SandboxId, String> {
-        let shown = snapshot.pods.iter().filter(|pod| !pod.interfaces.is_empty());
-        let shown: HashSet<&SandboxId> = shown.map(|pod| &pod.sandbox).collect();
+        let shown: HashSet<&SandboxId> = snapshot.pods.iter().map(|pod| &pod.sandbox).collect();
         let mut known = self.0.lock().await;
         known.retain(|id, _| shown.contains(id));
         let query = async {
