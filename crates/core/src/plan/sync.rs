@@ -41,18 +41,29 @@ pub(super) fn plan(inputs: &Inputs<'_>) -> Plan {
 
 /// The plan for a pod that is neither held nor waiting for the network.
 fn sync(inputs: &Inputs<'_>) -> Plan {
-    if cgroup_is_missing(inputs) {
+    let mut plan = if cgroup_is_missing(inputs) {
         let why = "the pod cgroup is missing; its containers are stopped and recreated";
         kill_only(inputs, why)
     } else if let Some(trigger) = restart_all_trigger(inputs) {
         restart_all(inputs, trigger)
     } else {
-        match sandbox::decide(inputs.pod, inputs.observed) {
-            sandbox::SandboxDecision::Create { attempt, replaces } => {
-                new_sandbox(inputs, attempt, replaces)
-            }
-            sandbox::SandboxDecision::Keep(_) => in_sandbox(inputs),
+        return run(inputs);
+    };
+    // What a container waits for does not change while others are stopped. The back-off of one that
+    // exited does: it starts again with the others.
+    let exited = WaitReason::NotStarted(StartError::CrashLoopBackOff);
+    plan.waiting = run(inputs).waiting;
+    plan.waiting.retain(|_, waiting| waiting.reason != exited);
+    plan
+}
+
+/// The plan for a pod whose containers may keep running.
+fn run(inputs: &Inputs<'_>) -> Plan {
+    match sandbox::decide(inputs.pod, inputs.observed) {
+        sandbox::SandboxDecision::Create { attempt, replaces } => {
+            new_sandbox(inputs, attempt, replaces)
         }
+        sandbox::SandboxDecision::Keep(_) => in_sandbox(inputs),
     }
 }
 
@@ -184,6 +195,7 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
     };
     let text = if replaces { "replacing the sandbox" } else { "creating the sandbox" };
     let mut plan = killing(inputs, Why::new(Topic::Starts, text), replaces);
+    note_waiting(inputs, &starts, &mut plan);
     if !may_run(inputs, PodStep::Kill, &mut plan) {
         return plan;
     }
@@ -221,6 +233,7 @@ fn in_sandbox(inputs: &Inputs<'_>) -> Plan {
     stop_duplicates(inputs, &mut actions);
     let stopped: Vec<ContainerId> = actions.stops.iter().map(|s| s.instance.clone()).collect();
     let mut starts = actions.starts;
+    note_waiting(inputs, &starts, &mut plan);
     if !stopped.is_empty() {
         if may_run(inputs, PodStep::Kill, &mut plan) {
             plan.steps.extend(actions.stops.into_iter().map(Step::StopContainer));
@@ -432,19 +445,22 @@ fn apply_backoff(
 ) -> (Vec<Step>, Option<Arc<str>>) {
     let (mut now, mut held) = (Vec::new(), None);
     for start in starts {
-        let StartDelay { shown, until } = start_delay(inputs, &start);
-        let name = &start.container.name;
-        if let Some(shown) = shown {
-            plan.waiting.insert(name.clone(), shown);
-        }
-        if let Some(until) = until {
+        if let Some(until) = start_delay(inputs, &start).until {
             plan.wake(until);
-            held.get_or_insert_with(|| name.clone());
+            held.get_or_insert_with(|| start.container.name.clone());
             continue;
         }
         now.push(Step::StartContainer(start.step(inputs)));
     }
     (now, held)
+}
+
+/// Shows what the containers to start wait for, also if something else keeps them from starting.
+fn note_waiting(inputs: &Inputs<'_>, starts: &[Restart<'_>], plan: &mut Plan) {
+    let waiting = starts.iter().filter_map(|start| {
+        Some((start.container.name.clone(), start_delay(inputs, start).shown?))
+    });
+    plan.waiting.extend(waiting);
 }
 
 /// Waiting state that a container shows, and the end of its back-off (`None`: start it now).

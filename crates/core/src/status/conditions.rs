@@ -12,6 +12,7 @@ use super::container::{ContainerStatuses, find};
 use super::normal::seconds;
 use super::phase::left_to_initialize;
 use super::{StatusSources, text};
+use crate::attempts::PodStep;
 use crate::plan::usable_sandbox;
 use crate::pod::{AfterExit, Container, ContainerKind, Phase, Pod};
 use crate::resize::ResizeState;
@@ -37,6 +38,7 @@ const NOT_INITIALIZED: &str = "ContainersNotInitialized";
 const GATES_NOT_READY: &str = "ReadinessGatesNotReady";
 const RESTART_STARTED: &str = "RestartAllContainersStarted";
 const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
+const SANDBOX_NOT_READY: &str = "PodSandboxNotReady";
 const RESIZE_ERROR: &str = "Error";
 
 /// Writer of a condition type.
@@ -122,9 +124,7 @@ pub(super) fn all(
     if let Some(disrupted) = disruption(sources) {
         put(&mut all, disrupted);
     }
-    let sandbox = usable_sandbox(pod, sources.inputs.observed).is_some();
-    let ready_to_start = ConditionValue { yes: sandbox, reason: "", message: String::new() };
-    all.push(ready_to_start.to(READY_TO_START, generation));
+    all.push(ready_to_start(sources).to(READY_TO_START, generation));
     let left = left_to_initialize(sources.inputs);
     let initialized = initialized(pod, shown, phase, old, left.as_deref());
     all.push(initialized.to(INITIALIZED, generation));
@@ -138,6 +138,41 @@ pub(super) fn all(
         all.push(restarting_all(sources, phase).to(ALL_RESTARTING, None));
     }
     all
+}
+
+/// Whether the pod has a usable sandbox, and if it cannot get one, why.
+fn ready_to_start(sources: &StatusSources<'_>) -> ConditionValue {
+    let inputs = sources.inputs;
+    if usable_sandbox(sources.pod(), inputs.observed).is_some() {
+        return ConditionValue::yes("");
+    }
+    let network = match &inputs.local_state.network {
+        Err(error) if !sources.pod().host_network => Some(format!("network is not ready: {error}")),
+        Ok(()) | Err(_) => None,
+    };
+    let steps = [PodStep::Cgroup, PodStep::Directories, PodStep::Volumes, PodStep::Sandbox];
+    let failed = || steps.into_iter().find_map(|step| inputs.attempts.step_failure(step));
+    let why = network.or_else(|| failed().map(|failed| without_ids(&failed.message)));
+    match why.filter(|_| !sources.is_terminal()) {
+        Some(why) => ConditionValue::no(SANDBOX_NOT_READY, why),
+        None => ConditionValue::no("", String::new()),
+    }
+}
+
+/// The message without the ids of sandboxes that never were: each attempt has another one, and would
+/// change the pod's status.
+fn without_ids(message: &str) -> String {
+    const ID_LENGTH: usize = 32;
+    let is_id =
+        |word: &str| word.len() >= ID_LENGTH && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut text = String::with_capacity(message.len());
+    for part in message.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
+        let word = part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let rest = part.get(word.len()..).unwrap_or_default();
+        text.push_str(if is_id(word) { "…" } else { word });
+        text.push_str(rest);
+    }
+    text
 }
 
 /// Conditions of a pending resize and of one in progress.

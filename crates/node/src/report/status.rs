@@ -164,6 +164,7 @@ impl StatusManager {
             let mut changed = false;
             for condition in ready {
                 condition.status = "True".into();
+                (condition.reason, condition.message) = (None, None);
                 changed = true;
             }
             changed.then_some(status)

@@ -177,6 +177,36 @@ fn containers_show_what_they_wait_for_while_the_network_is_not_ready() {
 }
 
 #[test]
+fn containers_show_what_they_wait_for_while_others_are_stopped() {
+    let rule = json!({ "restartPolicy": "Never", "restartPolicyRules": [
+        { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [42] } },
+    ]});
+    let pod = pod("web").container("app").container("b").container_with("c", rule).build();
+    let running = observed(&pod).sandbox_ready().running("b", t(1)).running("c", t(1)).build();
+    let trigger = observed(&pod).sandbox_ready().running("b", t(1)).exited("c", 42, t(100)).build();
+    let lost = observed(&pod).sandbox("s0", 0, false).running("b", t(1)).build();
+    let named = |name: &str| pod.containers.iter().find(|c| &*c.name == name).unwrap().backoff_key;
+    for (what, seen, cgroup, kill_fails) in [
+        ("the pod cgroup is missing", &running, false, false),
+        ("all containers restart", &trigger, true, false),
+        ("the old sandbox cannot be stopped", &lost, true, true),
+    ] {
+        let mut case = case(pod.clone(), seen.clone(), t(101));
+        let (reason, wait) = (StartError::ErrImagePull, Duration::from_secs(30));
+        let name: Arc<str> = "app".into();
+        case.attempts.note_start_failure(&name, named("app"), reason, "gone".into(), t(100), wait);
+        case.local_state.cgroup = cgroup;
+        if kill_fails {
+            case.attempts.note_step_failure(PodStep::Kill, "stuck".into(), t(100), wait);
+        }
+        let plan = decide(&case.inputs());
+        assert!(plan.steps.iter().all(|step| step.start().is_none()), "{what}: {plan:?}");
+        let shown = plan.waiting.get("app").map(|waiting| waiting.reason.as_str());
+        assert_eq!(shown, Some("ErrImagePull"), "{what}: {plan:?}");
+    }
+}
+
+#[test]
 fn deadline_ends_pods_that_are_held_back_or_have_no_network() {
     use crate::time::Stopwatch;
     let pod = pod("web").spec("activeDeadlineSeconds", json!(60)).container("app").build();

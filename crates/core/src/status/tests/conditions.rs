@@ -3,7 +3,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::json;
 
+use super::super::conditions::READY_TO_START;
 use super::scene::{Scene, condition_of, container, phase};
+use crate::attempts::PodStep;
+use crate::builders::t;
 use crate::pod::ProbeKind;
 use crate::probe::ProbeVerdict;
 use crate::resize::{PendingReason, PendingResize, ResizeProgress, ResizeState};
@@ -82,6 +85,27 @@ fn ready_to_start_containers_requires_a_usable_sandbox() {
     }
     let none = Scene::new("Always", &["c"]).status();
     assert_eq!(condition_of(&none, "PodReadyToStartContainers"), Some(["False", "", ""]));
+}
+
+#[test]
+fn pod_without_a_sandbox_says_what_prevents_one() {
+    let wait = std::time::Duration::from_secs(1);
+    let id = "0123456789abcdef".repeat(4);
+    let failure = format!("failed to setup network for sandbox \"{id}\": no bridge");
+    let words = "failed to setup network for sandbox \"…\": no bridge";
+    let of = |scene: &Scene| {
+        let status = scene.status();
+        let [state, reason, message] = condition_of(&status, READY_TO_START).unwrap();
+        [state, reason, message].map(str::to_owned)
+    };
+    let mut scene = Scene::new("Always", &["c"]);
+    scene.attempts.note_step_failure(PodStep::Sandbox, failure, t(1), wait);
+    assert_eq!(of(&scene), ["False", "PodSandboxNotReady", words]);
+    scene.local_state.network = Err("no plugin".into());
+    assert_eq!(of(&scene), ["False", "PodSandboxNotReady", "network is not ready: no plugin"]);
+    scene.sandbox(&["10.0.0.5"]);
+    scene.observed.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = true);
+    assert_eq!(of(&scene), ["True", "", ""]);
 }
 
 #[test]
