@@ -239,6 +239,33 @@ pub fn need(
     })
 }
 
+/// What running containers were last reported to have, where it differs from what the pod requests.
+///
+/// For a pod whose record was lost, or that another agent ran: the resize that this agent knows nothing
+/// of is completed by one update, which changes nothing if it was complete. A container that would
+/// have to be restarted for it is left alone.
+pub fn reported_differences(pod: &Pod) -> BTreeMap<Arc<str>, Amounts> {
+    let Some(status) = &pod.object.status else { return BTreeMap::new() };
+    let statuses = status.container_statuses.iter().chain(&status.init_container_statuses);
+    let mut found = BTreeMap::new();
+    for reported in statuses.flatten() {
+        let runs = reported.state.as_ref().is_some_and(|state| state.running.is_some());
+        let (Some(resources), Some(container), true) =
+            (&reported.resources, pod.container(&reported.name), runs)
+        else {
+            continue;
+        };
+        let (has, wants) = (Amounts::of(Some(resources)), Amounts::of_container(pod, container));
+        let restarts = (has.memory() != wants.memory()
+            && restarts_for(container, Resource::Memory))
+            || (has.cpu() != wants.cpu() && restarts_for(container, Resource::Cpu));
+        if has != wants && !restarts {
+            found.insert(container.name.clone(), has);
+        }
+    }
+    found
+}
+
 /// Whether a change of this resource requires a restart of the container.
 pub fn restarts_for(container: &Container, resource: Resource) -> bool {
     let mut policies = container.spec.resize_policy.iter().flatten();

@@ -208,6 +208,13 @@ fn pod_is_limited_if_all_containers_or_the_pod_are() {
         ("one", vec![], vec![limited()], None, true),
         ("one of two", vec![], vec![limited(), free()], None, false),
         ("init is free", vec![free()], vec![limited()], None, false),
+        (
+            "a sidecar after a limited one is",
+            vec![sidecar("", "memory=1Gi"), sidecar("", "")],
+            vec![limited()],
+            None,
+            false,
+        ),
         ("zero is no limit", vec![], vec![container("", "memory=0")], None, false),
         ("the pod is", vec![free()], vec![free()], requirements("", "memory=1Gi"), true),
         ("the pod has another limit", vec![], vec![free()], requirements("", "cpu=1"), false),

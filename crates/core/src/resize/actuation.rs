@@ -95,6 +95,46 @@ fn stage(
     steps
 }
 
+/// An existing pod cgroup in which a container is about to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExistingCgroup {
+    /// Bytes of memory in use, as far as known.
+    pub used: Option<u64>,
+    /// Its current configuration, if a resize of the pod is in progress.
+    pub resizing: Option<CgroupConfig>,
+}
+
+/// The part of a pod cgroup's configuration to write before a container starts.
+///
+/// During a resize only what grows: the kernel refuses a pod quota below that of a container in v1,
+/// so a decrease waits until the resize has reached the containers.
+pub fn before_start(wanted: CgroupConfig, existing: Option<ExistingCgroup>) -> CgroupConfig {
+    let Some(ExistingCgroup { used, resizing }) = existing else { return wanted };
+    if let Some(current) = resizing {
+        return growth(&current, &wanted);
+    }
+    // The start of one container must not get another one OOM-killed; a resize lowers the limit when
+    // it can.
+    let is_used_up = |limit: u64| used.is_some_and(|used| used >= limit);
+    match wanted.memory_limit {
+        Some(limit) if is_used_up(limit) => CgroupConfig { memory_limit: None, ..wanted },
+        Some(_) | None => wanted,
+    }
+}
+
+fn growth(current: &CgroupConfig, wanted: &CgroupConfig) -> CgroupConfig {
+    let mut grown = CgroupConfig::default();
+    let parts = [
+        Part::limit(Resource::Memory, current, wanted),
+        Part::limit(Resource::Cpu, current, wanted),
+        Part::request(Resource::Cpu, current, wanted),
+    ];
+    for part in parts.into_iter().flatten().filter(|part| part.grows) {
+        merge(&mut grown, &part.set);
+    }
+    grown
+}
+
 /// A change of one value of the pod's cgroup.
 struct Part {
     set: CgroupConfig,

@@ -225,3 +225,35 @@ fn sandbox_resources_exclude_the_overhead() {
     let got = sandbox_resources(&group, &overhead);
     assert_eq!((got.cpu_quota, got.cpu_shares), (20_000, 51));
 }
+
+#[test]
+fn resize_without_a_record_is_completed_unless_it_needs_a_restart() {
+    let resources =
+        |memory: &str| json!({ "requests": { "cpu": "100m" }, "limits": { "memory": memory } });
+    let restart = json!([{ "resourceName": "memory", "restartPolicy": "RestartContainer" }]);
+    let reported = |name: &str, memory: &str, state: &str| {
+        json!({ "name": name, "state": { state: {} }, "resources": resources(memory),
+            "ready": true, "restartCount": 0, "image": "i", "imageID": "i" })
+    };
+    let of = |name: &str, memory: &str| json!({ "name": name, "image": "i", "resources": resources(memory) });
+    let mut restarted = of("restarted", "2Gi");
+    restarted["resizePolicy"] = restart;
+    let pod = pod("web")
+        .container_with("changed", of("changed", "2Gi"))
+        .container_with("same", of("same", "1Gi"))
+        .container_with("waiting", of("waiting", "2Gi"))
+        .container_with("restarted", restarted)
+        .edit(|pod| {
+            pod["status"] = json!({ "containerStatuses": [
+                reported("changed", "1Gi", "running"),
+                reported("same", "1024Mi", "running"),
+                reported("waiting", "1Gi", "waiting"),
+                reported("restarted", "1Gi", "running"),
+            ]});
+        })
+        .build();
+    let found = reported_differences(&pod);
+    let names: Vec<&str> = found.keys().map(|name| &**name).collect();
+    assert_eq!(names, ["changed"]);
+    assert_eq!((found["changed"].memory_limit, found["changed"].cpu_request), (1 << 30, 100));
+}

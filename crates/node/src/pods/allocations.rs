@@ -17,7 +17,7 @@ use podwright_core::pod::{Container, Pod};
 use podwright_core::resize::fit::{self, ResizeCapacity};
 use podwright_core::resize::{
     AllocatedResources, Amounts, PendingReason, PendingResize, ResizeProgress, ResizeState,
-    Resource,
+    Resource, reported_differences,
 };
 use podwright_host::checkpoint::{Checkpoint, CheckpointError, IncrementalCheckpoint};
 use podwright_host::files::{FileError, Root};
@@ -173,7 +173,11 @@ impl Allocations {
         if !pod.is_static() {
             let mut state = self.state.lock();
             if !state.records.contains_key(&pod.uid) {
-                let record = Record { grant: AllocatedResources::of(pod), ..Record::default() };
+                let mut record = Record { grant: AllocatedResources::of(pod), ..Record::default() };
+                let applied = reported_differences(pod);
+                if !applied.is_empty() {
+                    Arc::make_mut(&mut record.resizing).applied.containers = applied;
+                }
                 state.set(&pod.uid, Some(record));
                 self.changed.notify_one();
             }

@@ -14,6 +14,7 @@ use podwright_core::cgroup::{
 };
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
+use podwright_core::resize::actuation::{ExistingCgroup, before_start};
 use podwright_host::cgroup::{CgroupError, Cgroups as Host};
 
 use crate::error_chain::chain;
@@ -196,23 +197,27 @@ impl Cgroups {
         self.host.update(name, config).await.map_err(failed)
     }
 
-    /// Creates the pod cgroup with its limits, after updating its class.
-    pub async fn ensure_pod(&self, pod: &Pod) -> Result<(), PodCgroupError> {
+    /// Creates the pod cgroup with its limits, after updating its class. `is_resizing`: a resize of
+    /// the pod is in progress.
+    pub async fn ensure_pod(&self, pod: &Pod, is_resizing: bool) -> Result<(), PodCgroupError> {
         if self.orphans.has(&pod.uid) {
             return Err(PodCgroupError::StillEnding { pod: pod.name.to_string() });
         }
         let pod_cgroup = self.pod_cgroup(pod)?;
         self.count(pod, pod_cgroup.clone());
         self.refresh().await;
-        let mut config =
-            CgroupConfig::for_pod(&pod_cgroup.resources, pod_cgroup.class, self.policy);
-        if let Some(limit) = config.memory_limit
-            && self.memory_of_pod(pod).await.is_some_and(|used| used >= limit)
-        {
-            // The start of one container must not get another one OOM-killed; a resize lowers the limit
-            // when it can.
-            config.memory_limit = None;
-        }
+        let existing = match self.host.exists(&pod_cgroup.name).await.map_err(failed(pod))? {
+            true => {
+                let resizing = match is_resizing {
+                    true => Some(self.host.settings(&pod_cgroup.name).await.map_err(failed(pod))?),
+                    false => None,
+                };
+                Some(ExistingCgroup { used: self.memory_of_pod(pod).await, resizing })
+            }
+            false => None,
+        };
+        let wanted = CgroupConfig::for_pod(&pod_cgroup.resources, pod_cgroup.class, self.policy);
+        let config = before_start(wanted, existing);
         self.host.ensure(&pod_cgroup.name, &config).await.map_err(failed(pod))
     }
 
@@ -291,11 +296,15 @@ impl Cgroups {
         }
         let described = || pod.name.to_string();
         let spec = pod.object.spec.clone().unwrap_or_default();
-        let resources = PodResources::parse(&spec).map_err(|source| PodCgroupError::Resources {
+        let invalid = |source: ResourceError| PodCgroupError::Resources {
             pod: described(),
             source: source.into(),
-        })?;
-        let class = before.map_or_else(|| resources.class(), |pod_cgroup| pod_cgroup.class);
+        };
+        let resources = PodResources::parse(&spec).map_err(invalid)?;
+        let class = match before {
+            Some(pod_cgroup) => pod_cgroup.class,
+            None => QosClass::of(&pod.object).map_err(invalid)?,
+        };
         let name = self
             .tree
             .pod(class, &pod.uid)
@@ -355,7 +364,7 @@ mod tests {
         assert!(!cgroups.shows_pod(&pod).await && !cgroups.has_pod(&pod).await);
         assert_eq!(counted(), 0);
 
-        cgroups.ensure_pod(&pod).await.unwrap();
+        cgroups.ensure_pod(&pod, false).await.unwrap();
         assert_eq!(counted(), 1);
         cgroups.destroy_pod(&pod).await.unwrap();
         assert_eq!(counted(), 0);
@@ -386,12 +395,12 @@ mod tests {
             let pods: Vec<Pod> = (0..count).map(|number| requesting(number, "1")).collect();
             EVALUATED.set(0);
             for pod in &pods {
-                cgroups.ensure_pod(pod).await.unwrap();
+                cgroups.ensure_pod(pod, false).await.unwrap();
             }
             assert_eq!(weight().await, Some(1024 * count));
             assert_eq!(EVALUATED.get(), pods.len(), "one evaluation per pod of {count}");
             // A resize replaces the request of the pod, it does not add to it.
-            cgroups.ensure_pod(&requesting(0, "2")).await.unwrap();
+            cgroups.ensure_pod(&requesting(0, "2"), false).await.unwrap();
             assert_eq!(weight().await, Some(1024 * (count + 1)));
             EVALUATED.set(0);
             for pod in &pods {
@@ -399,6 +408,28 @@ mod tests {
             }
             assert_eq!(weight().await, Some(2));
             assert_eq!(EVALUATED.get(), 1, "only the pod that was resized");
+        }
+    }
+
+    #[tokio::test]
+    async fn container_start_leaves_decreases_to_a_resize_in_progress() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroups = cgroups(dir.path(), "cpu");
+        let limits = serde_json::json!({ "resources": { "limits": { "cpu": "1" } } });
+        let pod = pod("web").container_with("app", limits).build();
+        let parent = cgroups.parent(&pod).unwrap();
+        let group = dir.path().join("cpu").join(parent.trim_start_matches('/'));
+        std::fs::create_dir_all(&group).unwrap();
+        for (before, is_resizing, want) in
+            [("200000", true, "200000"), ("50000", true, "100000"), ("200000", false, "100000")]
+        {
+            std::fs::write(group.join("cpu.cfs_quota_us"), before).unwrap();
+            for file in ["cpu.cfs_period_us", "cpu.shares"] {
+                std::fs::write(group.join(file), "100000").unwrap();
+            }
+            cgroups.ensure_pod(&pod, is_resizing).await.unwrap();
+            let quota = std::fs::read_to_string(group.join("cpu.cfs_quota_us")).unwrap();
+            assert_eq!(quota, want, "from {before}, resize in progress: {is_resizing}");
         }
     }
 
@@ -414,7 +445,7 @@ mod tests {
         for (used, want) in [(128 << 20, "268435456"), (127 << 20, "134217728")] {
             std::fs::write(group.join("memory.limit_in_bytes"), "268435456").unwrap();
             std::fs::write(group.join("memory.usage_in_bytes"), used.to_string()).unwrap();
-            cgroups.ensure_pod(&pod).await.unwrap();
+            cgroups.ensure_pod(&pod, false).await.unwrap();
             let limit = std::fs::read_to_string(group.join("memory.limit_in_bytes")).unwrap();
             assert_eq!(limit, want, "of {used} bytes in use");
         }

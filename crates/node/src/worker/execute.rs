@@ -99,7 +99,9 @@ impl Execution<'_> {
     }
 
     async fn ensure_cgroup(&mut self) -> Result<(), Failed> {
-        match self.context.resources.cgroups.ensure_pod(self.pod).await {
+        let is_resizing =
+            self.context.resources.allocations.resizing(&self.pod.uid).progress.is_some();
+        match self.context.resources.cgroups.ensure_pod(self.pod, is_resizing).await {
             Ok(()) => {
                 self.attempts().note_step_done(PodStep::Cgroup);
                 Ok(())
