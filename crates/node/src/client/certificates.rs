@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use podwright_core::certificate::CertificateValidity;
+use podwright_core::time::Now;
 use podwright_host::clock::Clock;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +47,16 @@ pub struct ClientCertificate {
     pub clock: Clock,
 }
 
+/// The certificate in use.
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    validity: CertificateValidity,
+    /// From 0 to 1.
+    jitter: f64,
+    /// When it was loaded.
+    since: Now,
+}
+
 /// The next action for the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CertificateAction {
@@ -63,17 +74,18 @@ impl ClientCertificate {
     pub async fn run(self, stop: CancellationToken) {
         let work = async {
             // One jitter value per certificate; drawing again would renew as early as possible.
-            let mut jitter: Option<(CertificateValidity, f64)> = None;
+            let mut current: Option<Current> = None;
             let (mut wait, mut logged) = (RETRY_FIRST, false);
             loop {
                 let validity = self.credentials.validity();
+                let now = self.clock.now();
                 if let Some(validity) = validity
-                    && jitter.is_none_or(|(known, _)| known != validity)
+                    && current.is_none_or(|current| current.validity != validity)
                 {
-                    jitter = Some((validity, random()));
+                    current = Some(Current { validity, jitter: random(), since: now });
                 }
-                let known = jitter.filter(|_| validity.is_some());
-                let client = match next_action(known, self.rotate, self.clock.now().wall) {
+                let known = current.filter(|_| validity.is_some());
+                let client = match next_action(known, self.rotate, now) {
                     CertificateAction::Nothing { until } => {
                         (wait, logged) = (RETRY_FIRST, false);
                         tokio::time::sleep(until.clamp(MIN_INTERVAL, CHECK_INTERVAL)).await;
@@ -135,19 +147,17 @@ impl ClientCertificate {
     }
 }
 
-fn next_action(
-    validity: Option<(CertificateValidity, f64)>,
-    rotate: bool,
-    now: Timestamp,
-) -> CertificateAction {
-    let Some((validity, jitter)) = validity.filter(|(validity, _)| !validity.is_expired(now))
-    else {
-        return CertificateAction::New;
-    };
+fn next_action(current: Option<Current>, rotate: bool, now: Now) -> CertificateAction {
+    let valid = current.filter(|current| !current.validity.is_expired(now.wall));
+    let Some(Current { validity, jitter, since }) = valid else { return CertificateAction::New };
     let due = if rotate { validity.renewal(jitter) } else { validity.until };
-    match Duration::try_from(due.duration_since(now)) {
-        Ok(until) if !until.is_zero() => CertificateAction::Nothing { until },
-        Ok(_) | Err(_) => CertificateAction::Renewal,
+    // By both clocks: the wall clock may have been set back since the certificate was loaded.
+    let by_wall = Duration::try_from(due.duration_since(now.wall)).unwrap_or_default();
+    let at_first = Duration::try_from(due.duration_since(since.wall)).unwrap_or_default();
+    let until = by_wall.min(at_first.saturating_sub(now.mono.since(since.mono)));
+    match until.is_zero() {
+        false => CertificateAction::Nothing { until },
+        true => CertificateAction::Renewal,
     }
 }
 

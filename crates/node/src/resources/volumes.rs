@@ -39,6 +39,7 @@ use podwright_core::config::mounts::Volumes as MountedVolumes;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::start_order::{Rank, StartStep};
+use podwright_core::time::resync;
 use podwright_core::volume::teardown::{Plugin, Scope};
 use podwright_core::volume::{self, VolumeNeed};
 use podwright_host::clock::Clock;
@@ -62,6 +63,8 @@ pub use sub_path::SubPathError;
 const DIRECTORY_MODE: u32 = 0o750;
 /// Pods whose volumes are set up at the same time. One that hangs gives its permit back.
 const PARALLEL_PODS: usize = 4;
+/// Default interval of the resync.
+const RESYNC: Duration = Duration::from_secs(300);
 /// Maximum size of an env file.
 const ENV_FILE_LIMIT: u64 = 1 << 20;
 
@@ -114,6 +117,7 @@ pub struct Volumes {
     users: Arc<Users>,
     sources: Arc<Sources>,
     start_limiter: StartLimiter,
+    resync: Duration,
     known: Mutex<BTreeMap<PodUid, Arc<PodVolumes>>>,
     /// Pod directories left by an earlier process and not yet taken over.
     left: Mutex<BTreeSet<PodUid>>,
@@ -143,12 +147,20 @@ impl Volumes {
             users,
             sources: Arc::new(Sources { objects, allocatable, clock }),
             start_limiter: StartLimiter::new(PARALLEL_PODS),
+            resync: RESYNC,
             known: Mutex::default(),
             left: Mutex::default(),
             orphans: OrphanedDirectories::default(),
         };
         *this.left.lock() = this.pods_on_disk()?.into_iter().collect();
         Ok(this)
+    }
+
+    /// Content that follows API objects is compared with them at this interval, even without a
+    /// notification.
+    #[must_use]
+    pub fn resync_every(self, resync: Duration) -> Self {
+        Self { resync, ..self }
     }
 
     /// The path of the pod directory.
@@ -220,12 +232,15 @@ impl Volumes {
             entry.publish(pod, &work, now);
             return work.set_up_outcome(pod, now, Vec::new());
         }
+        let resync = resync::delay(&pod.uid, self.resync);
         let (clock, this_pod, directory) =
             (self.sources.clock.clone(), pod.clone(), self.open_pod_dir(&pod.uid));
         let set_up = async move {
             threads::blocking(move || {
                 let errors = match directory {
-                    Ok(directory) => work.set_up(&PodDirectory(directory), prepared, &clock),
+                    Ok(directory) => {
+                        work.set_up(&PodDirectory(directory), prepared, resync, &clock)
+                    }
                     Err(source) => {
                         vec![VolumeError::PodDirectoryAccess { uid: this_pod.uid.clone(), source }]
                     }

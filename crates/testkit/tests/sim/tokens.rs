@@ -99,6 +99,25 @@ fn token_is_renewed_after_a_restart_although_another_volume_is_broken() {
 }
 
 #[test]
+fn token_is_renewed_soon_after_the_machine_was_suspended() {
+    if !mounting() {
+        return;
+    }
+    sim::run(async {
+        let web = test_pod("web").container("app", APP).with_token_of("robot");
+        let (sim, uid) = pod_with_token(&web).await;
+        sim.until_ready("web").await;
+        sim.pass(s(60)).await;
+        // The monotonic clock stands still while the machine is suspended.
+        sim.clock.step_wall(jiff::SignedDuration::from_hours(2));
+        let before = token(&sim, &uid);
+        sim.until("the token is renewed", s(360), |sim| token(sim, &uid) != before).await;
+        assert_eq!(invariants::disturbances(&sim, &uid), [""; 0]);
+        assert_invariants(&sim);
+    });
+}
+
+#[test]
 fn token_of_a_pod_in_a_long_init_container_is_renewed_after_a_restart() {
     if !mounting() {
         return;

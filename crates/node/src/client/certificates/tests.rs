@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use podwright_core::time::Mono;
 use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 
@@ -26,14 +27,19 @@ fn pair(from: i64, until: i64) -> (String, KeyPair) {
 fn next_action_follows_from_the_certificates_validity() {
     let validity = CertificateValidity { from: at(0), until: at(1000) };
     let nothing = |seconds| CertificateAction::Nothing { until: Duration::from_secs(seconds) };
-    for (case, validity, rotate, now, want) in [
-        ("none", None, true, 0, CertificateAction::New),
-        ("young", Some((validity, 0.5)), true, 700, nothing(100)),
-        ("old", Some((validity, 0.5)), true, 800, CertificateAction::Renewal),
-        ("old, without rotation", Some((validity, 0.5)), false, 800, nothing(200)),
-        ("expired", Some((validity, 0.5)), false, 1000, CertificateAction::New),
+    let clocks = |wall, passed| Now { wall: at(wall), mono: Mono(Duration::from_secs(passed)) };
+    let loaded = Some(Current { validity, jitter: 0.5, since: clocks(100, 0) });
+    for (case, current, rotate, wall, passed, want) in [
+        ("none", None, true, 0, 0, CertificateAction::New),
+        ("young", loaded, true, 700, 600, nothing(100)),
+        ("old", loaded, true, 800, 700, CertificateAction::Renewal),
+        ("old, without rotation", loaded, false, 800, 700, nothing(200)),
+        ("expired", loaded, false, 1000, 900, CertificateAction::New),
+        ("the clock was set back", loaded, true, 200, 690, nothing(10)),
+        ("old by the other clock", loaded, true, 200, 700, CertificateAction::Renewal),
+        ("suspended since", loaded, true, 900, 1, CertificateAction::Renewal),
     ] {
-        assert_eq!(next_action(validity, rotate, at(now)), want, "{case}");
+        assert_eq!(next_action(current, rotate, clocks(wall, passed)), want, "{case}");
     }
 }
 

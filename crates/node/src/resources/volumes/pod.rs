@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use podwright_core::config::mounts::Volumes as MountedVolumes;
@@ -157,11 +158,13 @@ impl TrackedVolumes {
         }
     }
 
-    /// Sets the prepared volumes up and records each result.
+    /// Sets the prepared volumes up and records each result. Content that follows its sources is
+    /// prepared again after `resync`, so that no lost notification is permanent.
     pub(super) fn set_up(
         &mut self,
         directory: &PodDirectory,
         prepared: Vec<(String, Result<Prepared, VolumeProblem>)>,
+        resync: Duration,
         clock: &Clock,
     ) -> Vec<VolumeError> {
         let mut errors = Vec::new();
@@ -175,7 +178,8 @@ impl TrackedVolumes {
                 Ok((mounted, follows, renew_at)) => {
                     state.mounted = Some(mounted);
                     state.follows = follows;
-                    state.actual.note_set_up(renew_at);
+                    let resync_at = follows.then_some(now + resync);
+                    state.actual.note_set_up([renew_at, resync_at].into_iter().flatten().min());
                 }
                 Err(problem) => {
                     let error = VolumeError::new(&name, problem);
@@ -212,5 +216,40 @@ impl TrackedVolumes {
             }
         });
         SetUpOutcome { errors, missing: missing.collect(), wake_at: self.wake_at(now) }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use jiff::Timestamp;
+    use podwright_core::time::Now;
+    use podwright_host::files::Root;
+
+    use super::*;
+
+    #[test]
+    fn content_that_follows_its_sources_is_prepared_again_after_the_resync() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = PodDirectory(Root::open(dir.path()).unwrap());
+        let at = |seconds| Mono(Duration::from_secs(seconds));
+        let prepared = |follows, renew_at| {
+            let set_up =
+                |directory: &PodDirectory| Ok(Mounted::directory(directory.0.path(), false, false));
+            Ok(Prepared { follows, renew_at, set_up: Box::new(set_up) })
+        };
+        for (case, prepared, want) in [
+            ("emptyDir", prepared(false, None), None),
+            ("ConfigMap", prepared(true, None), Some(at(400))),
+            ("a token that expires later", prepared(true, Some(at(900))), Some(at(400))),
+            ("a token that expires earlier", prepared(true, Some(at(200))), Some(at(200))),
+        ] {
+            let clock = Clock::manual(Now { wall: Timestamp::UNIX_EPOCH, mono: at(100) });
+            let mut work = TrackedVolumes::default();
+            let prepared = vec![("v".to_owned(), prepared)];
+            let errors = work.set_up(&directory, prepared, Duration::from_secs(300), &clock);
+            assert!(errors.is_empty());
+            assert_eq!(work.wake_at(at(100)), want, "{case}");
+        }
     }
 }

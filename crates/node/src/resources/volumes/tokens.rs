@@ -37,9 +37,9 @@ impl Tokens {
         request: VolumeRequest<'_>,
         wanted: &TokenSpec,
     ) -> Result<Token, String> {
-        let now = || request.sources.clock.now().mono;
+        let now = || request.sources.clock.now();
         let known = self.0.lock().get(wanted).cloned();
-        if let Some(token) = known.as_ref().filter(|token| now() < token.renew_at) {
+        if let Some(token) = known.as_ref().filter(|token| !token.is_due(now())) {
             return Ok(token.clone());
         }
         let answer = request.sources.objects.token(request.pod, wanted).await;
@@ -52,7 +52,7 @@ impl Tokens {
                 self.0.lock().insert(wanted.clone(), token.clone());
                 Ok(token)
             }
-            (Err(error), Some(old)) if now() < old.ends_at => {
+            (Err(error), Some(old)) if now().mono < old.ends_at => {
                 tracing::warn!(
                     pod = %request.pod.name, error,
                     "renew service account token failed, keeping the old one until it expires"
@@ -111,6 +111,12 @@ mod tests {
         sources.clock.advance(minutes(2));
         let second = tokens.current(request, &wanted).await.unwrap();
         assert!(second.renew_at > first.ends_at - minutes(15), "renewed after 48 minutes");
+
+        // Suspended: only the wall clock has moved on.
+        sources.clock.step_wall(jiff::SignedDuration::from_hours(1));
+        let before = second;
+        let second = tokens.current(request, &wanted).await.unwrap();
+        assert_ne!(second, before, "renewed after a suspend");
 
         accounts.delete("robot", &DeleteParams::default()).await.unwrap();
         sources.clock.advance(minutes(55));
