@@ -1,6 +1,7 @@
 //! Pod admission: sets or validates service account, priority, runtime class and tolerations.
 
 mod pod_security;
+mod runtime_class;
 
 use podwright_api::annotations::ANNOTATION_MIRROR;
 use serde_json::{Value, json};
@@ -73,33 +74,21 @@ impl ApiServer {
 
     fn admit_runtime_class(&self, pod: &mut Object) -> Result<(), ApiError> {
         let name = pod.text("/spec/runtimeClassName").to_owned();
-        if name.is_empty() {
-            return Ok(());
-        }
-        let key = Key::new(&registry::RUNTIME_CLASSES, "", &name);
-        let Some(class) = self.read(&registry::RUNTIME_CLASSES, &key)? else {
-            return Err(forbid(pod, &format!("pod rejected: RuntimeClass \"{name}\" not found")));
+        let class = if name.is_empty() {
+            None
+        } else {
+            let key = Key::new(&registry::RUNTIME_CLASSES, "", &name);
+            let found = self.read(&registry::RUNTIME_CLASSES, &key)?;
+            let missing =
+                || forbid(pod, &format!("pod rejected: RuntimeClass \"{name}\" not found"));
+            Some(found.ok_or_else(missing)?)
         };
-        let overhead = class.value().pointer("/overhead/podFixed").cloned();
-        match (overhead, pod.value().pointer("/spec/overhead").cloned()) {
-            (Some(wanted), Some(given)) if wanted != given => Err(forbid(
-                pod,
-                "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead",
-            )),
-            (None, Some(_)) => Err(forbid(
-                pod,
-                "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
-            )),
-            (overhead, _) => {
-                pod.edit(|value| {
-                    if let Some(overhead) = overhead {
-                        json_edit::put(value, &["spec", "overhead"], Some(overhead));
-                    }
-                    take_scheduling(json_edit::at(value, &["spec"]), &class);
-                });
-                Ok(())
-            }
-        }
+        let class = class.as_ref().map(Object::value);
+        let mut applied = Ok(());
+        pod.edit(|value| {
+            applied = runtime_class::apply(json_edit::at(value, &["spec"]), class);
+        });
+        applied.map_err(|why| forbid(pod, &why))
     }
 
     fn admit_priority(&self, pod: &mut Object) -> Result<(), ApiError> {
@@ -258,19 +247,6 @@ fn token_volume(name: &str) -> Value {
             }]}}
         ]
     }})
-}
-
-/// Adds the node selector and tolerations of the class to those of the pod.
-fn take_scheduling(spec: &mut Value, class: &Object) {
-    let selector = class.value().pointer("/scheduling/nodeSelector").and_then(Value::as_object);
-    if let Some(selector) = selector {
-        let wanted = json_edit::map_at(spec, &["nodeSelector"]);
-        wanted.extend(selector.iter().map(|(key, value)| (key.clone(), value.clone())));
-    }
-    let tolerations = class.value().pointer("/scheduling/tolerations").and_then(Value::as_array);
-    for toleration in tolerations.into_iter().flatten() {
-        add_toleration(spec, toleration.clone());
-    }
 }
 
 fn add_toleration(spec: &mut Value, toleration: Value) {

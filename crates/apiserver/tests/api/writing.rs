@@ -398,6 +398,21 @@ async fn new_pod_gets_service_account_priority_and_runtime_class() {
     assert_eq!(spec["nodeSelector"], json!({"vm": "yes"}));
     assert_eq!(spec["tolerations"].as_array().unwrap().len(), 2);
     assert_eq!(spec["volumes"].as_array().unwrap().len(), 1);
+    // a pod that contradicts its class is refused
+    let mut other = pod("c", "");
+    other["spec"]["runtimeClassName"] = json!("vm");
+    other["spec"]["nodeSelector"] = json!({"vm": "no"});
+    assert_eq!(
+        test_server.post(&format!("{NS}/pods"), other).await.message(),
+        "pods \"c\" is forbidden: conflict: runtimeClass.scheduling.nodeSelector[vm] = yes; \
+         pod.spec.nodeSelector[vm] = no"
+    );
+    let mut other = pod("d", "");
+    other["spec"]["overhead"] = json!({"cpu": "1"});
+    assert_eq!(
+        test_server.post(&format!("{NS}/pods"), other).await.message(),
+        "pods \"d\" is forbidden: pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"
+    );
     // a pod that wants no token gets none
     let mut wanted = pod("b", "");
     wanted["spec"]["automountServiceAccountToken"] = json!(false);
