@@ -14,6 +14,8 @@ pub struct Host {
     pub swap: Vec<String>,
     /// Kernel settings that differ from upstream's, each with its actual and expected value.
     pub kernel: Vec<String>,
+    /// Kernel settings that keep the machine from rebooting after an error of the kernel.
+    pub stays_down: Option<String>,
 }
 
 /// Kernel settings that upstream's kubelet sets, or requires with `protectKernelDefaults`: memory
@@ -43,6 +45,7 @@ impl Host {
             cgroups: CgroupVersion::at(Path::new("/sys/fs/cgroup")),
             swap: active_swap(Path::new("/proc/swaps")),
             kernel: other_kernel_settings(Path::new("/proc/sys")),
+            stays_down: stays_down(Path::new("/proc/sys")),
         })
     }
 }
@@ -76,10 +79,46 @@ pub fn other_kernel_settings(directory: &Path) -> Vec<String> {
     KERNEL.into_iter().filter_map(differs).collect()
 }
 
+/// The settings below a directory with which a machine does not reboot after an error of the kernel.
+/// A setting that cannot be read is not judged.
+pub fn stays_down(directory: &Path) -> Option<String> {
+    let read = |name: &str| {
+        let text = fs::read_to_string(directory.join("kernel").join(name)).ok()?;
+        text.trim().parse::<i64>().ok()
+    };
+    // Zero seconds until the reboot means that there is none.
+    match (read("panic_on_oops")?, read("panic")?) {
+        (0, 0) => Some("kernel.panic_on_oops and kernel.panic are 0".to_owned()),
+        (0, _) => Some("kernel.panic_on_oops is 0".to_owned()),
+        (_, 0) => Some("kernel.panic is 0".to_owned()),
+        (_, _) => None,
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_that_prevent_a_reboot_after_a_kernel_error_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir_all(directory.path().join("kernel")).unwrap();
+        assert_eq!(stays_down(directory.path()), None, "not known");
+        for (oops, panic, want) in [
+            ("1", "10", None),
+            ("1", "-1", None),
+            ("1", "0", Some("kernel.panic is 0")),
+            ("0", "10", Some("kernel.panic_on_oops is 0")),
+            ("0", "0", Some("kernel.panic_on_oops and kernel.panic are 0")),
+        ] {
+            for (name, value) in [("panic_on_oops", oops), ("panic", panic)] {
+                fs::write(directory.path().join("kernel").join(name), format!("{value}\n"))
+                    .unwrap();
+            }
+            assert_eq!(stays_down(directory.path()).as_deref(), want, "{oops} {panic}");
+        }
+    }
 
     #[test]
     fn kernel_settings_that_differ_or_cannot_be_read_are_named() {

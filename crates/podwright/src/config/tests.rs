@@ -34,6 +34,7 @@ impl Bench {
             cgroups: CgroupVersion::V2,
             swap: Vec::new(),
             kernel: Vec::new(),
+            stays_down: None,
         };
         Self { directory, host }
     }

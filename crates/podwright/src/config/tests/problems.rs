@@ -116,6 +116,11 @@ fn each_violation_names_the_field_and_what_is_allowed() {
             "serverTLSBootstrap: true needs the feature gate RotateKubeletServerCertificate",
         ),
         (
+            "serverTLSBootstrap: true",
+            "serverTLSBootstrap: true is not supported yet, no serving certificate is requested; give \
+             tlsCertFile and tlsPrivateKeyFile, or set it to false for a self-signed certificate",
+        ),
+        (
             "registerWithTaints: [{key: 'a b', effect: NoSchedule}]",
             "registerWithTaints[0].key: \"a b\" must have a name of at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
         ),

@@ -83,6 +83,15 @@ fn certificate(validator: &mut Validator<'_>) {
         "serverTLSBootstrap",
         "needs the feature gate RotateKubeletServerCertificate",
     );
+    // Without effect, the API server would meet a self-signed certificate instead of one of its CA.
+    validator.require(
+        !c.server_tls_bootstrap
+            || !validator.gates.enabled("RotateKubeletServerCertificate")
+            || !c.tls_cert_file.is_empty(),
+        "serverTLSBootstrap",
+        "is not supported yet, no serving certificate is requested; give tlsCertFile and \
+         tlsPrivateKeyFile, or set it to false for a self-signed certificate",
+    );
 }
 
 fn cipher_suites(validator: &mut Validator<'_>) {

@@ -33,6 +33,14 @@ pub(super) fn examine(validator: &mut Validator<'_>) {
             ),
         ));
     }
+    if let Some(why) = &host.stays_down
+        && validator.options.kubeconfig.is_some()
+    {
+        validator.warnings.push(format!(
+            "{why}: after an error of the kernel this machine hangs or runs on damaged, and its pods \
+             stay on it. Fix: set kernel.panic=10 and kernel.panic_on_oops=1 in /etc/sysctl.d"
+        ));
+    }
     match host.cgroups {
         CgroupVersion::V2 => {}
         CgroupVersion::V1 => {
