@@ -13,6 +13,7 @@ mod patch;
 pub mod registration;
 mod reports;
 pub mod resources;
+pub mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
 //! Token bucket of the node's rate limits: `registryPullQPS` for image pulls, `eventRecordQPS` for
-//! events, each with its burst.
+//! events, `kubeAPIQPS` for other requests to the API server, each with its burst.
 
 use std::time::Duration;
 
@@ -46,6 +46,37 @@ impl Throttle {
     }
 }
 
+/// Limit of requests to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestLimit {
+    /// `kubeAPIQPS`; zero: no limit.
+    pub per_second: u32,
+    /// `kubeAPIBurst`.
+    pub burst: u32,
+}
+
+impl RequestLimit {
+    pub const NONE: Self = Self { per_second: 0, burst: 0 };
+}
+
+/// Whether a request counts towards [`RequestLimit`]. A watch costs the server little, and Events
+/// have their own rate.
+pub fn counts_as_request(path: &str, query: &str) -> bool {
+    let watches = query.split('&').any(|part| matches!(part, "watch=true" | "watch=1"));
+    !watches && resource(path) != Some("events")
+}
+
+/// The resource in the path of a request: `/api/v1/namespaces/<namespace>/<resource>/<name>`.
+fn resource(path: &str) -> Option<&str> {
+    let mut parts = path.split('/').filter(|part| !part.is_empty());
+    let version = if parts.next()? == "api" { 0 } else { 1 };
+    parts.nth(version)?;
+    match (parts.next()?, parts.nth(1)) {
+        ("namespaces", Some(namespaced)) => Some(namespaced),
+        (resource, _) => Some(resource),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +90,23 @@ mod tests {
         assert!(!throttle.take(at(1100)) && throttle.take(at(1200)));
         assert_eq!((0..99).filter(|_| throttle.take(at(600_000))).count(), 10, "never more");
         assert_eq!(Throttle::new(0, 10, at(0)), None);
+    }
+
+    #[test]
+    fn watches_and_events_do_not_count_as_requests() {
+        for (path, query, want) in [
+            ("/api/v1/pods", "fieldSelector=spec.nodeName%3Dn", true),
+            ("/api/v1/pods", "watch=true&resourceVersion=1", false),
+            ("/api/v1/namespaces/default/pods/p/status", "", true),
+            ("/api/v1/namespaces/default/events", "", false),
+            ("/api/v1/namespaces/default/events/e.1", "", false),
+            ("/apis/events.k8s.io/v1/namespaces/default/events", "", false),
+            ("/api/v1/namespaces/events/pods", "", true),
+            ("/api/v1/namespaces/default/pods/events", "", true),
+            ("/version", "", true),
+        ] {
+            assert_eq!(counts_as_request(path, query), want, "{path}?{query}");
+        }
     }
 
     #[test]

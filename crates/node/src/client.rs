@@ -4,5 +4,6 @@ pub mod certificates;
 pub mod connection;
 pub mod http_get;
 pub mod proxy;
+pub mod request_rate;
 pub mod request_timeout;
 pub mod system_roots;

@@ -17,6 +17,7 @@ use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Kill;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
+use podwright_core::throttle::RequestLimit;
 use podwright_core::users::UserRange;
 use podwright_cri as cri;
 use podwright_host::cgroup::{CgroupError, Cgroups as HostCgroups};
@@ -25,10 +26,12 @@ use podwright_host::files::FileError;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::client::request_rate::RequestRate;
 use crate::pods::mirrors::Mirrors;
 use crate::pods::{self, EndError, PodIndex};
 use crate::report::events::{EventLimiter, Recorder, Severity};
 use crate::report::heartbeat::Timing;
+use crate::report::heartbeat::host_addresses::HostAddresses;
 use crate::report::heartbeat::own_node::OwnNode;
 use crate::resources::cgroups::node_limits::NodeLimitsError;
 use crate::resources::cgroups::{Reserved, ReservedError};
@@ -76,6 +79,8 @@ pub struct Config {
     pub presence: Option<Presence>,
     /// `eventRecordQPS` and `eventBurst`.
     pub event_rate: EventRate,
+    /// `kubeAPIQPS` and `kubeAPIBurst`.
+    pub request_limit: RequestLimit,
     /// `podCIDR`: pod addresses while the Node object has none. Empty: unknown.
     pub pod_ranges: String,
     /// `makeIPTablesUtilChains`: directories of the packet filter programs. `None`: no chains are
@@ -152,6 +157,10 @@ impl Node {
     ) -> Result<Self, StartError> {
         let NodeDependencies { runtime, reports_cgroup_driver, cgroups, clock, api, requests } =
             dependencies;
+        let rate = RequestRate::new(config.request_limit, clock.clone());
+        // For changes of Ready, which never wait.
+        let urgent = api.clone();
+        let api = api.map(|client| rate.limit(client));
         let (node_name, identity) = (config.node_name.clone(), Arc::new(config.identity.clone()));
         let runtime_version = format!("{}://{}", version.runtime_name, version.runtime_version);
         let pod_index = Arc::<PodIndex>::default();
@@ -175,9 +184,15 @@ impl Node {
         let objects = &resources.objects;
         let images = build::images(&config, &runtime, objects, &reporting, api.clone()).await?;
         let gc = build::gc(&config, &pod_index, &runtime, &reporting, &images);
-        let state_now = runtime_state.clone();
+        let (host_addresses, addresses) = HostAddresses::new(
+            identity.clone(),
+            clock.clone(),
+            shown.subscribe(),
+            config.facts.host_ips.clone(),
+        );
+        let states = build::NodeStates { runtime: runtime_state.clone(), addresses };
         let worker =
-            build::worker(&config, settings, &runtime, resources, reporting, images, state_now);
+            build::worker(&config, settings, &runtime, resources, reporting, images, states);
         let (resources, reporting) = (&worker.resources, &worker.reporting);
         let log_dirs = Arc::new(LogDirs::new(worker.facts.pod_logs_dir.as_ref()));
 
@@ -188,6 +203,7 @@ impl Node {
             build::rotation(config.log_rotation, &pod_index, &runtime, &log_dirs),
         );
         tasks.record_admissions(&admission);
+        tasks.follow_addresses(host_addresses);
         tasks.limit_cgroups(&resources.cgroups, config.all_pods, limits);
         tasks.set_up_network(&runtime, config.pod_ranges, shown.subscribe(), config.packet_filter);
         if let (Some(client), Some(presence)) = (api.clone(), config.presence) {
@@ -214,9 +230,10 @@ impl Node {
         let limiter = EventLimiter::new(config.event_rate, runtime.clock.clone());
         let own_node = admission.own_node();
         tasks.deliver_events(occurrences, limiter, api.clone(), node_name.clone(), own_node);
-        if let Some(client) = api {
+        if let (Some(client), Some(urgent)) = (api, urgent) {
             let (pod_index, node_name) = (pod_index.clone(), node_name.clone());
-            tasks.report_pods(Mirrors { client, pod_index, node_name }, &reporting.status);
+            let mirrors = Mirrors { client, pod_index, node_name };
+            tasks.report_pods(mirrors, &reporting.status, urgent, rate);
         }
         let pods = build::pods(&pod_index, &admission, &runtime, &worker);
         tasks.manage_pods(pods, sources, deliveries);
@@ -236,7 +253,7 @@ impl Node {
             stats: build::stats(&node_name, &pod_index, &runtime, &worker),
             pod_index,
             runtime_state,
-            host_ips: worker.settings.addresses.host_ips.clone(),
+            host_ips: worker.facts.host_ips.clone(),
             tasks,
         })
     }
@@ -246,7 +263,7 @@ impl Node {
         self.stats.cgroups.host().driver()
     }
 
-    /// The addresses of this machine.
+    /// The addresses of this machine when the agent started.
     pub fn host_ips(&self) -> &[IpAddr] {
         &self.host_ips
     }

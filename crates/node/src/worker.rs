@@ -29,7 +29,7 @@ use podwright_core::pod::{Phase, Pod, hold};
 use podwright_core::probe::ProbeVerdicts;
 use podwright_core::resize::allocation::summary;
 use podwright_core::resize::{ResizeState, is_in_progress as resize_is_in_progress};
-use podwright_core::status::{self, StatusSources};
+use podwright_core::status::{self, NodeAddresses, StatusSources};
 use podwright_core::time::{Now, Stopwatch, resync};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -82,6 +82,7 @@ struct WakeSources {
     probed: watch::Receiver<ProbeVerdicts>,
     notified: watch::Receiver<u64>,
     node: watch::Receiver<NodeState>,
+    addresses: watch::Receiver<NodeAddresses>,
     /// Number of recoveries of the runtime, and how many of them were handled.
     recoveries: watch::Receiver<u64>,
     handled_recoveries: u64,
@@ -95,6 +96,7 @@ impl WakeSources {
             _ = self.probed.changed() => {}
             _ = self.notified.changed() => {}
             _ = self.node.changed() => {}
+            _ = self.addresses.changed() => {}
             _ = self.recoveries.changed() => {}
         }
     }
@@ -157,6 +159,7 @@ impl Worker {
             probed: self.handle.probed(),
             notified: self.handle.notified(),
             node: self.context.node.clone(),
+            addresses: self.context.addresses.clone(),
             recoveries: self.context.pleg.recoveries(),
             handled_recoveries: 0,
         };
@@ -277,11 +280,12 @@ impl Worker {
         };
         let plan = plan::decide(&inputs);
         let handler = view.newest_sandbox().map_or("", |sandbox| sandbox.handler.as_str());
+        let addresses = self.context.addresses.borrow().clone();
         let status = status::generate(&StatusSources {
             inputs: &inputs,
             plan: &plan,
             old,
-            node: &self.context.settings.addresses,
+            node: &addresses,
             agent_started: self.context.settings.agent_started,
             runtime: status::Runtime {
                 name: &self.context.settings.runtime_name,

@@ -23,7 +23,9 @@ use podwright_core::config::{
     CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
 };
 use podwright_core::event::EventRate;
+use podwright_core::node_status::addresses::LOOPBACK;
 use podwright_core::node_status::{MachineResources, Settings};
+use podwright_core::throttle::RequestLimit;
 use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
@@ -258,6 +260,14 @@ async fn start(
             per_second: u32::try_from(configuration.event_record_qps).unwrap_or(0),
             burst: u32::try_from(configuration.event_burst).unwrap_or(0),
         },
+        // The embedded API server is in this process: a limit would only delay.
+        request_limit: match standalone {
+            true => RequestLimit::NONE,
+            false => RequestLimit {
+                per_second: u32::try_from(configuration.kube_api_qps).unwrap_or(0),
+                burst: u32::try_from(configuration.kube_api_burst).unwrap_or(0),
+            },
+        },
         pod_ranges: configuration.pod_cidr.clone(),
         packet_filter: (agent_options.api.is_some()
             && !standalone
@@ -447,8 +457,10 @@ async fn host_ips(identity: &Settings, machine: &Machine, timeout: Duration) -> 
     match found {
         Ok(found) if !found.is_empty() => found,
         Ok(_) => {
-            tracing::warn!("no address but loopback found, using 127.0.0.1 as the host IP of pods");
-            vec![IpAddr::from([127, 0, 0, 1])]
+            tracing::warn!(
+                "no address but loopback found yet, using 127.0.0.1 as the host IP of pods until then"
+            );
+            vec![LOOPBACK]
         }
         // It may come up with the network. Until then the configured address is used.
         Err(problem) => {

@@ -51,6 +51,7 @@ use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
+use podwright_core::throttle::RequestLimit;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
 use podwright_fake_runtime::{Fake, FakeOptions, Features};
@@ -88,12 +89,15 @@ pub struct Options {
     /// The node also runs its periodic tasks: node status, log rotation and image garbage
     /// collection.
     pub chores: bool,
+    /// Limit of requests to the API server.
+    pub request_limit: RequestLimit,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let features = Features::containerd_1_6();
-        Self { seed: 0, features, api: true, max_pods: 110, cpus: 4, chores: false }
+        let request_limit = RequestLimit::NONE;
+        Self { seed: 0, features, api: true, max_pods: 110, cpus: 4, chores: false, request_limit }
     }
 }
 
@@ -304,6 +308,7 @@ impl Sim {
             },
             parallel_starts: 4,
             event_rate: EventRate::default(),
+            request_limit: self.options.request_limit,
             reserved: Vec::new(),
             identity: node_status::Settings {
                 name: NODE.into(),

@@ -1,6 +1,6 @@
 //! Node addresses.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use k8s_openapi::api::core::v1;
 
@@ -58,6 +58,39 @@ fn entry(kind: &str, address: String) -> v1::NodeAddress {
     v1::NodeAddress { type_: kind.to_owned(), address }
 }
 
+/// The addresses that pods are told as those of their node (`status.hostIPs`).
+///
+/// `found` are those that the machine has now, `last` those that were told before: a network that
+/// fails for a moment does not change them. With an external cloud provider the Node object decides,
+/// as soon as the provider has written it. Without any address it is that of the loopback, until one
+/// is found.
+pub fn host_ips(
+    external_cloud: bool,
+    node: Option<&v1::Node>,
+    found: &[IpAddr],
+    last: &[IpAddr],
+) -> Vec<IpAddr> {
+    let of_cloud = match external_cloud {
+        true => node.map(of_object).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let known = [of_cloud.as_slice(), found, last].into_iter().find(|list| !list.is_empty());
+    known.map_or_else(|| vec![LOOPBACK], <[IpAddr]>::to_vec)
+}
+
+pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The addresses of a Node object, internal ones first.
+fn of_object(node: &v1::Node) -> Vec<IpAddr> {
+    let all = node.status.as_ref().and_then(|status| status.addresses.as_deref());
+    let all = all.unwrap_or_default();
+    let of_type = |wanted: &'static str| {
+        let matching = all.iter().filter(move |address| address.type_ == wanted);
+        matching.filter_map(|address| address.address.parse().ok())
+    };
+    of_type("InternalIP").chain(of_type("ExternalIP")).collect()
+}
+
 /// Selects the node's addresses.
 ///
 /// `given` are configured and must be among the addresses `of_machine`. A host name that is an
@@ -112,5 +145,49 @@ fn usable(ip: IpAddr, of_machine: &[IpAddr]) -> Result<(), &'static str> {
         Ok(())
     } else {
         Err("is not on any interface of this machine")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn host_ips_follow_the_machine_or_the_cloud() {
+        let node = |addresses: serde_json::Value| -> v1::Node {
+            serde_json::from_value(json!({ "status": { "addresses": addresses } })).unwrap()
+        };
+        let by_cloud = node(json!([
+            { "type": "Hostname", "address": "n" },
+            { "type": "ExternalIP", "address": "203.0.113.9" },
+            { "type": "InternalIP", "address": "10.0.0.9" },
+        ]));
+        let fresh = node(json!([{ "type": "Hostname", "address": "n" }]));
+        let ips =
+            |list: &[&str]| -> Vec<IpAddr> { list.iter().map(|ip| ip.parse().unwrap()).collect() };
+        let (one, two) = (ips(&["10.0.0.1"]), ips(&["10.0.0.2"]));
+        let (external, own) = (true, false);
+        for (case, cloud, node, found, last, want) in [
+            ("nothing known", own, None, vec![], vec![], ips(&["127.0.0.1"])),
+            ("the network came up", own, None, one.clone(), ips(&["127.0.0.1"]), one.clone()),
+            ("the network is away", own, None, vec![], one.clone(), one.clone()),
+            ("another address", own, None, two.clone(), one.clone(), two.clone()),
+            ("the object follows us", own, Some(&by_cloud), one.clone(), vec![], one.clone()),
+            ("not initialized", external, Some(&fresh), one.clone(), vec![], one.clone()),
+            (
+                "by the cloud",
+                external,
+                Some(&by_cloud),
+                one.clone(),
+                two.clone(),
+                ips(&["10.0.0.9", "203.0.113.9"]),
+            ),
+            ("the object is not known", external, None, one.clone(), two, one),
+        ] {
+            assert_eq!(host_ips(cloud, node, &found, &last), want, "{case}");
+        }
     }
 }

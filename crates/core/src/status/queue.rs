@@ -4,7 +4,7 @@
 //! number of pods. A [`Sweep`] checks all pods slowly, for events that were missed.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 use crate::ids::PodUid;
 use crate::time::Mono;
@@ -97,10 +97,23 @@ impl ReportQueue {
         self.first_delayed().map(|(at, _)| at)
     }
 
-    /// The next report to send, changes of Ready first. [`Self::sent`] must follow.
-    pub fn next_report(&mut self) -> Option<PodUid> {
-        let reports = QueueKey::ReadyChange(0)..QueueKey::Delayed(Mono::ZERO, 0);
-        let key = self.order.range(reports).next().map(|(key, _)| *key)?;
+    /// The next change of Ready to send. [`Self::sent`] must follow.
+    pub fn next_ready_change(&mut self) -> Option<PodUid> {
+        self.take(QueueKey::ReadyChange(0)..QueueKey::Other(0))
+    }
+
+    /// The next report to send that does not change Ready. [`Self::sent`] must follow.
+    pub fn next_other(&mut self) -> Option<PodUid> {
+        self.take(QueueKey::Other(0)..QueueKey::Delayed(Mono::ZERO, 0))
+    }
+
+    pub fn has_other(&self) -> bool {
+        let others = QueueKey::Other(0)..QueueKey::Delayed(Mono::ZERO, 0);
+        self.order.range(others).next().is_some()
+    }
+
+    fn take(&mut self, keys: Range<QueueKey>) -> Option<PodUid> {
+        let key = self.order.range(keys).next().map(|(key, _)| *key)?;
         let uid = self.order.remove(&key)?;
         self.states.insert(uid.clone(), QueueState::Sending);
         Some(uid)

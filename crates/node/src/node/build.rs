@@ -77,7 +77,8 @@ pub(super) fn resources(
     let users = Arc::new(Users::new(config.user_range));
     let allocatable = config.facts.allocatable.clone();
     let (of_pods, clock) = (objects.clone(), clock.clone());
-    let volumes = Volumes::new(&config.root_dir, users.clone(), of_pods, allocatable, clock)?;
+    let volumes = Volumes::new(&config.root_dir, users.clone(), of_pods, allocatable, clock)?
+        .resync_every(config.resync);
     Ok(NodeResources {
         cgroups: Arc::new(Cgroups::new(cgroups, config.pod_tree.clone(), config.pod_policy)),
         volumes: Arc::new(volumes),
@@ -182,10 +183,15 @@ pub(super) fn worker_settings(
         log_links_dir: config.log_links_dir.clone(),
         crash_backoff: config.crash_backoff,
         resync: config.resync,
-        addresses: NodeAddresses { host_ips: config.facts.host_ips.clone() },
         runtime_name,
         agent_started: started,
     }
+}
+
+/// What changes while the node runs.
+pub(super) struct NodeStates {
+    pub(super) runtime: watch::Receiver<NodeState>,
+    pub(super) addresses: watch::Receiver<NodeAddresses>,
 }
 
 pub(super) fn worker(
@@ -195,7 +201,7 @@ pub(super) fn worker(
     resources: NodeResources,
     reporting: Reporting,
     images: Arc<Images>,
-    node: watch::Receiver<NodeState>,
+    states: NodeStates,
 ) -> Arc<WorkerContext> {
     Arc::new(WorkerContext {
         runtime: runtime.client.clone(),
@@ -206,7 +212,8 @@ pub(super) fn worker(
         images,
         starts: StartLimiter::new(config.parallel_starts),
         facts: Arc::new(config.facts.clone()),
-        node,
+        node: states.runtime,
+        addresses: states.addresses,
         settings,
     })
 }
@@ -233,7 +240,7 @@ pub(super) fn pods(
             events: worker.reporting.events.clone(),
             status: worker.reporting.status.clone(),
             metrics: worker.reporting.metrics.clone(),
-            node_address: worker.settings.addresses.host_ips.first().copied(),
+            addresses: worker.addresses.clone(),
             agent_started: worker.settings.agent_started,
         }),
     }
@@ -272,6 +279,7 @@ pub(super) fn node_object(
     let heartbeat = Heartbeat {
         client,
         settings: identity,
+        root_dir: Path::new(&worker.facts.root_dir).to_owned(),
         register,
         timing,
         look,

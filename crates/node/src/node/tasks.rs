@@ -10,11 +10,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::client::request_rate::RequestRate;
 use crate::error_chain::chain;
 use crate::pods::admission::Admission;
 use crate::pods::mirrors::Mirrors;
 use crate::pods::{Delivery, PodIndex, PodManager, PodManagerDependencies};
 use crate::report::events::{self, EventLimiter, Occurrence, Recorder};
+use crate::report::heartbeat::host_addresses::HostAddresses;
 use crate::report::heartbeat::own_node::{self, OwnNode};
 use crate::report::heartbeat::pod_ranges;
 use crate::report::heartbeat::{Heartbeat, LeaseRenewer};
@@ -84,6 +86,10 @@ impl Tasks {
 
     pub(super) fn record_admissions(&self, admission: &Arc<Admission>) {
         self.spawn(admission.clone().keep(self.stop.clone()));
+    }
+
+    pub(super) fn follow_addresses(&self, host_addresses: HostAddresses) {
+        self.spawn(host_addresses.run(self.stop.clone()));
     }
 
     pub(super) fn limit_cgroups(
@@ -191,10 +197,16 @@ impl Tasks {
     }
 
     /// Maintains the pods in the API: mirror pods and statuses.
-    pub(super) fn report_pods(&self, mirrors: Mirrors, status: &Arc<StatusManager>) {
-        let client = mirrors.client.clone();
+    /// Statuses are sent by `urgent`, a client without a limit, which keep to the rate themselves.
+    pub(super) fn report_pods(
+        &self,
+        mirrors: Mirrors,
+        status: &Arc<StatusManager>,
+        urgent: kube::Client,
+        rate: Arc<RequestRate>,
+    ) {
         self.spawn(mirrors.run(self.stop.clone()));
-        self.spawn(status.clone().run(client, self.stop.clone()));
+        self.spawn(status.clone().run(urgent, rate, self.stop.clone()));
     }
 
     pub(super) fn manage_pods(

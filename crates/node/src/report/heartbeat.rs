@@ -6,12 +6,15 @@
 //! deleted is created again.
 
 pub mod addresses;
+pub mod host_addresses;
 mod lease;
 mod observer;
 pub mod own_node;
 pub mod pod_ranges;
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +25,7 @@ use podwright_core::node_status::{
     self, DroppedFields, NodeEvent, NodeObservation, ReportSchedule, Settings, registration,
 };
 use podwright_host::clock::Clock;
+use podwright_host::{mounts, threads};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -68,6 +72,7 @@ pub struct Heartbeat {
     /// With a separate connection.
     pub client: kube::Client,
     pub settings: Arc<Settings>,
+    pub root_dir: PathBuf,
     /// `registerNode`.
     pub register: bool,
     pub timing: Timing,
@@ -255,6 +260,15 @@ impl Heartbeat {
     ) -> Result<(), ReportError> {
         let now = self.clock.now();
         self.emit_schedulable_event(shown, report_state);
+        let kept;
+        let seen = match node_status::volumes::lists_any(shown) {
+            false => seen,
+            true => {
+                let volumes_in_use = self.volumes_in_use(shown).await;
+                kept = NodeObservation { volumes_in_use, ..seen.clone() };
+                &kept
+            }
+        };
         let (wanted, notices) = node_status::desired(shown, &self.settings, seen, now.wall);
         let Some((body, news)) = node_status::patch(shown, &wanted, &report_state.dropped_fields)
         else {
@@ -277,6 +291,23 @@ impl Heartbeat {
         report_state.answer = Some(Arc::new(answer));
         self.emit_events(notices);
         Ok(())
+    }
+
+    /// `None`: those that the Node object lists, also if the mount table cannot be read.
+    async fn volumes_in_use(&self, shown: &v1::Node) -> Option<BTreeSet<String>> {
+        let table = threads::blocking(|| mounts::table(Path::new("/proc"))).await;
+        match table {
+            Ok(Ok(table)) => {
+                let points = table.iter().map(|mount| mount.point.as_path());
+                node_status::volumes::in_use(shown, &self.root_dir, points)
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot read the mount table, keeping volumesInUse");
+                None
+            }
+            // The agent is stopping.
+            Err(_) => None,
+        }
     }
 
     /// The newest copy: the watch's, or the response to the last report.

@@ -27,7 +27,6 @@ pub struct WorkerSettings {
     pub crash_backoff: BackoffLimits,
     /// How long a pod rests at most before it is synced again.
     pub resync: Duration,
-    pub addresses: NodeAddresses,
     /// The scheme of container IDs in statuses.
     pub runtime_name: String,
     /// Older containers were started by an earlier process.
@@ -45,17 +44,20 @@ pub struct WorkerContext {
     pub starts: StartLimiter,
     pub facts: Arc<NodeFacts>,
     pub node: watch::Receiver<NodeState>,
+    /// The addresses of the node, which may change.
+    pub addresses: watch::Receiver<NodeAddresses>,
     pub settings: WorkerSettings,
 }
 
 impl WorkerContext {
-    /// The node's facts with the runtime handlers of the last status, so that an upgrade or
-    /// reconfiguration of the runtime needs no restart of the agent.
+    /// The node's facts with the runtime handlers of the last status and its current addresses, so
+    /// that a change of either needs no restart of the agent.
     pub fn facts_now(&self) -> NodeFacts {
         let mut facts = NodeFacts::clone(&self.facts);
         if let Some(handlers) = self.node.borrow().known_handlers() {
             facts.handlers = handlers.to_vec();
         }
+        facts.host_ips.clone_from(&self.addresses.borrow().host_ips);
         facts
     }
 

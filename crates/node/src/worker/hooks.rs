@@ -90,7 +90,7 @@ async fn http(
     target: &HookTarget<'_>,
     action: &v1::HTTPGetAction,
 ) -> Result<(), String> {
-    let node = context.settings.addresses.host_ips.first().copied();
+    let node = context.addresses.borrow().host_ips.first().copied();
     let address = target.pod_ip.or(node.filter(|_| target.pod.host_network));
     let check = HttpCheck::of(target.container, action).map_err(|error| error.to_string())?;
     // A hook that names its host does not use the address of the pod.

@@ -20,8 +20,10 @@ use podwright_core::observed::ObservedPod;
 use podwright_core::pod::{Pod, ProbeKind};
 use podwright_core::probe::schedule::{DueProbe, ProbeInputs, Schedule, SettledVerdict};
 use podwright_core::probe::{ProbeOutcome, ProbeVerdict};
+use podwright_core::status::NodeAddresses;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -42,7 +44,7 @@ pub struct ProbeContext {
     pub status: Arc<StatusManager>,
     pub metrics: Arc<Metrics>,
     /// Probe address of pods in the host network.
-    pub node_address: Option<IpAddr>,
+    pub addresses: watch::Receiver<NodeAddresses>,
     pub agent_started: Timestamp,
 }
 
@@ -153,7 +155,7 @@ impl Prober {
         due: DueProbe,
     ) -> impl Future<Output = ProbeResult> + use<> {
         let address = match pod.host_network {
-            true => self.context.node_address,
+            true => self.context.addresses.borrow().host_ips.first().copied(),
             false => view.and_then(first_address),
         };
         let (context, pod) = (self.context.clone(), pod.clone());

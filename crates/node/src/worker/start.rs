@@ -76,6 +76,8 @@ pub(super) enum PrepareError {
     File(#[from] FileError),
     #[error(transparent)]
     Users(#[from] UserRangeError),
+    #[error("cannot read /etc/hosts of this machine")]
+    Hosts(#[source] std::io::Error),
     #[error("cannot create the log directory {path}")]
     Logs { path: String, source: std::io::Error },
     #[error("runtimeclass.node.k8s.io {class:?} not found")]
@@ -476,7 +478,11 @@ impl Execution<'_> {
         if mount_plan::needs_etc_hosts(pod, container, &sandbox_context.ips) {
             let names = HostNames::of(pod, &context.facts)?;
             let own = match pod.host_network {
-                true => std::fs::read("/etc/hosts").unwrap_or_default(),
+                true => match std::fs::read("/etc/hosts") {
+                    Ok(content) => content,
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+                    Err(source) => return Err(PrepareError::Hosts(source)),
+                },
                 false => Vec::new(),
             };
             let content = config::hosts::etc_hosts(pod, &sandbox_context.ips, &names, &own);

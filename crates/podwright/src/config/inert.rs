@@ -10,7 +10,7 @@ use super::field::FieldPath;
 use super::kubelet::KubeletConfiguration;
 
 /// Fields without effect, including everything below them.
-pub const INERT: [&str; 43] = [
+pub const INERT: [&str; 41] = [
     // Eviction.
     "evictionHard",
     "evictionMaxPodGracePeriod",
@@ -41,9 +41,6 @@ pub const INERT: [&str; 43] = [
     "localStorageCapacityIsolation",
     // Moving processes between cgroups.
     "systemCgroups",
-    // There is no node-wide rate limit of requests.
-    "kubeAPIBurst",
-    "kubeAPIQPS",
     // Without effect upstream as well.
     "hairpinMode",
     "iptablesDropBit",

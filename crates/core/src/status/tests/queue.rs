@@ -22,7 +22,9 @@ fn due(queue: &mut ReportQueue, name: &str, changes_ready: bool) {
 }
 
 fn reports(queue: &mut ReportQueue) -> Vec<String> {
-    std::iter::from_fn(|| queue.next_report()).map(|uid| uid.to_string()).collect()
+    std::iter::from_fn(|| queue.next_ready_change().or_else(|| queue.next_other()))
+        .map(|uid| uid.to_string())
+        .collect()
 }
 
 fn checks(queue: &mut ReportQueue) -> Vec<String> {

@@ -1,7 +1,6 @@
 //! Observation of the machine and the runtime, for the node status.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,14 +13,12 @@ use podwright_host::clock::Clock;
 use podwright_host::machine::{self, Machine};
 use tokio::sync::watch;
 
-use super::addresses;
+use super::addresses::AddressFinder;
 use crate::runtime::pleg::Pleg;
 use crate::runtime::state::NodeState;
 
 /// How often images and version are read from the runtime.
 const RUNTIME_INTERVAL: Duration = Duration::from_secs(30);
-/// How often the node name is resolved.
-const RESOLVE_INTERVAL: Duration = Duration::from_secs(300);
 /// Timeout, so that a runtime that hangs does not block the status.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -34,31 +31,9 @@ pub struct StatusObserver {
     state: watch::Receiver<NodeState>,
     clock: Clock,
     runtime_info: RuntimeInfo,
-    resolved: ResolvedName,
+    addresses: AddressFinder,
     /// The current problem; logged when it changes.
     problem: Option<String>,
-}
-
-/// The result of the last successful lookup of the node name.
-#[derive(Default)]
-struct ResolvedName {
-    at: Option<Mono>,
-    addresses: Vec<IpAddr>,
-}
-
-impl ResolvedName {
-    fn is_due(&self, now: Mono) -> bool {
-        self.at.is_none_or(|at| now.since(at) >= RESOLVE_INTERVAL)
-    }
-
-    /// A failed lookup is repeated with the next status. Until one succeeds, the last addresses that
-    /// the machine still has remain valid, so that a failing name server does not change the node's
-    /// address.
-    fn update(&mut self, found: Vec<IpAddr>, now: Mono) {
-        if !found.is_empty() {
-            *self = Self { at: Some(now), addresses: found };
-        }
-    }
 }
 
 /// The last values from the runtime.
@@ -80,16 +55,17 @@ impl StatusObserver {
         state: watch::Receiver<NodeState>,
         clock: Clock,
     ) -> Self {
+        let addresses = AddressFinder::new(settings.clone(), clock.clone());
         Self {
             settings,
             machine: Machine::at("/"),
+            addresses,
             amounts,
             runtime,
             pleg,
             state,
             clock,
             runtime_info: RuntimeInfo { at: None, version: runtime_version, images: None },
-            resolved: ResolvedName::default(),
             problem: None,
         }
     }
@@ -100,8 +76,7 @@ impl StatusObserver {
 
     pub async fn now(&mut self) -> NodeObservation {
         self.query_runtime().await;
-        let by_name = self.resolve().await;
-        let found = addresses::find(&self.settings, &self.machine, &by_name);
+        let found = self.addresses.find().await;
         let identity = self.machine.identity();
         let first =
             [found.as_ref().err().cloned(), identity.as_ref().err().map(ToString::to_string)];
@@ -145,19 +120,6 @@ impl StatusObserver {
         }
     }
 
-    /// The addresses of the node name; not resolved if addresses are configured.
-    async fn resolve(&mut self) -> Vec<IpAddr> {
-        if self.settings.node_ips.iter().any(|ip| !ip.is_unspecified()) {
-            return Vec::new();
-        }
-        let now = self.clock.now().mono;
-        if self.resolved.is_due(now) {
-            let found = addresses::resolve(&self.settings.hostname).await;
-            self.resolved.update(found, now);
-        }
-        self.resolved.addresses.clone()
-    }
-
     fn log_problem(&mut self, problem: Option<String>) {
         if self.problem != problem {
             if let Some(problem) = &problem {
@@ -182,24 +144,4 @@ fn problems(state: &NodeState, stale: Option<String>) -> Vec<Problem> {
     let network = state.network.as_ref().err().cloned().map(Problem::Network);
     let stale = stale.map(Problem::Pleg);
     [silent, stale, runtime, network].into_iter().flatten().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failed_lookup_keeps_the_last_addresses_and_is_repeated() {
-        let at = |seconds: u64| Mono(Duration::from_secs(seconds));
-        let address = IpAddr::from([10, 0, 0, 1]);
-        let mut resolved = ResolvedName::default();
-        resolved.update(Vec::new(), at(0));
-        assert!(resolved.is_due(at(10)), "a failed lookup is repeated");
-        resolved.update(vec![address], at(10));
-        assert!(!resolved.is_due(at(20)));
-        assert!(resolved.is_due(at(310)));
-        resolved.update(Vec::new(), at(310));
-        assert_eq!(resolved.addresses, [address]);
-        assert!(resolved.is_due(at(320)));
-    }
 }

@@ -15,9 +15,11 @@ use podwright_core::status::manager::PodLeftovers;
 use podwright_core::status::merge::merge;
 use podwright_core::status::queue::ReportCheck;
 use podwright_core::status::{manager, patch, phase_of};
+use podwright_core::time::Mono;
 use tokio_util::sync::CancellationToken;
 
 use super::{Reports, StatusManager, Tracked};
+use crate::client::request_rate::RequestRate;
 
 /// Interval at which each report is compared with the API.
 const RECONCILE: Duration = Duration::from_secs(10);
@@ -63,8 +65,18 @@ enum SyncOutcome {
 
 impl StatusManager {
     /// Sends reports until stopped: on every change, and every ten seconds where the API differs.
-    pub async fn run(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
+    ///
+    /// `client` has no rate limit: changes of Ready are sent at once, other reports at `rate`. A report
+    /// that waits for its turn is sent with its newest content.
+    pub async fn run(
+        self: Arc<Self>,
+        client: kube::Client,
+        rate: Arc<RequestRate>,
+        stop: CancellationToken,
+    ) {
         let work = async {
+            // When the next report that does not change Ready may be sent.
+            let mut turn = None;
             let mut requests = FuturesUnordered::new();
             let mut next_sweep = self.clock.now().mono;
             loop {
@@ -78,15 +90,21 @@ impl StatusManager {
                 // until then several events of a pod become one check.
                 if requests.len() < MAX_CONCURRENT {
                     self.check_changed();
-                    for due in self.due(MAX_CONCURRENT - requests.len()) {
-                        let (this, client) = (self.clone(), client.clone());
+                    for due in self.due(MAX_CONCURRENT - requests.len(), &rate, &mut turn) {
+                        let (this, client, rate) = (self.clone(), client.clone(), rate.clone());
                         requests.push(async move {
                             let outcome = this.sync_pod(&client, &due).await;
+                            if let SyncOutcome::Deleted = outcome {
+                                // The second request for this pod.
+                                rate.reserve();
+                            }
                             (due, outcome)
                         });
                     }
                     let delayed = self.reports.lock().queue.next_delay();
-                    wake = delayed.map_or(wake, |at| at.min(wake));
+                    // A turn that has come waits for a report or for a free request.
+                    let turn = turn.filter(|at| *at > now);
+                    wake = [delayed, turn].into_iter().flatten().fold(wake, Mono::min);
                 }
                 let wait = wake.since(self.clock.now().mono);
                 tokio::select! { biased;
@@ -140,13 +158,23 @@ impl StatusManager {
         self.reports.lock().pods.get(uid).cloned()
     }
 
-    /// The reports to send now, changes of Ready first.
-    fn due(&self, limit: usize) -> Vec<DueReport> {
+    /// The reports to send now, changes of Ready first. `turn` is the time of the next other one, as
+    /// far as it is reserved.
+    fn due(&self, limit: usize, rate: &RequestRate, turn: &mut Option<Mono>) -> Vec<DueReport> {
+        let now = self.clock.now().mono;
         let mut due = Vec::new();
         let mut reports = self.reports.lock();
-        while due.len() < limit
-            && let Some(uid) = reports.queue.next_report()
-        {
+        while due.len() < limit {
+            let next = reports.queue.next_ready_change().or_else(|| {
+                let is_due =
+                    reports.queue.has_other() && *turn.get_or_insert_with(|| rate.reserve()) <= now;
+                let other = if is_due { reports.queue.next_other() } else { None };
+                if other.is_some() {
+                    *turn = None;
+                }
+                other
+            });
+            let Some(uid) = next else { break };
             match self.pod_index.api_uid(&uid) {
                 Some(api_uid) => due.push(DueReport { uid, api_uid }),
                 // Its object was deleted after the check.

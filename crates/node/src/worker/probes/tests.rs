@@ -60,7 +60,7 @@ impl Scene {
             events: recorder,
             status,
             metrics,
-            node_address: None,
+            addresses: watch::channel(Default::default()).1,
             agent_started: clock.now().wall,
         });
         let instance = start(&fake, &pod).await;

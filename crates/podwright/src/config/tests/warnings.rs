@@ -38,6 +38,17 @@ fn settings_without_effect_are_listed_in_one_warning() {
 }
 
 #[test]
+fn joined_machine_that_stays_down_after_a_kernel_error_is_warned_about() {
+    for (flags, want) in [("--kubeconfig=/k", 1), ("", 0)] {
+        let mut bench = Bench::new().file("kubelet.yaml", QUIET);
+        bench.host.stays_down = Some("kernel.panic is 0".to_owned());
+        let warnings = bench.settings(&format!("--config=kubelet.yaml {flags}")).warnings;
+        let found = warnings.iter().filter(|warning| warning.starts_with("kernel.panic is 0: "));
+        assert_eq!(found.count(), want, "{flags}");
+    }
+}
+
+#[test]
 fn options_without_effect_are_listed() {
     assert_eq!(
         warnings(
@@ -49,7 +60,7 @@ fn options_without_effect_are_listed() {
             "--lock-file=/run/lock --exit-on-lock-contention --make-iptables-util-chains=true",
         ),
         ["accepted, but without effect: --exit-on-lock-contention, --lock-file, \
-          cgroupsPerQOS, localStorageCapacityIsolation, kubeAPIBurst, kubeAPIQPS"]
+          cgroupsPerQOS, localStorageCapacityIsolation"]
     );
     assert_eq!(warnings(QUIET, "--cgroups-per-qos"), Vec::<String>::new());
 }

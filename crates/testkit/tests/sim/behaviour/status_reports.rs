@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Phase;
+use podwright_core::throttle::RequestLimit;
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::test_pod::{APP, NODE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, invariants, record};
@@ -31,6 +32,32 @@ fn readiness_gate_makes_the_pod_ready_without_an_inspection() {
         }
         let starts = sim.fake.count(podwright_fake_runtime::Rpc::StartContainer);
         assert_eq!(starts, 1);
+    });
+}
+
+#[test]
+fn changes_of_ready_do_not_wait_for_the_request_rate() {
+    sim::run(async {
+        let request_limit = RequestLimit { per_second: 1, burst: 1 };
+        let sim = Sim::started(Options { request_limit, ..Options::default() }).await;
+        sim.pass(s(30)).await;
+        sim.api.clear_calls();
+        let (pods, began) = (20, sim.age());
+        let names: Vec<String> = (0..pods).map(|n| format!("p{n}")).collect();
+        for name in &names {
+            sim.create(&test_pod(name).container("app", APP)).await;
+        }
+        let ready =
+            |sim: &Sim, name: &str| sim.record.pod(name).is_some_and(|pod| record::is_ready(&pod));
+        // At one request a second, their first reports alone would take longer.
+        sim.until("all are ready", s(12), |sim| names.iter().all(|name| ready(sim, name))).await;
+        sim.pass(s(60)).await;
+        let calls = sim.api.calls();
+        let reports = calls.iter().filter(|call| call.resource == "pods/status").count();
+        let seconds = usize::try_from((sim.age() - began).as_secs()).unwrap();
+        let allowed = pods + seconds + 1;
+        assert!(reports <= allowed, "{reports} reports, {allowed} allowed");
+        assert_invariants(&sim);
     });
 }
 
