@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use super::observation::{Call, Event, Observation};
 use super::transitions;
 
+/// The reason of a sandbox that cannot be created; upstream gives none.
+const NO_SANDBOX: &str = "PodSandboxNotReady";
+
 /// Dead containers are removed in batches shortly after an exit; upstream's timers differ.
 pub(super) fn call_counts(call: &Call) -> bool {
     !matches!(call.method.as_str(), "RemoveContainer" | "RemovePodSandbox")
@@ -68,13 +71,19 @@ fn termination_only(status: &Value) -> Value {
 }
 
 /// Memory without a limit is left out; upstream reads a number back from cgroup v1. The order of
-/// conditions is not compared.
+/// conditions is not compared, nor why there is no sandbox.
 pub(super) fn status(status: &Value) -> Value {
     const NO_LIMIT: &str = "9007199254740988Ki";
     let mut status = amounts(status);
     let conditions = status["conditions"].as_array().cloned();
     if let Some(conditions) = conditions {
-        let by_type = conditions.into_iter().map(|condition| {
+        let by_type = conditions.into_iter().map(|mut condition| {
+            if condition["reason"] == NO_SANDBOX
+                && let Some(fields) = condition.as_object_mut()
+            {
+                fields.remove("reason");
+                fields.remove("message");
+            }
             (condition["type"].as_str().unwrap_or_default().to_owned(), condition)
         });
         status["conditions"] = Value::Object(by_type.collect());
@@ -109,10 +118,16 @@ pub(super) fn without_echo(recorded: &Value, mut reported: Value) -> Value {
 }
 
 /// A debugging container in another container's process namespace is killed by the kernel if that
-/// container exits first, and exits by SIGTERM otherwise.
+/// container exits first, and exits by SIGTERM otherwise. Why there is no sandbox is not compared.
 pub(super) fn transition(reported: &Value) -> Value {
     const KILLED: [i64; 2] = [137, 143];
     let mut reported = amounts(reported);
+    let conditions = reported.get_mut("conditions").and_then(Value::as_object_mut);
+    for condition in conditions.into_iter().flat_map(|conditions| conditions.values_mut()) {
+        if condition[1] == NO_SANDBOX {
+            *condition = json!([condition[0], null, null]);
+        }
+    }
     let debuggers = reported["ephemeralContainerStatuses"].as_array_mut().into_iter().flatten();
     for debugger in debuggers {
         let code = debugger.pointer_mut("/state/terminated/exitCode");
