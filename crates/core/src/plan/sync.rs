@@ -169,7 +169,7 @@ fn restart_all(inputs: &Inputs<'_>, trigger: &Instance) -> Plan {
 
 fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
     let (pod, observed) = (inputs.pod, inputs.observed);
-    if pod.restart_policy == RestartPolicy::Never && attempt > 0 && !observed.instances.is_empty() {
+    if pod.restart_policy == RestartPolicy::Never && attempt > 0 && has_used_its_only_run(inputs) {
         return kill_only(inputs, "the sandbox is gone and restartPolicy is Never");
     }
     let done = |instance: Option<&Instance>, policy: RestartPolicy| {
@@ -211,6 +211,24 @@ fn new_sandbox(inputs: &Inputs<'_>, attempt: u32, replaces: bool) -> Plan {
         plan.steps.extend(starts);
     }
     plan
+}
+
+/// Whether a pod that is never restarted has run, runs, or has failed to initialize. One whose
+/// regular containers never began is initialized again: otherwise it would stay pending for ever.
+/// An init container that still runs ends first, and its exit code decides.
+fn has_used_its_only_run(inputs: &Inputs<'_>) -> bool {
+    inputs.pod.containers.iter().any(|container| {
+        let Some(newest) = inputs.observed.newest(&container.name) else { return false };
+        match (container.kind, &newest.state) {
+            (ContainerKind::Ephemeral, _) | (_, State::Created) => false,
+            (ContainerKind::Regular, _) | (_, State::Running { .. } | State::Unknown) => true,
+            (ContainerKind::Sidecar, State::Exited(_)) => false,
+            (ContainerKind::Init, State::Exited(exit)) => {
+                let after = container.after_exit(exit.code, RestartPolicy::Never);
+                exit.failed() && after == AfterExit::Stay
+            }
+        }
+    })
 }
 
 fn in_sandbox(inputs: &Inputs<'_>) -> Plan {

@@ -247,3 +247,54 @@ fn pod_that_changes_between_its_own_and_the_hosts_network_gets_a_new_sandbox() {
         assert!(steps.contains(&"sandbox 1".to_owned()), "{steps:?}");
     }
 }
+
+#[test]
+fn never_restarted_pod_gets_a_new_sandbox_until_a_regular_container_has_begun() {
+    let pod = || pod("job").restart(RestartPolicy::Never);
+    let pod = pod().init("first").sidecar("side").container("app").build();
+    let lost = || observed(&pod).sandbox("s0", 0, false);
+    for (case_name, seen, again) in [
+        ("init container succeeded", lost().exited("first", 0, t(1)), true),
+        ("init container failed", lost().exited("first", 1, t(1)), false),
+        ("init container runs, its exit code decides", lost().running("first", t(1)), false),
+        ("init container is lost", lost().instance("first", State::Unknown, t(1)), false),
+        (
+            "sidecar ended with the sandbox",
+            lost().exited("first", 0, t(1)).exited("side", 137, t(2)),
+            true,
+        ),
+        (
+            "regular container was only created",
+            lost().exited("first", 0, t(1)).instance("app", State::Created, t(2)),
+            true,
+        ),
+        (
+            "regular container succeeded",
+            lost().exited("first", 0, t(1)).exited("app", 0, t(2)),
+            false,
+        ),
+        ("regular container failed", lost().exited("first", 0, t(1)).exited("app", 1, t(2)), false),
+    ] {
+        let steps = steps_of(&case(pod.clone(), seen.build(), t(5)));
+        let created = steps.contains(&"sandbox 1".to_owned());
+        let initialized = steps.iter().any(|step| step.starts_with("start first"));
+        assert_eq!((created, initialized), (again, again), "{case_name}: {steps:?}");
+    }
+}
+
+#[test]
+fn restart_of_all_containers_stops_the_others_at_once() {
+    let rules = json!({
+        "restartPolicy": "Never",
+        "restartPolicyRules": [
+            { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [7] } },
+        ],
+    });
+    let hook = json!({ "lifecycle": { "preStop": { "sleep": { "seconds": 5 } } } });
+    let pod = pod("web").grace(60).container_with("app", rules).container_with("other", hook);
+    let pod = pod.build();
+    let seen = observed(&pod).sandbox_ready().exited("app", 7, t(1)).running("other", t(1)).build();
+    let plan = decide(&case(pod, seen, t(5)).inputs());
+    let Some(Step::StopContainer(stop)) = plan.steps.first() else { panic!("{:?}", plan.steps) };
+    assert_eq!((&*stop.container, stop.grace, stop.pre_stop), ("other", Duration::ZERO, false));
+}
