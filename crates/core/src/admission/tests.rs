@@ -104,6 +104,13 @@ fn pod_that_does_not_fit_is_rejected_with_the_missing_resource() {
 }
 
 #[test]
+fn pod_that_requests_nothing_is_admitted_to_an_overcommitted_node() {
+    let there = [built(requesting("a", "3", "5Gi"))];
+    let verdict = admit(&pod("p").container("c").build(), &there, &node());
+    assert_eq!(verdict, AdmissionDecision::Admitted);
+}
+
+#[test]
 fn pods_are_counted_and_a_pod_is_not_counted_twice() {
     let there: Vec<_> = ["a", "b", "c"].map(|name| built(pod(name).container("c"))).into();
     let again = admit(&there[0], &there, &node());

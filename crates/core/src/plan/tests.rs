@@ -307,6 +307,28 @@ fn probe_grace_period_applies_to_its_kill_but_not_to_a_deletion() {
 }
 
 #[test]
+fn shorter_grace_period_of_a_request_applies_to_every_container() {
+    let pod = pod("web").grace(60).sidecar("side").container("app").build();
+    let seen = observed(&pod).sandbox_ready().running("side", t(1)).running("app", t(1)).build();
+    let requested = Some(Duration::from_secs(7));
+    let kill = kill::pod(&pod, &seen, &Attempts::default(), requested).unwrap();
+    let given: Vec<_> = kill.stops.iter().map(|stop| stop.grace.as_secs()).collect();
+    assert_eq!(given, [7, 7]);
+}
+
+#[test]
+fn container_stopped_in_a_deleted_pod_has_the_grace_period_of_the_deletion() {
+    let probe = json!({ "livenessProbe": {
+        "exec": { "command": ["false"] }, "terminationGracePeriodSeconds": 5,
+    } });
+    let pod = pod("web").grace(60).container_with("app", probe).deleted(5, 20).build();
+    let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();
+    let (container, instance) = (&pod.containers[0], &seen.instances[0]);
+    let stop = kill::container(&pod, container, instance, StopCause::LivenessFailed, "x".into());
+    assert_eq!(stop.grace, Duration::from_secs(20));
+}
+
+#[test]
 fn sidecars_stop_last_and_in_reverse() {
     let pod = pod("web").sidecar("one").sidecar("two").container("app").ephemeral("shell").build();
     let seen = observed(&pod)

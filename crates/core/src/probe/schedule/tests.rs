@@ -282,6 +282,20 @@ fn after_an_agent_restart_nothing_settles_before_a_probe_has_run() {
 }
 
 #[test]
+fn sidecar_that_was_reported_as_started_is_not_started_up_again_after_an_agent_restart() {
+    let pod = pod("p").sidecar_with("c", startup(json!({}))).container("app").build();
+    let mut fixture = Fixture::of(pod);
+    fixture.agent_started = t(500);
+    let mut report = reported(true).unwrap();
+    report.init_container_statuses = report.container_statuses.take();
+    fixture.reported = Some(report);
+    let settled = fixture.inspect(t(501));
+    let verdicts: Vec<_> = settled.iter().map(|s| (s.kind, s.verdict)).collect();
+    assert_eq!(verdicts, [(ProbeKind::Startup, ProbeVerdict::Success)]);
+    assert_eq!(fixture.schedule.wake_at(), None, "the startup probe does not run again");
+}
+
+#[test]
 fn first_outcome_settles_for_an_unreported_adopted_container() {
     for (case, report, first) in [("unreported", None, true), ("reported", reported(true), false)] {
         let mut fixture = Fixture::new(readiness(json!({})));

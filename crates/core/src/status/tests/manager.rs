@@ -4,7 +4,7 @@ use serde_json::json;
 use super::scene::{Scene, condition_of, container, object, pod, t};
 use crate::lifecycle::Request;
 use crate::pod::{Pod, Source};
-use crate::status::conditions::condition;
+use crate::status::conditions::{ALL_RESTARTING, condition};
 use crate::status::dropped::Dropped;
 use crate::status::manager::{
     Acceptance, CachedStatus, PodLeftovers, ReportTrigger, StatusUpdate, accept, can_be_deleted,
@@ -420,8 +420,20 @@ fn urgent_changes_are_sent_without_delay() {
     let pulling = debugger(json!({ "waiting": { "reason": "ErrImagePull" } }));
     let running = debugger(json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }));
     let ended = debugger(json!({ "terminated": { "exitCode": 0 } }));
+    let restarting = |condition_of: &str| json!({ "conditions": [{ "type": ALL_RESTARTING, "status": condition_of }] });
+    let waits = |reason: &str| {
+        json!({ "containerStatuses": [{
+            "name": "app", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "waiting": { "reason": reason } },
+        }] })
+    };
     for (old, new, want) in [
         (json!({ "podIP": "10.0.0.1" }), json!({ "podIP": "10.0.0.2" }), false),
+        (restarting("False"), restarting("True"), true),
+        (waits("ContainerCreating"), waits("PodInitializing"), false),
+        (waits("ContainerCreating"), waits("ErrImagePull"), true),
+        (waits("ErrImagePull"), waits("ImagePullBackOff"), false),
+        (waits("CrashLoopBackOff"), waits("CreateContainerError"), true),
         (ready("False"), ready("True"), true),
         (json!({ "phase": "Pending" }), json!({ "phase": "Running" }), true),
         (json!({}), waiting.clone(), false),
