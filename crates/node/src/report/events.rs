@@ -360,6 +360,55 @@ mod tests {
         times
     }
 
+    #[test]
+    fn event_after_the_clock_was_set_back_has_the_new_time_and_a_name_of_its_own() {
+        let clock = Clock::manual(podwright_core::builders::t(7200));
+        let (recorder, mut events) = Recorder::new(clock.clone());
+        let record = || recorder.node("node-1", Severity::Normal, "Starting", String::new());
+        record();
+        clock.step_wall(jiff::SignedDuration::from_hours(-1));
+        record();
+        record();
+        let recorded: Vec<Occurrence> = std::iter::from_fn(|| events.try_recv().ok()).collect();
+        let seconds: Vec<i64> = recorded.iter().map(|event| event.at.as_second()).collect();
+        let first = seconds[0];
+        assert_eq!(seconds, [first, first - 3600, first - 3600]);
+        let names: std::collections::BTreeSet<String> = recorded.iter().map(event_name).collect();
+        assert_eq!(names.len(), 3, "{names:?}");
+    }
+
+    /// The UID of the involved object in an event of the node.
+    async fn uid_in_node_event(own_node: OwnNode) -> serde_json::Value {
+        let (sent, mut arrived) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let sent = sent.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let event: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                sent.send(event["involvedObject"]["uid"].clone()).unwrap();
+                Ok::<_, std::convert::Infallible>(Response::new(Body::from(body.to_vec())))
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let clock = Clock::simulated(Timestamp::UNIX_EPOCH);
+        let (recorder, events) = Recorder::new(clock.clone());
+        recorder.node("node-1", Severity::Normal, "Starting", String::new());
+        drop(recorder);
+        let limiter = EventLimiter::new(EventRate::default(), clock);
+        let (own_node, stop) = (watch::channel(own_node).1, CancellationToken::new());
+        deliver(events, limiter, Some(client), "node-1".into(), own_node, stop).await;
+        arrived.try_recv().unwrap()
+    }
+
+    /// kubernetes#139921
+    #[tokio::test(start_paused = true)]
+    async fn event_of_the_node_has_the_uid_of_the_node_object() {
+        let metadata = ObjectMeta { uid: Some("uid-1".into()), ..ObjectMeta::default() };
+        let node = v1::Node { metadata, ..v1::Node::default() };
+        assert_eq!(uid_in_node_event(OwnNode::Present(Arc::new(node))).await, "uid-1");
+        assert_eq!(uid_in_node_event(OwnNode::Absent).await, "node-1", "its name stands for it");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn events_beyond_the_burst_are_sent_at_the_rate_of_the_node() {
         let limited = sent_after(EventRate { per_second: 10, burst: 3 }, 6).await;

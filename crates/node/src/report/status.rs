@@ -117,6 +117,12 @@ impl StatusManager {
         })
     }
 
+    /// Until the guard is dropped, no report is recorded or read.
+    #[cfg(test)]
+    pub(crate) fn block_reports(&self) -> impl Sized + use<'_> {
+        self.reports.lock()
+    }
+
     /// The last report of a pod.
     pub fn get(&self, uid: &PodUid) -> Option<Arc<v1::PodStatus>> {
         self.reports.lock().pods.get(uid).map(|tracked| tracked.entry.status.clone())

@@ -529,6 +529,60 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn inspection_that_began_earlier_does_not_replace_a_newer_one() {
+        let fake = Fake::start(FakeOptions::default());
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
+        let job = builders::pod("job").container("app").build();
+        // The runtime has nothing of the pod; the later inspection saw a sandbox.
+        let newer = builders::observed(&job).sandbox("s", 0, true).build();
+        let newer = Arc::new(ObservedPod { as_of: Mono(Duration::from_secs(60)), ..newer });
+        pleg.cache.lock().insert(job.uid.clone(), watch::Sender::new(Some(newer.clone())));
+        let older = pleg.inspect(&job.uid, &job.name).await.unwrap();
+        assert!(older.sandboxes.is_empty() && older.as_of < newer.as_of);
+        assert_eq!(pleg.cached(&job.uid), Some(newer));
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        pleg.inspect(&job.uid, &job.name).await.unwrap();
+        assert!(pleg.cached(&job.uid).unwrap().sandboxes.is_empty(), "a later one replaces it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pleg_is_unhealthy_three_minutes_after_the_last_relist() {
+        let fake = Fake::start(FakeOptions::default());
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
+        assert_eq!(pleg.unhealthy().as_deref(), Some("pleg has yet to be successful"));
+        pleg.relist(&IgnoreAll).await.unwrap();
+        tokio::time::sleep(RELIST_THRESHOLD - Duration::from_secs(1)).await;
+        assert_eq!(pleg.unhealthy(), None);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let text = "pleg was last seen active 181s ago; threshold is 3m0s";
+        assert_eq!(pleg.unhealthy().as_deref(), Some(text));
+        fake.fail(Rule::on(Rpc::ListPodSandbox, Fault::Error(tonic::Code::Unknown, "x".into())));
+        assert!(pleg.relist(&IgnoreAll).await.is_err());
+        assert!(pleg.unhealthy().is_some(), "a failed relist proves nothing");
+        fake.heal();
+        pleg.relist(&IgnoreAll).await.unwrap();
+        assert_eq!(pleg.unhealthy(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_relist_after_the_observation_contradicts_it() {
+        let fake = Fake::start(FakeOptions::default());
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
+        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
+        let at = |second| Mono(Duration::from_secs(second));
+        let job = builders::pod("job").container("app").build();
+        let seen = |ready| builders::observed(&job).sandbox("s", 0, ready).build();
+        pleg.last.lock().insert(job.uid.clone(), (job.name.clone(), seen(true).listing()));
+        pleg.relisted.send_replace(Some(Relist { began: at(2) }));
+        for (as_of, ready, contradicts) in [(1, false, true), (3, false, false), (1, true, false)] {
+            let observed = ObservedPod { as_of: at(as_of), ..seen(ready) };
+            assert_eq!(pleg.contradicts(&observed), contradicts, "as of {as_of}, ready {ready}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn exit_hints_are_repeated_and_do_not_delay_others() {
         let hints = [
             Ok(cri::Hint::Ended("ended".into())),

@@ -240,6 +240,26 @@ async fn edit_replaces_content_atomically_and_sub_path_keeps_the_old_file() {
     scene.volumes.release(&pod.uid).await.unwrap();
 }
 
+/// A refresh that began before the pod's volumes are released ends after it.
+#[tokio::test]
+async fn no_volume_is_set_up_once_the_release_of_the_pods_volumes_has_begun() {
+    needs_root!();
+    let scene = Scene::new().await;
+    scene.create::<v1::ConfigMap>(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).await;
+    let pod = scene.pod(json!({"volumes": [{"name": "map", "configMap": {"name": "m"}}]})).await;
+    scene.volumes.mount(&pod).await.unwrap();
+    let (map, entry) = (scene.at(&pod, "map"), scene.volumes.known.lock()[&pod.uid].clone());
+    assert!(entry.is_ready());
+    entry.lock_work().await.closed = true;
+    scene.edit_map("m", json!({"a": "2"})).await;
+    scene.edited(&pod).await;
+    scene.volumes.set_up_volumes(&pod).await;
+    assert_eq!(text(map.join("a")), "1");
+    assert!(!entry.is_ready(), "no container starts on them");
+    scene.volumes.release(&pod.uid).await.unwrap();
+    assert!(!map.exists());
+}
+
 #[tokio::test]
 async fn missing_sources_are_named_and_retried() {
     needs_root!();

@@ -178,6 +178,38 @@ async fn readiness_reaches_status_and_worker_and_failures_are_events() {
     assert!(page.contains("probe_type=\"Readiness\",result=\"failed\"} "), "{page}");
 }
 
+/// A worker may decide between the two: its report has to include the verdict already.
+#[tokio::test(start_paused = true)]
+async fn verdict_reaches_the_worker_before_it_reaches_the_status() {
+    let scene = Scene::set(json!({ "livenessProbe": exec(json!({})) })).await;
+    let settled = SettledVerdict {
+        instance: scene.instance.clone(),
+        kind: ProbeKind::Startup,
+        verdict: ProbeVerdict::Success,
+    };
+    let other = Prober {
+        handle: scene.handle.clone(),
+        context: scene.context.clone(),
+        schedule: Schedule::of(&scene.pod).unwrap(),
+        series: HashMap::new(),
+    };
+    let status = scene.context.status.clone();
+    std::thread::scope(|threads| {
+        // While this is held no status can be recorded.
+        let blocked = status.block_reports();
+        let settling = threads.spawn(|| other.settle(&scene.pod, &settled));
+        let limit = std::time::Instant::now() + 10 * SECOND;
+        while scene.verdict(ProbeKind::Startup).is_none() && std::time::Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        let verdict = scene.verdict(ProbeKind::Startup);
+        drop(blocked);
+        settling.join().unwrap();
+        assert_eq!(verdict, Some(ProbeVerdict::Success));
+    });
+    assert_eq!(scene.reported().started, Some(true));
+}
+
 #[tokio::test(start_paused = true)]
 async fn liveness_probe_stops_after_its_failure_threshold() {
     let probe = exec(json!({ "failureThreshold": 2 }));
