@@ -363,6 +363,15 @@ impl RuntimeState {
             self.fail_start(id, &text);
             return Err(Status::unknown(text));
         }
+        if let Some(path) = output::deleted_source(self.options.writes_below.as_deref(), container)
+        {
+            let text = format!(
+                "failed to create containerd task: failed to create shim task: OCI runtime create \
+                 failed: error mounting {path:?}: no such file or directory"
+            );
+            self.fail_start(id, &text);
+            return Err(Status::unknown(text));
+        }
         container.state = State::Running;
         (container.started_at, container.pid) = (started_at, pid);
         output::open_log(self.options.writes_below.as_deref(), container, now);

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use jiff::Timestamp;
@@ -44,6 +45,16 @@ fn host_path(container: &Container, inside: &str) -> Option<String> {
         "" => mount.host_path.clone(),
         rest => format!("{}/{rest}", mount.host_path),
     })
+}
+
+/// The host path of a mount that cannot be bound: what is mounted there has been deleted.
+pub(super) fn deleted_source(below: Option<&Path>, container: &Container) -> Option<String> {
+    let is_deleted = |host_path: &&str| {
+        let found = permitted(below, host_path).map(fs::metadata);
+        found.is_some_and(|found| found.is_ok_and(|found| found.nlink() == 0))
+    };
+    let paths = container.config.mounts.iter().map(|mount| mount.host_path.as_str());
+    paths.filter(is_deleted).map(str::to_owned).next()
 }
 
 fn write(below: Option<&Path>, path: &str, text: &str, append: bool) {

@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 use http::Method;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use podwright_fake_runtime::{Fault, Rpc, Rule};
 use podwright_testkit::sim::test_pod::{APP, test_pod};
 use podwright_testkit::sim::{self, Options, Sim, record};
 use serde_json::json;
 
-use super::s;
 use super::server::{request_page, server};
+use super::{assert_invariants, mounting, s};
 
 #[test]
 fn etc_hosts_stays_the_same_file_when_a_container_restarts() {
@@ -54,6 +57,37 @@ fn config_map_directory_left_without_its_mode_gets_it() {
         sim.start().await;
         sim.until_ready("web").await;
         assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o7777, 0o777);
+    });
+}
+
+/// kubernetes#127602
+#[test]
+fn config_map_edited_while_a_container_with_a_sub_path_starts_does_not_fail_the_start() {
+    if !mounting() {
+        return;
+    }
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.make::<ConfigMap>("settings", json!({ "data": { "k": "old" } })).await;
+        let web = test_pod("web").container("app", APP).edit(|pod| {
+            pod["spec"]["volumes"] = json!([{ "name": "v", "configMap": { "name": "settings" } }]);
+            pod["spec"]["containers"][0]["volumeMounts"] =
+                json!([{ "name": "v", "mountPath": "/k", "subPath": "k" }]);
+        });
+        sim.fake.fail(Rule::on(Rpc::StartContainer, Fault::Delay(s(8))).first(1));
+        let uid = sim.create(&web).await;
+        let starts = |sim: &Sim| sim.fake.count(Rpc::StartContainer) == 1;
+        sim.until("its container starts", s(30), starts).await;
+        let maps: Api<ConfigMap> = Api::namespaced(sim.users_client(), "default");
+        let edit = Patch::Merge(json!({ "data": { "k": "new" } }));
+        maps.patch("settings", &PatchParams::default(), &edit).await.unwrap();
+        sim.until_ready("web").await;
+        assert_eq!(sim.fake.count(Rpc::StartContainer), 1, "{}", sim.history());
+        // The edit is applied when the container has started.
+        let volume = sim.environment.root().join("pods").join(uid).join("volumes");
+        let file = volume.join("kubernetes.io~configmap/v/k");
+        sim.until("the volume is refreshed", s(120), |_| fs::read(&file).unwrap() == b"new").await;
+        assert_invariants(&sim);
     });
 }
 

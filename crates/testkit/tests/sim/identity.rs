@@ -1,6 +1,6 @@
 //! Pods that share a name or a UID, and API objects that are not what they were.
 
-use podwright_fake_runtime::Rpc;
+use podwright_fake_runtime::{Fault, Rpc, Rule};
 use podwright_testkit::sim::api::{ApiFault, ApiRule, Verb};
 use podwright_testkit::sim::test_pod::{APP, APP_2, INIT, NODE, STUBBORN, test_pod};
 use podwright_testkit::sim::{self, Options, Sim};
@@ -59,10 +59,20 @@ fn pod_starts_after_the_orphaned_pod_of_its_uid_has_ended() {
         sim.until_ready(&name).await;
         sim.crash().await;
         sim.remove_manifest("web.json");
+        sim.fake.fail(Rule::on(Rpc::StopPodSandbox, Fault::Delay(s(9))).first(1));
         sim.start().await;
         let stopping = |sim: &Sim| sim.fake.count(Rpc::StopContainer) > 0;
         sim.until("the orphan is being stopped", s(30), stopping).await;
         sim.write_manifest("web.json", &manifest);
+        // Until then it has no worker: two tasks must not act on one pod.
+        let desired = |sim: &Sim| {
+            let pods = sim.node().pod_index.pods();
+            pods.iter().find(|pod| pod.is_static()).map(|pod| pod.uid.clone())
+        };
+        sim.until("its manifest is read", s(8), |sim| desired(sim).is_some()).await;
+        let uid = desired(&sim).unwrap();
+        sim.pass(s(1)).await;
+        assert!(sim.node().pod_index.handle(&uid).is_none());
         let runs = |sim: &Sim| {
             let made = sim.fake.count(Rpc::RunPodSandbox);
             made == 2 && sim.fake.snapshot().running(&name) == ["app"]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
+mod admitting;
 mod behaviour;
 mod chaos;
 mod clocks;
@@ -20,6 +21,7 @@ mod outage;
 mod server;
 mod tokens;
 mod unreadable;
+mod wakeups;
 
 use std::time::Duration;
 
