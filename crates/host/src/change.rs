@@ -18,13 +18,26 @@ use rustix::path::Arg;
 #[cfg(feature = "guard")]
 pub mod guard {
     use std::cell::RefCell;
+    use std::path::{Path, PathBuf};
 
     use rustix::io::Errno;
 
     type Guard = Box<dyn Fn() -> bool>;
+    type Writes = Box<dyn FnMut() -> Option<DiskFault>>;
+
+    /// How a write to a disk fails.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DiskFault {
+        /// ENOSPC
+        Full,
+        /// EIO
+        Broken,
+    }
 
     thread_local! {
         static GUARD: RefCell<Option<Guard>> = const { RefCell::new(None) };
+        static DISK_FAULT: RefCell<Option<Writes>> = const { RefCell::new(None) };
+        static UNMOUNTED: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
     }
 
     /// From now on this thread makes a change only if the guard, called before each change, allows
@@ -33,14 +46,46 @@ pub mod guard {
         GUARD.with_borrow_mut(|place| *place = Some(Box::new(guard)));
     }
 
-    /// Removes the guard of this thread.
+    /// Removes the guard and the disk fault of this thread.
     pub fn leave() {
         GUARD.with_borrow_mut(|place| *place = None);
+        DISK_FAULT.with_borrow_mut(|place| *place = None);
+    }
+
+    /// From now on each change of this thread that takes space on a disk fails if this returns a
+    /// fault.
+    pub fn fail_writes(fault: impl FnMut() -> Option<DiskFault> + 'static) {
+        DISK_FAULT.with_borrow_mut(|place| *place = Some(Box::new(fault)));
+    }
+
+    /// What this thread has unmounted since the last call.
+    pub fn take_unmounted() -> Vec<PathBuf> {
+        UNMOUNTED.take()
     }
 
     pub(super) fn pass() -> rustix::io::Result<()> {
         let passes = GUARD.with_borrow(|guard| guard.as_ref().is_none_or(|guard| guard()));
         if passes { Ok(()) } else { Err(Errno::OWNERDEAD) }
+    }
+
+    /// As [`pass`], for a change that takes space on a disk.
+    pub(super) fn pass_write() -> rustix::io::Result<()> {
+        pass()?;
+        let fault = DISK_FAULT.with_borrow_mut(|fault| fault.as_mut().and_then(|fault| fault()));
+        match fault {
+            None => Ok(()),
+            Some(DiskFault::Full) => Err(Errno::NOSPC),
+            Some(DiskFault::Broken) => Err(Errno::IO),
+        }
+    }
+
+    /// As [`pass_write`], for a change that takes no space if there is something already.
+    pub(super) fn pass_new(exists: impl FnOnce() -> bool) -> rustix::io::Result<()> {
+        if exists() { pass() } else { pass_write() }
+    }
+
+    pub(super) fn note_unmount(target: &Path) {
+        UNMOUNTED.with_borrow_mut(|unmounted| unmounted.push(target.to_owned()));
     }
 }
 
@@ -49,19 +94,33 @@ mod guard {
     pub(super) fn pass() -> rustix::io::Result<()> {
         Ok(())
     }
+
+    pub(super) fn pass_write() -> rustix::io::Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn pass_new(_: impl FnOnce() -> bool) -> rustix::io::Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn note_unmount(_: &std::path::Path) {}
 }
 
 // === Names ===
 
 pub(crate) fn mkdirat(dir: impl AsFd, path: impl Arg, mode: Mode) -> Result<()> {
-    guard::pass()?;
-    rustix::fs::mkdirat(dir, path, mode)
+    let dir = dir.as_fd();
+    path.into_with_c_str(|path| {
+        let exists = || rustix::fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        guard::pass_new(exists)?;
+        rustix::fs::mkdirat(dir, path, mode)
+    })
 }
 
 /// Creates the directory and its missing parents.
 pub fn make_directories(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    guard::pass()?;
+    guard::pass_new(|| path.is_dir())?;
     std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
@@ -76,7 +135,7 @@ pub(crate) fn renameat(
 }
 
 pub(crate) fn symlinkat(target: impl Arg, dir: impl AsFd, name: impl Arg) -> Result<()> {
-    guard::pass()?;
+    guard::pass_write()?;
     rustix::fs::symlinkat(target, dir, name)
 }
 
@@ -101,13 +160,13 @@ pub(crate) fn rmdir(path: &Path) -> Result<()> {
 
 /// Creates a file, readable only by its owner.
 pub(crate) fn create(dir: impl AsFd, name: impl Arg) -> Result<OwnedFd> {
-    guard::pass()?;
+    guard::pass_write()?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)
 }
 
 pub(crate) fn write(file: &mut File, bytes: &[u8]) -> io::Result<()> {
-    guard::pass()?;
+    guard::pass_write()?;
     file.write_all(bytes)
 }
 
@@ -173,5 +232,6 @@ pub(crate) fn propagate(target: &Path, flags: MountPropagationFlags) -> Result<(
 
 pub(crate) fn unmount(target: &Path, flags: UnmountFlags) -> Result<()> {
     guard::pass()?;
+    guard::note_unmount(target);
     rustix::mount::unmount(target, flags)
 }

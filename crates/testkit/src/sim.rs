@@ -6,7 +6,8 @@
 //! a failed run can be repeated.
 //!
 //! *Not* under the seed: tokio's own choice between ready arms of a `select!` that is not biased
-//! (none of ours depends on it), and when the kernel reports a changed manifest within one moment.
+//! (none of ours depends on it), in which order it wakes several receivers of one watch channel, and
+//! when the kernel reports a changed manifest within one moment.
 //!
 //! [`Sim`] is the simulated node with its user; [`invariants`] are the invariants; [`chaos`] generates a
 //! schedule of user actions, faults and crashes from a seed.
@@ -172,9 +173,20 @@ impl Sim {
 
     // === The agent ===
 
-    /// Starts the agent on the state that the previous one left.
+    /// Starts the agent on the state that the previous one left. One that ends because its disk
+    /// cannot be written is started again, as by systemd.
     pub async fn start(&mut self) {
         assert!(self.agent.is_none(), "the agent is already running");
+        loop {
+            let disk_fails = self.environment.writes_fail();
+            let Err(error) = self.try_start().await else { return };
+            assert!(disk_fails, "no node: {error}");
+            self.fake.hang_up();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    async fn try_start(&mut self) -> Result<(), podwright_node::node::StartError> {
         let end = CancellationToken::new();
         Self::guard_changes(end.clone());
         let runtime = self.fake.client_until(Timeouts { call: CALL }, end.clone());
@@ -207,8 +219,14 @@ impl Sim {
             amounts: MachineResources { cpus: 4, memory: 8 << 30, ..MachineResources::default() },
         });
         let config = Config { presence, ..self.config() };
-        let node = Node::start(config, dependencies, version, end.clone()).await;
-        self.agent = Some(Agent { node: node.expect("a node"), end });
+        match Node::start(config, dependencies, version, end.clone()).await {
+            Ok(node) => self.agent = Some(Agent { node, end }),
+            Err(error) => {
+                end.cancel();
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// The agent changes files, mounts and cgroups until its end, and not afterwards. Its clients of
@@ -406,6 +424,14 @@ impl Sim {
         let patch = serde_json::json!({ "spec": { "containers": [container] } });
         let patch = Patch::Strategic(&patch);
         self.pods().patch_subresource("resize", name, &PatchParams::default(), &patch).await.is_ok()
+    }
+
+    /// Adds an ephemeral container. False: the server refused.
+    pub async fn add_ephemeral_container(&self, pod: &str, name: &str, image: &str) -> bool {
+        let container = serde_json::json!({ "name": name, "image": image });
+        let patch = serde_json::json!({ "spec": { "ephemeralContainers": [container] } });
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
+        self.pods().patch_subresource("ephemeralcontainers", pod, &params, &patch).await.is_ok()
     }
 
     /// Creates another object, such as a ConfigMap, with these fields.

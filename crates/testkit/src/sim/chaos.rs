@@ -5,20 +5,18 @@
 //! been violated ([`super::invariants`]). Two pods are never touched: faults around them must not affect
 //! them.
 
+mod faults;
 mod pods;
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use jiff::SignedDuration;
 use podwright_core::pod::Phase;
-use podwright_fake_runtime::{ContainerState, EventFault, Fault, Features, Rpc, Rule};
+use podwright_fake_runtime::{ContainerState, Features};
 use serde_json::json;
 
-use super::api::{ApiFault, ApiRule, Verb};
-use super::crash_point::{Counted, Moment};
 use super::random::SeededRandom;
-use super::test_pod::{APP, APP_2, NODE, TestPod, test_pod};
+use super::test_pod::{APP, APP_2, FAILS, JOB, NODE, TestPod, test_pod};
 use super::{Options, Sim, invariants, record};
 
 /// Time to converge after the faults stop.
@@ -66,6 +64,10 @@ pub struct Chaos {
     /// UIDs, in the API, of pods that are never touched.
     quiet: Vec<String>,
     disturbed: Vec<String>,
+    /// A pull may hang.
+    hung_pulls: bool,
+    /// The current content of the ConfigMap.
+    settings: String,
     made: u64,
     log: Vec<String>,
 }
@@ -82,6 +84,8 @@ pub async fn play(seed: u64) -> Result<Vec<String>, String> {
         requested: Vec::new(),
         quiet: Vec::new(),
         disturbed: Vec::new(),
+        hung_pulls: false,
+        settings: pods::FIRST_SETTING.to_owned(),
         made: 0,
         log: Vec::new(),
     };
@@ -177,7 +181,7 @@ impl Chaos {
     }
 
     async fn act(&mut self) {
-        const WEIGHTS: [u64; 15] = [16, 8, 10, 5, 5, 5, 5, 4, 14, 14, 6, 4, 3, 2, 1];
+        const WEIGHTS: [u64; 19] = [16, 8, 10, 5, 5, 5, 5, 4, 14, 14, 6, 4, 3, 2, 1, 4, 4, 4, 3];
         match self.random.weighted(&WEIGHTS) {
             0 => self.create().await,
             1 => self.update().await,
@@ -193,7 +197,11 @@ impl Chaos {
             11 => self.string_a_wire(),
             12 => self.take_something_down(),
             13 => self.step_clock(),
-            _ => self.reboot().await,
+            14 => self.reboot().await,
+            15 => self.inject_disk_fault(),
+            16 => self.resize().await,
+            17 => self.debug().await,
+            _ => self.edit_settings().await,
         }
     }
 
@@ -333,143 +341,37 @@ impl Chaos {
         }
     }
 
-    // === Faults ===
-
-    /// Interferes with a pod in the runtime.
-    async fn hurt(&mut self) {
-        let Some(place) = self.some_pod(|_| true) else { return };
-        let requested = self.requested[place].clone();
-        let name = requested.shown_as();
-        let containers = requested.test_pod.lasting();
-        let container = (*self.random.of(&containers)).to_owned();
-        let (what, done) = match self.random.below(5) {
-            0 => ("kills", self.sim.fake.kill_container(&name, &container, 1)),
-            1 => ("OOM kill in", self.sim.fake.oom_kill(&name, &container)),
-            2 => ("forgets", self.sim.fake.remove_container_externally(&name, &container)),
-            3 => ("kills the sandbox around", self.sim.fake.kill_sandbox(&name)),
-            _ => ("loses track of", self.sim.fake.lose_state_of(&name, &container)),
-        };
-        self.log_action(format_args!("external change: {what} {name}/{container}: {done}"));
-    }
-
-    fn inject_runtime_fault(&mut self) {
-        if self.random.percent(15) {
-            let fault = match self.random.below(3) {
-                0 => EventFault::Drop,
-                1 => EventFault::Duplicate,
-                _ => EventFault::Late(Duration::from_millis(self.random.below(20_000))),
-            };
-            let first = 1 + self.random.below(10);
-            self.log_action(format_args!("the next {first} events: {fault:?}"));
-            self.sim.fake.disturb_events(Rule::on_events(fault).first(first));
+    /// Changes the CPU request of a pod that has one.
+    async fn resize(&mut self) {
+        let Some(place) = self.some_pod(|a| a.file.is_none() && pods::is_resizable(&a.test_pod))
+        else {
             return;
-        }
-        let rpc = *self.random.of(&RPCS);
-        let fault = self.runtime_fault();
-        let first = 1 + self.random.below(4);
-        let mut rule = Rule::on(rpc, fault.clone()).first(first);
-        let pod = self.some_pod(|_| true).filter(|_| self.random.percent(40));
-        if let Some(place) = pod {
-            rule = rule.pod(self.requested[place].shown_as());
-        }
-        self.log_action(format_args!(
-            "the next {first} {rpc:?} (one pod: {}): {fault:?}",
-            pod.is_some()
-        ));
-        self.sim.fake.fail(rule);
-    }
-
-    fn runtime_fault(&mut self) -> Fault {
-        let code = *self.random.of(&[
-            podwright_fake_runtime::Code::Unknown,
-            podwright_fake_runtime::Code::Unavailable,
-            podwright_fake_runtime::Code::DeadlineExceeded,
-            podwright_fake_runtime::Code::ResourceExhausted,
-        ]);
-        let wait = Duration::from_millis(self.random.below(15_000));
-        match self.random.below(9) {
-            0 => Fault::Error(code, "a fault of the simulation".into()),
-            1 => Fault::DoneButError(code, "a fault of the simulation".into()),
-            2 => Fault::Delay(wait),
-            3 => Fault::Hang,
-            4 => Fault::Late(wait),
-            5 => Fault::Disconnect,
-            6 => Fault::DoneButDisconnect,
-            7 => Fault::Twice,
-            _ => Fault::Overtaken(wait),
-        }
-    }
-
-    fn inject_api_fault(&mut self) {
-        if self.random.percent(15) {
-            self.log_action("the watches break");
-            return self.sim.api.break_watches();
-        }
-        let (verb, resource) = match self.random.below(10) {
-            0 => (Verb::Get, "configmaps"),
-            _ => *self.random.of(&REQUESTS),
         };
-        let mut faults = ApiFault::each();
-        faults.extend(REFUSALS.map(ApiFault::Error));
-        let fault = self.random.of(&faults).clone();
-        let first = 1 + self.random.below(5);
-        self.log_action(format_args!("the next {first} {verb} {resource}: {fault:?}"));
-        self.sim.api.fail(ApiRule::on(verb, resource, fault).first(first));
-    }
-
-    async fn crash(&mut self) {
-        let away = Duration::from_millis(self.random.below(6_000));
-        self.log_action(format_args!("the agent is down for {away:?}"));
-        self.sim.crash().await;
-        self.sim.pass(away).await;
-        self.sim.start().await;
-    }
-
-    /// The agent will be killed at one of its next steps.
-    fn string_a_wire(&mut self) {
-        let moment = *self.random.of(&[Moment::Before, Moment::After]);
-        let at = 1 + self.random.below(12);
-        let counted = *self.random.of(&[Counted::Changes, Counted::Files]);
-        self.log_action(format_args!(
-            "the agent will be killed at step {at} of {counted:?}, {moment:?}"
-        ));
-        self.sim.trip(at, moment, counted);
-    }
-
-    fn take_something_down(&mut self) {
-        let away = Duration::from_millis(self.random.below(45_000));
-        if self.random.percent(50) {
-            self.log_action(format_args!("the runtime is down for {away:?}"));
-            let fake = self.sim.fake.clone();
-            fake.go_down();
-            tokio::spawn(async move {
-                tokio::time::sleep(away).await;
-                fake.come_up();
-            });
-        } else {
-            self.log_action(format_args!("the API is down for {away:?}"));
-            let api = self.sim.api.clone();
-            api.go_down();
-            tokio::spawn(async move {
-                tokio::time::sleep(away).await;
-                api.come_up();
-            });
+        let name = self.requested[place].test_pod.name().to_owned();
+        let cpu = *self.random.of(&pods::CPU_REQUESTS);
+        self.log_action(format_args!("resize {name} to {cpu}"));
+        if self.sim.resize(&name, "app", json!({ "cpu": cpu })).await {
+            let test_pod = self.requested[place].test_pod.clone();
+            self.requested[place].test_pod = pods::with_cpu(test_pod, cpu);
         }
     }
 
-    /// By less than a pod with a deadline may be late in the end.
-    fn step_clock(&mut self) {
-        let seconds = *self.random.of(&[-60, -10, -1, 1, 10, 60]);
-        self.log_action(format_args!("the wall clock steps by {seconds} s"));
-        self.sim.clock.step_wall(SignedDuration::from_secs(seconds));
+    /// Adds an ephemeral container to a pod.
+    async fn debug(&mut self) {
+        let Some(place) = self.some_pod(|a| a.file.is_none()) else { return };
+        let name = self.requested[place].test_pod.name().to_owned();
+        let container = format!("{}{}", pods::DEBUGGER, self.made);
+        self.made += 1;
+        let image = *self.random.of(&[APP, JOB, FAILS]);
+        self.log_action(format_args!("debug {name} with {container}, {image}"));
+        self.sim.add_ephemeral_container(&name, &container, image).await;
     }
 
-    async fn reboot(&mut self) {
-        self.log_action("the machine reboots");
-        // Containers do not survive the reboot; until here they should have.
-        self.disturbed.extend(self.disturbances());
-        self.quiet.clear();
-        self.sim.reboot().await;
+    async fn edit_settings(&mut self) {
+        let content = self.random.below(1000).to_string();
+        self.log_action(format_args!("new content {content} of the ConfigMap"));
+        pods::edit_settings(&self.sim, &content).await;
+        self.settings = content;
     }
 
     fn disturbances(&self) -> Vec<String> {
@@ -483,6 +385,11 @@ impl Chaos {
         self.sim.fake.heal();
         self.sim.fake.come_up();
         self.sim.api.heal();
+        self.sim.environment.heal_disk();
+        if self.hung_pulls {
+            // A runtime ends a pull that makes no progress; the agent does so after hours.
+            self.sim.fake.hang_up();
+        }
         self.restart_crashed_agent().await;
         self.sim.untrip();
     }
@@ -547,11 +454,14 @@ impl Chaos {
         let mine = |pod: &podwright_fake_runtime::PodRef| {
             pod.is(name) && requested.uid.as_ref().is_none_or(|uid| pod.uid.as_str() == uid)
         };
+        // Ephemeral containers run once, if at all.
+        let goes_on = requested.expect == ExpectedState::Runs;
         let running: Vec<&str> = snapshot
             .containers
             .iter()
             .filter(|c| mine(&c.pod) && c.state == ContainerState::Running)
             .map(|c| c.name.as_str())
+            .filter(|name| !goes_on || !name.starts_with(pods::DEBUGGER))
             .collect();
         match requested.expect {
             ExpectedState::Runs => {
@@ -567,8 +477,8 @@ impl Chaos {
                 if phase != Phase::Running || !record::is_ready(&pod) {
                     return Some(format!("{name} runs but is {} in the API", phase.as_str()));
                 }
-                stale_image(&requested.test_pod, &pod)
-                    .map(|c| format!("{name}: {c} has an old image"))
+                pods::outdated(&self.sim, requested, &pod, &self.settings)
+                    .map(|what| format!("{name}: {what}"))
             }
             ExpectedState::Succeeds if phase == Phase::Succeeded && running.is_empty() => None,
             ExpectedState::Ends if phase.is_terminal() && running.is_empty() => None,
@@ -597,51 +507,3 @@ impl Chaos {
         trace
     }
 }
-
-/// A container whose status does not show the requested image.
-fn stale_image(test_pod: &TestPod, pod: &k8s_openapi::api::core::v1::Pod) -> Option<String> {
-    let containers = test_pod.value()["spec"]["containers"].as_array()?;
-    let shown = record::containers(pod);
-    containers.iter().find_map(|c| {
-        let name = c["name"].as_str()?;
-        let status = shown.iter().find(|status| status.name == name)?;
-        (Some(status.image.as_str()) != c["image"].as_str()).then(|| name.to_owned())
-    })
-}
-
-/// Responses of a server that does not accept the agent's credentials, or lost an object.
-const REFUSALS: [u16; 3] = [401, 403, 404];
-
-/// Calls that an agent makes.
-pub const RPCS: [Rpc; 16] = [
-    Rpc::Version,
-    Rpc::Status,
-    Rpc::RunPodSandbox,
-    Rpc::StopPodSandbox,
-    Rpc::RemovePodSandbox,
-    Rpc::ListPodSandbox,
-    Rpc::PodSandboxStatus,
-    Rpc::CreateContainer,
-    Rpc::StartContainer,
-    Rpc::StopContainer,
-    Rpc::RemoveContainer,
-    Rpc::ListContainers,
-    Rpc::ContainerStatus,
-    Rpc::PullImage,
-    Rpc::ImageStatus,
-    Rpc::Subscribe,
-];
-
-/// Requests that an agent makes about pods.
-pub const REQUESTS: [(Verb, &str); 10] = [
-    (Verb::List, "pods"),
-    (Verb::Watch, "pods"),
-    (Verb::Get, "pods"),
-    (Verb::Create, "pods"),
-    (Verb::Delete, "pods"),
-    (Verb::Patch, "pods/status"),
-    (Verb::Get, "nodes"),
-    (Verb::Create, "events"),
-    (Verb::List, "services"),
-    (Verb::Watch, "services"),
-];

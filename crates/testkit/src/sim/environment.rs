@@ -1,11 +1,14 @@
 //! Directories of a simulated node: its root, logs, manifests and cgroups.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use podwright_host::cgroup::{Cgroups, Owner};
-use podwright_host::change::guard;
+use podwright_host::change::guard::{self, DiskFault};
 use podwright_host::{machine, mounts};
 use tempfile::TempDir;
 
@@ -17,6 +20,10 @@ const MOST_AT_ONCE: usize = 8;
 pub struct Environment {
     directory: PathBuf,
     place: Ownership,
+    /// What was unmounted so far.
+    unmounted: RefCell<Vec<PathBuf>>,
+    /// How many writes to the disk will fail.
+    write_faults: Arc<AtomicU64>,
 }
 
 /// Ownership of the directory.
@@ -49,7 +56,13 @@ impl Environment {
         let environment = environment.unwrap_or_else(|| {
             let any = tempfile::tempdir_in(base()).or_else(|_| tempfile::tempdir());
             let any = any.expect("a temporary directory");
-            Self { directory: any.path().to_owned(), place: Ownership::Any { _directory: any } }
+            let directory = any.path().to_owned();
+            Self {
+                directory,
+                place: Ownership::Any { _directory: any },
+                unmounted: RefCell::default(),
+                write_faults: Arc::default(),
+            }
         });
         for directory in [
             environment.root(),
@@ -59,7 +72,35 @@ impl Environment {
         ] {
             std::fs::create_dir_all(directory).expect("a directory");
         }
+        // Removing an earlier simulation's directory may have unmounted something.
+        guard::take_unmounted();
         environment
+    }
+
+    /// What the agent has unmounted since the simulation began.
+    pub fn unmounted(&self) -> Vec<PathBuf> {
+        let mut unmounted = self.unmounted.borrow_mut();
+        unmounted.extend(guard::take_unmounted());
+        unmounted.clone()
+    }
+
+    /// From now on the next `count` changes that take space on a disk fail.
+    pub fn fail_writes(&self, fault: DiskFault, count: u64) {
+        self.write_faults.store(count, Relaxed);
+        let left = self.write_faults.clone();
+        guard::fail_writes(move || {
+            let fails = left.load(Relaxed) > 0;
+            fails.then(|| left.fetch_sub(1, Relaxed));
+            fails.then_some(fault)
+        });
+    }
+
+    pub fn heal_disk(&self) {
+        self.write_faults.store(0, Relaxed);
+    }
+
+    pub fn writes_fail(&self) -> bool {
+        self.write_faults.load(Relaxed) > 0
     }
 
     /// A test may have more than one simulation: each has a directory of its own, numbered in order
@@ -79,7 +120,8 @@ impl Environment {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        Ok(Self { directory, place: Ownership::Own { _lock: lock } })
+        let place = Ownership::Own { _lock: lock };
+        Ok(Self { directory, place, unmounted: RefCell::default(), write_faults: Arc::default() })
     }
 
     pub fn path(&self) -> &Path {
@@ -88,6 +130,11 @@ impl Environment {
 
     pub fn root(&self) -> PathBuf {
         self.directory.join("kubelet")
+    }
+
+    /// The directories of the pods.
+    pub fn pods(&self) -> PathBuf {
+        self.root().join("pods")
     }
 
     pub fn logs(&self) -> PathBuf {

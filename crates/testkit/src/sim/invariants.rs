@@ -7,6 +7,7 @@ mod starts;
 mod termination;
 #[cfg(test)]
 mod tests;
+mod unmounts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,14 +42,18 @@ pub fn violations(sim: &Sim) -> Vec<String> {
     let recorded_pods = sim.record.recorded_pods();
     violations.extend(changed_terminal_phases(&recorded_pods));
     violations.extend(starts_after_terminal_phase(sim, &recorded_pods));
-    violations.extend(grown_grace_periods(sim));
     let facts =
         Facts { recorded_pods, calls: sim.fake.calls(), changes: sim.fake.instance_changes() };
+    violations.extend(termination::grown_grace_periods(&facts));
     violations.extend(starts::restarts_in_spite_of_never(&facts));
+    violations.extend(starts::repeated_ephemeral_starts(&facts));
     violations.extend(starts::starts_before_initialization(&facts));
     violations.extend(termination::sidecars_stopped_too_early(&facts));
     violations.extend(reports::wrong_restart_counts(&facts));
     violations.extend(reports::changed_terminated_states(&facts));
+    let unmounted = sim.environment.unmounted();
+    let unmounted = unmounted.iter().map(std::path::PathBuf::as_path);
+    violations.extend(unmounts::outside_of_volumes(&sim.environment.pods(), unmounted));
     if sim.is_running() {
         violations.extend(removal::kept_too_long(&facts, &sim.fake.snapshot(), sim.age()));
     }
@@ -93,21 +98,6 @@ fn starts_after_terminal_phase(sim: &Sim, recorded_pods: &[RecordedPod]) -> Vec<
         end.is_some_and(|end| call.at > *end)
     });
     late.map(|call| format!("started after the pod was terminal: {call}")).collect()
-}
-
-/// The grace period of a container that is being stopped never grows.
-fn grown_grace_periods(sim: &Sim) -> Vec<String> {
-    let mut given: BTreeMap<String, i64> = BTreeMap::new();
-    let mut violations = Vec::new();
-    for call in sim.fake.calls().iter().filter(|call| call.rpc == Rpc::StopContainer) {
-        let (Some(id), Some(grace)) = (&call.about.container_id, call.grace) else { continue };
-        let least = given.entry(id.clone()).or_insert(grace);
-        if grace > *least {
-            violations.push(format!("more grace than the {least} s before: {call}"));
-        }
-        *least = grace.min(*least);
-    }
-    violations
 }
 
 /// Effects on a pod that is never touched: once ready, it should stay ready, with the same

@@ -60,7 +60,7 @@ fn one_seed() {
 
 #[test]
 fn same_seed_gives_the_same_run() {
-    for seed in [7, 8] {
+    for seed in [8, 9] {
         let (one, two) = (sim::run(chaos::play(seed)), sim::run(chaos::play(seed)));
         let (one, two) = (one.unwrap(), two.unwrap());
         let differs = one.iter().zip(&two).position(|(a, b)| a != b);

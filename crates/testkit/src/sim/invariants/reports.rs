@@ -3,38 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1;
-use podwright_fake_runtime::{InstanceChange, InstanceEvent, Rpc};
+use podwright_fake_runtime::{Fault, InstanceChange, InstanceEvent, Rpc};
 
 use super::facts::Facts;
 use crate::sim::record;
 
-/// Whether an instance whose process never began may or may not count as a restart.
+/// The restart count of a reported instance: at least the instances of its container that began
+/// before it, at most the CreateContainer calls before its own, and those after it that began
+/// nothing. So it is exact where every creation led to a start.
 ///
-/// Not enforced there, so the count depends on timing:
-/// - CreateContainer succeeded, and then the agent is killed or StartContainer does not reach the
-///   runtime. The agent removes the instance. It takes the next attempt number, and reports it as
-///   restartCount, if it still observes the removed instance when it creates the next one;
-///   otherwise it takes the same number again.
-///   `agent_killed_after_each_request_before_the_response`; seed 4000008.
-/// - CreateContainer got no response in time. The next one takes the next attempt number, although
-///   there never was an instance: seed 3000013.
-/// - Not enforced for init containers after a removal: the sandbox is lost, the agent removes the
-///   dead instance of an init container or sidecar, and creates the next one only when it does not
-///   observe the removed one any more; it counts from 0 again. Seed 9000022 (reboot, then the
-///   runtime is down).
-const UNSTARTED_INSTANCES_MAY_COUNT: bool = true;
-
-/// The restart count of a reported instance is the number of instances of its container for which
-/// StartContainer was sent before it. Not checked where the runtime lost an instance. A static pod
-/// that came back may count from its return, or from its first life.
+/// As upstream, the count is the attempt number, and the next instance takes the number after the
+/// highest that the agent observes. So an instance that was created and never began counts if the
+/// agent observed it, and a creation without a response does, because its name may be taken, also
+/// if the call was lost with a broken connection before it arrived. If an instance that never began
+/// is removed, its number is reported with the ID of the one before it.
+/// An init container that was removed with its sandbox counts from zero again when nothing is left
+/// of it, as upstream.
+///
+/// Not checked where the runtime lost an instance. A static pod that came back may count from its
+/// return, or from its first life.
 pub(super) fn wrong_restart_counts(facts: &Facts) -> Vec<String> {
-    restart_counts_other_than_starts(facts, UNSTARTED_INSTANCES_MAY_COUNT)
-}
-
-pub(super) fn restart_counts_other_than_starts(
-    facts: &Facts,
-    unstarted_instances_may_count: bool,
-) -> Vec<String> {
     let mut instances: BTreeMap<Key<'_>, Instances<'_>> = BTreeMap::new();
     let mut owners: BTreeMap<&str, [Key<'_>; 2]> = BTreeMap::new();
     for (life, change) in facts.lives().into_iter().zip(&facts.changes) {
@@ -54,16 +42,15 @@ pub(super) fn restart_counts_other_than_starts(
             let reported = usize::try_from(status.restart_count).unwrap_or(usize::MAX);
             let keys = owners.get(id).into_iter().flatten();
             let known: Vec<&Instances<'_>> = keys.filter_map(|key| instances.get(key)).collect();
-            let most = creates_before(facts, id);
+            let creations = creates_before(facts, id);
             let spec = recorded.pod.spec.as_ref();
             let mut init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
             let is_init = init.any(|init| init.name == status.name);
             let valid = known.is_empty()
                 || known.iter().any(|of_container| {
-                    let tolerated = unstarted_instances_may_count.then_some(most);
                     let forgotten = is_init && of_container.after_removal.contains(&id);
-                    of_container.allow(id, reported, tolerated)
-                        || unstarted_instances_may_count && forgotten && reported <= most
+                    of_container.allow(id, reported, creations)
+                        || forgotten && reported <= creations
                 });
             if !valid {
                 let (name, pod) = (&status.name, recorded.name());
@@ -79,7 +66,8 @@ pub(super) fn restart_counts_other_than_starts(
     violations.into_iter().collect()
 }
 
-/// How many CreateContainer calls for the container of this instance came before its own.
+/// How many CreateContainer calls for the container of this instance came before its own, or may
+/// have been lost.
 fn creates_before(facts: &Facts, id: &str) -> usize {
     let created = |c: &&InstanceChange| c.container_id == id && c.event == InstanceEvent::Created;
     let Some(own) = facts.changes.iter().find(created) else { return 0 };
@@ -89,7 +77,12 @@ fn creates_before(facts: &Facts, id: &str) -> usize {
             && call.about.pod.as_ref().is_some_and(|pod| pod.uid == own.pod.uid)
             && call.about.container.as_ref() == Some(&own.container)
     });
-    creates.count().saturating_sub(1)
+    let breaks = |fault: &Fault| matches!(fault, Fault::Disconnect | Fault::DoneButDisconnect);
+    let broken = facts
+        .calls
+        .iter()
+        .filter(|call| call.seq < own.before && call.fault.as_ref().is_some_and(breaks));
+    creates.count().saturating_sub(1) + broken.count()
 }
 
 /// UID of the pod on the node, name of the container, life of the pod; without one: all lives.
@@ -138,16 +131,11 @@ impl<'a> Instances<'a> {
             .map(|ids| ids.iter().filter(|other| earlier.contains(other)).count())
     }
 
-    /// `most`: how many CreateContainer calls came before, if those may count that started nothing.
-    fn allow(&self, id: &str, reported: usize, most: Option<usize>) -> bool {
-        let [created, requested, begun] = self.before(id);
-        // An unstarted successor: its number is reported with the ID of the instance before it, seed
-        // 9000167.
-        let later = self.created.iter().skip_while(|other| **other != id);
-        let unstarted = later.filter(|other| !self.requested.contains(other)).count();
-        let tolerated =
-            most.is_some_and(|most| (begun..=most.max(created) + unstarted).contains(&reported));
-        self.lost || reported == requested || tolerated
+    fn allow(&self, id: &str, reported: usize, creations: usize) -> bool {
+        let [created, _, begun] = self.before(id);
+        let later = self.created.iter().skip_while(|other| **other != id).skip(1);
+        let unstarted = later.filter(|other| !self.begun.contains(other)).count();
+        self.lost || (begun..=creations.max(created) + unstarted).contains(&reported)
     }
 }
 

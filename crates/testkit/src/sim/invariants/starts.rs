@@ -55,6 +55,26 @@ pub(super) fn restarts_in_spite_of_never(facts: &Facts) -> Vec<String> {
     violations
 }
 
+/// An ephemeral container starts at most once, whatever happens to its sandbox.
+pub(super) fn repeated_ephemeral_starts(facts: &Facts) -> Vec<String> {
+    let mut violations = Vec::new();
+    for (uid, spec) in facts.specs() {
+        for container in spec.ephemeral_containers.iter().flatten() {
+            let key = (uid, container.name.as_str());
+            let changes = facts.changes_of(key);
+            let started = changes.filter(|(_, change)| change.event == InstanceEvent::Started);
+            let started = started.count();
+            // One that was lost before it was reported is unknown.
+            if started > 1 + facts.losses(key) {
+                let name = &container.name;
+                violations
+                    .push(format!("ephemeral container {name} of {uid} started {started} times"));
+            }
+        }
+    }
+    violations
+}
+
 fn is_never(spec: &v1::PodSpec, container: &v1::Container) -> bool {
     let own = container.restart_policy.as_deref();
     own.or(spec.restart_policy.as_deref()) == Some("Never")

@@ -1,5 +1,6 @@
-//! Invariant of termination: sidecars end last.
+//! Invariants of termination: sidecars end last, and grace periods do not grow.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
@@ -9,6 +10,29 @@ use super::facts::{Facts, node_uid, sidecars};
 
 /// An agent counts whole seconds.
 const ROUNDING: Duration = Duration::from_secs(1);
+
+/// The grace period of a container never grows while its pod is being deleted, also across agents.
+/// (Any other pod may run on, so a repeated stop has the whole grace period again.)
+pub(super) fn grown_grace_periods(facts: &Facts) -> Vec<String> {
+    let mut given: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut violations = Vec::new();
+    for call in facts.calls.iter().filter(|call| call.rpc == Rpc::StopContainer) {
+        let (Some(pod), Some(id), Some(grace)) =
+            (&call.about.pod, &call.about.container_id, call.grace)
+        else {
+            continue;
+        };
+        if facts.deleted_at(pod.uid.as_str()).is_none_or(|at| at > call.at) {
+            continue;
+        }
+        let least = given.entry(id.as_str()).or_insert(grace);
+        if grace > *least {
+            violations.push(format!("more grace than the {least} s before: {call}"));
+        }
+        *least = grace.min(*least);
+    }
+    violations
+}
 
 /// When a pod ends, a sidecar is stopped only after every regular container and every later
 /// sidecar has ended, unless the grace period is over.

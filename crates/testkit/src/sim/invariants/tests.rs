@@ -1,5 +1,6 @@
 //! Each invariant is violated by a journal made for it, and not by the valid one beside it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use podwright_fake_runtime::{
 use serde_json::{Value, json};
 
 use super::facts::Facts;
-use super::{removal, reports, starts, termination};
+use super::{removal, reports, starts, termination, unmounts};
 use crate::sim::record::RecordedPod;
 use crate::sim::test_pod::{APP, INIT, JOB, TestPod, test_pod};
 
@@ -182,6 +183,24 @@ fn second_start_in_spite_of_never_is_a_violation() {
 }
 
 #[test]
+fn second_start_of_an_ephemeral_container_is_a_violation() {
+    let pod = test_pod("web").container("app", APP).edit(|pod| {
+        pod["spec"]["ephemeralContainers"] = json!([{ "name": "debug", "image": APP }]);
+    });
+    let once = || journal(&pod).runs("debug/1/s1").exits("debug/1/s1", 1);
+    let lost = || once().change("debug/1/s1", InstanceEvent::RemovedExternally);
+    for (case, journal, want) in [
+        ("once", once(), 0),
+        ("again", once().runs("debug/2/s1"), 1),
+        ("again in a new sandbox", once().runs("debug/2/s2"), 1),
+        ("its first instance was lost", lost().runs("debug/2/s1"), 0),
+    ] {
+        let found = starts::repeated_ephemeral_starts(&journal.facts);
+        assert_eq!(found.len(), want, "{case}: {found:?}");
+    }
+}
+
+#[test]
 fn start_before_initialization_is_a_violation() {
     let pod = test_pod("web").init("first", INIT).sidecar("side", APP).container("app", APP);
     let begun = || journal(&pod).runs("first/1/s1");
@@ -227,7 +246,26 @@ fn sidecar_stopped_before_what_depends_on_it_is_a_violation() {
 }
 
 #[test]
-fn restart_count_other_than_the_number_of_earlier_starts_is_a_violation() {
+fn grown_grace_period_of_a_deleted_pod_is_a_violation() {
+    let pod = test_pod("web").container("app", APP);
+    let stop =
+        |journal: Written, grace: i64| journal.call(Rpc::StopContainer, "app/1/s1", Some(grace));
+    let running = || journal(&pod).runs("app/1/s1");
+    let deleted =
+        || running().shows(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
+    for (case, journal, want) in [
+        ("shorter", stop(stop(deleted(), 10), 5), 0),
+        ("same", stop(stop(deleted(), 10), 10), 0),
+        ("longer", stop(stop(deleted(), 5), 10), 1),
+        ("stopped for another reason", stop(stop(running(), 5), 10), 0),
+    ] {
+        let found = termination::grown_grace_periods(&journal.facts);
+        assert_eq!(found.len(), want, "{case}: {found:?}");
+    }
+}
+
+#[test]
+fn restart_count_other_than_the_number_of_earlier_instances_is_a_violation() {
     let pod = test_pod("web").container("app", APP);
     let report = |journal: Written, id: &str, count: i32| {
         let id = format!("containerd://{id}");
@@ -242,27 +280,33 @@ fn restart_count_other_than_the_number_of_earlier_starts_is_a_violation() {
         let requested = journal(&pod).change("app/1/s1", Created);
         requested.change("app/1/s1", StartRequested).runs("app/2/s1")
     };
+    let failed_successor = || {
+        let created = journal(&pod).runs("app/1/s1").exits("app/1/s1", 1);
+        let created = created.change("app/2/s1", Created).change("app/2/s1", StartRequested);
+        created.change("app/2/s1", Removed)
+    };
     let lost = || {
         let lost = journal(&pod).runs("app/1/s1");
         lost.change("app/1/s1", InstanceEvent::RemovedExternally).runs("app/2/s1")
     };
-    for (case, facts, strict, enforced) in [
-        ("first", report(journal(&pod).runs("app/1/s1"), "1", 0), 0, 0),
-        ("first as second", report(journal(&pod).runs("app/1/s1"), "1", 1), 1, 1),
-        ("second", report(twice(), "2", 1), 0, 0),
-        ("second as first", report(twice(), "2", 0), 1, 1),
-        ("second as third", report(twice(), "2", 2), 1, 1),
-        ("after one that never started", report(unstarted(), "2", 0), 0, 0),
-        ("counts one that never started", report(unstarted(), "2", 1), 1, 0),
-        ("counts more than were created", report(unstarted(), "2", 2), 1, 1),
-        ("start that arrived nowhere", report(unreached(), "2", 1), 0, 0),
-        ("does not count a start that arrived nowhere", report(unreached(), "2", 0), 1, 0),
-        ("an instance was lost", report(lost(), "2", 0), 0, 0),
+    for (case, facts, want) in [
+        ("first", report(journal(&pod).runs("app/1/s1"), "1", 0), 0),
+        ("first as second", report(journal(&pod).runs("app/1/s1"), "1", 1), 1),
+        ("second", report(twice(), "2", 1), 0),
+        ("second as first", report(twice(), "2", 0), 1),
+        ("second as third", report(twice(), "2", 2), 1),
+        ("after one that never began", report(unstarted(), "2", 0), 0),
+        ("counts one that never began", report(unstarted(), "2", 1), 0),
+        ("counts more than were created", report(unstarted(), "2", 2), 1),
+        ("counts a start that arrived nowhere", report(unreached(), "2", 1), 0),
+        ("does not count a start that arrived nowhere", report(unreached(), "2", 0), 0),
+        ("counts a removed successor that never began", report(failed_successor(), "1", 1), 0),
+        ("counts a removed successor twice", report(failed_successor(), "1", 2), 1),
+        ("counts a successor that began", report(twice(), "1", 1), 1),
+        ("an instance was lost", report(lost(), "2", 0), 0),
     ] {
-        let found = reports::restart_counts_other_than_starts(&facts, false);
-        assert_eq!(found.len(), strict, "{case}: {found:?}");
         let found = reports::wrong_restart_counts(&facts);
-        assert_eq!(found.len(), enforced, "{case}: {found:?}");
+        assert_eq!(found.len(), want, "{case}: {found:?}");
     }
 }
 
@@ -335,5 +379,23 @@ fn dead_things_of_a_removed_pod_are_a_violation_after_garbage_collection() {
     ] {
         let found = removal::kept_too_long(&journal.facts, snapshot, now);
         assert_eq!(found.len(), want, "{case}: {found:?}");
+    }
+}
+
+#[test]
+fn unmount_of_what_is_no_volume_is_a_violation() {
+    let pods = Path::new("/var/lib/kubelet/pods");
+    for (path, want) in [
+        ("/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir/scratch", 0),
+        ("/var/lib/kubelet/pods/u1/volume-subpaths/map/app/0", 0),
+        ("/var/lib/kubelet/pods/u1/volume-subpaths/map/app/data", 1),
+        ("/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir", 1),
+        ("/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir/scratch/below", 1),
+        ("/var/lib/kubelet/pods/u1/volumes/../volumes/a", 1),
+        ("/var/lib/kubelet/pods/u1", 1),
+        ("/mnt/data", 1),
+    ] {
+        let found = unmounts::outside_of_volumes(pods, [Path::new(path)].into_iter());
+        assert_eq!(found.len(), want, "{path}: {found:?}");
     }
 }
