@@ -9,11 +9,13 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, Request, header};
 use hyper::body::Incoming;
-use podwright_http::{ConnectionLimiter, ConnectionPermit, HttpVersion, keep_alive, serve_http};
+use podwright_http::{
+    ConnectionLimiter, ConnectionLimits, ConnectionPermit, HttpVersion, keep_alive, serve_http,
+};
 use rustls::ServerConfig;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,11 +25,13 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::access::{AUTHENTICATED, CREDENTIAL, Identity};
 use crate::server::ApiServer;
 
-/// Connections per listener; further ones wait to be accepted.
-const CONNECTIONS: usize = 1024;
-/// Connections per client address. A pod's clients use a handful.
-const CONNECTIONS_PER_CLIENT: usize = 128;
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limits per listener. A pod's clients use a handful of connections.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    all: 1024,
+    per_address: 128,
+    unauthenticated: 256,
+    unauthenticated_per_address: 32,
+};
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after a failed accept, most likely for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -41,17 +45,20 @@ impl ApiServer {
         stop: CancellationToken,
     ) {
         let acceptor = TlsAcceptor::from(tls);
-        let limiter = ConnectionLimiter::new(CONNECTIONS, CONNECTIONS_PER_CLIENT);
+        let limiter = ConnectionLimiter::new(LIMITS);
         let tasks = TaskTracker::new();
         loop {
             // Dropping either wait loses nothing: a connection not accepted stays in the backlog.
             let accepted = tokio::select! { biased;
                 () = stop.cancelled() => break,
-                accepted = accept(&listener, &limiter) => accepted,
+                accepted = limiter.accept(&listener) => accepted,
             };
             let (stream, permit) = match accepted {
                 Ok(Some(accepted)) => accepted,
-                Ok(None) => continue,
+                Ok(None) => {
+                    tracing::debug!("API server: connection refused: per-client connection limit");
+                    continue;
+                }
                 Err(error) => {
                     tracing::warn!(%error, "API server: accept connection failed, retrying");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -61,8 +68,7 @@ impl ApiServer {
             keep_alive(&stream);
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             tasks.spawn(async move {
-                serve_connection(server, acceptor, stream, stop).await;
-                drop(permit);
+                serve_admitted(server, acceptor, stream, Arc::new(permit), stop).await;
             });
         }
         tasks.close();
@@ -93,18 +99,18 @@ impl ApiServer {
     }
 }
 
-/// Accepts the next connection; `None` if its peer is at the per-client connection limit.
-async fn accept(
-    listener: &TcpListener,
-    limiter: &ConnectionLimiter,
-) -> std::io::Result<Option<(TcpStream, ConnectionPermit)>> {
-    let Some(free) = limiter.free().await else { return Ok(None) };
-    let (stream, peer) = listener.accept().await?;
-    let permit = free.take(peer.ip());
-    if permit.is_none() {
-        tracing::debug!(%peer, "API server: connection refused: per-client connection limit");
+/// Serves one connection until it is closed or may not stay.
+async fn serve_admitted(
+    server: ApiServer,
+    acceptor: TlsAcceptor,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    permit: Arc<ConnectionPermit>,
+    stop: CancellationToken,
+) {
+    tokio::select! {
+        () = serve_connection(server, acceptor, stream, permit.clone(), stop) => {}
+        () = permit.expired() => {}
     }
-    Ok(permit.map(|permit| (stream, permit)))
 }
 
 /// Serves one connection until it is closed.
@@ -112,20 +118,21 @@ async fn serve_connection(
     server: ApiServer,
     acceptor: TlsAcceptor,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    permit: Arc<ConnectionPermit>,
     stop: CancellationToken,
 ) {
     // Port scans, connect-only health checks and clients that do not trust our certificate fail
     // here: not worth a log line.
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await
-    else {
-        return;
-    };
+    let Ok(stream) = acceptor.accept(stream).await else { return };
     let session = stream.get_ref().1;
     let certificate = session.peer_certificates().and_then(|chain| Certified::of(chain.first()?));
     let protocol = HttpVersion::from_alpn(session.alpn_protocol());
     let router = server.router();
     let handler = move |request: Request<Incoming>| {
         let identity = server.authenticate(certificate.as_ref(), request.headers());
+        if identity.as_ref().is_some_and(|identity| identity.is_in(AUTHENTICATED)) {
+            permit.authenticated();
+        }
         let router = router.clone();
         async move {
             let mut request = request.map(Body::new);
@@ -193,8 +200,15 @@ mod tests {
         let settings = Settings::new(Clock::system(), Ids::system());
         let server = ApiServer::start(store, settings).await.unwrap();
         let (client, peer_end) = duplex(64 * 1024);
-        let serving =
-            tokio::spawn(serve_connection(server, acceptor, peer_end, CancellationToken::new()));
+        let limiter = ConnectionLimiter::new(LIMITS);
+        let permit = Arc::new(limiter.try_admit(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
+        let serving = tokio::spawn(serve_admitted(
+            server,
+            acceptor,
+            peer_end,
+            permit,
+            CancellationToken::new(),
+        ));
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap())
@@ -219,7 +233,7 @@ mod tests {
             let mut received = Vec::new();
             let _ = stream.read_to_end(&mut received).await;
             serving.await.unwrap();
-            assert!(began.elapsed() < 2 * podwright_http::HEADER_TIMEOUT, "{protocol}");
+            assert!(began.elapsed() <= podwright_http::AUTHENTICATION_TIMEOUT, "{protocol}");
         }
     }
 

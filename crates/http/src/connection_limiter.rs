@@ -1,120 +1,210 @@
-//! Connection limiter: a total limit and a limit per client address.
+//! Connection limiter: shares of clients, and the time before authentication.
 //!
-//! The total protects memory and file descriptors from a flood of connections. The limit per
-//! address keeps a single pod from shutting out all other clients. Loopback has no limit of its
-//! own, only the total: all clients on this machine share that address.
+//! The total protects memory and file descriptors from a flood of connections. The share of an
+//! address keeps one client from shutting out all others; loopback has none, because all clients on
+//! this machine share that address. Neither protects from clients without credentials, so
+//! connections that have not authenticated are a small part of the total and last a short time, and
+//! a new one replaces the oldest: they cannot shut out a client with credentials, which
+//! authenticates with its first request.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+/// How long a connection may stay without an authenticated request, TLS handshake included.
+pub const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Limits of one listener.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// All connections; further ones wait to be accepted.
+    pub all: usize,
+    /// Those of one address, loopback excepted; further ones are refused.
+    pub per_address: usize,
+    /// Those that have not authenticated; a further one replaces the oldest.
+    pub unauthenticated: usize,
+    /// The same for one address, loopback excepted.
+    pub unauthenticated_per_address: usize,
+}
 
 #[derive(Clone, Debug)]
 pub struct ConnectionLimiter {
-    all: Arc<Semaphore>,
-    /// Limit per client address.
-    per_address: usize,
-    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    permits: Arc<Semaphore>,
+    limits: ConnectionLimits,
+    connections: Arc<Mutex<Connections>>,
 }
 
-/// A free slot, not yet assigned to a client.
+#[derive(Debug, Default)]
+struct Connections {
+    by_address: HashMap<IpAddr, usize>,
+    /// By the order of their start.
+    unauthenticated: BTreeMap<u64, Unauthenticated>,
+    started: u64,
+}
+
 #[derive(Debug)]
-pub struct FreeSlot<'a> {
-    limiter: &'a ConnectionLimiter,
-    permit: OwnedSemaphorePermit,
+struct Unauthenticated {
+    peer: IpAddr,
+    replaced: CancellationToken,
 }
 
-/// One client's slot; dropping it frees the slot.
+/// What a connection has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    authenticated: bool,
+    /// Requests whose credentials are being checked.
+    checking: usize,
+}
+
+/// One client's connection; dropping it frees its share.
 #[derive(Debug)]
 pub struct ConnectionPermit {
     peer: IpAddr,
-    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    number: u64,
+    connections: Arc<Mutex<Connections>>,
+    replaced: CancellationToken,
+    progress: watch::Sender<Progress>,
     _permit: OwnedSemaphorePermit,
 }
 
+/// A request whose credentials are being checked, which may take longer than
+/// [`AUTHENTICATION_TIMEOUT`].
+#[derive(Debug)]
+pub struct CredentialCheck<'a>(&'a ConnectionPermit);
+
 impl ConnectionLimiter {
-    pub fn new(all: usize, per_address: usize) -> Self {
-        Self { all: Arc::new(Semaphore::new(all)), per_address, counts: Arc::default() }
+    pub fn new(limits: ConnectionLimits) -> Self {
+        let permits = Arc::new(Semaphore::new(limits.all));
+        Self { permits, limits, connections: Arc::default() }
     }
 
-    /// Waits for a free slot. Never `None`: the semaphore is not closed while `self` exists.
-    pub async fn free(&self) -> Option<FreeSlot<'_>> {
-        let permit = self.all.clone().acquire_owned().await.ok()?;
-        Some(FreeSlot { limiter: self, permit })
+    /// Accepts the next connection; `None` if its address is at its limit. Cancel safe: a
+    /// connection that was not accepted stays in the backlog.
+    pub async fn accept(
+        &self,
+        listener: &TcpListener,
+    ) -> io::Result<Option<(TcpStream, ConnectionPermit)>> {
+        // Never closed: the semaphore exists as long as `self`.
+        let Ok(permit) = self.permits.clone().acquire_owned().await else { return Ok(None) };
+        let (stream, peer) = listener.accept().await?;
+        Ok(self.admit(peer.ip(), permit).map(|permit| (stream, permit)))
     }
-}
 
-impl FreeSlot<'_> {
-    /// `None` if the peer is at its limit.
-    pub fn take(self, peer: IpAddr) -> Option<ConnectionPermit> {
+    /// Counts a connection that was accepted elsewhere; `None` if a limit is reached.
+    pub fn try_admit(&self, peer: IpAddr) -> Option<ConnectionPermit> {
+        let permit = self.permits.clone().try_acquire_owned().ok()?;
+        self.admit(peer, permit)
+    }
+
+    fn admit(&self, peer: IpAddr, permit: OwnedSemaphorePermit) -> Option<ConnectionPermit> {
         let peer = peer.to_canonical();
-        let mut counts = self.limiter.counts.lock();
-        let count = counts.entry(peer).or_default();
-        if *count >= self.limiter.per_address && !peer.is_loopback() {
+        let mut connections = self.connections.lock();
+        let count = connections.by_address.entry(peer).or_default();
+        if *count >= self.limits.per_address && !peer.is_loopback() {
             return None;
         }
         *count += 1;
-        Some(ConnectionPermit { peer, counts: self.limiter.counts.clone(), _permit: self.permit })
+        connections.make_room(peer, &self.limits);
+        let number = connections.started;
+        connections.started += 1;
+        let replaced = CancellationToken::new();
+        let entry = Unauthenticated { peer, replaced: replaced.clone() };
+        connections.unauthenticated.insert(number, entry);
+        Some(ConnectionPermit {
+            peer,
+            number,
+            connections: self.connections.clone(),
+            replaced,
+            progress: watch::Sender::default(),
+            _permit: permit,
+        })
+    }
+}
+
+impl Connections {
+    /// Replaces the oldest unauthenticated connection if there are too many: of this address if
+    /// they are its own, else of any.
+    fn make_room(&mut self, peer: IpAddr, limits: &ConnectionLimits) {
+        let own = |entry: &&Unauthenticated| entry.peer == peer;
+        let of_peer = self.unauthenticated.values().filter(own).count();
+        let oldest = if of_peer >= limits.unauthenticated_per_address && !peer.is_loopback() {
+            self.unauthenticated.iter().find(|(_, entry)| own(entry)).map(|(number, _)| *number)
+        } else if self.unauthenticated.len() >= limits.unauthenticated {
+            self.unauthenticated.keys().next().copied()
+        } else {
+            None
+        };
+        if let Some(entry) = oldest.and_then(|number| self.unauthenticated.remove(&number)) {
+            entry.replaced.cancel();
+        }
+    }
+}
+
+impl ConnectionPermit {
+    /// From now on the connection is not limited by [`Self::expired`].
+    pub fn authenticated(&self) {
+        if !self.progress.borrow().authenticated {
+            self.connections.lock().unauthenticated.remove(&self.number);
+            self.progress.send_modify(|progress| progress.authenticated = true);
+        }
+    }
+
+    /// Counts a request until the result is dropped.
+    pub fn check_credentials(&self) -> CredentialCheck<'_> {
+        self.progress.send_modify(|progress| progress.checking += 1);
+        CredentialCheck(self)
+    }
+
+    /// Returns when the connection must be closed: it was replaced by a newer one, or has not
+    /// authenticated for [`AUTHENTICATION_TIMEOUT`].
+    pub async fn expired(&self) {
+        let mut progress = self.progress.subscribe();
+        let idle = async {
+            loop {
+                // These waits fail only if the sender is dropped, and `self` holds it.
+                let _ = progress.wait_for(|progress| progress.checking == 0).await;
+                let next =
+                    progress.wait_for(|progress| progress.checking > 0 || progress.authenticated);
+                if tokio::time::timeout(AUTHENTICATION_TIMEOUT, next).await.is_err() {
+                    return;
+                }
+                if progress.borrow().authenticated {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            () = self.replaced.cancelled() => {}
+            () = idle => {}
+        }
+    }
+}
+
+impl Drop for CredentialCheck<'_> {
+    fn drop(&mut self) {
+        self.0.progress.send_modify(|progress| progress.checking -= 1);
     }
 }
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock();
-        if let Some(count) = counts.get_mut(&self.peer) {
+        let mut connections = self.connections.lock();
+        connections.unauthenticated.remove(&self.number);
+        if let Some(count) = connections.by_address.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {
-                counts.remove(&self.peer);
+                connections.by_address.remove(&self.peer);
             }
         }
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::*;
-
-    async fn take(
-        limiter: &ConnectionLimiter,
-        peer: impl Into<IpAddr>,
-    ) -> Option<ConnectionPermit> {
-        let free = tokio::time::timeout(std::time::Duration::from_secs(1), limiter.free()).await;
-        free.ok()??.take(peer.into())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_address_cannot_take_all_connections() {
-        let (greedy, modest) = (Ipv4Addr::new(10, 0, 0, 2), Ipv4Addr::new(10, 0, 0, 3));
-        let limiter = ConnectionLimiter::new(5, 3);
-        let mut held = Vec::new();
-        for _ in 0..3 {
-            held.push(take(&limiter, greedy).await.unwrap());
-        }
-        assert!(take(&limiter, greedy).await.is_none(), "at its limit");
-        assert!(take(&limiter, greedy.to_ipv6_mapped()).await.is_none(), "same address, as IPv6");
-        let other = take(&limiter, modest).await.unwrap();
-        held.pop();
-        held.push(take(&limiter, greedy).await.unwrap());
-        let _last = take(&limiter, modest).await.unwrap();
-        assert!(take(&limiter, modest).await.is_none(), "at the total limit");
-        drop(other);
-        assert!(take(&limiter, modest).await.is_some());
-        drop(held);
-        assert_eq!(limiter.counts.lock().len(), 1, "addresses without connections are dropped");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn loopback_is_limited_only_by_the_total() {
-        let limiter = ConnectionLimiter::new(5, 1);
-        let mut held = Vec::new();
-        for _ in 0..5 {
-            held.push(take(&limiter, Ipv4Addr::LOCALHOST).await.unwrap());
-        }
-        assert!(take(&limiter, Ipv4Addr::LOCALHOST).await.is_none());
-    }
-}
+mod tests;

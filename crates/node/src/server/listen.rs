@@ -1,7 +1,7 @@
 //! Listeners of the kubelet server: the ports, TLS and authentication.
 //!
-//! Resources of unauthenticated clients are bounded: the handshake has a time limit, the number of
-//! connections is limited, and `podwright-http` limits what a connection may send.
+//! Resources of unauthenticated clients are bounded by `podwright-http`: the number of connections,
+//! the time until a connection must have sent a request that is permitted, and what it may send.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use http::Request;
 use hyper::body::Incoming;
-use podwright_http::{HttpVersion, keep_alive, serve_http};
+use podwright_http::{
+    ConnectionLimiter, ConnectionLimits, ConnectionPermit, HttpVersion, keep_alive, serve_http,
+};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -26,8 +27,15 @@ use super::response::HttpResponse;
 use super::{DRAIN, Server, route};
 use crate::telemetry::metrics::{HttpKey, HttpMetrics, Metrics};
 
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_CONNECTIONS: usize = 2048;
+/// Limits of each port. An API server has one address and a connection for each of its streams.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    all: 2048,
+    per_address: 2048,
+    unauthenticated: 256,
+    unauthenticated_per_address: 32,
+};
+/// Anybody may read this port, so that no address may take all of it.
+const READ_ONLY_LIMITS: ConnectionLimits = ConnectionLimits { all: 256, per_address: 32, ..LIMITS };
 /// Pause after a failed accept, which would otherwise spin when file descriptors run out.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -98,15 +106,17 @@ impl Listeners {
             server: server.clone(),
             metrics,
             access_control: self.access_control,
-            permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             connections: connections.clone(),
             stop: stop.clone(),
             abort: abort.clone(),
         });
-        let secure = context.clone().accept(self.ports.secure, PortKind::Secure(self.tls));
+        let secure = PortKind::Secure(self.tls);
+        let secure = context.clone().accept(self.ports.secure, secure, LIMITS);
         match self.ports.read_only {
             Some(listener) => {
-                tokio::join!(secure, context.clone().accept(listener, PortKind::ReadOnly));
+                let read_only =
+                    context.clone().accept(listener, PortKind::ReadOnly, READ_ONLY_LIMITS);
+                tokio::join!(secure, read_only);
             }
             None => secure.await,
         }
@@ -128,7 +138,6 @@ struct ConnectionContext {
     server: Arc<Server>,
     metrics: Arc<Metrics>,
     access_control: AccessControl,
-    permits: Arc<Semaphore>,
     connections: TaskTracker,
     stop: CancellationToken,
     abort: CancellationToken,
@@ -141,57 +150,84 @@ enum PortKind {
 }
 
 impl ConnectionContext {
-    async fn accept(self: Arc<Self>, listener: TcpListener, port: PortKind) {
+    async fn accept(
+        self: Arc<Self>,
+        listener: TcpListener,
+        port: PortKind,
+        limits: ConnectionLimits,
+    ) {
+        let limiter = ConnectionLimiter::new(limits);
         let accepting = async {
             loop {
-                // Never closed: the semaphore is owned by `self`.
-                let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
-                let stream = match listener.accept().await {
-                    Ok((stream, _)) => stream,
+                let (stream, permit) = match limiter.accept(&listener).await {
+                    Ok(Some(accepted)) => accepted,
+                    Ok(None) => continue,
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection, retrying");
                         tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                         continue;
                     }
                 };
-                let (this, port) = (self.clone(), port.clone());
+                let (this, port, permit) = (self.clone(), port.clone(), Arc::new(permit));
                 self.connections.spawn(async move {
                     let abort = this.abort.clone();
-                    abort.run_until_cancelled(this.handle_connection(stream, port)).await;
-                    drop(permit);
+                    let serving = this.handle_connection(stream, port, permit.clone());
+                    tokio::select! {
+                        () = serving => {}
+                        () = permit.expired() => {}
+                        () = abort.cancelled() => {}
+                    }
                 });
             }
         };
         self.stop.run_until_cancelled(accepting).await;
     }
 
-    async fn handle_connection(self: &Arc<Self>, stream: TcpStream, port: PortKind) {
+    async fn handle_connection(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        port: PortKind,
+        permit: Arc<ConnectionPermit>,
+    ) {
         keep_alive(&stream);
         match port {
-            PortKind::ReadOnly => self.serve_http(stream, HttpVersion::Http1, None).await,
+            PortKind::ReadOnly => {
+                self.serve_http(stream, HttpVersion::Http1, None, permit).await;
+            }
             PortKind::Secure(tls) => {
-                let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await
-                {
-                    Ok(Ok(stream)) => stream,
-                    Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
-                    Err(_) => return,
+                let stream = match tls.accept(stream).await {
+                    Ok(stream) => stream,
+                    Err(error) => return tracing::debug!(%error, "TLS handshake failed"),
                 };
                 let (_, session) = stream.get_ref();
                 let certificates = session.peer_certificates().unwrap_or_default();
                 let peer = Peer { certificates: certificates.to_vec().into() };
                 let protocol = HttpVersion::from_alpn(session.alpn_protocol());
-                self.serve_http(stream, protocol, Some(peer)).await;
+                self.serve_http(stream, protocol, Some(peer), permit).await;
             }
         }
     }
 
     /// Without a peer the request is from the read-only port.
-    async fn answer(&self, request: Request<Incoming>, peer: Option<&Peer>) -> HttpResponse {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: Option<&Peer>,
+        permit: &ConnectionPermit,
+    ) -> HttpResponse {
         let _counted = RequestCounter::begin(&self.metrics.http, &request, peer.is_some());
-        let Some(peer) = peer else { return self.server.handle_read_only(request).await };
+        let Some(peer) = peer else {
+            permit.authenticated();
+            return self.server.handle_read_only(request).await;
+        };
         let (method, path) = (request.method(), request.uri().path());
+        let checking = permit.check_credentials();
         match self.access_control.admit(method, path, request.headers(), peer).await {
-            Ok(_) => self.server.handle(request).await,
+            Ok(_) => {
+                permit.authenticated();
+                drop(checking);
+                self.server.handle(request).await
+            }
             Err(refusal) => refusal.answer(),
         }
     }
@@ -202,11 +238,12 @@ impl ConnectionContext {
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         protocol: HttpVersion,
         peer: Option<Peer>,
+        permit: Arc<ConnectionPermit>,
     ) {
         let (context, peer) = (self.clone(), peer.map(Arc::new));
         let answer = move |request: Request<Incoming>| {
-            let (context, peer) = (context.clone(), peer.clone());
-            async move { context.answer(request, peer.as_deref()).await }
+            let (context, peer, permit) = (context.clone(), peer.clone(), permit.clone());
+            async move { context.answer(request, peer.as_deref(), &permit).await }
         };
         if let Err(error) = serve_http(stream, protocol, answer, &self.stop).await {
             tracing::debug!(%error, "connection ended with an error");
