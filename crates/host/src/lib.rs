@@ -17,3 +17,4 @@ pub mod process;
 pub mod self_usage;
 pub mod sysctl;
 pub mod threads;
+pub mod trusted_path;

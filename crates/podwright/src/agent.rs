@@ -33,11 +33,11 @@ use podwright_host::files::Root;
 use podwright_host::machine::{self, Machine};
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
+use podwright_host::trusted_path;
 use podwright_node::client::proxy::Proxy;
 use podwright_node::client::system_roots;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
 use podwright_node::report::heartbeat::addresses;
-use podwright_node::resources::packet_filter::PROGRAM_DIRECTORIES;
 use podwright_node::server::Server;
 use podwright_node::sources::url::{self as manifest_source, ManifestUrl};
 use podwright_node::telemetry::metrics::RequestMetrics;
@@ -146,6 +146,8 @@ async fn health(
 /// by path, and paths there contain no links.
 fn real_root_dir(root_dir: &Path) -> anyhow::Result<PathBuf> {
     Root::create(root_dir, ROOT_DIR_MODE)?;
+    // It names what is mounted, unmounted and run as root.
+    trusted_path::check_directory(root_dir).context("the root directory is not used")?;
     let context = || format!("cannot resolve the root directory {}", root_dir.display());
     std::fs::canonicalize(root_dir).with_context(context)
 }
@@ -272,7 +274,7 @@ async fn start(
         packet_filter: (agent_options.api.is_some()
             && !standalone
             && configuration.make_iptables_util_chains)
-            .then(|| PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
+            .then(|| trusted_path::PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
     };
     std::fs::create_dir_all(&config.log_links_dir)?;
     let requests = agent_options.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
@@ -583,5 +585,30 @@ async fn trim_heap_periodically() {
     loop {
         tokio::time::sleep(EVERY).await;
         process::trim_heap();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn root_directory_that_another_user_can_change_is_refused() {
+        let above = tempfile::tempdir().unwrap();
+        let root = above.path().join("kubelet");
+        real_root_dir(&root).unwrap();
+        std::fs::set_permissions(&root, Permissions::from_mode(0o777)).unwrap();
+        let refused = format!("{:#}", real_root_dir(&root).unwrap_err());
+        assert!(refused.contains("other users can write to"), "{refused}");
+        if rustix::process::geteuid().is_root() {
+            std::fs::set_permissions(&root, Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::chown(&root, Some(1000), None).unwrap();
+            let refused = format!("{:#}", real_root_dir(&root).unwrap_err());
+            assert!(refused.contains("belongs to user 1000"), "{refused}");
+        }
     }
 }

@@ -8,13 +8,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use podwright_core::packet_filter::{Family, Part, canaries, parts};
+use podwright_host::trusted_path;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-/// Directories in which programs are looked for. The environment has no influence: the programs run
-/// as root.
-pub const PROGRAM_DIRECTORIES: [&str; 6] =
-    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 /// How often the canaries are checked.
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Timeout of one call, longer than it waits for the lock of the packet filter.
@@ -40,12 +37,16 @@ pub struct PacketFilter {
 }
 
 impl PacketFilter {
-    /// The programs found in `directories`.
+    /// The programs found in `directories`. The environment has no influence: they run as root.
     pub fn find(directories: &[PathBuf]) -> Vec<Self> {
-        let find = |family: Family| {
-            let paths = directories.iter().map(|directory| directory.join(family.program()));
-            let program = paths.into_iter().find(|path| path.is_file())?;
-            Some(Self { family, program })
+        let find = |family: Family| match trusted_path::find_program(family.program(), directories)
+        {
+            Ok(program) => Some(Self { family, program: program? }),
+            Err(error) => {
+                let program = family.program();
+                tracing::warn!(%error, program, "program is not used: others can change it");
+                None
+            }
         };
         Family::ALL.into_iter().filter_map(find).collect()
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use podwright_core::users::{self, UserRange};
-use podwright_node::resources::packet_filter::PROGRAM_DIRECTORIES;
+use podwright_host::trusted_path;
 use tokio::process::Command;
 
 use crate::config::kubelet::KubeletConfiguration;
@@ -27,15 +27,19 @@ pub(super) async fn range(
     let ids_per_pod = wanted.and_then(|ids| u32::try_from(ids).ok()).unwrap_or(users::BLOCK);
     let user = nix::unistd::User::from_name(USER)
         .with_context(|| format!("user namespaces: look up the user {USER} failed"))?;
-    let program = user.and_then(|_| find(&PROGRAM_DIRECTORIES.map(PathBuf::from)));
+    let program = match user {
+        Some(_) => find(&trusted_path::PROGRAM_DIRECTORIES.map(PathBuf::from))?,
+        None => None,
+    };
     match program {
         Some(program) => reserved(&program, ids_per_pod).await,
         None => Ok(UserRange::for_pods(u32::try_from(max_pods).unwrap_or(u32::MAX), ids_per_pod)),
     }
 }
 
-fn find(directories: &[PathBuf]) -> Option<PathBuf> {
-    directories.iter().map(|directory| directory.join("getsubids")).find(|path| path.is_file())
+fn find(directories: &[PathBuf]) -> anyhow::Result<Option<PathBuf>> {
+    trusted_path::find_program("getsubids", directories)
+        .context("user namespaces: getsubids is not used")
 }
 
 /// The range of subordinate ids, the same for users and groups.
@@ -92,7 +96,7 @@ mod tests {
         shell.args(["-c", write, "sh", script]).arg(&program);
         assert!(shell.status().await.unwrap().success());
         assert_eq!(
-            find(&[directory.path().join("absent"), directory.path().into()]),
+            find(&[directory.path().join("absent"), directory.path().into()]).unwrap(),
             Some(program.clone())
         );
         reserved(&program, users::BLOCK).await.map_err(|error| format!("{error:#}"))

@@ -143,7 +143,7 @@ async fn background(
         say(&format!("agent: started, log in {}", layout.agent_log().display()));
     }
     say(&format!("node {} is Ready", settings.node_name));
-    say(&next_steps(layout, find("kubectl").is_some()));
+    say(&next_steps(layout, find("kubectl").is_ok_and(|kubectl| kubectl.is_some())));
     Ok(())
 }
 

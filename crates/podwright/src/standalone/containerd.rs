@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use podwright_cri::{Client, Endpoint, Timeouts, Version};
+use podwright_host::trusted_path;
 
 use super::daemon::{Daemon, LockRelease};
 use super::lock::NodeLock;
@@ -47,7 +48,7 @@ impl<'a> Containerd<'a> {
         if self.daemon().running()?.is_some() {
             return Ok(Started::Already);
         }
-        let program = find("containerd")
+        let program = find("containerd")?
             .context("containerd is not installed; on Debian: apt-get install containerd runc")?;
         let conf_dir = self.layout.cni().join("net.d");
         std::fs::create_dir_all(&conf_dir)?;
@@ -158,7 +159,7 @@ pub enum Started {
 
 /// Loads an image archive into the containerd behind a socket.
 pub fn load(socket: &Path, archive: &Path) -> anyhow::Result<()> {
-    let ctr = find("ctr").context("ctr is not installed; it comes with containerd")?;
+    let ctr = find("ctr")?.context("ctr is not installed; it comes with containerd")?;
     let output = Command::new(ctr)
         .arg("--address")
         .arg(socket)
@@ -191,10 +192,12 @@ fn toml_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A program on the PATH or in the system directories.
-pub fn find(program: &str) -> Option<PathBuf> {
+/// A program on the PATH or in the system directories that no other user can change.
+pub fn find(program: &str) -> anyhow::Result<Option<PathBuf>> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let more = ["/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
-    let directories = std::env::split_paths(&path).chain(more.iter().map(PathBuf::from));
-    directories.map(|directory| directory.join(program)).find(|candidate| candidate.is_file())
+    let system = trusted_path::PROGRAM_DIRECTORIES.into_iter().map(PathBuf::from);
+    let directories = std::env::split_paths(&path).filter(|path| path.is_absolute()).chain(system);
+    trusted_path::find_program(program, directories).with_context(|| {
+        format!("{program} is not run as root, because another user can change it")
+    })
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use podwright_host::process::ProcessIdentity;
+use podwright_host::trusted_path;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -79,7 +80,10 @@ impl Daemon {
             }
         };
         command.arg("--").arg(program).args(arguments);
+        // It finds programs of its own by name: containerd its shim and runc, plugins iptables.
+        let path = std::env::var_os("PATH").unwrap_or_default();
         command
+            .env("PATH", trusted_path::search_path(&path))
             .stdin(lock.share()?)
             .stdout(file.try_clone()?)
             .stderr(file)

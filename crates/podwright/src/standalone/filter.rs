@@ -45,7 +45,8 @@ impl Filter {
         Ok(Self::parse(&run("iptables-save", &[])?))
     }
 
-    fn parse(saved: &str) -> Self {
+    /// Parses the output of `iptables-save`.
+    pub fn parse(saved: &str) -> Self {
         let mut filter = Self::default();
         let mut table = "";
         for line in saved.lines() {
@@ -190,7 +191,7 @@ fn words(line: &str) -> Vec<String> {
 
 /// Runs a program and returns its standard output.
 pub(super) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let path = find(program).with_context(|| {
+    let path = find(program)?.with_context(|| {
         format!("{program} is not installed. Fix, on Debian: apt-get install iptables iproute2")
     })?;
     let output = Command::new(path)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
+use podwright_host::trusted_path;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -125,9 +126,16 @@ impl Network {
 }
 
 fn find_plugins() -> anyhow::Result<PathBuf> {
-    let has_all = |dir: &&&str| PLUGINS.iter().all(|p| Path::new(dir).join(p).exists());
-    let found = PLUGIN_DIRECTORIES.iter().find(has_all).map(PathBuf::from);
-    found.with_context(|| {
+    let has_all = |dir: &&Path| PLUGINS.iter().all(|p| dir.join(p).exists());
+    let found = PLUGIN_DIRECTORIES.iter().map(Path::new).find(has_all);
+    if let Some(directory) = found {
+        // containerd runs them as root.
+        PLUGINS
+            .iter()
+            .try_for_each(|plugin| trusted_path::check_program(&directory.join(plugin)))
+            .context("a CNI plugin is not run as root, because another user can change it")?;
+    }
+    found.map(PathBuf::from).with_context(|| {
         format!(
             "CNI plugins {} not found in any of {}. Fix, on Debian: apt-get install containernetworking-plugins",
             PLUGINS.join(", "),
@@ -143,7 +151,8 @@ fn used_networks() -> anyhow::Result<Vec<(Subnet, String)>> {
     Ok(parse_routes(&table))
 }
 
-fn parse_routes(table: &str) -> Vec<(Subnet, String)> {
+/// Parses `/proc/net/route`.
+pub fn parse_routes(table: &str) -> Vec<(Subnet, String)> {
     let number = |text: &str| u32::from_str_radix(text, 16).ok().map(u32::swap_bytes);
     let network = |line: &str| {
         let mut columns = line.split_whitespace();

@@ -26,7 +26,8 @@ impl Namespace {
         let programs = tempfile::tempdir().unwrap();
         for family in Family::ALL {
             let name = family.program();
-            let real = PROGRAM_DIRECTORIES.iter().map(|dir| Path::new(dir).join(name));
+            let real =
+                trusted_path::PROGRAM_DIRECTORIES.iter().map(|dir| Path::new(dir).join(name));
             let real = real.into_iter().find(|path| path.is_file()).unwrap();
             let (theirs, real) = (theirs.display(), real.display());
             let script = format!("#!/bin/sh\nexec nsenter --net={theirs} {real} \"$@\"\n");

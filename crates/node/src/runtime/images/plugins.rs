@@ -22,6 +22,7 @@ use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::time::{Mono, Now};
 use podwright_host::clock::Clock;
+use podwright_host::trusted_path::{self, UntrustedPath};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
@@ -53,6 +54,8 @@ pub trait Accounts: Send + Sync {
 enum PluginError {
     #[error("cannot run the plugin")]
     Run(#[from] io::Error),
+    #[error("the plugin is not run as root, because another user can change it")]
+    Untrusted(#[from] UntrustedPath),
     #[error("the plugin did not respond within a minute")]
     TimedOut,
     #[error("the plugin failed ({0})")]
@@ -288,6 +291,7 @@ impl Plugins {
         provider: &Provider,
         request: &[u8],
     ) -> Result<Vec<u8>, PluginError> {
+        trusted_path::check_program(&program)?;
         let mut child = Command::new(program)
             .args(&provider.args)
             .envs(provider.env.iter().map(|(name, value)| (name, value)))
