@@ -21,8 +21,8 @@ const OWN_ANNOTATIONS: [&str; 5] =
     [ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, hold::ANNOTATION_HOLD];
 
 impl Case {
-    /// Masks values of variables, command arguments, headers, annotations, termination messages
-    /// and the output of hooks.
+    /// Masks values of variables, command arguments, headers, queries, annotations, termination
+    /// messages and the output of hooks.
     pub fn masked(mut self) -> Result<Self, PodParseError> {
         let mut object = v1::Pod::clone(&self.pod.object);
         mask_annotations(&mut object);
@@ -66,7 +66,7 @@ fn mask_spec(spec: &mut v1::PodSpec) {
         let hooks = container.lifecycle.iter_mut();
         for hook in hooks.flat_map(|l| [&mut l.post_start, &mut l.pre_stop]).flatten() {
             mask_exec(&mut hook.exec);
-            mask_headers(&mut hook.http_get);
+            mask_get(&mut hook.http_get);
         }
         let probes = [
             &mut container.startup_probe,
@@ -75,7 +75,7 @@ fn mask_spec(spec: &mut v1::PodSpec) {
         ];
         for probe in probes.into_iter().flatten() {
             mask_exec(&mut probe.exec);
-            mask_headers(&mut probe.http_get);
+            mask_get(&mut probe.http_get);
         }
     }
     for container in spec.ephemeral_containers.iter_mut().flatten() {
@@ -104,9 +104,12 @@ fn mask_exec(exec: &mut Option<v1::ExecAction>) {
     }
 }
 
-fn mask_headers(get: &mut Option<v1::HTTPGetAction>) {
-    let headers = get.iter_mut().flat_map(|get| get.http_headers.iter_mut().flatten());
-    headers.for_each(|header| mask_text(&mut header.value));
+fn mask_get(get: &mut Option<v1::HTTPGetAction>) {
+    let Some(get) = get else { return };
+    get.http_headers.iter_mut().flatten().for_each(|header| mask_text(&mut header.value));
+    if let Some((path, _)) = get.path.as_deref().and_then(|path| path.split_once('?')) {
+        get.path = Some(format!("{path}?{MASK}"));
+    }
 }
 
 /// Termination messages and messages of failed hooks, as reported.
@@ -140,8 +143,8 @@ mod tests {
 
     fn pod() -> Pod {
         let hook = json!({ "exec": { "command": ["sh", "-c", "hunter2"] } });
-        let probe = json!({ "httpGet": { "port": 80, "httpHeaders": [
-            { "name": "Authorization", "value": "hunter2" }] } });
+        let probe = json!({ "httpGet": { "port": 80, "path": "/ready?token=hunter2",
+            "httpHeaders": [{ "name": "Authorization", "value": "hunter2" }] } });
         let container = json!({
             "name": "c", "image": "registry.example/app:1",
             "command": ["/app", "--password=hunter2"], "args": ["hunter2"],
@@ -178,7 +181,8 @@ mod tests {
         case.attempts.note_start_failure(&"d".into(), key, hook, output, t(100), wait);
         let text = serde_json::to_string(&case.masked().unwrap()).unwrap();
         assert!(!text.contains("hunter2"), "{text}");
-        for shown in ["TOKEN", "Authorization", "/app", "registry.example/app:1", "maintenance"] {
+        let kept = ["TOKEN", "Authorization", "/app", "/ready?", "registry.example/app:1"];
+        for shown in kept.into_iter().chain(["maintenance"]) {
             assert!(text.contains(shown), "{shown} explains something: {text}");
         }
         let replayed: Case = serde_json::from_str(&text).unwrap();

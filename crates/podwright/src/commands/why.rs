@@ -3,10 +3,10 @@
 mod agent;
 mod page;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use podwright_core::plan::Case;
 use podwright_node::server::debug_socket::{Explanation, PodLine};
 
@@ -54,9 +54,21 @@ fn default_roots() -> Vec<PathBuf> {
 }
 
 fn record(case: &Case, file: &Path) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(case)?;
-    std::fs::write(file, format!("{text}\n"))
-        .with_context(|| format!("cannot write {}", file.display()))
+    write_new(file, &format!("{}\n", serde_json::to_string_pretty(case)?))
+}
+
+/// Writes a new file that only this user can read. An existing one, or a link, may be another
+/// user's: root must not write to it.
+fn write_new(file: &Path, text: &str) -> anyhow::Result<()> {
+    let created = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    let written = created.and_then(|mut created| created.write_all(text.as_bytes()));
+    written.map_err(|error| {
+        let fix = match error.kind() {
+            ErrorKind::AlreadyExists => ". Fix: give the name of a new file with --record",
+            _ => "",
+        };
+        anyhow::Error::new(error).context(format!("cannot write {}{fix}", file.display()))
+    })
 }
 
 /// Finds the pod by name, NAMESPACE/NAME, manifest name or UID.
@@ -113,6 +125,25 @@ mod tests {
             uid: uid.into(),
             mirror: manifest.map(|_| format!("{uid}-mirror")),
         }
+    }
+
+    #[test]
+    fn record_is_private_and_never_written_through_a_link_or_over_a_file() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("case.json");
+        write_new(&file, "a case\n").unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let link = directory.path().join("link.json");
+        let target = directory.path().join("target");
+        symlink(&target, &link).unwrap();
+        for existing in [&file, &link] {
+            let refused = format!("{:#}", write_new(existing, "other").unwrap_err());
+            assert!(refused.contains("Fix: give the name of a new file"), "{refused}");
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "a case\n");
+        assert!(!target.exists());
     }
 
     #[test]
