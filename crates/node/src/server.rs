@@ -8,6 +8,9 @@
 pub mod auth;
 pub mod certificate;
 pub mod debug_socket;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod health;
 pub mod health_port;
 pub mod listen;

@@ -77,6 +77,20 @@ const LAYERS: &[(&str, &[&str])] = &[
             "podwright-testkit",
         ],
     ),
+    (
+        "podwright-fuzz",
+        &[
+            "podwright",
+            "podwright-api",
+            "podwright-core",
+            "podwright-proto",
+            "podwright-cri",
+            "podwright-host",
+            "podwright-http",
+            "podwright-node",
+            "podwright-apiserver",
+        ],
+    ),
     ("podwright-testserver", &[]),
     ("xtask", &["podwright", "podwright-pause"]),
 ];

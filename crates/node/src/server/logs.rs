@@ -142,6 +142,11 @@ impl Options {
     }
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) fn is_readable(query: &Query, now: Timestamp) -> bool {
+    Options::parse(query, now).is_ok()
+}
+
 fn number(text: &str) -> Result<i64, BadOptions> {
     text.parse().map_err(|_| BadOptions::Unreadable)
 }

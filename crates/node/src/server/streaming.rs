@@ -257,3 +257,12 @@ fn refused(error: &cri::Error) -> HttpResponse {
     }
     answer
 }
+/// Reads the options of a stream in every way, for the fuzz targets.
+#[cfg(feature = "fuzzing")]
+pub(super) fn is_readable(headers: &HeaderMap, query: &Query) -> bool {
+    let purposes = [options::Purpose::Process, options::Purpose::Ports];
+    let spoken = purposes.iter().all(|purpose| options::protocol(headers, *purpose).is_ok());
+    let ports = options::ports(headers, query).is_ok();
+    let passed_on = upgrade::is_passed_on(headers);
+    options::streams(query).is_ok() && spoken && ports && passed_on
+}

@@ -107,6 +107,12 @@ async fn exchange(
     Ok(Handover::Open { answer, runtime })
 }
 
+#[cfg(feature = "fuzzing")]
+pub(super) fn is_passed_on(headers: &HeaderMap) -> bool {
+    let url = Uri::from_static("http://127.0.0.1:1/exec/token");
+    is_asked_for(headers) && request(&url, "127.0.0.1:1", Method::GET, headers).is_ok()
+}
+
 /// The client's request as sent to the runtime, without its query: the CRI call already passed the
 /// options.
 fn request(
