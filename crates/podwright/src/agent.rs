@@ -3,6 +3,8 @@
 mod clean_up;
 mod identity;
 mod images;
+mod machine;
+mod runtime;
 mod users;
 
 use std::net::{IpAddr, SocketAddr};
@@ -14,30 +16,23 @@ use std::time::Duration;
 use anyhow::Context;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use podwright_api::qos::ResourceList;
-use podwright_api::quantity::{Format, Quantity};
 use podwright_core::admission::sysctls::AllowedSysctls;
 use podwright_core::attempts::BackoffLimits;
-use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PIDS, PodPolicy, PodTree};
+use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
 use podwright_core::config::{
     CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
 };
 use podwright_core::event::EventRate;
-use podwright_core::node_status::addresses::LOOPBACK;
-use podwright_core::node_status::{MachineResources, Settings};
 use podwright_core::throttle::RequestLimit;
-use podwright_cri::{Client, Endpoint, Kind, Timeouts, Version};
 use podwright_host::cgroup::{Cgroups, Owner, systemd::Units};
 use podwright_host::clock::Clock;
 use podwright_host::files::Root;
-use podwright_host::machine::{self, Machine};
 use podwright_host::mounts;
 use podwright_host::process::{self, Permitted};
 use podwright_host::trusted_path;
 use podwright_node::client::proxy::Proxy;
 use podwright_node::client::system_roots;
 use podwright_node::node::{Config, Node, NodeDependencies, Presence};
-use podwright_node::report::heartbeat::addresses;
 use podwright_node::server::Server;
 use podwright_node::sources::url::{self as manifest_source, ManifestUrl};
 use podwright_node::telemetry::metrics::RequestMetrics;
@@ -47,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::KubeletSettings;
 use crate::config::kubelet::{KubeletConfiguration, SwapBehavior};
 use crate::serving;
-use crate::standalone::runtime as shared;
+use machine::MeasuredMachine;
 
 /// Agent options that differ between a joined and a standalone node.
 pub struct AgentOptions {
@@ -76,14 +71,8 @@ pub struct ApiClients {
 
 /// Other users must not read the directories of pods.
 const ROOT_DIR_MODE: u32 = 0o750;
-/// Delay between attempts to connect to a runtime that is not available yet.
-const RUNTIME_POLL: Duration = Duration::from_secs(1);
-/// Attempts, and the delay between them, of calls that fail while the runtime is starting.
-const RUNTIME_ATTEMPTS: u32 = 3;
-const RUNTIME_RETRY: Duration = Duration::from_secs(2);
-/// How long, and how often, to check for an address that the machine does not have yet.
+/// How long to wait for an address that the machine does not have yet.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
-const ADDRESS_RETRY: Duration = Duration::from_secs(1);
 
 /// Runs the node until `stop` is cancelled. Containers keep running.
 pub async fn run(
@@ -171,66 +160,63 @@ async fn start(
 ) -> anyhow::Result<Option<Node>> {
     let configuration = &settings.configuration;
     prepare_process(configuration);
-    let endpoint: Endpoint = configuration.container_runtime_endpoint.parse()?;
-    let call = configuration.runtime_request_timeout.to_std();
-    let mut runtime = Client::new(&endpoint, Timeouts { call });
-    if configuration.image_endpoint() != configuration.container_runtime_endpoint {
-        runtime = runtime.with_images_at(&configuration.image_endpoint().parse()?);
-    }
-    let Some(version) = stop.run_until_cancelled(wait_for(&runtime, &endpoint)).await else {
-        return Ok(None);
-    };
-    let version = version?;
-    tracing::info!(
-        runtime = version.runtime_name,
-        version = version.runtime_version,
-        "connected to container runtime"
-    );
-    if agent_options.shared_runtime {
-        if !agent_options.stop_pods {
-            check_shared_runtime(&runtime, &configuration.cgroup_root).await?;
-        }
-        runtime = runtime.shared_with_others(shared::is_own(&configuration.cgroup_root));
-    }
+    let connected = runtime::connect(configuration, &agent_options);
+    let Some(connected) = stop.run_until_cancelled(connected).await else { return Ok(None) };
+    let (runtime, version) = connected?;
     let root_dir = real_root_dir(&settings.options.root_dir)?;
     share_mounts(&root_dir);
-    let reported_driver = reported_driver(&runtime).await?;
+    let reported_driver = runtime::reported_driver(&runtime).await?;
     let cgroups = open_cgroups(configuration, reported_driver)?;
     join_own_group(configuration, &cgroups).await;
     let root = CgroupName::parse(&configuration.cgroup_root)?;
     if agent_options.standalone {
         cgroups.ensure(&root, &CgroupConfig::default()).await?;
     }
-    let machine = Machine::at("/");
-    let capacity = machine.capacity()?;
-    let status = runtime.status().await.ok();
-    let handlers = status.map(|status| status.handlers).unwrap_or_default();
-    let max_pods = max_pods(configuration, capacity.cpus);
-    let identity = identity::identity(settings, max_pods)?;
-    let amounts = amounts(&capacity, &root_dir)?;
-    let shown = amounts.capacity(max_pods);
-    let mut whole = shown.clone();
-    if let Some(pids) = max_pids(&machine) {
-        whole.insert(PIDS.to_owned(), Quantity::new(pids, Format::DecimalSi));
-    }
-    identity.reservations.check(&whole)?;
-    let standalone = agent_options.standalone;
+    let handlers = runtime.status().await.map(|status| status.handlers).unwrap_or_default();
+    let measured = MeasuredMachine::measure(settings, &root_dir)?;
     // A node without an API server may need no network, or set it up with its own pods.
-    let timeout =
-        if agent_options.api.is_some() && !standalone { ADDRESS_TIMEOUT } else { Duration::ZERO };
-    let found = host_ips(&identity, &machine, timeout);
+    let needs_address = agent_options.api.is_some() && !agent_options.standalone;
+    let timeout = if needs_address { ADDRESS_TIMEOUT } else { Duration::ZERO };
+    let found = measured.host_ips(timeout);
     let Some(host_ips) = stop.run_until_cancelled(found).await else { return Ok(None) };
-    let allocatable = identity.reservations.allocatable(&shown);
     let mut facts =
-        facts(settings, standalone, host_ips, allocatable, &capacity, &cgroups, handlers)?;
+        facts(settings, agent_options.standalone, host_ips, &measured, &cgroups, handlers)?;
     facts.root_dir = root_dir.to_string_lossy().into_owned();
+    let config =
+        config(settings, &agent_options, root_dir, facts, measured, cgroups.driver()).await?;
+    std::fs::create_dir_all(&config.log_links_dir)?;
+    let requests = agent_options.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
+    let api = agent_options.api.map(|api| api.main);
+    let dependencies = NodeDependencies {
+        runtime,
+        reports_cgroup_driver: reported_driver.is_some(),
+        cgroups,
+        clock: Clock::real(),
+        api,
+        requests,
+    };
+    Ok(Some(Node::start(config, dependencies, version, stop).await?))
+}
+
+/// The configuration of the node.
+async fn config(
+    settings: &KubeletSettings,
+    agent_options: &AgentOptions,
+    root_dir: PathBuf,
+    facts: NodeFacts,
+    measured: MeasuredMachine,
+    driver: Driver,
+) -> anyhow::Result<Config> {
+    let configuration = &settings.configuration;
+    let MeasuredMachine { machine, capacity, max_pods, identity, amounts, whole, .. } = measured;
+    let root = CgroupName::parse(&configuration.cgroup_root)?;
     let kernel = machine.identity().map(|identity| identity.kernel_version).unwrap_or_default();
     let reservations = &identity.reservations;
     let cpus = capacity.cpu_list.clone();
-    let config = Config {
+    Ok(Config {
         node_name: settings.node_name.as_str().into(),
         root_dir,
-        log_links_dir: agent_options.log_links,
+        log_links_dir: agent_options.log_links.clone(),
         manifests: manifests(configuration),
         manifest_url: manifest_url(settings)?,
         facts,
@@ -241,7 +227,7 @@ async fn start(
             pids_limit: u64::try_from(configuration.pod_pids_limit).ok().filter(|n| *n > 0),
         },
         all_pods: identity::limits_of_pods(configuration, reservations, &whole, cpus),
-        reserved: identity::reserved(configuration, reservations, cgroups.driver())?,
+        reserved: identity::reserved(configuration, reservations, driver)?,
         crash_backoff: crash_backoff(configuration),
         resync: resync(configuration),
         images: images::settings(settings)?,
@@ -263,7 +249,7 @@ async fn start(
             burst: u32::try_from(configuration.event_burst).unwrap_or(0),
         },
         // The embedded API server is in this process: a limit would only delay.
-        request_limit: match standalone {
+        request_limit: match agent_options.standalone {
             true => RequestLimit::NONE,
             false => RequestLimit {
                 per_second: u32::try_from(configuration.kube_api_qps).unwrap_or(0),
@@ -272,22 +258,10 @@ async fn start(
         },
         pod_ranges: configuration.pod_cidr.clone(),
         packet_filter: (agent_options.api.is_some()
-            && !standalone
+            && !agent_options.standalone
             && configuration.make_iptables_util_chains)
             .then(|| trusted_path::PROGRAM_DIRECTORIES.map(PathBuf::from).to_vec()),
-    };
-    std::fs::create_dir_all(&config.log_links_dir)?;
-    let requests = agent_options.api.as_ref().map(|api| api.requests.clone()).unwrap_or_default();
-    let api = agent_options.api.map(|api| api.main);
-    let dependencies = NodeDependencies {
-        runtime,
-        reports_cgroup_driver: reported_driver.is_some(),
-        cgroups,
-        clock: Clock::real(),
-        api,
-        requests,
-    };
-    Ok(Some(Node::start(config, dependencies, version, stop).await?))
+    })
 }
 
 /// Sets oom_score_adj and the file limit of this process. Failures are logged and tolerated.
@@ -320,32 +294,6 @@ async fn join_own_group(configuration: &KubeletConfiguration, cgroups: &Cgroups)
     }
 }
 
-/// Waits for the runtime, which may start after the agent. A runtime that does not implement CRI v1
-/// is an error, because waiting does not help.
-async fn wait_for(runtime: &Client, endpoint: &Endpoint) -> anyhow::Result<Version> {
-    let mut logged = false;
-    let socket = endpoint.path().display();
-    loop {
-        let probe = async {
-            let version = runtime.version().await?;
-            runtime.image_fs_info().await.map(|_| version)
-        };
-        match probe.await {
-            Ok(version) => return Ok(version),
-            Err(error) if matches!(error.kind, Kind::BadReply | Kind::Unimplemented) => {
-                let context = format!("validate CRI v1 runtime API for endpoint {socket}");
-                return Err(error).context(context);
-            }
-            Err(error) if !logged => {
-                logged = true;
-                tracing::warn!(%error, %socket, "waiting for the container runtime");
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(RUNTIME_POLL).await;
-    }
-}
-
 fn open_cgroups(
     configuration: &KubeletConfiguration,
     reported: Option<ReportedDriver>,
@@ -363,50 +311,19 @@ fn open_cgroups(
         Driver::Systemd => Owner::Systemd(Units::system()),
     };
     let table = mounts::table(Path::new("/proc"))?;
-    let sizes = machine::hugepage_sizes(Path::new("/"))?;
+    let sizes = podwright_host::machine::hugepage_sizes(Path::new("/"))?;
     Ok(Cgroups::open(&table, Path::new("/sys/fs/cgroup"), owner, sizes)?)
-}
-
-/// Repeats the check of `up`, which is skipped there if the runtime does not respond. Retries,
-/// because a runtime that is starting may not list its pods yet.
-async fn check_shared_runtime(runtime: &Client, cgroup_root: &str) -> anyhow::Result<()> {
-    for _ in 1..RUNTIME_ATTEMPTS {
-        match shared::refuse_pods_of_others(runtime, cgroup_root).await {
-            Ok(()) => return Ok(()),
-            Err(error) => tracing::warn!(
-                error = format!("{error:#}"),
-                "cannot use the shared container runtime, retrying"
-            ),
-        }
-        tokio::time::sleep(RUNTIME_RETRY).await;
-    }
-    shared::refuse_pods_of_others(runtime, cgroup_root).await.context("cannot use the runtime")
-}
-
-/// The cgroup driver that the runtime reports; none if it does not support the request.
-async fn reported_driver(runtime: &Client) -> Result<Option<ReportedDriver>, podwright_cri::Error> {
-    for _ in 1..RUNTIME_ATTEMPTS {
-        match runtime.cgroup_driver().await {
-            Ok(driver) => return Ok(driver),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the cgroup driver of the runtime, retrying");
-            }
-        }
-        tokio::time::sleep(RUNTIME_RETRY).await;
-    }
-    runtime.cgroup_driver().await
 }
 
 fn facts(
     settings: &KubeletSettings,
     standalone: bool,
     host_ips: Vec<IpAddr>,
-    allocatable: ResourceList,
-    capacity: &machine::Capacity,
+    measured: &MeasuredMachine,
     cgroups: &Cgroups,
     handlers: Vec<podwright_proto::cri::RuntimeHandler>,
 ) -> anyhow::Result<NodeFacts> {
-    let configuration = &settings.configuration;
+    let (configuration, capacity) = (&settings.configuration, &measured.capacity);
     // Invalid addresses are reported as warnings when the configuration is read.
     let cluster_dns = configuration.cluster_dns.iter().filter_map(|ip| ip.parse().ok()).collect();
     let v2 = cgroups.version() == 2;
@@ -426,7 +343,7 @@ fn facts(
         seccomp_default: configuration.seccomp_default,
         selinux: Path::new("/sys/fs/selinux/enforce").exists(),
         thermal_paths: thermal_paths(),
-        allocatable,
+        allocatable: measured.allocatable(),
         machine: MachineFacts {
             memory: capacity.memory,
             hugepage_sizes: capacity
@@ -441,56 +358,6 @@ fn facts(
         },
         handlers,
     })
-}
-
-/// The node's addresses in `status.hostIPs` of pods. Waits up to `timeout`, because the network of
-/// a machine that has just booted may not be up yet.
-async fn host_ips(identity: &Settings, machine: &Machine, timeout: Duration) -> Vec<IpAddr> {
-    let began = tokio::time::Instant::now();
-    let found = loop {
-        let by_name = addresses::resolve(&identity.hostname).await;
-        let found = addresses::find(identity, machine, &by_name);
-        let complete = found.as_ref().is_ok_and(|found| !found.is_empty());
-        if complete || began.elapsed() >= timeout {
-            break found;
-        }
-        tokio::time::sleep(ADDRESS_RETRY).await;
-    };
-    match found {
-        Ok(found) if !found.is_empty() => found,
-        Ok(_) => {
-            tracing::warn!(
-                "no address but loopback found yet, using 127.0.0.1 as the host IP of pods until then"
-            );
-            vec![LOOPBACK]
-        }
-        // It may come up with the network. Until then the configured address is used.
-        Err(problem) => {
-            tracing::warn!(problem, "cannot use the node address yet");
-            identity.node_ips.clone()
-        }
-    }
-}
-
-/// Capacity of the machine. Read once, so that reported and enforced capacity are the same.
-fn amounts(capacity: &machine::Capacity, root_dir: &Path) -> anyhow::Result<MachineResources> {
-    Ok(MachineResources {
-        cpus: capacity.cpus,
-        memory: capacity.memory,
-        swap: capacity.swap,
-        hugepages: capacity.hugepages.clone(),
-        storage: Some(machine::disk(root_dir)?.capacity),
-    })
-}
-
-/// Maximum number of processes and threads; none if it cannot be read.
-fn max_pids(machine: &Machine) -> Option<i64> {
-    let tasks = machine.tasks();
-    let tasks = tasks.inspect_err(|error| {
-        tracing::warn!(%error, "cannot read the pid limit, pods share no pid limit");
-    });
-    let tasks = tasks.ok()?;
-    Some(i64::try_from(tasks.pid_max.min(tasks.threads_max)).unwrap_or(i64::MAX))
 }
 
 /// Directories with thermal information of the machine, masked in containers.
@@ -564,15 +431,6 @@ fn resync(configuration: &KubeletConfiguration) -> Duration {
     let (set, default) =
         (configuration.sync_frequency, KubeletConfiguration::default().sync_frequency);
     if set == default { 5 * default.to_std() } else { set.to_std() }
-}
-
-fn max_pods(configuration: &KubeletConfiguration, cpus: u32) -> usize {
-    let most = usize::try_from(configuration.max_pods).unwrap_or(0);
-    let per_core = usize::try_from(configuration.pods_per_core).unwrap_or(0);
-    match per_core.saturating_mul(usize::try_from(cpus).unwrap_or(1)) {
-        0 => most,
-        by_cores => most.min(by_cores),
-    }
 }
 
 fn micros(duration: Duration) -> u64 {
