@@ -5,7 +5,7 @@
 //! container twice.
 
 mod announce;
-mod call_tracker;
+pub(crate) mod call_tracker;
 pub mod context;
 mod execute;
 pub mod hooks;

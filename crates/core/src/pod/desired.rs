@@ -4,7 +4,7 @@
 //! have different UIDs. Only this module maps between them, for everything that faces users or the
 //! API. It is the counterpart of upstream's pod manager.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use podwright_api::annotations::{ANNOTATION_HASH, ANNOTATION_MIRROR};
@@ -35,10 +35,28 @@ impl ApiUid {
     }
 }
 
+/// Numbers of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodCounts {
+    /// Without mirror pods.
+    pub pods: usize,
+    pub static_pods: usize,
+    pub mirrors: usize,
+}
+
+/// The desired pods of one name, usually one.
+#[derive(Debug, Default)]
+struct SameName {
+    /// The pod that the name stands for.
+    owner: Option<PodUid>,
+    pods: BTreeSet<PodUid>,
+}
+
 #[derive(Debug, Default)]
 pub struct DesiredPods {
     pods: BTreeMap<PodUid, Arc<Pod>>,
-    names: BTreeMap<PodName, PodUid>,
+    static_pods: BTreeSet<PodUid>,
+    names: BTreeMap<PodName, SameName>,
     mirrors: BTreeMap<MirrorUid, MirrorPod>,
     mirror_names: BTreeMap<PodName, MirrorUid>,
 }
@@ -58,8 +76,14 @@ impl DesiredPods {
         } else {
             // Of two static pods with one name the first one runs and has the mirror pod.
             let first = self.by_name(&pod.name).filter(|other| other.is_static());
-            if first.is_none() || !pod.is_static() {
-                self.names.insert(pod.name.clone(), pod.uid.clone());
+            let takes_name = first.is_none() || !pod.is_static();
+            let same_name = self.names.entry(pod.name.clone()).or_default();
+            same_name.pods.insert(pod.uid.clone());
+            if takes_name {
+                same_name.owner = Some(pod.uid.clone());
+            }
+            if pod.is_static() {
+                self.static_pods.insert(pod.uid.clone());
             }
             self.pods.insert(pod.uid.clone(), pod);
         }
@@ -74,14 +98,18 @@ impl DesiredPods {
             }
         } else {
             self.pods.remove(&pod.uid);
+            self.static_pods.remove(&pod.uid);
+            let Some(same_name) = self.names.get_mut(&pod.name) else { return };
+            same_name.pods.remove(&pod.uid);
             // A successor with the same name may already be stored.
-            if self.names.get(&pod.name) == Some(&pod.uid) {
-                self.names.remove(&pod.name);
+            if same_name.owner.as_ref() == Some(&pod.uid) {
                 // A static pod and an API pod may have one name.
-                let mut others = self.pods.values().filter(|other| other.name == pod.name);
-                if let Some(next) = others.find(|other| pod.is_static() || other.is_static()) {
-                    self.names.insert(next.name.clone(), next.uid.clone());
-                }
+                let mut others = same_name.pods.iter().filter_map(|uid| self.pods.get(uid));
+                let next = others.find(|other| pod.is_static() || other.is_static());
+                same_name.owner = next.map(|next| next.uid.clone());
+            }
+            if same_name.pods.is_empty() {
+                self.names.remove(&pod.name);
             }
         }
     }
@@ -91,12 +119,26 @@ impl DesiredPods {
         self.pods.values()
     }
 
+    /// The static pods, by UID.
+    pub fn static_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.static_pods.iter().filter_map(|uid| self.pods.get(uid))
+    }
+
+    /// The number of pods, of static ones among them, and of mirror pods.
+    pub fn counts(&self) -> PodCounts {
+        PodCounts {
+            pods: self.pods.len(),
+            static_pods: self.static_pods.len(),
+            mirrors: self.mirrors.len(),
+        }
+    }
+
     pub fn by_uid(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         self.pods.get(uid)
     }
 
     pub fn by_name(&self, name: &PodName) -> Option<&Arc<Pod>> {
-        self.pods.get(self.names.get(name)?)
+        self.pods.get(self.names.get(name)?.owner.as_ref()?)
     }
 
     pub fn mirrors(&self) -> impl Iterator<Item = &MirrorPod> {

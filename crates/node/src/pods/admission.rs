@@ -183,16 +183,10 @@ impl Admission {
         }
     }
 
-    /// Removes the decisions about unknown pods.
-    pub fn retain(&self, known: impl Fn(&PodUid) -> bool) {
-        let gone: Vec<PodUid> = {
-            let decided = self.decided.lock();
-            let all = decided.admitted.iter().chain(decided.rejected.keys());
-            all.filter(|uid| !known(uid)).cloned().collect()
-        };
-        for uid in gone {
-            self.forget(&uid);
-        }
+    /// The pods with a decision.
+    pub fn recorded(&self) -> Vec<PodUid> {
+        let decided = self.decided.lock();
+        decided.admitted.iter().chain(decided.rejected.keys()).cloned().collect()
     }
 
     /// Called after the change.
@@ -318,7 +312,7 @@ mod tests {
         first.record(&taken, Ok(()));
         first.record(&gone, Ok(()));
         first.record(&refused, Err(&rejection));
-        first.retain(|uid| *uid != gone);
+        first.forget(&gone);
         let path = directory.path().join(FILE);
         let written = || std::fs::read_to_string(&path).unwrap_or_default();
         while !written().contains("full") || written().contains("\"c\"") {

@@ -1,6 +1,5 @@
 //! Admission of new pods: admits, rejects or parks them until preempted pods have ended.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +10,14 @@ use podwright_core::pod::Pod;
 use podwright_core::status;
 use podwright_core::time::Mono;
 
-use super::{PodManager, ending};
+use super::admission::Admission;
+use super::allocations::Allocations;
+use super::{PodIndex, ending};
+use crate::report::Reporting;
 use crate::report::events::Severity;
+use crate::runtime::RuntimeAccess;
 
-/// A pod that is neither admitted nor rejected yet.
+/// A pod whose admission waits.
 pub(super) struct Parked {
     pod: Arc<Pod>,
     until: ParkedUntil,
@@ -36,80 +39,100 @@ struct Victim {
     deadline: Mono,
 }
 
+/// What a mismatch of node labels means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnLabels {
+    /// Our copy of the labels may be old, so the check is repeated before the pod is rejected.
+    CheckAgain,
+    Reject,
+}
+
 /// How long a new label may take to arrive by the watch.
 const LABEL_DELAY: Duration = Duration::from_secs(1);
 
-impl PodManager {
+/// Admission of pods, with those that are neither admitted nor rejected yet.
+pub(super) struct Admitting {
+    pub pod_index: Arc<PodIndex>,
+    pub admission: Arc<Admission>,
+    pub allocations: Arc<Allocations>,
+    pub reporting: Reporting,
+    pub runtime: RuntimeAccess,
+    pub parked: Vec<Parked>,
+}
+
+impl Admitting {
     /// Whether the pod was admitted before or is already running; then admission does not run
     /// again.
     pub(super) fn is_settled(&self, pod: &Pod) -> bool {
         pod.was_reported()
-            || self.dependencies.runtime.pleg.is_alive(&pod.uid)
-            || matches!(self.dependencies.admission.earlier_decision(&pod.uid), Some(Ok(())))
+            || self.runtime.pleg.is_alive(&pod.uid)
+            || matches!(self.admission.earlier_decision(&pod.uid), Some(Ok(())))
     }
 
-    pub(super) fn admit(&mut self, pod: Arc<Pod>) {
+    /// Returns the pod if it may start. `queued`: admitted pods that have not started.
+    pub(super) fn admit(&mut self, pod: Arc<Pod>, queued: &[Arc<Pod>]) -> Option<Arc<Pod>> {
         if self.is_settled(&pod) {
             if let Some(why) = &pod.unreadable {
                 let text = format!(
                     "{why}; its running containers are left alone until the pod is deleted"
                 );
                 tracing::warn!(pod = %pod.name, uid = %pod.uid, reason = text, "validate pod: rejected, its containers are left alone");
-                self.dependencies.reporting.events.pod(
-                    &pod,
-                    Severity::Warning,
-                    "FailedValidation",
-                    text,
-                );
+                self.reporting.events.pod(&pod, Severity::Warning, "FailedValidation", text);
             }
-            self.accept(pod);
-        } else if let Some(Err(rejection)) = self.dependencies.admission.earlier_decision(&pod.uid)
+            Some(self.accept(pod))
+        } else if let Some(Err(rejection)) = self.admission.earlier_decision(&pod.uid)
             // Earlier builds remembered rejections of static pods, too.
             && !pod.is_static()
         {
             self.reject(&pod, &rejection);
+            None
         } else {
-            self.decide(pod, true);
+            self.decide(pod, OnLabels::CheckAgain, queued)
         }
     }
 
-    /// `recheck_labels`: a rejection because of node labels is checked again before it is final.
-    fn decide(&mut self, pod: Arc<Pod>, recheck_labels: bool) {
-        if !self.dependencies.admission.can_decide(&pod) {
-            return self.parked.push(Parked { pod, until: ParkedUntil::NodeKnown });
+    fn decide(
+        &mut self,
+        pod: Arc<Pod>,
+        on_labels: OnLabels,
+        queued: &[Arc<Pod>],
+    ) -> Option<Arc<Pod>> {
+        if !self.admission.can_decide(&pod) {
+            self.parked.push(Parked { pod, until: ParkedUntil::NodeKnown });
+            return None;
         }
         // Resources freed by preemption are reserved for the pod that preempted.
         let waiting =
             self.parked.iter().filter(|parked| matches!(parked.until, ParkedUntil::Ended(_)));
         let more: Vec<Arc<Pod>> =
-            waiting.map(|parked| parked.pod.clone()).chain(self.queued()).collect();
-        let granted = self.dependencies.resources.allocations.granted(&pod);
+            waiting.map(|parked| parked.pod.clone()).chain(queued.iter().cloned()).collect();
+        let granted = self.allocations.granted(&pod);
         let decision = self.pod_index.with_usage(|usage| {
             let list = || self.pod_index.active_pods();
             let active = ActivePods { usage, list: &list, more: &more };
-            self.dependencies.admission.decide(&granted, active)
+            self.admission.decide(&granted, active)
         });
         match decision {
-            AdmissionDecision::Admitted => self.accept(pod),
+            AdmissionDecision::Admitted => return Some(self.accept(pod)),
             AdmissionDecision::Rejected(rejection)
-                if recheck_labels && rejection.is_about_labels() =>
+                if on_labels == OnLabels::CheckAgain && rejection.is_about_labels() =>
             {
-                let since = self.dependencies.runtime.clock.now().mono;
+                let since = self.runtime.clock.now().mono;
                 self.parked.push(Parked { pod, until: ParkedUntil::LabelsChecked { since } });
             }
             AdmissionDecision::Rejected(rejection) => {
                 // A static pod is judged again after a restart: its UID does not change when an
                 // administrator changes the node for it.
                 if !pod.is_static() {
-                    self.dependencies.admission.record(&pod.uid, Err(&rejection));
+                    self.admission.record(&pod.uid, Err(&rejection));
                 }
                 self.reject(&pod, &rejection);
             }
             AdmissionDecision::AfterPreemption { victims, lacking } => {
-                let now = self.dependencies.runtime.clock.now().mono;
+                let now = self.runtime.clock.now().mono;
                 let mut preempted = Vec::new();
                 for uid in victims {
-                    self.dependencies.reporting.metrics.pods.preempted(&lacking);
+                    self.reporting.metrics.pods.preempted(&lacking);
                     self.preempt(&uid);
                     let grace = self.pod_index.pod(&uid).map_or(Duration::ZERO, |pod| pod.grace);
                     let deadline = now + ending::wait_limit(grace);
@@ -118,49 +141,40 @@ impl PodManager {
                 self.parked.push(Parked { pod, until: ParkedUntil::Ended(preempted) });
             }
         }
+        None
     }
 
-    fn accept(&mut self, pod: Arc<Pod>) {
-        self.dependencies.admission.record(&pod.uid, Ok(()));
-        self.dependencies.reporting.metrics.starts.pod_admitted(pod.regular_containers().count());
-        self.start_in_order(pod);
+    fn accept(&self, pod: Arc<Pod>) -> Arc<Pod> {
+        self.admission.record(&pod.uid, Ok(()));
+        self.reporting.metrics.starts.pod_admitted(pod.regular_containers().count());
+        pod
     }
 
     /// Admits a critical pod although some preempted pods still run: a pod that cannot be stopped
     /// must not block it. Stopping them continues.
-    fn accept_despite(&mut self, pod: Arc<Pod>, running: &[&PodUid]) {
-        for victim in running.iter().filter_map(|uid| self.pod_index.pod(uid)) {
+    fn accept_despite(&self, pod: Arc<Pod>, running: &[Victim]) -> Arc<Pod> {
+        for victim in running.iter().filter_map(|victim| self.pod_index.pod(&victim.uid)) {
             tracing::warn!(
                 pod = %pod.name, victim = %victim.name,
                 "preempt pod: not stopped in time, admitting the critical pod anyway"
             );
-            ending::report_exceeded(&self.dependencies.reporting.events, &victim, victim.grace);
+            ending::report_exceeded(&self.reporting.events, &victim, victim.grace);
         }
-        self.accept(pod);
+        self.accept(pod)
     }
 
     fn reject(&self, pod: &Pod, rejection: &Rejection) {
         let Rejection { reason, message } = rejection;
-        self.dependencies.reporting.metrics.starts.pod_rejected(rejection.counted_as());
-        self.dependencies.reporting.events.pod(
-            pod,
-            Severity::Warning,
-            reason.clone(),
-            message.clone(),
-        );
-        self.dependencies.reporting.status.set(pod, status::rejected(pod, reason, message));
+        self.reporting.metrics.starts.pod_rejected(rejection.counted_as());
+        self.reporting.events.pod(pod, Severity::Warning, reason.clone(), message.clone());
+        self.reporting.status.set(pod, status::rejected(pod, reason, message));
     }
 
     /// Kills a pod to make room for one of higher priority.
     fn preempt(&self, uid: &PodUid) {
         let Some(handle) = self.pod_index.handle(uid) else { return };
         let (reason, message) = (preemption::REASON, preemption::MESSAGE);
-        self.dependencies.reporting.events.pod(
-            &handle.pod(),
-            Severity::Warning,
-            reason,
-            message.to_owned(),
-        );
+        self.reporting.events.pod(&handle.pod(), Severity::Warning, reason, message.to_owned());
         handle.request(Request::Kill(Kill {
             grace: None,
             evict: true,
@@ -172,46 +186,41 @@ impl PodManager {
         }));
     }
 
-    /// Repeats admission for parked pods whose wait is over.
-    pub(super) fn retry_parked(&mut self) {
+    /// Takes the parked pods whose wait is over, each for [`Self::admit_parked`].
+    pub(super) fn take_due(&mut self) -> Vec<Parked> {
         if self.parked.is_empty() {
-            return;
+            return Vec::new();
         }
-        let now = self.dependencies.runtime.clock.now().mono;
-        let victims = self.parked.iter().flat_map(|parked| match &parked.until {
-            ParkedUntil::Ended(victims) => victims.as_slice(),
-            ParkedUntil::NodeKnown | ParkedUntil::LabelsChecked { .. } => &[],
-        });
-        let active: BTreeSet<PodUid> = victims
-            .filter(|victim| self.pod_index.is_active(&victim.uid))
-            .map(|victim| victim.uid.clone())
-            .collect();
-        let is_over = |until: &ParkedUntil, pod: &Pod| match until {
-            ParkedUntil::NodeKnown => self.dependencies.admission.can_decide(pod),
+        let now = self.runtime.clock.now().mono;
+        let runs = |victim: &Victim| self.pod_index.is_active(&victim.uid);
+        let is_over = |parked: &mut Parked| match &parked.until {
+            ParkedUntil::NodeKnown => self.admission.can_decide(&parked.pod),
             ParkedUntil::Ended(victims) => {
-                victims.iter().all(|victim| now >= victim.deadline || !active.contains(&victim.uid))
+                victims.iter().all(|victim| now >= victim.deadline || !runs(victim))
             }
             ParkedUntil::LabelsChecked { since } => now.since(*since) >= LABEL_DELAY,
         };
-        let all = std::mem::take(&mut self.parked);
-        let (due, waiting): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|parked| is_over(&parked.until, &parked.pod));
-        self.parked = waiting;
-        for Parked { pod, until } in due {
-            // A change of the status alone does not reach what is parked.
-            let pod = self.pod_index.pod(&pod.uid).unwrap_or(pod);
-            match until {
-                ParkedUntil::NodeKnown => self.decide(pod, true),
-                ParkedUntil::Ended(victims) => {
-                    let running = victims.iter().filter(|victim| active.contains(&victim.uid));
-                    let running: Vec<&PodUid> = running.map(|victim| &victim.uid).collect();
-                    match running.is_empty() {
-                        true => self.decide(pod, true),
-                        false => self.accept_despite(pod, &running),
-                    }
-                }
-                ParkedUntil::LabelsChecked { .. } => self.decide(pod, false),
+        let mut due: Vec<Parked> = self.parked.extract_if(.., is_over).collect();
+        for parked in &mut due {
+            if let ParkedUntil::Ended(victims) = &mut parked.until {
+                victims.retain(runs);
             }
+        }
+        due
+    }
+
+    /// Repeats the admission of a pod. Returns it if it may start.
+    pub(super) fn admit_parked(&mut self, parked: Parked, queued: &[Arc<Pod>]) -> Option<Arc<Pod>> {
+        let Parked { pod, until } = parked;
+        // A change of the status alone does not reach what is parked.
+        let pod = self.pod_index.pod(&pod.uid).unwrap_or(pod);
+        match until {
+            ParkedUntil::NodeKnown => self.decide(pod, OnLabels::CheckAgain, queued),
+            ParkedUntil::Ended(running) if running.is_empty() => {
+                self.decide(pod, OnLabels::CheckAgain, queued)
+            }
+            ParkedUntil::Ended(running) => Some(self.accept_despite(pod, &running)),
+            ParkedUntil::LabelsChecked { .. } => self.decide(pod, OnLabels::Reject, queued),
         }
     }
 

@@ -289,15 +289,9 @@ impl Allocations {
         }
     }
 
-    /// Removes pods that are no longer known.
-    pub fn retain(&self, keep: impl Fn(&PodUid) -> bool) {
-        let gone: Vec<PodUid> = {
-            let state = self.state.lock();
-            state.records.keys().filter(|uid| !keep(uid)).cloned().collect()
-        };
-        for uid in gone {
-            self.forget(&uid);
-        }
+    /// The pods with allocated resources.
+    pub fn recorded(&self) -> Vec<PodUid> {
+        self.state.lock().records.keys().cloned().collect()
     }
 
     /// Changes a record; during a resize it is written at once. Returns whether it changed.
@@ -468,7 +462,7 @@ mod tests {
 
         assert_eq!(request(&after, &pod_requesting("500m", 4)), ResizeDecision::Nothing);
         assert_eq!(after.resizing(&first.uid).pending, None, "the request was withdrawn");
-        after.retain(|_| false);
+        after.recorded().iter().for_each(|uid| after.forget(uid));
         assert_eq!(*after.resizing(&first.uid), ResizeState::default());
     }
 

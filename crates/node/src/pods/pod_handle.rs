@@ -15,7 +15,7 @@ use podwright_core::probe::{ProbeVerdict, ProbeVerdicts};
 use tokio::sync::watch;
 
 use crate::pods::journal::Journal;
-use crate::pods::pod_index::UnsyncedPods;
+use crate::pods::pod_index::PodChanges;
 
 /// The newest spec and the lifecycle of the pod.
 #[derive(Clone, Debug)]
@@ -31,8 +31,8 @@ pub struct Desired {
 #[derive(Debug)]
 pub struct PodHandle {
     desired: watch::Sender<Desired>,
-    /// Set once the pod is in the pod index, whose totals depend on `desired`.
-    unsynced: OnceLock<Arc<UnsyncedPods>>,
+    /// Set once the pod is in the pod index, which has to learn of changes of `desired`.
+    changes: OnceLock<Arc<PodChanges>>,
     probed: watch::Sender<ProbeVerdicts>,
     /// Increased whenever the pod must be inspected again.
     notified: watch::Sender<u64>,
@@ -45,7 +45,7 @@ impl PodHandle {
     pub fn new(pod: Arc<Pod>, lifecycle: Lifecycle) -> Arc<Self> {
         Arc::new(Self {
             desired: watch::Sender::new(Desired { pod, lifecycle, updates: 0, retry: 0 }),
-            unsynced: OnceLock::new(),
+            changes: OnceLock::new(),
             probed: watch::Sender::new(ProbeVerdicts::default()),
             notified: watch::Sender::new(0),
             journal: Mutex::default(),
@@ -66,27 +66,30 @@ impl PodHandle {
     }
 
     pub fn pod(&self) -> Arc<Pod> {
+        count_read();
         self.desired.borrow().pod.clone()
     }
 
     pub fn lifecycle(&self) -> Lifecycle {
+        count_read();
         self.desired.borrow().lifecycle.clone()
     }
 
     pub fn stage(&self) -> Stage {
+        count_read();
         self.desired.borrow().lifecycle.stage()
     }
 
     /// Notes each change of the spec or of the stage there from now on.
-    pub(super) fn note_changes_in(&self, unsynced: Arc<UnsyncedPods>) {
+    pub(super) fn note_changes_in(&self, changes: Arc<PodChanges>) {
         // A handle is inserted into one index only, so the first one is kept.
-        let _ = self.unsynced.set(unsynced);
+        let _ = self.changes.set(changes);
     }
 
     /// Called after a change, never during one: the index reads the handle.
     fn note_change(&self) {
-        if let Some(unsynced) = self.unsynced.get() {
-            unsynced.note(&self.desired.borrow().pod.uid);
+        if let Some(changes) = self.changes.get() {
+            changes.note(&self.desired.borrow().pod.uid);
         }
     }
 
@@ -156,4 +159,16 @@ impl PodHandle {
             false
         });
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often a handle was read.
+    pub(super) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Counts in tests, which show how many pods an operation visits.
+fn count_read() {
+    #[cfg(test)]
+    READS.set(READS.get() + 1);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -11,27 +11,112 @@ use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{CleanupPolicy, Stage};
 use podwright_core::observed::PodEvent;
 use podwright_core::pod::Pod;
-use podwright_core::pod::desired::{ApiUid, DesiredPods, MirrorPod};
+use podwright_core::pod::desired::{ApiUid, DesiredPods, MirrorPod, PodCounts};
 use podwright_core::pod::mirror::Static;
 use podwright_core::time::Mono;
 use tokio::sync::watch;
 
+use crate::pods::orphan::OrphanHandle;
 use crate::pods::pod_handle::PodHandle;
 use crate::runtime::pleg::Listener;
 
 /// Changes come in bursts: a task that goes through all pods after a change waits this long first.
 pub const CHANGE_DEBOUNCE: Duration = Duration::from_millis(100);
 
+/// The handle of a pod: at most one for each UID, so that two tasks never act on one pod.
+#[derive(Debug)]
+enum Handle {
+    Worker(Arc<PodHandle>),
+    Orphan(Arc<OrphanHandle>),
+}
+
+/// What is added to the entry of a pod.
+pub(super) enum Entry {
+    /// The pod, or the mirror pod, as a source names it.
+    Desired(Arc<Pod>),
+    Worker(Arc<PodHandle>),
+    Orphan(Arc<OrphanHandle>),
+}
+
+/// What is removed from the entry of a pod.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    Desired(&'a Pod),
+    Handle(&'a PodUid),
+}
+
+#[derive(Default)]
+struct Table {
+    desired: DesiredPods,
+    handles: BTreeMap<PodUid, Handle>,
+    /// Static pods with a worker, by name.
+    static_workers: BTreeMap<PodName, BTreeSet<PodUid>>,
+    /// Pods whose handle is [`Handle::Orphan`].
+    orphans: BTreeSet<PodUid>,
+}
+
+impl Table {
+    fn worker(&self, uid: &PodUid) -> Option<&Arc<PodHandle>> {
+        match self.handles.get(uid)? {
+            Handle::Worker(handle) => Some(handle),
+            Handle::Orphan(_) => None,
+        }
+    }
+
+    fn orphan(&self, uid: &PodUid) -> Option<&Arc<OrphanHandle>> {
+        match self.handles.get(uid)? {
+            Handle::Worker(_) => None,
+            Handle::Orphan(handle) => Some(handle),
+        }
+    }
+
+    fn workers(&self) -> impl Iterator<Item = (&PodUid, &Arc<PodHandle>)> {
+        self.handles.iter().filter_map(|(uid, handle)| match handle {
+            Handle::Worker(handle) => Some((uid, handle)),
+            Handle::Orphan(_) => None,
+        })
+    }
+
+    fn set_handle(&mut self, uid: &PodUid, handle: Option<Handle>) {
+        self.orphans.remove(uid);
+        if let Some(before) = self.worker(uid).map(|handle| handle.pod())
+            && before.is_static()
+            && let Some(same_name) = self.static_workers.get_mut(&before.name)
+        {
+            same_name.remove(uid);
+            if same_name.is_empty() {
+                self.static_workers.remove(&before.name);
+            }
+        }
+        match &handle {
+            Some(Handle::Worker(handle)) => {
+                let pod = handle.pod();
+                if pod.is_static() {
+                    let same_name = self.static_workers.entry(pod.name.clone()).or_default();
+                    same_name.insert(uid.clone());
+                }
+            }
+            Some(Handle::Orphan(_)) => {
+                self.orphans.insert(uid.clone());
+            }
+            None => {}
+        }
+        match handle {
+            Some(handle) => drop(self.handles.insert(uid.clone(), handle)),
+            None => drop(self.handles.remove(uid)),
+        }
+    }
+}
+
 #[derive(Default)]
 pub struct PodIndex {
-    desired: RwLock<DesiredPods>,
-    handles: RwLock<BTreeMap<PodUid, Arc<PodHandle>>>,
-    /// Totals of the active pods, without the changes of the pods in `unsynced`.
+    table: RwLock<Table>,
+    /// Totals of the active pods, without the changes that are noted in `changes`.
     usage: Mutex<ActiveUsage>,
-    unsynced: Arc<UnsyncedPods>,
+    changes: Arc<PodChanges>,
     sources_ready: AtomicBool,
     api_synced: AtomicBool,
-    /// Increased by every change of pods, mirror pods and handles.
+    /// Increased by every change of pods, mirror pods and workers.
     changed: watch::Sender<u64>,
     /// When the loop of the pod manager last ran.
     last_loop: Mutex<Option<Mono>>,
@@ -42,70 +127,83 @@ pub struct PodIndex {
     stopping: watch::Sender<bool>,
 }
 
-/// Pods that may have become active or inactive, or changed, since the totals were last used. Each
+/// Pods that changed since each of two readers last asked, so that neither visits the others. Each
 /// change is made first and noted here afterwards.
 #[derive(Debug, Default)]
-pub(super) struct UnsyncedPods(Mutex<BTreeSet<PodUid>>);
+pub(super) struct PodChanges {
+    /// Pods that may have become active or inactive, or changed.
+    usage: Mutex<BTreeSet<PodUid>>,
+    /// Pods that housekeeping has to check.
+    housekeeping: Mutex<BTreeSet<PodUid>>,
+    /// Number of changes of the usage.
+    count: AtomicU64,
+}
 
-impl UnsyncedPods {
+impl PodChanges {
     pub(super) fn note(&self, uid: &PodUid) {
-        self.0.lock().insert(uid.clone());
+        self.usage.lock().insert(uid.clone());
+        self.count.fetch_add(1, Relaxed);
+        self.note_for_housekeeping(uid);
+    }
+
+    fn note_for_housekeeping(&self, uid: &PodUid) {
+        self.housekeeping.lock().insert(uid.clone());
     }
 }
 
 impl PodIndex {
     pub fn pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
-        self.desired.read().by_uid(uid).cloned()
+        self.table.read().desired.by_uid(uid).cloned()
     }
 
     pub fn pod_by_name(&self, name: &PodName) -> Option<Arc<Pod>> {
-        self.desired.read().by_name(name).cloned()
+        self.table.read().desired.by_name(name).cloned()
     }
 
     pub fn pods(&self) -> Vec<Arc<Pod>> {
-        self.desired.read().pods().cloned().collect()
+        self.table.read().desired.pods().cloned().collect()
     }
 
     /// The pod with this UID, which may be the UID of its mirror pod.
     pub fn resolve(&self, uid: &str) -> Option<Arc<Pod>> {
-        self.desired.read().resolve(uid).cloned()
+        self.table.read().desired.resolve(uid).cloned()
     }
 
     /// The UID of the pod in the API.
     pub fn api_uid(&self, uid: &PodUid) -> Option<ApiUid> {
-        self.desired.read().api_uid(uid)
+        self.table.read().desired.api_uid(uid)
     }
 
     pub fn mirror_of(&self, pod: &Pod) -> Option<MirrorPod> {
-        self.desired.read().mirror_of(pod).cloned()
+        self.table.read().desired.mirror_of(pod).cloned()
     }
 
     pub fn static_pod_of(&self, mirror: &Pod) -> Option<Arc<Pod>> {
-        self.desired.read().static_pod_of(mirror).cloned()
+        self.table.read().desired.static_pod_of(mirror).cloned()
     }
 
     pub fn mirrors(&self) -> Vec<MirrorPod> {
-        self.desired.read().mirrors().cloned().collect()
+        self.table.read().desired.mirrors().cloned().collect()
     }
 
     /// Static pods that are ending because no source names them, and wanted static pods, except
     /// those that wait for an ending pod of the same name.
     pub fn static_pods(&self) -> Vec<Static> {
-        let desired = self.desired.read();
-        let handles = self.handles.read();
-        let alive = handles.values().filter(|handle| handle.stage() < Stage::Terminated);
-        let ending = alive
-            .map(|handle| handle.pod())
-            .filter(|pod| pod.is_static() && !desired.pods().any(|wanted| wanted.uid == pod.uid));
+        let table = self.table.read();
+        let desired = &table.desired;
+        let workers = table.static_workers.values().flatten().filter_map(|uid| table.worker(uid));
+        let alive = workers.filter(|handle| handle.stage() < Stage::Terminated);
+        let ending = alive.map(|handle| handle.pod());
+        let ending = ending.filter(|pod| desired.by_uid(&pod.uid).is_none());
         let mut pods: Vec<Static> = ending.map(|pod| Static { pod, ending: true }).collect();
-        let wanted = desired.pods().filter(|pod| pod.is_static());
+        pods.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
+        let taken: BTreeSet<PodName> = pods.iter().map(|ending| ending.pod.name.clone()).collect();
         let has_name =
             |pod: &Pod| desired.by_name(&pod.name).is_some_and(|named| named.uid == pod.uid);
-        let free: Vec<Static> = wanted
-            .filter(|pod| has_name(pod))
-            .filter(|pod| !pods.iter().any(|other| other.pod.name == pod.name))
-            .map(|pod| Static { pod: pod.clone(), ending: false })
-            .collect();
+        let free = desired
+            .static_pods()
+            .filter(|pod| has_name(pod) && !taken.contains(&pod.name))
+            .map(|pod| Static { pod: pod.clone(), ending: false });
         pods.extend(free);
         pods
     }
@@ -115,17 +213,61 @@ impl PodIndex {
         self.changed.subscribe()
     }
 
-    pub fn handle(&self, uid: &PodUid) -> Option<Arc<PodHandle>> {
-        self.handles.read().get(uid).cloned()
+    /// The numbers of desired pods.
+    pub fn counts(&self) -> PodCounts {
+        self.table.read().desired.counts()
     }
 
+    /// The handle of a pod with a worker.
+    pub fn handle(&self, uid: &PodUid) -> Option<Arc<PodHandle>> {
+        self.table.read().worker(uid).cloned()
+    }
+
+    /// All pods with a worker.
     pub fn handles(&self) -> Vec<(PodUid, Arc<PodHandle>)> {
-        self.handles.read().iter().map(|(uid, handle)| (uid.clone(), handle.clone())).collect()
+        let table = self.table.read();
+        table.workers().map(|(uid, handle)| (uid.clone(), handle.clone())).collect()
+    }
+
+    /// The handle of an orphaned pod that is being ended.
+    pub fn orphan(&self, uid: &PodUid) -> Option<Arc<OrphanHandle>> {
+        self.table.read().orphan(uid).cloned()
+    }
+
+    /// The orphaned pods that are being ended.
+    pub fn orphans(&self) -> Vec<Arc<OrphanHandle>> {
+        let table = self.table.read();
+        table.orphans.iter().filter_map(|uid| table.orphan(uid).cloned()).collect()
+    }
+
+    /// Whether a source names the pod or it has a handle.
+    pub fn is_known(&self, uid: &PodUid) -> bool {
+        let table = self.table.read();
+        table.handles.contains_key(uid) || table.desired.by_uid(uid).is_some()
+    }
+
+    /// Whether a task may still act on the pod.
+    pub fn has_task(&self, uid: &PodUid) -> bool {
+        match self.table.read().handles.get(uid) {
+            Some(Handle::Worker(handle)) => handle.stage() != Stage::Finished,
+            Some(Handle::Orphan(_)) => true,
+            None => false,
+        }
+    }
+
+    /// All pods that a source names or that have a handle.
+    pub(super) fn known(&self) -> BTreeSet<PodUid> {
+        let table = self.table.read();
+        let desired = table.desired.pods().map(|pod| &pod.uid);
+        desired.chain(table.handles.keys()).cloned().collect()
     }
 
     /// Evaluates `ask` on the standing of a pod.
     pub fn cleanup_policy<T>(&self, uid: &PodUid, ask: impl FnOnce(CleanupPolicy<'_>) -> T) -> T {
-        let lifecycle = self.handle(uid).map(|handle| handle.lifecycle());
+        let lifecycle = self.table.read().handles.get(uid).map(|handle| match handle {
+            Handle::Worker(handle) => handle.lifecycle(),
+            Handle::Orphan(handle) => handle.lifecycle(),
+        });
         ask(CleanupPolicy {
             lifecycle: lifecycle.as_ref(),
             all_pods_known: self.all_known.load(Relaxed),
@@ -134,16 +276,14 @@ impl PodIndex {
 
     /// Pods that hold resources of the node: wanted and not terminated.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
-        let desired = self.desired.read();
-        let handles = self.handles.read();
-        // Both are sorted by UID and merged in one pass: this runs for each new pod, and a lookup
-        // per pod would take most of its admission.
-        let mut handles = handles.iter().peekable();
+        let table = self.table.read();
+        // Both are sorted by UID and merged in one pass: a lookup for each pod takes longer.
+        let mut workers = table.workers().peekable();
         let of = |pod: &Arc<Pod>| {
-            while handles.next_if(|(uid, _)| **uid < pod.uid).is_some() {}
-            handles.next_if(|(uid, _)| **uid == pod.uid).map(|(_, handle)| handle)
+            while workers.next_if(|(uid, _)| **uid < pod.uid).is_some() {}
+            workers.next_if(|(uid, _)| **uid == pod.uid).map(|(_, handle)| handle)
         };
-        let active = desired.pods().filter_map(of);
+        let active = table.desired.pods().filter_map(of);
         active
             .filter(|handle| handle.stage() < Stage::Terminated)
             .map(|handle| handle.pod())
@@ -156,8 +296,9 @@ impl PodIndex {
     }
 
     fn active_pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
-        self.pod(uid)?;
-        let handle = self.handle(uid)?;
+        let table = self.table.read();
+        table.desired.by_uid(uid)?;
+        let handle = table.worker(uid)?;
         (handle.stage() < Stage::Terminated).then(|| handle.pod())
     }
 
@@ -166,8 +307,8 @@ impl PodIndex {
     pub fn with_usage<T>(&self, ask: impl FnOnce(&ActiveUsage) -> T) -> T {
         let mut usage = self.usage.lock();
         // Taken before the pods are read: a later change is noted again.
-        let unsynced = std::mem::take(&mut *self.unsynced.0.lock());
-        for uid in unsynced {
+        let changed = std::mem::take(&mut *self.changes.usage.lock());
+        for uid in changed {
             match self.active_pod(&uid) {
                 Some(pod) => usage.set(&pod),
                 None => usage.remove(&uid),
@@ -176,22 +317,27 @@ impl PodIndex {
         ask(&usage)
     }
 
-    /// Notes that a pod is or is no longer wanted. Without a handle it is not active either way.
-    fn note_wanted(&self, uid: &PodUid) {
-        if self.handles.read().contains_key(uid) {
-            self.unsynced.note(uid);
-        }
+    /// Increases whenever the totals of [`Self::with_usage`] may have changed.
+    pub(super) fn usage_version(&self) -> u64 {
+        self.changes.count.load(Relaxed)
+    }
+
+    /// The pods that changed since the last call: in the sources, on this node, or in the runtime.
+    pub(super) fn take_changed(&self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut *self.changes.housekeeping.lock())
+    }
+
+    /// Returns a pod in the next [`Self::take_changed`], although nothing changed.
+    pub(super) fn check_again(&self, uid: &PodUid) {
+        self.changes.note_for_housekeeping(uid);
     }
 
     /// Whether another static pod of this name has not finished.
     pub fn other_static(&self, pod: &Pod) -> bool {
-        self.handles.read().iter().any(|(uid, handle)| {
-            let other = handle.pod();
-            *uid != pod.uid
-                && other.is_static()
-                && other.name == pod.name
-                && handle.stage() != Stage::Finished
-        })
+        let table = self.table.read();
+        let same_name = table.static_workers.get(&pod.name).into_iter().flatten();
+        let mut others = same_name.filter(|uid| **uid != pod.uid);
+        others.any(|uid| table.worker(uid).is_some_and(|other| other.stage() != Stage::Finished))
     }
 
     /// Whether every source has delivered its full set.
@@ -242,37 +388,54 @@ impl PodIndex {
         self.all_known.store(true, Relaxed);
     }
 
-    pub(super) fn put(&self, pod: Arc<Pod>) {
-        let uid = pod.uid.clone();
-        self.desired.write().put(pod);
-        self.note_wanted(&uid);
-        self.changed.send_modify(|count| *count += 1);
+    /// Adds to the entry of a pod, or replaces that part of it.
+    pub(super) fn upsert(&self, entry: Entry) {
+        match entry {
+            Entry::Desired(pod) => {
+                let uid = pod.uid.clone();
+                self.table.write().desired.put(pod);
+                self.note(&uid);
+            }
+            Entry::Worker(handle) => {
+                handle.note_changes_in(self.changes.clone());
+                let uid = handle.pod().uid.clone();
+                self.table.write().set_handle(&uid, Some(Handle::Worker(handle)));
+                self.note(&uid);
+            }
+            Entry::Orphan(handle) => {
+                let uid = handle.uid().clone();
+                self.table.write().set_handle(&uid, Some(Handle::Orphan(handle)));
+            }
+        }
     }
 
-    pub(super) fn remove(&self, pod: &Pod) {
-        self.desired.write().remove(pod);
-        self.note_wanted(&pod.uid);
-        self.changed.send_modify(|count| *count += 1);
+    /// Removes a part of the entry of a pod; the entry ends with its last part.
+    pub(super) fn remove(&self, part: Part<'_>) {
+        match part {
+            Part::Desired(pod) => {
+                self.table.write().desired.remove(pod);
+                self.note(&pod.uid);
+            }
+            Part::Handle(uid) => {
+                self.table.write().set_handle(uid, None);
+                self.note(uid);
+                // Now, so that pods that are gone do not accumulate.
+                self.with_usage(|_| ());
+            }
+        }
     }
 
-    pub(super) fn insert_handle(&self, uid: &PodUid, handle: Arc<PodHandle>) {
-        handle.note_changes_in(self.unsynced.clone());
-        self.handles.write().insert(uid.clone(), handle);
-        self.unsynced.note(uid);
-        self.changed.send_modify(|count| *count += 1);
-    }
-
-    pub(super) fn remove_handle(&self, uid: &PodUid) {
-        self.handles.write().remove(uid);
-        self.unsynced.note(uid);
-        // Now, so that pods that are gone do not accumulate.
-        self.with_usage(|_| ());
+    fn note(&self, uid: &PodUid) {
+        self.changes.note(uid);
         self.changed.send_modify(|count| *count += 1);
     }
 }
 
 impl Listener for PodIndex {
-    fn notify(&self, uid: &PodUid, _events: &[PodEvent]) {
+    fn notify(&self, uid: &PodUid, events: &[PodEvent]) {
+        if !events.is_empty() {
+            self.changes.note_for_housekeeping(uid);
+        }
         if let Some(handle) = self.handle(uid) {
             handle.notify();
         }
@@ -333,13 +496,13 @@ mod tests {
                 let first = version(name, 1, 0);
                 let handle = index.handle(&first.uid);
                 match (step, handle) {
-                    (Step::Put, _) => index.put(first),
-                    (Step::Remove, _) => index.remove(&first),
+                    (Step::Put, _) => index.upsert(Entry::Desired(first)),
+                    (Step::Remove, _) => index.remove(Part::Desired(&first)),
                     (Step::Insert, _) => {
                         let handle = PodHandle::new(first.clone(), Lifecycle::begin(&first, true));
-                        index.insert_handle(&first.uid, handle);
+                        index.upsert(Entry::Worker(handle));
                     }
-                    (Step::Forget, _) => index.remove_handle(&first.uid),
+                    (Step::Forget, _) => index.remove(Part::Handle(&first.uid)),
                     (Step::Update { cpu, port }, Some(handle)) => {
                         handle.update(version(name, cpu, port), Request::Update);
                     }

@@ -1,18 +1,21 @@
 //! In-place resize requests: granted if they fit, retried if they were deferred.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use podwright_api::qos::ResourceList;
 use podwright_core::config::{CgroupVersion, NodeFacts, SwapBehaviour};
+use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Request;
 use podwright_core::pod::Pod;
 use podwright_core::resize::PendingReason;
 use podwright_core::resize::allocation::summary;
 use podwright_core::resize::fit::{self, ResizeCapacity};
+use podwright_host::clock::Clock;
 
-use super::PodManager;
-use crate::pods::allocations::ResizeDecision;
-use crate::report::events::Severity;
+use super::PodIndex;
+use crate::pods::allocations::{Allocations, ResizeDecision};
+use crate::report::events::{Recorder, Severity};
 
 /// What resizes can be granted from.
 pub struct NodeCapacity {
@@ -32,25 +35,46 @@ impl NodeCapacity {
     }
 }
 
-impl PodManager {
+/// Resize requests of this node.
+pub(super) struct Resizes {
+    pub pod_index: Arc<PodIndex>,
+    pub allocations: Arc<Allocations>,
+    pub events: Recorder,
+    pub clock: Clock,
+    pub capacity: NodeCapacity,
+    /// Pods with a resize request that was not evaluated yet.
+    pub undecided: BTreeSet<PodUid>,
+    /// [`PodIndex::usage_version`] when the deferred ones were last evaluated.
+    pub evaluated: Option<u64>,
+}
+
+impl Resizes {
     /// The pod with its allocated resources. Nothing is granted before all sources have delivered:
     /// until then the allocations of other pods are unknown.
     pub(super) fn resized(&mut self, pod: &Arc<Pod>) -> Arc<Pod> {
         if self.pod_index.sources_ready() {
             self.evaluate(pod);
         } else {
-            self.undecided.insert(pod.uid.clone());
+            self.evaluate_later(&pod.uid);
         }
-        self.dependencies.resources.allocations.granted(pod)
+        self.allocations.granted(pod)
     }
 
-    /// Retries deferred resizes. Costs nothing while there are none.
-    pub(super) fn retry_resizes(&mut self) {
-        let allocations = &self.dependencies.resources.allocations;
+    pub(super) fn evaluate_later(&mut self, uid: &PodUid) {
+        self.undecided.insert(uid.clone());
+    }
+
+    /// Evaluates new requests, and deferred ones again. These cannot be granted as long as no pod
+    /// has changed.
+    pub(super) fn retry(&mut self) {
         let mut waiting = std::mem::take(&mut self.undecided);
-        waiting.extend(allocations.deferred());
+        let version = Some(self.pod_index.usage_version());
+        if std::mem::replace(&mut self.evaluated, version) != version {
+            waiting.extend(self.allocations.deferred());
+        }
         let mut waiting: Vec<Arc<Pod>> =
             waiting.iter().filter_map(|uid| self.pod_index.pod(uid)).collect();
+        let allocations = &self.allocations;
         waiting.sort_by_cached_key(|pod| {
             let since =
                 allocations.resizing(&pod.uid).pending.as_ref().map(|pending| pending.since);
@@ -67,16 +91,15 @@ impl PodManager {
     }
 
     fn evaluate(&self, pod: &Arc<Pod>) {
-        let NodeCapacity { allocatable, swap } = &self.dependencies.capacity;
+        let NodeCapacity { allocatable, swap } = &self.capacity;
         let room = ResizeCapacity { allocatable, swap: *swap };
-        let (allocations, events) =
-            (&self.dependencies.resources.allocations, &self.dependencies.reporting.events);
-        let now = self.dependencies.runtime.clock.now().wall;
-        match allocations.request_resize(pod, || self.pod_index.active_pods(), room, now) {
+        let now = self.clock.now().wall;
+        let others = || self.pod_index.active_pods();
+        match self.allocations.request_resize(pod, others, room, now) {
             ResizeDecision::Nothing => {}
             ResizeDecision::Granted => {
                 let text = format!("Pod resize started: {}", summary(pod, pod.generation(), None));
-                events.pod(pod, Severity::Normal, "ResizeStarted", text);
+                self.events.pod(pod, Severity::Normal, "ResizeStarted", text);
             }
             ResizeDecision::Refused { why, message, is_new: true } => {
                 let details = summary(pod, pod.generation(), Some(&message));
@@ -85,7 +108,7 @@ impl PodManager {
                     PendingReason::Deferred => "ResizeDeferred",
                     PendingReason::Infeasible => "ResizeInfeasible",
                 };
-                events.pod(pod, Severity::Warning, reason, text);
+                self.events.pod(pod, Severity::Warning, reason, text);
             }
             ResizeDecision::Refused { is_new: false, .. } => {}
         }

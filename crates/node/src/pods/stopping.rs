@@ -4,11 +4,11 @@
 //! a deleted pod it stays wanted: its status in the API and its volumes do not change, so that it
 //! runs again when the node starts.
 
-use podwright_core::lifecycle::{Request, Stage};
+use podwright_core::lifecycle::Stage;
 use podwright_core::pod::Pod;
 use serde::{Deserialize, Serialize};
 
-use super::{PodIndex, PodManager};
+use super::PodIndex;
 use crate::pods::pod_handle::PodHandle;
 use crate::runtime::pleg::Pleg;
 
@@ -82,20 +82,6 @@ impl StoppingPod {
             containers,
             grace_seconds: grace.as_secs(),
         }
-    }
-}
-
-impl PodManager {
-    /// Requests that every pod stops. Pods found running later are stopped when they are found.
-    pub(super) fn stop_all(&mut self) {
-        tracing::info!("stopping all pods because the node is being stopped");
-        for (_, handle) in self.pod_index.handles() {
-            handle.request(Request::StopNode);
-        }
-    }
-
-    pub(super) fn may_start(&self, pod: &Pod) -> bool {
-        may_start(&self.dependencies.runtime.pleg, &self.pod_index, pod)
     }
 }
 

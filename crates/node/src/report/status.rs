@@ -208,18 +208,19 @@ impl StatusManager {
         self.changed.notify_one();
     }
 
-    /// Removes pods that no source names.
-    pub fn remove_orphans(&self, keep: impl Fn(&PodUid) -> bool) {
+    /// Removes a pod that no source names.
+    pub fn forget(&self, uid: &PodUid) {
         let mut reports = self.reports.lock();
         let Reports { pods, queue, static_pods, .. } = &mut *reports;
-        pods.retain(|uid, _| {
-            let kept = keep(uid);
-            if !kept {
-                queue.forget(uid);
-                static_pods.remove(uid);
-            }
-            kept
-        });
+        if pods.remove(uid).is_some() {
+            queue.forget(uid);
+            static_pods.remove(uid);
+        }
+    }
+
+    /// The pods with a report.
+    pub fn recorded(&self) -> Vec<PodUid> {
+        self.reports.lock().pods.keys().cloned().collect()
     }
 
     /// A container ID as statuses show it.

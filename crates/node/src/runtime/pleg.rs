@@ -306,6 +306,12 @@ impl Pleg {
         self.last.lock().get(uid).is_some_and(|(_, listed)| listed.is_alive())
     }
 
+    /// The name of a pod of which something was running at the last relist.
+    pub fn name_of_alive(&self, uid: &PodUid) -> Option<PodName> {
+        let last = self.last.lock();
+        last.get(uid).filter(|(_, listed)| listed.is_alive()).map(|(name, _)| name.clone())
+    }
+
     /// Whether a container of this pod was running at the last relist.
     pub fn runs_container(&self, uid: &PodUid) -> bool {
         self.last.lock().get(uid).is_some_and(|(_, listed)| listed.runs_container())

@@ -26,6 +26,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
 use podwright_core::attempts::BackoffLimits;
+use podwright_core::ids::PodUid;
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{Case, LocalState};
 use podwright_core::pod::{Pod, hold};
@@ -147,16 +148,15 @@ impl DebugSocketDependencies {
     /// The pod with this UID, which may be the UID of its mirror pod.
     fn handle(&self, uid: &str) -> Option<Arc<PodHandle>> {
         let known = self.pod_index.resolve(uid).and_then(|pod| self.pod_index.handle(&pod.uid));
-        let handles = || self.pod_index.handles().into_iter();
         // A pod that no source names may still be terminating.
-        known.or_else(|| handles().find(|(own, _)| own.as_str() == uid).map(|(_, handle)| handle))
+        known.or_else(|| self.pod_index.handle(&PodUid::new(uid)))
     }
 
     fn lines(&self) -> Vec<PodLine> {
         let handles = self.pod_index.handles();
         // Pods that were not admitted have no handle.
         let others = self.pod_index.pods().into_iter();
-        let others = others.filter(|pod| !handles.iter().any(|(uid, _)| *uid == pod.uid));
+        let others = others.filter(|pod| self.pod_index.handle(&pod.uid).is_none());
         let pods = handles.iter().map(|(_, handle)| handle.pod()).chain(others);
         let mut lines: Vec<PodLine> = pods.map(|pod| self.line(&pod)).collect();
         lines.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));

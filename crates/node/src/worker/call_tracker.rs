@@ -18,7 +18,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 const HOOK_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct CallTracker {
+pub(crate) struct CallTracker {
     in_progress: Arc<watch::Sender<usize>>,
     /// Containers that are being stopped, with the shortest grace period of any stop.
     stopping: Arc<Mutex<BTreeMap<ContainerId, Duration>>>,
@@ -45,7 +45,7 @@ impl Drop for AbortOnDrop {
 
 impl CallTracker {
     /// Stops a container; until that is done, [`Self::shorten_grace`] can shorten its grace period.
-    pub(super) async fn stop(
+    pub(crate) async fn stop(
         &self,
         runtime: &cri::Client,
         id: ContainerId,
@@ -114,7 +114,7 @@ impl CallTracker {
     }
 
     /// Runs a call that cannot be cancelled. Dropping the returned future drops only the wait.
-    pub(super) async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         call: impl Future<Output = T> + Send + 'static,
     ) -> T {

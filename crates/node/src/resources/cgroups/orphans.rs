@@ -3,7 +3,7 @@
 //! The processes in them are killed, but a process in uninterruptible sleep may not exit. So each
 //! cgroup has its own task, and one that cannot be removed is retried after a delay.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,18 +42,17 @@ impl OrphanedCgroups {
     fn take_due(
         &self,
         on_disk: Vec<(PodUid, CgroupName)>,
-        kept: &BTreeSet<PodUid>,
+        is_kept: impl Fn(&PodUid) -> bool,
         now: Mono,
     ) -> Vec<(PodUid, CgroupName, Option<String>)> {
         let mut all = self.0.lock();
-        let is_orphan =
-            |uid: &PodUid| !kept.contains(uid) && on_disk.iter().any(|(one, _)| one == uid);
+        let is_orphan = |uid: &PodUid| !is_kept(uid) && on_disk.iter().any(|(one, _)| one == uid);
         all.retain(|uid, orphan| match orphan {
             OrphanedCgroup::Removing => true,
             OrphanedCgroup::Failed { .. } => is_orphan(uid),
         });
         let mut due = Vec::new();
-        for (uid, name) in on_disk.into_iter().filter(|(uid, _)| !kept.contains(uid)) {
+        for (uid, name) in on_disk.into_iter().filter(|(uid, _)| !is_kept(uid)) {
             let last_error = match all.get(&uid) {
                 None => None,
                 Some(OrphanedCgroup::Failed { why, retry_at }) if *retry_at <= now => {
@@ -74,15 +73,15 @@ impl Cgroups {
         self.host.pods(&self.tree).await
     }
 
-    /// Starts to remove the cgroups of pods that are not in `kept`. A new pod with the same UID waits
+    /// Starts to remove the cgroups of pods that are not kept. A new pod with the same UID waits
     /// until its cgroup is gone.
     pub fn destroy_orphans(
         self: &Arc<Self>,
         on_disk: Vec<(PodUid, CgroupName)>,
-        kept: &BTreeSet<PodUid>,
+        is_kept: impl Fn(&PodUid) -> bool,
         clock: &Clock,
     ) {
-        for (uid, name, last_error) in self.orphans.take_due(on_disk, kept, clock.now().mono) {
+        for (uid, name, last_error) in self.orphans.take_due(on_disk, is_kept, clock.now().mono) {
             let (this, clock) = (self.clone(), clock.clone());
             tokio::spawn(async move { this.destroy_orphan(uid, &name, last_error, &clock).await });
         }
@@ -128,9 +127,9 @@ mod tests {
         let [stuck, gone, kept] = &uids;
         let on_disk = || uids.iter().map(|uid| (uid.clone(), CgroupName::ROOT)).collect::<Vec<_>>();
         let orphans = OrphanedCgroups::default();
-        let kept = BTreeSet::from([kept.clone()]);
+        let is_kept = |uid: &PodUid| uid == kept;
         let due = |now| {
-            let due = orphans.take_due(on_disk(), &kept, at(now));
+            let due = orphans.take_due(on_disk(), is_kept, at(now));
             due.into_iter().map(|(uid, _, last_error)| (uid, last_error)).collect::<Vec<_>>()
         };
         assert_eq!(due(0), [(stuck.clone(), None), (gone.clone(), None)]);
@@ -144,6 +143,6 @@ mod tests {
         assert!(!orphans.has(stuck), "a new pod with this UID may use it in between");
         assert_eq!(due(4), [(gone.clone(), None)], "the stuck one is in back-off");
         assert_eq!(due(62), [(stuck.clone(), Some(why))]);
-        assert_eq!(orphans.take_due(Vec::new(), &kept, at(64)).len(), 0);
+        assert_eq!(orphans.take_due(Vec::new(), is_kept, at(64)).len(), 0);
     }
 }

@@ -232,7 +232,8 @@ async fn directory_that_is_not_of_a_pod_is_never_removed() {
     std::fs::create_dir(pods.join("e")).unwrap();
     std::fs::write(pods.join("e/etc-hosts"), "").unwrap();
     host.scene.restart();
-    host.scene.volumes.remove_orphans(&BTreeSet::new());
+    let on_disk = host.scene.volumes.pods_on_disk().unwrap();
+    host.scene.volumes.remove_orphans(on_disk, |_| false);
     while !host.scene.volumes.is_settled() {
         tokio::task::yield_now().await;
     }
@@ -286,10 +287,11 @@ async fn released_pod_keeps_its_directory_while_a_source_names_it() {
         }
     };
     // given: a source still names the finished pod
-    host.scene.volumes.remove_orphans(&BTreeSet::from([pod.uid.clone()]));
+    host.scene.volumes.remove_orphans([pod.uid.clone()], |uid| *uid == pod.uid);
     settled().await;
     assert_eq!(std::fs::read_to_string(&message).unwrap(), "done");
-    host.scene.volumes.remove_orphans(&BTreeSet::new());
+    let on_disk = host.scene.volumes.pods_on_disk().unwrap();
+    host.scene.volumes.remove_orphans(on_disk, |_| false);
     let again = host.scene.volumes.make_directories(&pod).unwrap_err();
     assert!(matches!(again, VolumeError::BeingRemoved { .. }), "{again}");
     settled().await;

@@ -4,7 +4,8 @@
 //! stays until its source drops the pod. Directories left by an agent that was killed are
 //! removed as well. Directories that no agent made are left alone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ pub(super) struct OrphanedDirectories(Mutex<BTreeMap<PodUid, OrphanedDirectory>>
 enum OrphanedDirectory {
     /// A task is removing it.
     Removing { failed_before: Option<String> },
-    /// The last attempt failed.
-    Failed { why: String, retry_at: Mono },
+    /// The last attempt failed; `why` is `None` if a worker was using the directory.
+    Failed { why: Option<String>, retry_at: Mono },
 }
 
 impl OrphanedDirectories {
@@ -38,35 +39,53 @@ impl OrphanedDirectories {
 }
 
 impl Volumes {
-    /// Removes the directories of pods that are not in `kept`, each in its own task, so that an
-    /// unmount that hangs blocks nothing else. Each failure is logged once.
-    pub fn remove_orphans(self: &Arc<Self>, kept: &BTreeSet<PodUid>) {
-        let on_disk = match self.pods_on_disk() {
-            Ok(pods) => pods,
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "cannot list the pod directories");
-                return;
-            }
-        };
+    /// Removes the directories of these pods, and of those whose last attempt failed some time ago,
+    /// each in its own task, so that an unmount that hangs blocks nothing else. Each failure is
+    /// logged once.
+    pub fn remove_orphans(
+        self: &Arc<Self>,
+        pods: impl IntoIterator<Item = PodUid>,
+        is_kept: impl Fn(&PodUid) -> bool,
+    ) {
         let now = self.sources.clock.now().mono;
         let mut orphans = self.orphans.0.lock();
         orphans.retain(|uid, orphan| match orphan {
             OrphanedDirectory::Removing { .. } => true,
-            OrphanedDirectory::Failed { .. } => on_disk.contains(uid) && !kept.contains(uid),
+            OrphanedDirectory::Failed { .. } => !is_kept(uid),
         });
-        for uid in on_disk.into_iter().filter(|uid| !kept.contains(uid)) {
-            let failed_before = match orphans.remove(&uid) {
-                Some(OrphanedDirectory::Failed { why, retry_at }) if retry_at <= now => Some(why),
-                Some(waits) => {
-                    orphans.insert(uid, waits);
-                    continue;
+        let mut due: BTreeMap<PodUid, Option<String>> = BTreeMap::new();
+        for uid in pods {
+            if !is_kept(&uid) && !orphans.contains_key(&uid) {
+                due.insert(uid, None);
+            }
+        }
+        for (uid, orphan) in &*orphans {
+            match orphan {
+                OrphanedDirectory::Failed { why, retry_at } if *retry_at <= now => {
+                    due.insert(uid.clone(), why.clone());
                 }
-                None => None,
-            };
+                OrphanedDirectory::Failed { .. } | OrphanedDirectory::Removing { .. } => {}
+            }
+        }
+        for (uid, failed_before) in due {
+            if !self.is_on_disk(&uid) {
+                orphans.remove(&uid);
+                continue;
+            }
             orphans.insert(uid.clone(), OrphanedDirectory::Removing { failed_before });
             let this = self.clone();
             tokio::spawn(async move { this.remove_orphan(uid).await });
         }
+    }
+
+    /// A UID that is not a file name, such as one with a slash, has no directory.
+    fn is_on_disk(&self, uid: &PodUid) -> bool {
+        let mut components = Path::new(uid.as_str()).components();
+        let is_name = matches!(
+            (components.next(), components.next()),
+            (Some(Component::Normal(name)), None) if name == uid.as_str()
+        );
+        is_name && matches!(self.pods.kind(uid.as_str()), Ok(Some(_)))
     }
 
     #[cfg(test)]
@@ -82,7 +101,9 @@ impl Volumes {
         let removed = match guard {
             // A worker is using the volumes after all.
             Some(None) => {
-                self.orphans.0.lock().remove(&uid);
+                let retry_at = self.sources.clock.now().mono;
+                let waits = OrphanedDirectory::Failed { why: None, retry_at };
+                self.orphans.0.lock().insert(uid, waits);
                 return;
             }
             Some(guard @ Some(_)) => self.tear_down(&uid, Scope::Directory, guard).await,
@@ -113,7 +134,10 @@ impl Volumes {
                     );
                 }
                 let retry_at = self.sources.clock.now().mono + RETRY;
-                self.orphans.0.lock().insert(uid, OrphanedDirectory::Failed { why, retry_at });
+                self.orphans
+                    .0
+                    .lock()
+                    .insert(uid, OrphanedDirectory::Failed { why: Some(why), retry_at });
             }
         }
     }

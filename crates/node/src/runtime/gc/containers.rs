@@ -1,13 +1,13 @@
 //! Garbage collection of dead containers and sandboxes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
 use futures::StreamExt;
 use podwright_core::gc::{self, ContainerRemoval};
-use podwright_core::ids::{PodUid, SandboxId};
+use podwright_core::ids::{ContainerId, PodUid, SandboxId};
 use podwright_core::observed::ListedState;
 use podwright_cri as cri;
 
@@ -28,7 +28,22 @@ impl Gc {
         let removals =
             gc::containers(&seen.containers, &self.settings.containers, may_collect, now);
         let removed = !removals.is_empty();
-        let mut errors = self.each(removals, |removal| self.remove_container(removal)).await;
+        let owners: BTreeMap<&ContainerId, &PodUid> =
+            seen.containers.iter().map(|container| (&container.id, &container.pod)).collect();
+        let removals = removals.into_iter().filter_map(|removal| {
+            let pod = *owners.get(&removal.id)?;
+            // Dead instances beyond the limit are removed while their pod runs, too.
+            let needs_end = may_collect(pod);
+            Some((removal, pod.clone(), needs_end))
+        });
+        let remove = |(removal, pod, needs_end): (ContainerRemoval, PodUid, bool)| async move {
+            // Asked again: the pod may have been recreated, or found to be an orphan.
+            match needs_end && !self.may_collect(&pod, reach) {
+                true => Ok(()),
+                false => self.remove_container(removal).await,
+            }
+        };
+        let mut errors = self.each(removals.collect(), remove).await;
 
         // Removals leave sandboxes empty, so list again; an idle node lists only once.
         let seen = match removed {
@@ -36,7 +51,20 @@ impl Gc {
             false => seen,
         };
         let sandboxes = gc::sandboxes(&seen.sandboxes, &seen.containers, may_collect);
-        errors.extend(self.each(sandboxes, |sandbox| self.remove_sandbox(sandbox)).await);
+        let owners: BTreeMap<&SandboxId, &PodUid> =
+            seen.sandboxes.iter().map(|sandbox| (&sandbox.id, &sandbox.pod)).collect();
+        let sandboxes = sandboxes.into_iter().filter_map(|id| {
+            let pod = *owners.get(&id)?;
+            let needs_end = may_collect(pod);
+            Some((id, pod.clone(), needs_end))
+        });
+        let remove = |(id, pod, needs_end): (SandboxId, PodUid, bool)| async move {
+            match needs_end && !self.may_collect(&pod, reach) {
+                true => Ok(()),
+                false => self.remove_sandbox(id).await,
+            }
+        };
+        errors.extend(self.each(sandboxes.collect(), remove).await);
 
         let running = seen.containers.iter().filter(|c| c.state == ListedState::Running);
         let running_pods: BTreeSet<&PodUid> = running.map(|c| &c.pod).collect();

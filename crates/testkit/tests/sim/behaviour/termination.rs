@@ -190,6 +190,31 @@ fn stop_of_an_orphan_without_effect_is_retried_with_back_off() {
 }
 
 #[test]
+fn nothing_of_an_orphan_is_removed_while_its_sandbox_is_being_stopped() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        let manifest = test_pod("static").container("app", APP).manifest();
+        sim.write_manifest("static.json", &manifest);
+        let name = format!("static-{NODE}");
+        let runs = |sim: &Sim| !sim.fake.snapshot().running(&name).is_empty();
+        sim.until("it runs", s(60), runs).await;
+        sim.crash().await;
+        sim.remove_manifest("static.json");
+        let hang = podwright_fake_runtime::Fault::Hang;
+        sim.fake.fail(podwright_fake_runtime::Rule::on(Rpc::StopPodSandbox, hang).first(8));
+        sim.start().await;
+        // Garbage collection runs once a minute.
+        sim.pass(s(80)).await;
+        assert!(!runs(&sim), "the container is stopped");
+        let removals = sim.fake.count(Rpc::RemoveContainer) + sim.fake.count(Rpc::RemovePodSandbox);
+        assert_eq!(removals, 0);
+        let removed = |sim: &Sim| sim.fake.count(Rpc::RemovePodSandbox) > 0;
+        sim.until("it is removed after the stop", s(240), removed).await;
+        assert_invariants(&sim);
+    });
+}
+
+#[test]
 fn deleted_pod_reports_its_exit_before_it_is_removed() {
     for (code, want) in [(0, "Succeeded"), (137, "Failed")] {
         sim::run(async {
