@@ -18,6 +18,34 @@ const ROOTS: [&str; 5] = [
 /// Messages that carry secrets; src/redact.rs implements Debug for them without the secret.
 const SECRET: [&str; 2] = [".runtime.v1.AuthConfig", ".runtime.v1.KeyValue"];
 
+/// Messages that containerd shows as JSON in its verbose statuses, with the names of the fields.
+const RECORDED: [&str; 24] = [
+    "CDIDevice",
+    "Capability",
+    "ContainerConfig",
+    "ContainerMetadata",
+    "DNSConfig",
+    "Device",
+    "HugepageLimit",
+    "IDMapping",
+    "ImageSpec",
+    "Int64Value",
+    "KeyValue",
+    "LinuxContainerConfig",
+    "LinuxContainerResources",
+    "LinuxContainerSecurityContext",
+    "LinuxPodSandboxConfig",
+    "LinuxSandboxSecurityContext",
+    "Mount",
+    "NamespaceOption",
+    "PodSandboxConfig",
+    "PodSandboxMetadata",
+    "PortMapping",
+    "SELinuxOption",
+    "SecurityProfile",
+    "UserNamespace",
+];
+
 fn main() -> Result<(), Box<dyn error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(ROOTS, ["proto"])?;
@@ -25,7 +53,19 @@ fn main() -> Result<(), Box<dyn error::Error>> {
         let out = PathBuf::from(env::var("OUT_DIR")?);
         write_descriptors(files.clone(), &out.join("descriptors.bin"))?;
     }
-    tonic_prost_build::configure()
+    let mut config = tonic_prost_build::configure();
+    for message in RECORDED {
+        let attributes = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default)]";
+        config = config.message_attribute(format!("runtime.v1.{message}"), attributes);
+    }
+    config
+        .field_attribute("runtime.v1.KeyValue.value", "#[serde(with = \"crate::go_string\")]")
+        .field_attribute(
+            "runtime.v1.ContainerConfig.CDI_devices",
+            "#[serde(rename = \"CDI_devices\")]",
+        )
+        .field_attribute("runtime.v1.Mount.uidMappings", "#[serde(rename = \"uidMappings\")]")
+        .field_attribute("runtime.v1.Mount.gidMappings", "#[serde(rename = \"gidMappings\")]")
         .build_client(enabled("GRPC"))
         .build_server(enabled("GRPC"))
         .btree_map(".") // one order for the same labels: equal messages are equal bytes

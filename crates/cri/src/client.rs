@@ -334,6 +334,16 @@ impl Client {
         Ok(self.run("podsandbox_status", "PodSandboxStatus", id.as_str(), call).await?.info)
     }
 
+    pub(crate) async fn container_info(
+        &self,
+        id: &ContainerId,
+    ) -> Result<BTreeMap<String, String>, Error> {
+        let mut client = self.runtime.clone();
+        let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: true };
+        let call = client.container_status(self.within(request, self.timeouts.call));
+        Ok(self.run("container_status", "ContainerStatus", id.as_str(), call).await?.info)
+    }
+
     pub async fn container_status(
         &self,
         id: &ContainerId,

@@ -13,6 +13,7 @@ mod leftovers;
 #[cfg(test)]
 mod mutated_replies;
 mod ownership;
+mod recorded;
 
 pub use client::{
     Client, ExecOutput, Image, PullResult, RuntimeStatus, Streams, Timeouts, Version,

@@ -285,12 +285,16 @@ impl RuntimeService for Served {
         &self,
         request: Request<cri::ContainerStatusRequest>,
     ) -> Reply<cri::ContainerStatusResponse> {
-        let (via, id) = (Via::of(&request), request.into_inner().container_id);
+        let via = Via::of(&request);
+        let cri::ContainerStatusRequest { container_id: id, verbose } = request.into_inner();
         let about = self.about_container(&id);
         self.0
             .respond(via, Rpc::ContainerStatus, about, move |runtime_state| {
-                let status = Some(runtime_state.container_status(runtime_state.container(&id)?));
-                Ok(cri::ContainerStatusResponse { status, ..Default::default() })
+                let container = runtime_state.container(&id)?;
+                let status = Some(runtime_state.container_status(container));
+                let info =
+                    if verbose { sandboxes::recorded(&container.config) } else { BTreeMap::new() };
+                Ok(cri::ContainerStatusResponse { status, info })
             })
             .await
     }

@@ -65,12 +65,9 @@ impl Sandbox {
         }
     }
 
-    /// Verbose status, as containerd writes it; only the parts we read.
+    /// Verbose status, as containerd writes it; only the part we read.
     pub(super) fn info(&self) -> BTreeMap<String, String> {
-        let linux = self.config.linux.as_ref();
-        let parent = linux.map_or("", |linux| linux.cgroup_parent.as_str());
-        let text = format!(r#"{{"config":{{"linux":{{"cgroup_parent":{parent:?}}}}}}}"#);
-        [("info".to_owned(), text)].into()
+        recorded(&self.config)
     }
 
     fn line(&self) -> cri::PodSandbox {
@@ -84,6 +81,11 @@ impl Sandbox {
             runtime_handler: self.handler.clone(),
         }
     }
+}
+
+/// A request as containerd shows it in a verbose status.
+pub(super) fn recorded(config: &impl serde::Serialize) -> BTreeMap<String, String> {
+    [("info".to_owned(), serde_json::json!({ "config": config }).to_string())].into()
 }
 
 fn namespace_options(config: &cri::PodSandboxConfig) -> Option<&cri::NamespaceOption> {

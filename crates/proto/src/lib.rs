@@ -28,6 +28,7 @@ pub mod grpc_health {
     include!(concat!(env!("OUT_DIR"), "/grpc.health.v1.rs"));
 }
 
+mod go_string;
 mod redact;
 
 /// All of the above as an encoded `google.protobuf.FileDescriptorSet`.
