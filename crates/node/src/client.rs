@@ -3,6 +3,7 @@
 pub mod certificates;
 pub mod connection;
 pub mod http_get;
+mod kubeconfig_file;
 pub mod proxy;
 pub mod request_rate;
 pub mod request_timeout;

@@ -8,6 +8,8 @@ use jiff::Timestamp;
 use kube::config::Kubeconfig;
 use serde_json::{Value, json};
 
+use crate::client::kubeconfig_file;
+
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
     #[error("bootstrap kubeconfig {path}: cannot be read")]
@@ -21,7 +23,7 @@ pub enum KubeconfigError {
 /// Whether the node needs a new kubeconfig: it cannot be read, or its certificate is missing or has
 /// expired. A kubeconfig with a token or an exec plugin is used as it is.
 pub fn needs_bootstrap(kubeconfig: &Path, now: Timestamp) -> bool {
-    let Ok(file) = Kubeconfig::read_from(kubeconfig) else { return true };
+    let Ok(file) = kubeconfig_file::read(kubeconfig) else { return true };
     let Some(user) = current_user(&file) else { return true };
     if let Some(data) = &user.client_certificate_data {
         use base64::Engine;
@@ -53,7 +55,7 @@ pub fn write_from_bootstrap(
     pair: &Path,
 ) -> Result<(), KubeconfigError> {
     let shown = || bootstrap.display().to_string();
-    let file = Kubeconfig::read_from(bootstrap)
+    let file = kubeconfig_file::read(bootstrap)
         .map_err(|source| KubeconfigError::Bootstrap { path: shown(), source: source.into() })?;
     let cluster = current_cluster(&file).ok_or(KubeconfigError::NoCluster { path: shown() })?;
     let document = json!({

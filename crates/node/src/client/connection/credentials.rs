@@ -22,8 +22,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::time::Instant;
 
-use crate::client::certificates;
 use crate::client::proxy::{Proxy, ProxyError};
+use crate::client::{certificates, kubeconfig_file};
 
 /// How often the files are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -297,7 +297,7 @@ async fn load(path: &Path) -> Result<Loaded, CredentialsError> {
         let path = path.display().to_string();
         CredentialsError::Kubeconfig { path, source: Box::new(source) }
     };
-    let mut kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+    let mut kubeconfig = kubeconfig_file::read(path).map_err(failed)?;
     let cluster = cluster(&mut kubeconfig);
     let authority = cluster.as_ref().and_then(|cluster| cluster.certificate_authority.as_ref());
     let authority = authority.map(PathBuf::from);
