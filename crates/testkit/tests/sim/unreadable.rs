@@ -34,6 +34,41 @@ fn nameless(pod: &mut Value) {
     }
 }
 
+/// Fields that this agent does not know, at each level of a pod, and an operator.
+fn unknown_fields(pod: &mut Value) {
+    if pod["metadata"]["name"] != "web" {
+        return;
+    }
+    pod["metadata"]["newField"] = json!({ "a": [1] });
+    let spec = &mut pod["spec"];
+    spec["newFeature"] = json!({ "mode": "Fast" });
+    spec["tolerations"] = json!([
+        { "key": "a", "operator": "Near", "value": "5", "newField": 1 },
+    ]);
+    spec["containers"][0]["newField"] = json!([{ "name": "x" }]);
+    spec["containers"][0]["securityContext"] = json!({ "newField": true });
+}
+
+/// The only source of this volume is of a newer version.
+fn unknown_volume(pod: &mut Value) {
+    if pod["metadata"]["name"] == "web" {
+        pod["spec"]["volumes"] = json!([{ "name": "v", "hologram": { "depth": 3 } }]);
+        let mounts = json!([{ "name": "v", "mountPath": "/v" }]);
+        pod["spec"]["containers"][0]["volumeMounts"] = mounts;
+    }
+}
+
+/// The operator of this requirement is of a newer version.
+fn unknown_requirement(pod: &mut Value) {
+    if pod["metadata"]["name"] == "web" {
+        pod["spec"]["affinity"] = json!({ "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
+                { "matchExpressions": [{ "key": "a", "operator": "Near", "values": ["b"] }] },
+            ] },
+        } });
+    }
+}
+
 fn stops(sim: &Sim) -> Vec<Call> {
     sim.fake.calls().into_iter().filter(|call| call.rpc == Rpc::StopContainer).collect()
 }
@@ -120,4 +155,59 @@ fn unreadable_pod_is_rejected_with_a_reason_and_can_be_deleted() {
             clean(&sim, &[]);
         });
     }
+}
+
+#[test]
+fn api_pod_with_fields_of_a_newer_version_runs_and_is_deleted() {
+    sim::run(async {
+        let mut sim = Sim::started(Options::default()).await;
+        sim.api.rewrite_pods(unknown_fields);
+        sim.create(&test_pod("web").container("app", APP)).await;
+        sim.until_ready("web").await;
+        sim.restart().await;
+        sim.pass(s(60)).await;
+        assert_eq!(sim.fake.snapshot().running("web"), ["app"]);
+        assert_eq!(stops(&sim), [], "{}", sim.history());
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        sim.pass(s(10)).await;
+        assert_invariants(&sim);
+        clean(&sim, &[]);
+    });
+}
+
+#[test]
+fn pod_with_a_volume_of_a_newer_version_waits_with_a_reason_and_can_be_deleted() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.api.rewrite_pods(unknown_volume);
+        sim.create(&test_pod("web").container("app", APP)).await;
+        sim.pass(s(60)).await;
+        assert_eq!(sim.fake.count(Rpc::CreateContainer), 0, "{}", sim.history());
+        assert!(sim.events("web").await.contains(&"FailedMount".to_owned()));
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        sim.pass(s(10)).await;
+        assert_invariants(&sim);
+        clean(&sim, &[]);
+    });
+}
+
+#[test]
+fn pod_with_an_operator_of_a_newer_version_is_rejected_and_can_be_deleted() {
+    sim::run(async {
+        let sim = Sim::started(Options::default()).await;
+        sim.api.rewrite_pods(unknown_requirement);
+        let uid = sim.create(&test_pod("web").container("app", APP)).await;
+        let failed = |sim: &Sim| phases(&sim.record.of(&uid)).last() == Some(&"Failed");
+        sim.until("it is rejected", s(30), failed).await;
+        let status = sim.record.pod("web").unwrap().status.clone().unwrap();
+        assert_eq!(status.reason.as_deref(), Some("NodeAffinity"), "{:?}", status.message);
+        assert_eq!(sim.fake.count(Rpc::RunPodSandbox), 0, "{}", sim.history());
+        sim.delete("web", None).await;
+        sim.until_gone("web").await;
+        sim.pass(s(10)).await;
+        assert_invariants(&sim);
+        clean(&sim, &[]);
+    });
 }

@@ -153,6 +153,24 @@ async fn compression_does_not_follow_links() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn log_that_is_a_link_is_not_rotated_and_its_target_stays() {
+    let scene = scene().await;
+    let outside = tempfile::tempdir().unwrap();
+    // Below the log directory as well: a link to the log of another pod.
+    let own = scene.log.path.parent().unwrap();
+    let other = own.parent().unwrap().join("other.log");
+    for target in [outside.path().join("secret"), other] {
+        fs::write(&target, "long enough for it").unwrap();
+        fs::remove_file(&scene.log.path).unwrap();
+        std::os::unix::fs::symlink(&target, &scene.log.path).unwrap();
+        scene.look().await.unwrap();
+        assert_eq!(scene.files(), ["0.log"]);
+        assert!(scene.log.path.is_symlink());
+        assert_eq!(fs::read_to_string(&target).unwrap(), "long enough for it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn log_in_linked_directory_outside_log_directory_is_not_rotated() {
     let scene = scene().await;
     let own = scene.log.path.parent().unwrap();
