@@ -34,10 +34,18 @@ impl BackoffLimits {
         forget_after: Duration::from_secs(600),
     };
 
+    /// With the feature gate `ReduceDefaultCrashLoopBackOffDecay`.
+    pub const REDUCED: Self =
+        Self { initial: Duration::from_secs(1), max: Duration::from_secs(60), ..Self::DEFAULT };
+
+    pub fn capped(max: Duration) -> Self {
+        Self::DEFAULT.capped_at(max)
+    }
+
     /// `crashLoopBackOff.maxContainerRestartPeriod`: a cap below the initial delay lowers that
     /// too.
-    pub fn capped(max: Duration) -> Self {
-        Self { initial: Self::DEFAULT.initial.min(max), max, ..Self::DEFAULT }
+    pub fn capped_at(self, max: Duration) -> Self {
+        Self { initial: self.initial.min(max), max, ..self }
     }
 }
 

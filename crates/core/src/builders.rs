@@ -209,6 +209,7 @@ impl ObservedBuilder<'_> {
             image_ref: "sha256:1".into(),
             resources: None,
             user: None,
+            stop_signal: None,
             log_path: None,
             mounts: Vec::new(),
         });
@@ -241,6 +242,7 @@ pub fn case(pod: Pod, observed: ObservedPod, now: Now) -> Case {
             hold: None,
             active: None,
             resizing: std::sync::Arc::default(),
+            features: crate::pod::features::PodFeatures::DEFAULT,
         },
         crash_backoff: BackoffLimits::DEFAULT,
         now,

@@ -147,6 +147,9 @@ pub struct Instance {
     pub resources: Option<Resources>,
     #[serde(rename = "user")]
     pub user: Option<User>,
+    /// As in a pod's `lifecycle.stopSignal`; `None`: the runtime does not report it.
+    #[serde(rename = "stop_signal", default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
     /// Absolute path of its log file.
     #[serde(rename = "log_path")]
     pub log_path: Option<String>,

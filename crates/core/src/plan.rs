@@ -23,6 +23,7 @@ use crate::attempts::{Attempts, BackoffLimits, PodStep, StartError};
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::observed::ObservedPod;
+use crate::pod::features::PodFeatures;
 use crate::pod::{ContainerKind, Pod};
 use crate::probe::ProbeVerdicts;
 use crate::resize::{Resize, ResizeState};
@@ -50,6 +51,9 @@ pub struct LocalState {
     /// Pending, allocated and actuated resources of an in-place resize.
     #[serde(rename = "resizing", default)]
     pub resizing: Arc<ResizeState>,
+    /// Feature gates of this node.
+    #[serde(rename = "features", default)]
+    pub features: PodFeatures,
 }
 
 /// A soft-admission hold: the pod is admitted but must not run until the hold is removed.

@@ -8,6 +8,7 @@
 
 pub mod container;
 pub mod desired;
+pub mod features;
 pub mod hold;
 pub mod manifest;
 pub mod merge;

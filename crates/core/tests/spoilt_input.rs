@@ -3,13 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use podwright_core::log::Line;
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::manifest::{self, Origin};
 use podwright_core::pod::{Pod, Source};
 use podwright_testkit::mutation::{self, mutated, mutated_text};
 use proptest::prelude::*;
 
-const ORIGIN: Origin<'static> =
-    Origin { source: Source::File, location: "/etc/kubernetes/manifests/a.yaml", node: "node-1" };
+const ORIGIN: Origin<'static> = Origin {
+    source: Source::File,
+    location: "/etc/kubernetes/manifests/a.yaml",
+    node: "node-1",
+    features: PodFeatures::DEFAULT,
+};
 
 fn manifests() -> Vec<&'static str> {
     vec![

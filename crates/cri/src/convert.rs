@@ -145,10 +145,17 @@ pub(crate) fn container(
             gid: user.gid,
             supplemental_groups: user.supplemental_groups.clone(),
         }),
+        stop_signal: stop_signal(status.stop_signal()),
         log_path: Some(status.log_path.clone()).filter(|p| !p.is_empty()),
         mounts: status.mounts.iter().map(mount).collect(),
     };
     Ok(ObservedContainer { instance, termination })
+}
+
+/// The names of the CRI are those of the API, without signs.
+fn stop_signal(signal: cri::Signal) -> Option<String> {
+    let name = signal.as_str_name().replace("PLUS", "+").replace("MINUS", "-");
+    (signal != cri::Signal::RuntimeDefault).then_some(name)
 }
 
 fn mount(mount: &cri::Mount) -> Mount {
@@ -204,6 +211,18 @@ mod tests {
 
     fn read(status: &cri::ContainerStatus) -> Result<ObservedContainer, Error> {
         container(status, SandboxId::new("s1"))
+    }
+
+    #[test]
+    fn stop_signal_has_the_name_of_the_api() {
+        for (signal, want) in [
+            (cri::Signal::RuntimeDefault, None),
+            (cri::Signal::Sigterm, Some("SIGTERM")),
+            (cri::Signal::Sigrtminplus3, Some("SIGRTMIN+3")),
+        ] {
+            let status = cri::ContainerStatus { stop_signal: signal.into(), ..status() };
+            assert_eq!(read(&status).unwrap().instance.stop_signal.as_deref(), want);
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Kill;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::throttle::RequestLimit;
 use podwright_core::users::UserRange;
 use podwright_cri as cri;
@@ -60,6 +61,8 @@ pub struct Config {
     /// Cgroups limited to what is reserved for them.
     pub reserved: Vec<Reserved>,
     pub crash_backoff: BackoffLimits,
+    /// Feature gates that change what a pod means.
+    pub features: PodFeatures,
     /// How long a pod rests at most before it is synced again.
     pub resync: Duration,
     pub images: images::ImageSettings,
@@ -221,7 +224,7 @@ impl Node {
         let debug_socket = build::debug_socket(&node_name, &pod_index, &admission, &worker);
         tasks.serve_debug_socket(&config.root_dir, debug_socket);
         let (sources, deliveries) = tasks.start_sources(
-            node_name.clone(),
+            (node_name.clone(), config.features),
             config.manifests,
             config.manifest_url,
             api.clone(),

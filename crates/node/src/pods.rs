@@ -140,6 +140,7 @@ impl PodManager {
             prober,
         } = dependencies;
         let allocations = resources.allocations.clone();
+        let features = worker.settings.features;
         let tasks = TaskTracker::new();
         let (ended_sender, ended) = mpsc::unbounded_channel();
         let (orphan_ended_sender, orphan_ended) = mpsc::unbounded_channel();
@@ -176,7 +177,7 @@ impl PodManager {
             reporting,
             allocations,
             workers: Workers { worker, prober, tasks, ended: ended_sender, stop: stop.clone() },
-            merge: SourceMerger::default(),
+            merge: SourceMerger::new(features),
             sources,
             queues: BTreeMap::new(),
             admitting,

@@ -18,7 +18,7 @@ mod logs;
 mod pages;
 mod pods;
 mod query;
-mod reload;
+pub mod reload;
 mod response;
 mod route;
 mod streaming;
@@ -54,6 +54,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// Configuration of the kubelet server.
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
+    /// `PodLogsQuerySplitStreams`: a client may request only one stream of a log.
+    pub split_log_streams: bool,
     /// `enableDebuggingHandlers`: serve logs, exec, attach and port-forward.
     pub debugging: bool,
     /// `streamingConnectionIdleTimeout`; `None`: no timeout.

@@ -267,7 +267,8 @@ impl Worker {
         self.active = self.active.or_else(active);
         let (hold, active) = (hold::current_hold(pod), self.active);
         let resizing = self.resizing(pod, view, desired.lifecycle.stage());
-        let local_state = LocalState { network, cgroup, hold, active, resizing };
+        let features = self.context.settings.features;
+        let local_state = LocalState { network, cgroup, hold, active, resizing, features };
         let inputs = Inputs {
             pod,
             observed: view,

@@ -1,6 +1,7 @@
 //! Node agent: builds the node from validated settings and runs it.
 
 mod clean_up;
+mod gates;
 mod identity;
 mod images;
 mod machine;
@@ -17,7 +18,6 @@ use anyhow::Context;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use podwright_core::admission::sysctls::AllowedSysctls;
-use podwright_core::attempts::BackoffLimits;
 use podwright_core::cgroup::{self, CgroupConfig, CgroupName, Driver, PodPolicy, PodTree};
 use podwright_core::config::{
     CgroupVersion, Machine as MachineFacts, NodeFacts, Swap, SwapBehaviour,
@@ -228,7 +228,8 @@ async fn config(
         },
         all_pods: identity::limits_of_pods(configuration, reservations, &whole, cpus),
         reserved: identity::reserved(configuration, reservations, driver)?,
-        crash_backoff: crash_backoff(configuration),
+        crash_backoff: gates::crash_backoff(configuration, &settings.gates),
+        features: gates::pod_features(&settings.gates),
         resync: resync(configuration),
         images: images::settings(settings)?,
         user_range: users::range(configuration, max_pods).await?,
@@ -415,14 +416,8 @@ fn manifest_url(settings: &KubeletSettings) -> anyhow::Result<Option<ManifestUrl
     }
     let node = settings.node_name.as_str().into();
     let every = configuration.http_check_frequency.to_std();
-    Ok(Some(ManifestUrl { url, headers, node, every, tls, proxy }))
-}
-
-fn crash_backoff(configuration: &KubeletConfiguration) -> BackoffLimits {
-    match configuration.crash_loop_back_off.max_container_restart_period {
-        Some(max) => BackoffLimits::capped(max.to_std()),
-        None => BackoffLimits::DEFAULT,
-    }
+    let features = gates::pod_features(&settings.gates);
+    Ok(Some(ManifestUrl { url, headers, node, every, features, tls, proxy }))
 }
 
 /// `syncFrequency` where it is set. Upstream's default of one minute makes up for wake-ups that this
@@ -468,5 +463,17 @@ mod tests {
             let refused = format!("{:#}", real_root_dir(&root).unwrap_err());
             assert!(refused.contains("belongs to user 1000"), "{refused}");
         }
+    }
+
+    #[test]
+    fn linked_root_directory_is_used_by_its_real_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(base.join("data")).unwrap();
+        std::os::unix::fs::symlink("data", base.join("lib")).unwrap();
+        let found = real_root_dir(&base.join("lib/kubelet")).unwrap();
+        assert_eq!(found, base.join("data/kubelet"));
+        std::os::unix::fs::symlink("data/kubelet", base.join("root")).unwrap();
+        assert_eq!(real_root_dir(&base.join("root")).unwrap(), base.join("data/kubelet"));
     }
 }

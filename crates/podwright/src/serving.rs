@@ -11,12 +11,14 @@ use podwright_node::node::Node;
 use podwright_node::server::auth::{self, AccessSettings};
 use podwright_node::server::certificate::{Source, TlsSettings, self_signed_files};
 use podwright_node::server::listen::{ListenerSettings, Listeners, Ports};
+use podwright_node::server::reload::Reload;
 use podwright_node::server::{Server, ServerSettings};
 use podwright_node::telemetry::stats::Stats;
 use tokio_util::sync::CancellationToken;
 
 use crate::commands::version::VERSIONS;
 use crate::config::KubeletSettings;
+use crate::config::gates::FeatureGates;
 use crate::config::kubelet::{AuthorizationMode, CgroupDriver, KubeletConfiguration, TlsVersion};
 
 /// Lower bound of the sync loop health timeout: a shorter pause may only mean that it is busy.
@@ -44,6 +46,7 @@ pub fn server(settings: &KubeletSettings, node: &Node, stop: CancellationToken) 
     let shown = serde_json::to_vec(&effective(settings, node.cgroup_driver()).to_configz())
         .unwrap_or_default();
     let server_settings = ServerSettings {
+        split_log_streams: settings.gates.enabled("PodLogsQuerySplitStreams"),
         debugging: configuration.enable_debugging_handlers,
         stream_idle: (!idle.is_zero()).then_some(idle),
         configuration: Bytes::from(shown),
@@ -89,6 +92,7 @@ pub fn listen(
     let listener_settings = ListenerSettings {
         certificate: certificate(settings, node),
         tls: TlsSettings {
+            reload: reload(&settings.gates, "ReloadKubeletServerCertificateFile"),
             only_13: configuration.tls_min_version == Some(TlsVersion::Tls13),
             cipher_suites: configuration.tls_cipher_suites.clone(),
             groups: configuration
@@ -97,7 +101,7 @@ pub fn listen(
                 .filter_map(|group| u16::try_from(*group).ok())
                 .collect(),
         },
-        auth: auth_settings(configuration, api),
+        auth: auth_settings(configuration, &settings.gates, api),
     };
     Ok(Listeners::open(ports, listener_settings, settings.node_name.as_str().into())?)
 }
@@ -117,9 +121,15 @@ fn certificate(settings: &KubeletSettings, node: &Node) -> Source {
     }
 }
 
+/// Changed files are read again while the feature gate is on.
+fn reload(gates: &FeatureGates, gate: &str) -> Reload {
+    if gates.enabled(gate) { Reload::OnChange } else { Reload::Never }
+}
+
 /// Webhook authorization without an API server denies every request.
 fn auth_settings(
     configuration: &KubeletConfiguration,
+    gates: &FeatureGates,
     api: Option<&kube::Client>,
 ) -> auth::AuthSettings {
     let authentication = &configuration.authentication;
@@ -136,6 +146,7 @@ fn auth_settings(
     };
     auth::AuthSettings {
         client_ca: (!client_ca.is_empty()).then(|| client_ca.into()),
+        client_ca_reload: reload(gates, "ReloadKubeletClientCAFile"),
         tokens: api
             .filter(|_| authentication.webhook.enabled)
             .map(|client| (client.clone(), authentication.webhook.cache_ttl.to_std())),

@@ -17,6 +17,7 @@ use podwright::standalone::agent::Note;
 use podwright::standalone::{Layout, Record, state_dir};
 use podwright_core::ids::PodUid;
 use podwright_core::plan::{self, Case};
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::{Source, manifest};
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_fake_runtime::{Features, Rpc};
@@ -207,7 +208,12 @@ fn static_pods(fixture: &Fixture) -> Vec<(String, Value, String)> {
     let pods = beside.chain(inside).map(|(name, text)| {
         let location = format!("{}/{name}", fixture.text("/manifests"));
         let node = fixture.text("/node");
-        let origin = manifest::Origin { source: Source::File, location: &location, node };
+        let origin = manifest::Origin {
+            source: Source::File,
+            location: &location,
+            node,
+            features: PodFeatures::DEFAULT,
+        };
         let pod = manifest::pod(&text, origin).unwrap();
         (name, serde_json::from_str(&text).unwrap(), pod.metadata.uid.unwrap())
     });

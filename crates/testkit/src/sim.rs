@@ -52,6 +52,7 @@ use podwright_core::gc::{ContainerPolicy, Disk, ImagePolicy};
 use podwright_core::image::access::Verification;
 use podwright_core::log::RotationPolicy;
 use podwright_core::node_status::{self, MachineResources};
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::throttle::RequestLimit;
 use podwright_core::users::{BLOCK, UserRange};
 use podwright_cri::Timeouts;
@@ -82,6 +83,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub struct Options {
     pub seed: u64,
     pub features: Features,
+    /// Feature gates of the agent.
+    pub gates: PodFeatures,
     /// If false: only static pods.
     pub api: bool,
     pub max_pods: usize,
@@ -97,8 +100,9 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let features = Features::containerd_1_6();
-        let request_limit = RequestLimit::NONE;
-        Self { seed: 0, features, api: true, max_pods: 110, cpus: 4, chores: false, request_limit }
+        let (gates, request_limit) = (PodFeatures::DEFAULT, RequestLimit::NONE);
+        let (api, max_pods, cpus, chores) = (true, 110, 4, false);
+        Self { seed: 0, features, gates, api, max_pods, cpus, chores, request_limit }
     }
 }
 
@@ -295,6 +299,7 @@ impl Sim {
             pod_tree: PodTree::below(&CgroupName::ROOT),
             pod_policy: PodPolicy::default(),
             all_pods: CgroupConfig::default(),
+            features: self.options.gates,
             crash_backoff: BackoffLimits::capped(Duration::from_secs(20)),
             resync: Duration::from_secs(300),
             images: images::ImageSettings {

@@ -105,12 +105,22 @@ pub fn container(inputs: &ContainerInputs<'_>) -> Result<cri::ContainerConfig, C
         stdin: spec.stdin.unwrap_or(false),
         stdin_once: spec.stdin_once.unwrap_or(false),
         tty: spec.tty.unwrap_or(false),
+        stop_signal: stop_signal(container).into(),
         linux: Some(cri::LinuxContainerConfig {
             resources: Some(resources::of_container(pod, container, facts, placement)?),
             security_context: Some(context),
         }),
         ..Default::default()
     })
+}
+
+/// `lifecycle.stopSignal`, which the pod has only while its feature gate is on. The names of the CRI
+/// are those of the API, without signs.
+fn stop_signal(container: &Container) -> cri::Signal {
+    let lifecycle = container.spec.lifecycle.as_ref();
+    let name = lifecycle.and_then(|lifecycle| lifecycle.stop_signal.as_deref()).unwrap_or_default();
+    let name = name.replace('+', "PLUS").replace('-', "MINUS");
+    cri::Signal::from_str_name(&name).unwrap_or(cri::Signal::RuntimeDefault)
 }
 
 fn target<'a>(inputs: &ContainerInputs<'a>) -> Result<Option<&'a str>, ConfigError> {

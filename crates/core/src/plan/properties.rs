@@ -344,6 +344,7 @@ impl Model {
             image_ref: String::new(),
             resources: None,
             user: None,
+            stop_signal: None,
             log_path: None,
             mounts: Vec::new(),
         });

@@ -10,6 +10,7 @@ use podwright_api::{defaults, schema, validation};
 use serde_json::Value;
 
 use super::Source;
+use super::features::PodFeatures;
 
 /// Location of a manifest.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,7 @@ pub struct Origin<'a> {
     /// Path or URL.
     pub location: &'a str,
     pub node: &'a str,
+    pub features: PodFeatures,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -119,16 +121,17 @@ fn static_pod(value: &Value, origin: Origin<'_>) -> Result<v1::Pod, ManifestErro
             });
         }
     }
-    let problems = validation::create(&pod);
+    let problems = validation::create(&origin.features.without_allowed(&pod));
+    let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    problems.extend(origin.features.refusal(&pod));
     if !problems.is_empty() {
-        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         return Err(ManifestError::Invalid {
             location: location(),
             name,
             problems: problems.join("; "),
         });
     }
-    match api_reference(&pod) {
+    match api_reference(&pod, origin.features) {
         Some(resource) => Err(ManifestError::References { location: location(), name, resource }),
         None => Ok(pod),
     }
@@ -164,8 +167,11 @@ fn fnv1a_128(bytes: impl Iterator<Item = u8>) -> u128 {
 }
 
 /// A static pod runs without the API server, so it must not reference API objects.
-fn api_reference(pod: &v1::Pod) -> Option<&'static str> {
+fn api_reference(pod: &v1::Pod, features: PodFeatures) -> Option<&'static str> {
     let spec = pod.spec.as_ref()?;
+    if !features.prevent_static_pod_api_references {
+        return unavailable_reference(spec);
+    }
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
         return Some("serviceaccounts");
     }
@@ -180,6 +186,16 @@ fn api_reference(pod: &v1::Pod) -> Option<&'static str> {
         return Some("secrets");
     }
     spec.volumes.iter().flatten().find_map(volume_reference)
+}
+
+/// What no static pod can use, even if references are allowed.
+fn unavailable_reference(spec: &v1::PodSpec) -> Option<&'static str> {
+    let projected = spec.volumes.iter().flatten().filter_map(|volume| volume.projected.as_ref());
+    let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+    if sources.any(|source| source.cluster_trust_bundle.is_some()) {
+        return Some("clustertrustbundles");
+    }
+    spec.resource_claims.iter().flatten().next().map(|_| "resourceclaims")
 }
 
 fn container_reference(container: &v1::Container) -> Option<&'static str> {
@@ -244,7 +260,11 @@ mod tests {
     use super::*;
 
     fn origin(location: &str) -> Origin<'_> {
-        Origin { source: Source::File, location, node: "Node-A" }
+        origin_with(location, PodFeatures::DEFAULT)
+    }
+
+    fn origin_with(location: &str, features: PodFeatures) -> Origin<'_> {
+        Origin { source: Source::File, location, node: "Node-A", features }
     }
 
     const WEB: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n\
@@ -304,6 +324,34 @@ mod tests {
     }
 
     #[test]
+    fn reference_to_an_api_object_is_allowed_while_its_gate_is_off() {
+        let features =
+            PodFeatures { prevent_static_pod_api_references: false, ..PodFeatures::DEFAULT };
+        let with = |extra: &str| WEB.replace("spec: {", &format!("spec: {{{extra}, "));
+        let secret = with("volumes: [{name: v, secret: {secretName: s}}]");
+        assert!(pod(&secret, origin_with("/m/x.yaml", features)).is_ok());
+        let claim = with("resourceClaims: [{name: c, resourceClaimName: r}]");
+        let error = pod(&claim, origin_with("/m/x.yaml", features)).unwrap_err().to_string();
+        assert!(error.contains("static pods may not reference resourceclaims"), "{error}");
+    }
+
+    #[test]
+    fn comparing_tolerations_and_restart_rules_follow_their_gates() {
+        let with = |extra: &str| WEB.replace("spec: {", &format!("spec: {{{extra}, "));
+        let compares = with("tolerations: [{key: load, operator: Lt, value: '5'}]");
+        let error = pod(&compares, origin("/m/x.yaml")).unwrap_err().to_string();
+        assert!(error.contains("operator: Unsupported value: \"Lt\""), "{error}");
+        let on =
+            PodFeatures { taint_toleration_comparison_operators: true, ..PodFeatures::DEFAULT };
+        assert!(pod(&compares, origin_with("/m/x.yaml", on)).is_ok());
+        let rules = WEB.replace("image: i,", "image: i, restartPolicy: Never,");
+        assert!(pod(&rules, origin("/m/x.yaml")).is_ok());
+        let off = PodFeatures { container_restart_rules: false, ..PodFeatures::DEFAULT };
+        let error = pod(&rules, origin_with("/m/x.yaml", off)).unwrap_err().to_string();
+        assert!(error.contains("spec.containers[0].restartPolicy: Forbidden"), "{error}");
+    }
+
+    #[test]
     fn invalid_manifests_are_refused_with_their_location() {
         for (text, want) in [
             ("{", "this is not YAML or JSON"),
@@ -326,7 +374,7 @@ mod tests {
         let list = "{apiVersion: v1, kind: PodList, items: [\
             {metadata: {name: a}, spec: {containers: [{name: c, image: i}]}}, {metadata: {}}]}";
         let source = Source::Http;
-        let origin = Origin { source, location: "http://x/", node: "n" };
+        let origin = Origin { source, ..origin("http://x/") };
         let pods = pods(list, origin).unwrap();
         assert_eq!(pods.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false]);
     }

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
 use podwright_api::annotations::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE};
 
+use super::features::PodFeatures;
 use super::{Pod, Source};
 use crate::ids::{PodName, PodUid};
 
@@ -48,6 +49,7 @@ pub struct RefusedPod {
 /// The pods of all sources.
 #[derive(Debug, Default)]
 pub struct SourceMerger {
+    features: PodFeatures,
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
     delivered: BTreeSet<Source>,
     /// Refused objects and the reasons, to report each only once.
@@ -55,6 +57,10 @@ pub struct SourceMerger {
 }
 
 impl SourceMerger {
+    pub fn new(features: PodFeatures) -> Self {
+        Self { features, ..Self::default() }
+    }
+
     /// Merges an update. `now` becomes the `config.seen` annotation of new pods.
     pub fn fold(&mut self, source: Source, update: SourceUpdate, now: Timestamp) -> Changes {
         let mut changes = Changes::default();
@@ -139,6 +145,7 @@ impl SourceMerger {
         annotations.insert(ANNOTATION_SOURCE.into(), source.as_str().into());
         annotations.insert(ANNOTATION_SEEN.into(), seen.unwrap_or_else(|| rfc3339_nano(now)));
         object.metadata.managed_fields = None;
+        self.features.drop_disabled(&mut object);
         let object = Arc::new(object);
         let understood = known.filter(|old| old.unreadable.is_none());
         let (bad, read) = match Pod::from_object(object.clone(), source) {

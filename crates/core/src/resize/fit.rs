@@ -10,7 +10,8 @@ use podwright_api::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 use super::{Amounts, PendingReason, Resource, restarts_for};
 use crate::admission::is_critical;
-use crate::pod::{Container, Pod};
+use crate::pod::features::PodFeatures;
+use crate::pod::{Container, ContainerKind, Pod};
 
 /// Node resources for the check.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +19,7 @@ pub struct ResizeCapacity<'a> {
     pub allocatable: &'a ResourceList,
     /// Containers of burstable pods may use swap, in proportion to their memory request.
     pub swap: bool,
+    pub features: PodFeatures,
 }
 
 /// Whether `requested_pod` can be allocated instead of `allocated`, beside the allocated resources of
@@ -28,6 +30,9 @@ pub fn check_fit<'a>(
     others: impl Iterator<Item = &'a Pod>,
     room: ResizeCapacity<'_>,
 ) -> Result<(), (PendingReason, String)> {
+    if let Some(gate) = disabled_resize(requested_pod, allocated, room.features) {
+        return Err((PendingReason::Infeasible, format!("{gate} is disabled")));
+    }
     if room.swap && changes_swapped_memory(requested_pod, allocated) {
         let text = "In-place resize of containers with swap is not supported.";
         return Err((PendingReason::Infeasible, text.into()));
@@ -65,6 +70,33 @@ pub fn rank(requested_pod: &Pod, allocated: &Pod, since: Option<Timestamp>) -> i
         requested_pod.object.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default();
     let guaranteed = QosClass::of(&requested_pod.object) == Ok(QosClass::Guaranteed);
     (grows, Reverse(priority), !guaranteed, since.unwrap_or(Timestamp::MAX))
+}
+
+/// The feature gate without which this resize is not possible.
+fn disabled_resize(
+    requested_pod: &Pod,
+    allocated: &Pod,
+    features: PodFeatures,
+) -> Option<&'static str> {
+    let of_pod = |pod: &Pod| {
+        let resources = pod.object.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+        resources.map(|resources| Amounts::of(Some(resources)))
+    };
+    if !features.in_place_pod_level_resources_vertical_scaling
+        && of_pod(requested_pod) != of_pod(allocated)
+    {
+        return Some("InPlacePodLevelResourcesVerticalScaling");
+    }
+    let changes = |container: &Container| {
+        let before = allocated.container(&container.name);
+        before.is_some_and(|before| {
+            Amounts::of_container(requested_pod, container)
+                != Amounts::of_container(allocated, before)
+        })
+    };
+    let mut init = requested_pod.containers.iter().filter(|c| c.kind == ContainerKind::Init);
+    (!features.in_place_pod_vertical_scaling_init_containers && init.any(changes))
+        .then_some("InPlacePodVerticalScalingInitContainers")
 }
 
 fn changes_swapped_memory(requested_pod: &Pod, allocated: &Pod) -> bool {
@@ -130,7 +162,7 @@ mod tests {
     }
 
     fn room(allocatable: &ResourceList) -> ResizeCapacity<'_> {
-        ResizeCapacity { allocatable, swap: false }
+        ResizeCapacity { allocatable, swap: false, features: PodFeatures::DEFAULT }
     }
 
     fn node() -> ResourceList {
@@ -138,6 +170,38 @@ mod tests {
             .into_iter()
             .map(|(name, text)| (name.to_owned(), text.parse().unwrap()))
             .collect()
+    }
+
+    #[test]
+    fn resize_whose_feature_gate_is_off_is_infeasible() {
+        let node = node();
+        let of_pod = |cpu: &str| {
+            let resources = json!({ "requests": { "cpu": cpu } });
+            pod("p").edit(|pod| pod["spec"]["resources"] = resources).container("c").build()
+        };
+        let of_init = |cpu: &str| {
+            let init = json!([{ "name": "i", "image": "x",
+                "resources": { "requests": { "cpu": cpu } } }]);
+            pod("p").edit(|pod| pod["spec"]["initContainers"] = init).container("c").build()
+        };
+        type Off = fn(&mut PodFeatures);
+        let cases: [(&str, Pod, Pod, Off); 2] = [
+            ("InPlacePodLevelResourcesVerticalScaling", of_pod("200m"), of_pod("100m"), |f| {
+                f.in_place_pod_level_resources_vertical_scaling = false
+            }),
+            ("InPlacePodVerticalScalingInitContainers", of_init("200m"), of_init("100m"), |f| {
+                f.in_place_pod_vertical_scaling_init_containers = false
+            }),
+        ];
+        for (gate, to, from, off) in cases {
+            let mut room = room(&node);
+            assert_eq!(check_fit(&to, &from, [].iter(), room), Ok(()), "{gate}");
+            off(&mut room.features);
+            let want = Err((PendingReason::Infeasible, format!("{gate} is disabled")));
+            assert_eq!(check_fit(&to, &from, [].iter(), room), want, "{gate}");
+            let plain = |cpu: &str| requesting("p", cpu, "64Mi");
+            assert_eq!(check_fit(&plain("2"), &plain("1"), [].iter(), room), Ok(()), "{gate}");
+        }
     }
 
     #[test]

@@ -124,7 +124,9 @@ pub(super) fn all(
     if let Some(disrupted) = disruption(sources) {
         put(&mut all, disrupted);
     }
-    all.push(ready_to_start(sources).to(READY_TO_START, generation));
+    if sources.inputs.local_state.features.pod_ready_to_start_containers_condition {
+        all.push(ready_to_start(sources).to(READY_TO_START, generation));
+    }
     let left = left_to_initialize(sources.inputs);
     let initialized = initialized(pod, shown, phase, old, left.as_deref());
     all.push(initialized.to(INITIALIZED, generation));

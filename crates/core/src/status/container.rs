@@ -194,6 +194,7 @@ impl<'a> StatusBuilder<'a> {
         };
         let exit_before = before.and_then(|before| Some((before.exit()?, self.id_of(before))));
         let last_end = exit_before.map(|(exit, id)| ended(exit, &id, old)).or_else(inherited);
+        let features = self.sources.inputs.local_state.features;
         ContainerStatus {
             name: container.name.to_string(),
             image: newest.image.clone(),
@@ -209,6 +210,7 @@ impl<'a> StatusBuilder<'a> {
             )),
             allocated_resources: resources::requests(container),
             user: newest.user.as_ref().map(user),
+            stop_signal: newest.stop_signal.clone().filter(|_| features.container_stop_signals),
             volume_mounts: self.volume_mounts(container, old),
             container_id: Some(id),
             ..ContainerStatus::default()

@@ -56,6 +56,7 @@ fn is_started(
     match sources.inputs.probed.verdict(&newest.id, ProbeKind::Startup) {
         Some(ProbeVerdict::Success) => true,
         Some(ProbeVerdict::Failure) => false,
+        Some(ProbeVerdict::Unknown) | None if !keeps_reported(sources) => false,
         Some(ProbeVerdict::Unknown) | None => match old {
             Some(old) => old.started == Some(true),
             // As for readiness: the mirror pod of a static pod may be delivered later than the
@@ -77,6 +78,7 @@ fn is_ready(
     match sources.inputs.probed.verdict(&newest.id, ProbeKind::Readiness) {
         Some(ProbeVerdict::Success) => true,
         Some(ProbeVerdict::Failure) => false,
+        Some(ProbeVerdict::Unknown) | None if !keeps_reported(sources) => false,
         Some(ProbeVerdict::Unknown) | None => match old {
             Some(old) => old.ready,
             // It is older than the agent but was never reported: use the pod's readiness. For a
@@ -88,6 +90,12 @@ fn is_ready(
             }
         },
     }
+}
+
+/// With the deprecated feature gate a container counts as not started and not ready until its probes
+/// have succeeded once since the agent started.
+fn keeps_reported(sources: &StatusSources<'_>) -> bool {
+    !sources.inputs.local_state.features.change_container_status_on_kubelet_restart
 }
 
 fn is_adopted(sources: &StatusSources<'_>, newest: &Instance) -> bool {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use k8s_openapi::api::core::v1;
 use podwright_api::defaults;
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::manifest::{self, Origin};
 use podwright_core::pod::{Pod, Source};
 use serde_json::{Value, json};
@@ -113,7 +114,12 @@ fn push(list: &mut Value, item: Value) {
 }
 
 fn from_manifest(object: &Value) -> Pod {
-    let origin = Origin { source: Source::File, location: "/manifests/static.json", node: NODE };
+    let origin = Origin {
+        source: Source::File,
+        location: "/manifests/static.json",
+        node: NODE,
+        features: PodFeatures::DEFAULT,
+    };
     let mut pod = manifest::pod(&object.to_string(), origin).unwrap();
     let meta = &mut pod.metadata;
     let own_uid = meta.uid.replace(UID.to_owned()).unwrap();

@@ -182,6 +182,7 @@ pub(super) fn worker_settings(
     WorkerSettings {
         log_links_dir: config.log_links_dir.clone(),
         crash_backoff: config.crash_backoff,
+        features: config.features,
         resync: config.resync,
         runtime_name,
         agent_started: started,
@@ -231,7 +232,7 @@ pub(super) fn pods(
         runtime: runtime.clone(),
         resources: worker.resources.clone(),
         reporting: worker.reporting.clone(),
-        capacity: NodeCapacity::of(&worker.facts),
+        capacity: NodeCapacity::of(&worker.facts, worker.settings.features),
         worker: worker.clone(),
         prober: Arc::new(ProbeContext {
             runtime: runtime.client.clone(),
@@ -389,6 +390,7 @@ pub(super) fn debug_socket(
             allocations: worker.resources.allocations.clone(),
             node: worker.node.clone(),
             crash_backoff: worker.settings.crash_backoff,
+            features: worker.settings.features,
         },
     }
 }

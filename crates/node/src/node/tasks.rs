@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use podwright_core::cgroup::CgroupConfig;
 use podwright_core::pod::Source;
+use podwright_core::pod::features::PodFeatures;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -145,7 +146,7 @@ impl Tasks {
     /// Starts the pod sources and returns which there are.
     pub(super) fn start_sources(
         &self,
-        node_name: Arc<str>,
+        (node_name, features): (Arc<str>, PodFeatures),
         manifests: Option<(PathBuf, Duration)>,
         manifest_url: Option<ManifestUrl>,
         api: Option<kube::Client>,
@@ -154,7 +155,7 @@ impl Tasks {
         let mut sources = Vec::new();
         if let Some((path, recheck)) = manifests {
             sources.push(Source::File);
-            let manifests = Manifests::new(path, node_name.clone(), recheck);
+            let manifests = Manifests::new(path, node_name.clone(), recheck, features);
             self.spawn(manifests.run(deliveries.clone(), self.stop.clone()));
         }
         if let Some(remote) = manifest_url {

@@ -383,6 +383,7 @@ fn refuse(
 mod tests {
     use podwright_api::qos::ResourceList;
     use podwright_core::builders::pod;
+    use podwright_core::pod::features::PodFeatures;
     use podwright_core::resize::whole_differs;
     use serde_json::json;
 
@@ -405,7 +406,11 @@ mod tests {
         allocations.request_resize(
             pod,
             Vec::new,
-            ResizeCapacity { allocatable: &allocatable, swap: false },
+            ResizeCapacity {
+                allocatable: &allocatable,
+                swap: false,
+                features: PodFeatures::DEFAULT,
+            },
             NOW,
         )
     }

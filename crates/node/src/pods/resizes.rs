@@ -8,6 +8,7 @@ use podwright_core::config::{CgroupVersion, NodeFacts, SwapBehaviour};
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Request;
 use podwright_core::pod::Pod;
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::resize::PendingReason;
 use podwright_core::resize::allocation::summary;
 use podwright_core::resize::fit::{self, ResizeCapacity};
@@ -22,16 +23,17 @@ pub struct NodeCapacity {
     allocatable: ResourceList,
     /// Containers may use swap.
     swap: bool,
+    features: PodFeatures,
 }
 
 impl NodeCapacity {
-    pub fn of(facts: &NodeFacts) -> Self {
+    pub fn of(facts: &NodeFacts, features: PodFeatures) -> Self {
         let machine = &facts.machine;
         let swap = machine.swap.is_some_and(|swap| match (swap.behaviour, machine.cgroups) {
             (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
             (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
         });
-        Self { allocatable: facts.allocatable.clone(), swap }
+        Self { allocatable: facts.allocatable.clone(), swap, features }
     }
 }
 
@@ -91,8 +93,8 @@ impl Resizes {
     }
 
     fn evaluate(&self, pod: &Arc<Pod>) {
-        let NodeCapacity { allocatable, swap } = &self.capacity;
-        let room = ResizeCapacity { allocatable, swap: *swap };
+        let NodeCapacity { allocatable, swap, features } = &self.capacity;
+        let room = ResizeCapacity { allocatable, swap: *swap, features: *features };
         let now = self.clock.now().wall;
         let others = || self.pod_index.active_pods();
         match self.allocations.request_resize(pod, others, room, now) {

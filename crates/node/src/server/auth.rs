@@ -11,14 +11,14 @@ mod token;
 pub(super) mod x509;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Method, StatusCode};
 use rustls::pki_types::CertificateDer;
 
-use super::reload::FileProblem;
+use super::reload::{FileProblem, Reload};
 use super::response::{HttpResponse, plain_text};
 use access::WebhookAuthorizer;
 use attributes::Attributes;
@@ -44,6 +44,8 @@ pub struct User {
 pub struct AuthSettings {
     /// CA bundle for client certificates.
     pub client_ca: Option<PathBuf>,
+    /// `ReloadKubeletClientCAFile`.
+    pub client_ca_reload: Reload,
     /// Client for TokenReviews, and how long a result is cached.
     pub tokens: Option<(kube::Client, Duration)>,
     pub anonymous: bool,
@@ -125,6 +127,8 @@ impl Rejection {
 
 impl AccessControl {
     pub(super) fn new(settings: AuthSettings, node: Arc<str>) -> Result<Self, FileProblem> {
+        let open = |path: &Path| ClientCas::open(path, settings.client_ca_reload);
+        let authorities = settings.client_ca.as_deref().map(open);
         let access = match settings.access {
             AccessSettings::AlwaysAllow => Authorization::AllowAll,
             AccessSettings::NeverAllow => Authorization::DenyAll,
@@ -134,7 +138,7 @@ impl AccessControl {
         };
         Ok(Self {
             node,
-            authorities: settings.client_ca.as_deref().map(ClientCas::open).transpose()?,
+            authorities: authorities.transpose()?,
             tokens: settings.tokens.map(|(client, ttl)| TokenAuthenticator::new(client, ttl)),
             anonymous: settings.anonymous,
             access,

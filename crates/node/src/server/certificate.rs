@@ -24,7 +24,7 @@ use rustls::{ServerConfig, SupportedProtocolVersion};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::auth::x509::OptionalClientCert;
-use super::reload::{FileProblem, Reloading, read};
+use super::reload::{FileProblem, Reload, Reloading, read};
 
 const LIFETIME: SignedDuration = SignedDuration::from_hours(365 * 24);
 const RENEW: SignedDuration = SignedDuration::from_hours(30 * 24);
@@ -48,6 +48,8 @@ pub enum Source {
 /// TLS configuration.
 #[derive(Clone, Debug, Default)]
 pub struct TlsSettings {
+    /// `ReloadKubeletServerCertificateFile`.
+    pub reload: Reload,
     /// Minimum version TLS 1.3.
     pub only_13: bool,
     /// Cipher suites for TLS 1.2; empty: all secure ones. Those of 1.3 cannot be configured.
@@ -81,7 +83,7 @@ pub(super) fn configure(
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(versions(settings))
         .map_err(TlsError::Protocol)?;
-    let certificate = Arc::new(Serving::new(source, provider.clone())?);
+    let certificate = Arc::new(Serving::new(source, settings.reload, provider.clone())?);
     let mut config = if invite_clients {
         builder.with_client_cert_verifier(Arc::new(OptionalClientCert::new(provider)))
     } else {
@@ -135,7 +137,11 @@ impl ResolvesServerCert for Serving {
 }
 
 impl Serving {
-    fn new(source: &Source, provider: Arc<CryptoProvider>) -> Result<Self, TlsError> {
+    fn new(
+        source: &Source,
+        reload: Reload,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, TlsError> {
         let (certificate, key) = match source {
             Source::Files { certificate, key } => (certificate.clone(), key.clone()),
             Source::SelfSigned { directory, host, addresses } => {
@@ -148,7 +154,7 @@ impl Serving {
         };
         let paths = vec![certificate.clone(), key.clone()];
         let load = move || load(&certificate, &key, &provider);
-        Ok(Self(Reloading::load(paths, load)?))
+        Ok(Self(Reloading::load(paths, reload, load)?))
     }
 }
 
@@ -286,7 +292,8 @@ mod tests {
         let (certificate, key) = (directory.path().join("c"), directory.path().join("k"));
         create_self_signed(&certificate, &key, "old", &[], Timestamp::now()).unwrap();
         let source = Source::Files { certificate: certificate.clone(), key: key.clone() };
-        let serving = Serving::new(&source, Arc::new(ring::default_provider())).unwrap();
+        let serving =
+            Serving::new(&source, Reload::OnChange, Arc::new(ring::default_provider())).unwrap();
         let in_use = || serving.0.get().cert[0].clone();
         let old = in_use();
         let (new_certificate, new_key) = (directory.path().join("c2"), directory.path().join("k2"));

@@ -29,6 +29,7 @@ use podwright_core::attempts::BackoffLimits;
 use podwright_core::ids::PodUid;
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{Case, LocalState};
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::{Pod, hold};
 use podwright_core::time::Stopwatch;
 use podwright_host::clock::Clock;
@@ -86,6 +87,7 @@ pub struct CaseSources {
     pub allocations: Arc<Allocations>,
     pub node: watch::Receiver<NodeState>,
     pub crash_backoff: BackoffLimits,
+    pub features: PodFeatures,
 }
 
 /// The components of the node that the debug socket shows.
@@ -196,6 +198,7 @@ impl CaseSources {
             hold: hold::current_hold(&pod),
             active: first_report.map(|time| Stopwatch::running_since(time.0, now)),
             resizing: self.allocations.resizing(&pod.uid),
+            features: self.features,
         };
         Case {
             observed: observed.map_or_else(unseen, |seen| ObservedPod::clone(&seen)),

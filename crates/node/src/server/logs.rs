@@ -5,7 +5,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use jiff::{SignedDuration, Timestamp};
-use podwright_core::log::Selection;
+use podwright_core::log::{Selection, Stream};
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
@@ -39,7 +39,10 @@ impl Server {
             let text = format!("container {container:?} not found in pod {pod:?}");
             return plain_text(StatusCode::NOT_FOUND, text);
         }
-        let wanted = options.wanted(target.container.clone());
+        let mut wanted = options.wanted(target.container.clone());
+        if !self.settings.split_log_streams {
+            wanted.selection.stream = None;
+        }
         match self.dependencies.logs.open(&pod, &wanted).await {
             Ok(reader) => stream_log(reader, self.stop.clone()),
             Err(error) => plain_text(StatusCode::BAD_REQUEST, with_causes(&error)),
@@ -81,6 +84,8 @@ pub(super) struct Options {
     pub(super) since: Option<Timestamp>,
     pub(super) tail_lines: Option<u64>,
     pub(super) limit_bytes: Option<u64>,
+    /// `None`: both.
+    pub(super) stream: Option<Stream>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +98,8 @@ pub(super) enum BadOptions {
 
 impl Options {
     fn wanted(self, container: String) -> LogRequest {
-        let Self { follow, previous, timestamps, since, tail_lines, limit_bytes } = self;
-        let selection =
-            Selection { tail: tail_lines, since, stream: None, timestamps, limit_bytes };
+        let Self { follow, previous, timestamps, since, tail_lines, limit_bytes, stream } = self;
+        let selection = Selection { tail: tail_lines, since, stream, timestamps, limit_bytes };
         LogRequest { container, previous, follow, selection }
     }
 
@@ -131,7 +135,15 @@ impl Options {
             }
             (None, time) => time,
         };
+        let stream = match query.first("stream") {
+            None | Some("All") => None,
+            Some(_) if tail_lines.is_some() => return Err(BadOptions::Invalid),
+            Some("Stdout") => Some(Stream::Stdout),
+            Some("Stderr") => Some(Stream::Stderr),
+            Some(_) => return Err(BadOptions::Invalid),
+        };
         Ok(Self {
+            stream,
             follow: query.is_true("follow"),
             previous: query.is_true("previous"),
             timestamps: query.is_true("timestamps"),
@@ -181,6 +193,11 @@ mod tests {
                 "sinceSeconds=9223372036854775807",
                 Ok(Options { since: Some(Timestamp::MIN), ..none() }),
             ),
+            ("stream=All&tailLines=5", Ok(Options { tail_lines: Some(5), ..none() })),
+            ("stream=Stdout", Ok(Options { stream: Some(Stream::Stdout), ..none() })),
+            ("stream=Stderr", Ok(Options { stream: Some(Stream::Stderr), ..none() })),
+            ("stream=Stderr&tailLines=5", Err(BadOptions::Invalid)),
+            ("stream=stdin", Err(BadOptions::Invalid)),
             ("tailLines=-1", Err(BadOptions::Invalid)),
             ("limitBytes=0", Err(BadOptions::Invalid)),
             ("sinceSeconds=0", Err(BadOptions::Invalid)),

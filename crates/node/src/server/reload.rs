@@ -25,8 +25,17 @@ pub enum FileProblem {
 /// Loads the value from the files.
 type Load<T> = Box<dyn Fn() -> Result<T, FileProblem> + Send + Sync>;
 
+/// Whether a changed file is read again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reload {
+    #[default]
+    OnChange,
+    Never,
+}
+
 pub(super) struct Reloading<T> {
     paths: Vec<PathBuf>,
+    reload: Reload,
     load: Load<T>,
     state: Mutex<State<T>>,
 }
@@ -43,18 +52,19 @@ type Stamp = Option<(SystemTime, u64)>;
 impl<T> Reloading<T> {
     pub(super) fn load(
         paths: Vec<PathBuf>,
+        reload: Reload,
         load: impl Fn() -> Result<T, FileProblem> + Send + Sync + 'static,
     ) -> Result<Self, FileProblem> {
         // Before the content, so that a change in between is detected later.
         let stamps = stamps(&paths);
         let state = State { value: Arc::new(load()?), stamps, checked_at: Instant::now() };
-        Ok(Self { paths, load: Box::new(load), state: Mutex::new(state) })
+        Ok(Self { paths, reload, load: Box::new(load), state: Mutex::new(state) })
     }
 
     /// The current value, reloaded if the files changed.
     pub(super) fn get(&self) -> Arc<T> {
         let mut state = self.state.lock();
-        if state.checked_at.elapsed() >= CHECK_INTERVAL {
+        if self.reload == Reload::OnChange && state.checked_at.elapsed() >= CHECK_INTERVAL {
             state.checked_at = Instant::now();
             let stamps = stamps(&self.paths);
             if stamps != state.stamps {
@@ -97,7 +107,7 @@ mod tests {
         let path = dir.path().join("number");
         std::fs::write(&path, "1").unwrap();
         let file = path.clone();
-        let fresh = Reloading::load(vec![path.clone()], move || {
+        let fresh = Reloading::load(vec![path.clone()], Reload::OnChange, move || {
             let text = String::from_utf8(read(&file)?).unwrap();
             let problem = |_| FileProblem::Content { path: file.clone(), problem: "is bad".into() };
             text.parse::<u32>().map_err(problem)
@@ -119,5 +129,18 @@ mod tests {
         std::fs::write(&path, "333").unwrap();
         tokio::time::advance(CHECK_INTERVAL).await;
         assert_eq!(*fresh.get(), 333);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changed_file_is_not_read_again_while_its_feature_gate_is_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        std::fs::write(&path, "first").unwrap();
+        let file = path.clone();
+        let fixed =
+            Reloading::load(vec![path.clone()], Reload::Never, move || read(&file)).unwrap();
+        std::fs::write(&path, "the second").unwrap();
+        tokio::time::advance(2 * CHECK_INTERVAL).await;
+        assert_eq!(*fixed.get(), b"first");
     }
 }

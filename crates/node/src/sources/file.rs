@@ -15,6 +15,7 @@ use futures::{FutureExt, StreamExt};
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::manifest::{self, ManifestError, Origin};
 use podwright_core::pod::merge::SourceUpdate;
 use tokio::sync::mpsc;
@@ -44,6 +45,7 @@ pub struct Manifests {
     node: Arc<str>,
     /// `fileCheckFrequency`: interval of the re-read.
     recheck: Duration,
+    features: PodFeatures,
     /// The last valid pod of each file.
     valid: BTreeMap<PathBuf, v1::Pod>,
     /// Problems already logged, so that each is logged once.
@@ -51,8 +53,8 @@ pub struct Manifests {
 }
 
 impl Manifests {
-    pub fn new(path: PathBuf, node: Arc<str>, recheck: Duration) -> Self {
-        Self { path, node, recheck, valid: BTreeMap::new(), logged: BTreeMap::new() }
+    pub fn new(path: PathBuf, node: Arc<str>, recheck: Duration, features: PodFeatures) -> Self {
+        Self { path, node, recheck, features, valid: BTreeMap::new(), logged: BTreeMap::new() }
     }
 
     /// Delivers the whole set, again after every change, until stopped.
@@ -161,7 +163,8 @@ impl Manifests {
         }
         let text = String::from_utf8(std::fs::read(file)?).map_err(|_| ReadError::NotText)?;
         let location = file.to_string_lossy();
-        let origin = Origin { source: Source::File, location: &location, node: &self.node };
+        let (source, features) = (Source::File, self.features);
+        let origin = Origin { source, location: &location, node: &self.node, features };
         Ok(manifest::pod(&text, origin)?)
     }
 

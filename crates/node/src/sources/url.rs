@@ -12,6 +12,7 @@ use hyper::{HeaderMap, Request, Response, StatusCode, Uri, header};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1;
 use podwright_core::pod::Source;
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::manifest::{self, Origin};
 use podwright_core::pod::merge::SourceUpdate;
 use rustls::pki_types::ServerName;
@@ -36,6 +37,7 @@ pub struct ManifestUrl {
     pub node: Arc<str>,
     /// `httpCheckFrequency`.
     pub every: Duration,
+    pub features: PodFeatures,
     /// TLS of the server; `None` for http.
     pub tls: Option<Arc<ClientConfig>>,
     pub proxy: Option<Proxy>,
@@ -221,7 +223,12 @@ impl ManifestUrl {
             return Some(Vec::new());
         }
         let location = self.url.to_string();
-        let origin = Origin { source: Source::Http, location: &location, node: &self.node };
+        let origin = Origin {
+            source: Source::Http,
+            location: &location,
+            node: &self.node,
+            features: self.features,
+        };
         let text = String::from_utf8_lossy(body);
         let pods = match manifest::pods(&text, origin) {
             Ok(pods) => pods,
@@ -267,6 +274,7 @@ mod tests {
             headers: HeaderMap::new(),
             node: "node-1".into(),
             every: Duration::from_secs(20),
+            features: PodFeatures::DEFAULT,
             tls: None,
             proxy: None,
         }

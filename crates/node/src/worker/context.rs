@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use podwright_core::attempts::BackoffLimits;
 use podwright_core::config::{NodeFacts, supports_recursive_read_only};
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::status::NodeAddresses;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
@@ -25,6 +26,8 @@ pub struct WorkerSettings {
     /// Directory of the `<pod>_<namespace>_<container>-<id>.log` links.
     pub log_links_dir: PathBuf,
     pub crash_backoff: BackoffLimits,
+    /// Feature gates that change what a pod means.
+    pub features: PodFeatures,
     /// How long a pod rests at most before it is synced again.
     pub resync: Duration,
     /// The scheme of container IDs in statuses.

@@ -15,6 +15,7 @@ use podwright_node::report::heartbeat::{self, Timing};
 use podwright_node::resources::cgroups::Reserved;
 
 use crate::config::KubeletSettings;
+use crate::config::gates::FeatureGates;
 use crate::config::kubelet::{Enforcement, KubeletConfiguration};
 use crate::config::options::CloudProvider;
 
@@ -55,8 +56,14 @@ pub(super) fn identity(settings: &KubeletSettings, max_pods: usize) -> anyhow::R
         reservations: reservations(settings)?,
         kubelet_version: KUBELET_VERSION.to_owned(),
         architecture: machine::architecture(),
-        declared_features: DECLARED_FEATURES.to_vec(),
+        declared_features: declared_features(&settings.gates),
     })
+}
+
+/// The features of [`DECLARED_FEATURES`] that are on.
+fn declared_features(gates: &FeatureGates) -> Vec<&'static str> {
+    let declared = DECLARED_FEATURES.into_iter().filter(|gate| gates.enabled(gate));
+    declared.filter(|_| gates.enabled("NodeDeclaredFeatures")).collect()
 }
 
 pub(super) fn timing(configuration: &KubeletConfiguration) -> Timing {
@@ -148,7 +155,6 @@ mod tests {
     use podwright_core::cgroup::PIDS;
 
     use super::*;
-    use crate::config::gates::FeatureGates;
     use crate::config::options::NodeOptions;
 
     fn settings(configuration: KubeletConfiguration) -> KubeletSettings {
@@ -159,6 +165,20 @@ mod tests {
             node_name: "node-1".to_owned(),
             warnings: Vec::new(),
         }
+    }
+
+    #[test]
+    fn features_are_declared_while_their_gates_are_on() {
+        let declared = |off: &[&str]| {
+            let off = off.iter().map(|name| ((*name).to_owned(), false)).collect();
+            declared_features(&FeatureGates::from_settings(&off).0)
+        };
+        assert_eq!(declared(&[]), DECLARED_FEATURES);
+        assert_eq!(
+            declared(&["InPlacePodVerticalScalingInitContainers"]),
+            ["InPlacePodLevelResourcesVerticalScaling", "RestartAllContainersOnContainerExits"]
+        );
+        assert_eq!(declared(&["NodeDeclaredFeatures"]), [""; 0]);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 //! Gates are passed as a value and never global, so that tests can set their own and the inputs of
 //! a decision are complete.
 
+mod effects;
 mod known;
 
 use std::collections::BTreeMap;
 
+use effects::Effect;
 use known::GATES;
 
 use super::suggestion::did_you_mean;
@@ -29,15 +31,6 @@ pub struct Gate {
     /// The value can no longer be changed.
     pub locked: bool,
 }
-
-/// Gates that Podwright implements. Others are accepted, because configuration files are shared
-/// between components, with a warning that they have no effect.
-pub const HEEDED: [&str; 4] = [
-    "CustomCPUCFSQuotaPeriod",
-    "KubeletCrashLoopBackOffMax",
-    "KubeletEnsureSecretPulledImages",
-    "KubeletServiceAccountTokenForCredentialProviders",
-];
 
 /// Switches for all gates of a stage that are not set by name.
 const ALL_ALPHA: &str = "AllAlpha";
@@ -82,14 +75,16 @@ impl FeatureGates {
         }
     }
 
-    /// Gates that were changed from their default but have no effect.
-    pub fn without_effect(&self) -> Vec<&str> {
-        self.set
-            .iter()
-            .filter(|(name, on)| find(name).map_or(**on, |gate| gate.default != **on))
-            .map(|(name, _)| name.as_str())
-            .filter(|name| !HEEDED.contains(name))
-            .collect()
+    /// Gates that have a value, set by name or by stage, that this program does not follow.
+    pub fn without_effect(&self) -> Vec<&'static str> {
+        let changed = GATES.iter().filter(|gate| self.enabled(gate.name) != gate.default);
+        let not_followed = changed.filter(|gate| match effects::of(gate.name) {
+            Effect::Works | Effect::Elsewhere => false,
+            Effect::Library => true,
+            Effect::Absent => self.enabled(gate.name),
+            Effect::Always => !self.enabled(gate.name),
+        });
+        not_followed.map(|gate| gate.name).collect()
     }
 }
 
@@ -126,8 +121,11 @@ mod tests {
         for pair in GATES.windows(2) {
             assert!(pair[0].name < pair[1].name, "{} before {}", pair[0].name, pair[1].name);
         }
-        for name in HEEDED {
-            assert!(find(name).is_some(), "{name}");
+        for pair in effects::EFFECTS.windows(2) {
+            assert!(pair[0].0 < pair[1].0, "{} before {}", pair[0].0, pair[1].0);
+        }
+        for (name, _) in effects::EFFECTS {
+            assert!(find(name).is_some_and(|gate| !gate.locked), "{name}");
         }
     }
 
@@ -198,12 +196,34 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_gates_are_reported_as_without_effect() {
-        let (gates, _) = gates(&[
-            ("EventedPLEG", true),
-            ("MemoryQoS", false),
-            ("KubeletCrashLoopBackOffMax", false),
-        ]);
-        assert_eq!(gates.without_effect(), ["EventedPLEG"]);
+    fn gate_is_reported_if_its_value_is_not_followed() {
+        for (settings, want) in [
+            (&[("MemoryQoS", true)][..], &["MemoryQoS"][..]),
+            (&[("MemoryQoS", false)], &[]),
+            // Both values work.
+            (&[("KubeletCrashLoopBackOffMax", false), ("ContainerStopSignals", true)], &[]),
+            // What does not exist here is off.
+            (&[("GracefulNodeShutdown", false), ("RotateKubeletServerCertificate", false)], &[]),
+            // The event stream is used where the runtime has one.
+            (&[("EventedPLEG", true)], &[]),
+            (&[("PLEGOnDemandRelist", false)], &["PLEGOnDemandRelist"]),
+            // Of other programs.
+            (&[("SchedulerAsyncPreemption", false), ("StorageVersionAPI", true)], &[]),
+        ] {
+            assert_eq!(gates(settings).0.without_effect(), want, "{settings:?}");
+        }
+    }
+
+    #[test]
+    fn stage_switches_report_the_gates_that_they_change() {
+        let alpha = gates(&[("AllAlpha", true)]).0.without_effect();
+        assert!(alpha.contains(&"MemoryQoS") && alpha.contains(&"PodsAPI"), "{alpha:?}");
+        assert!(!alpha.contains(&"ContainerStopSignals"), "{alpha:?}");
+        let set = gates(&[("AllAlpha", true), ("MemoryQoS", false)]).0;
+        assert!(!set.without_effect().contains(&"MemoryQoS"));
+        let beta = gates(&[("AllBeta", false)]).0.without_effect();
+        assert!(beta.contains(&"PLEGOnDemandRelist") && beta.contains(&"AtomicFIFO"), "{beta:?}");
+        assert!(!beta.contains(&"PodLevelResources"), "{beta:?}");
+        assert_eq!(gates(&[("AllAlpha", false), ("AllBeta", true)]).0.without_effect().len(), 4);
     }
 }

@@ -18,6 +18,7 @@ const SYNC_TIMEOUT: u64 = 300;
 
 pub(crate) fn server(sim: &Sim) -> Arc<Server> {
     let settings = ServerSettings {
+        split_log_streams: false,
         debugging: true,
         stream_idle: None,
         configuration: Bytes::from_static(b"{}"),

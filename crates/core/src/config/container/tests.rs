@@ -66,6 +66,20 @@ fn argument_that_is_not_utf8_is_named_in_the_error() {
 }
 
 #[test]
+fn stop_signal_is_passed_by_its_name_in_the_cri() {
+    for (signal, want) in [
+        (json!("SIGUSR1"), cri::Signal::Sigusr1),
+        (json!("SIGRTMIN+3"), cri::Signal::Sigrtminplus3),
+        (json!("SIGRTMAX-14"), cri::Signal::Sigrtmaxminus14),
+        (json!("SIGNEW"), cri::Signal::RuntimeDefault),
+        (json!(null), cri::Signal::RuntimeDefault),
+    ] {
+        let config = config(json!({"lifecycle": {"stopSignal": signal}})).unwrap();
+        assert_eq!(config.stop_signal(), want, "{signal}");
+    }
+}
+
+#[test]
 fn instance_name_and_log_path_contain_the_attempt() {
     let got = config(json!({"workingDir": "/w", "stdin": true, "stdinOnce": true, "tty": true}));
     let got = got.unwrap();

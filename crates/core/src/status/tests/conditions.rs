@@ -48,6 +48,15 @@ fn conditions_have_upstreams_order_with_foreign_ones_first() {
 }
 
 #[test]
+fn ready_to_start_is_reported_while_its_feature_gate_is_on() {
+    let mut scene = Scene::new("Always", &["c"]);
+    scene.sandbox(&["10.0.0.5"]).runs("c");
+    assert!(types(&scene.status()).contains(&"PodReadyToStartContainers"));
+    scene.local_state.features.pod_ready_to_start_containers_condition = false;
+    assert_eq!(types(&scene.status()), ["Initialized", "Ready", "ContainersReady", "PodScheduled"]);
+}
+
+#[test]
 fn own_conditions_have_the_generation_except_one() {
     let mut scene = Scene::edited("Always", &["c"], |o| {
         o["metadata"]["generation"] = 7.into();

@@ -334,6 +334,36 @@ fn ready_follows_the_readiness_probe_or_the_last_report() {
 }
 
 #[test]
+fn last_report_does_not_count_while_the_gate_for_a_change_on_restart_is_on() {
+    for (gate, want) in [(false, true), (true, false)] {
+        let mut scene = Scene::edited("Always", &["c"], |o| {
+            o["spec"]["containers"][0]["readinessProbe"] = json!({ "exec": {} });
+            o["spec"]["containers"][0]["startupProbe"] = json!({ "exec": {} });
+        });
+        scene.sandbox(&["10.0.0.5"]).instance("c", State::Running { started: t(-7200) });
+        set_reported(&mut scene, "containerd://c-0", true, true);
+        scene.local_state.features.change_container_status_on_kubelet_restart = gate;
+        let status = scene.status();
+        let shown = container(&status, "c");
+        assert_eq!((shown.started, shown.ready), (Some(want), want), "{gate}");
+        scene.probe("c", ProbeKind::Startup, ProbeVerdict::Success);
+        scene.probe("c", ProbeKind::Readiness, ProbeVerdict::Success);
+        assert!(container(&scene.status(), "c").ready, "{gate}");
+    }
+}
+
+#[test]
+fn stop_signal_is_reported_while_its_feature_gate_is_on() {
+    for (gate, want) in [(false, None), (true, Some("SIGUSR1"))] {
+        let mut scene = Scene::new("Always", &["c"]);
+        scene.sandbox(&["10.0.0.5"]).runs("c");
+        scene.observed.instances[0].stop_signal = Some("SIGUSR1".into());
+        scene.local_state.features.container_stop_signals = gate;
+        assert_eq!(container(&scene.status(), "c").stop_signal.as_deref(), want, "{gate}");
+    }
+}
+
+#[test]
 fn enforced_resources_override_allocated_ones() {
     let enforced = |shares, quota, memory| Resources {
         cpu_shares: Some(shares),

@@ -13,6 +13,7 @@ use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Kill, Lifecycle, Request};
 use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};
 use crate::plan::{self, Hold, Inputs, LocalState, Plan};
+use crate::pod::features::PodFeatures;
 use crate::pod::{Pod, ProbeKind, Source};
 use crate::probe::{ProbeVerdict, ProbeVerdicts};
 use crate::status::manager::{Acceptance, CachedStatus, ReportTrigger, StatusUpdate, accept};
@@ -89,6 +90,7 @@ impl Scene {
                 hold: None,
                 active: None,
                 resizing: Arc::default(),
+                features: PodFeatures::DEFAULT,
             },
             now,
             node: NodeAddresses { host_ips: vec!["192.0.2.7".parse().unwrap()] },
@@ -187,6 +189,7 @@ impl Scene {
             image_ref: "sha256:1f2e".into(),
             resources: None,
             user: None,
+            stop_signal: None,
             log_path: None,
             mounts: Vec::new(),
         });

@@ -13,6 +13,7 @@ use rcgen::{
 use serde_json::{Value, json};
 
 use super::*;
+use crate::server::reload::Reload;
 
 /// An API server that only serves reviews.
 #[derive(Clone, Default)]
@@ -112,6 +113,7 @@ impl Pki {
 fn settings(pki: &Pki, reviews: &Reviews) -> AuthSettings {
     AuthSettings {
         client_ca: Some(pki.file()),
+        client_ca_reload: Reload::OnChange,
         tokens: Some((reviews.client(), Duration::from_secs(120))),
         anonymous: false,
         access: AccessSettings::Webhook {

@@ -14,7 +14,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureS
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::User;
-use crate::server::reload::{FileProblem, Reloading, read};
+use crate::server::reload::{FileProblem, Reload, Reloading, read};
 
 /// The client CAs. The file may change at any time.
 pub(super) struct ClientCas(Reloading<Arc<dyn ClientCertVerifier>>);
@@ -28,9 +28,9 @@ pub(super) enum CertificateError {
 }
 
 impl ClientCas {
-    pub(super) fn open(path: &Path) -> Result<Self, FileProblem> {
+    pub(super) fn open(path: &Path, reload: Reload) -> Result<Self, FileProblem> {
         let file = path.to_owned();
-        Reloading::load(vec![path.to_owned()], move || load(&file)).map(Self)
+        Reloading::load(vec![path.to_owned()], reload, move || load(&file)).map(Self)
     }
 
     /// The user that a certificate chain identifies; `None` if it has no common name.
