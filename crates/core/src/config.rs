@@ -25,7 +25,7 @@ pub mod namespaces;
 pub mod profile;
 pub mod resources;
 #[cfg(test)]
-mod sample;
+pub(crate) mod sample;
 pub mod sandbox;
 pub mod security;
 pub mod services;

@@ -6,6 +6,7 @@
 //! deletable. Unknown values fall back as upstream's kubelet does; a pod that no kubelet could run
 //! is marked [`Pod::unreadable`].
 
+pub mod adoption;
 pub mod container;
 pub mod desired;
 pub mod features;

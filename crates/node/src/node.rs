@@ -223,10 +223,12 @@ impl Node {
         }
         let debug_socket = build::debug_socket(&node_name, &pod_index, &admission, &worker);
         tasks.serve_debug_socket(&config.root_dir, debug_socket);
+        let adoption = build::adoption(&config.root_dir, &worker)?;
         let (sources, deliveries) = tasks.start_sources(
             (node_name.clone(), config.features),
             config.manifests,
             config.manifest_url,
+            adoption,
             api.clone(),
         );
         tasks.refresh_volumes(resources, &node_name, &pod_index, &runtime.pleg, &events);

@@ -11,7 +11,7 @@ mod execute;
 pub mod hooks;
 pub mod probes;
 mod resize;
-mod start;
+pub(crate) mod start;
 pub mod start_limiter;
 mod stop;
 mod stop_record;

@@ -50,7 +50,7 @@ fn merge(into: &mut Value, more: Value) {
     into.as_object_mut().unwrap().extend(more);
 }
 
-pub(super) fn facts() -> NodeFacts {
+pub(crate) fn facts() -> NodeFacts {
     let allocatable = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "100Gi")];
     NodeFacts {
         host_ips: vec!["10.0.0.1".parse().unwrap()],

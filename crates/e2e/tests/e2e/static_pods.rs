@@ -114,6 +114,57 @@ async fn restarted_agent_adopts_its_pods_and_stops_those_removed_meanwhile() {
     bed.close().unwrap();
 }
 
+/// Another node agent computes another UID from the same manifest, and sends the same requests.
+#[tokio::test]
+async fn static_pod_that_another_node_agent_started_goes_on() {
+    needs_root!();
+    const OTHERS: &str = "5f1c1d3b8ef84e0a9f60a2b7f4d2c8aa";
+    let bed = Bed::builder().start().await.unwrap();
+    let mut agent = bed.agent("node-1").start().unwrap();
+    agent.healthy().await.unwrap();
+    let cri = bed.cri().await.unwrap();
+    let shared = agent.root_dir().join("shared");
+    fs::create_dir_all(&shared).unwrap();
+    let with_volume = |name: &str| {
+        let mut pod = pod(name);
+        let spec = &mut pod["spec"];
+        spec["volumes"] = json!([{ "name": "data", "hostPath": { "path": shared } }]);
+        let container = &mut spec["containers"][0];
+        container["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+        container["env"] = json!([{ "name": "COLOUR", "value": "blue" }]);
+        container["resources"] = json!({ "limits": { "cpu": "100m", "memory": "64Mi" } });
+        pod
+    };
+    for (name, uid) in [("same", OTHERS), ("edited", "5f1c1d3b8ef84e0a9f60a2b7f4d2c8ab")] {
+        let mut of_other = with_volume(name);
+        of_other["metadata"]["uid"] = json!(uid);
+        agent.add_manifest(name, &of_other).unwrap();
+    }
+    let before = until_running(&cri, &["edited-node-1", "same-node-1"]).await;
+    assert_eq!(before[1].1, OTHERS);
+
+    agent.kill().await.unwrap();
+    agent.add_manifest("same", &with_volume("same")).unwrap();
+    let mut edited = with_volume("edited");
+    edited["spec"]["containers"][0]["env"][0]["value"] = json!("red");
+    agent.add_manifest("edited", &edited).unwrap();
+    agent.restart().await.unwrap();
+    agent.healthy().await.unwrap();
+    let replaced = async || {
+        let now = running(&cri).await?;
+        Ok((now.len() == 2 && now[0].1 != before[0].1).then_some(now))
+    };
+    let after = wait::until("the edited pod to be replaced", LIMIT, replaced).await.unwrap();
+    assert_eq!(after[1], before[1], "the same container, not a new one");
+
+    agent.kill().await.unwrap();
+    agent.restart().await.unwrap();
+    agent.healthy().await.unwrap();
+    assert_eq!(until_running(&cri, &["edited-node-1", "same-node-1"]).await, after);
+    drop(agent);
+    bed.close().unwrap();
+}
+
 #[tokio::test]
 async fn exited_container_is_restarted() {
     needs_root!();

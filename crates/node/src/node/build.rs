@@ -40,6 +40,7 @@ use crate::runtime::pleg::Pleg;
 use crate::runtime::state::NodeState;
 use crate::server::debug_socket::{CaseSources, DebugSocketDependencies};
 use crate::server::{ServerDependencies, StreamingDependencies};
+use crate::sources::adoption::Adoption;
 use crate::telemetry::metrics::{Metrics, RequestMetrics, RuntimeMetrics};
 use crate::telemetry::stats::{MeasuredNode, StatsDependencies};
 use crate::worker::context::{WorkerContext, WorkerSettings};
@@ -220,6 +221,14 @@ pub(super) fn worker(
 }
 
 /// The pod manager's dependencies, with those of the workers and probers that it starts.
+/// The adoption of static pods that an earlier node agent started.
+pub(super) fn adoption(
+    root_dir: &Path,
+    worker: &Arc<WorkerContext>,
+) -> Result<Adoption, StartError> {
+    Ok(Adoption::open(worker.clone(), Root::create(root_dir, ROOT_DIR_MODE)?))
+}
+
 pub(super) fn pods(
     pod_index: &Arc<PodIndex>,
     admission: &Arc<Admission>,

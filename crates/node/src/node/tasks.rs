@@ -32,6 +32,7 @@ use crate::runtime::logs::rotation::Rotation;
 use crate::runtime::pleg::Pleg;
 use crate::runtime::state::{self, NodeState};
 use crate::server::debug_socket::{self, DebugSocketDependencies};
+use crate::sources::adoption::Adoption;
 use crate::sources::{api, file::Manifests, url::ManifestUrl};
 
 /// Deliveries that may be queued; a source with more blocks.
@@ -149,18 +150,21 @@ impl Tasks {
         (node_name, features): (Arc<str>, PodFeatures),
         manifests: Option<(PathBuf, Duration)>,
         manifest_url: Option<ManifestUrl>,
+        adoption: Adoption,
         api: Option<kube::Client>,
     ) -> (Vec<Source>, mpsc::Receiver<Delivery>) {
         let (deliveries, received) = mpsc::channel(DELIVERIES);
+        let (static_pods, to_adopt) = mpsc::channel(1);
+        self.spawn(adoption.run(to_adopt, deliveries.clone(), self.stop.clone()));
         let mut sources = Vec::new();
         if let Some((path, recheck)) = manifests {
             sources.push(Source::File);
             let manifests = Manifests::new(path, node_name.clone(), recheck, features);
-            self.spawn(manifests.run(deliveries.clone(), self.stop.clone()));
+            self.spawn(manifests.run(static_pods.clone(), self.stop.clone()));
         }
         if let Some(remote) = manifest_url {
             sources.push(Source::Http);
-            self.spawn(remote.run(deliveries.clone(), self.stop.clone()));
+            self.spawn(remote.run(static_pods, self.stop.clone()));
         }
         if let Some(client) = api {
             sources.push(Source::Api);

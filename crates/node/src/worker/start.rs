@@ -86,7 +86,7 @@ pub(super) enum PrepareError {
     RuntimeClass { class: String, source: ReadError },
 }
 
-fn host_dns(resolv_conf: &str) -> HostDns {
+pub(crate) fn host_dns(resolv_conf: &str) -> HostDns {
     if resolv_conf.is_empty() {
         return HostDns::Unused;
     }

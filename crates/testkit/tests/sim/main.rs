@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::print_stdout)]
 
 mod admitting;
+mod adoption;
 mod behaviour;
 mod chaos;
 mod clocks;

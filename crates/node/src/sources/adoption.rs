@@ -1,0 +1,289 @@
+//! Adoption: static pods continue those that the previous node agent started.
+//!
+//! Between the sources of static pods and the pod manager. In the first delivery of each source a
+//! static pod whose UID is unknown to the runtime gets the UID of a running pod of its name, if that
+//! one was created by the same requests (`podwright_core::pod::adoption`). Directories and cgroups
+//! follow the UID. The pair is kept in a checkpoint, because containers may have ended when the
+//! agent starts again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1;
+use podwright_core::config::ImageUser;
+use podwright_core::ids::{PodName, PodUid, SandboxId};
+use podwright_core::observed::{ObservedPod, PodListing, State};
+use podwright_core::pod::Source;
+use podwright_core::pod::adoption::{
+    self, AdoptingNode, Mismatch, RecordedContainer, RecordedPod, RecordedState,
+};
+use podwright_core::pod::merge::SourceUpdate;
+use podwright_cri::{Error, Kind};
+use podwright_host::checkpoint::{Checkpoint, CheckpointError};
+use podwright_host::files::Root;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::error_chain::chain;
+use crate::pods::Delivery;
+use crate::worker::context::WorkerContext;
+use crate::worker::start::host_dns;
+
+/// File name of the checkpoint in the root directory.
+const FILE: &str = "adopted_static_pods";
+/// Format version of the checkpoint.
+const VERSION: u32 = 1;
+/// Delay before a runtime that failed is asked again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// After this many failures the pod is not adopted; other static pods wait meanwhile.
+const MAX_TRIES: u32 = 30;
+
+/// The pod that a static pod continues.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct AdoptedPod {
+    #[serde(rename = "uid")]
+    uid: PodUid,
+    #[serde(rename = "source")]
+    source: Source,
+}
+
+/// By the UID that is computed from the manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct AdoptedPods {
+    #[serde(rename = "pods")]
+    pods: BTreeMap<PodUid, AdoptedPod>,
+}
+
+type ListedPods = BTreeMap<PodUid, (PodName, PodListing)>;
+
+/// Why a running pod is not adopted.
+#[derive(Debug, thiserror::Error)]
+enum NotAdopted {
+    #[error(transparent)]
+    Differs(#[from] Mismatch),
+    #[error("the runtime does not show how it was created")]
+    NotShown,
+    #[error("its containers run in more than one sandbox")]
+    TwoSandboxes,
+    #[error(transparent)]
+    Runtime(#[from] Error),
+}
+
+pub struct Adoption {
+    context: Arc<WorkerContext>,
+    checkpoint: Checkpoint,
+    adopted: AdoptedPods,
+    delivered: BTreeSet<Source>,
+}
+
+impl Adoption {
+    /// Reads the earlier adoptions. Without them a pod is compared again.
+    pub fn open(context: Arc<WorkerContext>, root: Root) -> Self {
+        let checkpoint = Checkpoint::new(root, FILE, VERSION);
+        let adopted = checkpoint.load().unwrap_or_else(|error: CheckpointError| {
+            tracing::warn!(error = chain(&error), "read record of adopted static pods failed");
+            None
+        });
+        let adopted = adopted.unwrap_or_default();
+        Self { context, checkpoint, adopted, delivered: BTreeSet::new() }
+    }
+
+    /// Passes deliveries on until stopped.
+    pub async fn run(
+        mut self,
+        mut from: mpsc::Receiver<Delivery>,
+        to: mpsc::Sender<Delivery>,
+        stop: CancellationToken,
+    ) {
+        let work = async {
+            while let Some(delivery) = from.recv().await {
+                let Delivery { source, news } = delivery;
+                let news = match news {
+                    SourceUpdate::All(pods) => SourceUpdate::All(self.resolve(source, pods).await),
+                    news @ (SourceUpdate::Changed(_) | SourceUpdate::Gone(_)) => news,
+                };
+                if to.send(Delivery { source, news }).await.is_err() {
+                    return;
+                }
+            }
+        };
+        stop.run_until_cancelled(work).await;
+    }
+
+    /// The pods of a source, with the UIDs under which they run.
+    async fn resolve(&mut self, source: Source, pods: Vec<v1::Pod>) -> Vec<v1::Pod> {
+        let before = self.adopted.clone();
+        if self.delivered.insert(source) {
+            self.context.pleg.first_relist().await;
+            if let Some(listed) = self.list().await {
+                for pod in &pods {
+                    self.look_for_predecessor(source, pod, &listed).await;
+                }
+            }
+        }
+        let computed: BTreeSet<PodUid> = pods.iter().filter_map(uid).collect();
+        let current =
+            |uid: &PodUid, pod: &AdoptedPod| pod.source != source || computed.contains(uid);
+        self.adopted.pods.retain(|uid, pod| current(uid, pod));
+        if self.adopted != before
+            && let Err(error) = self.checkpoint.save(&self.adopted)
+        {
+            tracing::warn!(error = chain(&error), "write record of adopted static pods failed");
+        }
+        let resolved =
+            pods.into_iter().map(|pod| match uid(&pod).and_then(|uid| self.known(&uid)) {
+                Some(predecessor) => adoption::with_uid(&pod, predecessor),
+                None => pod,
+            });
+        resolved.collect()
+    }
+
+    fn known(&self, computed: &PodUid) -> Option<&PodUid> {
+        self.adopted.pods.get(computed).map(|pod| &pod.uid)
+    }
+
+    async fn look_for_predecessor(&mut self, source: Source, pod: &v1::Pod, listed: &ListedPods) {
+        let Some(computed) = uid(pod).filter(|_| adoption::has_computed_uid(pod)) else { return };
+        let own = self.known(&computed).unwrap_or(&computed);
+        let is_alive =
+            |uid: &PodUid| listed.get(uid).is_some_and(|(_, listing)| listing.is_alive());
+        if is_alive(own) {
+            return;
+        }
+        let meta = &pod.metadata;
+        let name = PodName::new(
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        );
+        let running: Vec<&PodUid> = listed
+            .iter()
+            .filter(|(uid, (known, _))| *known == name && is_alive(uid))
+            .map(|(uid, _)| uid)
+            .filter(|uid| !self.adopted.pods.values().any(|adopted| adopted.uid == **uid))
+            .collect();
+        for uid in running {
+            match self.compare_with_retries(source, pod, &name, uid).await {
+                Ok(()) => {
+                    tracing::info!(pod = %name, %uid, "adopt static pod: its containers match the manifest");
+                    let adopted = AdoptedPod { uid: uid.clone(), source };
+                    self.adopted.pods.insert(computed, adopted);
+                    return;
+                }
+                Err(reason) => tracing::info!(
+                    pod = %name,
+                    %uid,
+                    reason = chain(&reason),
+                    "running pod is not adopted, the static pod of its name replaces it"
+                ),
+            }
+        }
+    }
+
+    async fn list(&self) -> Option<ListedPods> {
+        for _ in 0..MAX_TRIES {
+            match self.context.runtime.list_pods().await {
+                Ok(listed) => return Some(listed),
+                Err(error) => {
+                    tracing::warn!(%error, "list pods for adoption failed, retrying");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                }
+            }
+        }
+        None
+    }
+
+    /// Replacing a pod because of one lost response would stop what should go on.
+    async fn compare_with_retries(
+        &self,
+        source: Source,
+        pod: &v1::Pod,
+        name: &PodName,
+        uid: &PodUid,
+    ) -> Result<(), NotAdopted> {
+        let mut tries = 1;
+        loop {
+            match self.compare(source, pod, name, uid).await {
+                Err(NotAdopted::Runtime(error))
+                    if error.kind != Kind::NotFound && tries < MAX_TRIES =>
+                {
+                    tracing::warn!(pod = %name, %error, "inspect pod for adoption failed, retrying");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    tries += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn compare(
+        &self,
+        source: Source,
+        pod: &v1::Pod,
+        name: &PodName,
+        uid: &PodUid,
+    ) -> Result<(), NotAdopted> {
+        let Some(pod) = adoption::comparable(pod, source, uid) else {
+            return Err(Mismatch::NotComparable { what: "the manifest" }.into());
+        };
+        let recorded = self.recorded(name, uid).await?;
+        let facts = &self.context.facts_now();
+        let host_dns = &host_dns(&facts.resolv_conf);
+        let Ok(cgroup_parent) = self.context.resources.cgroups.parent(&pod) else {
+            return Err(Mismatch::NotComparable { what: "its cgroup" }.into());
+        };
+        let node = AdoptingNode { facts, host_dns, cgroup_parent: &cgroup_parent };
+        Ok(adoption::check(&pod, &recorded, &node)?)
+    }
+
+    /// What runs of a pod, and how it was created.
+    async fn recorded(&self, name: &PodName, uid: &PodUid) -> Result<RecordedPod, NotAdopted> {
+        let runtime = &self.context.runtime;
+        let now = self.context.clock.now().mono;
+        let (observed, _) = runtime.observe(uid, name, now).await?;
+        let sandbox = observed.ready_sandbox().ok_or(Mismatch::NothingRuns)?;
+        if observed.running().any(|instance| instance.sandbox != sandbox.id) {
+            return Err(NotAdopted::TwoSandboxes);
+        }
+        let request = runtime.sandbox_request(&sandbox.id).await?.ok_or(NotAdopted::NotShown)?;
+        Ok(RecordedPod {
+            uid: uid.clone(),
+            handler: sandbox.handler.clone(),
+            ips: sandbox.ips.clone().unwrap_or_default(),
+            containers: self.recorded_containers(&observed, &sandbox.id).await?,
+            sandbox: request,
+        })
+    }
+
+    async fn recorded_containers(
+        &self,
+        observed: &ObservedPod,
+        sandbox: &SandboxId,
+    ) -> Result<Vec<RecordedContainer>, NotAdopted> {
+        let runtime = &self.context.runtime;
+        let (mut recorded, mut seen) = (Vec::new(), BTreeSet::new());
+        // Newest first.
+        for instance in observed.instances.iter().filter(|instance| instance.sandbox == *sandbox) {
+            if !seen.insert(instance.container.clone()) {
+                continue;
+            }
+            let config =
+                runtime.container_request(&instance.id).await?.ok_or(NotAdopted::NotShown)?;
+            let image = config.image.as_ref().map_or("", |image| image.image.as_str());
+            let image = runtime.image_status(image).await?;
+            let state = match &instance.state {
+                State::Running { .. } => RecordedState::Running,
+                State::Exited(exit) if exit.code == 0 => RecordedState::Succeeded,
+                State::Exited(_) | State::Created | State::Unknown => RecordedState::Other,
+            };
+            let image_user = image.map(|image| ImageUser::new(image.uid, &image.username));
+            recorded.push(RecordedContainer { config, state, image_user });
+        }
+        Ok(recorded)
+    }
+}
+
+fn uid(pod: &v1::Pod) -> Option<PodUid> {
+    pod.metadata.uid.as_deref().map(PodUid::new)
+}
