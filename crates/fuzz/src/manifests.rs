@@ -6,12 +6,18 @@ use podwright::config::document::Document;
 use podwright_api::{defaults, schema};
 use podwright_apiserver::{registry, validation};
 use podwright_core::credential;
+use podwright_core::pod::features::PodFeatures;
 use podwright_core::pod::manifest::{self, Origin};
 use podwright_core::pod::{Pod, Source};
 use serde_json::Value;
 
 const LOCATION: &str = "/etc/kubernetes/manifests/a.yaml";
-const ORIGIN: Origin<'static> = Origin { source: Source::File, location: LOCATION, node: "node-1" };
+const ORIGIN: Origin<'static> = Origin {
+    source: Source::File,
+    location: LOCATION,
+    node: "node-1",
+    features: PodFeatures::DEFAULT,
+};
 
 /// A manifest file or the response of a manifest URL.
 pub(crate) fn manifests(bytes: &[u8]) {
