@@ -15,12 +15,20 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::idle::ActiveRequests;
+use crate::unread::{PIECE_BYTES, UnreadResponses};
 
 /// From the start of a connection, or the end of the last response, to the end of the headers.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum size of a request line and its headers. `kubectl exec` with a long script fits.
 pub const MAX_HEADER_BYTES: usize = 128 * 1024;
-const MAX_STREAMS: u32 = 250;
+/// Concurrent requests on one connection, as in kube-apiserver.
+const MAX_STREAMS: u32 = 100;
+/// Bytes of requests that a connection may send ahead of what is read. Bodies are read as they come
+/// or not at all.
+const CONNECTION_WINDOW: u32 = 256 << 10;
+const STREAM_WINDOW: u32 = 64 << 10;
+/// How often unread responses are looked for.
+const UNREAD_CHECK: Duration = Duration::from_secs(5);
 /// Keep-alive interval. A vanished client is detected after about three of them.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Limit on the graceful shutdown of an idle connection.
@@ -45,7 +53,8 @@ impl HttpVersion {
 }
 
 /// Serves one connection until it is closed; after `stop`, until the requests in progress are
-/// done. A connection without a request for [`HEADER_TIMEOUT`] is closed.
+/// done. A connection without a request for [`HEADER_TIMEOUT`] is closed, and so is one with a
+/// response that is not read within its [`UnreadLimit`](crate::UnreadLimit).
 pub async fn serve_http<A, F, B>(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     protocol: HttpVersion,
@@ -60,10 +69,12 @@ where
 {
     let requests = ActiveRequests::default();
     let counted = requests.clone();
+    let unread = UnreadResponses::default();
+    let watched = unread.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let active = counted.begin();
-        let response = handler(request);
-        async move { Ok::<_, Infallible>(active.until_read(response.await)) }
+        let (response, watched) = (handler(request), watched.clone());
+        async move { Ok::<_, Infallible>(active.until_read(response.await, &watched)) }
     });
     let io = TokioIo::new(stream);
     match protocol {
@@ -73,6 +84,9 @@ where
                 .max_concurrent_streams(MAX_STREAMS)
                 .max_header_list_size(u32::try_from(MAX_HEADER_BYTES).unwrap_or(u32::MAX))
                 .keep_alive_interval(KEEP_ALIVE)
+                .initial_connection_window_size(CONNECTION_WINDOW)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .max_send_buf_size(PIECE_BYTES)
                 .serve_connection(io, service);
             let mut connection = std::pin::pin!(connection);
             tokio::select! {
@@ -82,6 +96,7 @@ where
                     // A client that never sent the preface does not take part in the shutdown.
                     tokio::time::timeout(SHUTDOWN_TIMEOUT, connection).await.unwrap_or(Ok(()))
                 }
+                () = unread.wait_overdue(UNREAD_CHECK) => Ok(()),
                 () = stop.cancelled() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
@@ -98,6 +113,7 @@ where
             let mut connection = std::pin::pin!(connection);
             tokio::select! {
                 ended = connection.as_mut() => ended,
+                () = unread.wait_overdue(UNREAD_CHECK) => Ok(()),
                 () = stop.cancelled() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
@@ -188,6 +204,60 @@ mod tests {
         let _ = connection.await.unwrap();
         assert!(began.elapsed() < Duration::from_secs(3600) + 2 * HEADER_TIMEOUT);
         let _ = serving.await.unwrap();
+    }
+
+    /// Connects to a server that responds with a megabyte, which the client must read.
+    fn connect_to_large(protocol: HttpVersion) -> (DuplexStream, JoinHandle<hyper::Result<()>>) {
+        let (client, server) = duplex(64 * 1024);
+        let handler = async |_: Request<Incoming>| {
+            let mut response = Response::new(Full::new(Bytes::from(vec![b'a'; 1 << 20])));
+            response.extensions_mut().insert(crate::UnreadLimit(Duration::from_secs(60)));
+            response
+        };
+        let stop = CancellationToken::new();
+        let serving =
+            tokio::spawn(async move { serve_http(server, protocol, handler, &stop).await });
+        (client, serving)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn response_that_is_not_read_ends_the_connection() {
+        let began = Instant::now();
+        let (mut client, serving) = connect_to_large(HttpVersion::Http1);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let _ = serving.await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(70), "HTTP/1: {:?}", began.elapsed());
+
+        // A client that never grants a window still answers pings.
+        let began = Instant::now();
+        let (client, serving) = connect_to_large(HttpVersion::Http2);
+        let handshake = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(1)
+            .handshake::<_, Full<Bytes>>(TokioIo::new(client));
+        let (mut sender, connection) = handshake.await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::get("http://a/").body(Full::default()).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        let _ = serving.await.unwrap();
+        assert!(began.elapsed() >= Duration::from_secs(60), "HTTP/2: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(70), "HTTP/2: {:?}", began.elapsed());
+        drop(response);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_reader_gets_all_of_a_response() {
+        let (mut client, _serving) = connect_to_large(HttpVersion::Http1);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut received = 0;
+        let mut buffer = vec![0; 32 * 1024];
+        loop {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            match client.read(&mut buffer).await.unwrap() {
+                0 => break,
+                read => received += read,
+            }
+        }
+        assert!(received > 1 << 20, "{received}");
     }
 
     #[tokio::test]

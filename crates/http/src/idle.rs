@@ -10,9 +10,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Response;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
+
+use crate::unread::{UnreadLimit, UnreadResponse, UnreadResponses, next_piece};
 
 /// Number of requests in progress on one connection.
 #[derive(Clone, Default)]
@@ -43,8 +46,17 @@ impl ActiveRequests {
 pub(crate) struct ActiveRequest(ActiveRequests);
 
 impl ActiveRequest {
-    pub(crate) fn until_read<B>(self, response: Response<B>) -> Response<TrackedBody<B>> {
-        response.map(|body| TrackedBody { body, _request: self })
+    pub(crate) fn until_read<B: Body>(
+        self,
+        response: Response<B>,
+        unread: &UnreadResponses,
+    ) -> Response<TrackedBody<B>> {
+        let limit = response.extensions().get::<UnreadLimit>().copied();
+        response.map(|body| {
+            let limit = limit.filter(|_| !body.is_end_stream());
+            let unread = limit.map(|limit| unread.begin(limit));
+            TrackedBody { body, rest: Bytes::new(), unread, _request: self }
+        })
     }
 }
 
@@ -57,26 +69,54 @@ impl Drop for ActiveRequest {
 /// Response body that keeps its request counted as in progress until it is dropped.
 pub struct TrackedBody<B> {
     body: B,
+    /// What the body has returned and the client has not been given.
+    rest: Bytes,
+    /// Only for a response with an [`UnreadLimit`], which is given in pieces.
+    unread: Option<UnreadResponse>,
     _request: ActiveRequest,
 }
 
-impl<B: Body + Unpin> Body for TrackedBody<B> {
-    type Data = B::Data;
+impl<B: Body<Data = Bytes> + Unpin> Body for TrackedBody<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = &mut *self;
+        let Some(unread) = &this.unread else {
+            return Pin::new(&mut this.body).poll_frame(context);
+        };
+        unread.taken();
+        if this.rest.is_empty() {
+            let polled = Pin::new(&mut this.body).poll_frame(context);
+            match polled {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                other @ (Poll::Ready(Some(Err(_)) | None) | Poll::Pending) => return other,
+            }
+        }
+        let piece = next_piece(&mut this.rest);
+        unread.given();
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let rest = u64::try_from(self.rest.len()).unwrap_or(u64::MAX);
+        let body = self.body.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower().saturating_add(rest));
+        if let Some(upper) = body.upper().and_then(|upper| upper.checked_add(rest)) {
+            hint.set_upper(upper);
+        }
+        hint
     }
 }
 
@@ -97,7 +137,8 @@ mod tests {
         let began = Instant::now();
         let request = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(1000)).await;
-            let response = active.until_read(Response::new(Full::new(Bytes::from("here"))));
+            let response = Response::new(Full::new(Bytes::from("here")));
+            let response = active.until_read(response, &UnreadResponses::default());
             // The client reads slowly.
             tokio::time::sleep(Duration::from_secs(500)).await;
             assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "here");

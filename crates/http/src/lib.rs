@@ -8,9 +8,11 @@
 mod connection;
 mod connection_limiter;
 mod idle;
+mod unread;
 
 pub use connection::{HEADER_TIMEOUT, HttpVersion, MAX_HEADER_BYTES, keep_alive, serve_http};
 pub use connection_limiter::{
     AUTHENTICATION_TIMEOUT, ConnectionLimiter, ConnectionLimits, ConnectionPermit, CredentialCheck,
 };
 pub use idle::TrackedBody;
+pub use unread::UnreadLimit;
