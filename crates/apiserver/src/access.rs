@@ -140,7 +140,9 @@ impl ApiServer {
         {
             reasons.push(format!(
                 "to grant it a role: kubectl create rolebinding --namespace {namespace} {name} \
-                 --clusterrole view --serviceaccount {namespace}:{name} (or edit, or admin)"
+                 --clusterrole view --serviceaccount {namespace}:{name} (or edit, which also \
+                 changes pods, runs commands in them and uses their service accounts; or admin, \
+                 which also grants roles)"
             ));
         }
         reasons.retain(|reason| !reason.is_empty());

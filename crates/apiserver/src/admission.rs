@@ -1,6 +1,6 @@
 //! Pod admission: sets or validates service account, priority, runtime class and tolerations.
 
-mod pod_security;
+pub(crate) mod pod_security;
 mod runtime_class;
 
 use podwright_api::annotations::ANNOTATION_MIRROR;

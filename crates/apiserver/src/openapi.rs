@@ -3,19 +3,21 @@
 //! `kubectl` uses them to validate manifests, to merge lists by their keys on apply, to explain
 //! fields, and to check whether a dry run is possible. They are generated from the same tables that
 //! decode and merge objects ([`podwright_api::schema`]), so they cannot disagree with the
-//! behaviour. A document is generated for each request: that takes some milliseconds and is rare,
-//! and caching would take a megabyte.
+//! behaviour. A document is kept in memory while a response with it is being sent, and all such
+//! responses share it: many clients that do not read theirs cost no more than one. It is not kept
+//! longer, since requests are rare and it takes a megabyte.
 
 mod definitions;
 mod operations;
 mod protobuf;
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Weak};
 
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -74,17 +76,12 @@ impl OpenApiPage {
     }
 
     pub fn serve(self, headers: &HeaderMap) -> Response {
-        let (kind, body): (&'static str, Bytes) = match self {
-            Self::Whole => match wanted_protobuf(headers) {
-                Some(kind) => (kind, protobuf::encode(&whole()).into()),
-                None => ("application/json", whole().to_string().into()),
-            },
-            Self::Index => ("application/json", index().to_string().into()),
-            Self::Document { group, version } => {
-                ("application/json", document(group, version).to_string().into())
-            }
-        };
-        let tag = format!("\"{}\"", hash(&body));
+        let protobuf = wanted_protobuf(headers).filter(|_| self == Self::Whole);
+        let form = if protobuf.is_some() { Encoding::Protobuf } else { Encoding::Json };
+        let kind = protobuf.unwrap_or("application/json");
+        let document = shared(self, form);
+        let tag = document.tag.clone();
+        let body = Bytes::from_owner(SharedDocument(document));
         let known = headers.get(header::IF_NONE_MATCH);
         if known.and_then(|known| known.to_str().ok()).is_some_and(|known| known.contains(&tag)) {
             return StatusCode::NOT_MODIFIED.into_response();
@@ -96,6 +93,56 @@ impl OpenApiPage {
         }
         response
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Encoding {
+    Json,
+    Protobuf,
+}
+
+/// A generated document.
+#[derive(Debug)]
+struct EncodedDocument {
+    text: Vec<u8>,
+    tag: String,
+}
+
+/// The content of a response; keeps its document.
+struct SharedDocument(Arc<EncodedDocument>);
+
+impl AsRef<[u8]> for SharedDocument {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.text
+    }
+}
+
+/// Documents that are being sent.
+static SENT: Mutex<Vec<(OpenApiPage, Encoding, Weak<EncodedDocument>)>> = Mutex::new(Vec::new());
+
+/// The document of a page. The lock is held while it is generated: the tables it is generated from
+/// take several times its size.
+fn shared(page: OpenApiPage, encoding: Encoding) -> Arc<EncodedDocument> {
+    let mut sent = SENT.lock();
+    let is_page = |entry: &&(OpenApiPage, Encoding, Weak<EncodedDocument>)| {
+        (entry.0, entry.1) == (page, encoding)
+    };
+    if let Some(document) = sent.iter().find(is_page).and_then(|entry| entry.2.upgrade()) {
+        return document;
+    }
+    let text = match (page, encoding) {
+        (OpenApiPage::Whole, Encoding::Protobuf) => protobuf::encode(&whole()),
+        (OpenApiPage::Whole, Encoding::Json) => whole().to_string().into_bytes(),
+        (OpenApiPage::Index, _) => index().to_string().into_bytes(),
+        (OpenApiPage::Document { group, version }, _) => {
+            document(group, version).to_string().into_bytes()
+        }
+    };
+    let tag = format!("\"{}\"", hash(&text));
+    let document = Arc::new(EncodedDocument { text, tag });
+    sent.retain(|entry| entry.2.strong_count() > 0);
+    sent.push((page, encoding, Arc::downgrade(&document)));
+    document
 }
 
 /// Media type of the response: a request may have the one with `@`, but clients do not accept it in
@@ -242,6 +289,28 @@ mod tests {
         let response = OpenApiPage::Whole.serve(&HeaderMap::new());
         let kind = response.headers().get(header::CONTENT_TYPE);
         assert_eq!(kind, Some(&HeaderValue::from_static("application/json")));
+    }
+
+    #[tokio::test]
+    async fn responses_that_are_being_sent_share_one_document() {
+        use http_body_util::BodyExt as _;
+
+        let bytes = async || {
+            let response = OpenApiPage::Whole.serve(&HeaderMap::new());
+            response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default()
+        };
+        let (one, other) = (bytes().await, bytes().await);
+        assert!(!one.is_empty());
+        assert_eq!(one.as_ptr(), other.as_ptr());
+        let count = |sent: &[(OpenApiPage, Encoding, Weak<EncodedDocument>)]| {
+            sent.iter().map(|entry| entry.2.strong_count()).sum::<usize>()
+        };
+        assert!(count(&SENT.lock()) >= 2);
+        drop((one, other));
+        let (page, json) = (OpenApiPage::Whole, Encoding::Json);
+        let sent = SENT.lock();
+        let entry = sent.iter().find(|entry| (entry.0, entry.1) == (page, json));
+        assert!(entry.is_some_and(|entry| entry.2.strong_count() == 0), "it is not kept longer");
     }
 
     #[test]

@@ -8,11 +8,15 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http_body::Body as _;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use podwright_http::UnreadLimit;
 
 use crate::access::{AccessRequest, Attributes, Identity, denied};
+use crate::admission::pod_security;
 use crate::decode::Encoded;
 use crate::encode::{Encoder, Include};
+use crate::in_flight::{PeerShare, RequestClass, RequestPermit};
 use crate::negotiate::{self, Discovery};
 use crate::object::Object;
 use crate::options::{DeleteOptions, Freshness, ListOptions, Query, WriteOptions};
@@ -26,6 +30,11 @@ use crate::{connect, decode, defaults, discovery, events, protobuf, strategy};
 
 /// Maximum body size, as in kube-apiserver.
 const MAX_BODY_BYTES: usize = 3 << 20;
+/// Maximum body size of what is not stored: reviews, bindings, evictions, options. Every pod may
+/// send reviews.
+const MAX_SMALL_BODY_BYTES: usize = 64 << 10;
+/// How long a response may wait for its client.
+const UNREAD_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for reading a body; kube-apiserver's limit for a whole request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -66,6 +75,12 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
     };
     match target {
         Target::Resource(info) => {
+            let stream = info.verb == Verb::Watch || connect::is_stream(&info);
+            let class = match stream {
+                true => RequestClass::Stream,
+                false => RequestClass::Short,
+            };
+            let permit = begin(&request, class)?;
             let named = selected_name(&info, &query);
             let mut requested = Attributes::from(&info);
             if let Some(name) = &named {
@@ -73,9 +88,25 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
             }
             let allowed = server.authorize(&identity, &AccessRequest::Objects(requested));
             allowed.map_err(|why| denied(&identity, &requested, &why))?;
-            serve(server, info, identity, query, request).await
+            if connect::is_stream(&info) {
+                let response = serve_stream(server, &info, &query, request).await?;
+                // A person may stop reading a log for as long as they like.
+                return Ok(match permit {
+                    Some(permit) => permit.until_sent(response),
+                    None => response,
+                });
+            }
+            let is_read = matches!(info.verb, Verb::Get | Verb::List);
+            let response = serve(server, info, identity, query, request, permit.as_ref()).await?;
+            let size = response.body().size_hint().lower();
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            if is_read && permit.as_ref().is_some_and(|permit| !permit.may_send(size)) {
+                return Err(ApiError::too_many_requests());
+            }
+            Ok(sent_with(permit, response))
         }
         other => {
+            let permit = begin(&request, RequestClass::Short)?;
             let verb = request.method().as_str().to_lowercase();
             let requested = AccessRequest::Path { verb: &verb, path };
             if server.authorize(&identity, &requested).is_err() {
@@ -84,9 +115,25 @@ async fn respond(server: &ApiServer, request: Request<Body>) -> Result<Response,
             if !matches!(*request.method(), Method::GET | Method::HEAD) {
                 return Err(ApiError::method_not_allowed());
             }
-            describe(server, &other, request.headers())
+            let response = describe(server, &other, request.headers())?;
+            Ok(sent_with(permit, response))
         }
     }
+}
+
+/// Counts a request from the network; those of this process are not counted.
+fn begin(request: &Request<Body>, class: RequestClass) -> Result<Option<RequestPermit>, ApiError> {
+    let share = request.extensions().get::<PeerShare>();
+    share.map(|share| share.begin(class)).transpose()
+}
+
+/// Keeps a request from the network in progress until its response is sent, which may not take for
+/// ever.
+fn sent_with(permit: Option<RequestPermit>, response: Response) -> Response {
+    let Some(permit) = permit else { return response };
+    let mut response = permit.until_sent(response);
+    response.extensions_mut().insert(UnreadLimit(UNREAD_LIMIT));
+    response
 }
 
 /// The name in the field selector of a collection request: a rule may allow one name only.
@@ -143,21 +190,32 @@ fn json_response(code: StatusCode, body: Bytes, kind: &'static str) -> Response 
     (code, [(header::CONTENT_TYPE, kind)], body).into_response()
 }
 
-/// Serves an authorized request.
+/// Serves an authorized request for a stream of a container.
+async fn serve_stream(
+    server: &ApiServer,
+    info: &RequestInfo,
+    query: &Query,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    if info.subresource.is_some_and(|sub| !sub.verbs.contains(&info.verb)) {
+        return Err(ApiError::method_not_allowed());
+    }
+    server.connect(info, query, request).await
+}
+
+/// Serves an authorized request for objects.
 async fn serve(
     server: &ApiServer,
     info: RequestInfo,
     identity: Identity,
     query: Query,
     request: Request<Body>,
+    permit: Option<&RequestPermit>,
 ) -> Result<Response, ApiError> {
     if let Some(sub) = info.subresource
         && !sub.verbs.contains(&info.verb)
     {
         return Err(ApiError::method_not_allowed());
-    }
-    if connect::is_stream(&info) {
-        return server.connect(&info, &query, request).await;
     }
     let (parts, body) = request.into_parts();
     let view = negotiate::view(&parts.headers)?;
@@ -166,29 +224,67 @@ async fn serve(
     server.restrict_existing(&identity, &info)?;
     let call = Call { server, info, encoder, query, headers: parts.headers };
     match call.info.verb {
-        Verb::Get => call.get(),
-        Verb::List => call.list(),
-        Verb::Watch => call.watch(),
-        Verb::Create => call.create(&identity, read_body(body).await?).await,
-        Verb::Update => call.update(&identity, read_body(body).await?).await,
-        Verb::Patch => call.patch(&identity, read_body(body).await?).await,
-        Verb::Delete => call.delete(read_body(body).await?).await,
-        Verb::DeleteCollection => call.delete_collection(read_body(body).await?).await,
+        Verb::Get => return call.get(),
+        Verb::List => return call.list(),
+        Verb::Watch => return call.watch(),
+        Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection => {}
+    }
+    let body = read_body(body, call.max_body_bytes(), permit).await?;
+    let _turn = match permit {
+        Some(permit) => permit.turn(body.len()).await,
+        None => None,
+    };
+    match call.info.verb {
+        Verb::Get | Verb::List | Verb::Watch => Err(ApiError::method_not_allowed()),
+        Verb::Create => call.create(&identity, body).await,
+        Verb::Update => call.update(&identity, body).await,
+        Verb::Patch => call.patch(&identity, body).await,
+        Verb::Delete => call.delete(body).await,
+        Verb::DeleteCollection => call.delete_collection(body).await,
     }
 }
 
-async fn read_body(body: Body) -> Result<Bytes, ApiError> {
-    let whole = Limited::new(body, MAX_BODY_BYTES).collect();
-    let Ok(whole) = tokio::time::timeout(BODY_TIMEOUT, whole).await else {
+async fn read_body(
+    body: Body,
+    limit: usize,
+    permit: Option<&RequestPermit>,
+) -> Result<Bytes, ApiError> {
+    let reading = tokio::time::timeout(BODY_TIMEOUT, collect(Limited::new(body, limit), permit));
+    let Ok(read) = reading.await else {
         return Err(ApiError::timed_out("the body of the request did not come in time"));
     };
-    match whole {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => {
-            Err(ApiError::too_large(MAX_BODY_BYTES))
+    match read {
+        Ok(body) => Ok(body),
+        Err(BodyError::Refused(error)) => Err(error),
+        Err(BodyError::Unread(error)) if error.downcast_ref::<LengthLimitError>().is_some() => {
+            Err(ApiError::too_large(limit))
         }
-        Err(error) => Err(ApiError::bad_request(format!("cannot read the body: {error}"))),
+        Err(BodyError::Unread(error)) => {
+            Err(ApiError::bad_request(format!("cannot read the body: {error}")))
+        }
     }
+}
+
+/// Why a body was not read.
+enum BodyError {
+    Refused(ApiError),
+    Unread(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Reads a body; each frame is counted before it is kept.
+async fn collect(
+    mut body: Limited<Body>,
+    permit: Option<&RequestPermit>,
+) -> Result<Bytes, BodyError> {
+    let mut collected = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(BodyError::Unread)?.into_data() else { continue };
+        if let Some(permit) = permit {
+            permit.reserve(data.len()).map_err(BodyError::Refused)?;
+        }
+        collected.extend_from_slice(&data);
+    }
+    Ok(collected.into())
 }
 
 /// One authorized request for objects.
@@ -201,6 +297,13 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
+    fn max_body_bytes(&self) -> usize {
+        let is_unstored = self.info.resource.storage.is_empty()
+            || matches!(self.info.verb, Verb::Delete | Verb::DeleteCollection)
+            || self.info.verb == Verb::Create && self.info.subresource.is_some();
+        if is_unstored { MAX_SMALL_BODY_BYTES } else { MAX_BODY_BYTES }
+    }
+
     fn get(&self) -> Result<Response, ApiError> {
         let document = self.server.get(&self.info, Freshness::of_get(&self.query)?)?;
         let body = self.encoder.document(&document, self.server.now())?;
@@ -256,9 +359,12 @@ impl Call<'_> {
         self.server.restrict_create(identity, &self.info, &object)?;
         self.server.check_grant(identity, &self.info, None, &object)?;
         let mut warnings = decoded.warnings;
-        let mut defaulted = object.clone();
-        defaulted.edit(|value| defaults::apply(events::stored_as(self.info.resource), value));
-        warnings.extend(self.server.check_pod_security(identity, &self.info, None, &defaulted)?);
+        if pod_security::concerns(&self.info) {
+            let mut defaulted = object.clone();
+            defaulted.edit(|value| defaults::apply(self.info.resource, value));
+            let check = self.server.check_pod_security(identity, &self.info, None, &defaulted);
+            warnings.extend(check?);
+        }
         let stored = self.server.create(&self.info, object, options.dry_run).await?;
         Ok(self.written(StatusCode::CREATED, stored, &warnings))
     }

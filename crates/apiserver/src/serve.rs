@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,27 +24,54 @@ use tower::ServiceExt as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::access::{AUTHENTICATED, CREDENTIAL, Identity};
+use crate::in_flight::{InFlight, PeerShare};
 use crate::server::ApiServer;
 
 /// Limits per listener. A pod's clients use a handful of connections.
 const LIMITS: ConnectionLimits = ConnectionLimits {
     all: 1024,
-    per_address: 128,
+    per_address: 32,
     unauthenticated: 256,
-    unauthenticated_per_address: 32,
+    unauthenticated_per_address: 16,
 };
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after a failed accept, most likely for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Addresses from which a listener accepts connections. Connections from others are closed before
+/// anything is read from them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// This machine.
+    Loopback,
+    /// Addresses from the first to the last.
+    Range(Ipv4Addr, Ipv4Addr),
+}
+
+impl Peers {
+    pub fn range((first, last): (Ipv4Addr, Ipv4Addr)) -> Self {
+        Self::Range(first, last)
+    }
+
+    fn include(self, peer: IpAddr) -> bool {
+        match (self, peer.to_canonical()) {
+            (Self::Loopback, peer) => peer.is_loopback(),
+            (Self::Range(first, last), IpAddr::V4(peer)) => (first..=last).contains(&peer),
+            (Self::Range(..), IpAddr::V6(_)) => false,
+        }
+    }
+}
 
 impl ApiServer {
     /// Serves connections until `stop`, then gives open requests a short time to finish.
     pub async fn serve(
         &self,
         listener: TcpListener,
+        peers: Peers,
         tls: Arc<ServerConfig>,
         stop: CancellationToken,
     ) {
+        let in_flight = InFlight::new();
         let acceptor = TlsAcceptor::from(tls);
         let limiter = ConnectionLimiter::new(LIMITS);
         let tasks = TaskTracker::new();
@@ -51,12 +79,12 @@ impl ApiServer {
             // Dropping either wait loses nothing: a connection not accepted stays in the backlog.
             let accepted = tokio::select! { biased;
                 () = stop.cancelled() => break,
-                accepted = limiter.accept(&listener) => accepted,
+                accepted = limiter.accept_from(&listener, |peer| peers.include(peer)) => accepted,
             };
             let (stream, permit) = match accepted {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => {
-                    tracing::debug!("API server: connection refused: per-client connection limit");
+                    tracing::debug!("API server: connection refused: not a peer of this listener, or at its limit");
                     continue;
                 }
                 Err(error) => {
@@ -67,8 +95,9 @@ impl ApiServer {
             };
             keep_alive(&stream);
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
+            let share = in_flight.of(permit.peer());
             tasks.spawn(async move {
-                serve_admitted(server, acceptor, stream, Arc::new(permit), stop).await;
+                serve_admitted(server, acceptor, stream, Arc::new(permit), share, stop).await;
             });
         }
         tasks.close();
@@ -105,10 +134,11 @@ async fn serve_admitted(
     acceptor: TlsAcceptor,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     permit: Arc<ConnectionPermit>,
+    share: PeerShare,
     stop: CancellationToken,
 ) {
     tokio::select! {
-        () = serve_connection(server, acceptor, stream, permit.clone(), stop) => {}
+        () = serve_connection(server, acceptor, stream, permit.clone(), share, stop) => {}
         () = permit.expired() => {}
     }
 }
@@ -119,6 +149,7 @@ async fn serve_connection(
     acceptor: TlsAcceptor,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     permit: Arc<ConnectionPermit>,
+    share: PeerShare,
     stop: CancellationToken,
 ) {
     // Port scans, connect-only health checks and clients that do not trust our certificate fail
@@ -133,9 +164,10 @@ async fn serve_connection(
         if identity.as_ref().is_some_and(|identity| identity.is_in(AUTHENTICATED)) {
             permit.authenticated();
         }
-        let router = router.clone();
+        let (router, share) = (router.clone(), share.clone());
         async move {
             let mut request = request.map(Body::new);
+            request.extensions_mut().insert(share);
             if let Some(identity) = identity {
                 request.extensions_mut().insert(identity);
             }
@@ -174,8 +206,6 @@ impl Certified {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::indexing_slicing)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-
     use bytes::Bytes;
     use http_body_util::Empty;
     use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -202,11 +232,13 @@ mod tests {
         let (client, peer_end) = duplex(64 * 1024);
         let limiter = ConnectionLimiter::new(LIMITS);
         let permit = Arc::new(limiter.try_admit(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
+        let share = InFlight::new().of(IpAddr::V4(Ipv4Addr::new(10, 213, 0, 2)));
         let serving = tokio::spawn(serve_admitted(
             server,
             acceptor,
             peer_end,
             permit,
+            share,
             CancellationToken::new(),
         ));
         let mut roots = RootCertStore::empty();
@@ -223,6 +255,27 @@ mod tests {
         let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let stream = TlsConnector::from(Arc::new(config)).connect(name, client).await.unwrap();
         (stream, serving)
+    }
+
+    #[test]
+    fn peers_of_a_listener() {
+        let pods = Peers::Range(Ipv4Addr::new(10, 213, 0, 0), Ipv4Addr::new(10, 213, 255, 255));
+        for (peer, is_local, is_pod) in [
+            ("127.0.0.1", true, false),
+            ("127.1.2.3", true, false),
+            ("::ffff:127.0.0.1", true, false),
+            ("::1", true, false),
+            ("10.213.0.1", false, true),
+            ("::ffff:10.213.255.255", false, true),
+            ("10.214.0.0", false, false),
+            ("10.212.255.255", false, false),
+            ("192.168.1.2", false, false),
+            ("fe80::1", false, false),
+        ] {
+            let address: IpAddr = peer.parse().unwrap();
+            assert_eq!(Peers::Loopback.include(address), is_local, "{peer}");
+            assert_eq!(pods.include(address), is_pod, "{peer}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

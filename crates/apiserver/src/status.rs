@@ -289,6 +289,13 @@ impl ApiError {
         .with(Details::default())
     }
 
+    /// Too much is in progress; the same request may succeed later.
+    pub fn too_many_requests() -> Self {
+        let details = Details { retry_after_seconds: 1, ..Details::default() };
+        let message = "too many requests, please try again later";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(details)
+    }
+
     /// The requested history is no longer kept; the client must list again.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, "Expired", message)

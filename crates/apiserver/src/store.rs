@@ -59,6 +59,7 @@ pub struct Limits {
     pub log_bytes: usize,
     /// Events, the objects that expire.
     pub max_events: usize,
+    pub event_bytes: usize,
     pub event_ttl: Duration,
 }
 
@@ -69,6 +70,7 @@ impl Default for Limits {
             log_entries: 2048,
             log_bytes: 4 << 20,
             max_events: 2048,
+            event_bytes: 4 << 20,
             event_ttl: Duration::from_secs(3600),
         }
     }

@@ -91,10 +91,20 @@ impl ConnectionLimiter {
         &self,
         listener: &TcpListener,
     ) -> io::Result<Option<(TcpStream, ConnectionPermit)>> {
+        self.accept_from(listener, |_| true).await
+    }
+
+    /// The same; `None` also if the listener is not for this address, which then counts nowhere.
+    pub async fn accept_from(
+        &self,
+        listener: &TcpListener,
+        is_peer: impl Fn(IpAddr) -> bool,
+    ) -> io::Result<Option<(TcpStream, ConnectionPermit)>> {
         // Never closed: the semaphore exists as long as `self`.
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return Ok(None) };
         let (stream, peer) = listener.accept().await?;
-        Ok(self.admit(peer.ip(), permit).map(|permit| (stream, permit)))
+        let admitted = is_peer(peer.ip()).then(|| self.admit(peer.ip(), permit)).flatten();
+        Ok(admitted.map(|permit| (stream, permit)))
     }
 
     /// Counts a connection that was accepted elsewhere; `None` if a limit is reached.
@@ -148,6 +158,11 @@ impl Connections {
 }
 
 impl ConnectionPermit {
+    /// The client's address, IPv4 addresses never in their IPv6 form.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// From now on the connection is not limited by [`Self::expired`].
     pub fn authenticated(&self) {
         if !self.progress.borrow().authenticated {

@@ -82,6 +82,9 @@ impl FieldLocation<'_> {
     }
 }
 
+/// Reported unknown fields, as in kube-apiserver: a body may have a hundred thousand.
+const MAX_UNKNOWN: usize = 100;
+
 struct Reader {
     unknown: Vec<String>,
 }
@@ -99,7 +102,8 @@ impl Reader {
             Value::Null => &empty,
             other => return Err(place.mismatch(other, &Type::Struct(shape.name))),
         };
-        for name in fields.keys().filter(|name| shape.field(name).is_none()) {
+        let unknown = fields.keys().filter(|name| shape.field(name).is_none());
+        for name in unknown.take(MAX_UNKNOWN.saturating_sub(self.unknown.len())) {
             self.unknown.push(place.path.child(name).to_string());
         }
         let mut out = Map::new();

@@ -1,7 +1,8 @@
 //! Pod Security admission: refuses pods below the level of their namespace.
 //!
 //! A namespace without a level has `baseline` for everyone but the owner of the machine, who is root
-//! already, and the node, which only reports static pods. The exemption is that of the caller.
+//! already, and the node, which only reports static pods. The exemption is that of the caller. No
+//! controller of this server makes pods, so there is none whose author has to be found.
 
 use podwright_api::pod_security::{
     Level, details, existing_pods, is_significant, namespace_policy, violations,
@@ -19,6 +20,11 @@ use crate::store::{Key, Scope};
 
 /// Number of pods that are checked when a namespace gets a stricter level.
 const MAX_PODS: usize = 3000;
+
+/// Whether objects of this kind are checked.
+pub(crate) fn concerns(info: &RequestInfo) -> bool {
+    info.resource == &PODS || info.resource == &NAMESPACES
+}
 
 impl ApiServer {
     /// Checks a new pod or namespace (`old` is `None`), or a change. Returns warnings.

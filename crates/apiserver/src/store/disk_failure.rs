@@ -20,6 +20,7 @@ const LIMITS: Limits = Limits {
     log_entries: 100,
     log_bytes: 1 << 20,
     max_events: 10,
+    event_bytes: 64 << 10,
     event_ttl: Duration::from_secs(3600),
 };
 const ROUNDS: usize = 4;

@@ -17,6 +17,8 @@ pub(super) struct Memory {
     oldest: Revision,
     /// Expiring objects by the revision of their last change, which is also the order of expiry.
     expiring: BTreeMap<Revision, (Key, Timestamp)>,
+    /// Keys and texts of the expiring objects.
+    expiring_bytes: usize,
 }
 
 impl Memory {
@@ -27,6 +29,7 @@ impl Memory {
             log_bytes: 0,
             oldest: start,
             expiring: BTreeMap::new(),
+            expiring_bytes: 0,
         }
     }
 
@@ -76,13 +79,16 @@ impl Memory {
             EventType::Created | EventType::Updated => {
                 if event.key.expires() {
                     self.expiring.insert(event.revision, (event.key.clone(), now));
+                    self.expiring_bytes += event.key.as_str().len() + event.text.len();
                 }
                 self.objects.insert(event.key.clone(), event.document())
             }
             EventType::Deleted => self.objects.remove(&event.key),
         };
-        if let Some(old) = old {
-            self.expiring.remove(&old.revision);
+        if let Some(old) = old
+            && self.expiring.remove(&old.revision).is_some()
+        {
+            self.expiring_bytes -= event.key.as_str().len() + old.text.len();
         }
         self.log_bytes += weight(&event);
         self.log.push_back(event);
@@ -93,12 +99,16 @@ impl Memory {
         }
     }
 
-    /// The next object to expire, if any: the oldest, when it is too old or there are too many.
+    /// The next object to expire, if any: the oldest, when it is too old, or there are too many or
+    /// too large ones.
     pub(super) fn next_expired(&self, now: Timestamp, limits: &Limits) -> Option<(Key, Document)> {
         let (_, (key, since)) = self.expiring.first_key_value()?;
         let age = now.duration_since(*since);
         let over = age >= jiff::SignedDuration::try_from(limits.event_ttl).ok()?;
-        if over || self.expiring.len() > limits.max_events {
+        if over
+            || self.expiring.len() > limits.max_events
+            || self.expiring_bytes > limits.event_bytes
+        {
             return Some((key.clone(), self.objects.get(key)?.clone()));
         }
         None

@@ -15,6 +15,7 @@ const LIMITS: Limits = Limits {
     log_entries: 6, // so that the log is trimmed on the way
     log_bytes: 1 << 20,
     max_events: 10,
+    event_bytes: 64 << 10,
     event_ttl: std::time::Duration::from_secs(3600),
 };
 

@@ -13,6 +13,7 @@ const SMALL: Limits = Limits {
     log_entries: 4,
     log_bytes: 1 << 20,
     max_events: 3,
+    event_bytes: 64 << 10,
     event_ttl: Duration::from_secs(60),
 };
 
@@ -173,6 +174,38 @@ async fn history_is_bounded_in_bytes() {
     let scope = Scope::new(&PODS, None);
     assert!(matches!(store.history(&scope, at - 12, 100), Err(HistoryError::TooOld { .. })));
     assert_eq!(store.history(&scope, at - 8, 100).unwrap().events.len(), 8);
+}
+
+#[tokio::test]
+async fn events_expire_by_bytes() {
+    let limits = Limits { max_events: 1000, event_bytes: 10_000, ..Limits::default() };
+    let store = memory(limits);
+    let names = || {
+        let (events, _) = store.list(&Scope::new(&EVENTS, None), None).unwrap();
+        events.iter().map(|(key, _)| key.name().to_owned()).collect::<Vec<_>>()
+    };
+    for name in ["a", "b", "c", "d"] {
+        store.commit(vec![create(&key(&EVENTS, name), &"x".repeat(3000))]).await.unwrap();
+    }
+    assert_eq!(names(), ["b", "c", "d"], "the oldest makes room");
+    // an update counts instead of what it replaces
+    let at = store.get(&key(&EVENTS, "c")).unwrap().unwrap().revision;
+    store.commit(vec![update(&key(&EVENTS, "c"), at, &"y".repeat(3500))]).await.unwrap();
+    assert_eq!(names(), ["b", "c", "d"]);
+    let at = store.get(&key(&EVENTS, "d")).unwrap().unwrap().revision;
+    store.commit(vec![update(&key(&EVENTS, "d"), at, &"y".repeat(6000))]).await.unwrap();
+    assert_eq!(names(), ["c", "d"], "least recently changed first");
+    for name in ["c", "d"] {
+        let at = store.get(&key(&EVENTS, name)).unwrap().unwrap().revision;
+        let op = WriteOp::Delete { last: text("") };
+        let expect = Precondition::At(at);
+        store.commit(vec![Change { key: key(&EVENTS, name), expect, op }]).await.unwrap();
+    }
+    // nothing is left to count
+    for name in ["e", "f", "g"] {
+        store.commit(vec![create(&key(&EVENTS, name), &"x".repeat(3000))]).await.unwrap();
+    }
+    assert_eq!(names(), ["e", "f", "g"]);
 }
 
 #[tokio::test]

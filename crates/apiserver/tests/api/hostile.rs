@@ -264,3 +264,27 @@ proptest! {
         });
     }
 }
+
+#[tokio::test]
+async fn bodies_of_what_is_not_stored_are_small() {
+    let server = TestServer::new().await;
+    let filler = "x".repeat(64 << 10);
+    let review = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    for (path, body) in [
+        (review.to_owned(), json!({"spec": {"resourceAttributes": {"verb": filler}}})),
+        (
+            "/apis/authentication.k8s.io/v1/tokenreviews".to_owned(),
+            json!({"spec": {"token": filler}}),
+        ),
+        (format!("{NS}/pods/web/eviction"), json!({"metadata": {"name": filler}})),
+        (format!("{NS}/serviceaccounts/default/token"), json!({"spec": {"audiences": [filler]}})),
+    ] {
+        let refused = server.post(&path, body).await;
+        assert_eq!(refused.code, 413, "{path}: {}", refused.body);
+    }
+    let deleted = server.delete_with(&format!("{NS}/configmaps/c"), json!({"x": filler})).await;
+    assert_eq!(deleted.code, 413, "{}", deleted.body);
+    // what is stored may be large
+    let map = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(500 << 10)}});
+    server.post(&format!("{NS}/configmaps"), map).await.ok();
+}

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use podwright_apiserver::authority::{Authority, AuthorityUse, CertificatePair};
 use podwright_apiserver::tokens::TokenKey;
-use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Settings, Store};
+use podwright_apiserver::{ApiServer, Clock, Identity, Ids, Limits, Peers, Settings, Store};
 use podwright_core::certificate::CertificateValidity;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -45,7 +45,7 @@ async fn served() -> Served {
     let url = format!("https://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
     let (serving, token) = (server.clone(), stop.clone());
-    tokio::spawn(async move { serving.serve(listener, tls, token).await });
+    tokio::spawn(async move { serving.serve(listener, Peers::Loopback, tls, token).await });
     let test_server = TestServer { server, identity: Identity::admin() };
     Served { url, authority, test_server, _stop: stop.drop_guard() }
 }

@@ -6,7 +6,6 @@
 //! node the command applies changed flags.
 
 use std::io::Write;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use crate::standalone::agent::{Agent, Difference, Note, Purpose, Supervisor};
 use crate::standalone::api::{self, Api, ListenOptions};
 use crate::standalone::containerd::{Containerd, Started, find};
 use crate::standalone::lock::NodeLock;
-use crate::standalone::network::Network;
+use crate::standalone::network::{Network, Subnet};
 use crate::standalone::resolver::Resolver;
 use crate::standalone::runtime::{self, Absent};
 use crate::standalone::shared_network::SharedNetwork;
@@ -74,7 +73,7 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     {
         anyhow::bail!("the agent of this node is already running as process {}", agent.pid);
     }
-    let PreparedNode { settings, gateway, up_options } =
+    let PreparedNode { settings, pod_network, up_options } =
         prepare(layout, arguments, &mut lock, &say).await?;
     logging::start(&settings.configuration.logging).context("cannot start logging")?;
     for warning in &settings.warnings {
@@ -83,7 +82,8 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     let runtime_log = up_options.runtime.is_none().then(|| Containerd::new(layout).log());
     tokio::spawn(log::rotate(arguments.log_file.clone(), runtime_log));
     let stop = service::stop_signal()?;
-    let for_pods = gateway.filter(|_| !up_options.no_pod_api);
+    let for_pods = pod_network.as_ref().filter(|_| !up_options.no_pod_api);
+    let for_pods = for_pods.and_then(Network::subnet);
     let api = Api::open(layout, ListenOptions { port: up_options.api_port, for_pods }).await?;
     let me = Agent::of(layout);
     let supervisor =
@@ -214,8 +214,8 @@ fn next_steps(layout: &Layout, kubectl: bool) -> String {
 /// Everything the agent needs.
 struct PreparedNode {
     settings: KubeletSettings,
-    /// The machine's address on the pod bridge, if the runtime is the private containerd.
-    gateway: Option<Ipv4Addr>,
+    /// The pod network, if the runtime is the private containerd.
+    pod_network: Option<Network>,
     up_options: UpOptions,
 }
 
@@ -287,8 +287,8 @@ async fn prepare(
     let root_dir = format!("--root-dir={}", layout.root_dir().display());
     let flags = Flags::parse([root_dir.into()]);
     let settings = config::resolve(&flags, &preset, &host)?;
-    let gateway = network.gateway().filter(|_| up_options.runtime.is_none());
-    Ok(PreparedNode { settings, gateway, up_options })
+    let pod_network = up_options.runtime.is_none().then_some(network);
+    Ok(PreparedNode { settings, pod_network, up_options })
 }
 
 async fn start_containerd(
@@ -319,8 +319,9 @@ fn check_port(layout: &Layout, port: u16, record: &Record) -> anyhow::Result<()>
     if running && api::stored_port(layout) == Some(port) {
         return Ok(());
     }
-    let for_pods = record.network.gateway().filter(|_| record.up_options.runtime.is_none());
-    api::check_port(port, for_pods.filter(|_| !record.up_options.no_pod_api))
+    let for_pods = record.network.subnet().filter(|_| record.up_options.runtime.is_none());
+    let for_pods = for_pods.filter(|_| !record.up_options.no_pod_api);
+    api::check_port(port, for_pods.map(Subnet::gateway))
 }
 
 /// Waits until the agent's API server reports the node as ready; false if no agent is running.

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use podwright_apiserver::authority::AuthorityUse;
 use podwright_apiserver::tokens::TokenKey;
 use podwright_apiserver::{
-    ApiServer, Authority, ClaimDirectories, Clock, Identity, Ids, Limits, Settings, Store,
+    ApiServer, Authority, ClaimDirectories, Clock, Identity, Ids, Limits, Peers, Settings, Store,
 };
 use podwright_core::certificate::CertificateValidity;
 use rustls::ServerConfig;
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::agent_connector::AgentConnector;
 use super::claim_directories::HostDirectories;
 use super::credentials::{self, AdminKubeconfig};
+use super::network::Subnet;
 use super::{Layout, write_private};
 use crate::agent::ApiClients;
 
@@ -42,14 +43,21 @@ const NAMES: [&str; 5] = [
 pub struct ListenOptions {
     /// Requested port; none for the stored, the default or any free port.
     pub port: Option<u16>,
-    /// Address for pods, if the API is served to pods.
-    pub for_pods: Option<Ipv4Addr>,
+    /// Subnet of the pods, if the API is served to pods; its gateway is the address for them.
+    pub for_pods: Option<Subnet>,
+}
+
+/// Addresses to bind.
+#[derive(Clone, Copy, Debug)]
+struct PortOptions {
+    port: Option<u16>,
+    for_pods: Option<Ipv4Addr>,
 }
 
 /// API server with an open store and bound ports.
 pub struct Api {
     server: ApiServer,
-    listeners: Vec<TcpListener>,
+    listeners: Vec<(TcpListener, Peers)>,
     tls: Arc<ServerConfig>,
     agent_connector: Arc<AgentConnector>,
     admin: AdminKubeconfig,
@@ -60,19 +68,21 @@ impl Api {
     /// Binds the ports, opens the store and writes the kubeconfig.
     pub async fn open(layout: &Layout, listen_options: ListenOptions) -> anyhow::Result<Self> {
         let directory = layout.api();
-        let listeners = listen(&directory.join("port"), listen_options).await?;
+        let for_pods = listen_options.for_pods.map(Subnet::gateway);
+        let port_options = PortOptions { port: listen_options.port, for_pods };
+        let listeners = listen(&directory.join("port"), port_options).await?;
         let port = listeners.first().context("no address to serve")?.local_addr()?.port();
         let authority = authority(&directory, "ca", AuthorityUse::Servers)?;
         let clients = credentials::authority(&directory)?;
         let mut addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-        addresses.extend(listen_options.for_pods.map(IpAddr::V4));
+        addresses.extend(for_pods.map(IpAddr::V4));
         let tls = clients.tls(&authority.server(&NAMES, &addresses)?)?;
         let clock = Clock::system();
         let store = Store::open(&directory.join("objects.redb"), Limits::default(), clock.clone())
             .context("cannot open the API objects of this node")?;
         let mut settings = Settings::new(clock, Ids::system());
         settings.root_ca = authority.certificate().to_owned();
-        settings.service = listen_options.for_pods.map(|ip| SocketAddr::from((ip, port)));
+        settings.service = for_pods.map(|ip| SocketAddr::from((ip, port)));
         let reclaim = Arc::new(HostDirectories);
         settings.volumes = Some(ClaimDirectories { path: layout.volumes(), reclaim });
         let agent_connector = Arc::new(AgentConnector::default());
@@ -83,6 +93,11 @@ impl Api {
         let server_authority = authority.certificate().to_owned();
         let admin = AdminKubeconfig::new(layout, url, server_authority, clients);
         let admin_validity = admin.write()?;
+        // Loopback is the first. A packet from elsewhere reaches its address as well, where another
+        // program has set `route_localnet`.
+        let range = listen_options.for_pods.map(Subnet::range);
+        let peers = [Peers::Loopback].into_iter().chain(range.map(Peers::range));
+        let listeners = listeners.into_iter().zip(peers).collect();
         Ok(Self { server, listeners, tls, agent_connector, admin, admin_validity })
     }
 
@@ -100,8 +115,9 @@ impl Api {
     /// Serves until `stop` is cancelled, then closes connections gracefully.
     pub async fn run(self, stop: CancellationToken) {
         let Self { server, listeners, tls, agent_connector: _, admin, admin_validity } = self;
-        let serving =
-            listeners.into_iter().map(|listener| server.serve(listener, tls.clone(), stop.clone()));
+        let serving = listeners
+            .into_iter()
+            .map(|(listener, peers)| server.serve(listener, peers, tls.clone(), stop.clone()));
         let shutdown = async {
             stop.cancelled().await;
             server.stop();
@@ -140,7 +156,7 @@ pub fn check_port(port: u16, for_pods: Option<Ipv4Addr>) -> anyhow::Result<()> {
 
 /// Binds the port on each address: the requested one, or that of the previous start, or the
 /// default, or any free port.
-async fn listen(file: &Path, listen_options: ListenOptions) -> anyhow::Result<Vec<TcpListener>> {
+async fn listen(file: &Path, listen_options: PortOptions) -> anyhow::Result<Vec<TcpListener>> {
     let candidates = match listen_options.port.or(remembered(file)) {
         Some(port) => vec![port],
         None => vec![DEFAULT_PORT, 0],
@@ -303,8 +319,8 @@ mod tests {
     async fn port_is_stored_and_a_port_in_use_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let remembered = directory.path().join("port");
-        let listen_options = ListenOptions { port: None, for_pods: None };
-        let any = ListenOptions { port: Some(0), ..listen_options };
+        let listen_options = PortOptions { port: None, for_pods: None };
+        let any = PortOptions { port: Some(0), ..listen_options };
         let port = |listeners: &[TcpListener]| listeners[0].local_addr().unwrap().port();
         let first = listen(&remembered, any).await.unwrap();
         let taken = listen(&remembered, listen_options).await.unwrap_err().to_string();
@@ -319,7 +335,7 @@ mod tests {
     async fn address_that_does_not_exist_yet_can_be_listened_on() {
         let directory = tempfile::tempdir().unwrap();
         let unassigned = Ipv4Addr::new(192, 0, 2, 1);
-        let listen_options = ListenOptions { port: Some(0), for_pods: Some(unassigned) };
+        let listen_options = PortOptions { port: Some(0), for_pods: Some(unassigned) };
         let listeners = listen(&directory.path().join("port"), listen_options).await.unwrap();
         let port = listeners[0].local_addr().unwrap().port();
         assert_eq!(listeners[1].local_addr().unwrap(), SocketAddr::from((unassigned, port)));

@@ -33,6 +33,12 @@ impl Subnet {
         self.base.to_bits() & mask == other.base.to_bits() & mask
     }
 
+    /// The first and the last address.
+    pub fn range(self) -> (Ipv4Addr, Ipv4Addr) {
+        let first = self.base.to_bits() & self.mask();
+        (Ipv4Addr::from_bits(first), Ipv4Addr::from_bits(first | !self.mask()))
+    }
+
     /// The address of the bridge.
     pub fn gateway(self) -> Ipv4Addr {
         Ipv4Addr::from_bits((self.base.to_bits() & self.mask()) + 1)
@@ -93,9 +99,9 @@ impl Network {
         Ok(Self { bridge, subnet: subnet.to_string(), plugins })
     }
 
-    /// The machine's address on the bridge, where pods reach it.
-    pub fn gateway(&self) -> Option<Ipv4Addr> {
-        self.subnet.parse::<Subnet>().ok().map(Subnet::gateway)
+    /// The subnet of the pods, which contains the machine's address on the bridge.
+    pub fn subnet(&self) -> Option<Subnet> {
+        self.subnet.parse().ok()
     }
 
     /// The CNI configuration list for the runtime.
@@ -175,7 +181,10 @@ mod tests {
         assert!(net("10.213.0.0/16").overlaps(net("10.213.4.0/24")));
         assert!(net("10.213.4.0/24").overlaps(net("10.0.0.0/8")));
         assert!(!net("10.213.0.0/16").overlaps(net("10.214.0.0/16")));
-        assert_eq!(net("10.213.0.0/16").gateway(), Ipv4Addr::new(10, 213, 0, 1));
+        let subnet = net("10.213.4.0/22");
+        assert_eq!(subnet.gateway(), Ipv4Addr::new(10, 213, 4, 1));
+        let range = (Ipv4Addr::new(10, 213, 4, 0), Ipv4Addr::new(10, 213, 7, 255));
+        assert_eq!(subnet.range(), range);
     }
 
     #[test]
