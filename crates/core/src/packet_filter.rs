@@ -1,10 +1,13 @@
-//! Packet filter chains of a joined node, as arguments for `iptables` and `ip6tables`.
+//! Packet filter chains of a node, as arguments for `iptables` and `ip6tables`: here those of a
+//! joined node, in [`isolation`] those of a standalone node.
 //!
 //! Other components of a cluster depend on them. kube-proxy and network plugins choose the
 //! backend (legacy or nftables) that holds the hint chain. The firewall chain drops packets from
 //! other machines to 127.0.0.0/8, which kube-proxy's `route_localnet` would let through
 //! (CVE-2020-8558). The canaries reveal that another program, such as firewalld, has flushed a
 //! table.
+
+pub mod isolation;
 
 /// Address family; each has its own program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,16 +30,17 @@ impl Family {
 /// A chain or a rule of the node. It is only ever added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    Chain {
-        table: &'static str,
-        chain: &'static str,
-    },
-    Rule {
-        table: &'static str,
-        chain: &'static str,
-        position: Position,
-        rule: &'static [&'static str],
-    },
+    Chain { table: &'static str, chain: String },
+    Rule { table: &'static str, chain: String, position: Position, rule: Vec<String> },
+}
+
+/// The chains and rules of one owner in the packet filter of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartSet {
+    /// In the order of creation.
+    pub parts: Vec<Part>,
+    /// While one of these is missing, others may be missing as well.
+    pub canaries: Vec<Part>,
 }
 
 /// Where a rule is added to its chain.
@@ -77,18 +81,27 @@ const DROP_MARTIANS: &[&str] = &[
 
 /// The canaries, by which a flushed table is noticed.
 pub fn canaries() -> Vec<Part> {
-    WATCHED.into_iter().map(|table| Part::Chain { table, chain: CANARY }).collect()
+    WATCHED.into_iter().map(|table| Part::Chain { table, chain: CANARY.to_owned() }).collect()
+}
+
+/// All of a joined node.
+pub fn joined_node(family: Family) -> PartSet {
+    PartSet { parts: parts(family), canaries: canaries() }
 }
 
 /// Everything the node has in the packet filter of a family, in the order of creation. The canaries
 /// are last: while one is missing, the rest may be incomplete.
 pub fn parts(family: Family) -> Vec<Part> {
-    let mut parts = vec![Part::Chain { table: "mangle", chain: HINT }];
+    let mut parts = vec![Part::Chain { table: "mangle", chain: HINT.to_owned() }];
     match family {
         Family::V4 => {
-            let rule =
-                |chain, position, rule| Part::Rule { table: "filter", chain, position, rule };
-            parts.push(Part::Chain { table: "filter", chain: FIREWALL });
+            let rule = |chain: &str, position, words: &[&str]| Part::Rule {
+                table: "filter",
+                chain: chain.to_owned(),
+                position,
+                rule: owned(words),
+            };
+            parts.push(Part::Chain { table: "filter", chain: FIREWALL.to_owned() });
             // The chain is filled before packets enter it.
             parts.push(rule(FIREWALL, Position::Last, DROP_MARTIANS));
             parts.push(rule("OUTPUT", Position::First, TO_FIREWALL));
@@ -101,9 +114,13 @@ pub fn parts(family: Family) -> Vec<Part> {
     parts
 }
 
+fn owned(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
 impl Part {
     /// Arguments of the call that succeeds if the part exists.
-    pub fn check(&self) -> Vec<&'static str> {
+    pub fn check(&self) -> Vec<String> {
         match self {
             Self::Chain { table, chain } => call(table, &["-S", chain], &[]),
             Self::Rule { table, chain, rule, .. } => call(table, &["-C", chain], rule),
@@ -111,7 +128,7 @@ impl Part {
     }
 
     /// Arguments of the call that adds the part.
-    pub fn add(&self) -> Vec<&'static str> {
+    pub fn add(&self) -> Vec<String> {
         match self {
             Self::Chain { table, chain } => call(table, &["-N", chain], &[]),
             Self::Rule { table, chain, position, rule } => {
@@ -125,9 +142,9 @@ impl Part {
     }
 }
 
-fn call(table: &'static str, command: &[&'static str], rule: &[&'static str]) -> Vec<&'static str> {
-    let mut words = vec!["-w", LOCK_SECONDS, "-t", table];
-    words.extend_from_slice(command);
+fn call(table: &str, command: &[&str], rule: &[String]) -> Vec<String> {
+    let mut words = owned(&["-w", LOCK_SECONDS, "-t", table]);
+    words.extend(owned(command));
     words.extend_from_slice(rule);
     words
 }
@@ -180,7 +197,8 @@ mod tests {
         let removing = ["-D", "-F", "-X", "-P", "-R", "-Z", "-E"];
         for part in Family::ALL.into_iter().flat_map(parts) {
             for words in [part.check(), part.add()] {
-                assert!(!words.iter().any(|word| removing.contains(word)), "{words:?}");
+                let removes = |word: &String| removing.contains(&word.as_str());
+                assert!(!words.iter().any(removes), "{words:?}");
             }
         }
     }

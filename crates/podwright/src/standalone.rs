@@ -14,6 +14,7 @@ pub mod containerd;
 pub mod credentials;
 pub mod daemon;
 pub mod filter;
+pub mod isolation;
 pub mod kubeconfig;
 pub mod leftovers;
 pub mod lock;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use podwright_core::packet_filter::{Family, Part, canaries, parts};
+use podwright_core::packet_filter::{Family, Part, PartSet, joined_node};
 use podwright_host::trusted_path;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +20,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 const ABSENT: i32 = 1;
 
 #[derive(Debug, thiserror::Error)]
-enum CallError {
+pub enum CallError {
     #[error("cannot run {program}: {source}")]
     Run { program: String, source: std::io::Error },
     #[error("{program} did not end within {CALL_TIMEOUT:?}")]
@@ -51,18 +51,22 @@ impl PacketFilter {
         Family::ALL.into_iter().filter_map(find).collect()
     }
 
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
     /// Adds the missing parts if a canary is missing; true if it was.
-    async fn ensure(&self) -> Result<bool, CallError> {
+    pub async fn ensure(&self, set: &PartSet) -> Result<bool, CallError> {
         let mut complete = true;
-        for canary in canaries() {
-            complete = complete && self.exists(&canary).await?;
+        for canary in &set.canaries {
+            complete = complete && self.exists(canary).await?;
         }
         if complete {
             return Ok(false);
         }
-        for part in parts(self.family) {
-            if !self.exists(&part).await? {
-                self.add(&part).await?;
+        for part in &set.parts {
+            if !self.exists(part).await? {
+                self.add(part).await?;
             }
         }
         Ok(true)
@@ -87,7 +91,7 @@ impl PacketFilter {
         }
     }
 
-    async fn call(&self, arguments: &[&str]) -> Result<std::process::Output, CallError> {
+    async fn call(&self, arguments: &[String]) -> Result<std::process::Output, CallError> {
         let program = || self.program.display().to_string();
         let mut command = Command::new(&self.program);
         // Extensions are loaded from the compiled-in directory, not from one of the environment.
@@ -98,7 +102,7 @@ impl PacketFilter {
         }
     }
 
-    fn failed(&self, arguments: &[&str], output: &std::process::Output) -> CallError {
+    fn failed(&self, arguments: &[String], output: &std::process::Output) -> CallError {
         let text = String::from_utf8_lossy(&output.stderr);
         CallError::Failed {
             program: self.program.display().to_string(),
@@ -126,10 +130,11 @@ pub async fn maintain(directories: Vec<PathBuf>, stop: CancellationToken) {
 
 async fn maintain_family(filter: PacketFilter) {
     let program = filter.family.program();
+    let set = joined_node(filter.family);
     let mut last_problem = None;
     let mut created = false;
     loop {
-        match filter.ensure().await {
+        match filter.ensure(&set).await {
             Ok(added) => {
                 if added && created {
                     tracing::info!(program, "packet filter was flushed, chains added again");

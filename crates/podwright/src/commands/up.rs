@@ -25,6 +25,7 @@ use crate::config::{self, KubeletSettings, Preset};
 use crate::standalone::agent::{Agent, Difference, Note, Purpose, Supervisor};
 use crate::standalone::api::{self, Api, ListenOptions};
 use crate::standalone::containerd::{Containerd, Started, find};
+use crate::standalone::isolation::Isolation;
 use crate::standalone::lock::NodeLock;
 use crate::standalone::network::{Network, Subnet};
 use crate::standalone::resolver::Resolver;
@@ -110,6 +111,9 @@ async fn foreground(layout: &Layout, arguments: &UpArgs, mut lock: NodeLock) -> 
     };
     // The agent stops first: until then it sends requests to the API server.
     let api_stop = CancellationToken::new();
+    if let Some(network) = pod_network {
+        tokio::spawn(Isolation::new(layout.instance(), network).maintain(api_stop.clone()));
+    }
     let serving = tokio::spawn(api.run(api_stop.clone()));
     let on_ready = |server: &Arc<Server>| agent_connector.open(server.clone());
     let outcome = node_agent::run(&settings, agent_options, on_ready, stop).await;
@@ -261,6 +265,8 @@ async fn prepare(
         Some(endpoint) => endpoint.clone(),
         None => {
             SharedNetwork::here()?.join(layout)?;
+            // Before the first pod can have an address.
+            Isolation::new(layout.instance(), network.clone()).ensure().await?;
             start_containerd(layout, &network, lock, say).await?
         }
     };
@@ -276,6 +282,8 @@ async fn prepare(
         "cgroupRoot": layout.cgroup_root(),
         "cgroupDriver": "cgroupfs",
         "makeIPTablesUtilChains": false,
+        // Pods of a user who tries something out; one that needs more names `Unconfined` itself.
+        "seccompDefault": true,
         // The disk also holds the user's other data, and images loaded by hand cannot be pulled
         // again. Images are removed only on request.
         "imageGCHighThresholdPercent": 100,

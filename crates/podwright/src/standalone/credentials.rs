@@ -88,3 +88,37 @@ impl AdminKubeconfig {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use podwright_apiserver::authority::AuthorityUse;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn kubeconfig_is_renewed_at_half_of_its_time_while_the_node_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path());
+        let admin = || {
+            let clients = Authority::create(AuthorityUse::Clients).unwrap();
+            let url = "https://127.0.0.1:6443".to_owned();
+            AdminKubeconfig::new(&layout, url, "authority".to_owned(), clients)
+        };
+        let read = || std::fs::read_to_string(layout.kubeconfig()).unwrap();
+        let an_hour = Duration::from_secs(3600);
+        let fresh = admin().write().unwrap();
+        let first = read();
+        let renewing = admin().renew(fresh, CancellationToken::new());
+        assert!(tokio::time::timeout(an_hour, renewing).await.is_err(), "it runs until stopped");
+        assert_eq!(read(), first);
+
+        let now = Timestamp::now();
+        let days = |days: i64| SignedDuration::from_hours(24 * days);
+        let half = CertificateValidity { from: now - days(4), until: now + days(3) };
+        let renewing = admin().renew(half, CancellationToken::new());
+        assert!(tokio::time::timeout(CHECK_INTERVAL * 3 / 2, renewing).await.is_err());
+        let second = read();
+        assert_ne!(second, first);
+    }
+}

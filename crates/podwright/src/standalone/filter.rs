@@ -1,4 +1,5 @@
-//! Removal of the iptables rules that CNI plugins created for the node's pods.
+//! Removal of the iptables rules that CNI plugins created for the node's pods, and of the node's own
+//! chains.
 //!
 //! Other nodes and the machine's kubelet use the same plugins. A plugin writes the name of its
 //! network into the comment of each rule that it adds to an existing chain, so the node's rules are
@@ -9,6 +10,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::Context as _;
+use podwright_core::packet_filter::Family;
 
 use super::containerd::find;
 
@@ -40,9 +42,13 @@ struct Rule {
 }
 
 impl Filter {
-    /// Reads the current rules.
+    /// Reads the current rules of IPv4.
     pub fn read() -> anyhow::Result<Self> {
-        Ok(Self::parse(&run("iptables-save", &[])?))
+        Self::read_of(Family::V4)
+    }
+
+    fn read_of(family: Family) -> anyhow::Result<Self> {
+        Ok(Self::parse(&run(&format!("{}-save", family.program()), &[])?))
     }
 
     /// Parses the output of `iptables-save`.
@@ -97,6 +103,12 @@ impl Filter {
         self.removal(&ours, |_| false)
     }
 
+    /// Calls that remove the chains of this name, in whatever tables they are.
+    fn chain_removal(&self, name: &str) -> Vec<Call> {
+        let ours = self.chains.iter().filter(|chain| chain.name == name).cloned().collect();
+        self.removal(&ours, |_| false)
+    }
+
     /// Calls that remove chains: first rules that jump to them, then their rules, then the chains.
     fn removal(&self, chains: &BTreeSet<Chain>, also: impl Fn(&Rule) -> bool) -> Vec<Call> {
         let call = |chain: &Chain, action: &str, words: &[String]| {
@@ -147,18 +159,23 @@ impl Rule {
 
 /// Removes all rules and chains of a network.
 pub fn remove_network_rules(network: &str) -> anyhow::Result<()> {
-    execute(&Filter::read()?.network_removal(network))
+    execute(Family::V4, &Filter::read()?.network_removal(network))
 }
 
 /// Removes the shared chains except those that existed before or are in use.
 pub fn remove_shared_chains(before: &[String]) -> anyhow::Result<()> {
-    execute(&Filter::read()?.shared_removal(before))
+    execute(Family::V4, &Filter::read()?.shared_removal(before))
 }
 
-fn execute(calls: &[Call]) -> anyhow::Result<()> {
+/// Removes the chains of this name and the rules that jump to them.
+pub fn remove_chain(family: Family, name: &str) -> anyhow::Result<()> {
+    execute(family, &Filter::read_of(family)?.chain_removal(name))
+}
+
+fn execute(family: Family, calls: &[Call]) -> anyhow::Result<()> {
     for call in calls {
         let words: Vec<&str> = call.iter().map(String::as_str).collect();
-        run("iptables", &words)?;
+        run(family.program(), &words)?;
     }
     Ok(())
 }
@@ -276,6 +293,29 @@ COMMIT
         let calls = filter.network_removal("pw-1");
         assert_eq!(after(filter, &calls), without(SAVED, &["1111", "\"pw-1\\\""]));
         assert_eq!(Filter::parse(SAVED).network_removal("pw"), Vec::<Call>::new());
+    }
+
+    #[test]
+    fn own_chain_is_removed_with_its_jump_and_that_of_another_node_is_kept() {
+        const TWO: &str = r#"*mangle
+:PREROUTING ACCEPT [0:0]
+:PODWRIGHT-1111 - [0:0]
+:PODWRIGHT-11112222 - [0:0]
+:USER - [0:0]
+-A PREROUTING ! -i lo -m comment --comment "podwright: pod network pw-11112222" -j PODWRIGHT-11112222
+-A PREROUTING ! -i lo -m comment --comment "podwright: pod network pw-1111" -j PODWRIGHT-1111
+-A PREROUTING -j USER
+-A PODWRIGHT-1111 -d 10.213.0.0/16 ! -i pw-1111 -j DROP
+-A PODWRIGHT-11112222 -d 10.87.0.0/16 ! -i pw-11112222 -j DROP
+-A USER -d 10.213.0.0/16 -j DROP
+COMMIT
+"#;
+        let filter = Filter::parse(TWO);
+        let calls = filter.chain_removal("PODWRIGHT-1111");
+        let left = without(TWO, &["PODWRIGHT-1111 ", "pw-1111\""]);
+        assert_eq!(left.chains.len(), 3);
+        assert_eq!(after(filter, &calls), left);
+        assert_eq!(Filter::parse(SAVED).chain_removal("PODWRIGHT-1111"), Vec::<Call>::new());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use podwright_cri::{Client, Endpoint, Timeouts};
 
 use super::agent::{Agent, Difference, Purpose, Supervisor};
 use super::containerd::Containerd;
+use super::isolation::Isolation;
 use super::lock::NodeLock;
 use super::pods::{self, EndedPods, Grace, PodSelection};
 use super::shared_network::{LeaveOutcome, SharedNetwork};
@@ -81,6 +82,7 @@ pub async fn down(
     if record.up_options.runtime.is_none() {
         failures.record(leftovers::remove_network(layout, &record.network));
         failures.record(filter::remove_network_rules(&record.network.bridge));
+        failures.record(Isolation::new(layout.instance(), record.network.clone()).remove());
         let left = SharedNetwork::here().and_then(|shared_network| shared_network.leave(layout));
         if let Some(LeaveOutcome::Others(nodes)) = failures.record(left) {
             say(&format!(

@@ -75,8 +75,8 @@ async fn chains_are_created_again_after_a_flush_beside_the_rules_of_the_user() {
     let filters = PacketFilter::find(&namespace.directories());
     assert_eq!(filters.len(), 2);
     for filter in &filters {
-        assert!(filter.ensure().await.unwrap());
-        assert!(!filter.ensure().await.unwrap(), "nothing is missing");
+        assert!(filter.ensure(&joined_node(filter.family)).await.unwrap());
+        assert!(!filter.ensure(&joined_node(filter.family)).await.unwrap(), "nothing is missing");
     }
     let wanted = [
         "-P INPUT ACCEPT",
@@ -106,7 +106,10 @@ async fn chains_are_created_again_after_a_flush_beside_the_rules_of_the_user() {
     namespace.run("iptables", "-t filter -X");
     namespace.run("iptables", &format!("-t filter -A {user}"));
     for filter in &filters {
-        assert_eq!(filter.ensure().await.unwrap(), filter.family == Family::V4);
+        assert_eq!(
+            filter.ensure(&joined_node(filter.family)).await.unwrap(),
+            filter.family == Family::V4
+        );
     }
     assert_eq!(namespace.rules("iptables", "filter"), wanted, "each rule exists once");
     assert_eq!(namespace.rules("iptables", "mangle"), mangle);
@@ -148,7 +151,7 @@ async fn unexpected_exit_code_is_an_error_and_not_an_absent_chain() {
     let filters = PacketFilter::find(&[programs.path().to_owned()]);
     assert_eq!(filters.len(), 1);
     for filter in filters {
-        let error = filter.ensure().await.unwrap_err().to_string();
+        let error = filter.ensure(&joined_node(filter.family)).await.unwrap_err().to_string();
         assert!(error.ends_with("-t mangle -S KUBE-KUBELET-CANARY: no kernel support"), "{error}");
     }
 }
