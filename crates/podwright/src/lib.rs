@@ -8,6 +8,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod logging;
+pub mod printable;
 pub mod service;
 pub mod serving;
 pub mod standalone;

@@ -7,6 +7,7 @@ use podwright_core::labels;
 use podwright_cri::{Client, Image};
 
 use crate::cli::{ImagesArgs, ImagesCommand};
+use crate::printable::printable;
 use crate::service;
 use crate::standalone::Layout;
 use crate::standalone::containerd::load;
@@ -38,7 +39,7 @@ pub fn run(arguments: &ImagesArgs) -> anyhow::Result<()> {
             for image in images {
                 let mega = image.size / 1_000_000;
                 for tag in &image.tags {
-                    writeln!(out, "{tag}  {mega} MB")?;
+                    writeln!(out, "{}  {mega} MB", printable(tag))?;
                 }
             }
             Ok(())

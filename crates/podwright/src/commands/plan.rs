@@ -6,6 +6,8 @@ use std::path::Path;
 use anyhow::Context;
 use podwright_core::plan::{self, Case};
 
+use crate::printable::printable;
+
 /// Reads a case and prints the decision and its reason.
 pub fn run(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
@@ -14,9 +16,10 @@ pub fn run(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{shown} is not a case recorded by podwright why --record"))?;
     let plan = plan::decide(&case.inputs());
     let mut out = std::io::stdout();
-    writeln!(out, "pod {} is {:?}: {}", case.pod.name, case.lifecycle.stage(), plan.why.text)?;
+    let stage = case.lifecycle.stage();
+    writeln!(out, "pod {} is {stage:?}: {}", case.pod.name, printable(&plan.why.text))?;
     if let Some(fix) = &plan.why.fix {
-        writeln!(out, "fix: {fix}")?;
+        writeln!(out, "fix: {}", printable(fix))?;
     }
     writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     Ok(())

@@ -22,6 +22,7 @@ use crate::cli::UpArgs;
 use crate::config::flags::Flags;
 use crate::config::host::Host;
 use crate::config::{self, KubeletSettings, Preset};
+use crate::printable::printable;
 use crate::standalone::agent::{Agent, Difference, Note, Purpose, Supervisor};
 use crate::standalone::api::{self, Api, ListenOptions};
 use crate::standalone::containerd::{Containerd, Started, find};
@@ -366,7 +367,7 @@ async fn with_progress<T>(what: &str, say: &impl Fn(&str), act: impl Future<Outp
 
 fn last_line(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    text.lines().last().unwrap_or("its log is empty").to_owned()
+    printable(text.lines().last().unwrap_or("its log is empty")).into_owned()
 }
 
 #[cfg(test)]

