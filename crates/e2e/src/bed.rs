@@ -168,6 +168,14 @@ impl Bed {
         self.environment.netns()
     }
 
+    /// Another machine on the node's network, which sends packets for all other addresses to the
+    /// node. Only for a bed without a control plane, which has the same address.
+    pub fn neighbour(&self) -> Result<NetNs> {
+        let neighbour = NetNs::create(self.path("neighbour"), Host::ControlPlane)?;
+        self.netns().plug_into(&neighbour)?;
+        Ok(neighbour)
+    }
+
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
     }

@@ -1,5 +1,6 @@
 //! HTTP and HTTPS client inside a bed: for a pod, a kubelet, a metrics endpoint.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 
 use crate::case;
 use crate::netns::{NetNs, address_of};
@@ -70,6 +73,20 @@ pub async fn send(netns: &NetNs, request: Request<Bytes>, tls: &Tls) -> Result<H
     let response = tokio::time::timeout(LIMIT, exchange).await;
     let late = || format!("no response within {} s", LIMIT.as_secs());
     response.with_context(late).flatten().with_context(|| format!("requesting {url}"))
+}
+
+/// Opens a TLS connection from inside a namespace, for a client of the test's own.
+pub async fn connect_tls(
+    netns: &NetNs,
+    address: SocketAddr,
+    tls: &Tls,
+    protocol: &str,
+) -> Result<TlsStream<TcpStream>> {
+    let stream = netns.connect(address).await?;
+    let mut config = configure(tls)?;
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    Ok(connector.connect(ServerName::from(address.ip()), stream).await?)
 }
 
 async fn exchange(

@@ -86,6 +86,11 @@ impl NetNs {
         Ok(namespace)
     }
 
+    /// The namespace of a process, such as one in a pod. It is valid while the process runs.
+    pub fn of_process(pid: &str) -> Self {
+        Self { file: Path::new("/proc").join(pid).join("ns/net") }
+    }
+
     /// Connects a node to the control plane in `plane`. The link is removed with the node's
     /// namespace.
     pub(crate) fn plug_into(&self, plane: &Self) -> Result<()> {

@@ -7,6 +7,7 @@ mod admission;
 mod agent;
 mod api_parity;
 mod api_pods;
+mod attacks;
 mod bed;
 mod bench;
 mod boot;
