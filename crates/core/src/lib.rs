@@ -32,6 +32,7 @@ pub mod image;
 pub mod labels;
 pub mod lifecycle;
 pub mod log;
+pub mod merge_patch;
 pub mod node_status;
 pub mod observed;
 pub mod packet_filter;

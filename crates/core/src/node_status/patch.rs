@@ -7,6 +7,8 @@
 use k8s_openapi::api::core::v1;
 use serde_json::{Map, Value, json};
 
+use crate::merge_patch::diff;
+
 type Object = Map<String, Value>;
 
 /// Status fields that the server did not store as they were sent.
@@ -127,21 +129,4 @@ fn object(value: &impl serde::Serialize) -> Object {
         Ok(Value::Object(object)) => object,
         Ok(_) | Err(_) => Object::new(),
     }
-}
-
-/// Merge patch from `before` to `after`; null removes a field.
-fn diff(before: &Object, after: &Object) -> Object {
-    let mut out = Object::new();
-    for (field, new) in after {
-        match (before.get(field), new) {
-            (Some(old), new) if old == new => {}
-            (Some(Value::Object(old)), Value::Object(new)) => {
-                out.insert(field.clone(), Value::Object(diff(old, new)));
-            }
-            (_, new) => drop(out.insert(field.clone(), new.clone())),
-        }
-    }
-    let gone = before.keys().filter(|field| !after.contains_key(*field));
-    out.extend(gone.map(|field| (field.clone(), Value::Null)));
-    out
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Map, Value, json};
 
 use super::dropped::{Dropped, without_empties};
+use crate::merge_patch::diff;
 
 type Object = Map<String, Value>;
 
@@ -74,25 +75,6 @@ fn status_diff(before: &Object, after: &Object) -> Object {
         both && MERGED_LISTS.iter().any(|(merged, _, _)| *merged == field)
     };
     out.extend(rest.into_iter().filter(|(field, _)| !is_merged(field)));
-    out
-}
-
-/// The merge patch from `before` to `after`; null removes a field.
-fn diff(before: &Object, after: &Object) -> Object {
-    let mut out = Object::new();
-    for (field, new) in after {
-        match (before.get(field), new) {
-            (Some(old), new) if old == new => {}
-            (Some(Value::Object(old)), Value::Object(new)) => {
-                out.insert(field.clone(), Value::Object(diff(old, new)));
-            }
-            (_, new) => {
-                out.insert(field.clone(), new.clone());
-            }
-        }
-    }
-    let gone = before.keys().filter(|field| !after.contains_key(*field));
-    out.extend(gone.map(|field| (field.clone(), Value::Null)));
     out
 }
 
