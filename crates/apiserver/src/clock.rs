@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use podwright_core::random::SplitMix64;
 use rustls::crypto::SecureRandom;
 
 /// Reads the wall clock.
@@ -47,8 +48,7 @@ pub struct Ids(Source);
 #[derive(Clone)]
 enum Source {
     System(&'static dyn SecureRandom),
-    /// The state of a SplitMix64 sequence.
-    Seeded(Arc<Mutex<u64>>),
+    Seeded(Arc<Mutex<SplitMix64>>),
 }
 
 /// kube-apiserver's alphabet: no vowels, so that no name is a word.
@@ -62,7 +62,7 @@ impl Ids {
 
     /// The same sequence for the same seed.
     pub fn seeded(seed: u64) -> Self {
-        Self(Source::Seeded(Arc::new(Mutex::new(seed))))
+        Self(Source::Seeded(Arc::new(Mutex::new(SplitMix64::new(seed)))))
     }
 
     /// A version 4 UUID.
@@ -103,17 +103,9 @@ impl Ids {
                 let _ = random.fill(&mut bytes);
                 u64::from_le_bytes(bytes)
             }
-            Source::Seeded(state) => split_mix(&mut state.lock()),
+            Source::Seeded(state) => state.lock().draw(),
         }
     }
-}
-
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 impl fmt::Debug for Ids {

@@ -39,6 +39,7 @@ pub mod packet_filter;
 pub mod plan;
 pub mod pod;
 pub mod probe;
+pub mod random;
 pub mod resize;
 pub mod start_order;
 pub mod stats;

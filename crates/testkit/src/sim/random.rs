@@ -1,22 +1,19 @@
-//! Seeded random numbers: the same seed gives the same run.
+//! Seeded random choices: the same seed gives the same run.
 
-/// SplitMix64: small, and good enough for choosing faults.
+use podwright_core::random::SplitMix64;
+
+/// Random choices of a simulation.
 #[derive(Clone, Debug)]
-pub struct SeededRandom(u64);
+pub struct SeededRandom(SplitMix64);
 
 impl SeededRandom {
     /// `stream` separates draws for different purposes: one more fault changes no other choice.
     pub fn new(seed: u64, stream: u64) -> Self {
-        let mut mixer = Self(seed ^ stream.rotate_left(32));
-        Self(mixer.draw())
+        Self(SplitMix64::stream(seed, stream))
     }
 
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// A number below `bound`, which must not be zero.
