@@ -10,82 +10,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ContainerId, SandboxId};
+use crate::backoff::{self, Backoff, BackoffLimits};
+use crate::ids::{ContainerId, PodUid, SandboxId};
 use crate::observed::{Instance, ObservedPod};
+use crate::pod::Pod;
 use crate::time::{Mono, Now};
-
-/// Limits of an exponential back-off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BackoffLimits {
-    #[serde(rename = "initial")]
-    pub initial: Duration,
-    #[serde(rename = "max")]
-    pub max: Duration,
-    /// Earlier failures are forgotten after this time without one. Not lowered together with
-    /// `max`.
-    #[serde(rename = "forget_after")]
-    pub forget_after: Duration,
-}
-
-impl BackoffLimits {
-    pub const DEFAULT: Self = Self {
-        initial: Duration::from_secs(10),
-        max: Duration::from_secs(300),
-        forget_after: Duration::from_secs(600),
-    };
-
-    /// With the feature gate `ReduceDefaultCrashLoopBackOffDecay`.
-    pub const REDUCED: Self =
-        Self { initial: Duration::from_secs(1), max: Duration::from_secs(60), ..Self::DEFAULT };
-
-    pub fn capped(max: Duration) -> Self {
-        Self::DEFAULT.capped_at(max)
-    }
-
-    /// `crashLoopBackOff.maxContainerRestartPeriod`: a cap below the initial delay lowers that
-    /// too.
-    pub fn capped_at(self, max: Duration) -> Self {
-        Self { initial: self.initial.min(max), max, ..self }
-    }
-}
-
-/// State of one exponential back-off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Backoff {
-    #[serde(rename = "delay")]
-    pub delay: Duration,
-    #[serde(rename = "last_try")]
-    pub last_try: Mono,
-}
-
-impl Backoff {
-    /// The back-off in effect after a failure at `failed`: its length and its end.
-    pub fn in_effect(
-        &self,
-        failed: Mono,
-        now: Mono,
-        limits: &BackoffLimits,
-    ) -> Option<(Duration, Mono)> {
-        if self.is_forgotten(failed, limits) {
-            return None;
-        }
-        let until = failed + self.delay;
-        (now < until).then_some((self.delay, until))
-    }
-
-    /// The back-off after another attempt.
-    pub fn next(this: Option<&Self>, failed: Mono, now: Mono, limits: &BackoffLimits) -> Self {
-        let delay = match this {
-            Some(b) if !b.is_forgotten(failed, limits) => (b.delay * 2).min(limits.max),
-            Some(_) | None => limits.initial,
-        };
-        Self { delay, last_try: now }
-    }
-
-    fn is_forgotten(&self, failed: Mono, limits: &BackoffLimits) -> bool {
-        failed.since(self.last_try) > limits.forget_after
-    }
-}
 
 /// Reason why a container could not be started. Users and controllers match on these words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -287,7 +216,27 @@ pub struct Survivor {
 /// Exits kept per container; the runtime itself keeps one or two.
 const EXITS_KEPT: usize = 4;
 
+/// Delay before a failed step is retried, without the spread.
+const STEP_RETRY: Duration = Duration::from_secs(10);
+
+/// Delay before a failed step of this pod is retried: ten to fifteen seconds, different for each
+/// pod, so that not all pods retry at the same time.
+pub fn step_retry(uid: &PodUid) -> Duration {
+    let seed = uid.as_str().bytes().fold(0u32, |sum, byte| sum.wrapping_add(byte.into()));
+    backoff::spread(STEP_RETRY, seed)
+}
+
 impl Attempts {
+    /// Takes note of what an observation shows: exits, and what is stopped or gone.
+    pub fn note_observed(&mut self, pod: &Pod, observed: &ObservedPod, now: Now) {
+        self.forget_stopped(observed);
+        self.forget_sandboxes(observed);
+        for container in &pod.containers {
+            let instances = observed.instances_of(&container.name);
+            self.note_exits(&container.name, container.backoff_key, instances, now);
+        }
+    }
+
     /// Records the exits of a container's newest instances. An older one must not displace them: the
     /// back-off counts from the newest.
     pub fn note_exits<'a>(
@@ -555,38 +504,6 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Delays between the starts of a container that runs for these many seconds each time.
-    fn gaps(limits: &BackoffLimits, runs_for: &[u64]) -> Vec<u64> {
-        let (mut now, mut backoff, mut gaps) = (Mono(s(1000)), None::<Backoff>, Vec::new());
-        for run in runs_for {
-            let died = now + s(*run);
-            let start =
-                backoff.and_then(|b| b.in_effect(died, died, limits)).map_or(died, |(_, t)| t);
-            gaps.push(start.since(died).as_secs());
-            backoff = Some(Backoff::next(backoff.as_ref(), died, start, limits));
-            now = start;
-        }
-        gaps
-    }
-
-    #[test]
-    fn crash_loop_delay_doubles_up_to_the_cap() {
-        let waits = gaps(&BackoffLimits::DEFAULT, &[0; 8]);
-        assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300]);
-    }
-
-    #[test]
-    fn crash_backoff_resets_after_ten_minutes_without_a_crash() {
-        let waits = gaps(&BackoffLimits::DEFAULT, &[0, 0, 0, 601, 0]);
-        assert_eq!(waits, [0, 10, 20, 0, 10]);
-    }
-
-    #[test]
-    fn cap_below_the_initial_delay_replaces_it() {
-        let waits = gaps(&BackoffLimits::capped(s(5)), &[0; 4]);
-        assert_eq!(waits, [0, 5, 5, 5]);
-    }
-
     #[test]
     fn repeated_failure_is_counted_and_another_reason_resets_the_count() {
         let now = Now { wall: jiff::Timestamp::UNIX_EPOCH, mono: Mono(s(5)) };
@@ -601,5 +518,15 @@ mod tests {
         attempts.note_start_failure(&c, 1, StartError::RunContainerError, "x".into(), later, s(10));
         assert_eq!(attempts.start_failure("c", 1).unwrap().times, 1);
         assert_eq!(attempts.start_failure("c", 2), None, "an edited container starts afresh");
+    }
+
+    #[test]
+    fn failed_steps_of_pods_are_retried_within_ten_to_fifteen_seconds_not_all_together() {
+        let delays: std::collections::BTreeSet<Duration> =
+            (0..100).map(|n| step_retry(&PodUid::new(format!("uid-{n}")))).collect();
+        assert!(delays.iter().all(|delay| (s(10)..s(15)).contains(delay)), "{delays:?}");
+        assert!(delays.len() > 10, "{} different delays", delays.len());
+        let uid = PodUid::new("uid-1".to_owned());
+        assert_eq!(step_retry(&uid), step_retry(&uid));
     }
 }

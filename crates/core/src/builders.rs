@@ -12,7 +12,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::attempts::{Attempts, BackoffLimits};
+use crate::attempts::Attempts;
+use crate::backoff::BackoffLimits;
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::Lifecycle;
 use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};

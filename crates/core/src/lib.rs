@@ -8,7 +8,8 @@
 //!
 //! - is a container restarted: [`plan::regular`], [`plan::init`] for init containers and sidecars,
 //!   and [`pod::Container::after_exit`] for restart policy and rules
-//! - how long it waits before that: [`plan::sync`], from the back-off in [`attempts`]
+//! - how long it waits before that: [`plan::sync`], from the back-off in [`attempts`] and
+//!   [`backoff`]
 //! - is the sandbox replaced: [`plan::sandbox`]
 //! - in which order and with which grace period it is stopped: [`plan::kill`], [`lifecycle`]
 //! - which pod's start or image pull goes next: [`start_order`]
@@ -19,6 +20,7 @@
 
 pub mod admission;
 pub mod attempts;
+pub mod backoff;
 #[cfg(any(test, feature = "builders"))]
 pub mod builders;
 pub mod certificate;

@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::attempts::{Attempts, BackoffLimits, PodStep, StartError};
+use crate::attempts::{Attempts, PodStep, StartError};
+use crate::backoff::BackoffLimits;
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::observed::ObservedPod;

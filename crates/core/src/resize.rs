@@ -24,6 +24,7 @@ use podwright_api::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ContainerId;
+use crate::lifecycle::Stage;
 use crate::observed::{Instance, ObservedPod};
 use crate::pod::{Container, ContainerKind, Pod};
 
@@ -122,6 +123,13 @@ pub struct ResizeState {
     /// Allocated resources that are not actuated yet.
     #[serde(rename = "progress")]
     pub progress: Option<ResizeProgress>,
+}
+
+impl ResizeState {
+    /// The state once the resize in progress is complete.
+    pub fn without_progress(&self) -> Arc<Self> {
+        Arc::new(Self { progress: None, ..self.clone() })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -286,6 +294,21 @@ pub fn is_in_progress(pod: &Pod, observed: &ObservedPod, applied: &ActuatedResou
             .is_some_and(|instance| need(pod, container, instance, applied) != ResizeNeed::Nothing)
     };
     whole_differs(pod, applied) || pod.containers.iter().any(unapplied)
+}
+
+/// The resize that an observation shows to be completely applied; `None` while anything is left, and
+/// for a pod that does not run on.
+pub fn completed(
+    pod: &Pod,
+    observed: &ObservedPod,
+    state: &ResizeState,
+    stage: Stage,
+) -> Option<ResizeProgress> {
+    let progress = state.progress.as_ref().filter(|_| stage == Stage::Syncing)?;
+    // The observed spec may be older than the allocation.
+    let includes_allocation = pod.generation() >= progress.generation;
+    let done = includes_allocation && !is_in_progress(pod, observed, &state.applied);
+    done.then(|| progress.clone())
 }
 
 #[cfg(test)]

@@ -57,10 +57,11 @@ impl Rank {
     }
 }
 
-/// The waiter that goes next, of those with these ranks in the order of their arrival.
-pub fn next(ranks: impl IntoIterator<Item = Rank>) -> Option<usize> {
-    let first = ranks.into_iter().enumerate().min_by_key(|(arrival, rank)| (*rank, *arrival));
-    first.map(|(arrival, _)| arrival)
+/// Position of a waiter: by rank, and by arrival among equal ranks. Smaller is earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QueuePosition {
+    pub rank: Rank,
+    pub arrival: u64,
 }
 
 #[cfg(test)]
@@ -83,12 +84,15 @@ mod tests {
     }
 
     /// All waiters in the order in which they go.
-    fn order(mut waiting: Vec<(&'static str, Rank)>) -> Vec<&'static str> {
-        let mut order = Vec::new();
-        while let Some(first) = next(waiting.iter().map(|(_, rank)| *rank)) {
-            order.push(waiting.remove(first).0);
-        }
-        order
+    fn order(waiting: Vec<(&'static str, Rank)>) -> Vec<&'static str> {
+        let positions = (0..).zip(waiting);
+        let mut order: Vec<_> = positions
+            .map(|(arrival, (name, rank))| (QueuePosition { rank, arrival }, name))
+            .collect();
+        // The order of the positions decides, not that of the list.
+        order.reverse();
+        order.sort_unstable();
+        order.into_iter().map(|(_, name)| name).collect()
     }
 
     #[test]
@@ -106,7 +110,6 @@ mod tests {
         ];
         let wanted = ["critical", "static", "old", "also old", "young", "old and failed"];
         assert_eq!(order(waiting), wanted);
-        assert_eq!(next([]), None);
     }
 
     #[test]

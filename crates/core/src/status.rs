@@ -10,6 +10,7 @@
 pub mod addresses;
 pub mod conditions;
 pub mod container;
+pub mod delay;
 pub mod dropped;
 pub mod ending;
 pub mod manager;

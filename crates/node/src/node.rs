@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podwright_core::admission::sysctls::AllowedSysctls;
-use podwright_core::attempts::BackoffLimits;
+use podwright_core::backoff::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, Driver, PodPolicy, PodTree};
 use podwright_core::config::NodeFacts;
 use podwright_core::event::EventRate;

@@ -7,6 +7,7 @@
 mod announce;
 pub(crate) mod call_tracker;
 pub mod context;
+mod decision;
 mod execute;
 pub mod hooks;
 pub mod probes;
@@ -20,16 +21,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1;
+use podwright_core::backoff::{Doubling, Retry};
 use podwright_core::ids::{ContainerId, PodName, PodUid};
 use podwright_core::lifecycle::{Lifecycle, Stage};
 use podwright_core::observed::ObservedPod;
-use podwright_core::plan::{self, Inputs, LocalState, Plan, kill};
-use podwright_core::pod::{Phase, Pod, hold};
+use podwright_core::plan::{Plan, kill};
+use podwright_core::pod::{Phase, Pod};
 use podwright_core::probe::ProbeVerdicts;
-use podwright_core::resize::allocation::summary;
-use podwright_core::resize::{ResizeState, is_in_progress as resize_is_in_progress};
-use podwright_core::status::{self, NodeAddresses, StatusSources};
+use podwright_core::status::NodeAddresses;
 use podwright_core::time::{Now, Stopwatch, resync};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +41,7 @@ use crate::runtime::state::NodeState;
 use crate::telemetry::metrics::Operation;
 use call_tracker::CallTracker;
 use context::WorkerContext;
+use decision::Decision;
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +54,7 @@ pub enum WorkerOutcome {
 
 /// First and longest delay before a failed inspection is repeated. A successful relist
 /// ends the wait.
-const INSPECT_RETRY: Duration = Duration::from_millis(100);
-const INSPECT_RETRY_MAX: Duration = Duration::from_secs(5);
+const INSPECT_RETRY: Doubling = Doubling::new(Duration::from_millis(100), Duration::from_secs(5));
 
 pub struct Worker {
     uid: PodUid,
@@ -118,14 +117,6 @@ impl WakeSources {
     }
 }
 
-/// A plan with the inputs needed to execute it.
-struct Decision {
-    pod: Arc<Pod>,
-    lifecycle: Lifecycle,
-    plan: Plan,
-    status: v1::PodStatus,
-}
-
 impl Worker {
     pub fn new(handle: Arc<PodHandle>, context: Arc<WorkerContext>) -> Self {
         let pod = handle.pod();
@@ -182,7 +173,9 @@ impl Worker {
                 retries = desired.retry;
                 self.handle.attempts.lock().retry_now(began);
             }
-            let decision = self.decide(&view, &desired, &probed, network, cgroup, began);
+            let gathered = self.gather(&view, &desired, &probed, network, cgroup, began);
+            let decision = gathered.decide(&self.handle.attempts.lock(), &self.context.settings);
+            self.apply(&decision, &view);
             operation = self.operation(operation, desired.updates, &decision, began);
             self.report(&decision, began);
             if self.advance(&decision) {
@@ -208,7 +201,7 @@ impl Worker {
 
     /// An observation that is newer than our last call and than the last notification.
     async fn view(&mut self, wakes: &mut WakeSources) -> Arc<ObservedPod> {
-        let (mut delay, mut reported) = (INSPECT_RETRY, false);
+        let (mut retry, mut reported) = (Retry::new(INSPECT_RETRY), false);
         loop {
             let count = *wakes.notified.borrow_and_update();
             if let Some((seen, at)) = &self.observed
@@ -235,102 +228,10 @@ impl Worker {
                     }
                     let relisted = self.context.pleg.next_relist();
                     // Both a timeout and a successful relist are reasons to inspect again.
-                    let _ = tokio::time::timeout(delay, relisted).await;
-                    delay = (delay * 2).min(INSPECT_RETRY_MAX);
+                    let _ = tokio::time::timeout(retry.next_delay(), relisted).await;
                 }
             }
         }
-    }
-
-    fn decide(
-        &mut self,
-        view: &ObservedPod,
-        desired: &Desired,
-        probed: &ProbeVerdicts,
-        network: Result<(), String>,
-        cgroup: bool,
-        now: Now,
-    ) -> Decision {
-        let pod = &desired.pod;
-        self.count_exits(pod, view);
-        let mut attempts = self.handle.attempts.lock();
-        attempts.forget_stopped(view);
-        attempts.forget_sandboxes(view);
-        for container in &pod.containers {
-            let instances = view.instances_of(&container.name);
-            attempts.note_exits(&container.name, container.backoff_key, instances, now);
-        }
-        let old = self.context.reporting.status.last_report(pod);
-        let old = old.as_deref();
-        let first_report = old.and_then(|status| status.start_time.as_ref());
-        let active = || first_report.map(|time| Stopwatch::running_since(time.0, now));
-        self.active = self.active.or_else(active);
-        let (hold, active) = (hold::current_hold(pod), self.active);
-        let resizing = self.resizing(pod, view, desired.lifecycle.stage());
-        let features = self.context.settings.features;
-        let local_state = LocalState { network, cgroup, hold, active, resizing, features };
-        let inputs = Inputs {
-            pod,
-            observed: view,
-            attempts: &attempts,
-            lifecycle: &desired.lifecycle,
-            probed,
-            local_state: &local_state,
-            crash_backoff: &self.context.settings.crash_backoff,
-            now,
-        };
-        let plan = plan::decide(&inputs);
-        let handler = view.newest_sandbox().map_or("", |sandbox| sandbox.handler.as_str());
-        let addresses = self.context.addresses.borrow().clone();
-        let status = status::generate(&StatusSources {
-            inputs: &inputs,
-            plan: &plan,
-            old,
-            node: &addresses,
-            agent_started: self.context.settings.agent_started,
-            runtime: status::Runtime {
-                name: &self.context.settings.runtime_name,
-                recursive_read_only: self.context.supports_recursive_read_only(handler),
-            },
-        });
-        Decision { pod: pod.clone(), lifecycle: desired.lifecycle.clone(), plan, status }
-    }
-
-    /// Counts each exit once. Exits before this agent started were counted by the previous one.
-    fn count_exits(&mut self, pod: &Pod, view: &ObservedPod) {
-        for container in &pod.containers {
-            let Some(newest) = view.newest(&container.name) else { continue };
-            let Some(exit) = newest.exit() else { continue };
-            if self.counted_exits.get(&container.name) == Some(&newest.id) {
-                continue;
-            }
-            self.counted_exits.insert(container.name.clone(), newest.id.clone());
-            if exit.finished >= self.context.settings.agent_started {
-                self.context.reporting.metrics.starts.ended(
-                    container.kind,
-                    exit.code,
-                    &exit.reason,
-                );
-            }
-        }
-    }
-
-    /// The state of the in-place resize of the pod. A resize with nothing left to apply is
-    /// completed.
-    fn resizing(&self, pod: &Pod, view: &ObservedPod, stage: Stage) -> Arc<ResizeState> {
-        let resizing = self.context.resources.allocations.resizing(&self.uid);
-        let Some(progress) = resizing.progress.as_ref().filter(|_| stage == Stage::Syncing) else {
-            return resizing;
-        };
-        // The observed spec may be older than the grant.
-        let includes_grant = pod.generation() >= progress.generation;
-        if !includes_grant || resize_is_in_progress(pod, view, &resizing.applied) {
-            return resizing;
-        }
-        self.context.resources.allocations.note_done(&self.uid);
-        let text = format!("Pod resize completed: {}", summary(pod, progress.generation, None));
-        self.context.reporting.events.pod(pod, Severity::Normal, "ResizeCompleted", text);
-        self.context.resources.allocations.resizing(&self.uid)
     }
 
     /// Reports to the status manager and the journal, and emits events for what began.

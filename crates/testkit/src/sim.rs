@@ -44,7 +44,7 @@ use podwright_api::qos::ResourceList;
 use podwright_apiserver::store::Change;
 use podwright_apiserver::{Limits, Store};
 use podwright_core::admission::sysctls::AllowedSysctls;
-use podwright_core::attempts::BackoffLimits;
+use podwright_core::backoff::BackoffLimits;
 use podwright_core::cgroup::{CgroupConfig, CgroupName, PodPolicy, PodTree};
 use podwright_core::config::{CgroupVersion, Machine, NodeFacts};
 use podwright_core::event::EventRate;

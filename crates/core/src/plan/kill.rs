@@ -201,6 +201,47 @@ fn own_grace(pod: &Pod, probe: Option<Duration>) -> Duration {
     pod.deletion.and_then(|d| d.grace).or(probe).unwrap_or(pod.grace)
 }
 
+/// What is left to do of the preStop hook when a stop begins or is taken up again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreStop {
+    Nothing,
+    /// Run the hook, or wait for it if it is running.
+    Run,
+    /// The rest of a `sleep` hook that an earlier process began.
+    FinishSleep(Duration),
+}
+
+/// Whether this process is running the preStop hook of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookState {
+    Running,
+    NotRunning,
+}
+
+/// The part of the preStop hook that is left. `earlier` is the time that an earlier attempt, or an
+/// agent that was killed during it, has spent. An exec or HTTP hook is not run a second time; a
+/// `sleep` hook has its time left to run.
+pub fn pre_stop(
+    stop: &Stop,
+    container: Option<&Container>,
+    earlier: Option<Duration>,
+    hook: HookState,
+) -> PreStop {
+    let Some(handler) = container.and_then(Container::pre_stop).filter(|_| stop.pre_stop) else {
+        return PreStop::Nothing;
+    };
+    let earlier = match (earlier, hook) {
+        (None, _) | (Some(_), HookState::Running) => return PreStop::Run,
+        (Some(earlier), HookState::NotRunning) => earlier,
+    };
+    let seconds = handler.sleep.as_ref().and_then(|sleep| u64::try_from(sleep.seconds).ok());
+    let sleep = Duration::from_secs(seconds.unwrap_or(0)).min(stop.grace);
+    match sleep.saturating_sub(earlier) {
+        Duration::ZERO => PreStop::Nothing,
+        left => PreStop::FinishSleep(left),
+    }
+}
+
 /// Grace period left for the process after the preStop hook; never below the runtime's minimum.
 pub fn remaining(grace: Duration, spent: Duration) -> Duration {
     let whole_seconds = Duration::from_secs(spent.as_secs());

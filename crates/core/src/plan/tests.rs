@@ -354,6 +354,43 @@ fn pre_stop_hook_uses_grace_period_but_never_all_of_it() {
 }
 
 #[test]
+fn interrupted_pre_stop_hook_is_not_run_twice_and_a_sleep_has_its_time_left() {
+    use kill::{HookState, PreStop, Stop, StopCause};
+    let s = Duration::from_secs;
+    let exec = json!({ "exec": { "command": ["/bin/a"] } });
+    let sleep = json!({ "sleep": { "seconds": 20 } });
+    let (started, free) = (HookState::Running, HookState::NotRunning);
+    for (about, hook, grace, earlier, state, want) in [
+        ("first attempt", Some(&exec), 30, None, free, PreStop::Run),
+        ("first attempt of a sleep", Some(&sleep), 30, None, free, PreStop::Run),
+        ("this process runs it", Some(&exec), 30, Some(s(3)), started, PreStop::Run),
+        ("begun before a restart", Some(&exec), 30, Some(s(3)), free, PreStop::Nothing),
+        ("sleep goes on", Some(&sleep), 30, Some(s(3)), free, PreStop::FinishSleep(s(17))),
+        ("up to the grace period", Some(&sleep), 10, Some(s(3)), free, PreStop::FinishSleep(s(7))),
+        ("sleep is over", Some(&sleep), 30, Some(s(25)), free, PreStop::Nothing),
+        ("no hook", None, 30, None, free, PreStop::Nothing),
+    ] {
+        let lifecycle = hook.map(|hook| json!({ "preStop": hook }));
+        let fields = lifecycle.map(|lifecycle| ("lifecycle", lifecycle));
+        let pod = pod("p").container_with("c", fields.into_iter().collect()).build();
+        let stop = |pre_stop| Stop {
+            instance: ContainerId::new("c-1"),
+            container: "c".into(),
+            grace: s(grace),
+            pre_stop,
+            order: None,
+            cause: StopCause::Pod,
+            message: String::new(),
+        };
+        let container = pod.container("c");
+        assert_eq!(kill::pre_stop(&stop(true), container, earlier, state), want, "{about}");
+        let without = kill::pre_stop(&stop(false), container, earlier, state);
+        assert_eq!(without, PreStop::Nothing, "{about}, without hooks");
+        assert_eq!(kill::pre_stop(&stop(true), None, earlier, state), PreStop::Nothing, "{about}");
+    }
+}
+
+#[test]
 fn held_pod_is_stopped_with_a_reason_and_starts_after_the_hold() {
     let pod = web();
     let seen = observed(&pod).sandbox_ready().running("app", t(1)).build();

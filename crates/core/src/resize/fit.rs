@@ -10,6 +10,7 @@ use podwright_api::qos::{CPU, MEMORY, QosClass, ResourceList, amount};
 
 use super::{Amounts, PendingReason, Resource, restarts_for};
 use crate::admission::is_critical;
+use crate::config::{CgroupVersion, NodeFacts, SwapBehaviour};
 use crate::pod::features::PodFeatures;
 use crate::pod::{Container, ContainerKind, Pod};
 
@@ -20,6 +21,17 @@ pub struct ResizeCapacity<'a> {
     /// Containers of burstable pods may use swap, in proportion to their memory request.
     pub swap: bool,
     pub features: PodFeatures,
+}
+
+impl<'a> ResizeCapacity<'a> {
+    pub fn of(facts: &'a NodeFacts, features: PodFeatures) -> Self {
+        let machine = &facts.machine;
+        let swap = machine.swap.is_some_and(|swap| match (swap.behaviour, machine.cgroups) {
+            (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
+            (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
+        });
+        Self { allocatable: &facts.allocatable, swap, features }
+    }
 }
 
 /// Whether `requested_pod` can be allocated instead of `allocated`, beside the allocated resources of

@@ -257,3 +257,33 @@ fn resize_without_a_record_is_completed_unless_it_needs_a_restart() {
     assert_eq!(names, ["changed"]);
     assert_eq!((found["changed"].memory_limit, found["changed"].cpu_request), (1 << 30, 100));
 }
+
+#[test]
+fn resize_is_completed_once_the_spec_that_includes_it_is_applied() {
+    let (small, large) = (resources([100, 200], [64, 128]), resources([200, 400], [64, 128]));
+    let before = two(small.clone(), small.clone());
+    let of = |generation: i64| {
+        let of = |resources: &Value| Value::from_iter([("resources", resources.clone())]);
+        let pod = pod("p").container_with("a", of(&large)).container_with("b", of(&small));
+        pod.edit(|pod| pod["metadata"]["generation"] = json!(generation)).build()
+    };
+    let progress =
+        ResizeProgress { generation: Some(2), error: None, since: Timestamp::UNIX_EPOCH };
+    let seen = observed(&before).running("a", t(1)).running("b", t(1)).build();
+    let state = |on: &Pod, progress: Option<&ResizeProgress>| ResizeState {
+        applied: applied(on),
+        pending: None,
+        progress: progress.cloned(),
+    };
+    let (unapplied, done) = (state(&before, Some(&progress)), state(&of(2), Some(&progress)));
+    for (case, pod, state, stage, want) in [
+        ("unapplied", of(2), &unapplied, Stage::Syncing, None),
+        ("applied", of(2), &done, Stage::Syncing, Some(&progress)),
+        ("a newer spec", of(3), &done, Stage::Syncing, Some(&progress)),
+        ("an older spec", of(1), &done, Stage::Syncing, None),
+        ("terminating", of(2), &done, Stage::Terminating, None),
+        ("no resize", of(2), &state(&of(2), None), Stage::Syncing, None),
+    ] {
+        assert_eq!(completed(&pod, &seen, state, stage).as_ref(), want, "{case}");
+    }
+}

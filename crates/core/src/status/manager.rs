@@ -9,8 +9,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod as ApiPod, PodCondition, PodStatus};
 use podwright_api::annotations::ANNOTATION_MIRROR;
 
-use super::conditions::{self, ALL_RESTARTING, ConditionOwner, READY, condition, owner};
+use super::conditions::{
+    self, ALL_RESTARTING, ConditionOwner, READY, READY_TO_START, condition, owner,
+};
 use super::container::{CREATING, ContainerStatuses, INITIALIZING, end_of, is_running};
+use super::delay::Urgency;
 use super::dropped::{Dropped, without_empties};
 use super::normal::{equal, normalise, seconds};
 use super::{phase_of, transition};
@@ -46,6 +49,8 @@ impl CachedStatus {
 pub enum ReportTrigger {
     /// The pod was synced (upstream: SetPodStatus).
     Sync,
+    /// The sandbox became ready; image pulls may still take a while.
+    SandboxReady,
     /// A probe verdict changed (SetContainerReadiness, SetContainerStartup).
     Probe,
     /// Nothing of the pod is left on the node (TerminatePod).
@@ -105,7 +110,7 @@ pub fn accept(update: &StatusUpdate<'_>, mut new: PodStatus) -> Acceptance {
     normalise(pod, &mut new);
     let forced = match occasion {
         // The first report after a deletion request may be all that the deletion still needs.
-        ReportTrigger::Sync => {
+        ReportTrigger::Sync | ReportTrigger::SandboxReady => {
             pod.deletion.is_some() && !cached.is_some_and(|cached| cached.deleting)
         }
         ReportTrigger::Probe => false,
@@ -181,6 +186,21 @@ pub fn set_container_readiness(
     Some(status)
 }
 
+/// The status once the sandbox is ready; `None` if nothing changes.
+pub fn set_sandbox_ready(status: &PodStatus) -> Option<PodStatus> {
+    let shown = condition(status, READY_TO_START)?;
+    if shown.status == "True" {
+        return None;
+    }
+    let mut status = status.clone();
+    let conditions = status.conditions.iter_mut().flatten();
+    for condition in conditions.filter(|condition| condition.type_ == READY_TO_START) {
+        condition.status = "True".into();
+        (condition.reason, condition.message) = (None, None);
+    }
+    Some(status)
+}
+
 /// The status after a verdict of a startup probe; `None` if nothing changes.
 pub fn set_container_startup(
     status: &PodStatus,
@@ -239,12 +259,6 @@ pub fn can_be_deleted(api: &ApiPod, entry: &CachedStatus, leftovers: PodLeftover
         && resources_are_reclaimed(&entry.status, leftovers)
 }
 
-/// Whether the object with the pod's name is the one that the report is about. Otherwise the pod
-/// was deleted and recreated, and the report is obsolete.
-pub fn is_same_object(api: &ApiPod, uid: &str) -> bool {
-    api.metadata.uid.as_deref() == Some(uid)
-}
-
 /// This version was not sent yet, or only the deletion of the pod is left to do.
 pub fn needs_update(
     entry: &CachedStatus,
@@ -299,17 +313,22 @@ fn obstacles(status: &PodStatus) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// Whether users or controllers may act on this change, so that it is sent without delay.
-pub fn is_urgent(old: Option<&PodStatus>, new: &PodStatus, occasion: ReportTrigger) -> bool {
+pub fn urgency(old: Option<&PodStatus>, new: &PodStatus, occasion: ReportTrigger) -> Urgency {
+    if is_urgent(old, new, occasion) { Urgency::Urgent } else { Urgency::Minor }
+}
+
+fn is_urgent(old: Option<&PodStatus>, new: &PodStatus, occasion: ReportTrigger) -> bool {
+    use ReportTrigger::{End, Probe, SandboxReady, Sync};
     match (occasion, old) {
-        (ReportTrigger::End, _) => true,
-        (ReportTrigger::Sync | ReportTrigger::Probe, Some(old)) => {
+        (End, _) => true,
+        (Sync | SandboxReady | Probe, Some(old)) => {
             changes_ready(old, new)
                 || phase_of(old) != phase_of(new)
                 || begun_ephemeral(old).ne(begun_ephemeral(new))
                 || condition_status(old, ALL_RESTARTING) != condition_status(new, ALL_RESTARTING)
                 || obstacles(old).ne(obstacles(new))
         }
-        (ReportTrigger::Sync | ReportTrigger::Probe, None) => phase_of(new).is_terminal(),
+        (Sync | SandboxReady | Probe, None) => phase_of(new).is_terminal(),
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use podwright_core::backoff::{Doubling, Retry};
 use podwright_core::certificate::CertificateValidity;
 use podwright_core::time::Now;
 use podwright_host::clock::Clock;
@@ -29,8 +30,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checks without a certificate and without a bootstrap client.
 const MISSING_INTERVAL: Duration = Duration::from_secs(10);
-const RETRY_FIRST: Duration = Duration::from_secs(2);
-const RETRY_MOST: Duration = Duration::from_secs(32);
+const RETRY: Doubling = Doubling::new(Duration::from_secs(2), Duration::from_secs(32));
 
 /// Keeps the client certificate valid.
 pub struct ClientCertificate {
@@ -75,7 +75,7 @@ impl ClientCertificate {
         let work = async {
             // One jitter value per certificate; drawing again would renew as early as possible.
             let mut current: Option<Current> = None;
-            let (mut wait, mut logged) = (RETRY_FIRST, false);
+            let (mut retry, mut logged) = (Retry::new(RETRY), false);
             loop {
                 let validity = self.credentials.validity();
                 let now = self.clock.now();
@@ -87,7 +87,8 @@ impl ClientCertificate {
                 let known = current.filter(|_| validity.is_some());
                 let client = match next_action(known, self.rotate, now) {
                     CertificateAction::Nothing { until } => {
-                        (wait, logged) = (RETRY_FIRST, false);
+                        retry.reset();
+                        logged = false;
                         tokio::time::sleep(until.clamp(MIN_INTERVAL, CHECK_INTERVAL)).await;
                         continue;
                     }
@@ -117,8 +118,7 @@ impl ClientCertificate {
                     tracing::warn!(problem, "cannot get a client certificate, retrying");
                     logged = true;
                 }
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(RETRY_MOST);
+                tokio::time::sleep(retry.next_delay()).await;
             }
         };
         stop.run_until_cancelled(work).await;

@@ -275,9 +275,11 @@ impl Allocations {
         })
     }
 
-    /// Records that a resize is completely applied.
-    pub fn note_done(&self, uid: &PodUid) {
-        self.note(uid, |resizing| resizing.progress = None);
+    /// Records that this resize is completely applied. A newer one may have begun since.
+    pub fn note_done(&self, uid: &PodUid, completed: &ResizeProgress) {
+        self.note(uid, |resizing| {
+            resizing.progress = resizing.progress.take().filter(|progress| progress != completed);
+        });
     }
 
     /// Removes the record of a pod that is no longer known.
@@ -486,7 +488,11 @@ mod tests {
         assert_eq!(stored().progress.as_ref().unwrap().error.as_deref(), Some("no"));
         allocations.note_start(&large, &large.containers[0]);
         assert_eq!(stored().applied.containers["c"].cpu_request, 200);
-        allocations.note_done(&small.uid);
+        let completed = stored().progress.clone().unwrap();
+        let earlier = ResizeProgress { generation: Some(1), ..completed.clone() };
+        allocations.note_done(&small.uid, &earlier);
+        assert_eq!(stored().progress.as_ref(), Some(&completed), "another resize");
+        allocations.note_done(&small.uid, &completed);
         assert_eq!(stored().progress, None);
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
+use podwright_core::backoff::Doubling;
 use podwright_core::pod::desired::MirrorPod;
 use podwright_core::pod::mirror::{self, MirrorAction};
 use tokio::time::Instant;
@@ -190,7 +191,7 @@ impl Failures {
     fn add(&mut self, key: String, initial: Duration, max: Duration) -> (u32, Duration) {
         let now = Instant::now();
         let failure = self.0.entry(key).or_insert(Failure { initial, times: 0, until: now });
-        let wait = initial.saturating_mul(2u32.saturating_pow(failure.times)).min(max);
+        let wait = Doubling::new(initial, max).after(failure.times);
         failure.times = failure.times.saturating_add(1);
         failure.until = now + wait;
         (failure.times, wait)

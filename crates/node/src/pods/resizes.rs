@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use podwright_api::qos::ResourceList;
-use podwright_core::config::{CgroupVersion, NodeFacts, SwapBehaviour};
+use podwright_core::config::NodeFacts;
 use podwright_core::ids::PodUid;
 use podwright_core::lifecycle::Request;
 use podwright_core::pod::Pod;
@@ -28,12 +28,8 @@ pub struct NodeCapacity {
 
 impl NodeCapacity {
     pub fn of(facts: &NodeFacts, features: PodFeatures) -> Self {
-        let machine = &facts.machine;
-        let swap = machine.swap.is_some_and(|swap| match (swap.behaviour, machine.cgroups) {
-            (SwapBehaviour::LimitedSwap, CgroupVersion::V2) => true,
-            (SwapBehaviour::LimitedSwap, CgroupVersion::V1) | (SwapBehaviour::NoSwap, _) => false,
-        });
-        Self { allocatable: facts.allocatable.clone(), swap, features }
+        let ResizeCapacity { allocatable, swap, features } = ResizeCapacity::of(facts, features);
+        Self { allocatable: allocatable.clone(), swap, features }
     }
 }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use podwright_core::backoff::{Doubling, Retry};
 use podwright_core::node_status::{
     self, DroppedFields, NodeEvent, NodeObservation, ReportSchedule, Settings, registration,
 };
@@ -35,8 +36,7 @@ use self::own_node::OwnNode;
 use crate::report::events::{Recorder, Severity};
 use crate::runtime::state::NodeState;
 
-const REGISTER_FIRST: Duration = Duration::from_millis(100);
-const REGISTER_MOST: Duration = Duration::from_secs(7);
+const REGISTER_RETRY: Doubling = Doubling::new(Duration::from_millis(100), Duration::from_secs(7));
 /// Delay before the retry of a failed report.
 const RETRY: Duration = Duration::from_secs(1);
 /// Attempts of one report: with the cached Node object, then with fresh ones.
@@ -149,7 +149,7 @@ impl Heartbeat {
 
     /// Registers, retrying without limit.
     async fn ensure_registered(&mut self, report_state: &mut ReportState) {
-        let mut wait = REGISTER_FIRST;
+        let mut retry = Retry::new(REGISTER_RETRY);
         loop {
             let seen = self.look.now().await;
             match self.try_register(&seen).await {
@@ -163,8 +163,7 @@ impl Heartbeat {
                     report_state.log_problem(problem, "cannot register the node, retrying");
                 }
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(REGISTER_MOST);
+            tokio::time::sleep(retry.next_delay()).await;
         }
     }
 

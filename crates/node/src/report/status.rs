@@ -14,14 +14,13 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1;
 use parking_lot::Mutex;
 use podwright_core::ids::{ContainerId, PodUid};
 use podwright_core::pod::Pod;
 use podwright_core::pod::desired::mirror_is_current;
-use podwright_core::status::conditions::READY_TO_START;
+use podwright_core::status::delay::{self, Sending, Urgency};
 use podwright_core::status::dropped::Dropped;
 use podwright_core::status::ending;
 use podwright_core::status::manager::{
@@ -34,13 +33,6 @@ use tokio::sync::Notify;
 
 use crate::pods::PodIndex;
 use crate::telemetry::metrics::Metrics;
-
-/// Delay of the first report: often the next one follows soon and replaces it.
-const FIRST_REPORT_DELAY: Duration = Duration::from_millis(100);
-/// Delay of changes that no controller acts on, such as a ready sandbox.
-const MINOR_CHANGE_DELAY: Duration = Duration::from_secs(1);
-/// Delay of a sandbox without containers: they follow soon, and one report covers both.
-const SANDBOX_READY_DELAY: Duration = Duration::from_secs(5);
 
 /// Reports what a pod still has on this node.
 pub type Leftovers = Arc<dyn Fn(&PodUid) -> PodLeftovers + Send + Sync>;
@@ -63,6 +55,18 @@ struct Tracked {
     phase_withheld: bool,
     /// Checks since the last event that only found that the pod must be checked again.
     rechecks: u32,
+}
+
+impl Tracked {
+    fn sending(&self) -> Sending {
+        let sent = self.sent.as_ref().is_some_and(|(_, version)| *version >= self.entry.version);
+        let not_before = self.not_before;
+        match (self.failures, sent) {
+            (0, true) => Sending::Sent,
+            (0, false) => Sending::Pending { not_before },
+            (_, _) => Sending::Failed { not_before },
+        }
+    }
 }
 
 /// The reports of all pods.
@@ -163,18 +167,7 @@ impl StatusManager {
 
     /// Records that the sandbox is ready; image pulls may still take a while.
     pub fn sandbox_ready(&self, pod: &Pod) {
-        self.record_within(SANDBOX_READY_DELAY, pod, ReportTrigger::Sync, |old| {
-            let mut status = old?.clone();
-            let conditions = status.conditions.iter_mut().flatten();
-            let ready = conditions.filter(|c| c.type_ == READY_TO_START && c.status != "True");
-            let mut changed = false;
-            for condition in ready {
-                condition.status = "True".into();
-                (condition.reason, condition.message) = (None, None);
-                changed = true;
-            }
-            changed.then_some(status)
-        });
+        self.record(pod, ReportTrigger::SandboxReady, |old| manager::set_sandbox_ready(old?));
     }
 
     /// Records that nothing of the pod is left on this node.
@@ -228,19 +221,9 @@ impl StatusManager {
         format!("{}://{container}", self.runtime_name)
     }
 
+    /// Records a status, and the time from which it may be sent.
     fn record(
         &self,
-        pod: &Pod,
-        occasion: ReportTrigger,
-        make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
-    ) {
-        self.record_within(MINOR_CHANGE_DELAY, pod, occasion, make);
-    }
-
-    /// Records a status; a change that is not urgent may be delayed by `delay`.
-    fn record_within(
-        &self,
-        delay: Duration,
         pod: &Pod,
         occasion: ReportTrigger,
         make: impl FnOnce(Option<&v1::PodStatus>) -> Option<v1::PodStatus>,
@@ -268,10 +251,13 @@ impl StatusManager {
                         if pod.deletion.is_some() && tracked.phase_withheld && !may_run() =>
                     {
                         tracked.phase_withheld = false;
+                        let sending = match tracked.failures {
+                            0 => Sending::Sent,
+                            _ => Sending::Failed { not_before: tracked.not_before },
+                        };
                         tracked.sent = None;
-                        if tracked.failures == 0 {
-                            tracked.not_before = now.mono + delay;
-                        }
+                        tracked.not_before =
+                            delay::not_before(Urgency::Minor, occasion, sending, now.mono);
                     }
                     Some(_) | None => return,
                 }
@@ -286,29 +272,22 @@ impl StatusManager {
                     tracing::error!(pod = %pod.name, kind, "update pod status: condition is not owned by the kubelet, dropped");
                 }
                 let before = known.map(|entry| &*entry.status);
-                let urgent = manager::is_urgent(before, &entry.status, occasion);
+                let urgency = manager::urgency(before, &entry.status, occasion);
+                let sending = reports.pods.get(&pod.uid).map_or(Sending::First, Tracked::sending);
+                let not_before = delay::not_before(urgency, occasion, sending, now.mono);
                 let tracked = reports.pods.entry(pod.uid.clone()).or_insert_with(|| Tracked {
                     entry: entry.clone(),
                     sent: None,
                     response: None,
-                    not_before: now.mono + FIRST_REPORT_DELAY,
+                    not_before,
                     failures: 0,
                     compared: None,
                     phase_withheld: false,
                     rechecks: 0,
                 });
-                let is_pending =
-                    tracked.sent.as_ref().is_none_or(|(_, v)| *v < tracked.entry.version);
                 tracked.entry = entry;
                 tracked.rechecks = 0;
-                // After a recent failure the back-off applies even to urgent reports.
-                if tracked.failures == 0 {
-                    if urgent {
-                        tracked.not_before = now.mono;
-                    } else if !is_pending {
-                        tracked.not_before = now.mono + delay;
-                    }
-                }
+                tracked.not_before = not_before;
                 if pod.is_static() {
                     reports.static_pods.insert(pod.uid.clone());
                 }

@@ -25,7 +25,7 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
-use podwright_core::attempts::BackoffLimits;
+use podwright_core::backoff::BackoffLimits;
 use podwright_core::ids::PodUid;
 use podwright_core::observed::ObservedPod;
 use podwright_core::plan::{Case, LocalState};

@@ -3,24 +3,26 @@
 use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
+use podwright_core::backoff::{Doubling, Retry, spread};
 
 const FIRST: Duration = Duration::from_millis(800);
 const MAX: Duration = Duration::from_secs(30);
 
-/// Doubles with each attempt and is reset by a success. The first delay depends on the node name,
-/// so that not all nodes reconnect at the same time after an outage of the API server.
+/// Doubles with each attempt and is reset by a success.
 #[derive(Clone, Debug)]
-pub struct WatchBackoff {
-    first: Duration,
-    next: Duration,
-}
+pub struct WatchBackoff(Retry);
 
 impl WatchBackoff {
+    pub fn new(delays: Doubling) -> Self {
+        Self(Retry::new(delays))
+    }
+
+    /// The first delay depends on the node name, so that not all nodes reconnect at the same time
+    /// after an outage of the API server.
     pub fn of(node: &str) -> Self {
-        let sum =
+        let seed =
             node.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-        let first = FIRST + FIRST * (sum % 100) / 200;
-        Self { first, next: first }
+        Self::new(Doubling::new(spread(FIRST, seed), MAX))
     }
 }
 
@@ -28,15 +30,13 @@ impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let wait = self.next;
-        self.next = (wait * 2).min(MAX);
-        Some(wait)
+        Some(self.0.next_delay())
     }
 }
 
 impl Backoff for WatchBackoff {
     fn reset(&mut self) {
-        self.next = self.first;
+        self.0.reset();
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use podwright_core::attempts::BackoffLimits;
+use podwright_core::backoff::BackoffLimits;
 use podwright_core::config::{NodeFacts, supports_recursive_read_only};
 use podwright_core::pod::features::PodFeatures;
 use podwright_core::status::NodeAddresses;

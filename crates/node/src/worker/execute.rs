@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use podwright_core::attempts::{Attempts, PodStep, StartError};
+use podwright_core::attempts::{self, Attempts, PodStep, StartError};
 use podwright_core::config;
 use podwright_core::ids::{ContainerId, SandboxId};
 use podwright_core::observed::ObservedPod;
@@ -23,10 +23,6 @@ use crate::pods::pod_handle::PodHandle;
 use crate::report::events::Severity;
 use crate::runtime::images::Prefetch;
 use crate::runtime::logs;
-
-/// Delay before a failed step is retried; spread by pod, so that not all pods retry at the same
-/// time.
-const RETRY: Duration = Duration::from_secs(10);
 
 pub(super) struct Execution<'a> {
     pub context: &'a Arc<WorkerContext>,
@@ -299,7 +295,7 @@ impl Execution<'_> {
 
     /// Records a failed step for the next decision.
     pub(super) fn failed<T>(&mut self, step: PodStep, text: String) -> Result<T, Failed> {
-        let retry = self.retry();
+        let retry = attempts::step_retry(&self.pod.uid);
         self.failed_for(step, text, retry)
     }
 
@@ -331,7 +327,7 @@ impl Execution<'_> {
     ) -> Failed {
         let (name, key) = (&container.name, container.backoff_key);
         let now = self.note(&format!("{name} did not start: {message}"));
-        let (retry, mut attempts) = (self.retry(), self.attempts());
+        let (retry, mut attempts) = (attempts::step_retry(&self.pod.uid), self.attempts());
         attempts.note_start_failure(name, key, reason, message, now, retry);
         if let Some(image) = image {
             attempts.note_unpulled(name, key, image);
@@ -360,11 +356,5 @@ impl Execution<'_> {
         let now = self.context.clock.now();
         self.handle.journal.lock().note(now, text);
         now
-    }
-
-    /// Ten to fifteen seconds, different for each pod.
-    pub(super) fn retry(&self) -> Duration {
-        let spread = self.pod.uid.as_str().bytes().fold(0u32, |sum, b| sum.wrapping_add(b.into()));
-        RETRY + RETRY * (spread % 100) / 200
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use podwright_core::start_order::Rank;
+use podwright_core::start_order::{QueuePosition, Rank};
 use tokio::sync::oneshot;
 
 /// After this long a call is assumed to hang and no longer counts.
@@ -20,14 +20,13 @@ const HANG_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Waiter {
-    rank: Rank,
-    arrival: u64,
+    position: QueuePosition,
     admit: oneshot::Sender<StartPermit>,
 }
 
 impl PartialEq for Waiter {
     fn eq(&self, other: &Self) -> bool {
-        (self.rank, self.arrival) == (other.rank, other.arrival)
+        self.position == other.position
     }
 }
 impl Eq for Waiter {}
@@ -38,7 +37,7 @@ impl PartialOrd for Waiter {
 }
 impl Ord for Waiter {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.rank, self.arrival).cmp(&(other.rank, other.arrival))
+        self.position.cmp(&other.position)
     }
 }
 
@@ -93,7 +92,8 @@ impl StartLimiter {
             let (admit, admitted) = oneshot::channel();
             let arrival = queue.arrivals;
             queue.arrivals += 1;
-            queue.waiting.push(Reverse(Waiter { rank, arrival, admit }));
+            let position = QueuePosition { rank, arrival };
+            queue.waiting.push(Reverse(Waiter { position, admit }));
             admitted
         };
         // The sender is in the queue, which `self` keeps.

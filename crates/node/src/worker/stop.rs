@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podwright_core::attempts::PodStep;
-use podwright_core::plan::{Stop, StopCause, kill};
+use podwright_core::plan::kill::{self, HookState, PreStop};
+use podwright_core::plan::{Stop, StopCause};
 use podwright_core::pod::Pod;
 use tokio::sync::watch;
 
@@ -73,15 +74,14 @@ impl Execution<'_> {
         // The time that an earlier attempt, or an agent that was killed during it, has spent.
         let earlier = record.as_ref().and_then(|record| self.begin_stop(stop, record));
         let spent = || earlier.unwrap_or_default().saturating_add(began.elapsed());
-        if stop.pre_stop
-            && (earlier.is_none() || self.call_tracker.has_hook(&stop.instance))
-            && let Some(container) = container.filter(|container| container.pre_stop().is_some())
-        {
-            self.pre_stop(stop, container).await;
-        } else if let Some(earlier) = earlier
-            && stop.pre_stop
-        {
-            self.finish_sleep(stop, earlier).await;
+        let hook = match self.call_tracker.has_hook(&stop.instance) {
+            true => HookState::Running,
+            false => HookState::NotRunning,
+        };
+        match (kill::pre_stop(stop, container, earlier, hook), container) {
+            (PreStop::Run, Some(container)) => self.pre_stop(stop, container).await,
+            (PreStop::FinishSleep(left), _) => tokio::time::sleep(left).await,
+            (PreStop::Run, None) | (PreStop::Nothing, _) => {}
         }
         if let Some(order) = stop.order {
             let left = stop.grace.saturating_sub(spent());
@@ -99,18 +99,6 @@ impl Execution<'_> {
         }
         self.attempts().note_stopped(stop.instance.clone(), self.context.clock.now().mono);
         Ok(())
-    }
-
-    /// A `sleep` hook that an earlier process began has its time left to run. An exec or HTTP hook
-    /// is not run a second time.
-    async fn finish_sleep(&self, stop: &Stop, earlier: Duration) {
-        let container = self.pod.container(&stop.container);
-        let sleep = container.and_then(|c| c.pre_stop()).and_then(|hook| hook.sleep.as_ref());
-        let seconds = sleep.and_then(|sleep| u64::try_from(sleep.seconds).ok()).unwrap_or(0);
-        let left = Duration::from_secs(seconds).min(stop.grace).saturating_sub(earlier);
-        if !left.is_zero() {
-            tokio::time::sleep(left).await;
-        }
     }
 
     /// Only for a deleted pod: any other one may run on, and a later stop would find the record.

@@ -1,6 +1,6 @@
 //! What feature gates change: the values that decisions get.
 
-use podwright_core::attempts::BackoffLimits;
+use podwright_core::backoff::BackoffLimits;
 use podwright_core::pod::features::PodFeatures;
 
 use crate::config::gates::FeatureGates;

@@ -5,11 +5,12 @@ use super::scene::{Scene, condition_of, container, object, pod, t};
 use crate::lifecycle::Request;
 use crate::pod::{Pod, Source};
 use crate::status::conditions::{ALL_RESTARTING, condition};
+use crate::status::delay::Urgency;
 use crate::status::dropped::Dropped;
 use crate::status::manager::{
     Acceptance, CachedStatus, PodLeftovers, ReportTrigger, StatusUpdate, accept, can_be_deleted,
-    changes_ready, is_urgent, needs_reconcile, needs_update, resources_are_reclaimed,
-    set_container_readiness, set_container_startup,
+    changes_ready, needs_reconcile, needs_update, resources_are_reclaimed, set_container_readiness,
+    set_container_startup, set_sandbox_ready, urgency,
 };
 use crate::status::normal::{equal, normalise};
 
@@ -441,12 +442,35 @@ fn urgent_changes_are_sent_without_delay() {
         (waiting, running.clone(), true),
         (running, ended, true),
     ] {
+        let want = if want { Urgency::Urgent } else { Urgency::Minor };
         let case = format!("{old} to {new}");
         let (old, new) = (status(old), status(new));
-        assert_eq!(is_urgent(Some(&old), &new, ReportTrigger::Sync), want, "{case}");
+        assert_eq!(urgency(Some(&old), &new, ReportTrigger::Sync), want, "{case}");
     }
     let over = status(json!({ "phase": "Failed" }));
-    assert!(is_urgent(None, &over, ReportTrigger::Sync), "a first report with a terminal phase");
-    assert!(!is_urgent(None, &status(json!({ "phase": "Pending" })), ReportTrigger::Sync));
-    assert!(is_urgent(Some(&over), &over, ReportTrigger::End), "the deletion waits for it");
+    let pending = status(json!({ "phase": "Pending" }));
+    for (case, old, new, trigger, want) in [
+        ("a first report that is terminal", None, &over, ReportTrigger::Sync, Urgency::Urgent),
+        ("a first report", None, &pending, ReportTrigger::Sync, Urgency::Minor),
+        ("the deletion waits for it", Some(&over), &over, ReportTrigger::End, Urgency::Urgent),
+    ] {
+        assert_eq!(urgency(old, new, trigger), want, "{case}");
+    }
+}
+
+#[test]
+fn sandbox_ready_changes_only_its_condition_and_only_once() {
+    let shown = |ready: &str| {
+        status(json!({ "phase": "Pending", "conditions": [
+            { "type": "PodReadyToStartContainers", "status": ready },
+            { "type": "Initialized", "status": "False" },
+        ] }))
+    };
+    assert_eq!(set_sandbox_ready(&shown("False")), Some(shown("True")));
+    assert_eq!(set_sandbox_ready(&shown("True")), None);
+    let mut failing = shown("False");
+    let condition = &mut failing.conditions.as_mut().unwrap()[0];
+    (condition.reason, condition.message) = (Some("NoSandbox".into()), Some("why".into()));
+    assert_eq!(set_sandbox_ready(&failing), Some(shown("True")), "without the reason it was not");
+    assert_eq!(set_sandbox_ready(&status(json!({ "phase": "Pending" }))), None);
 }

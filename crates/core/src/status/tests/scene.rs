@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use serde_json::{Value, json};
 
-use crate::attempts::{Attempts, BackoffLimits, StartError};
+use crate::attempts::{Attempts, StartError};
+use crate::backoff::BackoffLimits;
 use crate::ids::{ContainerId, SandboxId};
 use crate::lifecycle::{Kill, Lifecycle, Request};
 use crate::observed::{Exit, Instance, ObservedPod, Sandbox, State};

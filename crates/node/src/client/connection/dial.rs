@@ -13,6 +13,7 @@ use futures::stream::FuturesUnordered;
 use http_body_util::Full;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use podwright_core::backoff::{Doubling, Retry};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::Instant;
@@ -32,15 +33,14 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// and time to the ping's response: a dead peer is detected within 35 s, not 15 minutes.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
-const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// Low load for a server that is starting, and a fast reconnect.
-const RETRY_MAX: Duration = Duration::from_secs(2);
+const RETRY: Doubling = Doubling::new(Duration::from_millis(100), Duration::from_secs(2));
 
 pub(super) struct Dialer {
     credentials: Arc<Credentials>,
     /// Earliest next attempt, after a failure.
     not_before: Option<Instant>,
-    wait: Duration,
+    retry: Retry,
     /// The problem while the server is unreachable; logged when it begins and when it ends.
     unreachable: Option<String>,
     /// Addresses of the server, or of the proxy, from the last successful lookup, the one that worked last first.
@@ -54,8 +54,8 @@ pub(super) enum Dialed {
 
 impl Dialer {
     pub(super) fn new(credentials: Arc<Credentials>) -> Self {
-        let (wait, known) = (RETRY_FIRST, Vec::new());
-        Self { credentials, not_before: None, wait, unreachable: None, known }
+        let (retry, known) = (Retry::new(RETRY), Vec::new());
+        Self { credentials, not_before: None, retry, unreachable: None, known }
     }
 
     /// One attempt, after the back-off.
@@ -68,7 +68,8 @@ impl Dialer {
             attempt.unwrap_or_else(|_| Err(format!("no response within {CONNECT_TIMEOUT:?}")));
         match attempt {
             Ok(dialed) => {
-                (self.not_before, self.wait) = (None, RETRY_FIRST);
+                self.not_before = None;
+                self.retry.reset();
                 if self.unreachable.take().is_some() {
                     tracing::info!(server = %self.credentials.server(), "API server is reachable again");
                 }
@@ -76,9 +77,8 @@ impl Dialer {
             }
             Err(problem) => {
                 // Jitter: many nodes lose the same server at the same moment.
-                let wait = self.wait.mul_f64(0.5 + random());
+                let wait = self.retry.next_delay().mul_f64(0.5 + random());
                 self.not_before = Some(Instant::now() + wait);
-                self.wait = (self.wait * 2).min(RETRY_MAX);
                 if self.unreachable.as_ref() != Some(&problem) {
                     let server = self.credentials.server();
                     tracing::warn!(problem, %server, "cannot reach the API server, retrying");

@@ -7,6 +7,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use kube::Api;
 use kube::api::PostParams;
+use podwright_core::backoff::{Doubling, Retry};
 use podwright_host::clock::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -15,8 +16,7 @@ use super::own_node::OwnNode;
 use super::{Timing, within};
 
 const NAMESPACE: &str = "kube-node-lease";
-const RETRY_FIRST: Duration = Duration::from_millis(200);
-const RETRY_MOST: Duration = Duration::from_secs(7);
+const RETRY: Doubling = Doubling::new(Duration::from_millis(200), Duration::from_secs(7));
 
 pub struct LeaseRenewer {
     /// With the connection of the heartbeat.
@@ -50,7 +50,7 @@ impl LeaseRenewer {
 
     /// Retries until the lease is renewed; logs the problem once.
     async fn renew_until_done(&mut self, mut held: Option<Lease>) -> Lease {
-        let (mut wait, mut logged) = (RETRY_FIRST, false);
+        let (mut retry, mut logged) = (Retry::new(RETRY), false);
         // Times of this renewal's attempts: one that seemed to fail may have taken effect.
         let mut attempted = Vec::new();
         loop {
@@ -74,8 +74,7 @@ impl LeaseRenewer {
                 tracing::warn!(problem, "cannot renew the node lease, retrying");
                 logged = true;
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(RETRY_MOST);
+            tokio::time::sleep(retry.next_delay()).await;
         }
     }
 

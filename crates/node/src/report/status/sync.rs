@@ -8,6 +8,7 @@ use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use podwright_core::backoff::Doubling;
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::pod::desired::ApiUid;
@@ -25,11 +26,10 @@ use crate::client::request_rate::RequestRate;
 const RECONCILE: Duration = Duration::from_secs(10);
 /// Interval of the slices of the sweep: each pod is in one of ten.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-const RETRY_FIRST: Duration = Duration::from_secs(1);
-const RETRY_MOST: Duration = Duration::from_secs(10);
+const RETRY: Doubling = Doubling::new(Duration::from_secs(1), Duration::from_secs(10));
 /// Delays of the checks of a pod that waits for something without an event.
-const RECHECK_FIRST: Duration = Duration::from_millis(100);
 const RECHECK_MOST: Duration = Duration::from_secs(1);
+const RECHECK: Doubling = Doubling::new(Duration::from_millis(100), RECHECK_MOST);
 /// Maximum number of concurrent requests. Changes of Ready are queued first, so they never wait
 /// long.
 const MAX_CONCURRENT: usize = 16;
@@ -186,8 +186,7 @@ impl StatusManager {
 
     /// Whether one pod has something to send.
     fn pending(&self, uid: &PodUid, tracked: &mut Tracked) -> PendingReport {
-        let delay = RECHECK_FIRST * 2u32.saturating_pow(tracked.rechecks.min(8));
-        let again = PendingReport::CheckIn(delay.min(RECHECK_MOST));
+        let again = PendingReport::CheckIn(RECHECK.after(tracked.rechecks));
         let Some(pod) = self.pod_index.pod(uid) else { return again };
         let (Some(api_uid), Some(api)) =
             (self.pod_index.api_uid(uid), self.newest(uid, tracked.response.as_ref()))
@@ -404,10 +403,8 @@ impl StatusManager {
             SyncOutcome::Deleted => reports.forget(&due.uid),
             SyncOutcome::Failed(error) => {
                 if let Some(tracked) = reports.pods.get_mut(&due.uid) {
-                    let wait =
-                        (RETRY_FIRST * 2u32.saturating_pow(tracked.failures)).min(RETRY_MOST);
-                    tracked.failures = tracked.failures.saturating_add(1).min(8);
-                    tracked.not_before = now + wait;
+                    tracked.not_before = now + RETRY.after(tracked.failures);
+                    tracked.failures = tracked.failures.saturating_add(1);
                     tracing::warn!(uid = %due.uid, error, "patch pod status failed, retrying");
                 }
             }

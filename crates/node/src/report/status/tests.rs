@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use podwright_core::builders;
 use podwright_core::pod::Source;

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::utils::Backoff;
 use kube::runtime::watcher;
+use podwright_core::backoff::Doubling;
 use podwright_core::config::Lookup;
 use podwright_core::config::env::ObjectKind;
 use podwright_core::ids::PodUid;
@@ -20,12 +20,12 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Key, Object, Objects, api_message};
+use crate::sources::backoff::WatchBackoff;
 
 /// How long a pod waits for a new watch. It is notified if the object arrives later.
 const FIRST_VALUE: Duration = Duration::from_secs(5);
 /// The objects of a new pod may be forbidden until the authorizer knows that it runs here.
-const FIRST_RETRY: Duration = Duration::from_millis(50);
-const LONGEST_RETRY: Duration = Duration::from_secs(10);
+const RETRY: Doubling = Doubling::new(Duration::from_millis(50), Duration::from_secs(10));
 
 pub(super) struct Watched {
     pub seen: Arc<watch::Sender<WatchState>>,
@@ -127,7 +127,7 @@ impl Follower {
     /// Ends when the object is immutable, or with the last pod that refers to it.
     async fn follow<K: WatchedKind>(&self, client: kube::Client) {
         let api: Api<K> = Api::namespaced(client, &self.key.namespace);
-        let changes = watcher::watch_object(api, &self.key.name).backoff(WatchRetry::default());
+        let changes = watcher::watch_object(api, &self.key.name).backoff(WatchBackoff::new(RETRY));
         let mut changes = std::pin::pin!(changes);
         loop {
             match changes.try_next().await {
@@ -178,31 +178,5 @@ impl Follower {
             let kind = kind.as_str();
             tracing::debug!(kind, %namespace, %name, error = text, "cannot watch object, retrying");
         }
-    }
-}
-
-/// Exponential back-off.
-#[derive(Debug)]
-struct WatchRetry(Duration);
-
-impl Default for WatchRetry {
-    fn default() -> Self {
-        Self(FIRST_RETRY)
-    }
-}
-
-impl Iterator for WatchRetry {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let wait = self.0;
-        self.0 = (wait * 2).min(LONGEST_RETRY);
-        Some(wait)
-    }
-}
-
-impl Backoff for WatchRetry {
-    fn reset(&mut self) {
-        *self = Self::default();
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use podwright_core::start_order::{self, Rank};
+use podwright_core::start_order::{QueuePosition, Rank};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -13,13 +13,11 @@ pub(super) struct PullQueue(Arc<Mutex<State>>);
 struct State {
     free: usize,
     arrivals: u64,
-    /// In the order of arrival.
     waiting: Vec<Waiter>,
 }
 
 struct Waiter {
-    arrival: u64,
-    rank: Rank,
+    position: QueuePosition,
     admit: oneshot::Sender<PullPermit>,
 }
 
@@ -62,7 +60,7 @@ impl PullQueue {
         let mut state = self.0.lock();
         let arrival = state.arrivals;
         state.arrivals += 1;
-        state.waiting.push(Waiter { arrival, rank, admit });
+        state.waiting.push(Waiter { position: QueuePosition { rank, arrival }, admit });
         self.admit(&mut state);
         let place = PullPlace { queue: self.clone(), arrival, raised: Arc::default() };
         QueuedPull { place, entered: Instant::now(), admitted }
@@ -70,9 +68,10 @@ impl PullQueue {
 
     fn admit(&self, state: &mut State) {
         while state.free > 0 {
-            let ranks = state.waiting.iter().map(|waiter| waiter.rank);
-            let Some(first) = start_order::next(ranks) else { break };
-            let waiter = state.waiting.remove(first);
+            let positions = state.waiting.iter().enumerate();
+            let first = positions.min_by_key(|(_, waiter)| waiter.position);
+            let Some(first) = first.map(|(index, _)| index) else { break };
+            let waiter = state.waiting.swap_remove(first);
             state.free -= 1;
             // A waiter that left returns the permit unused; disarm it, or its drop would lock
             // again.
@@ -87,7 +86,7 @@ impl PullQueue {
     fn leave(&self, arrival: u64) -> bool {
         let mut state = self.0.lock();
         let before = state.waiting.len();
-        state.waiting.retain(|waiter| waiter.arrival != arrival);
+        state.waiting.retain(|waiter| waiter.position.arrival != arrival);
         state.waiting.len() < before
     }
 }
@@ -96,17 +95,18 @@ impl PullPlace {
     /// A pod of this rank needs the pull as well.
     pub(super) fn raise(&self, rank: Rank) {
         let mut state = self.queue.0.lock();
-        let waiter = state.waiting.iter_mut().find(|waiter| waiter.arrival == self.arrival);
-        if let Some(waiter) = waiter.filter(|waiter| rank < waiter.rank) {
-            waiter.rank = rank;
+        let waiter =
+            state.waiting.iter_mut().find(|waiter| waiter.position.arrival == self.arrival);
+        if let Some(waiter) = waiter.filter(|waiter| rank < waiter.position.rank) {
+            waiter.position.rank = rank;
             self.raised.notify_one();
         }
     }
 
     fn rank(&self) -> Option<Rank> {
         let state = self.queue.0.lock();
-        let waiter = state.waiting.iter().find(|waiter| waiter.arrival == self.arrival);
-        waiter.map(|waiter| waiter.rank)
+        let waiter = state.waiting.iter().find(|waiter| waiter.position.arrival == self.arrival);
+        waiter.map(|waiter| waiter.position.rank)
     }
 }
 
