@@ -4,6 +4,7 @@
 //! is measured: it runs in its own process, while the fake runtime and the embedded API server run
 //! in this one.
 
+use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -24,6 +25,10 @@ use crate::embedded::Embedded;
 
 /// High enough not to affect the figures.
 const MAX_PODS: usize = 10_000;
+/// Pending status reports and writes of the start are done by then.
+const START_SETTLES: Duration = Duration::from_secs(25);
+/// Directories and logs of the deleted pods are removed by then; nothing in the API shows that.
+const DELETE_SETTLES: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Growth {
@@ -32,6 +37,8 @@ pub struct Growth {
     pub all_gone: f64,
     /// CPU seconds of the agent for starting them all.
     pub start_cpu: f64,
+    /// CPU seconds of the agent for deleting them all.
+    pub delete_cpu: f64,
     pub loaded: Idle,
 }
 
@@ -72,15 +79,16 @@ impl Growth {
         }
         let all_ready = since(began, &stopwatch.all(&names, "ready", |m| m.ready).await?);
         let start_cpu = usage::cpu(pid)?.saturating_sub(cpu);
-        // Pending status reports and writes of the start are done by then.
-        tokio::time::sleep(Duration::from_secs(25)).await;
+        tokio::time::sleep(START_SETTLES).await;
         let millicores = usage::millicores(pid, idle).await?;
         let loaded = Idle { memory: Memory::of(pid)?, millicores };
-        let deleted = Instant::now();
+        let (cpu, deleted) = (usage::cpu(pid)?, Instant::now());
         for name in &names {
             pod_api.delete(name, &DeleteParams::default()).await?;
         }
         let all_gone = since(deleted, &stopwatch.all(&names, "gone", |m| m.gone).await?);
+        tokio::time::sleep(DELETE_SETTLES).await;
+        let delete_cpu = usage::cpu(pid)?.saturating_sub(cpu);
         drop((agent, api));
         listening.abort();
         bed.close()?;
@@ -89,7 +97,26 @@ impl Growth {
             all_ready: all_ready.as_secs_f64(),
             all_gone: all_gone.as_secs_f64(),
             start_cpu: start_cpu.as_secs_f64(),
+            delete_cpu: delete_cpu.as_secs_f64(),
             loaded,
         })
+    }
+}
+
+impl Display for Growth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pods, all_ready, all_gone, start_cpu, delete_cpu, loaded } = self;
+        let each = |seconds: &f64| seconds * 1e3 / (*pods).max(1) as f64;
+        write!(
+            f,
+            "{pods} pods on a fake runtime: ready {all_ready:.1} s, gone {all_gone:.1} s; \
+             agent CPU: start {start_cpu:.1} s, {:.2} ms each, delete {delete_cpu:.1} s, \
+             {:.2} ms each; idle between: {:.1} MB ({:.1} anonymous), {:.2} millicores",
+            each(start_cpu),
+            each(delete_cpu),
+            loaded.memory.resident,
+            loaded.memory.anonymous,
+            loaded.millicores
+        )
     }
 }

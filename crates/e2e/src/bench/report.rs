@@ -79,13 +79,7 @@ impl Display for Report {
             self.kubelet(f, kubelet)?;
         }
         for growth in &self.growth {
-            let Growth { pods, all_ready, all_gone, start_cpu, loaded } = growth;
-            writeln!(
-                f,
-                "{pods} pods on a fake runtime: ready {all_ready:.1} s, gone {all_gone:.1} s, \
-                 agent CPU {start_cpu:.1} s; then idle: {:.1} MB ({:.1} anonymous), {:.2} millicores",
-                loaded.memory.resident, loaded.memory.anonymous, loaded.millicores
-            )?;
+            writeln!(f, "{growth}")?;
         }
         let Decision { at_rest, all_dead } = &self.decision;
         writeln!(
