@@ -1,5 +1,6 @@
 //! Probe results per probe. A series exists as long as its pod is probed.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -9,8 +10,12 @@ use podwright_core::pod::{Pod, ProbeKind};
 use super::{Counter, DEFAULT, Exposition, Histogram};
 
 #[derive(Default)]
-pub struct ProbeMetrics {
-    series: Mutex<Vec<Weak<ProbeSeries>>>,
+pub struct ProbeMetrics(Arc<Mutex<Registered>>);
+
+#[derive(Default)]
+struct Registered {
+    series: BTreeMap<u64, Weak<ProbeSeries>>,
+    next: u64,
 }
 
 /// The results of one probe.
@@ -23,6 +28,16 @@ pub struct ProbeSeries {
     pub failed: Counter,
     /// Of successes only.
     pub duration: Histogram,
+    number: u64,
+    registered: Weak<Mutex<Registered>>,
+}
+
+impl Drop for ProbeSeries {
+    fn drop(&mut self) {
+        if let Some(registered) = self.registered.upgrade() {
+            registered.lock().series.remove(&self.number);
+        }
+    }
 }
 
 impl ProbeSeries {
@@ -34,6 +49,9 @@ impl ProbeSeries {
 impl ProbeMetrics {
     /// A new series. It is exported until it is dropped.
     pub fn series(&self, pod: &Pod, container: &Arc<str>, kind: ProbeKind) -> Arc<ProbeSeries> {
+        let mut registered = self.0.lock();
+        let number = registered.next;
+        registered.next += 1;
         let series = Arc::new(ProbeSeries {
             pod: pod.name.clone(),
             uid: pod.uid.clone(),
@@ -42,16 +60,16 @@ impl ProbeMetrics {
             successful: Counter::default(),
             failed: Counter::default(),
             duration: Histogram::new(DEFAULT),
+            number,
+            registered: Arc::downgrade(&self.0),
         });
-        let mut all = self.series.lock();
-        all.retain(|series| series.strong_count() > 0);
-        all.push(Arc::downgrade(&series));
+        registered.series.insert(number, Arc::downgrade(&series));
         series
     }
 
     pub fn write(&self, out: &mut Exposition) {
         let mut all: Vec<Arc<ProbeSeries>> =
-            self.series.lock().iter().filter_map(Weak::upgrade).collect();
+            self.0.lock().series.values().filter_map(Weak::upgrade).collect();
         all.sort_by(|a, b| a.key().cmp(&b.key()));
         out.histograms(
             "prober_probe_duration_seconds",
@@ -124,5 +142,6 @@ mod tests {
         assert!(!page_now.contains("failed"), "zero counters are not exported");
         drop(series);
         assert_eq!(page(), "");
+        assert!(metrics.0.lock().series.is_empty(), "a series is unregistered when it is dropped");
     }
 }
