@@ -12,6 +12,7 @@ mod housekeeping;
 pub mod journal;
 pub mod mirrors;
 mod orphan;
+pub(crate) mod pod_changes;
 pub mod pod_handle;
 mod pod_index;
 mod resizes;

@@ -40,7 +40,7 @@ impl Mirrors {
     /// Reconciles all mirror pods until stopped.
     pub async fn run(self, stop: CancellationToken) {
         let work = async {
-            let mut changed = self.pod_index.changed();
+            let mut changed = self.pod_index.mirrors_changed();
             let mut failures = Failures::default();
             loop {
                 changed.mark_unchanged();

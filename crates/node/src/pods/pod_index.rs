@@ -11,12 +11,13 @@ use podwright_core::ids::{PodName, PodUid};
 use podwright_core::lifecycle::{CleanupPolicy, Stage};
 use podwright_core::observed::PodEvent;
 use podwright_core::pod::Pod;
-use podwright_core::pod::desired::{ApiUid, DesiredPods, MirrorPod, PodCounts};
+use podwright_core::pod::desired::{ApiUid, DesiredPods, MirrorPod, PodCounts, is_mirror};
 use podwright_core::pod::mirror::Static;
 use podwright_core::time::Mono;
 use tokio::sync::watch;
 
 use crate::pods::orphan::OrphanHandle;
+use crate::pods::pod_changes::{ChangeReaders, ChangedPods};
 use crate::pods::pod_handle::PodHandle;
 use crate::runtime::pleg::Listener;
 
@@ -116,8 +117,10 @@ pub struct PodIndex {
     changes: Arc<PodChanges>,
     sources_ready: AtomicBool,
     api_synced: AtomicBool,
-    /// Increased by every change of pods, mirror pods and workers.
-    changed: watch::Sender<u64>,
+    /// Readers of every change of pods, mirror pods and workers.
+    readers: ChangeReaders,
+    /// Increased by every change that mirror pods depend on.
+    mirrors_changed: watch::Sender<u64>,
     /// When the loop of the pod manager last ran.
     last_loop: Mutex<Option<Mono>>,
     /// Every wanted pod has a worker, so a pod without one is not wanted.
@@ -208,9 +211,18 @@ impl PodIndex {
         pods
     }
 
-    /// Notified of every change of pods, mirror pods and handles.
-    pub fn changed(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    /// Every change of pods, mirror pods and handles from now on.
+    pub(crate) fn changes(&self) -> Arc<ChangedPods> {
+        self.readers.subscribe()
+    }
+
+    /// Notified of every change of static pods, mirror pods and the pods that have their names.
+    pub fn mirrors_changed(&self) -> watch::Receiver<u64> {
+        self.mirrors_changed.subscribe()
+    }
+
+    fn note_mirror_change(&self) {
+        self.mirrors_changed.send_modify(|count| *count += 1);
     }
 
     /// The numbers of desired pods.
@@ -374,13 +386,13 @@ impl PodIndex {
 
     pub(crate) fn set_sources_ready(&self, ready: bool) {
         if self.sources_ready.swap(ready, Relaxed) != ready {
-            self.changed.send_modify(|count| *count += 1);
+            self.note_mirror_change();
         }
     }
 
     pub(super) fn set_api_synced(&self, heard: bool) {
         if self.api_synced.swap(heard, Relaxed) != heard {
-            self.changed.send_modify(|count| *count += 1);
+            self.note_mirror_change();
         }
     }
 
@@ -392,15 +404,17 @@ impl PodIndex {
     pub(super) fn upsert(&self, entry: Entry) {
         match entry {
             Entry::Desired(pod) => {
-                let uid = pod.uid.clone();
-                self.table.write().desired.put(pod);
-                self.note(&uid);
+                let next = pod.clone();
+                self.change_desired(&pod, |desired| desired.put(next));
             }
             Entry::Worker(handle) => {
                 handle.note_changes_in(self.changes.clone());
-                let uid = handle.pod().uid.clone();
-                self.table.write().set_handle(&uid, Some(Handle::Worker(handle)));
-                self.note(&uid);
+                let pod = handle.pod();
+                self.table.write().set_handle(&pod.uid, Some(Handle::Worker(handle)));
+                self.note(&pod.uid);
+                if pod.is_static() {
+                    self.note_mirror_change();
+                }
             }
             Entry::Orphan(handle) => {
                 let uid = handle.uid().clone();
@@ -412,22 +426,40 @@ impl PodIndex {
     /// Removes a part of the entry of a pod; the entry ends with its last part.
     pub(super) fn remove(&self, part: Part<'_>) {
         match part {
-            Part::Desired(pod) => {
-                self.table.write().desired.remove(pod);
-                self.note(&pod.uid);
-            }
+            Part::Desired(pod) => self.change_desired(pod, |desired| desired.remove(pod)),
             Part::Handle(uid) => {
+                let was_static = self.handle(uid).is_some_and(|handle| handle.pod().is_static());
                 self.table.write().set_handle(uid, None);
                 self.note(uid);
                 // Now, so that pods that are gone do not accumulate.
                 self.with_usage(|_| ());
+                if was_static {
+                    self.note_mirror_change();
+                }
             }
+        }
+    }
+
+    fn change_desired(&self, pod: &Pod, change: impl FnOnce(&mut DesiredPods)) {
+        let concerns_mirrors = {
+            let desired = &mut self.table.write().desired;
+            // A pod of the API may take the name of a static pod, or leave it to one.
+            let static_has_name = |desired: &DesiredPods| {
+                desired.by_name(&pod.name).is_some_and(|named| named.is_static())
+            };
+            let before = static_has_name(desired);
+            change(desired);
+            before || static_has_name(desired) || pod.is_static() || is_mirror(pod)
+        };
+        self.note(&pod.uid);
+        if concerns_mirrors {
+            self.note_mirror_change();
         }
     }
 
     fn note(&self, uid: &PodUid) {
         self.changes.note(uid);
-        self.changed.send_modify(|count| *count += 1);
+        self.readers.note(uid);
     }
 }
 

@@ -8,9 +8,10 @@
 mod fetched;
 mod reading;
 mod services;
+mod watch_table;
 mod watched;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -22,13 +23,14 @@ use podwright_core::config::env::{EnvDependency, ObjectKind};
 use podwright_core::ids::PodUid;
 use podwright_core::pod::Pod;
 use podwright_core::volume::sources::ContentSources;
-use tokio::sync::Notify;
 
 pub use fetched::{Fetched, FileRead};
 pub use reading::ReadError;
 use services::Services;
+use watch_table::WatchTable;
 use watched::{WatchState, Watched};
 
+use crate::pods::pod_changes::ChangedPods;
 use crate::runtime::images::Secrets;
 
 /// One ConfigMap or Secret.
@@ -50,17 +52,11 @@ pub struct Objects {
     client: Option<kube::Client>,
     node_name: Arc<str>,
     services: Services,
-    watched: Mutex<HashMap<Key, Watched>>,
+    watched: Mutex<WatchTable>,
+    /// Pods that refer to changed objects.
     changed_pods: ChangedPods,
     /// Handlers of runtime classes, as last read for a sandbox.
     handlers: Mutex<HashMap<String, String>>,
-}
-
-/// Pods that refer to changed objects.
-#[derive(Default)]
-struct ChangedPods {
-    pods: Mutex<BTreeSet<PodUid>>,
-    any: Notify,
 }
 
 impl Objects {
@@ -111,49 +107,28 @@ impl Objects {
         let Some(client) = &self.client else { return Lookup::NoApiServer };
         let key = Key { kind, namespace: pod.name.namespace.clone(), name: name.into() };
         let seen = {
-            let mut watched = self.watched.lock();
-            let watched = watched
-                .entry(key.clone())
-                .or_insert_with(|| Watched::begin(client.clone(), key, Arc::downgrade(self)));
-            watched.pods.insert(pod.uid.clone());
-            watched.seen.clone()
+            let begin = |key| Watched::begin(client.clone(), key, Arc::downgrade(self));
+            self.watched.lock().follow(key, &pod.uid, begin)
         };
         WatchState::value(&seen).await
     }
 
     /// Ends the watches on objects that only this pod referred to.
     pub fn release(&self, pod: &PodUid) {
-        let mut over = Vec::new();
-        {
-            let mut watched = self.watched.lock();
-            watched.retain(|_, watched| {
-                watched.pods.remove(pod);
-                if watched.pods.is_empty() {
-                    over.extend(watched.task.take());
-                }
-                !watched.pods.is_empty()
-            });
-        }
+        let released = self.watched.lock().release(pod);
         // Dropped outside the lock: aborting a task may run its destructors here.
-        drop(over);
-        self.changed_pods.pods.lock().remove(pod);
+        drop(released);
+        self.changed_pods.forget(pod);
     }
 
-    /// Waits for pods that refer to changed objects. Cancel-safe: unreturned pods stay queued.
-    pub async fn changed(&self) -> BTreeSet<PodUid> {
-        loop {
-            let pods = std::mem::take(&mut *self.changed_pods.pods.lock());
-            if !pods.is_empty() {
-                return pods;
-            }
-            self.changed_pods.any.notified().await;
-        }
+    /// Pods that refer to changed objects; the volume refresh is their reader.
+    pub(crate) fn changed(&self) -> &ChangedPods {
+        &self.changed_pods
     }
 
     fn notify_change(&self, key: &Key) {
-        let pods = self.watched.lock().get(key).map(|watched| watched.pods.clone());
-        self.changed_pods.pods.lock().extend(pods.into_iter().flatten());
-        self.changed_pods.any.notify_one();
+        let pods = self.watched.lock().pods(key);
+        self.changed_pods.note(pods);
     }
 
     #[cfg(test)]

@@ -21,6 +21,7 @@ mod orphans;
 mod pod;
 mod projected;
 mod refresh;
+mod refresh_schedule;
 mod refused;
 mod release;
 mod secret;
@@ -47,6 +48,7 @@ use podwright_host::files::{FileError, Root};
 use podwright_host::mounts::{MountError, Propagation};
 use podwright_host::threads;
 
+use crate::pods::pod_changes::ChangedPods;
 use crate::resources::objects::{FileRead, Objects};
 use crate::resources::users::Users;
 use crate::worker::start_limiter::StartLimiter;
@@ -119,6 +121,8 @@ pub struct Volumes {
     start_limiter: StartLimiter,
     resync: Duration,
     known: Mutex<BTreeMap<PodUid, Arc<PodVolumes>>>,
+    /// Pods whose entry in `known` was published or removed; the volume refresh is their reader.
+    published: Arc<ChangedPods>,
     /// Pod directories left by an earlier process and not yet taken over.
     left: Mutex<BTreeSet<PodUid>>,
     orphans: OrphanedDirectories,
@@ -149,6 +153,7 @@ impl Volumes {
             start_limiter: StartLimiter::new(PARALLEL_PODS),
             resync: RESYNC,
             known: Mutex::default(),
+            published: Arc::default(),
             left: Mutex::default(),
             orphans: OrphanedDirectories::default(),
         };
@@ -230,11 +235,13 @@ impl Volumes {
         }
         if prepared.is_empty() {
             entry.publish(pod, &work, now);
+            self.published.note([pod.uid.clone()]);
             return work.set_up_outcome(pod, now, Vec::new());
         }
         let resync = resync::delay(&pod.uid, self.resync);
         let (clock, this_pod, directory) =
             (self.sources.clock.clone(), pod.clone(), self.open_pod_dir(&pod.uid));
+        let published = self.published.clone();
         let set_up = async move {
             threads::blocking(move || {
                 let errors = match directory {
@@ -247,6 +254,7 @@ impl Volumes {
                 };
                 let now = clock.now().mono;
                 entry.publish(&this_pod, &work, now);
+                published.note([this_pod.uid.clone()]);
                 let outcome = work.set_up_outcome(&this_pod, now, errors);
                 drop(work);
                 outcome
@@ -345,6 +353,7 @@ impl Volumes {
     fn forget(&self, uid: &PodUid) {
         self.known.lock().remove(uid);
         self.left.lock().remove(uid);
+        self.published.note([uid.clone()]);
         self.sources.objects.release(uid);
     }
 

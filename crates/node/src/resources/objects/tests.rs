@@ -57,7 +57,8 @@ impl Scene {
 
     /// The pods that are notified of a change.
     async fn notified_pods(&self) -> Vec<String> {
-        let pods = tokio::time::timeout(Duration::from_secs(30), self.objects.changed()).await;
+        let pods =
+            tokio::time::timeout(Duration::from_secs(30), self.objects.changed().next()).await;
         pods.unwrap().iter().map(ToString::to_string).collect()
     }
 }
@@ -101,9 +102,7 @@ async fn label_edits_are_ignored_and_immutable_objects_are_not_watched() {
     assert_eq!(scene.read("b", "fixed").await, Lookup::Found("1".into()));
     let ended = async {
         loop {
-            let over = scene.objects.watched.lock().iter().any(|(key, watched)| {
-                &*key.name == "fixed" && watched.task.as_ref().is_some_and(|t| t.is_finished())
-            });
+            let over = scene.objects.watched.lock().has_ended("fixed");
             if over {
                 break;
             }

@@ -9,6 +9,7 @@
 //! does not retry it, and a volume that stays broken must not delay the renewal of a token.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ use podwright_core::time::Mono;
 use tokio_util::sync::CancellationToken;
 
 use super::Volumes;
-use super::pod::PodVolumes;
+use super::refresh_schedule::RefreshSchedule;
+use crate::pods::pod_changes::ChangedPods;
 use crate::pods::{CHANGE_DEBOUNCE, PodIndex};
 use crate::report::events::{Recorder, Severity};
 use crate::runtime::pleg::Pleg;
@@ -29,17 +31,25 @@ use crate::runtime::pleg::Pleg;
 /// Minimum delay before a pod with a failed volume is tried again, regardless of its volumes'
 /// back-off: a volume that cannot record its failure would otherwise be retried in a busy loop.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// When to look again at a pod whose worker waits for a volume: only a relist shows that one of its
+/// containers runs.
+const WAITING_RECHECK: Duration = Duration::from_secs(10);
 
 impl Volumes {
-    pub async fn keep(
+    /// Refreshes the volumes of running pods until stopped.
+    pub fn keep(
         self: Arc<Self>,
         pod_index: Arc<PodIndex>,
         pleg: Arc<Pleg>,
         events: Recorder,
         stop: CancellationToken,
-    ) {
-        let refresh_task = VolumeRefresh { volumes: self, pod_index, pleg, events };
-        stop.run_until_cancelled(refresh_task.run()).await;
+    ) -> impl Future<Output = ()> + Send + 'static {
+        // Subscribed here, not in the task: no pod is added before.
+        let changed = pod_index.changes();
+        let refresh_task = VolumeRefresh { volumes: self, pod_index, pleg, events, changed };
+        async move {
+            stop.run_until_cancelled(refresh_task.run()).await;
+        }
     }
 }
 
@@ -48,15 +58,22 @@ struct VolumeRefresh {
     pod_index: Arc<PodIndex>,
     pleg: Arc<Pleg>,
     events: Recorder,
+    changed: Arc<ChangedPods>,
 }
 
-/// Pods that are not refreshed for now.
+/// What is known of the pods. Each event changes the pods that it names and no other.
 #[derive(Default)]
-struct Pauses {
-    /// Being refreshed.
+struct RefreshState {
+    schedule: RefreshSchedule,
+    /// Being refreshed. Scheduled again afterwards.
     busy: BTreeSet<PodUid>,
     /// A volume failed; not before this time.
     backing_off: BTreeMap<PodUid, Mono>,
+    /// Running pods whose volumes an earlier process set up.
+    adopted: Vec<Arc<Pod>>,
+    /// Number of times that a pod's volumes were looked at.
+    #[cfg(test)]
+    visits: usize,
 }
 
 /// Result of refreshing one pod.
@@ -67,37 +84,48 @@ struct Refreshed {
 
 impl VolumeRefresh {
     async fn run(self) {
-        let mut pods_changed = self.pod_index.changed();
-        let (mut in_progress, mut pauses) = (FuturesUnordered::new(), Pauses::default());
+        let (mut in_progress, mut state) = (FuturesUnordered::new(), RefreshState::default());
+        let volumes = &self.volumes;
         loop {
-            for pod in self.due(&pauses) {
-                pauses.busy.insert(pod.uid.clone());
+            for pod in self.take_due(&mut state) {
+                state.busy.insert(pod.uid.clone());
                 in_progress.push(self.refresh(pod));
             }
             tokio::select! { biased;
-                Some(Refreshed { uid, failed }) = in_progress.next(), if !in_progress.is_empty() => {
-                    let now = self.volumes.sources.clock.now().mono;
-                    pauses.busy.remove(&uid);
-                    pauses.backing_off.retain(|_, until| now < *until);
-                    if failed {
-                        pauses.backing_off.insert(uid, now + MIN_RETRY_DELAY);
-                    }
+                Some(refreshed) = in_progress.next(), if !in_progress.is_empty() => {
+                    self.finish(refreshed, &mut state);
                 }
-                // Cancel-safe: unreturned changes stay queued.
-                pods = self.volumes.sources.objects.changed() => self.mark_outdated(&pods),
-                // Cancel-safe: an unreported change stays marked.
-                Ok(()) = pods_changed.changed() => {
+                // Cancel-safe, as are the next two: unreturned pods stay noted.
+                pods = volumes.sources.objects.changed().next() => {
+                    self.mark_outdated(&pods, &mut state);
+                }
+                pods = volumes.published.next() => self.schedule(&pods, &mut state),
+                pods = self.changed.next() => {
                     tokio::time::sleep(CHANGE_DEBOUNCE).await;
-                    pods_changed.mark_unchanged();
-                    self.check_pods();
+                    let mut pods = pods;
+                    pods.append(&mut self.changed.take());
+                    self.check_pods(&pods, &mut state);
                 }
-                () = sleep(self.next(&pauses)) => {}
+                () = sleep(self.next(&state)) => {}
             }
         }
     }
 
+    fn now(&self) -> Mono {
+        self.volumes.sources.clock.now().mono
+    }
+
+    fn finish(&self, Refreshed { uid, failed }: Refreshed, state: &mut RefreshState) {
+        state.busy.remove(&uid);
+        match failed {
+            true => state.backing_off.insert(uid.clone(), self.now() + MIN_RETRY_DELAY),
+            false => state.backing_off.remove(&uid),
+        };
+        self.schedule(&[uid].into(), state);
+    }
+
     /// Marks these pods as outdated: an object that they refer to changed.
-    fn mark_outdated(&self, pods: &BTreeSet<PodUid>) {
+    fn mark_outdated(&self, pods: &BTreeSet<PodUid>, state: &mut RefreshState) {
         for uid in pods {
             if let Some(entry) = self.volumes.known.lock().get(uid) {
                 entry.mark_outdated();
@@ -106,64 +134,75 @@ impl VolumeRefresh {
                 handle.retry();
             }
         }
+        self.schedule(pods, state);
     }
 
-    /// Marks pods whose volumes contain fields of the pod that changed.
-    fn check_pods(&self) {
-        for (uid, entry) in self.volumes.known.lock().iter() {
-            if self.pod_index.pod(uid).is_some_and(|pod| entry.is_outdated_by(&pod)) {
+    /// Marks pods whose volumes contain fields of the pod that changed, and adopts new pods.
+    fn check_pods(&self, pods: &BTreeSet<PodUid>, state: &mut RefreshState) {
+        for uid in pods {
+            let Some(pod) = self.pod_index.pod(uid) else { continue };
+            let entry = self.volumes.known.lock().get(uid).cloned();
+            if let Some(entry) = entry.filter(|entry| entry.is_outdated_by(&pod)) {
                 entry.mark_outdated();
             }
+            if self.may_adopt(uid) && self.volumes.left.lock().remove(uid) {
+                state.adopted.push(pod);
+            }
+        }
+        self.schedule(pods, state);
+    }
+
+    /// Whether the pod runs, in any phase.
+    fn may_adopt(&self, uid: &PodUid) -> bool {
+        let is_syncing =
+            self.pod_index.handle(uid).is_some_and(|handle| handle.stage() == Stage::Syncing);
+        is_syncing && self.pleg.runs_container(uid)
+    }
+
+    fn schedule(&self, pods: &BTreeSet<PodUid>, state: &mut RefreshState) {
+        for uid in pods {
+            let at = self.wake_at(uid, state);
+            state.schedule.set(uid, at);
         }
     }
 
-    /// Pods whose volumes are due and not being worked on.
-    fn due(&self, pauses: &Pauses) -> Vec<Arc<Pod>> {
-        let now = self.volumes.sources.clock.now().mono;
-        let known = self.volumes.known.lock();
-        let needed = known.iter().filter(|(uid, entry)| {
-            self.wake_at(uid, entry, pauses, now).is_some_and(|at| at <= now)
-        });
-        let mut due: Vec<_> = needed.filter_map(|(uid, _)| self.pod_index.pod(uid)).collect();
-        drop(known);
-        due.extend(self.adopted_pods());
+    /// Removes the pods whose volumes are due from the schedule.
+    fn take_due(&self, state: &mut RefreshState) -> Vec<Arc<Pod>> {
+        let now = self.now();
+        let mut due = std::mem::take(&mut state.adopted);
+        for uid in state.schedule.take_due(now) {
+            match self.wake_at(&uid, state) {
+                Some(at) if at <= now => due.extend(self.pod_index.pod(&uid)),
+                later => state.schedule.set(&uid, later),
+            }
+        }
         due
     }
 
-    /// When a pod's volumes are due; `None`: not at all, or the pod worker handles them.
-    fn wake_at(
-        &self,
-        uid: &PodUid,
-        entry: &PodVolumes,
-        pauses: &Pauses,
-        now: Mono,
-    ) -> Option<Mono> {
-        // A worker that waits for a volume has no running container yet.
-        if pauses.busy.contains(uid) || !(entry.is_ready() || self.pleg.runs_container(uid)) {
+    /// When a pod's volumes are due; `None`: not before the next event.
+    fn wake_at(&self, uid: &PodUid, state: &mut RefreshState) -> Option<Mono> {
+        #[cfg(test)]
+        {
+            state.visits += 1;
+        }
+        let entry = self.volumes.known.lock().get(uid).cloned();
+        let Some(entry) = entry else {
+            state.backing_off.remove(uid);
+            return None;
+        };
+        if state.busy.contains(uid) {
             return None;
         }
+        let now = self.now();
         let at = if entry.has_change() { now } else { entry.wake_at()? };
-        Some(pauses.backing_off.get(uid).map_or(at, |until| at.max(*until)))
+        let at = state.backing_off.get(uid).map_or(at, |until| at.max(*until));
+        // A worker that waits for a volume has no running container yet, and handles the volumes.
+        let is_in_use = entry.is_ready() || self.pleg.runs_container(uid);
+        Some(if is_in_use { at } else { at.max(now + WAITING_RECHECK) })
     }
 
-    /// Running pods whose volumes an earlier process set up, in any phase.
-    fn adopted_pods(&self) -> Vec<Arc<Pod>> {
-        let mut left = self.volumes.left.lock();
-        let running = |uid: &PodUid| {
-            let syncing = self.pod_index.handle(uid).is_some_and(|c| c.stage() == Stage::Syncing);
-            self.pod_index.pod(uid).filter(|_| syncing && self.pleg.runs_container(uid))
-        };
-        let taken: Vec<Arc<Pod>> = left.iter().filter_map(running).collect();
-        left.retain(|uid| !taken.iter().any(|pod| pod.uid == *uid));
-        taken
-    }
-
-    /// When the next refresh is due. Overdue volumes are left out: they wait for their pod.
-    fn next(&self, pauses: &Pauses) -> Option<Duration> {
-        let now = self.volumes.sources.clock.now().mono;
-        let known = self.volumes.known.lock();
-        let times = known.iter().filter_map(|(uid, entry)| self.wake_at(uid, entry, pauses, now));
-        times.filter(|at| *at > now).min().map(|at| at.since(now))
+    fn next(&self, state: &RefreshState) -> Option<Duration> {
+        state.schedule.next().map(|at| at.since(self.now()))
     }
 
     /// A volume that cannot be refreshed keeps its content; an event of the pod reports the failure.
@@ -183,3 +222,6 @@ async fn sleep(wait: Option<Duration>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

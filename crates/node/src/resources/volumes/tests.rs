@@ -117,7 +117,7 @@ impl Scene {
 
     async fn edited(&self, pod: &Pod) {
         let told = tokio::time::timeout(Duration::from_secs(30), async {
-            while !self.volumes.sources.objects.changed().await.contains(&pod.uid) {}
+            while !self.volumes.sources.objects.changed().next().await.contains(&pod.uid) {}
         });
         told.await.unwrap();
         self.volumes.known.lock()[&pod.uid].mark_outdated();
