@@ -84,7 +84,9 @@ impl ApiServer {
             let (stream, permit) = match accepted {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => {
-                    tracing::debug!("API server: connection refused: not a peer of this listener, or at its limit");
+                    tracing::debug!(
+                        "API server: connection refused: not a peer of this listener, or at its limit"
+                    );
                     continue;
                 }
                 Err(error) => {

@@ -3,6 +3,8 @@
 //! An observation carries the monotonic time taken *before* the runtime was called. A decision
 //! that follows a later action must not use it.
 
+mod listing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{ContainerId, PodName, PodUid, SandboxId};
 use crate::pod::ContainerHash;
 use crate::time::Mono;
+pub use listing::{ItemKind, ListedItem, ListingTotals, PodChange, RuntimeListing};
 
 /// Everything that the runtime reports about one pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -284,7 +287,8 @@ impl PodListing {
         self.containers.values().any(|state| *state == ListedState::Running)
     }
 
-    fn state(&self, id: &str) -> Option<ListedState> {
+    /// State of one sandbox or container.
+    pub fn state(&self, id: &str) -> Option<ListedState> {
         self.sandboxes.get(id).or_else(|| self.containers.get(id)).copied()
     }
 }

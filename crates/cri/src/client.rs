@@ -4,16 +4,17 @@
 //! reserved in the runtime. So each of them runs in a task of its own up to its deadline, and
 //! dropping the future only stops the *waiting*. Reads, pulls and exec may be dropped.
 
+mod pod_list;
 mod streams;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use podwright_core::ids::{ContainerId, PodName, PodUid, SandboxId};
 use podwright_core::labels;
-use podwright_core::observed::{ListedState, ObservedPod, PodListing, Sandbox};
+use podwright_core::observed::{ObservedPod, Sandbox};
 use podwright_core::time::Mono;
 use podwright_proto::cri;
 use podwright_proto::cri::image_service_client::ImageServiceClient;
@@ -27,6 +28,7 @@ use crate::convert::{self, ObservedContainer};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, Kind};
 use crate::ownership::Ownership;
+pub use pod_list::PodList;
 pub use streams::Streams;
 
 /// Replies larger than this are refused, as upstream does: 16 MiB.
@@ -243,26 +245,6 @@ impl Client {
     }
 
     // === Observation ===
-
-    /// A listing of everything in the runtime.
-    pub async fn list_pods(&self) -> Result<BTreeMap<PodUid, (PodName, PodListing)>, Error> {
-        let (sandboxes, containers) = self.list_all().await?;
-        let own: BTreeSet<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
-        let mut pods: BTreeMap<PodUid, (PodName, PodListing)> = BTreeMap::new();
-        for sandbox in sandboxes {
-            let ready = convert::sandbox_ready(sandbox.state);
-            let state = if ready { ListedState::Running } else { ListedState::Exited };
-            if let Some(pod) = entry(&mut pods, &sandbox.labels) {
-                pod.sandboxes.insert(sandbox.id.into(), state);
-            }
-        }
-        for container in containers.into_iter().filter(|it| self.is_of_own(it, &own)) {
-            if let Some(pod) = entry(&mut pods, &container.labels) {
-                pod.containers.insert(container.id.into(), convert::listed_state(container.state));
-            }
-        }
-        Ok(pods)
-    }
 
     /// Everything the runtime reports of one pod. `as_of` is the monotonic time before this call.
     pub async fn observe(
@@ -660,14 +642,6 @@ impl Client {
 }
 
 /// The entry of the pod an object belongs to; objects without pod labels are ignored.
-fn entry<'a>(
-    pods: &'a mut BTreeMap<PodUid, (PodName, PodListing)>,
-    labels: &BTreeMap<String, String>,
-) -> Option<&'a mut PodListing> {
-    let (uid, name) = convert::owner(labels)?;
-    Some(&mut pods.entry(uid).or_insert_with(|| (name, PodListing::default())).1)
-}
-
 /// Lets a mutating call finish even if its caller no longer waits.
 async fn detached<T: Send + 'static>(
     call: &'static str,

@@ -16,7 +16,7 @@ mod ownership;
 mod recorded;
 
 pub use client::{
-    Client, ExecOutput, Image, PullResult, RuntimeStatus, Streams, Timeouts, Version,
+    Client, ExecOutput, Image, PodList, PullResult, RuntimeStatus, Streams, Timeouts, Version,
 };
 pub use convert::{ObservedContainer, Termination};
 pub use endpoint::Endpoint;

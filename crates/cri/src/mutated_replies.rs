@@ -67,7 +67,7 @@ fn valid_replies_are_parsed() {
         client.version().await.unwrap();
         client.status().await.unwrap();
         assert_eq!(client.sandbox_image().await.unwrap().as_deref(), Some("pause:1"));
-        assert_eq!(client.list_pods().await.unwrap().len(), 1);
+        assert_eq!(client.list_pods().await.unwrap().pods().count(), 1);
         assert_eq!(client.leftovers().await.unwrap().containers.len(), 1);
         let (seen, _) = client.observe(&PodUid::new("u"), &name(), Mono::ZERO).await.unwrap();
         assert_eq!((seen.sandboxes.len(), seen.instances.len()), (1, 1));
@@ -86,7 +86,7 @@ fn name() -> PodName {
 
 async fn query_pods(client: &Client) {
     if let Ok(pods) = client.list_pods().await {
-        assert!(pods.keys().all(|uid| !uid.as_str().is_empty()), "{pods:?}");
+        assert!(pods.pods().all(|(uid, _, _)| !uid.as_str().is_empty()), "{pods:?}");
     }
     if let Ok((seen, containers)) = client.observe(&PodUid::new("u"), &name(), Mono::ZERO).await {
         assert!(seen.sandboxes.iter().all(|sandbox| !sandbox.id.as_str().is_empty()));

@@ -4,7 +4,7 @@
 //! are leftovers of an earlier agent; in a shared one they may be another node's pods. So the lists
 //! used for these decisions contain only this node's pods.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Client {
     ) -> Result<(Vec<cri::PodSandbox>, Vec<cri::Container>), Error> {
         let (sandboxes, containers) =
             tokio::try_join!(self.list_sandboxes(None), self.list_containers(None))?;
-        Ok((self.keep_own(sandboxes).await, containers))
+        Ok((self.keep_own(sandboxes, |sandbox| &sandbox.id).await, containers))
     }
 
     /// Whether a container belongs to this node, if these are its sandboxes.
@@ -53,13 +53,15 @@ impl Client {
         self.ownership.is_none() || own.contains(&container.pod_sandbox_id)
     }
 
-    async fn keep_own(&self, sandboxes: Vec<cri::PodSandbox>) -> Vec<cri::PodSandbox> {
+    /// The sandboxes of this node.
+    pub(crate) async fn keep_own<T>(&self, sandboxes: Vec<T>, id: impl Fn(&T) -> &str) -> Vec<T> {
         let Some(ownership) = &self.ownership else { return sandboxes };
         let unknown: Vec<String> = {
             let mut known = ownership.known.lock();
-            known.retain(|id, _| sandboxes.iter().any(|sandbox| sandbox.id == *id));
-            let ids = sandboxes.iter().map(|sandbox| sandbox.id.clone());
-            ids.filter(|id| !known.contains_key(id)).collect()
+            let ids: HashSet<&str> = sandboxes.iter().map(&id).collect();
+            known.retain(|known, _| ids.contains(known.as_str()));
+            let ids = sandboxes.iter().map(&id);
+            ids.filter(|id| !known.contains_key(*id)).map(str::to_owned).collect()
         };
         let inspections = unknown.into_iter().map(|id| {
             let (this, ownership) = (self.clone(), ownership.clone());
@@ -70,7 +72,7 @@ impl Client {
             .collect::<Vec<()>>()
             .await;
         let known = ownership.known.lock();
-        let is_own = |sandbox: &cri::PodSandbox| known.get(&sandbox.id).copied().unwrap_or(false);
+        let is_own = |sandbox: &T| known.get(id(sandbox)).copied().unwrap_or(false);
         sandboxes.into_iter().filter(is_own).collect()
     }
 

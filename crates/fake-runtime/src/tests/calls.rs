@@ -29,7 +29,7 @@ async fn list_of_five_thousand_pods_with_long_annotations_is_read() {
         config.annotations.insert("long".into(), "x".repeat(4096));
         client.run_sandbox(config, "").await.unwrap();
     }
-    assert_eq!(client.list_pods().await.unwrap().len(), 5_000);
+    assert_eq!(client.list_pods().await.unwrap().pods().count(), 5_000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,12 +153,12 @@ async fn listing_has_all_pods_and_lists_filter_by_label() {
     bed.running("db").await;
     bed.fake.kill_container("db", "app", 0);
     let pods = bed.client.list_pods().await.unwrap();
-    assert_eq!(pods.len(), 2);
-    let (name, web) = &pods[&PodUid::new("uid-web")];
-    assert_eq!(name.to_string(), "default/web");
+    let names: Vec<String> = pods.pods().map(|(_, name, _)| name.to_string()).collect();
+    assert_eq!(names, ["default/db", "default/web"]);
+    let web = pods.get(&PodUid::new("uid-web")).unwrap();
     assert_eq!(web.sandboxes[sandbox.as_str()], ListedState::Running);
     assert_eq!(web.containers[container.as_str()], ListedState::Running);
-    let (_, db) = &pods[&PodUid::new("uid-db")];
+    let db = pods.get(&PodUid::new("uid-db")).unwrap();
     assert_eq!(db.containers.values().copied().collect::<Vec<_>>(), [ListedState::Exited]);
 
     let of_web = bed.client.list_containers(Some(&PodUid::new("uid-web"))).await.unwrap();

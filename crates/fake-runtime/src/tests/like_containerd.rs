@@ -211,7 +211,7 @@ async fn play(log: &mut Transcript, client: &Client, raw: &mut Raw, logs: &str) 
     log.note("create while the old one is there", again);
     log.note("remove stopped sandbox", raw.remove_sandbox(&sandbox).await);
     log.note("remove ready sandbox", raw.remove_sandbox(&next).await);
-    log.line(format!("left: {} pods", client.list_pods().await.unwrap().len()));
+    log.line(format!("left: {} pods", client.list_pods().await.unwrap().pods().count()));
 }
 
 async fn seen_sandbox(what: &str, client: &Client, id: &str) -> String {

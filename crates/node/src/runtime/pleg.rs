@@ -8,20 +8,25 @@
 //!
 //! The relist runs every second without an event stream, and slower while one is healthy.
 
-use std::collections::{BTreeMap, HashMap};
+mod owners;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, Stream};
+use owners::Owners;
 use parking_lot::Mutex;
 use podwright_core::gc::{self, ContainerPolicy};
 use podwright_core::ids::{ContainerId, PodName, PodUid};
-use podwright_core::observed::{self, ListedState, ObservedPod, PodEvent, PodListing, State};
+use podwright_core::observed::{
+    ListedItem, ListedState, ObservedPod, PodChange, PodEvent, PodListing, RuntimeListing, State,
+};
 use podwright_core::time::Mono;
 use podwright_cri as cri;
 use podwright_host::clock::Clock;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::termination_message;
@@ -34,6 +39,11 @@ const RELIST_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(10);
 /// Without a successful relist for this long the PLEG is unhealthy, as upstream.
 const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
+/// Concurrent inspections. After a restart all pods are inspected, and the runtime goes through all
+/// its pods for each.
+const CONCURRENT_INSPECTIONS: usize = 32;
+/// An inspection that takes longer does not count any more: one that hangs must not delay others.
+const INSPECTION_HANGS: Duration = Duration::from_secs(1);
 /// An inspection right after an exit event may be too early, so the event is repeated after these
 /// delays.
 const REPEATS: [Duration; 4] = [
@@ -49,7 +59,22 @@ pub trait Listener: Send + Sync + 'static {
     fn notify(&self, uid: &PodUid, events: &[PodEvent]);
 }
 
-type Listing = BTreeMap<PodUid, (PodName, PodListing)>;
+/// The cached state of a pod.
+#[derive(Default)]
+struct CacheEntry {
+    observed: watch::Sender<Option<Arc<ObservedPod>>>,
+    /// The pod worker made this observation, so it needs no notification of what it shows.
+    by_worker: bool,
+}
+
+/// For whom a pod is inspected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspector {
+    /// The worker of the pod, which decides on the result.
+    Worker,
+    /// Any other; the worker does not learn of the result.
+    Other,
+}
 
 pub struct Pleg {
     runtime: cri::Client,
@@ -57,10 +82,10 @@ pub struct Pleg {
     metrics: Arc<Metrics>,
     keeps: ContainerPolicy,
     /// Result of the last relist.
-    last: Mutex<Listing>,
-    cache: Mutex<HashMap<PodUid, watch::Sender<Option<Arc<ObservedPod>>>>>,
-    /// The pod of each runtime ID, for events that name only the ID, and when it was last observed.
-    owners: Mutex<HashMap<Arc<str>, (PodUid, Mono)>>,
+    last: Mutex<RuntimeListing>,
+    cache: Mutex<HashMap<PodUid, CacheEntry>>,
+    owners: Mutex<Owners>,
+    inspections: Semaphore,
     relisted: watch::Sender<Option<Relist>>,
     /// The runtime responded to the last relist.
     reachable: Mutex<bool>,
@@ -101,6 +126,7 @@ impl Pleg {
             last: Mutex::default(),
             cache: Mutex::default(),
             owners: Mutex::default(),
+            inspections: Semaphore::new(CONCURRENT_INSPECTIONS),
             relisted: watch::Sender::new(None),
             reachable: Mutex::default(),
             recoveries: watch::Sender::default(),
@@ -131,13 +157,13 @@ impl Pleg {
         }
     }
 
-    /// Lists all pods once and notifies the workers of pods that changed.
+    /// Lists all pods once and notifies the workers of pods that changed since they looked.
     pub async fn relist(&self, listener: &impl Listener) -> Result<(), cri::Error> {
         let began = self.clock.now().mono;
         if let Some(previous) = *self.relisted.borrow() {
             self.metrics.pleg.interval.observe(began.since(previous.began));
         }
-        let seen = self.runtime.list_pods().await;
+        let seen = self.runtime.pod_list().await;
         self.metrics.pleg.duration.observe(self.clock.now().mono.since(began));
         let reachable = seen.as_ref().map_or_else(|error| !error.is_silence(), |_| true);
         let was_reachable = std::mem::replace(&mut *self.reachable.lock(), reachable);
@@ -149,23 +175,47 @@ impl Pleg {
             // A relist that began later has already finished; its result is newer.
             return Ok(());
         }
-        self.count(&seen);
-        let changes = {
-            let mut last = self.last.lock();
-            let changes = compare(&last, &seen);
-            self.replace_owners(&seen, began);
-            *last = seen;
-            changes
-        };
-        for (uid, events) in &changes {
+        let changes = self.merge(seen.items()?, began);
+        drop(seen);
+        for PodChange { uid, events } in &changes {
+            let is_seen = self.is_seen_by_worker(uid);
             if events.iter().any(|e| matches!(e, PodEvent::ContainerRemoved(_))) {
                 self.forget_if_gone(uid);
             }
-            listener.notify(uid, events);
+            if !is_seen {
+                listener.notify(uid, events);
+            }
         }
         self.relisted.send_replace(Some(Relist { began }));
         self.metrics.pleg.last_seen.set(self.clock.now().wall);
         Ok(())
+    }
+
+    /// Merges a list into the last one; returns the pods that changed.
+    fn merge(&self, items: Vec<ListedItem<'_>>, began: Mono) -> Vec<PodChange> {
+        let mut last = self.last.lock();
+        let changes = last.merge(items);
+        self.owners.lock().follow_relist(&changes, &last, began);
+        let totals = last.totals();
+        drop(last);
+        let metrics = &self.metrics.pleg;
+        metrics.running_pods.set(totals.running_pods);
+        metrics.containers.created.set(totals.created);
+        metrics.containers.running.set(totals.running);
+        metrics.containers.exited.set(totals.exited);
+        metrics.containers.unknown.set(totals.unknown);
+        changes
+    }
+
+    /// Whether the pod worker has observed the pod as the last relist shows it.
+    fn is_seen_by_worker(&self, uid: &PodUid) -> bool {
+        let cache = self.cache.lock();
+        let by_worker = cache.get(uid).filter(|entry| entry.by_worker);
+        let observed = by_worker.and_then(|entry| entry.observed.borrow().clone());
+        drop(cache);
+        let Some(observed) = observed else { return false };
+        let last = self.last.lock();
+        *last.get(uid).unwrap_or(&PodListing::default()) == observed.listing()
     }
 
     /// Follows the event stream of the runtime until stopped; without it, relists are frequent.
@@ -219,14 +269,27 @@ impl Pleg {
         Ok(())
     }
 
-    /// Inspects one pod and caches the result.
+    /// Inspects one pod for its worker and caches the result.
     pub async fn inspect(
         &self,
         uid: &PodUid,
         name: &PodName,
     ) -> Result<Arc<ObservedPod>, InspectError> {
-        let as_of = self.clock.now().mono;
-        let result = self.runtime.observe(uid, name, as_of).await;
+        self.inspect_for(Inspector::Worker, uid, name).await
+    }
+
+    /// Inspects one pod and caches the result.
+    pub async fn inspect_for(
+        &self,
+        inspector: Inspector,
+        uid: &PodUid,
+        name: &PodName,
+    ) -> Result<Arc<ObservedPod>, InspectError> {
+        let inspection = async {
+            let as_of = self.clock.now().mono;
+            self.runtime.observe(uid, name, as_of).await
+        };
+        let result = self.limited(inspection).await;
         let (mut observed, seen) =
             result.map_err(|source| InspectError { name: name.clone(), source })?;
         let before = self.cached(uid);
@@ -243,22 +306,37 @@ impl Pleg {
                 }
             }
         }
-        self.note_owners(&observed);
+        self.owners.lock().note(&observed);
         if gc::has_surplus(&observed, &self.keeps) {
             self.gc_wakeup.notify_one();
         }
         keep_addresses(before.as_deref(), &mut observed);
         let observed = Arc::new(observed);
         let mut cache = self.cache.lock();
-        cache.entry(uid.clone()).or_default().send_if_modified(|cached| {
+        let entry = cache.entry(uid.clone()).or_default();
+        let by_worker = &mut entry.by_worker;
+        entry.observed.send_if_modified(|cached| {
             // Inspections by a worker and by a request may overlap; the later one is newer.
             let newer = cached.as_ref().is_none_or(|cached| cached.as_of <= observed.as_of);
             if newer {
                 *cached = Some(observed.clone());
+                *by_worker = inspector == Inspector::Worker;
             }
             newer
         });
         Ok(observed)
+    }
+
+    /// Waits for a permit, and holds it at most for [`INSPECTION_HANGS`].
+    async fn limited<T>(&self, inspection: impl Future<Output = T>) -> T {
+        // The semaphore is never closed.
+        let permit = self.inspections.acquire().await.ok();
+        tokio::pin!(inspection);
+        tokio::select! { biased;
+            result = &mut inspection => return result,
+            () = tokio::time::sleep(INSPECTION_HANGS) => drop(permit),
+        }
+        inspection.await
     }
 
     /// Wakes garbage collection before its interval.
@@ -268,13 +346,13 @@ impl Pleg {
 
     /// The last observed state of a pod.
     pub fn cached(&self, uid: &PodUid) -> Option<Arc<ObservedPod>> {
-        self.cache.lock().get(uid).and_then(|state| state.borrow().clone())
+        self.cache.lock().get(uid).and_then(|entry| entry.observed.borrow().clone())
     }
 
     /// Every observed state of a pod from now on. Closed when the pod is gone from the runtime or
     /// removed from the cache.
     pub fn watch(&self, uid: &PodUid) -> watch::Receiver<Option<Arc<ObservedPod>>> {
-        self.cache.lock().entry(uid.clone()).or_default().subscribe()
+        self.cache.lock().entry(uid.clone()).or_default().observed.subscribe()
     }
 
     /// Waits for the first successful relist.
@@ -298,23 +376,35 @@ impl Pleg {
     /// The pods of the runtime by the last relist, and whether they are running.
     pub fn runtime_pods(&self) -> Vec<(PodUid, PodName, bool)> {
         let last = self.last.lock();
-        last.iter().map(|(uid, (name, g))| (uid.clone(), name.clone(), g.is_alive())).collect()
+        last.pods().map(|(uid, name, pod)| (uid.clone(), name.clone(), pod.is_alive())).collect()
     }
 
     /// Whether a sandbox or container of this pod was running at the last relist.
     pub fn is_alive(&self, uid: &PodUid) -> bool {
-        self.last.lock().get(uid).is_some_and(|(_, listed)| listed.is_alive())
+        self.last.lock().get(uid).is_some_and(PodListing::is_alive)
     }
 
     /// The name of a pod of which something was running at the last relist.
     pub fn name_of_alive(&self, uid: &PodUid) -> Option<PodName> {
         let last = self.last.lock();
-        last.get(uid).filter(|(_, listed)| listed.is_alive()).map(|(name, _)| name.clone())
+        last.get(uid).filter(|listed| listed.is_alive()).and_then(|_| last.name(uid).cloned())
     }
 
     /// Whether a container of this pod was running at the last relist.
     pub fn runs_container(&self, uid: &PodUid) -> bool {
-        self.last.lock().get(uid).is_some_and(|(_, listed)| listed.runs_container())
+        self.last.lock().get(uid).is_some_and(PodListing::runs_container)
+    }
+
+    /// Whether this container was running at the last relist.
+    pub fn is_running(&self, id: &str) -> bool {
+        let Some(uid) = self.owner(id) else { return false };
+        let last = self.last.lock();
+        last.get(&uid).and_then(|listed| listed.state(id)) == Some(ListedState::Running)
+    }
+
+    /// Whether the last relist shows sandboxes or containers that do not run.
+    pub fn lists_dead(&self) -> bool {
+        self.last.lock().totals().has_dead()
     }
 
     /// Whether the last relist shows a pod in another state than `observed`. A relist that began
@@ -322,7 +412,7 @@ impl Pleg {
     pub fn contradicts(&self, observed: &ObservedPod) -> bool {
         let newer = self.relisted.borrow().is_some_and(|relist| relist.began > observed.as_of);
         let last = self.last.lock();
-        let listed = last.get(&observed.uid).map(|(_, listing)| listing);
+        let listed = last.get(&observed.uid);
         newer && *listed.unwrap_or(&PodListing::default()) != observed.listing()
     }
 
@@ -343,16 +433,19 @@ impl Pleg {
     /// was later: a pod that ended since would count as an orphan until the next relist.
     pub fn forget(&self, uid: &PodUid) {
         let forgotten = self.cache.lock().remove(uid);
-        let Some(observed) = forgotten.and_then(|state| state.borrow().clone()) else { return };
-        if self.relisted.borrow().is_some_and(|relist| relist.began < observed.as_of)
-            && let Some((_, listed)) = self.last.lock().get_mut(uid)
-        {
-            *listed = observed.listing();
+        let Some(observed) = forgotten.and_then(|entry| entry.observed.borrow().clone()) else {
+            return;
+        };
+        if self.relisted.borrow().is_some_and(|relist| relist.began < observed.as_of) {
+            let mut last = self.last.lock();
+            let ids = last.get(uid).into_iter().flat_map(PodListing::ids);
+            self.owners.lock().recheck(ids);
+            last.replace(uid, observed.listing());
         }
     }
 
     fn owner(&self, id: &str) -> Option<PodUid> {
-        self.owners.lock().get(id).map(|(uid, _)| uid.clone())
+        self.owners.lock().get(id).cloned()
     }
 
     /// Whether the cached state shows that this container or sandbox has ended.
@@ -366,44 +459,9 @@ impl Pleg {
     }
 
     fn forget_if_gone(&self, uid: &PodUid) {
-        if !self.last.lock().contains_key(uid) {
+        if self.last.lock().get(uid).is_none() {
             self.forget(uid);
         }
-    }
-
-    fn note_owners(&self, observed: &ObservedPod) {
-        let mut owners = self.owners.lock();
-        let ids = observed.sandboxes.iter().map(|s| s.id.as_str());
-        for id in ids.chain(observed.instances.iter().map(|i| i.id.as_str())) {
-            let owner =
-                owners.entry(id.into()).or_insert_with(|| (observed.uid.clone(), observed.as_of));
-            owner.1 = observed.as_of;
-        }
-    }
-
-    /// Replaces the owners by those of a relist, but keeps what was observed after it began: it may
-    /// have been created while the list was made.
-    fn replace_owners(&self, seen: &Listing, began: Mono) {
-        let mut owners = self.owners.lock();
-        owners.retain(|_, (_, noted)| *noted >= began);
-        for (uid, (_, listed)) in seen {
-            for id in listed.ids() {
-                owners.entry(id.clone()).or_insert_with(|| (uid.clone(), began));
-            }
-        }
-    }
-
-    fn count(&self, seen: &Listing) {
-        let containers = |wanted: ListedState| {
-            let states = seen.values().flat_map(|(_, listed)| listed.containers.values());
-            states.filter(|state| **state == wanted).count()
-        };
-        let metrics = &self.metrics.pleg;
-        metrics.running_pods.set(seen.values().filter(|(_, listed)| listed.is_alive()).count());
-        metrics.containers.created.set(containers(ListedState::Created));
-        metrics.containers.running.set(containers(ListedState::Running));
-        metrics.containers.exited.set(containers(ListedState::Exited));
-        metrics.containers.unknown.set(containers(ListedState::Unknown));
     }
 }
 
@@ -430,23 +488,6 @@ fn with_repeats(
     })
 }
 
-/// Pods that changed between two listings, with their events.
-fn compare(before: &Listing, after: &Listing) -> Vec<(PodUid, Vec<PodEvent>)> {
-    let mut changes = Vec::new();
-    for (uid, (_, listed)) in after {
-        let nothing = PodListing::default();
-        let old = before.get(uid).map_or(&nothing, |(_, listed)| listed);
-        let events = observed::diff(old, listed);
-        if !events.is_empty() {
-            changes.push((uid.clone(), events));
-        }
-    }
-    for (uid, (_, listed)) in before.iter().filter(|(uid, _)| !after.contains_key(*uid)) {
-        changes.push((uid.clone(), observed::diff(listed, &PodListing::default())));
-    }
-    changes
-}
-
 fn exited(old: &ObservedPod, id: &ContainerId) -> Option<State> {
     let instance = old.instances.iter().find(|i| &i.id == id)?;
     instance.exit().map(|exit| State::Exited(exit.clone()))
@@ -469,152 +510,4 @@ fn keep_addresses(before: Option<&ObservedPod>, now: &mut ObservedPod) {
 }
 
 #[cfg(test)]
-#[allow(clippy::panic, clippy::unwrap_used)]
-mod tests {
-    use podwright_core::builders;
-    use podwright_fake_runtime::{Fake, FakeOptions, Fault, Rpc, Rule};
-
-    use super::*;
-
-    struct IgnoreAll;
-
-    impl Listener for IgnoreAll {
-        fn notify(&self, _: &PodUid, _: &[PodEvent]) {}
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn relists_stay_frequent_when_the_event_stream_is_refused_late() {
-        let fake = Fake::start(FakeOptions::default());
-        let refusal = Fault::Error(tonic::Code::Unimplemented, "no events".into());
-        let slow = Fault::Delay(2 * RECONNECT_DELAY);
-        for fault in [slow, refusal] {
-            fake.fail(Rule::on_any_of([Rpc::GetContainerEvents, Rpc::Subscribe], fault));
-        }
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        let mut has_events = pleg.has_events.subscribe();
-        let following = pleg.event_loop(&IgnoreAll, CancellationToken::new());
-        let opened = async { has_events.wait_for(|up| *up).await.map(|up| *up).unwrap() };
-        let (open, ()) = tokio::join!(opened, following);
-        assert!(open, "no response counts as an open stream");
-        assert!(!*pleg.has_events.borrow());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn relist_begun_before_a_sandbox_was_created_keeps_its_owner() {
-        let fake = Fake::start(FakeOptions::default());
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        let at = |second| Mono(Duration::from_secs(second));
-        let job = builders::pod("job").container("app").build();
-        let observed = builders::observed(&job).sandbox("made", 0, true).build();
-        pleg.note_owners(&ObservedPod { as_of: at(2), ..observed });
-        pleg.replace_owners(&Listing::new(), at(1));
-        assert!(pleg.owners.lock().contains_key("made"), "the list is older than the sandbox");
-        pleg.replace_owners(&Listing::new(), at(3));
-        assert!(pleg.owners.lock().is_empty(), "it is gone");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn pod_that_ended_after_the_relist_is_not_alive_once_it_is_forgotten() {
-        let fake = Fake::start(FakeOptions::default());
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        let at = |second| Mono(Duration::from_secs(second));
-        let job = builders::pod("job").container("app").build();
-        let listed = builders::observed(&job).sandbox("s", 0, true).build().listing();
-        let ended = builders::observed(&job).sandbox("s", 0, false).build();
-        for (as_of, alive) in [(1, true), (3, false)] {
-            pleg.last.lock().insert(job.uid.clone(), (job.name.clone(), listed.clone()));
-            pleg.relisted.send_replace(Some(Relist { began: at(2) }));
-            let observed = Arc::new(ObservedPod { as_of: at(as_of), ..ended.clone() });
-            pleg.cache.lock().insert(job.uid.clone(), watch::Sender::new(Some(observed)));
-            pleg.forget(&job.uid);
-            assert_eq!(pleg.is_alive(&job.uid), alive, "observed at {as_of}, listed at 2");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn inspection_that_began_earlier_does_not_replace_a_newer_one() {
-        let fake = Fake::start(FakeOptions::default());
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        let job = builders::pod("job").container("app").build();
-        // The runtime has nothing of the pod; the later inspection saw a sandbox.
-        let newer = builders::observed(&job).sandbox("s", 0, true).build();
-        let newer = Arc::new(ObservedPod { as_of: Mono(Duration::from_secs(60)), ..newer });
-        pleg.cache.lock().insert(job.uid.clone(), watch::Sender::new(Some(newer.clone())));
-        let older = pleg.inspect(&job.uid, &job.name).await.unwrap();
-        assert!(older.sandboxes.is_empty() && older.as_of < newer.as_of);
-        assert_eq!(pleg.cached(&job.uid), Some(newer));
-        tokio::time::sleep(Duration::from_secs(61)).await;
-        pleg.inspect(&job.uid, &job.name).await.unwrap();
-        assert!(pleg.cached(&job.uid).unwrap().sandboxes.is_empty(), "a later one replaces it");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn pleg_is_unhealthy_three_minutes_after_the_last_relist() {
-        let fake = Fake::start(FakeOptions::default());
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        assert_eq!(pleg.unhealthy().as_deref(), Some("pleg has yet to be successful"));
-        pleg.relist(&IgnoreAll).await.unwrap();
-        tokio::time::sleep(RELIST_THRESHOLD - Duration::from_secs(1)).await;
-        assert_eq!(pleg.unhealthy(), None);
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let text = "pleg was last seen active 181s ago; threshold is 3m0s";
-        assert_eq!(pleg.unhealthy().as_deref(), Some(text));
-        fake.fail(Rule::on(Rpc::ListPodSandbox, Fault::Error(tonic::Code::Unknown, "x".into())));
-        assert!(pleg.relist(&IgnoreAll).await.is_err());
-        assert!(pleg.unhealthy().is_some(), "a failed relist proves nothing");
-        fake.heal();
-        pleg.relist(&IgnoreAll).await.unwrap();
-        assert_eq!(pleg.unhealthy(), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn only_a_relist_after_the_observation_contradicts_it() {
-        let fake = Fake::start(FakeOptions::default());
-        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap());
-        let pleg = Pleg::new(fake.client(), clock, Arc::default(), ContainerPolicy::default());
-        let at = |second| Mono(Duration::from_secs(second));
-        let job = builders::pod("job").container("app").build();
-        let seen = |ready| builders::observed(&job).sandbox("s", 0, ready).build();
-        pleg.last.lock().insert(job.uid.clone(), (job.name.clone(), seen(true).listing()));
-        pleg.relisted.send_replace(Some(Relist { began: at(2) }));
-        for (as_of, ready, contradicts) in [(1, false, true), (3, false, false), (1, true, false)] {
-            let observed = ObservedPod { as_of: at(as_of), ..seen(ready) };
-            assert_eq!(pleg.contradicts(&observed), contradicts, "as of {as_of}, ready {ready}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn exit_hints_are_repeated_and_do_not_delay_others() {
-        let hints = [
-            Ok(cri::Hint::Ended("ended".into())),
-            Ok(cri::Hint::Id("started".into())),
-            Ok(cri::Hint::Pod(PodUid::new("pod"))),
-        ];
-        let began = tokio::time::Instant::now();
-        let received = with_repeats(stream::iter(hints)).map(|hint| {
-            let source = match hint {
-                Ok(cri::Hint::Id(id) | cri::Hint::Ended(id)) => id,
-                Ok(cri::Hint::Pod(uid)) => uid.to_string(),
-                Err(error) => panic!("{error}"),
-            };
-            (began.elapsed().as_millis(), source)
-        });
-        let mut received: Vec<_> = received.collect().await;
-        received.sort();
-        let want = [
-            (0, "ended"),
-            (0, "pod"),
-            (0, "started"),
-            (20, "ended"),
-            (100, "ended"),
-            (500, "ended"),
-            (2000, "ended"),
-        ];
-        assert_eq!(received, want.map(|(at, source)| (at, source.to_owned())));
-    }
-}
+mod tests;

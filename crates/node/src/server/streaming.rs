@@ -25,7 +25,7 @@ use super::query::Query;
 use super::response::{HttpResponse, plain_text};
 use super::route::Target;
 use crate::pods::PodIndex;
-use crate::runtime::pleg::Pleg;
+use crate::runtime::pleg::{Inspector, Pleg};
 use upgrade::Handover;
 
 /// `Retry-After` when the runtime reports resource exhaustion.
@@ -126,7 +126,7 @@ impl Streaming {
         if !self.is_meant(&pod, uid) {
             return plain_text(StatusCode::NOT_FOUND, "pod not found");
         }
-        let seen = self.dependencies.pleg.inspect(&pod.uid, &pod.name).await;
+        let seen = self.dependencies.pleg.inspect_for(Inspector::Other, &pod.uid, &pod.name).await;
         let sandbox = match &seen {
             Ok(seen) => seen.ready_sandbox(),
             Err(error) => return plain_text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
@@ -185,7 +185,8 @@ impl Streaming {
         if let Some(id) = self.dependencies.pleg.cached(&pod.uid).as_deref().and_then(running) {
             return Some(id);
         }
-        let seen = self.dependencies.pleg.inspect(&pod.uid, &pod.name).await.ok()?;
+        let seen =
+            self.dependencies.pleg.inspect_for(Inspector::Other, &pod.uid, &pod.name).await.ok()?;
         running(&seen)
     }
 

@@ -86,13 +86,13 @@ pub fn run(arguments: &StatusArgs) -> anyhow::Result<()> {
 async fn pods(client: &Client) -> anyhow::Result<Vec<PodLine>> {
     let listed = client.list_pods().await.context("the container runtime does not respond")?;
     let mut newest: BTreeMap<PodName, ObservedPod> = BTreeMap::new();
-    for (uid, (name, _)) in listed {
-        let (observed, _) = client.observe(&uid, &name, Mono::ZERO).await?;
+    for (uid, name, _) in listed.pods() {
+        let (observed, _) = client.observe(uid, name, Mono::ZERO).await?;
         let created = |pod: &ObservedPod| pod.newest_sandbox().map(|s| s.created);
         // The runtime also lists exited pods; only the newest pod of a name is shown.
-        match newest.get(&name) {
+        match newest.get(name) {
             Some(other) if created(other) >= created(&observed) => {}
-            Some(_) | None => drop(newest.insert(name, observed)),
+            Some(_) | None => drop(newest.insert(name.clone(), observed)),
         }
     }
     Ok(newest.into_values().map(|pod| line(&pod)).collect())

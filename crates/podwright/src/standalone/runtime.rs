@@ -196,8 +196,8 @@ mod tests {
         let error = refuse_pods_of_others(&client, "/pw").await.unwrap_err().to_string();
         assert!(error.starts_with("it has 1 pod of another node"), "{error}");
         let shared = client.shared_with_others(is_own("/pw"));
-        let pods: Vec<String> =
-            shared.list_pods().await.unwrap().keys().map(ToString::to_string).collect();
+        let listed = shared.list_pods().await.unwrap();
+        let pods: Vec<&str> = listed.pods().map(|(uid, _, _)| uid.as_str()).collect();
         assert_eq!(pods, ["ours"]);
     }
 
