@@ -68,6 +68,14 @@ pub enum GcScope {
     EverythingDead,
 }
 
+/// What starts a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RoundTrigger {
+    /// Leftovers were reported.
+    Leftovers,
+    Interval,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum GcError {
     #[error("cannot list containers, sandboxes or images of the runtime")]
@@ -160,8 +168,11 @@ impl Gc {
         let work = async {
             self.pleg.first_relist().await;
             loop {
-                self.wait_for_round().await;
-                if let Err(error) = self.collect(GcScope::Surplus).await {
+                let is_due = match self.wait_for_round().await {
+                    RoundTrigger::Leftovers => true,
+                    RoundTrigger::Interval => self.may_have_leftovers().await,
+                };
+                if is_due && let Err(error) = self.collect(GcScope::Surplus).await {
                     self.emit_event("ContainerGCFailed", chain(&error));
                 }
             }
@@ -170,12 +181,14 @@ impl Gc {
     }
 
     /// Waits for leftovers and the end of their group, or for the next periodic round.
-    async fn wait_for_round(&self) {
+    async fn wait_for_round(&self) -> RoundTrigger {
         let leftovers = self.pleg.gc_wakeup();
-        if timeout(CONTAINER_ROUND, leftovers.notified()).await.is_ok() {
-            let group = async { while timeout(SETTLE, leftovers.notified()).await.is_ok() {} };
-            let _ = timeout(LONGEST_GROUP, group).await;
+        if timeout(CONTAINER_ROUND, leftovers.notified()).await.is_err() {
+            return RoundTrigger::Interval;
         }
+        let group = async { while timeout(SETTLE, leftovers.notified()).await.is_ok() {} };
+        let _ = timeout(LONGEST_GROUP, group).await;
+        RoundTrigger::Leftovers
     }
 
     /// Removes images when the disk fills or they are old, until stopped.

@@ -18,6 +18,30 @@ use crate::runtime::logs;
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Gc {
+    /// Whether a round may find something to remove, by the last relist and the logs: a node on
+    /// which everything runs lists nothing. The round itself lists again, because the relist may be
+    /// older than a container.
+    pub(super) async fn may_have_leftovers(&self) -> bool {
+        if self.pleg.lists_dead() {
+            return true;
+        }
+        // An error is reported by the round.
+        let Ok(directories) = self.with_logs(LogLocations::log_directories).await else {
+            return true;
+        };
+        let is_over = |owner: &PodUid| {
+            !self.pleg.runs_container(owner) && self.may_collect(owner, GcScope::Surplus)
+        };
+        if directories.iter().any(|(_, owner)| is_over(owner)) {
+            return true;
+        }
+        let pleg = self.pleg.clone();
+        let is_running = move |id: &ContainerId| pleg.is_running(id.as_str());
+        self.with_logs(move |locations| locations.has_dangling_link(is_running))
+            .await
+            .unwrap_or(true)
+    }
+
     /// One round: containers, then the sandboxes that become empty, then their logs. Every part is
     /// tried, even if an earlier one failed.
     pub async fn collect(&self, reach: GcScope) -> Result<(), GcError> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::DirEntry;
 use std::io;
 use std::path::Path;
 
@@ -43,33 +44,60 @@ impl LogLocations {
         GcError::of(removed.filter_map(Result::err).map(GcError::from).collect())
     }
 
+    /// Whether there is a dangling link that may be of a container that does not run. The links of
+    /// running containers are not read.
+    pub(super) fn has_dangling_link(
+        &self,
+        is_running: impl Fn(&ContainerId) -> bool,
+    ) -> Result<bool, GcError> {
+        for link in self.links()? {
+            let link = link.map_err(self.cannot_list())?.path();
+            let container = gc::log_link_container(name_of(&link));
+            if !container.is_some_and(|id| is_running(&id)) && self.is_dangling(&link) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn links(&self) -> Result<impl Iterator<Item = io::Result<DirEntry>>, GcError> {
+        match std::fs::read_dir(&self.log_links) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None.into_iter().flatten()),
+            entries => Ok(Some(entries.map_err(self.cannot_list())?).into_iter().flatten()),
+        }
+    }
+
+    fn cannot_list(&self) -> impl Fn(io::Error) -> GcError {
+        |source| GcError::ListLogs { path: self.log_links.clone(), source }
+    }
+
+    /// Whether this is a link to a missing file in the pod logs.
+    fn is_dangling(&self, link: &Path) -> bool {
+        let target = std::fs::read_link(link);
+        target.is_ok_and(|target| target.starts_with(&self.pod_logs) && !target.exists())
+    }
+
     /// Removes dangling links into the pod logs. Other links are not the agent's.
     pub(super) fn remove_log_links(&self, containers: &[ListedContainer]) -> Result<(), GcError> {
-        let links = &self.log_links;
-        let failed = |source| GcError::ListLogs { path: links.clone(), source };
-        let entries = match std::fs::read_dir(links) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries.map_err(failed)?,
-        };
         let states: HashMap<&ContainerId, ListedState> =
             containers.iter().map(|container| (&container.id, container.state)).collect();
         let mut errors = Vec::new();
-        for entry in entries {
-            let link = entry.map_err(failed)?.path();
-            let Ok(target) = std::fs::read_link(&link) else { continue };
-            if !target.starts_with(&self.pod_logs) || target.exists() {
-                continue;
-            }
-            let name = link.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            if link_state(name, &states).is_removable() {
+        for link in self.links()? {
+            let link = link.map_err(self.cannot_list())?.path();
+            // The state first: the links of running containers are not read.
+            if link_state(name_of(&link), &states).is_removable() && self.is_dangling(&link) {
                 match change::remove_file(&link) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    result => errors.extend(result.map_err(failed).err()),
+                    result => errors.extend(result.map_err(self.cannot_list()).err()),
                 }
             }
         }
         GcError::of(errors)
     }
+}
+
+fn name_of(link: &Path) -> &str {
+    link.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
 fn link_state(link: &str, states: &HashMap<&ContainerId, ListedState>) -> LogLink {

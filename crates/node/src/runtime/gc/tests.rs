@@ -165,7 +165,7 @@ async fn collection_waits_for_the_end_of_a_group_with_a_limit() {
         let began = tokio::time::Instant::now();
         tokio::select! {
             () = ends(every, count) => unreachable!("it never returns"),
-            () = gc.wait_for_round() => {}
+            _ = gc.wait_for_round() => {}
         }
         let waited = began.elapsed().as_secs_f64();
         assert!((waited - seconds).abs() < 0.1, "{what}: waited {waited} s, not {seconds}");
@@ -282,6 +282,40 @@ async fn foreign_links_and_links_of_running_containers_stay() {
         .collect();
     left.sort();
     assert_eq!(left, ["other_n_app-4567.log".to_owned(), format!("web_n_app-{id}.log")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn periodic_round_lists_nothing_while_everything_runs() {
+    let scene = scene().with_sources_ready();
+    let gc = &scene.gc;
+    let relist = || async { gc.pleg.relist(&*gc.pod_index).await.unwrap() };
+    let sandbox = scene.sandbox("web", 0).await;
+    scene.fake.script(IMAGE, Script::forever());
+    let config = wire::ContainerConfig {
+        metadata: Some(wire::ContainerMetadata { name: "app".into(), attempt: 0 }),
+        image: Some(wire::ImageSpec { image: IMAGE.into(), ..Default::default() }),
+        labels: scene.labels("web").into(),
+        ..Default::default()
+    };
+    let created = gc.runtime.create_container(&sandbox.0, config, sandbox.1.clone()).await;
+    gc.runtime.start_container(&created.unwrap()).await.unwrap();
+    relist().await;
+    let lists = scene.fake.count(Rpc::ListContainers);
+    assert!(!gc.may_have_leftovers().await);
+    assert_eq!(scene.fake.count(Rpc::ListContainers), lists);
+
+    fs::create_dir_all(&gc.locations.log_links).unwrap();
+    let link = gc.locations.log_links.join("web_n_app-0123.log");
+    std::os::unix::fs::symlink(gc.locations.pod_logs.join("gone"), &link).unwrap();
+    assert!(gc.may_have_leftovers().await, "a dangling link");
+    fs::remove_file(&link).unwrap();
+    fs::create_dir_all(gc.locations.pod_logs.join("n_other_uid-other")).unwrap();
+    assert!(gc.may_have_leftovers().await, "logs of an unknown pod");
+    fs::remove_dir(gc.locations.pod_logs.join("n_other_uid-other")).unwrap();
+    assert!(!gc.may_have_leftovers().await);
+    scene.dead(&sandbox, 1).await;
+    relist().await;
+    assert!(gc.may_have_leftovers().await, "a dead container");
 }
 
 #[tokio::test(start_paused = true)]
