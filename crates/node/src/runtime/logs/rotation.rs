@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -40,10 +41,26 @@ pub struct Rotation {
     pub dirs: Arc<LogDirs>,
 }
 
+/// The logs of a round are checked in this many slices over the interval, so that a node with many
+/// containers does not check all of them at once.
+const SLICES: usize = 10;
+/// Few logs are checked at once.
+const MIN_SLICE: usize = 50;
+
 /// The log of a running container.
+#[derive(Clone)]
 struct Log {
     id: ContainerId,
     path: PathBuf,
+}
+
+/// What a log needs.
+enum LogNeed {
+    Nothing,
+    /// It is too long; its directory.
+    Rotation(Root),
+    /// It was moved away; the runtime would write to the renamed or deleted file.
+    Reopening,
 }
 
 impl Rotation {
@@ -52,22 +69,59 @@ impl Rotation {
         let Some(max_size) = self.policy.max_size else { return };
         let work = async {
             loop {
-                tokio::time::sleep(self.policy.every).await;
                 self.round(max_size).await;
             }
         };
         stop.run_until_cancelled(work).await;
     }
 
+    /// Checks all logs in the course of one interval.
     async fn round(&self, max_size: u64) {
-        let rotate = |log: Log| async move {
-            if let Err(error) = self.check(&log, max_size).await {
+        let slices = slices_of(self.logs().len());
+        let pause = self.policy.every / u32::try_from(slices).unwrap_or(u32::MAX);
+        tokio::time::sleep(pause).await;
+        self.check_in_slices(self.logs(), slices, pause, max_size).await;
+    }
+
+    async fn check_in_slices(
+        &self,
+        mut logs: Vec<Log>,
+        slices: usize,
+        pause: Duration,
+        max_size: u64,
+    ) {
+        let size = logs.len().div_ceil(slices);
+        for slice in 0..slices {
+            if slice > 0 {
+                tokio::time::sleep(pause).await;
+            }
+            let rest = logs.split_off(size.min(logs.len()));
+            self.check_all(std::mem::replace(&mut logs, rest), max_size).await;
+        }
+    }
+
+    /// Checks these logs on a blocking thread and does what they need.
+    async fn check_all(&self, logs: Vec<Log>, max_size: u64) {
+        let dirs = self.dirs.clone();
+        let checked = threads::blocking(move || {
+            let check = |log: Log| match need(&dirs, &log, max_size) {
+                Ok(LogNeed::Nothing) => None,
+                other => Some((log, other)),
+            };
+            logs.into_iter().filter_map(check).collect::<Vec<_>>()
+        });
+        let act = |(log, need): (Log, Result<LogNeed, RotationError>)| async move {
+            let done = match need {
+                Ok(need) => self.act(&log, need).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
                 let path = log.path.display();
                 tracing::warn!(%path, error = chain(&error), "cannot rotate log, retrying");
             }
         };
-        futures::stream::iter(self.logs())
-            .for_each_concurrent(self.policy.workers.max(1), rotate)
+        futures::stream::iter(checked.await.unwrap_or_default())
+            .for_each_concurrent(self.policy.workers.max(1), act)
             .await;
     }
 
@@ -81,28 +135,11 @@ impl Rotation {
         views.flat_map(|view| view.running().filter_map(of).collect::<Vec<_>>()).collect()
     }
 
-    async fn check(&self, log: &Log, max_size: u64) -> Result<(), RotationError> {
-        let name = log.path.file_name().unwrap_or_default();
-        let log_dir = match self.dirs.directory(&log.path) {
-            // It was moved away; the runtime would write to the renamed or deleted file.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return self.reopen(&log.id).await;
-            }
-            log_dir => log_dir.map_err(failed("open the directory of", &log.path))?,
-        };
-        match log_dir.kind(name)? {
-            Some(Kind::File) => {
-                let file = log_dir.open_regular(name)?;
-                let metadata = file.metadata().map_err(failed("stat", &log.path))?;
-                if metadata.len() >= max_size {
-                    return self.rotate(log, log_dir).await;
-                }
-                Ok(())
-            }
-            // The runtime keeps the log elsewhere and rotates it there.
-            Some(Kind::Directory | Kind::Symlink | Kind::Other) => Ok(()),
-            // The file was moved away, as above.
-            None => self.reopen(&log.id).await,
+    async fn act(&self, log: &Log, need: LogNeed) -> Result<(), RotationError> {
+        match need {
+            LogNeed::Nothing => Ok(()),
+            LogNeed::Rotation(log_dir) => self.rotate(log, log_dir).await,
+            LogNeed::Reopening => self.reopen(&log.id).await,
         }
     }
 
@@ -137,6 +174,37 @@ impl Rotation {
             Err(error) if error.kind == cri::Kind::NotFound => Ok(()),
             result => result.map_err(RotationError::Reopen),
         }
+    }
+}
+
+/// The number of slices for this many logs.
+fn slices_of(logs: usize) -> usize {
+    logs.div_ceil(MIN_SLICE).clamp(1, SLICES)
+}
+
+fn need(dirs: &LogDirs, log: &Log, max_size: u64) -> Result<LogNeed, RotationError> {
+    // One call for a log of the usual length. Only a path that is rotated is resolved and checked.
+    let usual = std::fs::symlink_metadata(&log.path);
+    if usual.is_ok_and(|metadata| metadata.is_file() && metadata.len() < max_size) {
+        return Ok(LogNeed::Nothing);
+    }
+    let name = log.path.file_name().unwrap_or_default();
+    let log_dir = match dirs.directory(&log.path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(LogNeed::Reopening),
+        log_dir => log_dir.map_err(failed("open the directory of", &log.path))?,
+    };
+    match log_dir.kind(name)? {
+        Some(Kind::File) => {
+            let file = log_dir.open_regular(name)?;
+            let metadata = file.metadata().map_err(failed("stat", &log.path))?;
+            Ok(match metadata.len() >= max_size {
+                true => LogNeed::Rotation(log_dir),
+                false => LogNeed::Nothing,
+            })
+        }
+        // The runtime keeps the log elsewhere and rotates it there.
+        Some(Kind::Directory | Kind::Symlink | Kind::Other) => Ok(LogNeed::Nothing),
+        None => Ok(LogNeed::Reopening),
     }
 }
 

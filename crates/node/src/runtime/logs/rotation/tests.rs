@@ -62,7 +62,8 @@ async fn scene() -> Scene {
 
 impl Scene {
     async fn look(&self) -> Result<(), String> {
-        self.rotation.check(&self.log, 10).await.map_err(|error| chain(&error))
+        let need = need(&self.rotation.dirs, &self.log, 10).map_err(|error| chain(&error))?;
+        self.rotation.act(&self.log, need).await.map_err(|error| chain(&error))
     }
 
     fn write(&self, text: &str) {
@@ -193,4 +194,22 @@ async fn compressed_log_keeps_its_modification_time() {
     scene.look().await.unwrap();
     let compressed = scene.log.path.with_file_name("0.log.20250101-000000.gz");
     assert_eq!(fs::metadata(compressed).unwrap().modified().unwrap(), modified);
+}
+
+#[tokio::test(start_paused = true)]
+async fn logs_are_checked_in_slices_and_each_once_in_an_interval() {
+    let scene = scene().await;
+    // Missing logs: each check is one call to reopen.
+    let missing = |_| Log { path: "/nonexistent/log".into(), ..scene.log.clone() };
+    for (logs, slices) in [(0, 1), (1, 1), (50, 1), (51, 2), (10_000, SLICES)] {
+        assert_eq!(slices_of(logs), slices, "{logs} logs");
+    }
+    let count = || scene.fake.count(Rpc::ReopenContainerLog);
+    let before = count();
+    let logs: Vec<Log> = (0..95).map(missing).collect();
+    let began = tokio::time::Instant::now();
+    let second = Duration::from_secs(1);
+    scene.rotation.check_in_slices(logs, SLICES, second, 10).await;
+    assert_eq!(count() - before, 95);
+    assert_eq!(began.elapsed(), 9 * second, "a pause between any two slices");
 }
