@@ -31,6 +31,7 @@ mod disk;
 mod key;
 mod memory;
 mod storage;
+mod wakeups;
 mod writer;
 
 #[cfg(test)]
@@ -43,10 +44,12 @@ mod power_cut;
 mod tests;
 
 pub use key::{Key, Scope};
+pub use wakeups::{Subscription, Unseen};
 
 use disk::Disk;
 use memory::Memory;
 use storage::Storage;
+use wakeups::Wakeups;
 use writer::Writer;
 
 /// Size limits of the store. The defaults suit one machine with some hundred pods.
@@ -57,6 +60,10 @@ pub struct Limits {
     /// History that watches can resume from.
     pub log_entries: usize,
     pub log_bytes: usize,
+    /// The same for each object on disk: history must be longer than one change of each, or a
+    /// client that reconnects has to list all of them again. The larger limit applies.
+    pub log_entries_per_object: usize,
+    pub log_bytes_per_object: usize,
     /// Events, the objects that expire.
     pub max_events: usize,
     pub event_bytes: usize,
@@ -69,6 +76,8 @@ impl Default for Limits {
             cache_bytes: 4 << 20,
             log_entries: 2048,
             log_bytes: 4 << 20,
+            log_entries_per_object: 2,
+            log_bytes_per_object: 16 << 10,
             max_events: 2048,
             event_bytes: 4 << 20,
             event_ttl: Duration::from_secs(3600),
@@ -240,6 +249,7 @@ pub struct Store {
     disk: Arc<Disk>,
     memory: Arc<RwLock<Memory>>,
     current: watch::Receiver<Revision>,
+    wakeups: Arc<Wakeups>,
     writer: Writer,
 }
 
@@ -258,8 +268,8 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let disk = Disk::open(Storage::Backend(Arc::new(backend)), limits.cache_bytes)?;
         let (disk, memory, core) = writer::Core::start(disk, limits, clock)?;
-        let current = core.subscribe();
-        Ok(Self { disk, memory, current, writer: Writer::inline(core) })
+        let (current, wakeups) = (core.subscribe(), core.wakeups());
+        Ok(Self { disk, memory, current, wakeups, writer: Writer::inline(core) })
     }
 
     /// Store in a file, readable by its owner only. A separate thread writes it and puts concurrent
@@ -268,12 +278,12 @@ impl Store {
         disk::create(path, limits.cache_bytes)?;
         let disk = Disk::open(Storage::File(path.to_owned()), limits.cache_bytes)?;
         let (disk, memory, core) = writer::Core::start(disk, limits, clock)?;
-        let current = core.subscribe();
+        let (current, wakeups) = (core.subscribe(), core.wakeups());
         let writer = Writer::thread(core).map_err(|source| StoreError::Create {
             path: path.to_owned(),
             source: Arc::new(source),
         })?;
-        Ok(Self { disk, memory, current, writer })
+        Ok(Self { disk, memory, current, wakeups, writer })
     }
 
     /// The newest revision visible to readers.
@@ -284,6 +294,16 @@ impl Store {
     /// Notifies whenever the revision grows.
     pub fn changes(&self) -> watch::Receiver<Revision> {
         self.current.clone()
+    }
+
+    /// Waits for changes of one object.
+    pub fn subscribe_to_key(&self, key: &Key) -> Subscription {
+        self.wakeups.subscribe_to_key(key)
+    }
+
+    /// Waits for changes in a scope.
+    pub fn subscribe_to_scope(&self, scope: &Scope) -> Subscription {
+        self.wakeups.subscribe_to_scope(scope)
     }
 
     /// Writes all of the changes or none. Once this returns, they survive a power cut.
@@ -323,6 +343,25 @@ impl Store {
         objects.extend(self.disk.list(scope, after)?.0);
         objects.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok((objects, revision))
+    }
+
+    /// At most `limit` objects of a scope, as [`Self::list`], and the number of those after them,
+    /// which are not copied.
+    pub fn list_page(
+        &self,
+        scope: &Scope,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<(Key, Document)>, usize, Revision), StoreError> {
+        if !scope.may_be_in_memory() {
+            let before = self.revision();
+            let (objects, rest, on_disk) = self.disk.list_page(scope, after, limit)?;
+            return Ok((objects, rest, before.max(on_disk)));
+        }
+        let (mut objects, revision) = self.list(scope, after)?;
+        let rest = objects.len().saturating_sub(limit);
+        objects.truncate(limit);
+        Ok((objects, rest, revision))
     }
 
     /// At most `limit` events of a scope after a revision, oldest first.

@@ -23,7 +23,7 @@ use crate::request::RequestInfo;
 use crate::selector::Selector;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{Event, EventType, HistoryError, Key, Scope};
+use crate::store::{Event, EventType, HistoryError, Key, Scope, Subscription, Unseen};
 
 /// Number of events read and sent at a time.
 const BATCH: usize = 32;
@@ -66,7 +66,9 @@ struct Watch {
     next_bookmark: Instant,
     ends: Instant,
     stop: CancellationToken,
-    changes: tokio::sync::watch::Receiver<Revision>,
+    changes: Subscription,
+    /// There may be more in the log after `position`, whether or not anything changes.
+    behind: bool,
 }
 
 /// Position of a watch.
@@ -97,7 +99,17 @@ impl ApiServer {
             (None, Freshness::Newest | Freshness::Any) => true,
             (None, Freshness::NotOlderThan(_) | Freshness::Exactly(_)) => false,
         };
-        let changes = self.store().changes();
+        let one = match info.name.is_empty() {
+            true => options.selector.fields.name().filter(|_| is_one(info)),
+            false => Some(info.name.as_str()),
+        };
+        // Before the list is read, so that nothing is missed in between.
+        let changes = match one {
+            Some(name) => {
+                self.store().subscribe_to_key(&Key::new(info.resource, &info.namespace, name))
+            }
+            None => self.store().subscribe_to_scope(&scope),
+        };
         let position = if from_start {
             let (objects, revision) = self.store().list(&scope, None)?;
             if let Freshness::NotOlderThan(requested) | Freshness::Exactly(requested) =
@@ -132,6 +144,7 @@ impl ApiServer {
             ends: now.checked_add(timeout).unwrap_or(now + DEFAULT_TIMEOUT),
             stop: self.stopped(),
             changes,
+            behind: true,
         };
         let lines = stream::unfold(watch, |mut watch| async move {
             let chunk = watch.next().await?;
@@ -139,6 +152,11 @@ impl ApiServer {
         });
         Ok(Body::from_stream(lines))
     }
+}
+
+/// Whether a name selects one object: in one namespace, or of a kind without namespaces.
+fn is_one(info: &RequestInfo) -> bool {
+    !info.resource.namespaced || info.namespace_option().is_some()
 }
 
 impl Watch {
@@ -155,12 +173,11 @@ impl Watch {
                     if self.stop.is_cancelled() || Instant::now() >= self.ends {
                         return None; // also for a watch that always has events
                     }
-                    // Marked as seen before the read, so that nothing written after the read is
-                    // missed.
-                    self.changes.borrow_and_update();
-                    let caught_up = self.send_changes(revision, &mut lines);
-                    if lines.is_empty() && caught_up && !self.wait(&mut lines).await {
-                        return None;
+                    self.position = WatchPosition::After(revision);
+                    match self.next_read().await {
+                        Some(after) => self.behind = !self.send_changes(after, &mut lines),
+                        None if self.wait(&mut lines).await => {}
+                        None => return None,
                     }
                 }
             }
@@ -196,6 +213,34 @@ impl Watch {
             self.bookmark(revision, Some(end), lines);
         }
         self.position = WatchPosition::After(revision);
+    }
+
+    /// The revision after which the log has to be read; `None`: there is nothing new.
+    async fn next_read(&mut self) -> Option<Revision> {
+        let WatchPosition::After(position) = self.position else { return None };
+        if !self.behind && self.next_read_is_empty() {
+            return None;
+        }
+        // A change is marked right before it becomes visible.
+        let Some(Unseen { first, visible_at }) = self.changes.take_unseen() else {
+            return Some(position);
+        };
+        let mut current = self.server.store().changes();
+        // The sender is in the store.
+        let _ = current.wait_for(|revision| *revision >= visible_at).await;
+        Some(if self.behind { position } else { position.max(first.saturating_sub(1)) })
+    }
+
+    /// Moves on to what is visible if there is nothing new; returns whether that is so.
+    fn next_read_is_empty(&mut self) -> bool {
+        let visible = self.server.store().revision();
+        if self.changes.has_unseen() {
+            return false;
+        }
+        if let WatchPosition::After(position) = self.position {
+            self.position = WatchPosition::After(position.max(visible));
+        }
+        true
     }
 
     /// Sends the next range of the log; true if that was all of it. Most of the log may not concern
@@ -259,14 +304,15 @@ impl Watch {
         // Each arm only waits: dropping it loses nothing.
         tokio::select! { biased;
             () = self.stop.cancelled() => false,
-            changed = self.changes.changed() => changed.is_ok(),
+            () = self.changes.changed() => true,
             () = tokio::time::sleep_until(until) => {
                 let now = Instant::now();
                 if now >= self.ends {
                     return false;
                 }
-                self.next_bookmark = now + BOOKMARK_EVERY;
-                if let WatchPosition::After(revision) = self.position {
+                // A change comes before the bookmark, which is sent in the next wait then.
+                if self.next_read_is_empty() && let WatchPosition::After(revision) = self.position {
+                    self.next_bookmark = now + BOOKMARK_EVERY;
                     self.bookmark(revision, None, lines);
                 }
                 true

@@ -54,7 +54,12 @@ impl ApiServer {
         if let Some(token) = &token {
             self.check_history_kept(&scope, token.rv)?;
         }
-        let (objects, revision) = self.store().list(&scope, after.as_deref())?;
+        // A selector has to be applied to all of them.
+        let most = match options.limit {
+            limit if limit > 0 && options.selector.is_empty() => limit,
+            _ => usize::MAX,
+        };
+        let (objects, rest, revision) = self.store().list_page(&scope, after.as_deref(), most)?;
         if let Freshness::Exactly(requested) = options.freshness {
             self.unchanged_since(&scope, requested)?;
         }
@@ -63,6 +68,11 @@ impl ApiServer {
             (None, Freshness::Exactly(requested)) => requested,
             (None, _) => revision,
         };
+        if rest > 0 {
+            let token = next_page(&scope, &objects, revision);
+            let (items, remaining) = (objects, Some(rest));
+            return Ok(ListPage { items, revision, continue_token: Some(token), remaining });
+        }
         page(&scope, objects, revision, options)
     }
 
@@ -108,22 +118,24 @@ fn page(
     options: &ListOptions,
 ) -> Result<ListPage, ApiError> {
     let limit = if options.limit == 0 { usize::MAX } else { options.limit };
-    let total = objects.len();
     let mut items = Vec::new();
-    for (at, (key, document)) in objects.into_iter().enumerate() {
+    for (key, document) in objects {
         if !options.selector.matches(&document)? {
             continue;
         }
         if items.len() == limit {
-            let last: Option<&(Key, Document)> = items.last();
-            let start = last.and_then(|(key, _)| key.as_str().strip_prefix(scope.prefix()));
-            let token = write_token(revision, start.unwrap_or_default());
-            let remaining = options.selector.is_empty().then_some(total - at);
-            return Ok(ListPage { items, revision, continue_token: Some(token), remaining });
+            let continue_token = Some(next_page(scope, &items, revision));
+            return Ok(ListPage { items, revision, continue_token, remaining: None });
         }
         items.push((key, document));
     }
     Ok(ListPage { items, revision, continue_token: None, remaining: None })
+}
+
+/// The token of the page after these objects.
+fn next_page(scope: &Scope, items: &[(Key, Document)], revision: Revision) -> String {
+    let start = items.last().and_then(|(key, _)| key.as_str().strip_prefix(scope.prefix()));
+    write_token(revision, start.unwrap_or_default())
 }
 
 fn write_token(revision: Revision, start: &str) -> String {

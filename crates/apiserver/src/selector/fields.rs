@@ -42,6 +42,12 @@ impl FieldSelector {
         self.0.is_empty()
     }
 
+    /// The only name that it selects.
+    pub fn name(&self) -> Option<&str> {
+        let mut names = self.0.iter().filter(|of| of.equal && of.field == "metadata.name");
+        names.next().map(|of| of.value.as_str())
+    }
+
     /// The first field that this resource does not support in selectors.
     pub(super) fn unsupported(&self, resource: &Resource) -> Option<&str> {
         let field = self.0.iter().find(|requirement| !supported(resource, &requirement.field))?;

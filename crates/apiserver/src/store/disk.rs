@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use redb::{
-    Database, ReadTransaction, ReadableDatabase, ReadableTable, Table, TableDefinition,
-    WriteTransaction,
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata, Table,
+    TableDefinition, WriteTransaction,
 };
 
 use super::storage::{Storage, open_file};
@@ -226,10 +226,20 @@ impl Disk {
         scope: &Scope,
         after: Option<&str>,
     ) -> Result<(Vec<(Key, Document)>, Revision), StoreError> {
+        let (objects, _, revision) = self.list_page(scope, after, usize::MAX)?;
+        Ok((objects, revision))
+    }
+
+    pub(super) fn list_page(
+        &self,
+        scope: &Scope,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<(Key, Document)>, usize, Revision), StoreError> {
         if !scope.may_be_on_disk() {
-            return Ok((Vec::new(), 0));
+            return Ok((Vec::new(), 0, 0));
         }
-        self.read(|read| list(read, scope, after))
+        self.read(|read| list(read, scope, after, limit))
     }
 
     /// Events of the scope in `(after, upto]`, at most `limit`, and the revision up to which
@@ -252,13 +262,14 @@ fn list(
     read: &ReadTransaction,
     scope: &Scope,
     after: Option<&str>,
-) -> Result<(Vec<(Key, Document)>, Revision), StoreError> {
+    limit: usize,
+) -> Result<(Vec<(Key, Document)>, usize, Revision), StoreError> {
     let meta = read.open_table(META).map_err(StoreError::at("read"))?;
     let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
     let revision = number(&meta, REVISION_KEY)?.unwrap_or(0);
     let end = scope.end();
     let start = after.filter(|after| *after > scope.prefix()).unwrap_or(scope.prefix());
-    let mut found = Vec::new();
+    let (mut found, mut rest) = (Vec::new(), 0);
     if start < end.as_str() {
         let range = objects.range(start..end.as_str()).map_err(StoreError::at("read"))?;
         for entry in range {
@@ -266,12 +277,16 @@ fn list(
             if after == Some(key.value()) {
                 continue;
             }
+            if found.len() == limit {
+                rest += 1;
+                continue;
+            }
             let (revision, text) = value.value();
             let document = Document { revision, text: Bytes::copy_from_slice(text) };
             found.push((Key::from_stored(key.value()), document));
         }
     }
-    Ok((found, revision))
+    Ok((found, rest, revision))
 }
 
 fn history(
@@ -327,6 +342,12 @@ impl<'t> Tables<'t> {
     pub(super) fn revision_of(&self, key: &Key) -> Result<Option<Revision>, StoreError> {
         let found = self.objects.get(key.as_str()).map_err(StoreError::at("write to"))?;
         Ok(found.map(|guard| guard.value().0))
+    }
+
+    /// Number of objects.
+    pub(super) fn objects(&self) -> Result<usize, StoreError> {
+        let count = self.objects.len().map_err(StoreError::at("write to"))?;
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
     }
 
     /// Writes an event and applies it to its object; returns by how much the log grew.

@@ -19,6 +19,8 @@ const LIMITS: Limits = Limits {
     cache_bytes: 1 << 20,
     log_entries: 100,
     log_bytes: 1 << 20,
+    log_entries_per_object: 0,
+    log_bytes_per_object: 0,
     max_events: 10,
     event_bytes: 64 << 10,
     event_ttl: Duration::from_secs(3600),

@@ -12,6 +12,8 @@ const SMALL: Limits = Limits {
     cache_bytes: 1 << 20,
     log_entries: 4,
     log_bytes: 1 << 20,
+    log_entries_per_object: 0,
+    log_bytes_per_object: 0,
     max_events: 3,
     event_bytes: 64 << 10,
     event_ttl: Duration::from_secs(60),
@@ -378,4 +380,47 @@ async fn file_stays_small_after_many_changes() {
     }
     let size = std::fs::metadata(&path).unwrap().len();
     assert!(size < 8 << 20, "{size} bytes for one pod, after writing 10 MB of others");
+}
+
+#[tokio::test]
+async fn history_is_longer_than_one_change_of_each_object() {
+    let limits = Limits { log_entries_per_object: 2, log_bytes_per_object: 1 << 10, ..SMALL };
+    let store = memory(limits);
+    let names: Vec<Key> = (0..20).map(|number| key(&PODS, &format!("p{number}"))).collect();
+    let mut revisions = Vec::new();
+    for name in &names {
+        revisions.extend(store.commit(vec![create(name, "1")]).await.unwrap());
+    }
+    let before = store.revision();
+    for (name, at) in names.iter().zip(revisions) {
+        store.commit(vec![update(name, at, "2")]).await.unwrap();
+    }
+    let history = store.history(&Scope::new(&PODS, None), before, 100).unwrap();
+    assert_eq!(history.events.len(), names.len());
+    let short = memory(SMALL);
+    for name in &names {
+        short.commit(vec![create(name, "1")]).await.unwrap();
+    }
+    let forgotten = short.history(&Scope::new(&PODS, None), 0, 100);
+    assert!(matches!(forgotten, Err(HistoryError::TooOld { .. })), "without a limit per object");
+}
+
+#[tokio::test]
+async fn page_has_only_its_objects_and_counts_the_rest() {
+    // Leases may be in memory.
+    for resource in [&PODS, &LEASES] {
+        let store = memory(Limits::default());
+        for number in 10..30 {
+            let name = Key::new(resource, "ns", &format!("o{number}"));
+            store.commit(vec![create(&name, "1")]).await.unwrap();
+        }
+        let scope = Scope::new(resource, None);
+        let (all, _) = store.list(&scope, None).unwrap();
+        let after = format!("{}ns/o14", scope.prefix());
+        for (after, limit, from) in [(None, 7, 0), (Some(&*after), 7, 5), (Some(&*after), 15, 5)] {
+            let (page, rest, revision) = store.list_page(&scope, after, limit).unwrap();
+            assert_eq!(page, all[from..(from + limit)]);
+            assert_eq!((rest, revision), (20 - from - limit, store.revision()));
+        }
+    }
 }

@@ -10,6 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::disk::{Disk, Opening, Tables};
 use super::memory::Memory;
+use super::wakeups::Wakeups;
 use super::{
     Change, CommitError, Event, EventType, Key, Limits, Precondition, StoreError, WriteOp,
 };
@@ -100,6 +101,7 @@ pub(super) struct Core {
     disk: Arc<Disk>,
     memory: Arc<RwLock<Memory>>,
     current: watch::Sender<Revision>,
+    wakeups: Arc<Wakeups>,
     limits: Limits,
     clock: Clock,
     last: Revision,
@@ -147,6 +149,7 @@ impl Core {
             disk: disk.clone(),
             memory: memory.clone(),
             current: watch::Sender::new(last),
+            wakeups: Arc::default(),
             limits,
             clock,
             last,
@@ -161,6 +164,10 @@ impl Core {
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Revision> {
         self.current.subscribe()
+    }
+
+    pub(super) fn wakeups(&self) -> Arc<Wakeups> {
+        self.wakeups.clone()
     }
 
     /// Commits or refuses each list of changes, all in one transaction. Tries twice if the storage
@@ -278,9 +285,8 @@ impl Core {
                     .iter()
                     .map(|changes| self.stage(Some(&mut tables), changes, &mut staged))
                     .collect::<Result<_, _>>()?;
-                while staged.log_entries > self.limits.log_entries
-                    || staged.log_bytes > self.limits.log_bytes
-                {
+                let (entries, bytes) = self.log_limits(tables.objects()?);
+                while staged.log_entries > entries || staged.log_bytes > bytes {
                     let Some(weight) = tables.drop_oldest()? else { break };
                     staged.log_entries = staged.log_entries.saturating_sub(1);
                     staged.log_bytes = staged.log_bytes.saturating_sub(weight);
@@ -306,6 +312,15 @@ impl Core {
             self.reserved = reserve.unwrap_or(self.reserved);
         }
         Ok((staged, results, written))
+    }
+
+    /// The number of entries of the log, and of bytes, with this many objects on disk.
+    fn log_limits(&self, objects: usize) -> (usize, usize) {
+        let limits = &self.limits;
+        (
+            limits.log_entries.max(objects.saturating_mul(limits.log_entries_per_object)),
+            limits.log_bytes.max(objects.saturating_mul(limits.log_bytes_per_object)),
+        )
     }
 
     /// Adds one list of changes to the batch if all its preconditions hold.
@@ -354,10 +369,13 @@ impl Core {
 
     /// Publishes a batch to readers, once it is durable.
     fn publish(&mut self, staged: Staged) {
+        // Not after the last revision used: that may be of this batch, if its outcome was in doubt.
+        let first = *self.current.borrow() + 1;
         self.last = staged.last;
         self.log_entries = staged.log_entries;
         self.log_bytes = staged.log_bytes;
         let now = self.clock.now();
+        let mut expired = Vec::new();
         let mut memory = self.memory.write();
         for event in staged.in_memory {
             memory.record(event, now, &self.limits);
@@ -367,6 +385,7 @@ impl Core {
             && let Some((key, document)) = memory.next_expired(now, &self.limits)
         {
             self.last += 1;
+            expired.push(key.clone());
             let event = Event {
                 revision: self.last,
                 key,
@@ -376,6 +395,8 @@ impl Core {
             };
             memory.record(event, now, &self.limits);
         }
+        // Before readers can see the new revision: one that sees it has been marked.
+        self.wakeups.mark(staged.revisions.keys().chain(&expired), first);
         // Still holding the lock on the memory, so that readers see it at exactly this revision.
         self.current.send_if_modified(|current| {
             let grew = self.last > *current;
