@@ -243,6 +243,15 @@ fn fix(error: &redb::Error) -> &'static str {
     }
 }
 
+/// Objects of a scope.
+#[derive(Debug, Default)]
+pub struct Page {
+    pub objects: Vec<(Key, Document)>,
+    /// Number of objects after the last one.
+    pub rest: usize,
+    pub revision: Revision,
+}
+
 /// The store. Reads never wait for writes.
 #[derive(Debug)]
 pub struct Store {
@@ -345,23 +354,23 @@ impl Store {
         Ok((objects, revision))
     }
 
-    /// At most `limit` objects of a scope, as [`Self::list`], and the number of those after them,
-    /// which are not copied.
+    /// At most `limit` objects of a scope, as [`Self::list`]. Those after them are not copied.
     pub fn list_page(
         &self,
         scope: &Scope,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<(Vec<(Key, Document)>, usize, Revision), StoreError> {
+    ) -> Result<Page, StoreError> {
         if !scope.may_be_in_memory() {
             let before = self.revision();
-            let (objects, rest, on_disk) = self.disk.list_page(scope, after, limit)?;
-            return Ok((objects, rest, before.max(on_disk)));
+            let mut page = self.disk.list_page(scope, after, limit)?;
+            page.revision = page.revision.max(before);
+            return Ok(page);
         }
         let (mut objects, revision) = self.list(scope, after)?;
         let rest = objects.len().saturating_sub(limit);
         objects.truncate(limit);
-        Ok((objects, rest, revision))
+        Ok(Page { objects, rest, revision })
     }
 
     /// At most `limit` events of a scope after a revision, oldest first.

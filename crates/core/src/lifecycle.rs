@@ -45,6 +45,9 @@ pub enum TerminationCause {
     /// The pod left its source without a deletion, or the node agent ended it.
     #[serde(rename = "Killed")]
     Killed,
+    /// Only the runtime has this pod.
+    #[serde(rename = "Orphaned")]
+    Orphaned,
     /// The whole node is being stopped. The pod stays desired and resumes, with its volumes, when
     /// the node starts.
     #[serde(rename = "NodeStop")]
@@ -147,6 +150,18 @@ impl Lifecycle {
         }
     }
 
+    /// A pod that only the runtime has: it is terminated.
+    pub fn orphan() -> Self {
+        Self {
+            stage: Stage::Terminating,
+            cause: Some(TerminationCause::Orphaned),
+            grace: Some(MIN_GRACE),
+            termination_reason: None,
+            removed_from_source: true,
+            recreated: false,
+        }
+    }
+
     /// Merges a request. The result does not depend on order or repetition of requests.
     pub fn request(&mut self, request: Request, pod: &Pod) -> Change {
         match (self.stage, request) {
@@ -227,10 +242,11 @@ impl Lifecycle {
         }
     }
 
-    /// The runtime shows nothing of it running.
+    /// The runtime shows nothing of it running. A pod that only the runtime had is then finished.
     pub fn stopped(&mut self) {
         if self.stage == Stage::Terminating {
-            self.stage = Stage::Terminated;
+            let runtime_only = self.cause == Some(TerminationCause::Orphaned);
+            self.stage = if runtime_only { Stage::Finished } else { Stage::Terminated };
         }
     }
 
@@ -444,6 +460,14 @@ mod tests {
         let mut deleted_unseen = Lifecycle::begin(&deleting(5), true);
         deleted_unseen.request(Request::StopNode, &deleting(5));
         assert_eq!(deleted_unseen.cause(), Some(TerminationCause::Deleted));
+    }
+
+    #[test]
+    fn orphan_is_finished_once_it_is_stopped() {
+        let mut lifecycle = Lifecycle::orphan();
+        assert_eq!(lifecycle.grace(), Some(s(1)));
+        lifecycle.stopped();
+        assert_eq!(lifecycle.stage(), Stage::Finished);
     }
 
     #[test]

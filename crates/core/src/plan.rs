@@ -53,7 +53,7 @@ pub struct LocalState {
     #[serde(rename = "resizing", default)]
     pub resizing: Arc<ResizeState>,
     /// Feature gates of this node.
-    #[serde(rename = "features", default)]
+    #[serde(rename = "features", default, skip_serializing_if = "PodFeatures::is_default")]
     pub features: PodFeatures,
 }
 

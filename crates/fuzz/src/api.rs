@@ -101,7 +101,7 @@ pub(crate) fn request_seeds() -> Vec<Vec<u8>> {
             format!("DELETE {pods}/a?gracePeriodSeconds=5 application/json\n{{\"preconditions\":{{\"uid\":\"u\"}}}}"),
         ]),
         many(&[
-            post.clone(),
+            post,
             format!("GET {pods}?labelSelector=a%20in%20(b),!c&fieldSelector=spec.nodeName!%3Dx&limit=1 application/json"),
             format!("GET {pods}?watch=1&timeoutSeconds=1&resourceVersion=0&allowWatchBookmarks=true application/json"),
             format!("GET {pods}/a application/json application/json;as=Table;v=v1;g=meta.k8s.io"),

@@ -23,15 +23,15 @@ const ORIGIN: Origin<'static> = Origin {
 pub(crate) fn manifests(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match manifest::pod(&text, ORIGIN) {
-        Ok(pod) => accepted(pod),
+        Ok(pod) => accepted(&pod),
         Err(error) => assert!(error.to_string().starts_with(LOCATION), "{error}"),
     }
     if let Ok(pods) = manifest::pods(&text, ORIGIN) {
-        pods.into_iter().flatten().for_each(accepted);
+        pods.iter().flatten().for_each(accepted);
     }
 }
 
-fn accepted(pod: v1::Pod) {
+fn accepted(pod: &v1::Pod) {
     let parsed = Pod::parse(pod.clone(), Source::File);
     let parsed =
         parsed.unwrap_or_else(|error| panic!("accepted, but cannot run: {error}: {pod:?}"));

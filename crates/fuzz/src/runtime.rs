@@ -95,7 +95,7 @@ async fn futures_count<T>(stream: impl futures::Stream<Item = T>) -> usize {
 
 async fn query_pods(client: &Client) {
     if let Ok(pods) = client.list_pods().await {
-        assert!(pods.keys().all(|uid| !uid.as_str().is_empty()), "{pods:?}");
+        assert!(pods.pods().all(|(uid, _, _)| !uid.as_str().is_empty()), "{pods:?}");
     }
     let name = PodName::new("n", "p");
     if let Ok((seen, containers)) = client.observe(&PodUid::new("u"), &name, Mono::ZERO).await {

@@ -10,7 +10,7 @@ use crate::options::{Freshness, ListOptions};
 use crate::request::RequestInfo;
 use crate::server::ApiServer;
 use crate::status::ApiError;
-use crate::store::{HistoryError, Key, Scope};
+use crate::store::{HistoryError, Key, Page, Scope};
 
 /// One page of a list.
 #[derive(Debug)]
@@ -59,7 +59,8 @@ impl ApiServer {
             limit if limit > 0 && options.selector.is_empty() => limit,
             _ => usize::MAX,
         };
-        let (objects, rest, revision) = self.store().list_page(&scope, after.as_deref(), most)?;
+        let Page { objects, rest, revision } =
+            self.store().list_page(&scope, after.as_deref(), most)?;
         if let Freshness::Exactly(requested) = options.freshness {
             self.unchanged_since(&scope, requested)?;
         }

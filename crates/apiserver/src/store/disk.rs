@@ -12,7 +12,7 @@ use redb::{
 };
 
 use super::storage::{Storage, open_file};
-use super::{Event, EventType, Key, Scope, StoreError};
+use super::{Event, EventType, Key, Page, Scope, StoreError};
 use crate::document::{Document, Revision};
 
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
@@ -226,7 +226,7 @@ impl Disk {
         scope: &Scope,
         after: Option<&str>,
     ) -> Result<(Vec<(Key, Document)>, Revision), StoreError> {
-        let (objects, _, revision) = self.list_page(scope, after, usize::MAX)?;
+        let Page { objects, revision, .. } = self.list_page(scope, after, usize::MAX)?;
         Ok((objects, revision))
     }
 
@@ -235,9 +235,9 @@ impl Disk {
         scope: &Scope,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<(Vec<(Key, Document)>, usize, Revision), StoreError> {
+    ) -> Result<Page, StoreError> {
         if !scope.may_be_on_disk() {
-            return Ok((Vec::new(), 0, 0));
+            return Ok(Page::default());
         }
         self.read(|read| list(read, scope, after, limit))
     }
@@ -263,13 +263,13 @@ fn list(
     scope: &Scope,
     after: Option<&str>,
     limit: usize,
-) -> Result<(Vec<(Key, Document)>, usize, Revision), StoreError> {
+) -> Result<Page, StoreError> {
     let meta = read.open_table(META).map_err(StoreError::at("read"))?;
     let objects = read.open_table(OBJECTS).map_err(StoreError::at("read"))?;
     let revision = number(&meta, REVISION_KEY)?.unwrap_or(0);
     let end = scope.end();
     let start = after.filter(|after| *after > scope.prefix()).unwrap_or(scope.prefix());
-    let (mut found, mut rest) = (Vec::new(), 0);
+    let mut page = Page { revision, ..Page::default() };
     if start < end.as_str() {
         let range = objects.range(start..end.as_str()).map_err(StoreError::at("read"))?;
         for entry in range {
@@ -277,16 +277,16 @@ fn list(
             if after == Some(key.value()) {
                 continue;
             }
-            if found.len() == limit {
-                rest += 1;
+            if page.objects.len() == limit {
+                page.rest += 1;
                 continue;
             }
             let (revision, text) = value.value();
             let document = Document { revision, text: Bytes::copy_from_slice(text) };
-            found.push((Key::from_stored(key.value()), document));
+            page.objects.push((Key::from_stored(key.value()), document));
         }
     }
-    Ok((found, rest, revision))
+    Ok(page)
 }
 
 fn history(

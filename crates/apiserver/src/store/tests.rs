@@ -418,7 +418,8 @@ async fn page_has_only_its_objects_and_counts_the_rest() {
         let (all, _) = store.list(&scope, None).unwrap();
         let after = format!("{}ns/o14", scope.prefix());
         for (after, limit, from) in [(None, 7, 0), (Some(&*after), 7, 5), (Some(&*after), 15, 5)] {
-            let (page, rest, revision) = store.list_page(&scope, after, limit).unwrap();
+            let Page { objects: page, rest, revision } =
+                store.list_page(&scope, after, limit).unwrap();
             assert_eq!(page, all[from..(from + limit)]);
             assert_eq!((rest, revision), (20 - from - limit, store.revision()));
         }

@@ -110,7 +110,6 @@ pub fn container(inputs: &ContainerInputs<'_>) -> Result<cri::ContainerConfig, C
             resources: Some(resources::of_container(pod, container, facts, placement)?),
             security_context: Some(context),
         }),
-        ..Default::default()
     })
 }
 

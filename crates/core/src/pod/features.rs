@@ -53,6 +53,11 @@ impl PodFeatures {
         taint_toleration_comparison_operators: false,
     };
 
+    /// A case without the field is one with the defaults, as earlier builds wrote it.
+    pub fn is_default(&self) -> bool {
+        *self == Self::DEFAULT
+    }
+
     /// From the values of gates by their names.
     pub fn of(enabled: impl Fn(&str) -> bool) -> Self {
         Self {

@@ -199,10 +199,10 @@ mod tests {
         type Off = fn(&mut PodFeatures);
         let cases: [(&str, Pod, Pod, Off); 2] = [
             ("InPlacePodLevelResourcesVerticalScaling", of_pod("200m"), of_pod("100m"), |f| {
-                f.in_place_pod_level_resources_vertical_scaling = false
+                f.in_place_pod_level_resources_vertical_scaling = false;
             }),
             ("InPlacePodVerticalScalingInitContainers", of_init("200m"), of_init("100m"), |f| {
-                f.in_place_pod_vertical_scaling_init_containers = false
+                f.in_place_pod_vertical_scaling_init_containers = false;
             }),
         ];
         for (gate, to, from, off) in cases {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1;
 use podwright_core::config::ImageUser;
 use podwright_core::ids::{PodName, PodUid, SandboxId};
-use podwright_core::observed::{ObservedPod, PodListing, State};
+use podwright_core::observed::{ObservedPod, PodListing, RuntimeListing, State};
 use podwright_core::pod::Source;
 use podwright_core::pod::adoption::{
     self, AdoptingNode, Mismatch, RecordedContainer, RecordedPod, RecordedState,
@@ -55,8 +55,6 @@ struct AdoptedPods {
     #[serde(rename = "pods")]
     pods: BTreeMap<PodUid, AdoptedPod>,
 }
-
-type ListedPods = BTreeMap<PodUid, (PodName, PodListing)>;
 
 /// Why a running pod is not adopted.
 #[derive(Debug, thiserror::Error)]
@@ -144,11 +142,15 @@ impl Adoption {
         self.adopted.pods.get(computed).map(|pod| &pod.uid)
     }
 
-    async fn look_for_predecessor(&mut self, source: Source, pod: &v1::Pod, listed: &ListedPods) {
+    async fn look_for_predecessor(
+        &mut self,
+        source: Source,
+        pod: &v1::Pod,
+        listed: &RuntimeListing,
+    ) {
         let Some(computed) = uid(pod).filter(|_| adoption::has_computed_uid(pod)) else { return };
         let own = self.known(&computed).unwrap_or(&computed);
-        let is_alive =
-            |uid: &PodUid| listed.get(uid).is_some_and(|(_, listing)| listing.is_alive());
+        let is_alive = |uid: &PodUid| listed.get(uid).is_some_and(PodListing::is_alive);
         if is_alive(own) {
             return;
         }
@@ -158,9 +160,9 @@ impl Adoption {
             meta.name.as_deref().unwrap_or_default(),
         );
         let running: Vec<&PodUid> = listed
-            .iter()
-            .filter(|(uid, (known, _))| *known == name && is_alive(uid))
-            .map(|(uid, _)| uid)
+            .pods()
+            .filter(|(_, known, listing)| **known == name && listing.is_alive())
+            .map(|(uid, _, _)| uid)
             .filter(|uid| !self.adopted.pods.values().any(|adopted| adopted.uid == **uid))
             .collect();
         for uid in running {
@@ -181,7 +183,7 @@ impl Adoption {
         }
     }
 
-    async fn list(&self) -> Option<ListedPods> {
+    async fn list(&self) -> Option<RuntimeListing> {
         for _ in 0..MAX_TRIES {
             match self.context.runtime.list_pods().await {
                 Ok(listed) => return Some(listed),

@@ -103,7 +103,9 @@ async fn pod_whose_worker_waits_for_a_volume_is_looked_at_again() {
         .spec("volumes", serde_json::json!([{ "name": "v", "emptyDir": {} }]));
     let pod = Arc::new(pod.build());
     let entry = refresh.volumes.entry(&pod);
-    entry.publish(&pod, &entry.lock_work().await, clock.now().mono);
+    let work = entry.lock_work().await;
+    entry.publish(&pod, &work, clock.now().mono);
+    drop(work);
     refresh.schedule(&uid(0), &mut state);
     assert_eq!(refresh.next(&state), Some(WAITING_RECHECK), "its worker handles the volume");
     clock.advance(WAITING_RECHECK);
