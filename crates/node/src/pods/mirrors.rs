@@ -27,7 +27,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const OUTAGE_BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// Maximum back-off while the Node object does not exist: it is created within seconds.
 const NODE_BACKOFF_MAX: Duration = Duration::from_secs(4);
-/// Delay while another object has the name: its deletion is not watched.
+/// Delay while the API server contradicts the watch: another object has the name, whose deletion is
+/// not watched, or the object is gone.
 const NAME_RETRY: Duration = Duration::from_secs(30);
 
 pub struct Mirrors {
@@ -130,8 +131,11 @@ impl Mirrors {
         };
         match pods.delete(&name.name, &params).await {
             Ok(_) => Ok(()),
-            // Already deleted, or replaced by another object.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            // Already deleted, or replaced by another object. The watch shows it, which ends the
+            // retries; an answer that was wrong must not leave the mirror pod for good.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                Err(RetryLater { problem: status.message, initial: NAME_RETRY, max: BACKOFF_MAX })
+            }
             Err(error) => Err(RetryLater::new(&error)),
         }
     }

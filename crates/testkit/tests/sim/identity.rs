@@ -50,6 +50,20 @@ fn wrong_not_found_answers_do_not_keep_a_finished_pod_from_being_deleted() {
 }
 
 #[test]
+fn wrong_not_found_answer_does_not_keep_a_mirror_pod_from_being_deleted() {
+    sim::run(async {
+        let mut sim = Sim::new(Options::default()).await;
+        sim.write_manifest("web.json", &test_pod("web").container("app", APP).manifest());
+        sim.start().await;
+        let name = format!("web-{NODE}");
+        sim.until_ready(&name).await;
+        sim.api.fail(ApiRule::on(Verb::Delete, "pods", ApiFault::Error(404)).first(1));
+        sim.remove_manifest("web.json");
+        sim.until_gone(&name).await;
+    });
+}
+
+#[test]
 fn pod_starts_after_the_orphaned_pod_of_its_uid_has_ended() {
     sim::run(async {
         let mut sim = Sim::started(Options::default()).await;
