@@ -95,7 +95,12 @@ async fn paged_list_and_a_watch_from_it_miss_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn list_can_be_continued_only_while_its_history_is_kept() {
-    let test_server = TestServer::with(Limits { log_entries: 10, ..Limits::default() }).await;
+    let test_server = TestServer::with(Limits {
+        log_entries: 10,
+        log_entries_per_object: 0,
+        ..Limits::default()
+    })
+    .await;
     test_server.map("a").await;
     let first = test_server.get(&format!("{NS}/configmaps?limit=1")).await.ok();
     let token = first.body["metadata"]["continue"].as_str().unwrap();

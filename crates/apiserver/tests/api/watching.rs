@@ -142,7 +142,12 @@ async fn bookmarks_are_sent_every_minute_on_request() {
 
 #[tokio::test(start_paused = true)]
 async fn watch_that_falls_behind_gets_expired() {
-    let test_server = TestServer::with(Limits { log_entries: 20, ..Limits::default() }).await;
+    let test_server = TestServer::with(Limits {
+        log_entries: 20,
+        log_entries_per_object: 0,
+        ..Limits::default()
+    })
+    .await;
     let start = test_server.map("a").await.version();
     let path = format!("{NS}/configmaps?watch=1&resourceVersion={start}");
     let mut slow = test_server.watch(&path).await;
